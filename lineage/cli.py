@@ -1,0 +1,35 @@
+"""`mlm-verify`: prove that what is on disk is what was written."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lineage.command import run_command
+from lineage.digest import check_seal, is_sealed
+from lineage.errors import BadInput
+
+app = typer.Typer(help="Prove that runs and checkpoints are complete and unchanged.", no_args_is_help=True)
+
+
+@app.callback()
+def _verify() -> None:
+    pass
+
+
+@app.command()
+def run(path: Annotated[Path, typer.Argument(help="Run or checkpoint directory.")]) -> None:
+    """Check every file of a sealed directory, and of the sealed directories inside it, against its digest."""
+    path = path.resolve()
+    if not path.is_dir():
+        raise BadInput(f"{path} is not a directory")
+    inner = [marker.parent for marker in sorted(path.rglob("COMPLETE")) if marker.parent != path]
+    for directory in [*inner, path]:
+        if directory == path or is_sealed(directory):
+            digest = check_seal(directory)
+            print(f"ok {digest[:16]} {directory}")
+
+
+def main() -> None:
+    """Entry point."""
+    run_command(app)

@@ -1,0 +1,31 @@
+"""How every command starts and ends: one sentence and an exit code for a user's mistake, never a traceback."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from lineage.errors import Interrupted, UserError
+
+
+def run_command(app: Callable[..., Any], default: str | None = None, verbs: tuple[str, ...] = ()) -> NoReturn:
+    """Run a typer application and exit.
+
+    With `default`, a first argument that is neither an option nor one of `verbs` is taken as the default verb's
+    argument, so that `mlm-train config.toml` means `mlm-train run config.toml`.
+    """
+    arguments = sys.argv[1:]
+    if default and arguments and not arguments[0].startswith("-") and arguments[0] not in verbs:
+        arguments = [default, *arguments]
+    try:
+        app(args=arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues where it stopped", file=sys.stderr)
+        raise SystemExit(Interrupted.exit_code) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
+    raise SystemExit(0)

@@ -1,0 +1,120 @@
+"""Configuration is data: TOML files read into frozen pydantic models, strictly.
+
+One keyword, `extends = "other.toml"` (relative to the file), supplies defaults; the nearest file wins. One override
+syntax, `section.key=value`, has its value parsed as TOML and checked against the model.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from lineage.errors import BadInput
+
+
+class Config(BaseModel):
+    """A frozen section of configuration in which an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
+
+
+def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
+    """Read `path` with what it extends, apply `section.key=value` overrides, and validate.
+
+    Raises BadInput naming the dotted key, with the nearest known key where one is close.
+    """
+    values = read_toml(path)
+    for override in overrides:
+        values = _merge(values, _parse_override(override))
+    return parse_config(values, model, str(path))
+
+
+def parse_config(values: dict[str, Any], model: type[ConfigT], where: str) -> ConfigT:
+    """Validate plain values against `model`; `where` names their origin in the error sentence."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise BadInput(f"{where}: {_sentence(error, model)}") from error
+
+
+def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The file's values over those of the file it extends."""
+    if path.resolve() in seen:
+        raise BadInput(f"{path}: `extends` goes round in a circle")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BadInput(f"configuration file {path} does not exist") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"configuration file {path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{path} is not valid TOML: {error}") from error
+    base = values.pop("extends", None)
+    if base is None:
+        return values
+    return _merge(read_toml(path.parent / str(base), (*seen, path.resolve())), values)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    dotted, equals, raw = text.partition("=")
+    if not equals or not all(dotted.split(".")):
+        raise BadInput(f"override {text!r} is not of the form section.key=value")
+    try:
+        value: Any = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    for part in reversed(dotted.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
+    first = error.errors()[0]
+    location = tuple(first["loc"])
+    dotted = ".".join(str(part) for part in location)
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(str(location[-1]), _known_keys(model, location[:-1]), 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"unknown key {dotted!r}{hint}{more}"
+    if first["type"] == "missing":
+        return f"missing key {dotted!r}{more}"
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return f"{dotted}: {message}{more}" if dotted else f"{message}{more}"
+
+
+def _known_keys(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
+    current: Any = model
+    for part in location:
+        if isinstance(part, int):
+            continue
+        field = current.model_fields.get(part)
+        if field is None:
+            return []
+        current = _model_in(field.annotation)
+        if current is None:
+            return []
+    return list(current.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in get_args(annotation):
+        if found := _model_in(argument):
+            return found
+    return None

@@ -1,0 +1,98 @@
+"""SHA-256 digests of files and of JSON values, and the seal of a finished directory.
+
+A sealed directory holds a `COMPLETE` file, written last, that lists every file with its size and SHA-256. The
+digest of the directory is the digest of that list. A sealed directory inside a sealed directory is represented by
+its own `COMPLETE` file, so that digests form a chain.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from lineage.atomic import write_json
+from lineage.errors import IntegrityFailure
+
+MARKER = "COMPLETE"
+
+
+def sha256_file(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_json(value: Any) -> str:
+    """Hexadecimal SHA-256 of a JSON value in canonical form (sorted keys, no spaces)."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def seal(directory: Path) -> str:
+    """Write the completion marker of a finished directory and return its digest."""
+    files = {
+        str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for path in _sealed_files(directory)
+    }
+    digest = sha256_json(files)
+    write_json(directory / MARKER, {"digest": digest, "files": files})
+    return digest
+
+
+def is_sealed(directory: Path) -> bool:
+    """Whether the directory has a completion marker."""
+    return (directory / MARKER).is_file()
+
+
+def read_digest(directory: Path) -> str:
+    """The digest written in the completion marker, without checking the files."""
+    return str(_read_marker(directory)["digest"])
+
+
+def check_seal(directory: Path) -> str:
+    """Compare every file with the completion marker and return the directory's digest.
+
+    Raises IntegrityFailure naming the first file that is missing, added or changed.
+    """
+    marker = _read_marker(directory)
+    files: dict[str, dict[str, Any]] = marker["files"]
+    if sha256_json(files) != marker["digest"]:
+        raise IntegrityFailure(f"the completion marker of {directory} was edited: its digest does not match")
+    present = {str(path.relative_to(directory)) for path in _sealed_files(directory)}
+    for name in sorted(files.keys() | present):
+        if name not in present:
+            raise IntegrityFailure(f"{directory / name} is missing although its run was complete")
+        if name not in files:
+            raise IntegrityFailure(f"{directory / name} was added after its run was complete")
+        path, expected = directory / name, files[name]
+        if path.stat().st_size != expected["bytes"] or sha256_file(path) != expected["sha256"]:
+            raise IntegrityFailure(f"{path} was changed after its run was complete")
+    return str(marker["digest"])
+
+
+def _read_marker(directory: Path) -> dict[str, Any]:
+    path = directory / MARKER
+    if not directory.is_dir():
+        raise IntegrityFailure(f"{directory} is not a directory")
+    if not path.is_file():
+        raise IntegrityFailure(f"{directory} has no {MARKER} file: what made it did not finish")
+    try:
+        marker = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(marker["digest"], str) or not isinstance(marker["files"], dict):
+            raise ValueError
+    except (ValueError, KeyError, TypeError) as error:
+        raise IntegrityFailure(f"{path} is not a readable completion marker") from error
+    return dict(marker)
+
+
+def _sealed_files(directory: Path) -> list[Path]:
+    """Files the seal covers, in sorted order: not this directory's marker, not hidden temporary files."""
+    found: list[Path] = []
+    for path in sorted(directory.iterdir()):
+        if path.name.startswith(".") or path == directory / MARKER:
+            continue
+        if path.is_dir():
+            found.extend([path / MARKER] if is_sealed(path) else _sealed_files(path))
+        else:
+            found.append(path)
+    return found

@@ -1,0 +1,97 @@
+"""What a run ran on: code version, machine, packages, threads. Collected without importing torch."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from lineage import VERSION
+
+PACKAGES = ("torch", "numpy", "tokenizers", "ftfy", "langdetect", "datasketch", "datasets", "safetensors")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES")
+
+
+@cache
+def describe_environment() -> dict[str, Any]:
+    """Versions, hardware and source state, as plain JSON values."""
+    return {
+        "mlm_repro": VERSION,
+        "source": source_state(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "cores": available_cores(),
+        "memory_bytes": memory_bytes(),
+        "gpus": [gpu["name"] for gpu in list_gpus()],
+        "packages": {name: found for name in PACKAGES if (found := _installed(name))},
+        "variables": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
+        "argv": sys.argv,
+    }
+
+
+def source_state() -> dict[str, Any]:
+    """Git commit of the checkout the code runs from and whether it was modified; empty outside a checkout."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return {}
+    commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
+    status = _output("git", "-C", str(root), "status", "--porcelain")
+    return {"commit": commit or None, "dirty": None if status is None else bool(status)}
+
+
+def available_cores() -> int:
+    """Processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_bytes() -> int | None:
+    """Physical memory, or None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+@cache
+def list_gpus() -> list[dict[str, Any]]:
+    """Name and memory of each NVIDIA GPU, from nvidia-smi; empty where there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    rows = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    gpus = []
+    for row in (rows or "").splitlines():
+        name, _, mebibytes = row.rpartition(",")
+        if mebibytes.strip().isdigit():
+            gpus.append({"name": name.strip(), "memory_bytes": int(mebibytes) * 2**20})
+    return gpus
+
+
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

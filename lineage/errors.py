@@ -1,0 +1,43 @@
+"""The errors a user can cause or meet, each with its documented exit code."""
+
+
+class UserError(Exception):
+    """Something the user can mend; its message is one clear sentence, shown without a traceback."""
+
+    exit_code = 2
+
+
+class BadInput(UserError):
+    """A usage error, an unreadable file or an impossible configuration: exit code 2."""
+
+    exit_code = 2
+
+
+class Diverged(UserError):
+    """A measured result left the tolerance of the published claim: exit code 3."""
+
+    exit_code = 3
+
+
+class HardwareMissing(UserError):
+    """The machine cannot run what was asked; the work was only planned: exit code 4."""
+
+    exit_code = 4
+
+
+class DataMissing(UserError):
+    """Data that the run needs is neither local nor reachable: exit code 5."""
+
+    exit_code = 5
+
+
+class IntegrityFailure(UserError):
+    """A file or directory is incomplete or is not what its digest says: exit code 6."""
+
+    exit_code = 6
+
+
+class Interrupted(UserError):
+    """The run was stopped and can be resumed with the same command: exit code 7."""
+
+    exit_code = 7

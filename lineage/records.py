@@ -1,0 +1,57 @@
+"""Result records: one number each, with what kind of number it is and where it came from."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from lineage.atomic import write_text
+from lineage.config import Config, parse_config
+from lineage.errors import BadInput
+
+Kind = Literal["measured", "scaled", "simulated", "published"]
+
+
+class Record(Config):
+    """One number. `kind` is printed wherever the number is."""
+
+    experiment: str
+    """Published table or figure it belongs to, such as `2019/figure-6`."""
+    series: str
+    """Row or curve, such as `8.3b`."""
+    quantity: str
+    """What was counted, such as `validation_perplexity`."""
+    value: float
+    kind: Kind
+    """measured: on the published configuration; scaled: on a shrunk twin; simulated: by the cost model;
+    published: read from the source."""
+    source: str
+    """For a published number the document; otherwise the run directory's name."""
+    unit: str = ""
+    x: float | None = None
+    """Position on the x axis, for a curve."""
+    x_name: str = ""
+    """What x counts, such as `iteration`."""
+    digest: str | None = None
+    """Digest of the run or checkpoint behind the number."""
+    seed: int | None = None
+    note: str = ""
+
+
+def write_records(path: Path, records: Iterable[Record]) -> None:
+    """Replace `path` with one JSON line per record."""
+    write_text(path, "".join(record.model_dump_json() + "\n" for record in records))
+
+
+def read_records(path: Path) -> list[Record]:
+    """All records of a file. Raises BadInput naming the line that is not a record."""
+    if not path.is_file():
+        raise BadInput(f"there are no result records at {path}")
+    records = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            values: Any = json.loads(line)
+        except ValueError as error:
+            raise BadInput(f"{path} line {number} is not JSON: {error}") from error
+        records.append(parse_config(values, Record, f"{path} line {number}"))
+    return records

@@ -1,0 +1,95 @@
+"""A run directory: manifest first, completion marker last, everything between in plain files.
+
+A run's identity is a digest of what it does (kind, configuration, digests of its inputs, version of this package).
+Its directory is `<root>/<name>-<first 8 of identity>`, and `<root>/<name>` links to the newest complete one, so
+asking for the same work twice finds the first result and changed work never overwrites an old result.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lineage import VERSION
+from lineage.atomic import write_json
+from lineage.digest import is_sealed, read_digest, seal, sha256_json
+from lineage.environment import describe_environment
+from lineage.errors import BadInput, IntegrityFailure
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run on disk."""
+
+    path: Path
+
+    @classmethod
+    def begin(
+        cls, root: Path, name: str, kind: str, config: dict[str, Any], parents: dict[str, str]
+    ) -> "RunDirectory":
+        """Open the directory for this work, writing its manifest if it is new.
+
+        `parents` maps the name of each input to its digest.
+        """
+        identity = sha256_json({"kind": kind, "config": config, "parents": parents, "version": VERSION})
+        run = cls(root / f"{name}-{identity[:8]}")
+        if not (run.path / MANIFEST).exists():
+            run.path.mkdir(parents=True, exist_ok=True)
+            manifest = {
+                "name": name,
+                "kind": kind,
+                "identity": identity,
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "config": config,
+                "config_digest": sha256_json(config),
+                "parents": parents,
+                "environment": describe_environment(),
+            }
+            write_json(run.path / MANIFEST, manifest)
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDirectory":
+        """An existing run. Raises BadInput if there is none at `path`."""
+        run = cls(path.resolve())
+        run.manifest  # noqa: B018  (reading it is the check)
+        return run
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        path = self.path / MANIFEST
+        if not path.is_file():
+            raise BadInput(f"{self.path} is not a run directory: it has no {MANIFEST}")
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise IntegrityFailure(f"{path} cannot be read: {error}") from error
+
+    @property
+    def is_complete(self) -> bool:
+        return is_sealed(self.path)
+
+    @property
+    def digest(self) -> str:
+        """Digest of everything the completed run wrote."""
+        return read_digest(self.path)
+
+    def complete(self) -> str:
+        """Seal the run, point `<root>/<name>` at it, and return its digest."""
+        digest = seal(self.path)
+        self.link()
+        return digest
+
+    def link(self) -> None:
+        """Make `<root>/<name>` a link to this run (left alone if a real file stands there)."""
+        link = self.path.parent / self.manifest["name"]
+        if link.exists() and not link.is_symlink():
+            return
+        temporary = link.with_name(f".{link.name}.link-{os.getpid()}")
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(self.path.name)
+        os.replace(temporary, link)
