@@ -20,7 +20,8 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     try:
         app(args=arguments)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         print("interrupted; the same command continues where it stopped", file=sys.stderr)

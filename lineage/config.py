@@ -35,6 +35,14 @@ def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ())
     return parse_config(values, model, str(path))
 
 
+def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
+    """The configuration with `section.key=value` overrides applied and validated again."""
+    values = config.model_dump(mode="json")
+    for override in overrides:
+        values = _merge(values, _parse_override(override))
+    return parse_config(values, type(config), "--set")
+
+
 def parse_config(values: dict[str, Any], model: type[ConfigT], where: str) -> ConfigT:
     """Validate plain values against `model`; `where` names their origin in the error sentence."""
     try:

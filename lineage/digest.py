@@ -2,7 +2,7 @@
 
 A sealed directory holds a `COMPLETE` file, written last, that lists every file with its size and SHA-256. The
 digest of the directory is the digest of that list. A sealed directory inside a sealed directory is represented by
-its own `COMPLETE` file, so that digests form a chain.
+its own `COMPLETE` file, so that digests form a chain. A folder named `report` is derived from the rest and not covered.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from lineage.atomic import write_json
 from lineage.errors import IntegrityFailure
 
 MARKER = "COMPLETE"
+DERIVED = "report"
 
 
 def sha256_file(path: Path) -> str:
@@ -89,7 +90,7 @@ def _sealed_files(directory: Path) -> list[Path]:
     """Files the seal covers, in sorted order: not this directory's marker, not hidden temporary files."""
     found: list[Path] = []
     for path in sorted(directory.iterdir()):
-        if path.name.startswith(".") or path == directory / MARKER:
+        if path.name.startswith(".") or path in (directory / MARKER, directory / DERIVED):
             continue
         if path.is_dir():
             found.extend([path / MARKER] if is_sealed(path) else _sealed_files(path))

@@ -28,9 +28,7 @@ class RunDirectory:
     path: Path
 
     @classmethod
-    def begin(
-        cls, root: Path, name: str, kind: str, config: dict[str, Any], parents: dict[str, str]
-    ) -> "RunDirectory":
+    def begin(cls, root: Path, name: str, kind: str, config: dict[str, Any], parents: dict[str, str]) -> "RunDirectory":
         """Open the directory for this work, writing its manifest if it is new.
 
         `parents` maps the name of each input to its digest.

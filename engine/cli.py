@@ -1,0 +1,112 @@
+"""`mlm-train`: train a configuration, resume a run."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engine.allocator import keep_large_buffers
+from engine.config import RunConfig, shrink
+from engine.launch import default_ranks, launch
+from lineage.command import run_command
+from lineage.config import load_config, override_config, parse_config
+from lineage.digest import sha256_json
+from lineage.errors import BadInput
+from lineage.run import RunDirectory
+
+app = typer.Typer(help="Train GPT-2 the Megatron-LM way.", no_args_is_help=True)
+
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
+Ranks = Annotated[
+    int | None, typer.Option("--ranks", min=1, help="Local processes; default one per GPU or core.")
+]  # fmt: skip
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="TOML file, such as experiments/models/355m.toml.")],
+    overrides: Overrides = None,
+    twin: Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")] = False,
+    runs: Runs = Path("runs"),
+    ranks: Ranks = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and its cost, and stop.")] = False,
+) -> None:
+    """Train a configuration (or go on with it), in a run directory of its own."""
+    resolved = read_run_config(config, overrides or [], twin)
+    if dry_run:
+        print_plan(resolved)
+        return
+    arguments = ["run", str(config), *[f"--set={item}" for item in overrides or []], f"--runs={runs}"]
+    _start(resolved, arguments + (["--twin"] if twin else []), ranks, lambda: _train(resolved, runs))
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    ranks: Ranks = None,
+) -> None:
+    """Go on with a run from its newest checkpoint; nothing else needs saying."""
+    directory = RunDirectory.open(run)
+    config = parse_config(directory.manifest.get("config", {}), RunConfig, str(directory.path / "manifest.json"))
+    _start(config, ["resume", str(directory.path)], ranks, lambda: _train(config, directory.path.parent))
+
+
+def read_run_config(path: Path, overrides: Sequence[str] = (), twin: bool = False) -> RunConfig:
+    """The configuration of `path`; overrides apply after shrinking when it is a twin."""
+    if not twin:
+        return load_config(path, RunConfig, overrides)
+    return override_config(shrink(load_config(path, RunConfig)), overrides)
+
+
+def print_plan(config: RunConfig) -> None:
+    """The resolved configuration, its digest and what it costs."""
+    from engine.costs import (
+        checkpoint_bytes,
+        flops_per_iteration,
+        parameter_count,
+        rank_memory_bytes,
+        tokens_trained,
+    )
+
+    model, train, tp = config.model, config.train, config.parallel.tp
+    print(config.model_dump_json(indent=2))
+    print(f"config digest      {sha256_json(config.model_dump(mode='json'))}")
+    print(f"parameters         {parameter_count(model):,}")
+    print(f"tokens             {tokens_trained(model, train):,}")
+    print(f"FLOPs              {flops_per_iteration(model, train) * train.iterations:.3e}")
+    print(
+        f"memory per rank    {rank_memory_bytes(model, train, tp) / 2**30:.2f} GiB (model, optimizer, one microbatch)"
+    )
+    print(f"checkpoint         {checkpoint_bytes(model, train.precision) / 2**30:.2f} GiB")
+
+
+def _start(config: RunConfig, arguments: list[str], ranks: int | None, here: Callable[[], None]) -> None:
+    """Train in this process under torchrun or on one rank; otherwise start the ranks."""
+    ranks = ranks or default_ranks(config)
+    if "WORLD_SIZE" in os.environ or ranks == 1:
+        here()
+        return
+    if ranks % config.parallel.tp:
+        raise BadInput(f"--ranks {ranks} is not a multiple of tp = {config.parallel.tp}")
+    raise SystemExit(launch("engine.cli", arguments, ranks))
+
+
+def _train(config: RunConfig, runs: Path) -> None:
+    from engine.trainer import train
+
+    done = train(config, runs)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"complete: {done.path}")
+
+
+def main() -> None:
+    """Entry point."""
+    keep_large_buffers()
+    run_command(app, default="run", verbs=("run", "resume"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""What a training run is: model, recipe, layout and data, as frozen data. Imports no torch."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from lineage.config import Config
+
+Precision = Literal["fp64", "fp32", "bf16", "fp16"]
+
+
+class ModelConfig(Config):
+    """Shape of a GPT-2 (2019 paper, Tables 1 and 2)."""
+
+    num_layers: int
+    """Transformer layers."""
+    hidden_size: int
+    """Width of the residual stream, `h`."""
+    num_heads: int
+    """Attention heads; each is `hidden_size / num_heads` wide."""
+    seq_length: int = 1024
+    """Tokens of context, `s`; positions are learned."""
+    vocab_size: int = 50257
+    """Real vocabulary entries. A dataset brings its own value."""
+    padded_vocab_size: int = 51200
+    """Rows of the embedding: `vocab_size` padded to a multiple of 128 × tp. A dataset brings its own value."""
+    dropout: float = 0.1
+    """Probability of dropping an element, in attention and on the residual stream."""
+    init_std: float = 0.02
+    """Standard deviation of weights; divided by √(2·num_layers) before residual additions."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+        if self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden_size = {self.hidden_size} is not a multiple of num_heads = {self.num_heads}")
+        if self.padded_vocab_size < self.vocab_size:
+            raise ValueError(f"padded_vocab_size = {self.padded_vocab_size} is below vocab_size = {self.vocab_size}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout = {self.dropout} is not in [0, 1)")
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head, `d`."""
+        return self.hidden_size // self.num_heads
+
+
+class TrainConfig(Config):
+    """The recipe of the 2019 paper's Section 4.2; the defaults are its values."""
+
+    iterations: int = 300_000
+    """Optimizer steps."""
+    global_batch_size: int = 512
+    """Sequences per iteration over all data-parallel ranks."""
+    microbatch_size: int = 8
+    """Sequences per forward pass of one rank."""
+    learning_rate: float = 1.5e-4
+    """Peak of the schedule."""
+    min_learning_rate: float = 1e-5
+    """Floor of the schedule."""
+    warmup_iterations: int = 3000
+    """Iterations of linear warm-up."""
+    decay: Literal["clipped-cosine", "cosine"] = "clipped-cosine"
+    """`clipped-cosine` falls towards 0 and is clipped at the floor (the 2019 code); `cosine` falls to the floor
+    exactly at the end (Megatron-LM since v2)."""
+    weight_decay: float = 0.01
+    """Decoupled decay of every weight matrix and embedding; biases and layer norms have none."""
+    clip_gradient: float = 1.0
+    """Largest global gradient norm; 0 turns clipping off."""
+    adam_beta1: float = 0.9
+    """Decay of the first moment."""
+    adam_beta2: float = 0.999
+    """Decay of the second moment."""
+    adam_epsilon: float = 1e-8
+    """Added to the root of the second moment."""
+    precision: Precision = "fp16"
+    """Of parameters and activations; fp16 and bf16 keep fp32 master weights, fp16 scales its loss dynamically."""
+    seed: int = 1234
+    """Of initial values, data order and dropout."""
+    validation_interval: int = 1000
+    """Iterations between validations."""
+    validation_samples: int = 5120
+    """Validation sequences used each time, the first of the split; the last validation uses the whole split."""
+    checkpoint_interval: int = 5000
+    """Iterations between checkpoints; one is always written at the end."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints kept."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        positive = ("iterations", "global_batch_size", "microbatch_size", "validation_interval",
+                    "validation_samples", "checkpoint_interval", "keep_checkpoints")  # fmt: skip
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+        if self.global_batch_size % self.microbatch_size:
+            raise ValueError(
+                f"global_batch_size = {self.global_batch_size} is not a multiple of "
+                f"microbatch_size = {self.microbatch_size}"
+            )
+        if self.warmup_iterations >= self.iterations:
+            raise ValueError(
+                f"warmup_iterations = {self.warmup_iterations} is not below iterations = {self.iterations}"
+            )
+        return self
+
+
+class ParallelConfig(Config):
+    """How the model is divided; data parallelism takes the ranks that remain."""
+
+    tp: int = 1
+    """Tensor-parallel ranks."""
+
+
+class DataSection(Config):
+    """Where the tokens are."""
+
+    dataset: Path | None = None
+    """Dataset directory made by `mlm-data run`."""
+
+
+class TwinScale(Config):
+    """Factors between a published recipe and its twin: published value = twin value × factor."""
+
+    hidden_size: int = 16
+    num_heads: int = 4
+    num_layers: int = 12
+    seq_length: int = 8
+    vocab_size: int = 8
+    global_batch_size: int = 32
+    iterations: int = 500
+
+    def sentence(self) -> str:
+        """The rule in words."""
+        return (
+            f"A twin is the published recipe with hidden size ÷ {self.hidden_size}, heads ÷ {self.num_heads}, "
+            f"layers ÷ {self.num_layers} (rounded down), context and vocabulary ÷ {self.seq_length} and "
+            f"÷ {self.vocab_size}, batch ÷ {self.global_batch_size}, iterations and warm-up ÷ {self.iterations}, and "
+            f"learning rates × {self.hidden_size} (the best rate falls as 1/width); initialisation, schedule, dropout, "
+            "weight decay, clipping and every line of code stay the same."
+        )
+
+
+class RunConfig(Config):
+    """One training run."""
+
+    name: str
+    """Names the run's directory."""
+    model: ModelConfig
+    train: TrainConfig = TrainConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    data: DataSection = DataSection()
+    twin: TwinScale | None = None
+    """Set when this is a shrunk twin of a published recipe."""
+
+
+def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
+    """The twin of a published recipe: same code path, smaller by one stated rule (`TwinScale.sentence`)."""
+    scale = scale or TwinScale()
+    model, train = config.model, config.train
+    batch = max(train.global_batch_size // scale.global_batch_size, 1)
+    iterations = max(train.iterations // scale.iterations, 2)
+    return RunConfig(
+        name=f"{config.name}-twin",
+        model=model.model_copy(
+            update={
+                "num_layers": max(model.num_layers // scale.num_layers, 1),
+                "hidden_size": model.hidden_size // scale.hidden_size,
+                "num_heads": model.num_heads // scale.num_heads,
+                "seq_length": model.seq_length // scale.seq_length,
+                "vocab_size": model.vocab_size // scale.vocab_size,
+                "padded_vocab_size": model.padded_vocab_size // scale.vocab_size,
+            }
+        ),
+        train=train.model_copy(
+            update={
+                "global_batch_size": batch,
+                "microbatch_size": min(train.microbatch_size, batch),
+                "iterations": iterations,
+                "warmup_iterations": max(train.warmup_iterations // scale.iterations, 1),
+                "learning_rate": train.learning_rate * scale.hidden_size,
+                "min_learning_rate": train.min_learning_rate * scale.hidden_size,
+                "validation_interval": max(iterations // 30, 1),
+                "validation_samples": 256,
+                "checkpoint_interval": max(iterations // 3, 1),
+                "precision": "fp32",
+            }
+        ),
+        parallel=ParallelConfig(),
+        data=config.data,
+        twin=scale,
+    )

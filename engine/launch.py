@@ -1,0 +1,74 @@
+"""Starts one process per local rank where neither torchrun nor Slurm has. Imports no torch."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from engine.config import RunConfig
+from lineage.environment import available_cores, list_gpus
+
+
+def default_ranks(config: RunConfig) -> int:
+    """One rank per GPU, or per processor core without GPUs, as many as divide the batch; at least tp."""
+    tp = config.parallel.tp
+    available = max((len(list_gpus()) or available_cores()) // tp, 1)
+    microbatches = config.train.global_batch_size // config.train.microbatch_size
+    return tp * max(dp for dp in range(1, min(available, microbatches) + 1) if microbatches % dp == 0)
+
+
+def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
+    """Run `python -m module arguments` as `ranks` processes that find each other; returns the exit code.
+
+    When one fails the others are ended. SIGTERM and Ctrl-C are passed on. One thread per rank.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(ranks),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            start_new_session=True,
+        )
+        for rank in range(ranks)
+    ]
+
+    def pass_on(number: int, frame: object) -> None:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+
+    old = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        return _wait(processes)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], grace_seconds: float = 20.0) -> int:
+    failed_at = None
+    while True:
+        codes = [process.poll() for process in processes]
+        if all(code == 0 for code in codes):
+            return 0
+        failed = [code for code in codes if code not in (None, 0)]
+        if failed and failed_at is None:
+            failed_at = time.monotonic()
+        if None not in codes or (failed_at and time.monotonic() - failed_at > grace_seconds):
+            positive = [code for code in failed if code and code > 0]
+            return positive[0] if positive else 1
+        time.sleep(0.05)

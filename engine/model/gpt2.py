@@ -1,0 +1,163 @@
+"""GPT-2 as Megatron-LM trains it: pre-LN layers, tanh GeLU, learned positions, tied embedding.
+
+The one definition of the model. On a mesh of one rank its layers are ordinary linears, and that is the serial model.
+
+Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabulary, t tensor-parallel ranks.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from engine.config import ModelConfig
+from engine.parallel.collectives import copy_to_tensor_parallel
+from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from engine.parallel.mesh import ParallelMesh
+from engine.parallel.sharding import sharded_parameters
+from engine.parallel.vocab import vocab_parallel_cross_entropy
+from engine.rng import Dropout, initial_normal
+
+
+class SelfAttention(nn.Module):
+    """Causal multi-head attention with heads divided over the tensor-parallel axis.
+
+    The rows of `query_key_value` are ordered [n, 3, d] (Megatron checkpoint versions 2 and 3), so that a contiguous
+    slice holds whole heads.
+    """
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int) -> None:
+        super().__init__()
+        self.layer, self.axis = layer, mesh.tp
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.query_key_value = ColumnParallelLinear(config.hidden_size, 3 * config.hidden_size, mesh.tp)
+        self.dense = RowParallelLinear(config.hidden_size, config.hidden_size, mesh.tp)
+
+    def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+        s, b, _ = x.shape
+        heads = self.num_heads // self.axis.size
+        qkv = self.query_key_value(x).view(s, b, heads, 3, self.head_dim)  # [s, b, n/t, 3, d]
+        query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n/t, s, d]
+        if dropout is None:
+            context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        else:
+            context = self._attend_with_dropout(query, key, value, dropout)
+        return self.dense(context.permute(2, 0, 1, 3).reshape(s, b, heads * self.head_dim))  # [s, b, h]
+
+    def _attend_with_dropout(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: Dropout
+    ) -> torch.Tensor:
+        s, heads = query.size(2), query.size(1)
+        scores = torch.matmul(query * (1.0 / math.sqrt(self.head_dim)), key.transpose(-1, -2))  # [b, n/t, s, s]
+        future = torch.ones(s, s, dtype=torch.bool, device=scores.device).triu_(1)
+        work = scores.dtype if scores.dtype == torch.float64 else torch.float32
+        weights = torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1, dtype=work).to(scores.dtype)
+        keep = dropout.keep(f"layers.{self.layer}.attention", (self.num_heads, s, s), scores.device)
+        keep = keep[:, self.axis.rank * heads : (self.axis.rank + 1) * heads]
+        return torch.matmul(weights * dropout.scale(keep, weights.dtype), value)
+
+
+class MLP(nn.Module):
+    """h → 4h → h with tanh GeLU, divided by columns then by rows: one all-reduce."""
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
+        super().__init__()
+        self.dense_h_to_4h = ColumnParallelLinear(config.hidden_size, 4 * config.hidden_size, mesh.tp)
+        self.dense_4h_to_h = RowParallelLinear(4 * config.hidden_size, config.hidden_size, mesh.tp)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x), approximate="tanh"))
+
+
+class TransformerLayer(nn.Module):
+    """x + attention(LN(x)), then x + MLP(LN(x)), each branch with dropout: [s, b, h] → [s, b, h]."""
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.input_layernorm = nn.LayerNorm(config.hidden_size)
+        self.self_attention = SelfAttention(config, mesh, layer)
+        self.post_attention_layernorm = nn.LayerNorm(config.hidden_size)
+        self.mlp = MLP(config, mesh)
+
+    def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+        attention = self.self_attention(self.input_layernorm(x), dropout)
+        x = x + drop(attention, f"layers.{self.layer}.attention_output", dropout)
+        return x + drop(self.mlp(self.post_attention_layernorm(x)), f"layers.{self.layer}.mlp_output", dropout)
+
+
+class Embedding(nn.Module):
+    """Word plus position embedding with dropout: token ids [b, s] → [s, b, h]."""
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
+        super().__init__()
+        self.word_embeddings = VocabParallelEmbedding(config.padded_vocab_size, config.hidden_size, mesh.tp)
+        self.position_embeddings = nn.Embedding(config.seq_length, config.hidden_size)
+
+    def forward(self, tokens: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+        positions = torch.arange(tokens.size(1), device=tokens.device)
+        embedded = self.word_embeddings(tokens) + self.position_embeddings(positions)  # [b, s, h]
+        return drop(embedded.transpose(0, 1).contiguous(), "embedding", dropout)
+
+
+class GPT2(nn.Module):
+    """Language model over token ids."""
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
+        super().__init__()
+        self.config, self.mesh = config, mesh
+        self.embedding = Embedding(config, mesh)
+        self.layers = nn.ModuleList(TransformerLayer(config, mesh, i) for i in range(config.num_layers))
+        self.final_layernorm = nn.LayerNorm(config.hidden_size)
+
+    def hidden_states(self, tokens: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
+        """Token ids [b, s] → states after the final layer norm [s, b, h]."""
+        x = self.embedding(tokens, dropout)
+        for layer in self.layers:
+            x = layer(x, dropout)
+        return self.final_layernorm(x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """States [..., h] → this rank's logits [..., v/t], through the tied word embedding."""
+        hidden = copy_to_tensor_parallel(hidden, self.mesh.tp)
+        return F.linear(hidden, self.embedding.word_embeddings.weight)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
+        """Mean cross-entropy of targets [b, s] given tokens [b, s], a scalar."""
+        hidden = self.hidden_states(tokens, dropout)
+        logits = self.logits(hidden).flatten(0, 1)  # [s·b, v/t]
+        losses = vocab_parallel_cross_entropy(
+            logits, targets.transpose(0, 1).flatten(), self.config.vocab_size, self.mesh.tp
+        )
+        return losses.mean()
+
+    @torch.no_grad()
+    def initialize(self, seed: int) -> None:
+        """Give every parameter its initial value, which depends only on (seed, global name, global shape).
+
+        N(0, std) for weights and embeddings, std/√(2L) for the two weights before residual additions, 0 for biases,
+        1 for layer norms (2019 paper, Section 4.2).
+        """
+        config = self.config
+        residual_std = config.init_std / math.sqrt(2 * config.num_layers)
+        for parameter in sharded_parameters(self, self.mesh):
+            name = parameter.name
+            if name.endswith("bias"):
+                parameter.local.zero_()
+            elif "layernorm" in name:
+                parameter.local.fill_(1.0)
+            else:
+                before_residual = name.endswith(("self_attention.dense.weight", "mlp.dense_4h_to_h.weight"))
+                std = residual_std if before_residual else config.init_std
+                whole = initial_normal(seed, name, parameter.global_shape, std)
+                parameter.local.copy_(parameter.shard(whole))
+
+
+def drop(x: torch.Tensor, site: str, dropout: Dropout | None) -> torch.Tensor:
+    """Dropout on the residual stream, [s, b, h], the same on every tensor-parallel rank."""
+    if dropout is None:
+        return x
+    s, _, h = x.shape
+    keep = dropout.keep(site, (s, h), x.device).transpose(0, 1)  # [s, b, h]
+    return x * dropout.scale(keep, x.dtype)

@@ -1,0 +1,23 @@
+"""Learning rate against iteration. Imports no torch."""
+
+import math
+
+from engine.config import TrainConfig
+
+
+def learning_rate(train: TrainConfig, step: int) -> float:
+    """Rate of optimizer step `step` (the first is 1): linear warm-up, one cosine, floor at the minimum.
+
+    `clipped-cosine`, with w warm-up steps of N: max(peak/2·(1 + cos(π(min(n, N − w) − w)/N)), floor), the code of
+    2019. `cosine`: floor + (peak − floor)/2·(1 + cos(π(n − w)/(N − w))), Megatron-LM since v2.
+    """
+    peak, floor = train.learning_rate, train.min_learning_rate
+    warmup, end = train.warmup_iterations, train.iterations
+    if step <= warmup:
+        return peak * step / warmup
+    if train.decay == "clipped-cosine":
+        step = min(step, end - warmup)
+        return max(peak / 2 * (1 + math.cos(math.pi * (step - warmup) / end)), floor)
+    if step > end:
+        return floor
+    return floor + (peak - floor) / 2 * (1 + math.cos(math.pi * (step - warmup) / (end - warmup)))

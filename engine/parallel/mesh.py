@@ -1,0 +1,97 @@
+"""The mesh of ranks, an object that is passed in; there is no module-level parallel state."""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from engine.parallel.layout import Layout
+from lineage.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of the mesh as this rank sees it. Collectives over an axis of size 1 do nothing."""
+
+    size: int = 1
+    rank: int = 0
+    group: dist.ProcessGroup | None = None
+
+    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
+        """Reduce in place over the axis."""
+        if self.size > 1:
+            dist.all_reduce(tensor, op, group=self.group)
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """The shards of every rank of the axis joined along `dim`."""
+        if self.size == 1:
+            return tensor
+        shards = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(shards, tensor.contiguous(), group=self.group)
+        return torch.cat(shards, dim=dim)
+
+
+@dataclass(frozen=True)
+class ParallelMesh:
+    """This rank's place in a layout, its process groups and its device."""
+
+    layout: Layout
+    tp: Axis
+    dp: Axis
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is global rank 0, which writes files and speaks to the user."""
+        return self.tp.rank == 0 and self.dp.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        if self.layout.world_size > 1:
+            dist.barrier()
+
+
+def serial_mesh(device: str | torch.device = "cpu") -> ParallelMesh:
+    """The mesh of one rank."""
+    return ParallelMesh(Layout(), Axis(), Axis(), torch.device(device))
+
+
+def launched_world_size() -> int:
+    """Ranks that torchrun or Slurm started; 1 for a plain process."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_device() -> torch.device:
+    """This rank's GPU, or the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def build_mesh(layout: Layout) -> ParallelMesh:
+    """Process groups for `layout` over the ranks that torchrun started (NCCL on GPUs, gloo on CPUs).
+
+    Raises BadInput when the number of ranks differs from the layout's.
+    """
+    device = local_device()
+    if layout.world_size != launched_world_size():
+        raise BadInput(f"{layout} needs {layout.world_size} ranks but {launched_world_size()} were started")
+    if layout.world_size == 1:
+        return serial_mesh(device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(minutes=10))
+    mesh = init_device_mesh(device.type, (layout.pp, layout.dp, layout.tp), mesh_dim_names=("pp", "dp", "tp"))
+    tp, _, dp = layout.coordinates(dist.get_rank())
+    return ParallelMesh(
+        layout,
+        tp=Axis(layout.tp, tp, mesh.get_group("tp")),
+        dp=Axis(layout.dp, dp, mesh.get_group("dp")),
+        device=device,
+    )

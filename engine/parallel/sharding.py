@@ -1,0 +1,51 @@
+"""Global names, shapes and shards of a model's parameters; initial values and state dicts are built on them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from engine.parallel.mesh import Axis, ParallelMesh
+
+
+@dataclass(frozen=True)
+class ShardedParameter:
+    """One parameter of this rank and how it lies in the whole model."""
+
+    name: str
+    local: nn.Parameter
+    axis: Axis
+    dim: int | None
+    """Dim along which the parameter is divided over `axis`; None if every rank holds it whole."""
+
+    @property
+    def global_shape(self) -> tuple[int, ...]:
+        """Shape of the undivided parameter."""
+        shape = list(self.local.shape)
+        if self.dim is not None:
+            shape[self.dim] *= self.axis.size
+        return tuple(shape)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether this rank counts the parameter in sums over the tensor-parallel axis."""
+        return self.dim is not None or self.axis.rank == 0
+
+    def shard(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a tensor of the global shape."""
+        return whole if self.dim is None else whole.chunk(self.axis.size, dim=self.dim)[self.axis.rank]
+
+    def gather(self, local: torch.Tensor) -> torch.Tensor:
+        """The whole tensor from the parts on every rank of the axis (a collective)."""
+        return local if self.dim is None else self.axis.all_gather(local, self.dim)
+
+
+def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedParameter]:
+    """Every parameter of the model in definition order."""
+    found = []
+    for prefix, module in model.named_modules():
+        dims: dict[str, int] = getattr(module, "shard_dims", {})
+        for name, parameter in module.named_parameters(recurse=False):
+            full = f"{prefix}.{name}" if prefix else name
+            found.append(ShardedParameter(full, parameter, mesh.tp, dims.get(name)))
+    return found

@@ -1,0 +1,49 @@
+"""Number formats and dynamic loss scaling."""
+
+from dataclasses import asdict, dataclass
+
+import torch
+
+from engine.config import Precision
+
+DTYPES: dict[Precision, torch.dtype] = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+@dataclass
+class LossScaler:
+    """Megatron-LM's dynamic loss scale: doubles after `window` clean iterations, halves on overflow.
+
+    The first overflow after a growth is tolerated (hysteresis 2); from then on every overflow halves until the next
+    growth refills the tolerance (Megatron-LM v2, `optimizer/grad_scaler.py`).
+    """
+
+    scale: float = 2.0**32
+    clean_iterations: int = 0
+    tolerance: int = 2
+
+    window = 1000
+    hysteresis = 2
+    smallest = 1.0
+
+    def update(self, overflow: bool) -> None:
+        """Account for one iteration's outcome."""
+        if overflow:
+            self.clean_iterations = 0
+            self.tolerance -= 1
+            if self.tolerance <= 0:
+                self.scale = max(self.scale / 2.0, self.smallest)
+            return
+        self.clean_iterations += 1
+        if self.clean_iterations == self.window:
+            self.clean_iterations = 0
+            self.tolerance = self.hysteresis
+            self.scale *= 2.0
+
+    def state(self) -> dict[str, float | int]:
+        """What a checkpoint keeps."""
+        return asdict(self)

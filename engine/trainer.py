@@ -1,0 +1,280 @@
+"""The training loop: build, then iterate; everything it does is in its run directory."""
+
+import json
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from data_pipeline.token_file import TokenFile
+from engine.batches import TrainingBatches, ValidationBatches
+from engine.checkpoint import TrainingState, complete_checkpoints, load_checkpoint, save_checkpoint
+from engine.config import RunConfig
+from engine.costs import flops_per_iteration, parameter_count
+from engine.dataset import DatasetFacts
+from engine.model.gpt2 import GPT2
+from engine.optim.adam import FlatAdamW
+from engine.optim.schedule import learning_rate
+from engine.parallel.layout import fit_layout
+from engine.parallel.mesh import ParallelMesh, build_mesh, launched_world_size
+from engine.parallel.sharding import sharded_parameters
+from engine.precision import DTYPES, LossScaler
+from engine.rng import Dropout
+from lineage.atomic import write_json, write_text
+from lineage.errors import Interrupted, UserError
+from lineage.progress import Progress
+from lineage.run import RunDirectory
+
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+
+
+class NotFinite(UserError):
+    """The loss or the gradient is no longer a number; nothing was updated (exit code 3)."""
+
+    exit_code = 3
+
+
+def train(config: RunConfig, root: Path) -> RunDirectory:
+    """Train `config` in its run directory below `root`, going on from the newest checkpoint there.
+
+    A complete run is returned as it is. Raises Interrupted after SIGTERM or Ctrl-C, with a checkpoint written.
+    """
+    dataset = DatasetFacts.read(config.data.dataset)
+    config = config.model_copy(update={"model": dataset.resize(config.model)})
+    layout = fit_layout(
+        launched_world_size(),
+        config.parallel.tp,
+        config.model.num_heads,
+        config.model.padded_vocab_size,
+        config.train.global_batch_size // config.train.microbatch_size,
+    )
+    mesh = build_mesh(layout)
+    if layout.world_size > 1:
+        torch.set_num_threads(1)
+    for turn in (True, False):
+        if mesh.is_first == turn:
+            run = RunDirectory.begin(
+                root, config.name, "training", config.model_dump(mode="json"), {"dataset": dataset.digest}
+            )
+        mesh.barrier()
+    if run.is_complete:
+        run.link()
+    else:
+        Trainer(config, run, dataset, mesh).run_to_end()
+    return run
+
+
+class Trainer:
+    """One rank's share of a training run."""
+
+    def __init__(self, config: RunConfig, run: RunDirectory, dataset: DatasetFacts, mesh: ParallelMesh) -> None:
+        self.config, self.run, self.dataset, self.mesh = config, run, dataset, mesh
+        train, model = config.train, config.model
+        self.model = GPT2(model, mesh).to(mesh.device, DTYPES[train.precision])
+        self.model.initialize(train.seed)
+        self.optimizer = FlatAdamW(sharded_parameters(self.model, mesh), train, mesh)
+        self.scaler = LossScaler() if train.precision == "fp16" else None
+        self.state = TrainingState()
+        if found := complete_checkpoints(run.path):
+            self.state = load_checkpoint(found[-1], self.model, self.optimizer)
+            if self.scaler and self.state.loss_scaler:
+                self.scaler = LossScaler(**self.state.loss_scaler)
+        self.batches = TrainingBatches(
+            TokenFile(dataset.prefix("train")), model.seq_length, train.global_batch_size, train.microbatch_size,
+            train.iterations, train.seed,
+        )  # fmt: skip
+        self.validation = ValidationBatches(TokenFile(dataset.prefix("valid")), model.seq_length)
+        self.validated = math.nan
+        self.stop_requested = False
+
+    def run_to_end(self) -> None:
+        """Every iteration that is left, then the final validation, the summary and the run's seal."""
+        train, start = self.config.train, time.monotonic()
+        before = self.state.seconds
+        first = self.state.iteration
+        with self._metrics() as metrics, self._stoppable(), Progress(
+            self.config.name, train.iterations, "iterations", quiet=not self.mesh.is_first
+        ) as progress:  # fmt: skip
+            progress.start_at(first)
+            if first == 0:
+                self._write(metrics, self._validate(0, train.validation_samples))
+            for iteration in range(first, train.iterations):
+                line, stop = self._iterate(iteration)
+                self._write(metrics, line)
+                done = iteration + 1
+                if done % train.validation_interval == 0 and done < train.iterations:
+                    self._write(metrics, self._validate(done, train.validation_samples))
+                self.state = TrainingState(
+                    done, self.optimizer.steps, before + time.monotonic() - start,
+                    self.scaler.state() if self.scaler else None,
+                )  # fmt: skip
+                if stop or done % train.checkpoint_interval == 0 or done == train.iterations:
+                    self._save()
+                if stop and done < train.iterations:
+                    raise Interrupted(
+                        f"stopped after iteration {done} of {train.iterations}; "
+                        f"`mlm-train resume {self.run.path}` goes on from there"
+                    )
+                progress.advance(1, self._console(line))
+            final = self._validate(train.iterations, self.validation.num_samples)
+            self._write(metrics, final | {"final": True})
+        if self.mesh.is_first:
+            self._finish(final)
+        self.mesh.barrier()
+
+    def _iterate(self, iteration: int) -> tuple[dict[str, Any], bool]:
+        """One optimizer step; returns its metrics and whether some rank was asked to stop."""
+        start = time.monotonic()
+        train, mesh = self.config.train, self.mesh
+        num_microbatches = train.global_batch_size // (train.microbatch_size * mesh.dp.size)
+        scale = self.scaler.scale if self.scaler else 1.0
+        self.optimizer.zero_gradients()
+        loss_sum = torch.zeros(2, dtype=torch.float64, device=mesh.device)
+        self.model.train()
+        for batch in self.batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size):
+            tokens = torch.from_numpy(batch.tokens).to(mesh.device)
+            loss = self.model(tokens[:, :-1], tokens[:, 1:], self._dropout(iteration, batch.places))
+            (loss * scale).backward()
+            self.optimizer.accumulate()
+            loss_sum[0] += loss.detach()
+        loss_sum[1] = float(self.stop_requested)
+        mesh.dp.all_reduce(loss_sum)
+        self.optimizer.reduce_gradients(num_microbatches * scale)
+        loss_value = loss_sum[0].item() / (num_microbatches * mesh.dp.size)
+        norm = self.optimizer.gradient_norm()
+        rate = learning_rate(train, self.optimizer.steps + 1)
+        if math.isfinite(norm):
+            self.optimizer.step(rate, norm)
+        elif self.scaler is None or not math.isfinite(loss_value):
+            raise NotFinite(
+                f"iteration {iteration + 1}: loss {loss_value}, gradient norm {norm}; the weights were not updated"
+            )
+        if self.scaler:
+            self.scaler.update(overflow=not math.isfinite(norm))
+        seconds = time.monotonic() - start
+        tokens_seen = train.global_batch_size * self.config.model.seq_length
+        line = {
+            "kind": "train",
+            "iteration": iteration + 1,
+            "loss": loss_value,
+            "learning_rate": rate,
+            "gradient_norm": norm if math.isfinite(norm) else None,
+            "loss_scale": scale,
+            "seconds": round(seconds, 5),
+            "tokens_per_second": round(tokens_seen / seconds, 1),
+            "model_tflops": flops_per_iteration(self.config.model, train) / seconds / 1e12,
+        }
+        return line, loss_sum[1].item() > 0
+
+    def _dropout(self, iteration: int, places: tuple[int, ...]) -> Dropout | None:
+        model, train = self.config.model, self.config.train
+        return Dropout(model.dropout, train.seed, iteration, places) if model.dropout else None
+
+    @torch.no_grad()
+    def _validate(self, iteration: int, num_samples: int) -> dict[str, Any]:
+        """Mean loss over the first `num_samples` validation sequences, without dropout."""
+        self.model.eval()
+        mesh, count = self.mesh, min(num_samples, self.validation.num_samples)
+        total = torch.zeros((), dtype=torch.float64, device=mesh.device)
+        batch_size = max(8192 // self.config.model.seq_length, 1)
+        for rows in self.validation.batches(count, batch_size, mesh.dp.rank, mesh.dp.size):
+            tokens = torch.from_numpy(rows).to(mesh.device)
+            total += self.model(tokens[:, :-1], tokens[:, 1:]).double() * len(rows)
+        loss = mesh.dp.all_reduce(total).item() / count
+        self.validated = math.exp(min(loss, 20.0))
+        return {
+            "kind": "validation",
+            "iteration": iteration,
+            "samples": count,
+            "loss": loss,
+            "perplexity": self.validated,
+        }
+
+    def _save(self) -> None:
+        save_checkpoint(self.run.path, self.config, self.state, self.model, self.optimizer, self.dataset.tokenizer)
+
+    def _finish(self, final: dict[str, Any]) -> None:
+        train, model = self.config.train, self.config.model
+        tokens = train.iterations * train.global_batch_size * model.seq_length
+        write_json(
+            self.run.path / SUMMARY,
+            {
+                "parameters": parameter_count(model),
+                "iterations": train.iterations,
+                "tokens": tokens,
+                "seed": train.seed,
+                "layout": vars(self.mesh.layout),
+                "train_seconds": round(self.state.seconds, 2),
+                "tokens_per_second": round(tokens / self.state.seconds, 1),
+                "validation_samples": final["samples"],
+                "validation_loss": final["loss"],
+                "validation_perplexity": final["perplexity"],
+                "checkpoint": complete_checkpoints(self.run.path)[-1].name,
+            },
+        )
+        self.run.complete()
+
+    def _console(self, line: dict[str, Any]) -> str:
+        return (
+            f"loss {line['loss']:.3f}, validation perplexity {self.validated:.1f}, lr {line['learning_rate']:.2e}, "
+            f"{line['tokens_per_second']:,.0f} tokens/s, {line['model_tflops'] * 1000:.0f} GFLOP/s"
+        )
+
+    @contextmanager
+    def _metrics(self) -> Iterator[TextIO | None]:
+        """The metrics file, cut back to the checkpoint this session starts from; None on other ranks."""
+        path = self.run.path / METRICS
+        if not self.mesh.is_first:
+            yield None
+            return
+        kept = [line for line in read_metrics(path) if line["iteration"] <= self.state.iteration]
+        if self.state.iteration == 0:
+            kept = []
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+        with path.open("a", encoding="utf-8") as file:
+            yield file
+
+    def _write(self, metrics: TextIO | None, line: dict[str, Any]) -> None:
+        if metrics:
+            metrics.write(json.dumps(line, allow_nan=False) + "\n")
+            metrics.flush()
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Turn SIGTERM and Ctrl-C into a request to stop after the iteration in progress."""
+
+        def request(number: int, frame: object) -> None:
+            self.stop_requested = True
+
+        old = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file; a last line cut short by a crash is left out."""
+    if not path.is_file():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(dict(json.loads(text)))
+        except ValueError:
+            break
+    return lines
+
+
+def resume(path: Path) -> RunDirectory:
+    """Go on with the run at `path` as its manifest says, until it is complete."""
+    run = RunDirectory.open(path)
+    config = RunConfig.model_validate(run.manifest["config"])
+    return train(config, run.path.parent)
