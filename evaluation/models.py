@@ -1,0 +1,72 @@
+"""An engine checkpoint as a model to score with."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from data_pipeline.tokenizer import Tokenizer
+from engine.checkpoint import load_for_inference
+from evaluation.scoring import ScoringModel
+from lineage.digest import is_sealed, read_digest
+from lineage.errors import BadInput, DataMissing, IntegrityFailure
+from lineage.records import Kind
+from lineage.run import RunDirectory
+
+
+@dataclass(frozen=True)
+class EvaluatedCheckpoint:
+    """A loaded checkpoint with its own tokenizer."""
+
+    directory: Path
+    digest: str
+    tokenizer: Tokenizer
+    model: ScoringModel
+    kind: Kind
+    """`scaled` for a shrunk twin of a published model, `measured` otherwise."""
+
+    def training_dataset(self) -> Path:
+        """The dataset directory the checkpoint was trained on: where its run says, or beside the run.
+
+        Raises DataMissing if neither is there with the digest the run recorded.
+        """
+        run = self.directory.parent.parent
+        try:
+            manifest = RunDirectory.open(run).manifest
+            named, digest = Path(manifest["config"]["data"]["dataset"]), manifest["parents"]["dataset"]
+        except (BadInput, KeyError, TypeError) as error:
+            raise DataMissing(f"the run of checkpoint {self.directory} does not name its dataset") from error
+        for dataset in (named, run.parent / named.name):
+            if is_sealed(dataset) and read_digest(dataset) == digest:
+                return dataset
+        raise DataMissing(f"the dataset {named} that {run.name} was trained on is not here")
+
+
+def load_checkpoint(path: Path) -> EvaluatedCheckpoint:
+    """Load a checkpoint, or a run's newest one, on the GPU if there is one.
+
+    Raises BadInput if nothing is at `path` and IntegrityFailure if what is there is incomplete or damaged.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loaded = load_for_inference(path, device=str(device))
+    tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
+    if tokenizer.vocab_size != loaded.config.vocab_size:
+        raise IntegrityFailure(
+            f"the tokenizer of {loaded.directory} has {tokenizer.vocab_size} entries, "
+            f"its model {loaded.config.vocab_size}"
+        )
+    model = ScoringModel(
+        network=loaded.model,
+        vocab_size=loaded.config.vocab_size,
+        seq_length=loaded.config.seq_length,
+        hidden_size=loaded.config.hidden_size,
+        dtype=next(loaded.model.parameters()).dtype,
+        device=device,
+    )
+    return EvaluatedCheckpoint(loaded.directory, loaded.digest, tokenizer, model, _kind(loaded.directory))
+
+
+def _kind(directory: Path) -> Kind:
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    return "scaled" if config.get("twin") else "measured"

@@ -1,0 +1,28 @@
+"""Recognising the published test files and the published vocabulary."""
+
+import hashlib
+from pathlib import Path
+
+from evaluation.protocol import Encoder
+from lineage.errors import BadInput, IntegrityFailure
+
+GPT2_VOCAB_SIZE = 50257
+GPT2_SAMPLE = ("Hello world", [15496, 995])
+
+
+def read_official(path: Path, sha256: str, name: str) -> str:
+    """The text of the file at `path`. Raises IntegrityFailure unless its content is the published one."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise IntegrityFailure(f"{path} is not {name}: its SHA-256 begins {found[:12]}, not {sha256[:12]}")
+    return content.decode("utf-8")
+
+
+def has_gpt2_vocabulary(tokenizer: Encoder) -> bool:
+    """Whether the tokenizer numbers sub-words as OpenAI's GPT-2 does."""
+    text, ids = GPT2_SAMPLE
+    return tokenizer.vocab_size == GPT2_VOCAB_SIZE and list(tokenizer.encode(text)) == ids

@@ -1,0 +1,106 @@
+"""Models, a tokenizer and checkpoints small enough to compute by hand or in a moment."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from data_pipeline.tokenizer import Tokenizer
+from engine.checkpoint import TrainingState, save_checkpoint
+from engine.config import DataSection, ModelConfig, RunConfig, TwinScale
+from engine.model.gpt2 import GPT2
+from engine.optim.adam import FlatAdamW
+from engine.parallel.mesh import serial_mesh
+from engine.parallel.sharding import sharded_parameters
+from evaluation.scoring import LanguageModel, ScoringModel
+from lineage.digest import seal
+from lineage.run import RunDirectory
+
+SENTENCE = "the cat sat on a mat and saw another dog run over green hills while old rivers slept below"
+WORDS = SENTENCE.split()
+
+
+class Bigram:
+    """Logits that depend on the last token only: row `token` of a table [vocabulary, padded vocabulary]."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        return F.one_hot(tokens.T, len(self.table)).to(self.table.dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden @ self.table
+
+
+class Bytes:
+    """A tokenizer whose sub-words are bytes."""
+
+    vocab_size = 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8"))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+
+def scoring_model(network: LanguageModel, vocab_size: int, seq_length: int = 32, hidden_size: int = 32) -> ScoringModel:
+    return ScoringModel(network, vocab_size, seq_length, hidden_size, torch.float32, torch.device("cpu"))
+
+
+def tiny_config(vocab_size: int = 61, seq_length: int = 32) -> ModelConfig:
+    return ModelConfig(
+        num_layers=2,
+        hidden_size=32,
+        num_heads=4,
+        seq_length=seq_length,
+        vocab_size=vocab_size,
+        padded_vocab_size=-(-vocab_size // 64) * 64,
+        init_std=0.3,
+    )
+
+
+def tiny_gpt2(config: ModelConfig, seed: int = 7) -> GPT2:
+    """An untrained GPT-2 with weights large enough that position and context matter."""
+    model = GPT2(config, serial_mesh("cpu")).eval()
+    model.initialize(seed)
+    return model
+
+
+def sentences(count: int) -> list[str]:
+    """Documents of 30 to 129 words."""
+    return [" ".join(WORDS[(i * i + j * (i + 3)) % len(WORDS)] for j in range(30 + i % 100)) for i in range(count)]
+
+
+def write_dataset(directory: Path) -> str:
+    """A sealed dataset directory with a tokenizer and validation documents; its digest."""
+    documents = sentences(40)
+    (directory / "documents").mkdir(parents=True)
+    lines = (json.dumps({"id": str(i), "text": text}) + "\n" for i, text in enumerate(documents))
+    (directory / "documents" / "valid.jsonl").write_text("".join(lines), encoding="utf-8")
+    Tokenizer.train(documents, 300).save(directory / "tokenizer")
+    return seal(directory)
+
+
+def write_run(root: Path, *, twin: bool = True, zero: bool = False) -> Path:
+    """A training run below `root` with one checkpoint of a tiny untrained GPT-2; `zero` makes it a uniform model."""
+    dataset = root / "words"
+    digest = write_dataset(dataset)
+    config = RunConfig(
+        name="tiny",
+        model=tiny_config(vocab_size=300, seq_length=64),
+        data=DataSection(dataset=dataset),
+        twin=TwinScale() if twin else None,
+    )
+    run = RunDirectory.begin(root, config.name, "training", config.model_dump(mode="json"), {"dataset": digest})
+    model = tiny_gpt2(config.model)
+    if zero:
+        for parameter in model.parameters():
+            parameter.data.zero_()
+    optimizer = FlatAdamW(sharded_parameters(model, model.mesh), config.train, model.mesh)
+    save_checkpoint(run.path, config, TrainingState(iteration=10), model, optimizer, dataset / "tokenizer")
+    return run.path

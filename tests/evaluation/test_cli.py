@@ -1,0 +1,179 @@
+"""`mlm-eval`: what it prints and writes, and how it fails."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evaluation.cli import main
+from lineage.digest import read_digest
+from tests.evaluation.standins import write_run
+
+
+def mlm_eval(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Run the command in this process; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["mlm-eval", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    return int(exit_.value.code or 0)
+
+
+def test_wikitext103_on_the_published_file(
+    run: Path,
+    published: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target = tmp_path / "deep" / "result.json"
+    arguments = (
+        "wikitext103",
+        "--ckpt",
+        run,
+        "--json",
+        target,
+        "--limit",
+        7,
+        "--batch-size",
+        2,
+        "--workers",
+        2,
+    )
+    assert mlm_eval(monkeypatch, *arguments) == 0
+    result = json.loads(target.read_text())
+    checkpoint = run / "checkpoints" / "iter_0000010"
+    assert result["task"] == "wikitext103"
+    assert result["kind"] == "scaled"
+    assert result["partial"] is True
+    assert result["note"] == ""
+    assert result["num_original_tokens"] == 245_566
+    assert result["num_scored_tokens"] == 14
+    assert result["checkpoint_digest"] == read_digest(checkpoint)
+    assert result["data_digest"].startswith("56db52eb157b")
+    assert result["dtype"] == "float32"
+    assert "detokenizer megatron-wikitext; window 64, stride 2" in result["protocol"]
+    assert result["perplexity"] == pytest.approx(
+        math.exp(result["loss_per_token"] * 14 / result["normaliser"]), rel=1e-9
+    )
+    assert set(result) >= {"num_tokens", "tokenizer_digest", "seconds", "environment", "megatron", "warnings"}
+    out = capsys.readouterr().out
+    assert result["protocol"] in out
+    assert "PARTIAL" in out
+    assert "wikitext103 (scaled, partial)" in out
+
+
+def test_lambada_on_the_published_file(
+    run: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "result.json"
+    assert mlm_eval(monkeypatch, "lambada", "--ckpt", run, "--json", target, "--limit", 50) == 0
+    result = json.loads(target.read_text())
+    assert result["task"] == "lambada"
+    assert result["num_examples"] == 50
+    assert result["num_original_tokens"] == 5153
+    assert result["num_truncated"] == 50  # few characters fit this model's 64 tokens
+    assert 0 <= result["accuracy"] <= 1
+
+
+def test_a_uniform_checkpoint_is_warned_of(
+    tmp_path: Path,
+    nothing_published: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = write_run(tmp_path / "runs", twin=False, zero=True)
+    target = tmp_path / "result.json"
+    assert mlm_eval(monkeypatch, "wikitext103", "--ckpt", run, "--json", target, "--limit", 5) == 0
+    result = json.loads(target.read_text())
+    assert result["kind"] == "measured"
+    assert result["subword_perplexity"] == pytest.approx(300, rel=1e-6)
+    assert result["perplexity"] == pytest.approx(300 ** (result["num_scored_tokens"] / result["normaliser"]), rel=1e-6)
+    assert "loaded wrongly" in result["warnings"][0]
+    captured = capsys.readouterr()
+    assert "loaded wrongly" in captured.out
+    assert "NOT WikiText-103" in captured.err
+
+
+def test_results_are_the_same_for_any_batch_and_workers(
+    run: Path, nothing_published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = []
+    for batch_size, workers in ((1, 1), (3, 2), (16, 1), (16, 2)):
+        target = tmp_path / f"{batch_size}-{workers}.json"
+        options = ("--json", target, "--limit", 48, "--batch-size", batch_size, "--workers", workers)
+        assert mlm_eval(monkeypatch, "wikitext103", "--ckpt", run, *options) == 0
+        values.append(json.loads(target.read_text())["perplexity"])
+    assert values == pytest.approx([values[0]] * 4, rel=1e-6)
+    assert values[2] == values[3]
+
+
+@pytest.mark.parametrize("task", ["wikitext103", "lambada"])
+@pytest.mark.parametrize(
+    ("damage", "code", "sentence"),
+    [
+        ("no checkpoint", 2, "there is no checkpoint"),
+        ("unfinished", 6, "COMPLETE"),
+        ("changed", 6, "was changed"),
+        ("other test file", 6, "is not"),
+        ("no data", 5, "no held-out documents stand in"),
+        ("json is a directory", 2, "is a directory"),
+    ],
+)
+def test_failures_are_one_sentence_and_leave_nothing(
+    task: str,
+    damage: str,
+    code: int,
+    sentence: str,
+    tmp_path: Path,
+    nothing_published: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = write_run(tmp_path / "runs")
+    checkpoint, target = run / "checkpoints" / "iter_0000010", tmp_path / "out" / "result.json"
+    match damage:
+        case "no checkpoint":
+            checkpoint = tmp_path / "nowhere"
+        case "unfinished":
+            (checkpoint / "COMPLETE").unlink()
+        case "changed":
+            weights = bytearray((checkpoint / "model.safetensors").read_bytes())
+            weights[-1] ^= 1
+            (checkpoint / "model.safetensors").write_bytes(weights)
+        case "other test file":
+            for name in ("wikitext-103/wiki.test.tokens", "lambada/lambada_test.jsonl"):
+                (nothing_published / name).parent.mkdir()
+                (nothing_published / name).write_text('{"text": "not the published file"}\n')
+        case "no data":
+            shutil.rmtree(tmp_path / "runs" / "words")
+        case "json is a directory":
+            target.mkdir(parents=True)
+    assert mlm_eval(monkeypatch, task, "--ckpt", checkpoint, "--json", target, "--limit", 3) == code
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ")
+    assert sentence in error
+    assert damage == "json is a directory" or not target.parent.exists()
+
+
+@pytest.mark.parametrize("option", ["--limit", "--batch-size", "--workers"])
+def test_counts_must_be_positive(run: Path, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert mlm_eval(monkeypatch, "lambada", "--ckpt", run, option, 0) == 2
+
+
+def test_the_installed_command_shows_no_traceback(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "from evaluation.cli import main; main()",
+        "lambada",
+        "--ckpt",
+        str(tmp_path / "no"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr

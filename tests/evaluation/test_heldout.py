@@ -1,0 +1,86 @@
+"""What stands in where the published test files cannot be had."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from evaluation.evaluate import evaluate_lambada, evaluate_wikitext103
+from evaluation.heldout import cut_passages, read_documents
+from lineage.digest import seal, sha256_file
+from lineage.errors import DataMissing, IntegrityFailure
+from tests.evaluation.standins import sentences, write_run
+
+
+@pytest.fixture
+def dataset(run: Path) -> Path:
+    return run.parent / "words"
+
+
+def test_passages_are_consecutive_and_long_enough() -> None:
+    words = [f"w{number}" for number in range(64 + 64 + 45)]
+    text = "  " + "\n ".join(words) + " "
+    passages = list(cut_passages(text))
+    assert [len(passage.split()) for passage in passages] == [64, 64, 45]
+    assert [word for passage in passages for word in passage.split()] == words
+    assert passages[0].startswith("w0\n w1")
+    assert [len(passage.split()) for passage in cut_passages(" ".join(words[: 64 + 39]))] == [64]
+    assert list(cut_passages("too short")) == []
+
+
+def test_wikitext103_falls_back_under_another_name_and_says_so(
+    run: Path, dataset: Path, nothing_published: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = evaluate_wikitext103(run, limit=20, workers=1)
+    assert result.task == "heldout-perplexity"
+    assert "NOT WikiText-103" in result.note
+    assert "not WikiText-103" in result.protocol
+    assert "NOT WikiText-103" in capsys.readouterr().err
+    assert result.data_digest == sha256_file(dataset / "documents" / "valid.jsonl")
+    text = "\n\n".join(sentences(40))
+    assert result.num_original_tokens == len(text.strip().split(" "))
+    assert "detokenizer none; window 64, stride 2" in result.protocol
+
+
+def test_lambada_falls_back_under_another_name_and_says_so(run: Path, nothing_published: Path) -> None:
+    result = evaluate_lambada(run, workers=1)
+    assert result.task == "heldout-cloze"
+    assert "NOT LAMBADA" in result.note
+    expected = sum(len(list(cut_passages(text))) for text in sentences(40))
+    assert result.num_examples == result.num_original_tokens == expected > 10
+    assert not result.partial
+
+
+def test_a_dataset_that_moved_beside_the_run_is_found(tmp_path: Path, nothing_published: Path) -> None:
+    run = write_run(tmp_path / "runs")
+    moved = shutil.move(tmp_path / "runs", tmp_path / "elsewhere")
+    assert evaluate_lambada(Path(moved) / run.name, limit=2, workers=1).task == "heldout-cloze"
+
+
+@pytest.mark.parametrize("damage", ["gone", "replaced", "no manifest"])
+def test_without_the_training_dataset_the_data_is_missing(tmp_path: Path, nothing_published: Path, damage: str) -> None:
+    run = write_run(tmp_path / "runs")
+    dataset = tmp_path / "runs" / "words"
+    if damage == "gone":
+        shutil.rmtree(dataset)
+    elif damage == "replaced":
+        (dataset / "documents" / "valid.jsonl").write_text('{"id": "0", "text": "seen in training"}\n')
+        seal(dataset)
+    else:
+        (run / "manifest.json").unlink()
+    with pytest.raises(DataMissing, match=r"wiki\.test\.tokens.*no held-out documents stand in"):
+        evaluate_wikitext103(run, workers=1)
+
+
+def test_documents_that_are_not_documents(tmp_path: Path) -> None:
+    path = tmp_path / "documents" / "valid.jsonl"
+    with pytest.raises(DataMissing):
+        read_documents(tmp_path)
+    path.parent.mkdir()
+    path.write_text(json.dumps({"id": 1, "text": " "}) + "\n")
+    with pytest.raises(DataMissing, match="holds no text"):
+        read_documents(tmp_path)
+    path.write_text('{"id": 1}\n')
+    with pytest.raises(IntegrityFailure, match="not a file of documents"):
+        read_documents(tmp_path)

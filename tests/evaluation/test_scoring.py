@@ -1,0 +1,160 @@
+"""Scores are exact and do not depend on how they are computed."""
+
+import math
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from evaluation.protocol import Request, Scores
+from evaluation.scoring import ScoringModel, score
+from lineage.errors import BadInput, UserError
+from tests.evaluation.standins import Bigram, scoring_model, tiny_config, tiny_gpt2
+
+CONFIG = tiny_config()
+
+
+@pytest.fixture(scope="module")
+def model() -> ScoringModel:
+    return scoring_model(tiny_gpt2(CONFIG), CONFIG.vocab_size)
+
+
+def random_requests(count: int, seed: int = 0) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    requests = []
+    for _ in range(count):
+        length = int(rng.integers(2, CONFIG.seq_length + 2))
+        tokens = rng.integers(0, CONFIG.vocab_size, length)
+        requests.append(Request(tokens, int(rng.integers(1, length))))
+    return requests
+
+
+def one_at_a_time(requests: Sequence[Request]) -> Scores:
+    """Full logits, float64 softmax, no batch: what the scores should be."""
+    network = tiny_gpt2(CONFIG)
+    nll, greedy = [], []
+    with torch.no_grad():
+        for request in requests:
+            tokens = torch.from_numpy(request.tokens)
+            logits = network.logits(network.hidden_states(tokens[None, :-1]))[:, 0, : CONFIG.vocab_size].double()
+            targets = tokens[1:]
+            losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+            nll.append(losses[-request.num_scored :].sum().item())
+            greedy.append(bool((logits.argmax(1) == targets)[-request.num_scored :].all()))
+    return Scores(np.array(nll), np.array(greedy))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16, None])
+def test_scores_are_those_of_a_plain_loop_for_any_batch_size(model: ScoringModel, batch_size: int | None) -> None:
+    requests = random_requests(40)
+    expected, found = one_at_a_time(requests), score(model, requests, batch_size, workers=1)
+    np.testing.assert_allclose(found.nll, expected.nll, rtol=1e-6)
+    np.testing.assert_array_equal(found.greedy, expected.greedy)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 50])
+def test_the_number_of_workers_changes_no_bit(model: ScoringModel, workers: int) -> None:
+    requests = random_requests(23)
+    alone, together = score(model, requests, 4, workers=1), score(model, requests, 4, workers=workers)
+    np.testing.assert_array_equal(alone.nll, together.nll)
+    np.testing.assert_array_equal(alone.greedy, together.greedy)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_worker_has_one_thread_and_the_caller_keeps_its_own(workers: int) -> None:
+    class Telling(Bigram):
+        def logits(self, hidden: Tensor) -> Tensor:
+            return hidden @ self.table * torch.get_num_threads()
+
+    model = scoring_model(Telling(torch.tensor([[0.0, 1.0], [0.0, 0.0]])), 2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        scores = score(model, [Request(np.array([0, 1]), 1)] * 2, 1, workers)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert scores.nll == pytest.approx([math.log(1 + math.exp(-1))] * 2)
+
+
+def test_all_progress_is_reported(model: ScoringModel) -> None:
+    for workers in (1, 2):
+        counts: list[int] = []
+        score(model, random_requests(10), 4, workers, counts.append)
+        assert sorted(counts) == [2, 4, 4]
+
+
+def test_a_hand_computed_bigram() -> None:
+    table = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0]])  # after 0: 1/4, 3/4; after 1: 1/2, 1/2
+    request = Request(np.array([0, 1, 0, 0]), 3)
+    scores = score(scoring_model(Bigram(table), 2), [request], workers=1)
+    assert scores.nll[0] == pytest.approx(-math.log(3 / 4 * 1 / 2 * 1 / 4), rel=1e-7)
+    assert not scores.greedy[0]
+    assert score(scoring_model(Bigram(table), 2), [Request(np.array([0, 1]), 1)], workers=1).greedy[0]
+
+
+@pytest.mark.parametrize("padding", [0.0, 50.0, 1e30, float("nan")])
+def test_padded_columns_have_no_part_in_the_softmax_or_the_argmax(padding: float) -> None:
+    table = torch.randn(5, 5, generator=torch.Generator().manual_seed(1))
+    requests = [Request(np.array([0, 1, 4, 2, 3]), 4), Request(np.array([3, int(table[3].argmax())]), 1)]
+    bare = score(scoring_model(Bigram(table), 5), requests, workers=1)
+    padded = score(scoring_model(Bigram(torch.cat([table, torch.full((5, 3), padding)], 1)), 5), requests, workers=1)
+    np.testing.assert_array_equal(bare.nll, padded.nll)
+    np.testing.assert_array_equal(bare.greedy, padded.greedy)
+    assert bare.greedy[1]
+
+
+def test_scored_rows_go_through_the_output_layer_in_parts(model: ScoringModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = random_requests(12)
+    whole = score(model, requests, 4, workers=1)
+    monkeypatch.setattr(ScoringModel, "rows_per_head", lambda self: 3)
+    np.testing.assert_allclose(score(model, requests, 4, workers=1).nll, whole.nll, rtol=1e-6)
+
+
+def test_only_scored_rows_go_through_the_output_layer() -> None:
+    rows: list[int] = []
+
+    class Counting(Bigram):
+        def logits(self, hidden: Tensor) -> Tensor:
+            rows.append(len(hidden))
+            return super().logits(hidden)
+
+    requests = [Request(np.arange(10) % 4, 2), Request(np.arange(7) % 4, 3)]
+    score(scoring_model(Counting(torch.zeros(4, 4)), 4), requests, workers=1)
+    assert sum(rows) == 5
+
+
+def test_default_batches_shrink_with_the_model(model: ScoringModel) -> None:
+    small = model.default_batch_size(32)
+    assert small > 1
+    large = scoring_model(model.network, 61, 2**20, 2**12)
+    assert large.default_batch_size(2**20) == 1
+
+
+def test_what_does_not_fit_the_model_is_refused(model: ScoringModel) -> None:
+    with pytest.raises(BadInput, match="does not fit"):
+        score(model, [Request(np.zeros(CONFIG.seq_length + 2, dtype=np.int64), 1)])
+    with pytest.raises(BadInput, match="vocabulary"):
+        score(model, [Request(np.array([1, CONFIG.vocab_size]), 1)])
+    on_gpu = ScoringModel(model.network, 61, 32, 32, torch.float32, torch.device("cuda"))
+    with pytest.raises(BadInput, match="GPU"):
+        score(on_gpu, random_requests(2), workers=2)
+
+
+@pytest.mark.parametrize("num_scored", [0, 3, 4])
+def test_a_request_must_leave_something_to_predict_from(num_scored: int) -> None:
+    with pytest.raises(BadInput, match="cannot be scored"):
+        Request(np.array([1, 2, 3]), num_scored)
+
+
+def test_a_worker_that_dies_is_noticed() -> None:
+    class Dying(Bigram):
+        def hidden_states(self, tokens: Tensor) -> Tensor:
+            os._exit(9)
+
+    requests = [Request(np.array([0, 1]), 1)] * 4
+    with pytest.raises(UserError, match="ended with status 9"):
+        score(scoring_model(Dying(torch.zeros(2, 2)), 2), requests, 1, workers=2)

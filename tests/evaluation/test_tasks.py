@@ -1,0 +1,164 @@
+"""Perplexity and cloze tasks on models whose numbers can be computed by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from evaluation.cloze import StrictCloze, split_last_word
+from evaluation.perplexity import UNCHANGED, SlidingPerplexity, count_original_tokens
+from evaluation.protocol import PerplexityResult, Provenance, Scores, SourceText, perplexity
+from evaluation.scoring import score
+from lineage.errors import BadInput, IntegrityFailure
+from tests.evaluation.standins import Bigram, Bytes, scoring_model
+
+SOURCE = SourceText("some-task", "some text", "digest of the text")
+PROVENANCE = Provenance(
+    kind="measured",
+    checkpoint="here",
+    checkpoint_digest="c",
+    tokenizer_digest="t",
+    dtype="float32",
+    seconds=1.0,
+    environment={},
+)
+TEXT = "Some words stand here , in a row of words that nobody would ever want to read aloud . " * 7
+
+
+def uniform_perplexity(limit: int | None = None) -> PerplexityResult:
+    task = SlidingPerplexity(SOURCE, TEXT, UNCHANGED, Bytes(), 64, limit)
+    model = scoring_model(Bigram(torch.zeros(256, 256)), 256, 64)
+    return task.result(score(model, task.requests, workers=1), PROVENANCE)
+
+
+def test_a_uniform_model_has_the_vocabulary_as_its_perplexity() -> None:
+    result = uniform_perplexity()
+    num_tokens, num_original_tokens = len(TEXT.encode()), len(TEXT.strip().split(" "))
+    assert result.num_tokens == num_tokens
+    assert result.num_scored_tokens == num_tokens - 1
+    assert result.num_original_tokens == num_original_tokens == result.normaliser
+    assert result.subword_perplexity == pytest.approx(256, rel=1e-12)
+    assert result.perplexity == pytest.approx(256 ** ((num_tokens - 1) / num_original_tokens), rel=1e-12)
+    assert result.bits_per_byte == pytest.approx(8 * (num_tokens - 1) / num_tokens, rel=1e-12)
+    assert result.token_ratio == (num_tokens - 1) / (num_original_tokens - 1)
+    assert not result.partial
+
+
+def test_megatron_names_carry_megatron_s_divisor_and_clamp() -> None:
+    result = uniform_perplexity()
+    assert result.megatron["avg loss"] == pytest.approx(math.log(256))
+    assert result.megatron["ppl"] == pytest.approx(256)
+    assert result.megatron["token ratio"] == result.token_ratio
+    assert math.log(256) * result.token_ratio > 20
+    assert result.megatron["adjusted ppl"] == math.exp(20)
+
+
+def test_a_limit_keeps_the_scale_and_says_that_it_is_partial() -> None:
+    whole, part = uniform_perplexity(), uniform_perplexity(limit=5)
+    assert part.partial
+    assert part.num_windows == 5
+    assert part.num_scored_tokens == 5 * 2  # stride 64 / 32
+    assert part.normaliser == pytest.approx(whole.normaliser * 10 / whole.num_scored_tokens)
+    assert part.perplexity == pytest.approx(whole.perplexity, rel=1e-12)
+    assert part.bits_per_byte == pytest.approx(whole.bits_per_byte, rel=1e-12)
+    assert "only 5 of" in part.protocol
+    assert "only" not in whole.protocol
+    assert not uniform_perplexity(limit=10**6).partial
+
+
+def test_guessing_is_warned_of() -> None:
+    assert "untrained or was loaded wrongly" in uniform_perplexity().warnings[0]
+    task = SlidingPerplexity(SOURCE, TEXT, UNCHANGED, Bytes(), 64)
+    counts = np.array([request.num_scored for request in task.requests])
+    greedy = np.zeros(len(counts), dtype=bool)
+    just_below = task.result(Scores(counts * math.log(127.0), greedy), PROVENANCE)
+    assert just_below.warnings == []
+    assert task.result(Scores(counts * math.log(129.0), greedy), PROVENANCE).warnings
+
+
+def test_the_protocol_line_says_what_was_done() -> None:
+    line = uniform_perplexity().protocol
+    for part in ("some text", "detokenizer none", "window 64", "stride 2", "exp(summed loss / ", "float32"):
+        assert part in line
+
+
+def test_stride_is_a_thirty_second_of_the_window_but_never_nothing() -> None:
+    for window, stride in ((1024, 32), (128, 4), (100, 3), (16, 1)):
+        task = SlidingPerplexity(SOURCE, TEXT * 3, UNCHANGED, Bytes(), window)
+        assert task.windows[1].start == stride
+
+
+@pytest.mark.parametrize("nll", [float("nan"), float("inf"), 1e9])
+def test_a_loss_without_a_perplexity_is_refused(nll: float) -> None:
+    with pytest.raises(IntegrityFailure, match="diverged"):
+        perplexity(nll, 2)
+
+
+def test_original_tokens_count_a_newline_between_spaces() -> None:
+    assert count_original_tokens(" \n a b \n c \n") == len(["a", "b", "\n", "c"])
+
+
+def successor_model(known: str) -> Bigram:
+    """Predicts each byte of `known` after the one before it, and byte 0 elsewhere."""
+    table = torch.zeros(256, 256)
+    table[:, 0] = 1.0
+    for before, after in zip(known.encode(), known.encode()[1:], strict=False):
+        table[before, after] = 5.0
+    return Bigram(table)
+
+
+def test_the_last_word_is_split_off_as_megatron_does() -> None:
+    assert split_last_word(" He was full of\n\nPower") == ("He was full of", "Power")
+    assert split_last_word("the cat saw the cat ") == ("the cat saw the", "cat")
+
+
+def test_every_subword_of_the_target_must_be_right() -> None:
+    passages = ["a dog ran xyz", "a dog ran qyz"]
+    task = StrictCloze(SOURCE, passages, Bytes(), 32)
+    assert [request.num_scored for request in task.requests] == [4, 4]
+    assert bytes(task.requests[1].tokens.tolist()) == b"a dog ran qyz"
+    scores = score(scoring_model(successor_model("n xyz"), 256), task.requests, workers=1)
+    assert list(scores.greedy) == [True, False]  # of " qyz" the last sub-words y, z would be right
+    result = task.result(scores, PROVENANCE)
+    assert result.accuracy == 0.5
+    assert result.standard_error == pytest.approx(math.sqrt(0.25 / 1))
+    assert (result.num_correct, result.num_examples, result.num_scored_tokens) == (1, 2, 8)
+    assert result.perplexity == pytest.approx(math.exp(scores.nll.mean()))
+
+
+def test_white_space_before_the_target_becomes_one_space() -> None:
+    task = StrictCloze(SOURCE, ["full of\n\nPower"], Bytes(), 32)
+    assert bytes(task.requests[0].tokens.tolist()) == b"full of Power"
+
+
+def test_long_examples_lose_their_beginning_and_are_counted() -> None:
+    task = StrictCloze(SOURCE, ["one two three four", "a b"], Bytes(), 9)
+    assert bytes(task.requests[0].tokens.tolist()) == b"three four"
+    model = scoring_model(Bigram(torch.zeros(256, 256)), 256, 9)
+    result = task.result(score(model, task.requests, workers=1), PROVENANCE)
+    assert result.num_truncated == 1
+    assert "1 examples cut at the left" in result.protocol
+    assert result.num_tokens == len("one two three four") + len("a b")
+
+
+def test_a_target_longer_than_the_context_is_refused() -> None:
+    with pytest.raises(BadInput, match="does not fit"):
+        StrictCloze(SOURCE, ["a incomprehensible"], Bytes(), 8)
+
+
+def test_cloze_limit_is_partial_and_spread() -> None:
+    passages = [f"this is passage number {number:03d}" for number in range(100)]
+    task = StrictCloze(SOURCE, passages, Bytes(), 64, limit=4)
+    assert [bytes(request.tokens.tolist())[-3:] for request in task.requests] == [
+        b"012",
+        b"037",
+        b"062",
+        b"087",
+    ]
+    scores = Scores(np.ones(4), np.array([True, False, False, True]))
+    result = task.result(scores, PROVENANCE)
+    assert result.partial
+    assert result.num_examples == 4
+    assert result.num_original_tokens == 100
+    assert "only 4 of 100" in result.protocol
