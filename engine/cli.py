@@ -1,7 +1,7 @@
 """`mlm-train`: train a configuration, resume a run."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,10 +10,10 @@ import typer
 from engine.allocator import keep_large_buffers
 from engine.config import RunConfig, shrink
 from engine.launch import default_ranks, launch
+from engine.training_run import begin_run
 from lineage.command import run_command
 from lineage.config import load_config, override_config, parse_config
 from lineage.digest import sha256_json
-from lineage.errors import BadInput
 from lineage.run import RunDirectory
 
 app = typer.Typer(help="Train GPT-2 the Megatron-LM way.", no_args_is_help=True)
@@ -40,7 +40,7 @@ def run(
         print_plan(resolved)
         return
     arguments = ["run", str(config), *[f"--set={item}" for item in overrides or []], f"--runs={runs}"]
-    _start(resolved, arguments + (["--twin"] if twin else []), ranks, lambda: _train(resolved, runs))
+    _start(resolved, runs, arguments + (["--twin"] if twin else []), ranks)
 
 
 @app.command()
@@ -51,7 +51,7 @@ def resume(
     """Go on with a run from its newest checkpoint; nothing else needs saying."""
     directory = RunDirectory.open(run)
     config = parse_config(directory.manifest.get("config", {}), RunConfig, str(directory.path / "manifest.json"))
-    _start(config, ["resume", str(directory.path)], ranks, lambda: _train(config, directory.path.parent))
+    _start(config, directory.path.parent, ["resume", str(directory.path)], ranks)
 
 
 def read_run_config(path: Path, overrides: Sequence[str] = (), twin: bool = False) -> RunConfig:
@@ -83,18 +83,17 @@ def print_plan(config: RunConfig) -> None:
     print(f"checkpoint         {checkpoint_bytes(model, train.precision) / 2**30:.2f} GiB")
 
 
-def _start(config: RunConfig, arguments: list[str], ranks: int | None, here: Callable[[], None]) -> None:
+def _start(config: RunConfig, runs: Path, arguments: list[str], ranks: int | None) -> None:
     """Train in this process under torchrun or on one rank; otherwise start the ranks."""
     ranks = ranks or default_ranks(config)
-    if "WORLD_SIZE" in os.environ or ranks == 1:
-        here()
-        return
-    if ranks % config.parallel.tp:
-        raise BadInput(f"--ranks {ranks} is not a multiple of tp = {config.parallel.tp}")
-    raise SystemExit(launch("engine.cli", arguments, ranks))
-
-
-def _train(config: RunConfig, runs: Path) -> None:
+    if "WORLD_SIZE" not in os.environ:
+        _, _, run = begin_run(config, runs)
+        if run.is_complete:
+            run.link()
+            print(f"already complete: {run.path}")
+            return
+        if ranks > 1:
+            raise SystemExit(launch("engine.cli", arguments, ranks))
     from engine.trainer import train
 
     done = train(config, runs)

@@ -25,13 +25,11 @@ from engine.parallel.mesh import ParallelMesh, build_mesh, launched_world_size
 from engine.parallel.sharding import sharded_parameters
 from engine.precision import DTYPES, LossScaler
 from engine.rng import Dropout
+from engine.training_run import METRICS, SUMMARY, begin_run, read_metrics
 from lineage.atomic import write_json, write_text
 from lineage.errors import Interrupted, UserError
 from lineage.progress import Progress
 from lineage.run import RunDirectory
-
-METRICS = "metrics.jsonl"
-SUMMARY = "summary.json"
 
 
 class NotFinite(UserError):
@@ -45,8 +43,7 @@ def train(config: RunConfig, root: Path) -> RunDirectory:
 
     A complete run is returned as it is. Raises Interrupted after SIGTERM or Ctrl-C, with a checkpoint written.
     """
-    dataset = DatasetFacts.read(config.data.dataset)
-    config = config.model_copy(update={"model": dataset.resize(config.model)})
+    config, dataset, run = begin_run(config, root)
     layout = fit_layout(
         launched_world_size(),
         config.parallel.tp,
@@ -54,15 +51,10 @@ def train(config: RunConfig, root: Path) -> RunDirectory:
         config.model.padded_vocab_size,
         config.train.global_batch_size // config.train.microbatch_size,
     )
-    mesh = build_mesh(layout)
     if layout.world_size > 1:
         torch.set_num_threads(1)
-    for turn in (True, False):
-        if mesh.is_first == turn:
-            run = RunDirectory.begin(
-                root, config.name, "training", config.model_dump(mode="json"), {"dataset": dataset.digest}
-            )
-        mesh.barrier()
+    mesh = build_mesh(layout)
+    mesh.barrier()
     if run.is_complete:
         run.link()
     else:
@@ -108,7 +100,7 @@ class Trainer:
                 line, stop = self._iterate(iteration)
                 self._write(metrics, line)
                 done = iteration + 1
-                if done % train.validation_interval == 0 and done < train.iterations:
+                if done % train.validation_interval == 0 or done == train.iterations:
                     self._write(metrics, self._validate(done, train.validation_samples))
                 self.state = TrainingState(
                     done, self.optimizer.steps, before + time.monotonic() - start,
@@ -123,7 +115,7 @@ class Trainer:
                     )
                 progress.advance(1, self._console(line))
             final = self._validate(train.iterations, self.validation.num_samples)
-            self._write(metrics, final | {"final": True})
+            self._write(metrics, final | {"kind": "final-validation"})
         if self.mesh.is_first:
             self._finish(final)
         self.mesh.barrier()
@@ -233,7 +225,7 @@ class Trainer:
         if not self.mesh.is_first:
             yield None
             return
-        kept = [line for line in read_metrics(path) if line["iteration"] <= self.state.iteration]
+        kept = [line for line in read_metrics(self.run.path) if line["iteration"] <= self.state.iteration]
         if self.state.iteration == 0:
             kept = []
         write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
@@ -258,23 +250,3 @@ class Trainer:
         finally:
             for number, handler in old.items():
                 signal.signal(number, handler)
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file; a last line cut short by a crash is left out."""
-    if not path.is_file():
-        return []
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(dict(json.loads(text)))
-        except ValueError:
-            break
-    return lines
-
-
-def resume(path: Path) -> RunDirectory:
-    """Go on with the run at `path` as its manifest says, until it is complete."""
-    run = RunDirectory.open(path)
-    config = RunConfig.model_validate(run.manifest["config"])
-    return train(config, run.path.parent)

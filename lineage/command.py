@@ -1,6 +1,7 @@
 """How every command starts and ends: one sentence and an exit code for a user's mistake, never a traceback."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -17,16 +18,18 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     arguments = sys.argv[1:]
     if default and arguments and not arguments[0].startswith("-") and arguments[0] not in verbs:
         arguments = [default, *arguments]
+    signal.signal(signal.SIGINT, _interrupt)
     try:
         app(args=arguments)
     except UserError as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues where it stopped", file=sys.stderr)
-        raise SystemExit(Interrupted.exit_code) from None
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     raise SystemExit(0)
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    raise Interrupted("interrupted; the same command goes on from what was finished")

@@ -1,0 +1,243 @@
+"""A reproduction from raw text to report: a sequence of this suite's public commands, each printed before it runs."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.config import DataConfig
+from data_pipeline.testsets import find_test_set
+from engine.config import RunConfig
+from engine.costs import parameter_count
+from engine.training_run import read_metrics, read_summary
+from experiments.plan import Plan, model_file
+from experiments.published import published_records
+from lineage.atomic import write_json
+from lineage.config import load_config
+from lineage.digest import read_digest
+from lineage.environment import describe_environment
+from lineage.errors import DataMissing, UserError
+from lineage.progress import format_duration
+from lineage.records import Record, read_records, write_records
+from lineage.run import RunDirectory
+
+SHAPE = ("num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size")
+RECIPE = ("global_batch_size", "iterations", "learning_rate")
+
+
+class StepFailed(UserError):
+    """A command of the sequence failed; its own sentence stands above and its exit code is passed on."""
+
+    def __init__(self, command: str, exit_code: int) -> None:
+        super().__init__(f"`{command}` ended with exit code {exit_code}; what was finished before it is kept")
+        self.exit_code = exit_code
+
+
+def reproduce(plan: Plan, runs: Path) -> Path:
+    """Data, training, evaluation, records, report; what is already complete is found and said so.
+
+    Returns the reproduction's directory. Raises StepFailed with the exit code of the command that failed.
+    """
+    start = time.monotonic()
+    dataset = _build_data(plan, runs)
+    trained = [_train(plan, config, dataset, runs) for config in plan.configs]
+    available = {name: _is_available(name) for name in ("wikitext103", "lambada")}
+    size = plan.size
+    run = RunDirectory.begin(
+        runs,
+        f"reproduce-{plan.target}" + (f"-{size.suffix}" if size and size.name == "smoke" else ""),
+        "reproduction",
+        {
+            "target": plan.target,
+            "mode": plan.mode,
+            "windows": size.windows if size else None,
+            "examples": size.examples if size else None,
+            "test_sets": available,
+        },
+        {"dataset": dataset.digest} | {run.manifest["name"]: run.digest for run in trained},
+    )
+    if run.is_complete:
+        run.link()
+        print(f"already complete: {run.path}")
+    else:
+        records = list(published_records(tuple(config.name for config in plan.published)))
+        for config, training in zip(plan.published, trained, strict=True):
+            records += _curve_records(config.name, plan, training)
+            records += _evaluate(config.name, plan, training, run)
+        write_records(run.path / "records.jsonl", records)
+        shutil.copyfile(dataset.path / "ledger.json", run.path / "ledger.json")
+        write_json(run.path / "summary.json", _summary(plan, trained, dataset))
+        run.complete()
+    page = run.path / "report" / "index.html"
+    if not page.is_file():
+        _command("mlm-report", "build", str(run.path))
+    _print_results(run.path)
+    print(f"report: {page}")
+    print(f"done in {format_duration(time.monotonic() - start)}")
+    return run.path
+
+
+def _build_data(plan: Plan, runs: Path) -> RunDirectory:
+    name = load_config(plan.recipe, DataConfig).name
+    _command("mlm-data", "run", _shown(plan.recipe), "--runs", str(runs))
+    return RunDirectory.open(runs / name)
+
+
+def _train(plan: Plan, config: RunConfig, dataset: RunDirectory, runs: Path) -> RunDirectory:
+    published = config.name.split("-")[0]
+    settings = [*plan.overrides(config), f"data.dataset={runs / dataset.path.name}"]
+    twin = ["--twin"] if plan.size else []
+    options = [f"--set={setting}" for setting in settings]
+    _command("mlm-train", "run", _shown(model_file(published)), *twin, *options, "--runs", str(runs))
+    return RunDirectory.open(runs / config.name)
+
+
+def _evaluate(model: str, plan: Plan, training: RunDirectory, run: RunDirectory) -> list[Record]:
+    limits = {"wikitext103": plan.size.windows, "lambada": plan.size.examples} if plan.size else {}
+    records = []
+    for task in ("wikitext103", "lambada"):
+        path = run.path / "evaluations" / f"{model}-{task}.json"
+        limit = ["--limit", str(limits[task])] if task in limits else []
+        if not path.is_file():
+            _command("mlm-eval", task, "--ckpt", _shown(training.path), "--json", _shown(path), *limit)
+        records.append(_evaluation_record(model, json.loads(path.read_text(encoding="utf-8")), training))
+    return records
+
+
+def _evaluation_record(model: str, result: dict[str, Any], training: RunDirectory) -> Record:
+    quantity, field = {
+        "wikitext103": ("wikitext103_perplexity", "perplexity"),
+        "lambada": ("lambada_accuracy", "accuracy"),
+        "heldout-perplexity": ("heldout_perplexity", "perplexity"),
+        "heldout-cloze": ("heldout_cloze_accuracy", "accuracy"),
+    }[result["task"]]
+    percent = field == "accuracy"
+    note = f"partial: {result['num_scored_tokens']:,} tokens scored" if result["partial"] else ""
+    return Record(
+        experiment="2019/table-3",
+        series=model,
+        quantity=quantity,
+        value=result[field] * (100 if percent else 1),
+        unit="%" if percent else "",
+        kind=result["kind"],
+        source=training.path.name,
+        digest=result["checkpoint_digest"],
+        seed=training.manifest["config"]["train"]["seed"],
+        note=note,
+    )
+
+
+def _curve_records(model: str, plan: Plan, training: RunDirectory) -> list[Record]:
+    origin: dict[str, Any] = {
+        "series": model,
+        "kind": "scaled" if plan.mode == "scaled" else "measured",
+        "source": training.path.name,
+        "digest": training.digest,
+        "seed": training.manifest["config"]["train"]["seed"],
+        "x_name": "iteration",
+    }
+    experiments = {
+        "train": ("2019/training-loss", "training_loss", "loss"),
+        "validation": ("2019/figure-6", "validation_perplexity", "perplexity"),
+        "final-validation": ("2019/validation", "final_validation_perplexity", "perplexity"),
+    }
+    records = []
+    for line in read_metrics(training.path):
+        experiment, quantity, field = experiments[line["kind"]]
+        if line["iteration"]:
+            records.append(
+                Record(experiment=experiment, quantity=quantity, value=line[field], x=line["iteration"], **origin)
+            )
+    return records
+
+
+def _summary(plan: Plan, trained: list[RunDirectory], dataset: RunDirectory) -> dict[str, Any]:
+    environment = describe_environment()
+    twin = plan.configs[0].twin
+    models = []
+    for published, run in zip(plan.published, trained, strict=True):
+        done = read_summary(run.path)
+        config = RunConfig.model_validate(run.manifest["config"])
+        models.append(
+            {
+                "name": published.name,
+                "run": run.path.name,
+                "published": _shape(published),
+                "trained": _shape(config),
+                "seed": done["seed"],
+                "tokens": done["tokens"],
+                "train_seconds": done["train_seconds"],
+                "tokens_per_second": done["tokens_per_second"],
+                "checkpoint_digest": read_digest(run.path / "checkpoints" / done["checkpoint"]),
+            }
+        )
+    facts = json.loads((dataset.path / "dataset.json").read_text(encoding="utf-8"))
+    memory = environment["memory_bytes"]
+    gpus = ", ".join(environment["gpus"])
+    return {
+        "target": plan.target,
+        "mode": plan.mode,
+        "reason": plan.reason,
+        "source": facts["source"],
+        "twin_rule": twin.sentence() if twin else "",
+        "models": models,
+        "hardware": f"{environment['cpu']}, {environment['cores']} cores"
+        + (f", {memory / 2**30:.0f} GiB" if memory else "")
+        + (f"; {gpus}" if gpus else ""),
+        "commit": str(environment["source"].get("commit") or ""),
+        "commands": dict.fromkeys(
+            ("figure-6", "training-loss", "table-3", "ledger", "models"),
+            f"make {'smoke' if plan.size and plan.size.name == 'smoke' else 'reproduce-' + plan.target}",
+        ),
+    }
+
+
+def _shape(config: RunConfig) -> dict[str, Any]:
+    values = config.model.model_dump(include=set(SHAPE)) | config.train.model_dump(include=set(RECIPE))
+    return values | {"parameters": parameter_count(config.model)}
+
+
+def _print_results(directory: Path) -> None:
+    records = [r for r in read_records(directory / "records.jsonl") if r.kind != "published"]
+    final = {r.series: r.value for r in records if r.quantity == "final_validation_perplexity"}
+    for name, value in final.items():
+        scores = ", ".join(
+            f"{r.quantity.replace('_', ' ')} {r.value:.2f}{r.unit}{' (partial)' if r.note else ''}"
+            for r in records
+            if r.series == name and r.experiment == "2019/table-3"
+        )
+        print(f"{name}: validation perplexity {value:.2f}; {scores}")
+    if len(final) > 1:
+        values = list(final.values())
+        falls = all(larger < smaller for smaller, larger in pairwise(values))
+        print(
+            f"Figure 6's order, larger models reach lower perplexity: {'holds' if falls else 'DOES NOT HOLD'} "
+            f"({' > '.join(final)})"
+        )
+
+
+def _is_available(name: str) -> bool:
+    try:
+        find_test_set(name)
+    except DataMissing:
+        return False
+    return True
+
+
+def _shown(path: Path) -> str:
+    """The path relative to the current directory where it lies below it."""
+    return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
+
+
+def _command(program: str, *arguments: str) -> None:
+    shown = shlex.join([program, *arguments])
+    print(f"\n$ {shown}", flush=True)
+    code = subprocess.run([str(Path(sys.executable).with_name(program)), *arguments], check=False).returncode
+    if code:
+        raise StepFailed(shown, code if code > 0 else 1)

@@ -1,0 +1,108 @@
+"""Curves picked from records, and whether larger models end lower."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from lineage.records import Kind, Record
+from reports.load import Reproduction
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmbt])", re.IGNORECASE)
+_FACTOR = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One series of one kind, by ascending x."""
+
+    series: str
+    kind: Kind
+    rank: int
+    """Place among the models by size, smallest 0: decides colour and marker."""
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+    @property
+    def last_x(self) -> float:
+        return self.x[-1]
+
+    @property
+    def final(self) -> float:
+        return self.y[-1]
+
+    @property
+    def share(self) -> tuple[float, ...]:
+        """x as a share of the curve's last x."""
+        return tuple(x / self.last_x if self.last_x else 1.0 for x in self.x)
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """Whether, within one kind, each larger model is strictly below every smaller one."""
+
+    kind: Kind
+    finals: tuple[tuple[str, float], ...]
+    """Series and last value, smallest model first."""
+    points_in_order: int
+    common_points: int
+
+    @property
+    def holds(self) -> bool | None:
+        """At the end of training; None with fewer than two models."""
+        values = [value for _, value in self.finals]
+        return None if len(values) < 2 else _descending(values)
+
+    @property
+    def inversions(self) -> list[tuple[str, str]]:
+        """Pairs (larger, smaller) of neighbouring sizes where the larger does not end lower."""
+        pairs = zip(self.finals, self.finals[1:], strict=False)
+        return [(large[0], small[0]) for small, large in pairs if large[1] >= small[1]]
+
+
+def model_order(reproduction: Reproduction) -> list[str]:
+    """Every series named in the summary or the records, by published size, then by name."""
+    sizes = {
+        model.name: float(model.published["parameters"])
+        for model in reproduction.summary.models
+        if isinstance(model.published.get("parameters"), int | float)
+    }
+    names = {model.name for model in reproduction.summary.models}
+    names |= {record.series for record in reproduction.records}
+    return sorted(names, key=lambda name: (sizes.get(name, _size_in_name(name)), name))
+
+
+def build_curves(records: Iterable[Record], order: Sequence[str]) -> list[Curve]:
+    """One curve for each (kind, series) that has points with an x, published first, then by size."""
+    points: dict[tuple[Kind, str], list[tuple[float, float]]] = {}
+    for record in records:
+        if record.x is not None:
+            points.setdefault((record.kind, record.series), []).append((record.x, record.value))
+    curves = []
+    for (kind, series), pairs in points.items():
+        xs, ys = zip(*sorted(pairs), strict=True)
+        curves.append(Curve(series, kind, order.index(series), tuple(xs), tuple(ys)))
+    return sorted(curves, key=lambda curve: (curve.kind != "published", curve.kind, curve.rank))
+
+
+def orderings(curves: Sequence[Curve]) -> list[Ordering]:
+    """The order of the models within each kind."""
+    found = []
+    for kind in dict.fromkeys(curve.kind for curve in curves):
+        same = sorted((curve for curve in curves if curve.kind == kind), key=lambda curve: curve.rank)
+        tables = [dict(zip(curve.x, curve.y, strict=True)) for curve in same]
+        common = set(tables[0]).intersection(*tables[1:])
+        in_order = sum(_descending([table[x] for table in tables]) for x in common)
+        found.append(
+            Ordering(kind, tuple((curve.series, curve.final) for curve in same), in_order, len(common))
+        )
+    return found
+
+
+def _descending(values: Sequence[float]) -> bool:
+    return all(later < earlier for earlier, later in pairwise(values))
+
+
+def _size_in_name(name: str) -> float:
+    match = _SIZE.search(name)
+    return float(match[1]) * _FACTOR[match[2].lower()] if match else float("inf")

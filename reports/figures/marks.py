@@ -1,0 +1,123 @@
+"""Marks that several figures share: labels at the ends of curves, plain ticks, the key."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from reports.curves import Curve
+from reports.numbers import compact, show
+from reports.style import LIGHT, look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+
+
+class EndLabel(NamedTuple):
+    """A name to stand at the right of the axes, level with y if there is room."""
+
+    y: float
+    text: str
+    color: str
+
+
+def plot_curve(
+    axes: "Axes",
+    xs: Sequence[float],
+    ys: Sequence[float],
+    curve: Curve,
+    markers: int = 10,
+) -> None:
+    """Draw a curve in its model's look: published thin, dashed, open markers; otherwise solid, filled markers.
+
+    Larger models have thinner lines, so that a curve under another still shows.
+    """
+    color, marker = look(curve.rank)
+    published = curve.kind == "published"
+    axes.plot(
+        xs,
+        ys,
+        color=color,
+        linewidth=1.1 if published else max(1.2, 2.5 - 0.45 * curve.rank),
+        linestyle=(0, (4, 2.2)) if published else "-",
+        marker=marker,
+        markersize=(4.2 if published else 5.0) + (1.0 if marker == "^" else 0.0),
+        markerfacecolor=LIGHT["paper"] if published else color,
+        markeredgecolor=color if published else LIGHT["paper"],
+        markeredgewidth=0.9 if published else 0.7,
+        markevery=max(1, len(xs) // markers),
+        clip_on=False,
+        zorder=3,
+    )
+
+
+def end_labels(axes: "Axes", labels: Sequence[EndLabel], gap: float = 0.05) -> None:
+    """Name curves at their ends, moved apart to `gap` of the axes' height, with a hairline where moved."""
+    transform = axes.transData + axes.transAxes.inverted()
+    ordered = sorted(labels, key=lambda label: label.y)
+    right = axes.get_xlim()[1]
+    levels = [float(transform.transform((right, label.y))[1]) for label in ordered]
+    for label, level, place in zip(ordered, levels, _spread(levels, gap), strict=True):
+        axes.annotate(
+            label.text,
+            xy=(1.0, level),
+            xytext=(1.035, place),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            color=label.color,
+            fontsize=8.8,
+            fontweight="bold",
+            va="center",
+            ha="left",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": label.color,
+                "linewidth": 0.6,
+                "shrinkA": 1,
+                "shrinkB": 1,
+            },
+        )
+
+
+def end_label(curve: Curve, value: float | None = None) -> EndLabel:
+    """Name and last value of a curve, or of what is drawn for it."""
+    level = curve.final if value is None else value
+    return EndLabel(level, f"{curve.series} {show(level)}", look(curve.rank).color)
+
+
+def key_line(curve: Curve) -> "Line2D":
+    """A handle for a key that names the model by colour and marker."""
+    from matplotlib.lines import Line2D
+
+    color, marker = look(curve.rank)
+    return Line2D([], [], color=color, marker=marker, markersize=5, linewidth=2, label=curve.series)
+
+
+def plain_log_ticks(axes: "Axes") -> None:
+    """Label a logarithmic y axis with plain numbers at 1, 2 and 5 of each decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=20))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(which="minor", length=0)
+
+
+def _spread(levels: Sequence[float], gap: float) -> list[float]:
+    """Ascending levels at least `gap` apart, each group kept about its own middle."""
+    groups: list[list[float]] = []
+    for level in levels:
+        groups.append([level])
+        while len(groups) > 1 and _bottom(groups[-1], gap) - _top(groups[-2], gap) < gap:
+            last = groups.pop()
+            groups[-1] = groups[-1] + last
+    return [_bottom(group, gap) + index * gap for group in groups for index in range(len(group))]
+
+
+def _bottom(group: Sequence[float], gap: float) -> float:
+    return sum(group) / len(group) - gap * (len(group) - 1) / 2
+
+
+def _top(group: Sequence[float], gap: float) -> float:
+    return sum(group) / len(group) + gap * (len(group) - 1) / 2

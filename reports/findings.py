@@ -1,0 +1,164 @@
+"""What the numbers say, in sentences computed from them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lineage.records import Kind, Record
+from reports.curves import Curve, Ordering, orderings
+from reports.figures.training_loss import mean_window
+from reports.load import Ledger, Reproduction
+from reports.numbers import percent, show
+from reports.tables import BENCHMARKS, FALLBACKS, is_partial
+
+SUBJECT: dict[Kind, str] = {
+    "published": "the published curves",
+    "scaled": "the scaled twins",
+    "measured": "the models trained here",
+    "simulated": "the simulation",
+}
+
+
+class Finding(NamedTuple):
+    """A verdict in a few words and the sentence behind it."""
+
+    topic: str
+    verdict: str
+    sentence: str
+    good: bool | None
+    kind: Kind | None
+
+
+def ordering_finding(curves: Sequence[Curve], records: Sequence[Record]) -> Finding:
+    """Whether larger models end lower here, as they do in the paper."""
+    topic = "Figure 6, order of the models"
+    ours = [found for found in orderings(curves) if found.kind != "published"]
+    if not ours or ours[0].holds is None:
+        return Finding(
+            topic, "Cannot be judged", "Fewer than two models were trained and evaluated here.", None, None
+        )
+    found = ours[0]
+    sentence = _ordering_sentence(found) + seeds_sentence(records)
+    verdict = "The order holds" if found.holds else "The order does not hold"
+    return Finding(topic, verdict, sentence, found.holds, found.kind)
+
+
+def ordering_caption(curves: Sequence[Curve]) -> list[str]:
+    """A sentence on the order within each kind, published first."""
+    return [_ordering_sentence(found) for found in orderings(curves) if found.holds is not None]
+
+
+def seeds_sentence(records: Sequence[Record]) -> str:
+    """How many seeds stand behind what was run here, if recorded."""
+    seeds = {record.seed for record in records if record.kind != "published" and record.seed is not None}
+    if len(seeds) == 1:
+        return f" One seed ({seeds.pop()}) for each model: how much this varies from run to run was not measured."
+    return f" {len(seeds)} seeds." if seeds else ""
+
+
+def evaluation_finding(records: Sequence[Record]) -> Finding:
+    """How much of Table 3 has a number of our own."""
+    topic = "Table 3, tests"
+    ours = [record for record in records if record.kind != "published"]
+    parts, complete = [], True
+    for quantity, (title, _) in BENCHMARKS.items():
+        chosen = [record for record in ours if record.quantity == quantity]
+        partial = sum(is_partial(record) for record in chosen)
+        complete = complete and bool(chosen) and not partial
+        if chosen:
+            range_text = _range([record.value for record in chosen])
+            parts.append(
+                f"{title} was computed for {_models(chosen)}{range_text if 'perplexity' in quantity else ''}"
+                + (f", {partial} of {len(chosen)} partially." if partial else ".")
+            )
+        else:
+            parts.append(f"No {title} was computed.")
+    if any(record.quantity in FALLBACKS for record in ours):
+        parts.append("A held-out set stands in under its own name; it is neither WikiText-103 nor LAMBADA.")
+    verdict = "Tested in full" if complete else "Tested in part" if ours else "Not tested"
+    return Finding(topic, verdict, " ".join(parts), complete or None, ours[0].kind if ours else None)
+
+
+def data_finding(ledger: Ledger | None, kind: Kind) -> Finding:
+    """How much of the source text the models were trained on."""
+    topic = "Training data"
+    if ledger is None:
+        return Finding(
+            topic, "No ledger", "What the data pipeline kept and dropped is not recorded.", None, None
+        )
+    first, last = ledger.stages[0], ledger.stages[-1]
+    kept = percent(last.documents_out, first.documents_in)
+    tokens = f" They hold {last.tokens_out:,} tokens." if last.tokens_out is not None else ""
+    sentence = f"{last.documents_out:,} of {first.documents_in:,} documents passed every stage.{tokens}"
+    return Finding(topic, f"{kept} of documents kept", sentence, None, kind)
+
+
+def scale_limits(reproduction: Reproduction) -> str:
+    """What the numbers of this mode can and cannot show."""
+    if reproduction.summary.mode == "full":
+        return (
+            "The models were trained at their published configuration. "
+            "Their numbers are marked measured and may be set against the published ones."
+        )
+    return (
+        "Twins can show that data, training and test protocols work from end to end, and whether larger models still "
+        "end lower than smaller ones. They cannot show that the published values are reached: shape, data, vocabulary "
+        "and length of training differ, so a scaled perplexity and a published one do not measure the same thing."
+    )
+
+
+def figure_6_alt(curves: Sequence[Curve]) -> str:
+    """Text alternative of Figure 6."""
+    layers = "; ".join(f"{curve.kind} {curve.series} ends at {show(curve.final)}" for curve in curves)
+    return f"Line chart of validation perplexity over the share of training, logarithmic. {layers}."
+
+
+def training_loss_alt(curves: Sequence[Curve]) -> str:
+    """Text alternative of the training loss."""
+    ends = "; ".join(
+        f"{curve.series} falls from {show(curve.y[0])} to {show(curve.final)}"
+        if curve.final < curve.y[0]
+        else f"{curve.series} goes from {show(curve.y[0])} to {show(curve.final)}"
+        for curve in curves
+    )
+    return f"Line chart of training loss against iterations. {ends}."
+
+
+def training_loss_caption(curves: Sequence[Curve]) -> str:
+    """What is drawn, and over how many points the running mean is taken."""
+    windows = sorted({mean_window(curve) for curve in curves if mean_window(curve) > 1})
+    if not windows:
+        return "Every recorded value is drawn."
+    points = " or ".join(str(window) for window in windows)
+    return (
+        f"Faint: every recorded value. Strong: mean of the last {points} values. Labels give the last mean."
+    )
+
+
+def funnel_alt(ledger: Ledger) -> str:
+    """Text alternative of the funnel."""
+    steps = "; ".join(f"{stage.name} keeps {stage.documents_out:,} documents" for stage in ledger.stages)
+    return f"Bar chart of what each stage of the data pipeline keeps. {steps}."
+
+
+def _ordering_sentence(found: Ordering) -> str:
+    ends = " < ".join(f"{name} {show(value)}" for name, value in reversed(found.finals))
+    points = ""
+    if found.common_points > 1:
+        points = (
+            f" The whole order holds at {found.points_in_order} of {found.common_points} common iterations."
+        )
+    if found.holds:
+        return f"In {SUBJECT[found.kind]} the larger model ends lower: {ends}.{points}"
+    ends = ", ".join(f"{name} {show(value)}" for name, value in reversed(found.finals))
+    wrong = " and ".join(f"{large} does not end below {small}" for large, small in found.inversions)
+    return f"In {SUBJECT[found.kind]} {wrong}: {ends}.{points}"
+
+
+def _models(records: Sequence[Record]) -> str:
+    names = list(dict.fromkeys(record.series for record in records))
+    return "one model" if len(names) == 1 else f"{len(names)} models"
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return f" ({show(low)})" if low == high else f" ({show(low)} to {show(high)})"

@@ -1,0 +1,244 @@
+"""A reproduction directory as typed values, with a sentence for everything that could not be used."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lineage.config import parse_config
+from lineage.digest import MARKER, is_sealed, read_digest, sha256_file, sha256_json
+from lineage.errors import BadInput, IntegrityFailure, UserError
+from lineage.records import Record
+from lineage.run import MANIFEST, RunDirectory
+
+SUMMARY, RECORDS, LEDGER = "summary.json", "records.jsonl", "ledger.json"
+
+
+class Document(BaseModel):
+    """Part of a file another room wrote: known fields are checked, further ones are left alone."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Model(Document):
+    """A published model and what was trained in its name."""
+
+    name: str
+    run: str = ""
+    published: dict[str, Any] = {}
+    trained: dict[str, Any] = {}
+    seed: int | None = None
+    tokens: int | None = None
+    train_seconds: float | None = None
+    tokens_per_second: float | None = None
+    checkpoint_digest: str | None = None
+
+
+class Summary(Document):
+    """summary.json: what was run, on what, and why at this size."""
+
+    target: str
+    mode: Literal["scaled", "full"]
+    reason: str = ""
+    source: str = ""
+    twin_rule: str = ""
+    models: list[Model] = []
+    hardware: str = ""
+    commit: str = ""
+    commands: dict[str, str] = {}
+
+
+class Amount(Document):
+    """Documents with their size; a size is None where the stage did not count it."""
+
+    documents: int
+    bytes: int | None = None
+    tokens: int | None = None
+
+
+class Sample(Document):
+    """A dropped document: untrusted text."""
+
+    id: str | int = ""
+    excerpt: str = ""
+
+
+class Stage(Document):
+    """One stage of the data pipeline: what went in, what came out, why the rest did not."""
+
+    name: str
+    documents_in: int
+    documents_out: int
+    bytes_in: int | None = None
+    bytes_out: int | None = None
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    dropped: dict[str, Amount] = {}
+    changed: int | None = None
+    samples: dict[str, list[Sample]] = {}
+    seconds: float | None = None
+    note: str = ""
+
+
+class Ledger(Document):
+    """ledger.json: the attrition of the data set behind the twins."""
+
+    source: str = ""
+    stages: list[Stage] = Field(min_length=1)
+    splits: dict[str, Amount] = {}
+    malformed_lines: int = 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something the page cannot show, in one sentence."""
+
+    part: str
+    """File it concerns."""
+    sentence: str
+    damaged: bool
+    """False where the file is only absent or empty; True where it is not what it was when it was written."""
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Everything a page is made from."""
+
+    directory: Path
+    manifest: dict[str, Any]
+    digest: str | None
+    """The run's digest; None for a run that has not been completed."""
+    summary: Summary
+    records: tuple[Record, ...]
+    ledger: Ledger | None
+    problems: tuple[Problem, ...]
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    def problems_of(self, part: str) -> list[str]:
+        return [problem.sentence for problem in self.problems if problem.part == part]
+
+    def select(self, experiment: str, *quantities: str) -> list[Record]:
+        """Records of a published table or figure, in file order; all quantities unless some are named."""
+        return [
+            record
+            for record in self.records
+            if record.experiment == experiment and (not quantities or record.quantity in quantities)
+        ]
+
+
+def newest_reproduction(runs: Path) -> Path:
+    """The complete `reproduce-*` directory under `runs` that was begun last. Raises BadInput without one."""
+    found = [path for path in sorted(runs.glob("reproduce-*")) if path.is_dir() and not path.is_symlink()]
+    complete = [path for path in found if is_sealed(path)]
+    if not complete:
+        unfinished = f" ({len(found)} unfinished)" if found else ""
+        raise BadInput(f"there is no complete reproduction (reproduce-*) under {runs}{unfinished}")
+    return max(complete, key=lambda path: str(RunDirectory(path).manifest.get("created", "")))
+
+
+def load_reproduction(directory: Path) -> Reproduction:
+    """Read a reproduction directory.
+
+    Raises BadInput if it is not one, IntegrityFailure if its manifest or summary cannot be read. Any other file that
+    is missing or damaged, and any record that is refused, becomes a Problem.
+    """
+    directory = directory.resolve()
+    if not directory.is_dir():
+        raise BadInput(f"{directory} is not a directory")
+    if not (directory / SUMMARY).is_file():
+        raise BadInput(f"{directory} is not a reproduction: it has no {SUMMARY}")
+    manifest = RunDirectory.open(directory).manifest
+    summary = _read_json(directory / SUMMARY, Summary)
+    problems = list(_seal_problems(directory))
+    records, refused = _read_records(directory / RECORDS, {model.run for model in summary.models})
+    problems += refused
+    ledger = None
+    if (directory / LEDGER).is_file():
+        try:
+            ledger = _read_json(directory / LEDGER, Ledger)
+        except UserError as error:
+            problems.append(Problem(LEDGER, f"The data ledger cannot be shown: {error}.", damaged=True))
+    else:
+        problems.append(Problem(LEDGER, f"This reproduction has no data ledger ({LEDGER}).", damaged=False))
+    digest = read_digest(directory) if is_sealed(directory) else None
+    return Reproduction(directory, manifest, digest, summary, tuple(records), ledger, tuple(problems))
+
+
+def refusal(record: Record, known_runs: set[str]) -> str | None:
+    """Why a record may not be shown, or None.
+
+    Provenance is a source and, for a number that was not published, a digest or a run that the summary lists.
+    """
+    if not record.source.strip():
+        return "it has no source"
+    if record.kind != "published" and not record.digest and record.source not in known_runs:
+        return f"{record.source} has no digest and is not a run of this reproduction"
+    if not math.isfinite(record.value) or (record.x is not None and not math.isfinite(record.x)):
+        return f"{record.quantity} of {record.series} is not a finite number"
+    if record.quantity.endswith("perplexity") and record.value <= 0:
+        return f"a perplexity of {record.value:g} is impossible"
+    return None
+
+
+def _read_records(path: Path, known_runs: set[str]) -> tuple[list[Record], list[Problem]]:
+    if not path.is_file():
+        return [], [Problem(RECORDS, f"This reproduction has no result records ({RECORDS}).", damaged=False)]
+    records: list[Record] = []
+    problems: list[Problem] = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            record = parse_config(json.loads(line), Record, f"line {number}")
+            reason = refusal(record, known_runs)
+        except (ValueError, UserError) as error:
+            reason = f"it is not a record ({_one_line(error)})"
+        if reason is None:
+            records.append(record)
+        else:
+            sentence = f"Line {number} of {RECORDS} is left out: {reason}."
+            problems.append(Problem(RECORDS, sentence, damaged=True))
+    if not records and not problems:
+        problems.append(Problem(RECORDS, f"The result records ({RECORDS}) are empty.", damaged=False))
+    return records, problems
+
+
+def _seal_problems(directory: Path) -> Iterator[Problem]:
+    """Compare the files that the page reads with the completion marker."""
+    if not is_sealed(directory):
+        yield Problem(MARKER, "This run has not finished; the page shows what it has so far.", damaged=False)
+        return
+    files: dict[str, Any] = json.loads((directory / MARKER).read_text(encoding="utf-8")).get("files", {})
+    if sha256_json(files) != read_digest(directory):
+        yield Problem(MARKER, "The completion marker was edited: its digest does not match.", damaged=True)
+    for name in (MANIFEST, SUMMARY, RECORDS, LEDGER):
+        path, expected = directory / name, files.get(name)
+        if path.is_file() and (expected is None or sha256_file(path) != expected.get("sha256")):
+            yield Problem(
+                MARKER, f"{name} is not the file that was sealed when the run finished.", damaged=True
+            )
+        elif expected is not None and not path.is_file():
+            yield Problem(MARKER, f"{name} was there when the run finished and is missing now.", damaged=True)
+
+
+DocumentT = TypeVar("DocumentT", bound=Document)
+
+
+def _read_json(path: Path, model: type[DocumentT]) -> DocumentT:
+    try:
+        return model.model_validate(json.loads(path.read_bytes()))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole file"
+        raise IntegrityFailure(f"{path.name} is not what it should be: {where}: {first['msg']}") from error
+    except (ValueError, OSError) as error:
+        raise IntegrityFailure(f"{path.name} cannot be read: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,69 @@
+"""How numbers are written on the page and in figures."""
+
+from lineage.progress import format_duration
+
+MISSING = "—"
+
+
+def show(value: float | int | None) -> str:
+    """A readable number of three or four significant digits; whole numbers in full; an em dash for None."""
+    if value is None:
+        return MISSING
+    if isinstance(value, int):
+        return f"{value:,}"
+    size = abs(value)
+    if size >= 1e7 or 0 < size < 1e-3:
+        return f"{value:.3g}"
+    return f"{value:,.{0 if size >= 1000 else 1 if size >= 100 else 2}f}"
+
+
+def exact(value: float | int | None) -> str:
+    """The number as recorded, without a trailing `.0`."""
+    if value is None:
+        return ""
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+
+
+def compact(value: float) -> str:
+    """For ticks: `1,500`, `150k`, `2.5M`."""
+    for limit, letter in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / (1e3 if letter == 'k' else limit):g}{letter}"
+    return f"{value:,g}"
+
+
+def accuracy(value: float, unit: str) -> str:
+    """An accuracy in per cent if its unit says what it is a part of; otherwise the bare number."""
+    if unit in ("%", "percent"):
+        return f"{value:.2f} %"
+    return f"{value * 100:.2f} %" if unit == "fraction" else show(value)
+
+
+def percent(part: float, whole: float) -> str:
+    """A share in per cent; an em dash of nothing."""
+    return f"{100 * part / whole:.1f} %" if whole else MISSING
+
+
+def size_bytes(value: int | None) -> str:
+    """Bytes with a decimal unit."""
+    if value is None:
+        return MISSING
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= factor:
+            return f"{value / factor:.2f} {unit}"
+    return f"{value:,} B"
+
+
+def duration(seconds: float | None) -> str:
+    """Hours, minutes and seconds."""
+    return MISSING if seconds is None else format_duration(seconds)
+
+
+def parameters(value: float | int | None) -> str:
+    """Millions or billions of parameters."""
+    if not isinstance(value, int | float):
+        return MISSING
+    for factor, unit in ((1e9, "B"), (1e6, "M")):
+        if value >= factor:
+            return f"{value / factor:.4g} {unit}"
+    return f"{value:,.0f}"

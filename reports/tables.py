@@ -1,0 +1,233 @@
+"""The tables of the page and the CSV files beside it."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lineage.records import Kind, Record
+from reports.load import Ledger, Model, Reproduction
+from reports.numbers import MISSING, accuracy, duration, exact, parameters, percent, show, size_bytes
+
+BENCHMARKS = {
+    "wikitext103_perplexity": ("WikiText-103 perplexity", "lower is better"),
+    "lambada_accuracy": ("LAMBADA accuracy", "higher is better"),
+}
+FALLBACKS = {
+    "heldout_perplexity": ("Held-out perplexity", "not WikiText-103; lower is better"),
+    "heldout_cloze_accuracy": ("Held-out cloze accuracy", "not LAMBADA; higher is better"),
+}
+SHAPE = (
+    ("num_layers", "layers"),
+    ("hidden_size", "hidden"),
+    ("num_heads", "heads"),
+    ("seq_length", "sequence"),
+    ("vocab_size", "vocabulary"),
+    ("parameters", "parameters"),
+    ("global_batch_size", "batch"),
+    ("iterations", "iterations"),
+    ("learning_rate", "learning rate"),
+)
+RECORD_FIELDS = (
+    "experiment series quantity kind x_name x value unit source digest seed note".split()  # noqa: SIM905
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number of a comparison with what kind of number it is."""
+
+    text: str
+    kind: Kind
+    partial: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A group of columns: one quantity, one column for each published source and one for what was run here."""
+
+    title: str
+    hint: str
+    sources: tuple[str, ...]
+    rows: dict[str, tuple[tuple[Entry, ...], ...]]
+    """For each series, the entries of each column."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A row of the model table."""
+
+    name: str
+    kind: Kind
+    cells: tuple[str, ...]
+
+
+OURS = "this reproduction"
+
+
+def compare(records: Sequence[Record], quantities: dict[str, tuple[str, str]]) -> list[Measure]:
+    """Column groups for the quantities that have records; each published source keeps a column of its own."""
+    measures = []
+    for quantity, (title, hint) in quantities.items():
+        chosen = [record for record in records if record.quantity == quantity]
+        if not chosen:
+            continue
+        published = tuple(dict.fromkeys(record.source for record in chosen if record.kind == "published"))
+        sources = (*published, OURS)
+        cells: dict[str, list[list[Entry]]] = {}
+        for record in chosen:
+            column = sources.index(record.source if record.kind == "published" else OURS)
+            cells.setdefault(record.series, [[] for _ in sources])[column].append(_entry(record))
+        rows = {series: tuple(tuple(cell) for cell in row) for series, row in cells.items()}
+        measures.append(Measure(title, hint, sources, rows))
+    return measures
+
+
+def is_partial(record: Record) -> bool:
+    """Whether the record's note says that only part of the test set was scored."""
+    return "partial" in record.note.lower()
+
+
+def shapes(models: Iterable[Model], ours: Kind) -> list[Shape]:
+    """Published and trained configuration of each model."""
+    rows = []
+    for model in models:
+        kinds: tuple[tuple[Kind, dict[str, Any]], ...] = (
+            ("published", model.published),
+            (ours, model.trained),
+        )
+        rows += [
+            Shape(model.name, kind, tuple(_setting(key, values.get(key)) for key, _ in SHAPE))
+            for kind, values in kinds
+        ]
+    return rows
+
+
+def trainings(models: Iterable[Model]) -> list[list[str]]:
+    """Name, run, tokens, seed, time, tokens per second, checkpoint digest."""
+    return [
+        [
+            model.name,
+            model.run or MISSING,
+            show(model.tokens),
+            MISSING if model.seed is None else str(model.seed),
+            duration(model.train_seconds),
+            MISSING if model.tokens_per_second is None else f"{model.tokens_per_second:,.0f}",
+            (model.checkpoint_digest or MISSING)[:16],
+        ]
+        for model in models
+    ]
+
+
+def attrition(ledger: Ledger) -> list[dict[str, Any]]:
+    """For each stage what it kept, and a line for each reason for dropping."""
+    rows = []
+    for stage in ledger.stages:
+        reasons = [
+            {
+                "reason": reason,
+                "documents": show(amount.documents),
+                "bytes": size_bytes(amount.bytes),
+                "tokens": show(amount.tokens),
+                "share": percent(amount.documents, stage.documents_in),
+            }
+            for reason, amount in stage.dropped.items()
+        ]
+        rows.append(
+            {
+                "name": stage.name,
+                "documents": show(stage.documents_out),
+                "bytes": size_bytes(stage.bytes_out),
+                "tokens": show(stage.tokens_out),
+                "share": percent(stage.documents_out, stage.documents_in),
+                "changed": show(stage.changed),
+                "note": stage.note,
+                "reasons": reasons,
+            }
+        )
+    return rows
+
+
+def provenance(reproduction: Reproduction) -> list[dict[str, Any]]:
+    """The records grouped by where they came from."""
+    groups: dict[tuple[str, Kind, str, str, str], int] = {}
+    for record in reproduction.records:
+        seed = MISSING if record.seed is None else str(record.seed)
+        key = (record.experiment, record.kind, record.source, (record.digest or MISSING)[:16], seed)
+        groups[key] = groups.get(key, 0) + 1
+    fields = ("experiment", "kind", "source", "digest", "seed")
+    return [{**dict(zip(fields, key, strict=True)), "count": count} for key, count in sorted(groups.items())]
+
+
+def record_rows(records: Iterable[Record]) -> list[dict[str, str]]:
+    """Every field of each record as text, numbers as recorded."""
+    rows = []
+    for record in records:
+        values = record.model_dump()
+        rows.append(
+            {
+                name: exact(values[name]) if name in ("x", "value") else _plain(values[name])
+                for name in RECORD_FIELDS
+            }
+        )
+    return rows
+
+
+def records_csv(records: Iterable[Record]) -> str:
+    """The records, one a line, under their field names."""
+    return _csv(RECORD_FIELDS, [list(row.values()) for row in record_rows(records)])
+
+
+def ledger_csv(ledger: Ledger) -> str:
+    """A line for what each stage kept (no reason) and a line for each reason for dropping."""
+    rows: list[list[Any]] = []
+    for stage in ledger.stages:
+        kept = (stage.documents_out, stage.bytes_out, stage.tokens_out)
+        rows.append([stage.name, "kept", "", *(_plain(value) for value in kept)])
+        rows += [
+            [stage.name, "dropped", reason, *(_plain(v) for v in (lost.documents, lost.bytes, lost.tokens))]
+            for reason, lost in stage.dropped.items()
+        ]
+    return _csv(["stage", "decision", "reason", "documents", "bytes", "tokens"], rows)
+
+
+def models_csv(models: Sequence[Model], ours: Kind) -> str:
+    """A line for each model's published and trained configuration, with how the trained one was trained."""
+    training = ["run", "tokens", "seed", "train_seconds", "tokens_per_second", "checkpoint_digest"]
+    keys = [key for key, _ in SHAPE]
+    rows: list[list[Any]] = []
+    for model in models:
+        rows.append([model.name, "published", *(_plain(model.published.get(key)) for key in keys)])
+        rows[-1] += [""] * len(training)
+        rows.append([model.name, ours, *(_plain(model.trained.get(key)) for key in keys)])
+        rows[-1] += [_plain(getattr(model, name)) for name in training]
+    return _csv(["model", "kind", *keys, *training], rows)
+
+
+def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def _entry(record: Record) -> Entry:
+    text = accuracy(record.value, record.unit) if "accuracy" in record.quantity else show(record.value)
+    return Entry(text, record.kind, is_partial(record), record.note)
+
+
+def _setting(key: str, value: Any) -> str:
+    if value is None:
+        return MISSING
+    if key == "parameters":
+        return parameters(value)
+    return (
+        f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+    )
+
+
+def _plain(value: Any) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,25 @@
+"""One reproduction and its report, made once for all tests that only read them."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from reports.load import load_reproduction
+from reports.page import build_report
+from tests.reports.reproduction import write_reproduction
+
+
+class Built(NamedTuple):
+    """A reproduction directory, its page's path and its page's text."""
+
+    directory: Path
+    page: Path
+    html: str
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    directory = write_reproduction(tmp_path_factory.mktemp("runs"))
+    page = build_report(load_reproduction(directory))
+    return Built(directory, page, page.read_text(encoding="utf-8"))

@@ -1,0 +1,239 @@
+"""A small reproduction directory, written as the other rooms would write it."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from lineage.atomic import write_json, write_text
+from lineage.digest import seal
+from lineage.records import Record, write_records
+
+PAPER_FIGURE = "arXiv:1909.08053v4, Figure 6 (digitised)"
+PAPER_TABLE = "arXiv:1909.08053v4, Tables 2 and 3"
+BLOG = "NVIDIA ADLR blog, September 2019"
+HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)> & \u202eevil\x00\ud800"
+
+PUBLISHED_FIGURE_6 = {
+    "355m": {
+        20000: 21.16,
+        50000: 18.08,
+        100000: 16.73,
+        150000: 16.1,
+        200000: 15.67,
+        250000: 15.4,
+        300000: 15.29,
+    },
+    "2.5b": {
+        20000: 15.84,
+        50000: 13.28,
+        100000: 12.05,
+        150000: 11.43,
+        200000: 11.01,
+        250000: 10.77,
+        300000: 10.67,
+    },
+    "8.3b": {
+        20000: 14.14,
+        50000: 11.79,
+        100000: 10.62,
+        150000: 9.99,
+        200000: 9.59,
+        250000: 9.36,
+        300000: 9.27,
+    },
+}
+PUBLISHED_TABLE_3 = {
+    "355m": (19.31, 45.18, 19.22, 46.26),
+    "2.5b": (12.76, 61.73, 12.68, 61.52),
+    "8.3b": (10.81, 66.51, 10.81, 66.51),
+}
+SHAPES = {
+    "355m": (24, 1024, 16, 354_871_296, 4, 48, 4),
+    "2.5b": (54, 1920, 20, 2_490_000_000, 9, 96, 4),
+    "8.3b": (72, 3072, 24, 8_300_000_000, 12, 144, 4),
+}
+FINAL = {"355m": 302.4, "2.5b": 251.8, "8.3b": 214.6}
+ITERATIONS = 500
+
+
+def run_name(series: str) -> str:
+    return f"gpt2-{series}-scaled-1a2b3c4d"
+
+
+def records() -> list[Record]:
+    """Published and scaled numbers of every exhibit, with a partial test and a held-out stand-in."""
+    found = []
+    for series, points in PUBLISHED_FIGURE_6.items():
+        found += [
+            _record("2019/figure-6", series, "validation_perplexity", value, "published", PAPER_FIGURE, x=x)
+            for x, value in points.items()
+        ]
+    for series, final in FINAL.items():
+        for x in range(50, ITERATIONS + 1, 50):
+            value = round(final * (8192 / final) ** (math.exp(-x / 80)), 3)
+            found.append(_ours("2019/figure-6", series, "validation_perplexity", value, x=x))
+        for x in range(10, ITERATIONS + 1, 10):
+            loss = math.log(final) + 3.5 * math.exp(-x / 80) + 0.05 * math.sin(x * 1.7)
+            found.append(_ours("2019/training-loss", series, "training_loss", round(loss, 4), x=x))
+    for series, (paper_ppl, paper_acc, blog_ppl, blog_acc) in PUBLISHED_TABLE_3.items():
+        for source, ppl, acc in ((PAPER_TABLE, paper_ppl, paper_acc), (BLOG, blog_ppl, blog_acc)):
+            table, accuracy = "2019/table-3", "lambada_accuracy"
+            found.append(_record(table, series, "wikitext103_perplexity", ppl, "published", source))
+            found.append(_record(table, series, accuracy, acc, "published", source, unit="%"))
+    for series, final in FINAL.items():
+        note = "partial: first 64 of 8,448 windows"
+        found.append(_ours("2019/table-3", series, "wikitext103_perplexity", final * 3, note=note))
+        found.append(_ours("2019/table-3", series, "lambada_accuracy", 1.25, unit="%"))
+        found.append(_ours("2019/table-3", series, "heldout_perplexity", final * 1.02))
+        found.append(_ours("2019/validation", series, "final_validation_perplexity", final))
+    return found
+
+
+def _record(
+    experiment: str, series: str, quantity: str, value: float, kind: Any, source: str, **more: Any
+) -> Record:
+    name = "iteration" if "x" in more else ""
+    return Record(
+        experiment=experiment,
+        series=series,
+        quantity=quantity,
+        value=value,
+        kind=kind,
+        source=source,
+        x_name=name,
+        **more,
+    )
+
+
+def _ours(experiment: str, series: str, quantity: str, value: float, **more: Any) -> Record:
+    digest = f"{series.replace('.', ''):0<64}"
+    return _record(
+        experiment, series, quantity, value, "scaled", run_name(series), digest=digest, seed=1234, **more
+    )
+
+
+def summary() -> dict[str, Any]:
+    models = []
+    for name, (layers, hidden, heads, parameters, small_layers, small_hidden, small_heads) in SHAPES.items():
+        published = _shape(layers, hidden, heads, 1024, 50257, parameters, 512, 300_000)
+        small = small_layers * 12 * small_hidden**2 + 8192 * small_hidden
+        trained = _shape(small_layers, small_hidden, small_heads, 128, 8192, small, 8, ITERATIONS)
+        models.append(
+            {
+                "name": name,
+                "run": run_name(name),
+                "published": published,
+                "trained": trained,
+                "seed": 1234,
+                "tokens": 8 * 128 * ITERATIONS,
+                "train_seconds": 412.7,
+                "tokens_per_second": 1240.6,
+                "checkpoint_digest": f"{name.replace('.', ''):0<64}",
+            }
+        )
+    return {
+        "target": "8.3b",
+        "mode": "scaled",
+        "reason": "512 V100 GPUs are needed for the published configuration; this machine has 2 CPU cores.",
+        "source": "Built-in sample of 4,000 short public-domain texts; this is NOT the 174 GB corpus of the paper.",
+        "twin_rule": "A twin keeps the published depth and width ratios and divides every dimension by one factor.",
+        "models": models,
+        "hardware": "2 cores, no GPU",
+        "commit": "0123456789abcdef0123456789abcdef01234567",
+        "commands": {"figure-6": "make reproduce TARGET=8.3b", "table-3": "make evaluate TARGET=8.3b"},
+    }
+
+
+def _shape(
+    layers: int,
+    hidden: int,
+    heads: int,
+    length: int,
+    vocabulary: int,
+    parameters: int,
+    batch: int,
+    steps: int,
+) -> dict[str, Any]:
+    return {
+        "num_layers": layers,
+        "hidden_size": hidden,
+        "num_heads": heads,
+        "seq_length": length,
+        "vocab_size": vocabulary,
+        "parameters": parameters,
+        "global_batch_size": batch,
+        "iterations": steps,
+        "learning_rate": 1.5e-4,
+    }
+
+
+def ledger() -> dict[str, Any]:
+    """Eight stages; the sample of the length stage is hostile text."""
+    dropped = {
+        "clean": {"not_text": 41},
+        "language": {"not_english": 212},
+        "length": {"too_short": 633},
+        "deduplicate": {"near_duplicate": 288, "exact_duplicate": 37},
+        "decontaminate": {"test_set_overlap": 6},
+    }
+    documents, stages = 4000, []
+    for name in [
+        "source",
+        "clean",
+        "language",
+        "length",
+        "deduplicate",
+        "decontaminate",
+        "split",
+        "tokenize",
+    ]:
+        reasons = dropped.get(name, {})
+        after = documents - sum(reasons.values())
+        sample = [
+            {"id": "doc-7", "excerpt": HOSTILE if name == "length" else "An ordinary text.\nTwo lines."}
+        ]
+        stages.append(
+            {
+                "name": name,
+                "documents_in": documents,
+                "documents_out": after,
+                "bytes_in": documents * 2100,
+                "bytes_out": after * 2100,
+                "tokens_in": documents * 510,
+                "tokens_out": after * 510,
+                "dropped": {
+                    reason: {"documents": count, "bytes": count * 2100, "tokens": count * 510}
+                    for reason, count in reasons.items()
+                },
+                "changed": 17 if name == "clean" else 0,
+                "samples": dict.fromkeys(reasons, sample),
+                "seconds": 1.5,
+                "note": "",
+            }
+        )
+        documents = after
+    split = {"documents": documents - 93, "tokens": (documents - 93) * 510, "bytes": (documents - 93) * 2100}
+    return {"source": "Built-in sample.", "stages": stages, "splits": {"train": split}, "malformed_lines": 3}
+
+
+def write_reproduction(root: Path, name: str = "reproduce-8.3b-5e6f7a8b", sealed: bool = True) -> Path:
+    """A complete reproduction directory under `root`."""
+    path = root / name
+    path.mkdir(parents=True)
+    manifest = {
+        "name": "reproduce-8.3b",
+        "kind": "reproduction",
+        "identity": "5e6f7a8b" * 8,
+        "created": "2025-03-04T05:06:07+00:00",
+        "config": {},
+        "parents": {"data": "d" * 64},
+        "environment": {"source": {"commit": "0" * 40, "dirty": True}, "packages": {"numpy": "2.0.0"}},
+    }
+    write_json(path / "manifest.json", manifest)
+    write_json(path / "summary.json", summary())
+    write_text(path / "ledger.json", json.dumps(ledger()))
+    write_records(path / "records.jsonl", records())
+    if sealed:
+        seal(path)
+    return path

@@ -1,0 +1,125 @@
+"""What makes a directory a reproduction, and what becomes of files and records that cannot be used."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lineage.digest import seal
+from lineage.errors import BadInput, IntegrityFailure
+from lineage.records import Record
+from reports.load import LEDGER, MARKER, RECORDS, load_reproduction, newest_reproduction, refusal
+from tests.reports.reproduction import records, write_reproduction
+
+
+def _record(**changes: Any) -> Record:
+    values: dict[str, Any] = {
+        "experiment": "2019/figure-6",
+        "series": "355m",
+        "quantity": "validation_perplexity",
+        "value": 20.0,
+        "kind": "scaled",
+        "source": "some-run",
+        "digest": "abc",
+    }
+    return Record(**{**values, **changes})
+
+
+def test_a_whole_reproduction_has_no_problems(tmp_path: Path) -> None:
+    reproduction = load_reproduction(write_reproduction(tmp_path))
+    assert reproduction.problems == ()
+    assert list(reproduction.records) == records()
+    assert reproduction.digest
+
+
+def test_building_the_report_leaves_the_sealed_files_as_they_were(tmp_path: Path) -> None:
+    path = write_reproduction(tmp_path)
+    (path / "report").mkdir()
+    (path / "report" / "index.html").write_text("earlier")
+    assert load_reproduction(path).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"source": " "}, "no source"),
+        ({"digest": None}, "no digest"),
+        ({"value": float("nan")}, "not a finite number"),
+        ({"x": float("inf")}, "not a finite number"),
+        ({"value": 0.0}, "impossible"),
+    ],
+)
+def test_a_record_without_provenance_or_sense_is_refused(changes: dict[str, Any], reason: str) -> None:
+    assert reason in (refusal(_record(**changes), set()) or "")
+
+
+def test_a_digest_or_a_listed_run_or_a_published_source_is_provenance() -> None:
+    assert refusal(_record(), set()) is None
+    assert refusal(_record(digest=None), {"some-run"}) is None
+    assert refusal(_record(digest=None, kind="published", source="a paper"), set()) is None
+
+
+def test_corrupted_lines_are_left_out_by_number_and_the_others_kept(tmp_path: Path) -> None:
+    path = write_reproduction(tmp_path, sealed=False)
+    lines = (path / RECORDS).read_text(encoding="utf-8").splitlines()
+    lines[2] = lines[2][:40]
+    lines[4] = json.dumps({"series": "no such record"})
+    (path / RECORDS).write_bytes("\n".join(lines).encode() + b"\n\xff\xfe\n")
+    reproduction = load_reproduction(path)
+    assert len(reproduction.records) == len(lines) - 2
+    sentences = " ".join(reproduction.problems_of(RECORDS))
+    assert f"Line 3 of {RECORDS}" in sentences
+    assert f"Line 5 of {RECORDS}" in sentences
+    assert f"Line {len(lines) + 1} of {RECORDS}" in sentences
+
+
+def test_a_changed_file_is_named(tmp_path: Path) -> None:
+    path = write_reproduction(tmp_path)
+    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    (path / "summary.json").write_text(json.dumps({**summary, "hardware": "a better machine"}))
+    (path / LEDGER).unlink()
+    problems = load_reproduction(path).problems_of(MARKER)
+    assert [problem.split()[0] for problem in problems] == ["summary.json", "ledger.json"]
+
+
+def test_an_edited_marker_is_named(tmp_path: Path) -> None:
+    path = write_reproduction(tmp_path)
+    marker = json.loads((path / MARKER).read_text(encoding="utf-8"))
+    marker["files"]["records.jsonl"]["bytes"] += 1
+    (path / MARKER).write_text(json.dumps(marker))
+    assert "marker was edited" in load_reproduction(path).problems_of(MARKER)[0]
+
+
+def test_what_is_not_a_reproduction_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="is not a directory"):
+        load_reproduction(tmp_path / "nothing")
+    with pytest.raises(BadInput, match="is not a reproduction"):
+        load_reproduction(tmp_path)
+    path = write_reproduction(tmp_path)
+    (path / "manifest.json").unlink()
+    with pytest.raises(BadInput, match="not a run directory"):
+        load_reproduction(path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"target": "8.3b", "mode": "imagined"}'])
+def test_an_unreadable_summary_is_an_integrity_failure(tmp_path: Path, text: str) -> None:
+    path = write_reproduction(tmp_path)
+    (path / "summary.json").write_text(text)
+    with pytest.raises(IntegrityFailure, match=r"summary\.json"):
+        load_reproduction(path)
+
+
+def test_the_newest_complete_reproduction_is_found(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no complete reproduction"):
+        newest_reproduction(tmp_path)
+    write_reproduction(tmp_path, "reproduce-8.3b-00000001", sealed=False)
+    with pytest.raises(BadInput, match="1 unfinished"):
+        newest_reproduction(tmp_path)
+    write_reproduction(tmp_path, "reproduce-8.3b-ffffffff")
+    newer = write_reproduction(tmp_path, "reproduce-8.3b-11111111", sealed=False)
+    manifest = json.loads((newer / "manifest.json").read_text(encoding="utf-8"))
+    (newer / "manifest.json").write_text(json.dumps({**manifest, "created": "2026-01-01T00:00:00+00:00"}))
+    seal(newer)
+    (tmp_path / "reproduce-8.3b").symlink_to("reproduce-8.3b-ffffffff")
+    assert newest_reproduction(tmp_path) == newer

@@ -1,0 +1,252 @@
+"""The page shows every number with its kind, stands alone, and survives what is missing or hostile."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from lineage.digest import check_seal
+from reports.load import load_reproduction
+from reports.numbers import exact
+from reports.page import build_report
+from reports.tables import RECORD_FIELDS
+from tests.reports.conftest import Built
+from tests.reports.reproduction import BLOG, HOSTILE, PAPER_TABLE, records, summary, write_reproduction
+
+FIGURES = ("figure-6", "training-loss", "data-ledger")
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Outline(HTMLParser):
+    """Table rows as text, attributes that can load something, and whether the elements nest."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.references: list[str] = []
+        self.tags: list[str] = []
+        self.balanced = True
+        self._open: list[str] = []
+        self._in_cell = False
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        loading = ("src", "href", "xlink:href", "srcset", "data", "action")
+        self.references += [value or "" for name, value in attrs if name in loading]
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+            self._in_cell = True
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self._open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self._open or self._open.pop() != tag:
+            self.balanced = False
+        if tag in ("td", "th"):
+            self._in_cell = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_cell:
+            self.rows[-1][-1] += data
+
+
+def _rows(html: str) -> list[list[str]]:
+    return [[" ".join(cell.split()) for cell in row] for row in Outline(html).rows]
+
+
+def test_every_record_is_on_the_page_with_its_kind_and_source(built: Built) -> None:
+    rows = [row for row in _rows(built.html) if len(row) == len(RECORD_FIELDS)]
+    shown = {(*row[:3], row[3].split()[-1], row[5], row[6], row[8]) for row in rows}
+    for record in records():
+        x, value = exact(record.x), exact(record.value)
+        names = (record.experiment, record.series, record.quantity)
+        assert (*names, record.kind, x, value, record.source) in shown
+
+
+def test_table_3_sets_both_published_sources_beside_the_scaled_number(built: Built) -> None:
+    rows = _rows(built.html)
+    assert ["355m", "19.31 ○ published", "19.22 ○ published"] in [row[:3] for row in rows]
+    (row,) = [row for row in rows if row[:2] == ["8.3b", "10.81 ○ published"]]
+    assert row[3] == "643.8 ● scaled partial partial: first 64 of 8,448 windows"
+    assert row[4:] == ["66.51 % ○ published", "66.51 % ○ published", "1.25 % ● scaled"]
+    assert [PAPER_TABLE, BLOG, "this reproduction"] * 2 in rows
+
+
+def test_the_held_out_stand_in_is_named_as_what_it_is(built: Built) -> None:
+    assert "These are not WikiText-103 and not LAMBADA." in built.html
+    assert "Held-out perplexity" in built.html
+    assert "Held-out cloze accuracy" not in built.html
+
+
+def test_the_head_says_what_was_run_and_on_what(built: Built) -> None:
+    head = built.html[: built.html.index("<main>")]
+    for key in ("reason", "source", "twin_rule", "hardware"):
+        assert str(summary()[key]) in head
+    assert built.directory.name in head
+    assert "0123456789ab" in head
+    assert "uncommitted changes" in head
+    assert "They cannot show that the published values are reached" in head
+
+
+def test_each_exhibit_gives_its_command_and_each_figure_a_text_alternative(built: Built) -> None:
+    redraw = f"mlm-report build {built.directory.parent.name}/{built.directory.name}"
+    assert built.html.count(f"<code>{redraw}</code>") == len(FIGURES) + 4
+    assert "make reproduce TARGET=8.3b" in built.html
+    assert "make evaluate TARGET=8.3b" in built.html
+    labels = re.findall(r'<svg class="(?:wide|narrow)"[^>]*role="img" aria-label="([^"]{40,})"', built.html)
+    assert len(labels) == 2 * len(FIGURES)
+
+
+def test_csv_files_hold_the_records(built: Built) -> None:
+    experiments = {name: f"2019/{name}" for name in ("figure-6", "training-loss", "table-3")}
+    experiments["further-numbers"] = "2019/validation"
+    for name, experiment in experiments.items():
+        path = built.page.parent / "figures" / f"{name}.csv"
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        expected = [record for record in records() if record.experiment == experiment]
+        assert len(rows) == len(expected)
+        for row, record in zip(rows, expected, strict=True):
+            assert float(row["value"]) == record.value
+            assert (float(row["x"]) if row["x"] else None) == record.x
+            kept = (row["series"], row["kind"], row["source"], row["digest"], row["unit"], row["note"])
+            assert kept == (
+                record.series,
+                record.kind,
+                record.source,
+                record.digest or "",
+                record.unit,
+                record.note,
+            )
+
+
+def test_ledger_csv_adds_up(built: Built) -> None:
+    with (built.page.parent / "figures" / "data-ledger.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    dropped = sum(int(row["documents"]) for row in rows if row["decision"] == "dropped")
+    kept = [int(row["documents"]) for row in rows if row["decision"] == "kept"]
+    assert kept[0] - dropped == kept[-1]
+
+
+def test_figures_stand_beside_the_page_and_are_sealed(built: Built) -> None:
+    folder = built.page.parent / "figures"
+    for name in FIGURES:
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (folder / f"{name}.svg").read_text(encoding="utf-8").rstrip().endswith("</svg>")
+    assert (folder / "models.csv").is_file()
+    check_seal(built.page.parent)
+
+
+def test_the_page_stands_alone(built: Built) -> None:
+    outline = Outline(built.html)
+    assert outline.balanced
+    outside = [ref for ref in outline.references if not ref.startswith(("#", "data:"))]
+    assert outside == []
+    for pattern in (r"https?:", r"@import", r"url\((?!#|['\"]?#)", r"@font-face"):
+        assert not re.search(pattern, built.html), pattern
+
+
+def test_both_themes_and_print_are_styled(built: Built) -> None:
+    assert "prefers-color-scheme:dark" in built.html
+    assert "@media print" in built.html
+    assert 'id="theme"' in built.html
+    assert "stroke: var(--model-2)" in built.html
+
+
+def test_hostile_text_is_only_text(built: Built) -> None:
+    outline = Outline(built.html)
+    assert outline.tags.count("script") == 1
+    assert "img" not in outline.tags
+    assert "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;" in built.html
+    assert "\x00" not in built.html
+    assert "<bdi>" in built.html
+
+
+def test_hostile_names_stay_out_of_markup(tmp_path: Path) -> None:
+    path = write_reproduction(tmp_path, sealed=False)
+    marked = "<b>$x_{1}$</b>\"'"
+    for name in ("records.jsonl", "summary.json", "ledger.json"):
+        text = (path / name).read_text(encoding="utf-8")
+        for value in ("8.3b", "length"):
+            text = text.replace(f'"{value}"', json.dumps(f"{value}{marked}"))
+        text = text.replace(json.dumps("2 cores, no GPU"), json.dumps(HOSTILE))
+        (path / name).write_text(text, encoding="utf-8")
+    html = build_report(load_reproduction(path)).read_text(encoding="utf-8")
+    outline = Outline(html)
+    assert outline.balanced
+    assert not {"b", "img"} & set(outline.tags)
+    assert outline.tags.count("script") == 1
+
+
+def test_the_same_reproduction_gives_the_same_bytes(built: Built) -> None:
+    before = {path: path.read_bytes() for path in built.page.parent.rglob("*") if path.is_file()}
+    build_report(load_reproduction(built.directory))
+    assert {path: path.read_bytes() for path in built.page.parent.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence", "missing", "present"),
+    [
+        ("ledger.json", None, "has no data ledger", "data-ledger", "figure-6"),
+        ("ledger.json", "{", "The data ledger cannot be shown", "data-ledger", "figure-6"),
+        ("ledger.json", '{"stages": []}', "The data ledger cannot be shown", "data-ledger", "figure-6"),
+        ("records.jsonl", "", "The result records (records.jsonl) are empty", "figure-6", "data-ledger"),
+        ("records.jsonl", None, "has no result records", "figure-6", "data-ledger"),
+        ("records.jsonl", "garbage\n", "Line 1 of records.jsonl is left out", "figure-6", "data-ledger"),
+    ],
+)
+def test_what_is_missing_is_said_in_its_place(
+    tmp_path: Path, name: str, text: str | None, sentence: str, missing: str, present: str
+) -> None:
+    path = write_reproduction(tmp_path, sealed=False)
+    if text is None:
+        (path / name).unlink()
+    else:
+        (path / name).write_text(text)
+    page = build_report(load_reproduction(path))
+    html = page.read_text(encoding="utf-8")
+    assert sentence in html
+    assert "This run has not finished" in html
+    assert f'<figure id="{missing}"' not in html
+    assert f'<figure id="{present}"' in html
+    assert not (page.parent / "figures" / f"{missing}.svg").exists()
+
+
+def test_a_bare_summary_still_makes_a_page(tmp_path: Path) -> None:
+    path = write_reproduction(tmp_path, sealed=False)
+    (path / "summary.json").write_text('{"target": "8.3b", "mode": "full"}')
+    (path / "records.jsonl").unlink()
+    (path / "ledger.json").unlink()
+    html = build_report(load_reproduction(path)).read_text(encoding="utf-8")
+    assert "The summary lists no models." in html
+    assert "does not say where the training text came from" in html
+    assert Outline(html).balanced
+
+
+def test_published_points_alone_are_drawn(tmp_path: Path) -> None:
+    path = write_reproduction(tmp_path, sealed=False)
+    lines = (path / "records.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (path / "records.jsonl").write_text("".join(line for line in lines if '"published"' in line))
+    html = build_report(load_reproduction(path)).read_text(encoding="utf-8")
+    assert '<figure id="figure-6"' in html
+    assert "Cannot be judged" in html
+    assert "There are no training losses in the records." in html
+
+
+def test_the_page_is_made_without_torch() -> None:
+    code = "import sys, reports.page, reports.cli, reports.figures.figure_6; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
