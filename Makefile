@@ -1,0 +1,33 @@
+# The front door. Every target makes .venv first if it is not there.
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+BIN := $(VENV)/bin
+
+.PHONY: help setup test lint smoke reproduce-355m reproduce-2.5b reproduce-8.3b clean
+
+help: ## Show the targets
+	@grep -E '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
+
+setup: $(READY) ## Make .venv with pinned dependencies (the CPU build of torch where there is no GPU)
+
+$(READY): pyproject.toml constraints.txt install.sh
+	sh install.sh "$(PYTHON)" $(VENV)
+	touch $(READY)
+
+test: $(READY) ## Run the tests
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+smoke: $(READY) ## The whole way from text to report at the smallest size
+	$(BIN)/mlm-experiment reproduce 8.3b --smoke
+
+reproduce-355m reproduce-2.5b reproduce-8.3b: reproduce-%: $(READY) ## Reproduce a model: full size or scaled twins, as the hardware allows
+	$(BIN)/mlm-experiment reproduce $*
+
+clean: ## Remove the environment; runs/ is kept
+	rm -rf $(VENV) build *.egg-info

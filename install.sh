@@ -1,0 +1,25 @@
+#!/bin/sh
+# Makes the virtual environment $2 with the interpreter $1: pinned dependencies, this package, its test tools.
+# Without a GPU the CPU build of torch is installed (hundreds of megabytes less), with one the CUDA build.
+set -eu
+python=$1
+venv=$2
+torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+    echo "error: Python 3.11 or newer is needed; name one with: make setup PYTHON=python3.12" >&2
+    exit 2
+}
+"$python" -m venv "$venv"
+pip="$venv/bin/python -m pip --quiet --disable-pip-version-check"
+
+if [ "$(uname -s)" = Linux ] && ! nvidia-smi >/dev/null 2>&1; then
+    echo "no GPU here: installing the CPU build of torch $torch"
+    $pip install "torch==$torch+cpu" 2>/dev/null ||
+        $pip install "torch==$torch" --index-url https://download.pytorch.org/whl/cpu
+else
+    echo "installing torch $torch"
+    $pip install "torch==$torch"
+fi
+echo "installing the other dependencies"
+$pip install --constraint constraints.txt --editable ".[test]"
