@@ -1,0 +1,137 @@
+"""What a dataset is made of and how: the pipeline's configuration."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from data_pipeline.source_names import check_source_name
+from data_pipeline.testsets import check_test_set_name
+from lineage.config import Config
+
+
+class SourcesConfig(Config):
+    """Where text comes from."""
+
+    names: tuple[str, ...] = Field(min_length=1)
+    """`wikipedia`, `openwebtext`, `realnews`, `cc-stories`, `installed-docs`, `jsonl:PATH`, `parquet:PATH` or
+    `text:PATH`, read in this order; PATH is a file, a directory or a pattern."""
+    offline_fallback: Literal["installed-docs"] | None = None
+    """Source used instead when the Hugging Face hub is needed and cannot be reached; without it the run stops."""
+    max_documents: PositiveInt | None = None
+    """Most documents taken from each source."""
+    max_bytes: PositiveInt | None = None
+    """Most UTF-8 bytes taken from each source. Streams and files are cut off; `installed-docs` is sampled."""
+
+    @field_validator("names")
+    @classmethod
+    def _names_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            check_source_name(name)
+        return names
+
+
+class CleanConfig(Config):
+    """Repair of broken Unicode with ftfy."""
+
+    normalization: Literal["NFC", "NFKC"] = "NFC"
+    """Unicode normal form of the repaired text."""
+
+
+class LanguageConfig(Config):
+    """Language detection with langdetect, its seed fixed at 0."""
+
+    keep: str = "en"
+    """ISO 639-1 code of the language that is kept."""
+
+
+class LengthConfig(Config):
+    """The shortest document that is kept."""
+
+    min_tokens: PositiveInt = 128
+    """Tokens a document needs, its end-of-text token counted."""
+
+
+class DeduplicateConfig(Config):
+    """Near-duplicates by MinHash over character shingles, with verified candidates."""
+
+    threshold: Annotated[float, Field(gt=0, le=1)] = 0.7
+    """Exact Jaccard similarity from which two documents are duplicates."""
+    num_permutations: Annotated[int, Field(ge=2)] = 128
+    """Length of a MinHash signature."""
+    shingle_characters: PositiveInt = 5
+    """Length of a shingle."""
+
+
+class DecontaminateConfig(Config):
+    """Removal of test-set text by word n-grams (Megatron-LM tools/openwebtext/filter_ngrams.py)."""
+
+    test_sets: tuple[str, ...] = ("wikitext103", "lambada")
+    """Test sets whose text is removed."""
+    ngram_words: PositiveInt = 13
+    """Words in an n-gram."""
+    min_ngram_words: PositiveInt = 8
+    """A test passage of at least this many words but fewer than `ngram_words` is one n-gram as a whole."""
+    frequent: PositiveInt = 10
+    """An n-gram found this often in the corpus is a common phrase and is left in."""
+    margin_characters: PositiveInt = 200
+    """Characters cut away on each side of a match, onwards to the next end of a sentence."""
+    min_part_characters: PositiveInt = 200
+    """A remaining part must be longer than this to be kept."""
+    max_parts: PositiveInt = 10
+    """A document cut into more parts than this is dropped."""
+
+    @field_validator("test_sets")
+    @classmethod
+    def _test_sets_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            check_test_set_name(name)
+        return names
+
+
+class SplitConfig(Config):
+    """Shares of training and validation documents."""
+
+    train: PositiveInt = 29
+    valid: PositiveInt = 1
+
+
+class TokenizerConfig(Config):
+    """The tokenizer and the size of the vocabulary a model pads it to."""
+
+    kind: Literal["gpt2", "train"] = "gpt2"
+    """`gpt2`: the published vocabulary; `train`: byte-level BPE trained on the documents in the kept language."""
+    vocab_size: Annotated[int, Field(ge=257)] | None = None
+    """Size of a trained vocabulary, end-of-text included."""
+    multiple: PositiveInt = 128
+    """The padded vocabulary is a multiple of this times `tp`."""
+    tp: PositiveInt = 1
+    """Tensor-parallel size of the largest model the dataset is for."""
+
+    @model_validator(mode="after")
+    def _size_belongs_to_training(self) -> Self:
+        if (self.kind == "train") != (self.vocab_size is not None):
+            raise ValueError('`vocab_size` is given exactly when `kind = "train"`')
+        return self
+
+
+class DataConfig(Config):
+    """One dataset."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """Name of the run; its directory is `<name>-<identity>`."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1234
+    """Seed of the sample of `installed-docs` and of the shuffle before the split."""
+    workers: Annotated[int, Field(ge=0)] = 0
+    """Worker processes; 0 means one for each core. The dataset does not depend on it."""
+    sources: SourcesConfig
+    clean: CleanConfig = CleanConfig()
+    language: LanguageConfig = LanguageConfig()
+    length: LengthConfig = LengthConfig()
+    deduplicate: DeduplicateConfig = DeduplicateConfig()
+    decontaminate: DecontaminateConfig = DecontaminateConfig()
+    split: SplitConfig = SplitConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+
+    def identity(self) -> dict[str, Any]:
+        """The plain values the dataset depends on."""
+        return self.model_dump(mode="json", exclude={"workers"})

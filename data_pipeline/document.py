@@ -1,0 +1,34 @@
+"""What flows through the pipeline: a document, or the reason it was dropped."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text. `id` says where it came from and is for people: nothing keys on it."""
+
+    id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A stage's decision to drop a document; documents are counted by `reason`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Input that is not a document: where it stands, why, and its first characters."""
+
+    source: str
+    line: int
+    """Line number from 1."""
+    reason: str
+    excerpt: str
+
+
+def size_bytes(text: str) -> int:
+    """Length of the text in UTF-8."""
+    return len(text.encode("utf-8"))

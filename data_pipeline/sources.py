@@ -1,0 +1,117 @@
+"""The sources of a configuration, opened: what each is, its fingerprint, its documents."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from data_pipeline.config import SourcesConfig
+from data_pipeline.document import Document, Malformed
+from data_pipeline.file_sources import FileSource
+from data_pipeline.hub import hub_is_reachable
+from data_pipeline.hub_sources import HubSource, refuse_withdrawn
+from data_pipeline.installed_docs import InstalledDocs
+from data_pipeline.limit import Limit
+from data_pipeline.source_names import HUB_NAMES, INSTALLED_DOCS
+from data_pipeline.workers import Workers
+from lineage.errors import DataMissing
+
+
+class Source(Protocol):
+    """Where documents come from."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the configuration."""
+
+    def fingerprint(self) -> str:
+        """A digest that changes whenever the documents may."""
+
+    def describe(self) -> str:
+        """What the source is, for people; complete once it has been read."""
+
+    def read(self, workers: Workers) -> Iterator[Document | Malformed]:
+        """Its documents in a fixed order, and what was found instead of one."""
+
+
+@dataclass(frozen=True)
+class OpenedSources:
+    """The sources of one run, in order."""
+
+    sources: tuple[Source, ...]
+    stand_in: str = ""
+    """A sentence about a source that stands in for others; empty if none does."""
+
+    def fingerprints(self) -> dict[str, str]:
+        """Digest of each source."""
+        return {
+            f"source {number} {source.name}": source.fingerprint()
+            for number, source in enumerate(self.sources)
+        }
+
+    def describe(self) -> str:
+        """What is read, for people; complete once it has been read."""
+        described = "; ".join(source.describe() for source in self.sources)
+        return f"{described} -- {self.stand_in}" if self.stand_in else described
+
+    def read(self, workers: Workers) -> Iterator[Document | Malformed]:
+        """Everything in all sources."""
+        for source in self.sources:
+            yield from source.read(workers)
+
+
+def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
+    """The sources to read; a source standing in for the hub is announced on standard error.
+
+    Raises DataMissing for a corpus that is withdrawn, or for the hub out of reach without a fallback.
+    """
+    refuse_withdrawn(config.names)
+    wanted = [name for name in config.names if name in HUB_NAMES]
+    if not wanted or hub_is_reachable():
+        return OpenedSources(tuple(_open(name, config, seed) for name in config.names))
+    if config.offline_fallback is None:
+        raise DataMissing(
+            f"the Hugging Face hub cannot be reached for {' and '.join(wanted)}: connect, name local files as "
+            f"jsonl:PATH, or set sources.offline_fallback={INSTALLED_DOCS}"
+        )
+    replaced = " and ".join(wanted)
+    stand_in = (
+        f"{config.offline_fallback} used in place of {replaced}: the Hugging Face hub cannot be reached"
+    )
+    print(f"WARNING: {stand_in}", file=sys.stderr)
+    others = [name for name in config.names if name not in (*wanted, config.offline_fallback)]
+    names = (config.offline_fallback, *others)
+    return OpenedSources(tuple(_open(name, config, seed) for name in names), stand_in)
+
+
+def _open(name: str, config: SourcesConfig, seed: int) -> Source:
+    if name == INSTALLED_DOCS:
+        return InstalledDocs(config.max_documents, config.max_bytes, seed)
+    source = HubSource(name) if name in HUB_NAMES else FileSource(name)
+    return Limited(source, config.max_documents, config.max_bytes)
+
+
+class Limited:
+    """The beginning of a source."""
+
+    def __init__(self, source: Source, max_documents: int | None, max_bytes: int | None) -> None:
+        self._source, self._max_documents, self._max_bytes = source, max_documents, max_bytes
+        self._cut = ""
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    def fingerprint(self) -> str:
+        return self._source.fingerprint()
+
+    def describe(self) -> str:
+        return self._source.describe() + self._cut
+
+    def read(self, workers: Workers) -> Iterator[Document | Malformed]:
+        limit = Limit(self._max_documents, self._max_bytes)
+        for found in self._source.read(workers):
+            if isinstance(found, Document) and not limit.admits(found):
+                self._cut = f", the first {limit.documents:,} documents"
+                return
+            yield found

@@ -1,0 +1,88 @@
+"""A small corpus of English and a way to call the command line as a user does."""
+
+import json
+import random
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from data_pipeline import hub
+from data_pipeline.cli import main
+
+WORDS = re.findall(
+    r"\w+",
+    "the river of time and people in their houses with a small garden where children play every summer "
+    "while old friends talk about weather music history bread morning light winter journey letters "
+    "mountain village market story language science water bridge window kitchen teacher family answer "
+    "question paper number island forest harbour captain engine railway station evening silence memory "
+    "voice picture colour country city road field is was has been could would should because before after "
+    "between under over many some few long short ",
+)
+
+
+def sentences(count: int, seed: int) -> str:
+    """English words in sentences, the same for the same seed."""
+    rng = random.Random(seed)
+    made = (
+        " ".join(rng.choice(WORDS) for _ in range(rng.randint(6, 14))).capitalize() + "."
+        for _ in range(count)
+    )
+    return " ".join(made)
+
+
+def write_jsonl(path: Path, texts: Sequence[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def write_recipe(path: Path, *sources: str, extra: str = "") -> Path:
+    """A recipe over the sources with a small trained vocabulary; `extra` is more TOML."""
+    names = json.dumps(sources)
+    path.write_text(
+        f'name = "small"\nworkers = 1\n{extra}\n[sources]\nnames = {names}\n'
+        '[tokenizer]\nkind = "train"\nvocab_size = 300\n',
+        encoding="utf-8",
+    )
+    return path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Outcome]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run `mlm-data` in an empty directory, without test sets, cache or hub unless a test provides them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("MLM_DATA_DIR", raising=False)
+    hub.hub_is_reachable.cache_clear()
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["mlm-data", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_info:
+            main()
+        captured = capsys.readouterr()
+        code = exit_info.value.code
+        return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
+
+    return run
+
+
+def leftovers(root: Path) -> list[str]:
+    """Names under a directory of runs; empty when nothing was left there."""
+    return sorted(path.name for path in root.iterdir()) if root.exists() else []

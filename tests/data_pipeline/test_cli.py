@@ -1,0 +1,258 @@
+"""The command line: every mistake is one sentence and leaves nothing behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import data_pipeline
+from tests.data_pipeline.conftest import Cli, Outcome, leftovers, sentences, write_jsonl, write_recipe
+
+RECIPES = Path(data_pipeline.__file__).parent / "recipes"
+TEXTS = [sentences(20, seed) for seed in range(12)]
+
+
+def assert_one_sentence(outcome: Outcome, code: int, *parts: str) -> None:
+    assert outcome.code == code, outcome.err
+    assert "Traceback" not in outcome.err
+    errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, outcome.err
+    for part in parts:
+        assert part in errors[0]
+    assert leftovers(Path("runs")) == []
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_shipped_recipes_resolve(cli: Cli, recipe: Path) -> None:
+    outcome = cli("run", recipe, "--dry-run")
+    assert outcome.code == 0, outcome.err
+    text, _, digest = outcome.out.rstrip("\n").rpartition("\ndigest ")
+    assert json.loads(text)["sources"]["names"]
+    assert len(digest) == 64
+    assert leftovers(Path()) == []
+    assert cli("run", recipe, "--dry-run", "--workers", 2).out.endswith(f"digest {digest}\n")
+    assert not cli("run", recipe, "--dry-run", "--set", "seed=9").out.endswith(f"digest {digest}\n")
+
+
+def test_recipes_for_the_twins_and_the_paper(cli: Cli) -> None:
+    def resolved(name: str) -> dict[str, dict[str, object]]:
+        text = cli("run", RECIPES / name, "--dry-run").out.rpartition("\ndigest ")[0]
+        return dict(json.loads(text))
+
+    assert resolved("twin.toml")["sources"]["names"] == ["installed-docs"]
+    assert resolved("twin.toml")["tokenizer"]["vocab_size"] == 6282
+    paper = resolved("megatron-2019.toml")
+    assert paper["sources"]["names"] == ["wikipedia", "openwebtext", "realnews", "cc-stories"]
+    assert paper["sources"]["offline_fallback"] is None
+    assert resolved("wikipedia.toml")["sources"]["offline_fallback"] == "installed-docs"
+    assert resolved("smoke.toml")["tokenizer"]["kind"] == "train"
+
+
+def test_build_inspect_and_stats(cli: Cli) -> None:
+    write_jsonl(Path("a.jsonl"), TEXTS)
+    write_recipe(Path("r.toml"), "jsonl:a.jsonl")
+    outcome = cli("r.toml")
+    assert outcome.code == 0, outcome.err
+    described = json.loads(Path("runs/small/dataset.json").read_text())
+    last = outcome.out.splitlines()[-1]
+    assert last.startswith(f"dataset {Path('runs', os.readlink('runs/small'))}: train 11 documents, ")
+    assert f"{described['splits']['train']['tokens']:,} tokens" in last
+    assert "WARNING: no decontamination against wikitext103" in outcome.err
+    assert "already complete" in cli("run", "r.toml").err
+
+    shown = cli("inspect", "runs/small", "--sample", 2)
+    first, second = (shown.out[i:] for i in (shown.out.index("--- "), shown.out.rindex("--- ")))
+    lines = Path("runs/small/documents/train.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["text"] for line in lines]
+    assert first.splitlines()[1] == texts[0] + "<|endoftext|>"
+    assert second.splitlines()[1] == texts[-1] + "<|endoftext|>"
+    assert cli("inspect", "runs/small", "--sample", 1000).out.count("--- training document") == 11
+
+    table = cli("stats", "runs/small").out
+    assert (
+        f"= train {described['splits']['train']['documents']:>10}".split()
+        == table[table.index("= train") :].split()[:3]
+    )
+    assert "NOT searched for wikitext103 and lambada" in table
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("wikipeda", ("unknown source 'wikipeda'", "did you mean 'wikipedia'")),
+        ("json:x.jsonl", ("did you mean 'jsonl:x.jsonl'",)),
+        ("jsonl", ("needs a path",)),
+        ("jsonl:", ("no path",)),
+        ("jsonl:nowhere.jsonl", ("there is no such file",)),
+        ("jsonl:no*where", ("there is no such file",)),
+        ("parquet:a.jsonl", ("not a readable Parquet file",)),
+    ],
+)
+def test_wrong_sources(cli: Cli, source: str, parts: tuple[str, ...]) -> None:
+    write_jsonl(Path("a.jsonl"), TEXTS)
+    assert_one_sentence(cli("run", write_recipe(Path("r.toml"), source)), 2, *parts)
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("clean.normalisation=NFC", ("clean.normalisation", "did you mean 'normalization'")),
+        ("tokenizer.vocab_size=100", ("tokenizer.vocab_size",)),
+        ('tokenizer.kind="gpt2"', ("vocab_size",)),
+        (
+            "decontaminate.test_sets=['wikitext']",
+            ("unknown test set 'wikitext'", "did you mean 'wikitext103"),
+        ),
+        ("workers=-1", ("workers",)),
+        ("name=../up", ("name",)),
+        ("sources.names=[]", ("sources.names",)),
+        ("seed", ("section.key=value",)),
+        ("tokenizer.vocab_size=60000", ("too small for a vocabulary of 60,000",)),
+        ("length.min_tokens=100000", ("nothing is left of the corpus after the length stage",)),
+        ('language.keep="fr"', ("nothing is left of the corpus after the language stage", "language en: 12")),
+        ("sources.max_documents=1", ("too few",)),
+    ],
+)
+def test_wrong_settings(cli: Cli, override: str, parts: tuple[str, ...]) -> None:
+    write_jsonl(Path("a.jsonl"), TEXTS)
+    recipe = write_recipe(Path("r.toml"), "jsonl:a.jsonl")
+    assert_one_sentence(cli("run", recipe, "--set", override), 2, *parts)
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (b"", ("the corpus is empty",)),
+        (b"nonsense\n\xff\n{}\n[]\n", ("the corpus is empty", "4 malformed lines")),
+        (b'{"text": "  "}\n', ("nothing is left of the corpus after the clean stage", "empty: 1")),
+    ],
+)
+def test_nothing_usable(cli: Cli, content: bytes, parts: tuple[str, ...]) -> None:
+    Path("a.jsonl").write_bytes(content)
+    assert_one_sentence(cli("run", write_recipe(Path("r.toml"), "jsonl:a.jsonl")), 2, *parts)
+
+
+def test_missing_recipe_and_unwritable_runs(cli: Cli) -> None:
+    assert_one_sentence(cli("run", "nowhere.toml"), 2, "nowhere.toml does not exist")
+    write_jsonl(Path("a.jsonl"), TEXTS)
+    recipe = write_recipe(Path("r.toml"), "jsonl:a.jsonl")
+    assert_one_sentence(cli("run", recipe, "--runs", "a.jsonl"), 2, "cannot be written")
+
+
+def test_data_that_is_not_here(cli: Cli) -> None:
+    assert_one_sentence(
+        cli("run", RECIPES / "megatron-2019.toml"), 5, "realnews and cc-stories", "jsonl:PATH"
+    )
+    recipe = write_recipe(Path("r.toml"), "wikipedia")
+    assert_one_sentence(cli("run", recipe), 5, "hub cannot be reached for wikipedia", "offline_fallback")
+    write_jsonl(Path("a.jsonl"), TEXTS)
+    Path("g.toml").write_text('name = "g"\n[sources]\nnames = ["jsonl:a.jsonl"]\n')
+    assert_one_sentence(cli("run", "g.toml"), 5, "gpt2-bpe/vocab.json", "MLM_DATA_DIR")
+
+
+def test_offline_fallback_is_named_in_the_dataset(cli: Cli) -> None:
+    recipe = write_recipe(Path("r.toml"), "wikipedia")
+    settings = ("sources.offline_fallback=installed-docs", "sources.max_bytes=200000")
+    outcome = cli("run", recipe, "--set", settings[0], "--set", settings[1])
+    assert outcome.code == 0, outcome.err
+    assert "WARNING: installed-docs used in place of wikipedia" in outcome.err
+    for name in ("dataset.json", "ledger.json"):
+        assert (
+            "installed-docs used in place of wikipedia"
+            in json.loads(Path("runs/small", name).read_text())["source"]
+        )
+
+
+def test_test_set_phrases_that_are_common_in_the_corpus_stay(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phrase = "this software is provided as is without any express or implied warranty of kind"
+    write_jsonl(
+        Path("a.jsonl"), [f"{text} {phrase}. {sentences(20, n + 50)}" for n, text in enumerate(TEXTS)]
+    )
+    Path("data/lambada").mkdir(parents=True)
+    write_jsonl(Path("data/lambada/lambada_test.jsonl"), [phrase])
+    monkeypatch.setenv("MLM_DATA_DIR", "data")
+    recipe = write_recipe(Path("r.toml"), "jsonl:a.jsonl")
+    for frequent, changed, note in (
+        (12, 0, "2 n-grams found 12 times or more were left in"),
+        (13, 12, "12 documents matched"),
+    ):
+        assert cli("run", recipe, "--set", f"decontaminate.frequent={frequent}").code == 0
+        stage = json.loads(Path("runs/small/ledger.json").read_text())["stages"][5]
+        assert stage["changed"] == changed
+        assert note in stage["note"]
+
+
+def test_what_is_not_a_dataset(cli: Cli) -> None:
+    write_jsonl(Path("a.jsonl"), TEXTS)
+    assert cli("run", write_recipe(Path("r.toml"), "jsonl:a.jsonl")).code == 0
+    for verb in ("inspect", "stats"):
+        outcome = cli(verb, "nowhere")
+        assert outcome.code == 2
+        assert outcome.err.startswith("error: ")
+    Path("runs/small/COMPLETE").unlink()
+    for verb in ("inspect", "stats"):
+        outcome = cli(verb, "runs/small")
+        assert outcome.code == 6
+        assert "not complete" in outcome.err
+
+
+def processes_in(directory: Path) -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and Path(os.readlink(entry / "cwd")) == directory:
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 7)])
+def test_stopped_run_leaves_no_dataset_and_no_process(
+    tmp_path: Path, stop: signal.Signals, code: int
+) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [sentences(60, seed) for seed in range(2500)])
+    write_recipe(tmp_path / "r.toml", "jsonl:a.jsonl")
+    command = [
+        sys.executable,
+        "-c",
+        "from data_pipeline.cli import main; main()",
+        "run",
+        "r.toml",
+        "--workers",
+        "2",
+    ]
+    environment = os.environ | {"HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    with (tmp_path / "err").open("w") as errors:
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stderr=errors, stdout=errors, start_new_session=True
+        )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("runs/.small-*.partial-*/work/language")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, (tmp_path / "err").read_text()
+        time.sleep(0.05)
+    if stop is signal.SIGINT:
+        os.killpg(process.pid, stop)
+    else:
+        process.send_signal(stop)
+    assert process.wait(60) == code
+    assert "Traceback" not in (tmp_path / "err").read_text()
+    while processes_in(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not list(tmp_path.glob("runs/*/dataset.json"))
+    assert not list(tmp_path.glob("runs/*/COMPLETE"))
+    if stop is signal.SIGINT:
+        assert leftovers(tmp_path / "runs") == []
+    settings = ["--set", "sources.max_documents=40", "--workers", "1"]
+    subprocess.run([*command[:-2], *settings], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert (tmp_path / "runs/small/COMPLETE").is_file()

@@ -1,0 +1,243 @@
+"""Files, the hub and the installed documentation as sources."""
+
+import gzip
+import json
+import sys
+import types
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pyarrow  # type: ignore[import-untyped]
+import pyarrow.parquet  # type: ignore[import-untyped]
+import pytest
+
+from data_pipeline import hub
+from data_pipeline.config import SourcesConfig
+from data_pipeline.document import Document, Malformed
+from data_pipeline.file_sources import FileSource
+from data_pipeline.hub_sources import HubSource
+from data_pipeline.installed_docs import InstalledDocs, extract, run_time_distributions
+from data_pipeline.limit import Limit
+from data_pipeline.sources import OpenedSources, open_sources
+from data_pipeline.workers import Workers
+from lineage.errors import BadInput, DataMissing
+
+ONE = Workers(1)
+
+
+def read(name: str) -> list[Document | Malformed]:
+    return list(FileSource(name).read(ONE))
+
+
+def test_each_bad_line_costs_only_itself(tmp_path: Path) -> None:
+    lines = [
+        b'{"text": "first"}',
+        b'{"text": "broken"',
+        b'{"text": "bad byte \xff"}',
+        b'["not", "an object"]',
+        b'{"title": "no text"}',
+        b'{"text": null}',
+        b'{"text": 7}',
+        b"",
+        b'{"text": ""}',
+        b'{"text": "half \\ud800 pair"}',
+        b"[" * 100_000,
+        '\ufeff{"text": "café"}'.encode(),
+        b'{"text": "last, without a newline"}',
+    ]
+    path = tmp_path / "mixed.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    found = read(f"jsonl:{path}")
+    assert [(item.id, item.text) for item in found if isinstance(item, Document)] == [
+        ("mixed.jsonl:1", "first"),
+        ("mixed.jsonl:9", ""),
+        ("mixed.jsonl:10", "half \ufffd pair"),
+        ("mixed.jsonl:12", "café"),
+        ("mixed.jsonl:13", "last, without a newline"),
+    ]
+    bad = [item for item in found if isinstance(item, Malformed)]
+    assert [item.line for item in bad] == [2, 3, 4, 5, 6, 7, 11]
+    assert all(item.source == "mixed.jsonl" and item.reason and len(item.excerpt) <= 300 for item in bad)
+    assert "UTF-8" in bad[1].reason
+    assert bad[2].reason == "not a JSON object"
+    assert bad[2].excerpt == '["not", "an object"]'
+
+
+def test_compressed_lines_directories_and_patterns(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "two.jsonl").write_text('{"text": "2"}\n')
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.write('{"text": "1"}\n')
+    (tmp_path / "ignored.csv").write_text("text\n3\n")
+    expected = [Document("a.jsonl.gz:1", "1"), Document("b/two.jsonl:1", "2")]
+    assert read(f"jsonl:{tmp_path}") == expected
+    assert read(f"jsonl:{tmp_path}/*.gz") == expected[:1]
+    (tmp_path / "a.jsonl.gz").write_bytes((tmp_path / "a.jsonl.gz").read_bytes()[:-9])
+    with pytest.raises(BadInput, match="cannot be read"):
+        read(f"jsonl:{tmp_path}")
+
+
+def test_text_files_are_documents(tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_text("whole\nfile\n")
+    (tmp_path / "latin.txt").write_bytes(b"fine\ncaf\xe9")
+    assert read(f"text:{tmp_path}") == [
+        Document("good.txt", "whole\nfile\n"),
+        Malformed("latin.txt", 2, "invalid UTF-8 at byte 8", "fine\ncaf\ufffd"),
+    ]
+
+
+def test_parquet_tables(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": ["one", None, "three"], "other": [1, 2, 3]})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    found = read(f"parquet:{tmp_path / 't.parquet'}")
+    assert found[0] == Document("t.parquet:1", "one")
+    assert found[2] == Document("t.parquet:3", "three")
+    assert isinstance(found[1], Malformed)
+    pyarrow.parquet.write_table(table.select(["other"]), tmp_path / "t.parquet")
+    with pytest.raises(BadInput, match="no column named text"):
+        read(f"parquet:{tmp_path / 't.parquet'}")
+    (tmp_path / "t.parquet").write_bytes(b"not parquet")
+    with pytest.raises(BadInput, match="not a readable Parquet file"):
+        read(f"parquet:{tmp_path / 't.parquet'}")
+
+
+def test_fingerprint_is_of_the_content(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one")
+    before = FileSource(f"text:{path}").fingerprint()
+    path.touch()
+    assert FileSource(f"text:{path}").fingerprint() == before
+    path.write_text("two")
+    assert FileSource(f"text:{path}").fingerprint() != before
+
+
+def test_limit_admits_until_one_document_is_too_many() -> None:
+    limit = Limit(2, None)
+    assert [limit.admits(Document("", "x")) for _ in range(3)] == [True, True, False]
+    limit = Limit(None, 5)
+    assert [limit.admits(Document("", "éé")), limit.admits(Document("", "é"))] == [True, False]
+    assert (limit.documents, limit.bytes) == (1, 4)
+
+
+def test_hub_corpora_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(repository: str, subset: str | None, **options: object) -> list[dict[str, object]]:
+        asked.append((repository, subset, options["streaming"]))
+        return [{"text": "one"}, {"text": None}, {"text": "three"}]
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    found = list(HubSource("wikipedia").read(ONE))
+    assert asked == [("wikimedia/wikipedia", "20231101.en", True)]
+    assert found == [
+        Document("wikipedia:1", "one"),
+        Malformed("wikipedia", 2, "text is not a string", "None"),
+        Document("wikipedia:3", "three"),
+    ]
+
+    def fail(*_: object, **__: object) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=fail))
+    with pytest.raises(DataMissing, match="no route"):
+        list(HubSource("openwebtext").read(ONE))
+
+
+@pytest.fixture
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub.hub_is_reachable.cache_clear()
+
+
+@pytest.mark.usefixtures("_offline")
+def test_fallback_is_loud_and_replaces_only_the_hub(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("local")
+    names = ("wikipedia", f"text:{tmp_path}", "openwebtext")
+    opened = open_sources(SourcesConfig(names=names, offline_fallback="installed-docs"), 1)
+    assert [source.name for source in opened.sources] == ["installed-docs", f"text:{tmp_path}"]
+    warning = capsys.readouterr().err
+    assert "WARNING: installed-docs used in place of wikipedia and openwebtext" in warning
+    assert "installed-docs used in place of wikipedia and openwebtext" in opened.describe()
+    with pytest.raises(DataMissing, match="cannot be reached for wikipedia and openwebtext"):
+        open_sources(SourcesConfig(names=names), 1)
+    with pytest.raises(DataMissing, match="realnews can no longer be downloaded"):
+        open_sources(SourcesConfig(names=("realnews",), offline_fallback="installed-docs"), 1)
+
+
+def test_only_run_time_dependencies_are_read() -> None:
+    names = set(run_time_distributions("mlm-repro"))
+    assert {"torch", "numpy", "ftfy", "wcwidth"} <= names
+    assert not names & {"mlm-repro", "pytest", "hypothesis", "ruff", "mypy", "transformers"}
+    with pytest.raises(DataMissing):
+        run_time_distributions("no-such-distribution-here")
+
+
+def test_python_file_gives_its_docstrings(tmp_path: Path) -> None:
+    path = tmp_path / "m.py"
+    path.write_text(
+        '"""Module."""\nimport does_not_exist\ndef f():\n    """Function."""\ndef g(): pass\n'
+        'class C:\n    """Class."""\n    x = 1\n    async def m(self):\n        """Method."""\n'
+    )
+    assert extract(("dist", "m.py", path)) == [
+        Document("dist:m.py", "Module."),
+        Document("dist:m.py:f", "Function."),
+        Document("dist:m.py:C", "Class.\n\nMethod."),
+    ]
+    path.write_text("def broken(:\n")
+    bad = extract(("dist", "m.py", path))
+    assert isinstance(bad[0], Malformed)
+    assert (bad[0].line, bad[0].reason) == (1, "not Python: invalid syntax")
+    path.write_bytes(b'"""one"""\n# \xff')
+    assert extract(("dist", "m.py", path)) == [Malformed("dist:m.py", 2, "invalid UTF-8 at byte 12", "")]
+
+
+def test_package_description_and_topics(tmp_path: Path) -> None:
+    metadata = tmp_path / "METADATA"
+    metadata.write_text("Metadata-Version: 2.1\nName: x\n\n# About\n\nProse.\n")
+    assert extract(("x", "x.dist-info/METADATA", metadata)) == [
+        Document("x:x.dist-info/METADATA", "# About\n\nProse.\n")
+    ]
+    topics = tmp_path / "topics.py"
+    topics.write_text("topics = {'b': 'second', 'a': 'first'}\n")
+    found = extract(("python", "pydoc_data/topics.py", topics))
+    assert [item.text for item in found if isinstance(item, Document)] == ["first", "second"]
+
+
+def installed(workers: Workers, seed: int = 1, **limits: int) -> list[Document]:
+    source = InstalledDocs(**limits, seed=seed)
+    return [item for item in source.read(workers) if isinstance(item, Document)]
+
+
+def test_sample_of_installed_docs_is_spread_and_repeatable() -> None:
+    documents = installed(ONE, max_bytes=400_000)
+    size = sum(len(document.text.encode()) for document in documents)
+    assert 300_000 < size <= 400_000
+    owners = [document.id.partition(":")[0] for document in documents]
+    assert len(set(owners)) > 5
+    assert owners == sorted(owners, key=lambda owner: (owner == "python", owner))
+    with Workers(2) as two:
+        assert installed(two, max_bytes=400_000) == documents
+    assert installed(ONE, seed=2, max_bytes=400_000) != documents
+    assert len(installed(ONE, max_documents=10)) == 10
+
+
+def test_installation_is_recognised_by_its_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = InstalledDocs().fingerprint()
+    assert InstalledDocs().fingerprint() == before
+    monkeypatch.setattr(type(distribution("ftfy")), "version", "0.0.1")
+    assert InstalledDocs().fingerprint() != before
+
+
+def test_sources_are_read_in_the_order_given(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": f"{name}{n}"}) + "\n" for n in range(3))
+        )
+    names = (f"jsonl:{tmp_path}/b.jsonl", f"jsonl:{tmp_path}/a.jsonl")
+    opened = open_sources(SourcesConfig(names=names, max_documents=2), 1)
+    assert isinstance(opened, OpenedSources)
+    texts = [item.text for item in opened.read(ONE) if isinstance(item, Document)]
+    assert texts == ["b0", "b1", "a0", "a1"]
+    assert "the first 2 documents" in opened.describe()

@@ -1,0 +1,71 @@
+"""Where test sets and the GPT-2 vocabulary are looked for."""
+
+import os
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from data_pipeline import testsets
+from data_pipeline.testsets import TEST_SETS, find_gpt2_vocabulary, find_test_set
+from lineage.errors import BadInput, DataMissing
+
+DATA = os.environ.get("MLM_DATA_DIR")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("MLM_DATA_DIR", raising=False)
+    monkeypatch.setattr(testsets, "hub_is_reachable", lambda: False)
+
+
+def test_data_directory_comes_before_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = testsets.cache_directory() / "lambada" / "lambada_test.jsonl"
+    cached.parent.mkdir(parents=True)
+    cached.write_text("{}")
+    assert find_test_set("lambada") == cached
+    own = tmp_path / "data" / "lambada" / "lambada_test.jsonl"
+    own.parent.mkdir(parents=True)
+    own.write_text("{}")
+    monkeypatch.setenv("MLM_DATA_DIR", str(tmp_path / "data"))
+    assert find_test_set("lambada") == own
+
+
+def test_missing_files_say_where_to_put_them() -> None:
+    with pytest.raises(DataMissing, match=r"wikitext-103/wiki\.test\.tokens .* MLM_DATA_DIR"):
+        find_test_set("wikitext103")
+    with pytest.raises(DataMissing, match=r"gpt2-bpe/vocab\.json"):
+        find_gpt2_vocabulary()
+    with pytest.raises(BadInput, match="did you mean 'lambada'"):
+        find_test_set("lambda")
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, rows: list[str]) -> None:
+    monkeypatch.setattr(testsets, "hub_is_reachable", lambda: True)
+    hub = types.SimpleNamespace(load_dataset=lambda *_, **__: {"text": rows})
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+
+
+def test_wrong_content_from_the_hub_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, ["something else"])
+    for name in TEST_SETS:
+        with pytest.raises(DataMissing, match="is not the published"):
+            find_test_set(name)
+    assert not testsets.cache_directory().exists()
+
+
+@pytest.mark.skipif(not DATA, reason="MLM_DATA_DIR is not set")
+@pytest.mark.parametrize("name", ["wikitext103", "wikitext103-valid", "lambada-standard"])
+def test_rows_of_the_hub_make_the_published_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = Path(DATA or "") / TEST_SETS[name].place
+    lines = published.read_text(encoding="utf-8").splitlines(keepends=True)
+    if name == "lambada-standard":
+        rows = [line.removesuffix("\n") for line in lines]
+    else:
+        rows = [line if line.strip() else "" for line in lines]
+    serve(monkeypatch, rows)
+    found = find_test_set(name)
+    assert found.is_relative_to(testsets.cache_directory())
+    assert found.read_bytes() == published.read_bytes()

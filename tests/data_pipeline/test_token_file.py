@@ -1,0 +1,142 @@
+"""The token file against the format's description, read and written here with struct alone."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline.token_file import TokenFile, TokenFileWriter, token_dtype
+from lineage.errors import BadInput, IntegrityFailure
+
+uint16_documents = st.lists(st.lists(st.integers(0, 65_535), max_size=20), max_size=12)
+
+
+def read_by_description(prefix: Path) -> tuple[list[list[int]], list[int], int]:
+    """Documents, document index and dtype code, from the byte layout."""
+    index = Path(f"{prefix}.idx").read_bytes()
+    tokens = Path(f"{prefix}.bin").read_bytes()
+    assert index[:9] == b"MMIDIDX\x00\x00"
+    (version,) = struct.unpack("<Q", index[9:17])
+    code = index[17]
+    n, d = struct.unpack("<QQ", index[18:34])
+    assert version == 1
+    assert len(index) == 34 + 12 * n + 8 * d
+    lengths = struct.unpack(f"<{n}i", index[34 : 34 + 4 * n])
+    offsets = struct.unpack(f"<{n}q", index[34 + 4 * n : 34 + 12 * n])
+    starts = struct.unpack(f"<{d}q", index[34 + 12 * n :])
+    letter, width = {8: ("H", 2), 4: ("i", 4)}[code]
+    documents = [
+        list(struct.unpack(f"<{length}{letter}", tokens[offset : offset + width * length]))
+        for length, offset in zip(lengths, offsets, strict=True)
+    ]
+    return documents, list(starts), code
+
+
+def write_by_description(prefix: Path, documents: list[list[int]], code: int) -> None:
+    letter, width = {8: ("H", 2), 4: ("i", 4)}[code]
+    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(documents), len(documents) + 1)
+    index += b"".join(struct.pack("<i", len(document)) for document in documents)
+    position = 0
+    for document in documents:
+        index += struct.pack("<q", position)
+        position += width * len(document)
+    index += b"".join(struct.pack("<q", number) for number in range(len(documents) + 1))
+    Path(f"{prefix}.idx").write_bytes(index)
+    Path(f"{prefix}.bin").write_bytes(b"".join(struct.pack(f"<{len(d)}{letter}", *d) for d in documents))
+
+
+def write(prefix: Path, documents: list[list[int]], vocab_size: int) -> None:
+    with TokenFileWriter(prefix, token_dtype(vocab_size)) as writer:
+        for document in documents:
+            writer.add_document(document)
+
+
+@settings(deadline=None)
+@given(documents=uint16_documents)
+def test_written_files_follow_the_description(
+    documents: list[list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    prefix = tmp_path_factory.mktemp("tokens") / "train_text_document"
+    write(prefix, documents, 50_257)
+    assert read_by_description(prefix) == (documents, list(range(len(documents) + 1)), 8)
+
+
+@settings(deadline=None)
+@given(documents=uint16_documents, code=st.sampled_from([4, 8]))
+def test_described_files_are_read(
+    documents: list[list[int]], code: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    prefix = tmp_path_factory.mktemp("tokens") / "valid_text_document"
+    write_by_description(prefix, documents, code)
+    tokens = TokenFile(prefix)
+    assert [tokens[number].tolist() for number in range(len(tokens))] == documents
+    assert tokens.sizes.tolist() == [len(document) for document in documents]
+    assert tokens.document_index.tolist() == list(range(len(documents) + 1))
+    assert tokens.tokens.tolist() == [token for document in documents for token in document]
+
+
+def test_dtype_changes_at_megatrons_limit(tmp_path: Path) -> None:
+    assert token_dtype(65_499) == np.uint16
+    assert token_dtype(65_500) == np.int32
+    write(tmp_path / "wide", [[0, 70_000]], 100_000)
+    assert read_by_description(tmp_path / "wide") == ([[0, 70_000]], [0, 1], 4)
+    assert TokenFile(tmp_path / "wide")[0].tolist() == [0, 70_000]
+
+
+def test_bytes_of_a_known_file(tmp_path: Path) -> None:
+    write(tmp_path / "known", [[1, 258], [3]], 1000)
+    assert (tmp_path / "known.bin").read_bytes() == bytes([1, 0, 2, 1, 3, 0])
+    expected = b"MMIDIDX\0\0" + b"\x01" + bytes(7) + b"\x08" + b"\x02" + bytes(7) + b"\x03" + bytes(7)
+    expected += (
+        b"\2\0\0\0\1\0\0\0"
+        + bytes(8)
+        + b"\x04"
+        + bytes(7)
+        + bytes(8)
+        + b"\x01"
+        + bytes(7)
+        + b"\x02"
+        + bytes(7)
+    )
+    assert (tmp_path / "known.idx").read_bytes() == expected
+
+
+def test_token_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    for token in (-1, 65_536):
+        with pytest.raises(ValueError, match="outside"):
+            write(tmp_path / "bad", [[1], [token]], 50_257)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failure_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
+    write(tmp_path / "t", [[1, 2]], 1000)
+    with pytest.raises(ValueError, match="outside"):
+        write(tmp_path / "t", [[7], [-1]], 1000)
+    assert TokenFile(tmp_path / "t")[0].tolist() == [1, 2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.bin", "t.idx"]
+
+
+def test_damage_is_noticed(tmp_path: Path) -> None:
+    prefix = tmp_path / "t"
+    with pytest.raises(BadInput, match="does not exist"):
+        TokenFile(prefix)
+    write(prefix, [[1, 2], [3, 4, 5]], 1000)
+    index, tokens = (tmp_path / "t.idx").read_bytes(), (tmp_path / "t.bin").read_bytes()
+    for broken_index in (
+        b"",
+        index[:20],
+        index[:-1],
+        b"TNTIDX\0\0\0" + index[9:],
+        index[:9] + b"\2" + index[10:],
+    ):
+        (tmp_path / "t.idx").write_bytes(broken_index)
+        with pytest.raises(IntegrityFailure):
+            TokenFile(prefix)
+    (tmp_path / "t.idx").write_bytes(index)
+    for broken_tokens in (tokens[:-2], tokens[:-1], b""):
+        (tmp_path / "t.bin").write_bytes(broken_tokens)
+        with pytest.raises(IntegrityFailure):
+            TokenFile(prefix)

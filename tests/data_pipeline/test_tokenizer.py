@@ -1,0 +1,107 @@
+"""The tokenizer: exact GPT-2 ids, lossless text, repeatable training."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline.testsets import find_gpt2_vocabulary
+from data_pipeline.tokenizer import Tokenizer, padded_vocab_size
+from lineage.errors import BadInput, IntegrityFailure
+from tests.data_pipeline.conftest import sentences
+
+CORPUS = [sentences(20, seed) for seed in range(20)]
+needs_data = pytest.mark.skipif(not os.environ.get("MLM_DATA_DIR"), reason="MLM_DATA_DIR is not set")
+
+
+@pytest.fixture(scope="module")
+def trained() -> Tokenizer:
+    return Tokenizer.train(CORPUS, 400)
+
+
+@given(vocab_size=st.integers(1, 10**6), multiple=st.integers(1, 1024), tp=st.integers(1, 64))
+def test_padded_size_is_the_smallest_multiple(vocab_size: int, multiple: int, tp: int) -> None:
+    padded = padded_vocab_size(vocab_size, multiple, tp)
+    assert padded % (multiple * tp) == 0
+    assert vocab_size <= padded < vocab_size + multiple * tp
+
+
+@pytest.mark.parametrize(("tp", "padded"), [(1, 50_304), (2, 50_432), (4, 50_688), (8, 51_200), (16, 51_200)])
+def test_padded_sizes_of_gpt2(tp: int, padded: int) -> None:
+    assert padded_vocab_size(50_257, 128, tp) == padded
+
+
+def test_trained_vocabulary_has_the_asked_size(trained: Tokenizer) -> None:
+    assert trained.vocab_size == 400
+    assert trained.end_of_text == 399
+    assert max(trained.encode(CORPUS[0])) < 399
+    assert len(trained.encode(CORPUS[0])) < 0.5 * len(CORPUS[0])
+
+
+@settings(deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_text_survives_the_round_trip(trained: Tokenizer, text: str) -> None:
+    assert trained.decode(trained.encode(text)) == text
+    assert trained.encode_batch([text, "", text]) == [trained.encode(text), [], trained.encode(text)]
+
+
+def test_tokens_do_not_cross_words(trained: Tokenizer) -> None:
+    frequent = Tokenizer.train(["of the of the of the of the"] * 50, 262)
+    assert frequent.encode("of the") == frequent.encode("of") + frequent.encode(" the")
+    assert len(frequent.encode("of the")) == 2
+    assert trained.encode("it's 1234") == [t for part in ("it", "'s", " 1234") for t in trained.encode(part)]
+
+
+def test_literal_end_of_text_is_ordinary_text(trained: Tokenizer) -> None:
+    ids = trained.encode("a<|endoftext|>b")
+    assert trained.end_of_text not in ids
+    assert trained.decode(ids) == "a<|endoftext|>b"
+    assert trained.decode([trained.end_of_text]) == "<|endoftext|>"
+
+
+def test_saved_tokenizer_is_the_same(trained: Tokenizer, tmp_path: Path) -> None:
+    trained.save(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    content = (tmp_path / "tokenizer.json").read_bytes()
+    assert loaded.digest == trained.digest == hashlib.sha256(content).hexdigest()
+    assert loaded.encode(CORPUS[1]) == trained.encode(CORPUS[1])
+    assert loaded.end_of_text == trained.end_of_text
+
+
+def test_training_does_not_depend_on_threads(trained: Tokenizer) -> None:
+    code = (
+        "from data_pipeline.tokenizer import Tokenizer; from tests.data_pipeline.test_tokenizer import CORPUS; "
+        "print(Tokenizer.train(CORPUS, 400).digest)"
+    )
+    for setting in ({"RAYON_NUM_THREADS": "3"}, {"TOKENIZERS_PARALLELISM": "false"}):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | setting, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == trained.digest
+
+
+def test_unusable_files(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(IntegrityFailure):
+        Tokenizer.load(tmp_path)
+    with pytest.raises(BadInput, match="vocabulary"):
+        Tokenizer.from_gpt2_files(tmp_path / "tokenizer.json", tmp_path / "tokenizer.json")
+    with pytest.raises(BadInput, match="too small"):
+        Tokenizer.train(["abab"], 1000)
+
+
+@needs_data
+def test_gpt2_ids() -> None:
+    tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
+    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (50_257, 50_256)
+    assert tokenizer.encode("Hello world") == [15496, 995]
+    assert tokenizer.encode("<|endoftext|>") == [27, 91, 437, 1659, 5239, 91, 29]
+    assert tokenizer.encode(" The quick brown fox") == [383, 2068, 7586, 21831]
+    assert tokenizer.decode([15496, 995, 50_256]) == "Hello world<|endoftext|>"
