@@ -19,19 +19,13 @@ app = typer.Typer(help="Clean, deduplicate, decontaminate and tokenize text.", n
 
 @app.command()
 def run(
-    config: Annotated[
-        Path, typer.Argument(help="Recipe, a TOML file such as data_pipeline/recipes/twin.toml.")
-    ],
+    config: Annotated[Path, typer.Argument(help="Recipe, a TOML file such as data_pipeline/recipes/twin.toml.")],
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="Override one setting: section.key=value.")
     ] = None,
     runs: Annotated[Path, typer.Option(help="Directory that holds run directories.")] = Path("runs"),
-    workers: Annotated[
-        int | None, typer.Option(help="Worker processes; 0 means one for each core.", min=0)
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print the resolved recipe and its digest.")
-    ] = False,
+    workers: Annotated[int | None, typer.Option(help="Worker processes; 0 means one for each core.", min=0)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the resolved recipe and its digest.")] = False,
 ) -> None:
     """Build the dataset of a recipe, or find it if it is already built."""
     settings = [*(overrides or []), *([] if workers is None else [f"workers={workers}"])]
@@ -45,8 +39,7 @@ def run(
     directory = build_dataset(recipe, runs).path
     splits = _read_json(directory / "dataset.json")["splits"]
     counts = "; ".join(
-        f"{name} {split['documents']:,} documents, {split['tokens']:,} tokens"
-        for name, split in splits.items()
+        f"{name} {split['documents']:,} documents, {split['tokens']:,} tokens" for name, split in splits.items()
     )
     print(f"dataset {directory}: {counts}")
 

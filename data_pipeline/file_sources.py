@@ -42,9 +42,7 @@ class FileSource:
             return [(path.name, path)]
         if path.is_dir():
             below = sorted(
-                file
-                for file in path.rglob("*")
-                if file.name.endswith(SUFFIXES[self._kind]) and file.is_file()
+                file for file in path.rglob("*") if file.name.endswith(SUFFIXES[self._kind]) and file.is_file()
             )
             found = [(file.relative_to(path).as_posix(), file) for file in below]
         else:
@@ -109,7 +107,7 @@ def _text_of(value: object) -> str:
 
 
 def _read_parquet(name: str, path: Path) -> Iterator[Document | Malformed]:
-    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow
     from pyarrow import parquet
 
     number = 0

@@ -56,9 +56,7 @@ class HubSource:
 
         place = self._location
         try:
-            rows = load_dataset(
-                place.repository, place.subset, revision=place.revision, split="train", streaming=True
-            )
+            rows = load_dataset(place.repository, place.subset, revision=place.revision, split="train", streaming=True)
             for number, row in enumerate(rows, 1):
                 text = row.get("text")
                 if isinstance(text, str):

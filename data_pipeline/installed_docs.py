@@ -48,9 +48,7 @@ class InstalledDocs:
 
     name = INSTALLED_DOCS
 
-    def __init__(
-        self, max_documents: int | None = None, max_bytes: int | None = None, seed: int = 1234
-    ) -> None:
+    def __init__(self, max_documents: int | None = None, max_bytes: int | None = None, seed: int = 1234) -> None:
         self._max_documents, self._max_bytes, self._seed = max_documents, max_bytes, seed
         self._sample = ""
 
@@ -70,12 +68,8 @@ class InstalledDocs:
         places = [*_distribution_files(self._distributions), *_standard_library_files()]
         order = list(range(len(places)))
         if self._max_documents or self._max_bytes:
-            order.sort(
-                key=lambda number: hashlib.sha256(f"{self._seed}:{places[number][:2]}".encode()).digest()
-            )
-        read = self._until_limit(
-            workers.map(extract, (places[number] for number in order), chunk=16), len(places)
-        )
+            order.sort(key=lambda number: hashlib.sha256(f"{self._seed}:{places[number][:2]}".encode()).digest())
+        read = self._until_limit(workers.map(extract, (places[number] for number in order), chunk=16), len(places))
         found = dict(zip(order, read, strict=False))
         if len(found) < len(places):
             self._sample = f", a sample of {len(found):,} of {len(places):,} files"

@@ -126,6 +126,4 @@ def format_ledger(ledger: dict[str, Any]) -> str:
     for name, *cells in rows:
         numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
         lines.append("  ".join([name.ljust(widths[0]), *numbers]).rstrip())
-    return "\n".join(
-        [f"source: {ledger['source']}", *lines, f"malformed lines: {ledger['malformed_lines']:,}", *notes]
-    )
+    return "\n".join([f"source: {ledger['source']}", *lines, f"malformed lines: {ledger['malformed_lines']:,}", *notes])

@@ -128,9 +128,7 @@ class Pipeline:
         encode = partial(encode_text, directory=self._directory / "tokenizer", digest=tokenizer.digest)
         return (len(ids) for ids in self._workers.map(encode, texts))
 
-    def _drop_short(
-        self, stage: Stage, documents: DocumentFile, kept: DocumentFile, count: CountTokens
-    ) -> None:
+    def _drop_short(self, stage: Stage, documents: DocumentFile, kept: DocumentFile, count: CountTokens) -> None:
         """The first stage that knows tokens: it completes the counts of the stages before it."""
         counts = count(documents.texts())
         for document, tokens in zip(documents.documents(stage.name), counts, strict=True):
@@ -152,9 +150,7 @@ class Pipeline:
         config, seed = self._config.split, self._config.seed
         with self._ledger.stage("split") as stage:
             if len(documents) < 2:
-                raise BadInput(
-                    "one document is left of the corpus, too few for a training and a validation split"
-                )
+                raise BadInput("one document is left of the corpus, too few for a training and a validation split")
             order = split(len(documents), config.train, config.valid, seed)
             orders = dict(zip(("train", "valid"), order, strict=True))
             (self._directory / "documents").mkdir()
@@ -184,9 +180,7 @@ class Pipeline:
                         for counter in (amount, stage.incoming, stage.kept):
                             counter.add(documents[number][0], len(ids))
                 splits[name] = {"prefix": prefix, **asdict(amount)}
-            stage.note = (
-                f"vocabulary of {tokenizer.vocab_size:,}; each document ends with an end-of-text token"
-            )
+            stage.note = f"vocabulary of {tokenizer.vocab_size:,}; each document ends with an end-of-text token"
         return splits
 
     def _describe(self, tokenizer: Tokenizer, splits: dict[str, Any]) -> dict[str, Any]:

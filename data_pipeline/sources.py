@@ -44,10 +44,7 @@ class OpenedSources:
 
     def fingerprints(self) -> dict[str, str]:
         """Digest of each source."""
-        return {
-            f"source {number} {source.name}": source.fingerprint()
-            for number, source in enumerate(self.sources)
-        }
+        return {f"source {number} {source.name}": source.fingerprint() for number, source in enumerate(self.sources)}
 
     def describe(self) -> str:
         """What is read, for people; complete once it has been read."""
@@ -75,9 +72,7 @@ def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
             f"jsonl:PATH, or set sources.offline_fallback={INSTALLED_DOCS}"
         )
     replaced = " and ".join(wanted)
-    stand_in = (
-        f"{config.offline_fallback} used in place of {replaced}: the Hugging Face hub cannot be reached"
-    )
+    stand_in = f"{config.offline_fallback} used in place of {replaced}: the Hugging Face hub cannot be reached"
     print(f"WARNING: {stand_in}", file=sys.stderr)
     others = [name for name in config.names if name not in (*wanted, config.offline_fallback)]
     names = (config.offline_fallback, *others)

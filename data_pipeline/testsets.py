@@ -127,18 +127,14 @@ def _find(file: PublishedFile) -> Path:
     if not path.is_file():
         content = _download(file)
         if hashlib.sha256(content).hexdigest() != file.sha256:
-            raise DataMissing(
-                f"{file.repository} on the hub is not the published {file.place}: {_remedy(file)}"
-            )
+            raise DataMissing(f"{file.repository} on the hub is not the published {file.place}: {_remedy(file)}")
         write_bytes(path, content)
     return path
 
 
 def _download(file: PublishedFile) -> bytes:
     if not hub_is_reachable():
-        raise DataMissing(
-            f"{file.place} is not here and the Hugging Face hub cannot be reached: {_remedy(file)}"
-        )
+        raise DataMissing(f"{file.place} is not here and the Hugging Face hub cannot be reached: {_remedy(file)}")
     try:
         if file.join is None:
             from huggingface_hub import hf_hub_download
@@ -149,9 +145,7 @@ def _download(file: PublishedFile) -> bytes:
         rows = load_dataset(file.repository, file.subset, split=file.split)
         return file.join(list(rows["text"])).encode("utf-8")
     except Exception as error:  # the hub's client raises errors of many libraries
-        raise DataMissing(
-            f"{file.repository} could not be read from the hub ({error}): {_remedy(file)}"
-        ) from error
+        raise DataMissing(f"{file.repository} could not be read from the hub ({error}): {_remedy(file)}") from error
 
 
 def _remedy(file: PublishedFile) -> str:

@@ -64,9 +64,7 @@ class Tokenizer:
         except BadInput:
             raise
         except Exception as error:  # the library raises bare Exception
-            raise BadInput(
-                f"{vocab_json} and {merges_txt} are not a byte-level BPE vocabulary: {error}"
-            ) from error
+            raise BadInput(f"{vocab_json} and {merges_txt} are not a byte-level BPE vocabulary: {error}") from error
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Self:

@@ -10,10 +10,11 @@ import typer
 from engine.allocator import keep_large_buffers
 from engine.config import RunConfig, shrink
 from engine.launch import default_ranks, launch
-from engine.training_run import begin_run
+from engine.training_run import begin_run, read_begun_run
 from lineage.command import run_command
-from lineage.config import load_config, override_config, parse_config
+from lineage.config import load_config, override_config
 from lineage.digest import sha256_json
+from lineage.errors import BadInput
 from lineage.run import RunDirectory
 
 app = typer.Typer(help="Train GPT-2 the Megatron-LM way.", no_args_is_help=True)
@@ -50,7 +51,7 @@ def resume(
 ) -> None:
     """Go on with a run from its newest checkpoint; nothing else needs saying."""
     directory = RunDirectory.open(run)
-    config = parse_config(directory.manifest.get("config", {}), RunConfig, str(directory.path / "manifest.json"))
+    config = read_begun_run(directory)
     _start(config, directory.path.parent, ["resume", str(directory.path)], ranks)
 
 
@@ -58,6 +59,8 @@ def read_run_config(path: Path, overrides: Sequence[str] = (), twin: bool = Fals
     """The configuration of `path`; overrides apply after shrinking when it is a twin."""
     if not twin:
         return load_config(path, RunConfig, overrides)
+    if fixed := next((item for item in overrides if item.startswith("twin")), None):
+        raise BadInput(f"override {fixed!r} would misstate the twin rule: override the model or the recipe instead")
     return override_config(shrink(load_config(path, RunConfig)), overrides)
 
 

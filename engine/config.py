@@ -1,5 +1,7 @@
 """What a training run is: model, recipe, layout and data, as frozen data. Imports no torch."""
 
+import math
+import re
 from pathlib import Path
 from typing import Literal, Self
 
@@ -41,6 +43,8 @@ class ModelConfig(Config):
             raise ValueError(f"padded_vocab_size = {self.padded_vocab_size} is below vocab_size = {self.vocab_size}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout = {self.dropout} is not in [0, 1)")
+        if not 0 < self.init_std < math.inf:
+            raise ValueError(f"init_std = {self.init_std} must be above 0 and finite")
         return self
 
     @property
@@ -97,6 +101,15 @@ class TrainConfig(Config):
         for name in positive:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+        for name in ("learning_rate", "min_learning_rate", "warmup_iterations", "weight_decay", "clip_gradient",
+                     "adam_epsilon"):  # fmt: skip
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at least 0 and finite")
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} is not in [0, 1)")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed = {self.seed} is not in [0, 2**32)")
         if self.global_batch_size % self.microbatch_size:
             raise ValueError(
                 f"global_batch_size = {self.global_batch_size} is not a multiple of "
@@ -114,6 +127,12 @@ class ParallelConfig(Config):
 
     tp: int = 1
     """Tensor-parallel ranks."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.tp < 1:
+            raise ValueError(f"tp = {self.tp} must be at least 1")
+        return self
 
 
 class DataSection(Config):
@@ -156,6 +175,12 @@ class RunConfig(Config):
     data: DataSection = DataSection()
     twin: TwinScale | None = None
     """Set when this is a shrunk twin of a published recipe."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not re.fullmatch(r"\w[\w.-]*", self.name):
+            raise ValueError(f"name = {self.name!r} cannot name a directory: letters, digits, '-', '_' and '.' can")
+        return self
 
 
 def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:

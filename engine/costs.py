@@ -32,7 +32,7 @@ def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
 
 def state_bytes_per_parameter(precision: Precision) -> int:
     """Bytes of parameter, gradient, master weight, accumulated gradient and Adam moments per parameter."""
-    return 16 if precision == "fp32" else 2 + 2 + 4 + 4 + 8
+    return {"fp64": 32, "fp32": 16, "bf16": 2 + 2 + 4 + 4 + 8, "fp16": 2 + 2 + 4 + 4 + 8}[precision]
 
 
 def activation_bytes(model: ModelConfig, microbatch_size: int, tp: int = 1) -> float:
@@ -47,11 +47,11 @@ def activation_bytes(model: ModelConfig, microbatch_size: int, tp: int = 1) -> f
 
 def rank_memory_bytes(model: ModelConfig, train: TrainConfig, tp: int = 1) -> float:
     """Model and optimizer state of one rank (sharded by tp) plus one microbatch's activations."""
-    scale = 2 if train.precision == "fp32" else 1
+    scale = {"fp64": 4, "fp32": 2, "bf16": 1, "fp16": 1}[train.precision]
     state = parameter_count(model) * state_bytes_per_parameter(train.precision) / tp
     return state + scale * activation_bytes(model, train.microbatch_size, tp)
 
 
 def checkpoint_bytes(model: ModelConfig, precision: Precision) -> int:
     """Size of one checkpoint: parameters, two moments and, below fp32, master weights."""
-    return parameter_count(model) * (12 if precision == "fp32" else 14)
+    return parameter_count(model) * {"fp64": 24, "fp32": 12, "bf16": 14, "fp16": 14}[precision]

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import ModelConfig
-from lineage.digest import is_sealed, read_digest
+from lineage.digest import content_digest, is_sealed
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
+
+DIARY = frozenset({"manifest.json", "ledger.json"})
+"""Files that say when and how fast a dataset was made, not what it is."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,7 @@ class DatasetFacts:
 
     directory: Path
     digest: str
+    """Digest of its content: the same for a dataset built again from the same text."""
     vocab_size: int
     padded_vocab_size: int
 
@@ -30,9 +34,10 @@ class DatasetFacts:
         path = directory / "dataset.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            return cls(directory, read_digest(directory), int(values["vocab_size"]), int(values["padded_vocab_size"]))
+            sizes = int(values["vocab_size"]), int(values["padded_vocab_size"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise IntegrityFailure(f"{path} cannot be read: {error}") from error
+        return cls(directory, content_digest(directory, without=DIARY), *sizes)
 
     def prefix(self, split: str) -> Path:
         """Path of a split's token file without its ending."""

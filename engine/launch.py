@@ -1,5 +1,6 @@
 """Starts one process per local rank where neither torchrun nor Slurm has. Imports no torch."""
 
+import ctypes
 import os
 import signal
 import socket
@@ -10,6 +11,10 @@ from collections.abc import Sequence
 
 from engine.config import RunConfig
 from lineage.environment import available_cores, list_gpus
+from lineage.errors import Interrupted
+
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def default_ranks(config: RunConfig) -> int:
@@ -23,7 +28,8 @@ def default_ranks(config: RunConfig) -> int:
 def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
     """Run `python -m module arguments` as `ranks` processes that find each other; returns the exit code.
 
-    When one fails the others are ended. SIGTERM and Ctrl-C are passed on. One thread per rank.
+    When one fails the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive this
+    process, however it ends. One thread per rank. Raises Interrupted if it was stopped before training began.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -39,24 +45,36 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
             [sys.executable, "-m", module, *arguments],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             start_new_session=True,
+            preexec_fn=_end_with_parent if LIBC else None,
         )
         for rank in range(ranks)
     ]
 
+    stopped = False
+
     def pass_on(number: int, frame: object) -> None:
+        nonlocal stopped
+        stopped = True
         for process in processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
 
     old = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        return _wait(processes)
+        code = _wait(processes)
+        if stopped and code and all(process.poll() in (None, 0, -signal.SIGTERM) for process in processes):
+            raise Interrupted("stopped before training began; the same command goes on from what was finished")
+        return code
     finally:
         for process in processes:
             if process.poll() is None:
                 process.kill()
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+def _end_with_parent() -> None:
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # type: ignore[union-attr]
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], grace_seconds: float = 20.0) -> int:

@@ -33,7 +33,7 @@ from lineage.run import RunDirectory
 
 
 class NotFinite(UserError):
-    """The loss or the gradient is no longer a number; nothing was updated (exit code 3)."""
+    """The loss or the gradient is no longer a number (exit code 3)."""
 
     exit_code = 3
 
@@ -136,12 +136,13 @@ class Trainer:
             self.optimizer.accumulate()
             loss_sum[0] += loss.detach()
         loss_sum[1] = float(self.stop_requested)
+        mesh.tp.all_reduce(loss_sum[1:])  # a signal reaches ranks at different moments; they stop together
         mesh.dp.all_reduce(loss_sum)
         self.optimizer.reduce_gradients(num_microbatches * scale)
         loss_value = loss_sum[0].item() / (num_microbatches * mesh.dp.size)
         norm = self.optimizer.gradient_norm()
         rate = learning_rate(train, self.optimizer.steps + 1)
-        if math.isfinite(norm):
+        if math.isfinite(norm) and math.isfinite(loss_value):
             self.optimizer.step(rate, norm)
         elif self.scaler is None or not math.isfinite(loss_value):
             raise NotFinite(
@@ -179,6 +180,8 @@ class Trainer:
             tokens = torch.from_numpy(rows).to(mesh.device)
             total += self.model(tokens[:, :-1], tokens[:, 1:]).double() * len(rows)
         loss = mesh.dp.all_reduce(total).item() / count
+        if not math.isfinite(loss):
+            raise NotFinite(f"after iteration {iteration} the validation loss is {loss}")
         self.validated = math.exp(min(loss, 20.0))
         return {
             "kind": "validation",
@@ -225,9 +228,9 @@ class Trainer:
         if not self.mesh.is_first:
             yield None
             return
-        kept = [line for line in read_metrics(self.run.path) if line["iteration"] <= self.state.iteration]
-        if self.state.iteration == 0:
-            kept = []
+        reached = self.state.iteration
+        lines = read_metrics(self.run.path) if reached else []
+        kept = [line for line in lines if line["iteration"] <= reached and line["kind"] != "final-validation"]
         write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
         with path.open("a", encoding="utf-8") as file:
             yield file

@@ -6,7 +6,9 @@ from typing import Any
 
 from engine.config import RunConfig
 from engine.dataset import DatasetFacts
-from lineage.errors import IntegrityFailure
+from lineage import VERSION
+from lineage.config import parse_config
+from lineage.errors import BadInput, IntegrityFailure
 from lineage.run import RunDirectory
 
 METRICS = "metrics.jsonl"
@@ -20,6 +22,23 @@ def begin_run(config: RunConfig, root: Path) -> tuple[RunConfig, DatasetFacts, R
     parents = {"dataset": dataset.digest}
     run = RunDirectory.begin(root, config.name, "training", config.model_dump(mode="json"), parents)
     return config, dataset, run
+
+
+def read_begun_run(run: RunDirectory) -> RunConfig:
+    """The configuration of a run that can be gone on with where it is.
+
+    Raises IntegrityFailure or BadInput when its dataset, its name or the version has changed since it began, because
+    the same configuration would now be another run.
+    """
+    manifest = run.manifest
+    config = parse_config(manifest.get("config", {}), RunConfig, str(run.path / "manifest.json"))
+    if run.path.name != f"{manifest['name']}-{manifest['identity'][:8]}":
+        raise BadInput(f"{run.path} was renamed: it began as {manifest['name']}-{manifest['identity'][:8]}")
+    if (began := manifest["environment"]["mlm_repro"]) != VERSION:
+        raise BadInput(f"{run.path} began under version {began} and this is {VERSION}: begin a new run")
+    if DatasetFacts.read(config.data.dataset).digest != manifest["parents"]["dataset"]:
+        raise IntegrityFailure(f"the dataset {config.data.dataset} has changed since {run.path} began")
+    return config
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -86,7 +86,7 @@ def _score(task: Task, evaluated: EvaluatedCheckpoint, batch_size: int | None, w
 def _provenance(evaluated: EvaluatedCheckpoint, started: float) -> Provenance:
     return Provenance(
         kind=evaluated.kind,
-        checkpoint=str(evaluated.directory),
+        checkpoint=f"{evaluated.directory.parent.parent.name}/{evaluated.directory.name}",
         checkpoint_digest=evaluated.digest,
         tokenizer_digest=evaluated.tokenizer.digest,
         dtype=str(evaluated.model.dtype).removeprefix("torch."),

@@ -8,8 +8,9 @@ import torch
 
 from data_pipeline.tokenizer import Tokenizer
 from engine.checkpoint import load_for_inference
+from engine.dataset import DIARY
 from evaluation.scoring import ScoringModel
-from lineage.digest import is_sealed, read_digest
+from lineage.digest import content_digest, is_sealed
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 from lineage.records import Kind
 from lineage.run import RunDirectory
@@ -38,7 +39,7 @@ class EvaluatedCheckpoint:
         except (BadInput, KeyError, TypeError) as error:
             raise DataMissing(f"the run of checkpoint {self.directory} does not name its dataset") from error
         for dataset in (named, run.parent / named.name):
-            if is_sealed(dataset) and read_digest(dataset) == digest:
+            if is_sealed(dataset) and content_digest(dataset, without=DIARY) == digest:
                 return dataset
         raise DataMissing(f"the dataset {named} that {run.name} was trained on is not here")
 

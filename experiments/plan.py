@@ -93,7 +93,7 @@ def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None) -> Plan:
     if mode == "full" and not possible:
         raise HardwareMissing(f"the full size cannot run here: {reason}")
     if mode == "full" or (mode == "auto" and possible and not smoke):
-        return Plan(target, "full", reason, recipe or RECIPES / "megatron-2019.toml", None, published, published)
+        return Plan(target, "full", reason, recipe or RECIPES / "available-2019.toml", None, published, published)
     size = SMOKE if smoke else TWIN
     why = "asked for" if mode == "scaled" or smoke else reason
     configs = tuple(

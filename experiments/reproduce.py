@@ -9,12 +9,14 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from data_pipeline.config import DataConfig
 from data_pipeline.testsets import find_test_set
 from engine.config import RunConfig
 from engine.costs import parameter_count
+from engine.dataset import DatasetFacts
 from engine.training_run import read_metrics, read_summary
 from experiments.plan import Plan, model_file
 from experiments.published import published_records
@@ -28,6 +30,8 @@ from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
 
 SHAPE = ("num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size")
+LOSS_POINTS = 200
+"""Points of a training-loss curve that are kept as records."""
 RECIPE = ("global_batch_size", "iterations", "learning_rate")
 
 
@@ -60,7 +64,7 @@ def reproduce(plan: Plan, runs: Path) -> Path:
             "examples": size.examples if size else None,
             "test_sets": available,
         },
-        {"dataset": dataset.digest} | {run.manifest["name"]: run.digest for run in trained},
+        {"dataset": DatasetFacts.read(dataset.path).digest} | {run.manifest["name"]: run.digest for run in trained},
     )
     if run.is_complete:
         run.link()
@@ -142,17 +146,31 @@ def _curve_records(model: str, plan: Plan, training: RunDirectory) -> list[Recor
         "seed": training.manifest["config"]["train"]["seed"],
         "x_name": "iteration",
     }
+    metrics = read_metrics(training.path)
+    losses = [line["loss"] for line in metrics if line["kind"] == "train"]
+    block = max(len(losses) // LOSS_POINTS, 1)
+    records = [
+        Record(
+            experiment="2019/training-loss",
+            quantity="training_loss",
+            value=fmean(losses[end - block : end]),
+            x=end,
+            note=f"mean of {block} iterations" if block > 1 else "",
+            **origin,
+        )
+        for end in range(block, len(losses) + 1, block)
+    ]
     experiments = {
-        "train": ("2019/training-loss", "training_loss", "loss"),
-        "validation": ("2019/figure-6", "validation_perplexity", "perplexity"),
-        "final-validation": ("2019/validation", "final_validation_perplexity", "perplexity"),
+        "validation": ("2019/figure-6", "validation_perplexity"),
+        "final-validation": ("2019/validation", "final_validation_perplexity"),
     }
-    records = []
-    for line in read_metrics(training.path):
-        experiment, quantity, field = experiments[line["kind"]]
-        if line["iteration"]:
+    for line in metrics:
+        if line["kind"] in experiments and line["iteration"]:
+            experiment, quantity = experiments[line["kind"]]
             records.append(
-                Record(experiment=experiment, quantity=quantity, value=line[field], x=line["iteration"], **origin)
+                Record(
+                    experiment=experiment, quantity=quantity, value=line["perplexity"], x=line["iteration"], **origin
+                )
             )
     return records
 

@@ -50,6 +50,12 @@ def read_digest(directory: Path) -> str:
     return str(_read_marker(directory)["digest"])
 
 
+def content_digest(directory: Path, without: frozenset[str] | set[str]) -> str:
+    """Digest of a sealed directory's files other than `without`: equal for equal content made at different times."""
+    files: dict[str, dict[str, Any]] = _read_marker(directory)["files"]
+    return sha256_json({name: entry for name, entry in files.items() if name not in without})
+
+
 def check_seal(directory: Path) -> str:
     """Compare every file with the completion marker and return the directory's digest.
 

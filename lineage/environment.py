@@ -23,14 +23,14 @@ def describe_environment() -> dict[str, Any]:
         "mlm_repro": VERSION,
         "source": source_state(),
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
         "cores": available_cores(),
         "memory_bytes": memory_bytes(),
         "gpus": [gpu["name"] for gpu in list_gpus()],
         "packages": {name: found for name in PACKAGES if (found := _installed(name))},
         "variables": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
-        "argv": sys.argv,
+        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
 
 

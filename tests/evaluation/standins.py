@@ -11,12 +11,13 @@ from torch.nn import functional as F
 from data_pipeline.tokenizer import Tokenizer
 from engine.checkpoint import TrainingState, save_checkpoint
 from engine.config import DataSection, ModelConfig, RunConfig, TwinScale
+from engine.dataset import DIARY
 from engine.model.gpt2 import GPT2
 from engine.optim.adam import FlatAdamW
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
 from evaluation.scoring import LanguageModel, ScoringModel
-from lineage.digest import seal
+from lineage.digest import content_digest, seal
 from lineage.run import RunDirectory
 
 SENTENCE = "the cat sat on a mat and saw another dog run over green hills while old rivers slept below"
@@ -83,7 +84,8 @@ def write_dataset(directory: Path) -> str:
     lines = (json.dumps({"id": str(i), "text": text}) + "\n" for i, text in enumerate(documents))
     (directory / "documents" / "valid.jsonl").write_text("".join(lines), encoding="utf-8")
     Tokenizer.train(documents, 300).save(directory / "tokenizer")
-    return seal(directory)
+    seal(directory)
+    return content_digest(directory, without=DIARY)
 
 
 def write_run(root: Path, *, twin: bool = True, zero: bool = False) -> Path:
