@@ -41,9 +41,7 @@ def build(
     print(f"{page} ({time.monotonic() - start:.1f} s)")
     damaged = sum(problem.damaged for problem in reproduction.problems)
     if damaged:
-        raise IntegrityFailure(
-            f"{damaged} damaged or refused parts were left out of {page}; the page names them"
-        )
+        raise IntegrityFailure(f"{damaged} damaged or refused parts were left out of {page}; the page names them")
 
 
 def main() -> None:

@@ -93,9 +93,7 @@ def orderings(curves: Sequence[Curve]) -> list[Ordering]:
         tables = [dict(zip(curve.x, curve.y, strict=True)) for curve in same]
         common = set(tables[0]).intersection(*tables[1:])
         in_order = sum(_descending([table[x] for table in tables]) for x in common)
-        found.append(
-            Ordering(kind, tuple((curve.series, curve.final) for curve in same), in_order, len(common))
-        )
+        found.append(Ordering(kind, tuple((curve.series, curve.final) for curve in same), in_order, len(common)))
     return found
 
 

@@ -33,9 +33,7 @@ def ordering_finding(curves: Sequence[Curve], records: Sequence[Record]) -> Find
     topic = "Figure 6, order of the models"
     ours = [found for found in orderings(curves) if found.kind != "published"]
     if not ours or ours[0].holds is None:
-        return Finding(
-            topic, "Cannot be judged", "Fewer than two models were trained and evaluated here.", None, None
-        )
+        return Finding(topic, "Cannot be judged", "Fewer than two models were trained and evaluated here.", None, None)
     found = ours[0]
     sentence = _ordering_sentence(found) + seeds_sentence(records)
     verdict = "The order holds" if found.holds else "The order does not hold"
@@ -82,9 +80,7 @@ def data_finding(ledger: Ledger | None, kind: Kind) -> Finding:
     """How much of the source text the models were trained on."""
     topic = "Training data"
     if ledger is None:
-        return Finding(
-            topic, "No ledger", "What the data pipeline kept and dropped is not recorded.", None, None
-        )
+        return Finding(topic, "No ledger", "What the data pipeline kept and dropped is not recorded.", None, None)
     first, last = ledger.stages[0], ledger.stages[-1]
     kept = percent(last.documents_out, first.documents_in)
     tokens = f" They hold {last.tokens_out:,} tokens." if last.tokens_out is not None else ""
@@ -129,9 +125,7 @@ def training_loss_caption(curves: Sequence[Curve]) -> str:
     if not windows:
         return "Every recorded value is drawn."
     points = " or ".join(str(window) for window in windows)
-    return (
-        f"Faint: every recorded value. Strong: mean of the last {points} values. Labels give the last mean."
-    )
+    return f"Faint: every recorded value. Strong: mean of the last {points} values. Labels give the last mean."
 
 
 def funnel_alt(ledger: Ledger) -> str:
@@ -144,9 +138,7 @@ def _ordering_sentence(found: Ordering) -> str:
     ends = " < ".join(f"{name} {show(value)}" for name, value in reversed(found.finals))
     points = ""
     if found.common_points > 1:
-        points = (
-            f" The whole order holds at {found.points_in_order} of {found.common_points} common iterations."
-        )
+        points = f" The whole order holds at {found.points_in_order} of {found.common_points} common iterations."
     if found.holds:
         return f"In {SUBJECT[found.kind]} the larger model ends lower: {ends}.{points}"
     ends = ", ".join(f"{name} {show(value)}" for name, value in reversed(found.finals))

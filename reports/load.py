@@ -219,9 +219,7 @@ def _seal_problems(directory: Path) -> Iterator[Problem]:
     for name in (MANIFEST, SUMMARY, RECORDS, LEDGER):
         path, expected = directory / name, files.get(name)
         if path.is_file() and (expected is None or sha256_file(path) != expected.get("sha256")):
-            yield Problem(
-                MARKER, f"{name} is not the file that was sealed when the run finished.", damaged=True
-            )
+            yield Problem(MARKER, f"{name} is not the file that was sealed when the run finished.", damaged=True)
         elif expected is not None and not path.is_file():
             yield Problem(MARKER, f"{name} was there when the run finished and is missing now.", damaged=True)
 

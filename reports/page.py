@@ -77,9 +77,7 @@ def render_page(reproduction: Reproduction, exhibits: dict[str, Exhibit]) -> str
 
 def printable(text: object) -> str:
     """Text with control characters made visible; line breaks and tabs are kept."""
-    return "".join(
-        chr(0x2400 + ord(sign)) if ord(sign) < 32 and sign not in "\n\t" else sign for sign in str(text)
-    )
+    return "".join(chr(0x2400 + ord(sign)) if ord(sign) < 32 and sign not in "\n\t" else sign for sign in str(text))
 
 
 def _context(reproduction: Reproduction, exhibits: dict[str, Exhibit]) -> dict[str, Any]:

@@ -99,8 +99,7 @@ def shapes(models: Iterable[Model], ours: Kind) -> list[Shape]:
             (ours, model.trained),
         )
         rows += [
-            Shape(model.name, kind, tuple(_setting(key, values.get(key)) for key, _ in SHAPE))
-            for kind, values in kinds
+            Shape(model.name, kind, tuple(_setting(key, values.get(key)) for key, _ in SHAPE)) for kind, values in kinds
         ]
     return rows
 
@@ -167,10 +166,7 @@ def record_rows(records: Iterable[Record]) -> list[dict[str, str]]:
     for record in records:
         values = record.model_dump()
         rows.append(
-            {
-                name: exact(values[name]) if name in ("x", "value") else _plain(values[name])
-                for name in RECORD_FIELDS
-            }
+            {name: exact(values[name]) if name in ("x", "value") else _plain(values[name]) for name in RECORD_FIELDS}
         )
     return rows
 
@@ -224,9 +220,7 @@ def _setting(key: str, value: Any) -> str:
         return MISSING
     if key == "parameters":
         return parameters(value)
-    return (
-        f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
-    )
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _plain(value: Any) -> str:

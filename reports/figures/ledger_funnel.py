@@ -34,9 +34,7 @@ def draw(stages: Sequence[Stage], narrow: bool = False) -> "Figure":
     return figure
 
 
-def _bars(
-    axes: "Axes", stages: Sequence[Stage], what: str, counts: Callable[[Stage], tuple[int, int]]
-) -> None:
+def _bars(axes: "Axes", stages: Sequence[Stage], what: str, counts: Callable[[Stage], tuple[int, int]]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     largest = max(1, *(max(counts(stage)) for stage in stages))

@@ -27,10 +27,7 @@ WORDS = re.findall(
 def sentences(count: int, seed: int) -> str:
     """English words in sentences, the same for the same seed."""
     rng = random.Random(seed)
-    made = (
-        " ".join(rng.choice(WORDS) for _ in range(rng.randint(6, 14))).capitalize() + "."
-        for _ in range(count)
-    )
+    made = (" ".join(rng.choice(WORDS) for _ in range(rng.randint(6, 14))).capitalize() + "." for _ in range(count))
     return " ".join(made)
 
 

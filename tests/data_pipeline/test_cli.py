@@ -145,9 +145,7 @@ def test_missing_recipe_and_unwritable_runs(cli: Cli) -> None:
 
 
 def test_data_that_is_not_here(cli: Cli) -> None:
-    assert_one_sentence(
-        cli("run", RECIPES / "megatron-2019.toml"), 5, "realnews and cc-stories", "jsonl:PATH"
-    )
+    assert_one_sentence(cli("run", RECIPES / "megatron-2019.toml"), 5, "realnews and cc-stories", "jsonl:PATH")
     recipe = write_recipe(Path("r.toml"), "wikipedia")
     assert_one_sentence(cli("run", recipe), 5, "hub cannot be reached for wikipedia", "offline_fallback")
     write_jsonl(Path("a.jsonl"), TEXTS)
@@ -162,19 +160,12 @@ def test_offline_fallback_is_named_in_the_dataset(cli: Cli) -> None:
     assert outcome.code == 0, outcome.err
     assert "WARNING: installed-docs used in place of wikipedia" in outcome.err
     for name in ("dataset.json", "ledger.json"):
-        assert (
-            "installed-docs used in place of wikipedia"
-            in json.loads(Path("runs/small", name).read_text())["source"]
-        )
+        assert "installed-docs used in place of wikipedia" in json.loads(Path("runs/small", name).read_text())["source"]
 
 
-def test_test_set_phrases_that_are_common_in_the_corpus_stay(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_test_set_phrases_that_are_common_in_the_corpus_stay(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     phrase = "this software is provided as is without any express or implied warranty of kind"
-    write_jsonl(
-        Path("a.jsonl"), [f"{text} {phrase}. {sentences(20, n + 50)}" for n, text in enumerate(TEXTS)]
-    )
+    write_jsonl(Path("a.jsonl"), [f"{text} {phrase}. {sentences(20, n + 50)}" for n, text in enumerate(TEXTS)])
     Path("data/lambada").mkdir(parents=True)
     write_jsonl(Path("data/lambada/lambada_test.jsonl"), [phrase])
     monkeypatch.setenv("MLM_DATA_DIR", "data")
@@ -216,9 +207,7 @@ def processes_in(directory: Path) -> list[str]:
 
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(("stop", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 7)])
-def test_stopped_run_leaves_no_dataset_and_no_process(
-    tmp_path: Path, stop: signal.Signals, code: int
-) -> None:
+def test_stopped_run_leaves_no_dataset_and_no_process(tmp_path: Path, stop: signal.Signals, code: int) -> None:
     write_jsonl(tmp_path / "a.jsonl", [sentences(60, seed) for seed in range(2500)])
     write_recipe(tmp_path / "r.toml", "jsonl:a.jsonl")
     command = [

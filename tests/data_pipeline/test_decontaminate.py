@@ -13,8 +13,7 @@ from data_pipeline.testsets import find_test_set
 from tests.data_pipeline.conftest import WORDS, sentences
 
 PASSAGE = (
-    "Zebras quietly admire seventeen violet umbrellas whenever "
-    "gentle thunder interrupts nine sleepy accordion players"
+    "Zebras quietly admire seventeen violet umbrellas whenever gentle thunder interrupts nine sleepy accordion players"
 )
 
 
@@ -48,17 +47,12 @@ def test_cut_runs_from_sentence_end_to_sentence_end() -> None:
 
 def test_case_and_punctuation_do_not_hide_a_match() -> None:
     disguised = ", ".join(PASSAGE.upper().split())
-    assert (
-        len(split_and_keep(f"{sentences(20, 1)} {disguised}. {sentences(20, 2)}", task_ngrams([PASSAGE])))
-        == 2
-    )
+    assert len(split_and_keep(f"{sentences(20, 1)} {disguised}. {sentences(20, 2)}", task_ngrams([PASSAGE]))) == 2
 
 
 def test_short_parts_are_not_kept() -> None:
     ngrams = task_ngrams([PASSAGE])
-    assert decontaminate(Document("a", f"A few words. {PASSAGE}. A few more."), ngrams) == Drop(
-        "test-set text"
-    )
+    assert decontaminate(Document("a", f"A few words. {PASSAGE}. A few more."), ngrams) == Drop("test-set text")
     long = sentences(20, 2)
     parts = decontaminate(Document("a", f"A few words. {PASSAGE}. {long}"), ngrams)
     assert isinstance(parts, list)
@@ -113,9 +107,7 @@ def test_matches_are_those_of_a_plain_search(document: list[str], passage: list[
         wanted = {tuple(passage[i : i + length]) for i in range(len(passage) - length + 1)}
         expected = {i for i in range(len(document) - length + 1) if tuple(document[i : i + length]) in wanted}
     starts = [match.start() for match in re.finditer(r"\w+", " ".join(document))]
-    assert [position for position, _ in ngrams.matches(" ".join(document))] == [
-        starts[i] for i in sorted(expected)
-    ]
+    assert [position for position, _ in ngrams.matches(" ".join(document))] == [starts[i] for i in sorted(expected)]
 
 
 @pytest.mark.skipif(not os.environ.get("MLM_DATA_DIR"), reason="MLM_DATA_DIR is not set")

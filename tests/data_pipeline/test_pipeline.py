@@ -18,8 +18,7 @@ from tests.data_pipeline.test_token_file import read_by_description
 
 GERMAN = "Der Hund lief schnell über die Straße, weil das Wetter am Abend schlechter wurde. " * 12
 PASSAGE = (
-    "seventeen violet zebras quietly admire gentle umbrellas "
-    "whenever thunder interrupts nine sleepy accordion players"
+    "seventeen violet zebras quietly admire gentle umbrellas whenever thunder interrupts nine sleepy accordion players"
 )
 UNIQUE = 60
 DATA = os.environ.get("MLM_DATA_DIR")
@@ -109,9 +108,7 @@ def test_token_files_hold_the_documents(built: Path) -> None:
     }
     for name, split in described["splits"].items():
         documents, starts, _ = read_by_description(dataset / split["prefix"])
-        texts = [
-            json.loads(line)["text"] for line in (dataset / f"documents/{name}.jsonl").open(encoding="utf-8")
-        ]
+        texts = [json.loads(line)["text"] for line in (dataset / f"documents/{name}.jsonl").open(encoding="utf-8")]
         assert documents == [[*tokenizer.encode(text), 299] for text in texts]
         assert starts == list(range(len(texts) + 1))
         assert split["documents"] == len(texts)
@@ -126,8 +123,7 @@ def test_each_stage_drops_what_it_should(built: Path) -> None:
         "source", "clean", "language", "length", "deduplicate", "decontaminate", "split", "tokenize"
     ]  # fmt: skip
     counts = {
-        name: {reason: n["documents"] for reason, n in stage["dropped"].items()}
-        for name, stage in stages.items()
+        name: {reason: n["documents"] for reason, n in stage["dropped"].items()} for name, stage in stages.items()
     }
     assert counts == {
         "source": {},
@@ -142,9 +138,7 @@ def test_each_stage_drops_what_it_should(built: Path) -> None:
     assert stages["clean"]["changed"] == 1
     assert stages["decontaminate"]["changed"] == 1
     assert stages["decontaminate"]["documents_out"] == stages["decontaminate"]["documents_in"] + 1
-    assert stages["language"]["samples"]["language de"] == [
-        {"id": "corpus.jsonl:63", "excerpt": GERMAN[:300]}
-    ]
+    assert stages["language"]["samples"]["language de"] == [{"id": "corpus.jsonl:63", "excerpt": GERMAN[:300]}]
     assert "NOT searched for wikitext103" in stages["decontaminate"]["note"]
     assert "searched for lambada: 1 documents matched" in stages["decontaminate"]["note"]
     assert ledger["malformed_lines"] == 1
@@ -177,9 +171,7 @@ def test_ledger_adds_up(built: Path) -> None:
 def test_planted_passage_and_duplicates_are_gone(built: Path) -> None:
     dataset = built / "one" / "small"
     documents = [
-        json.loads(line)
-        for name in ("train", "valid")
-        for line in (dataset / f"documents/{name}.jsonl").open()
+        json.loads(line) for name in ("train", "valid") for line in (dataset / f"documents/{name}.jsonl").open()
     ]
     kept = {document["id"] for document in documents}
     assert not any("violet zebras" in document["text"] for document in documents)
@@ -187,9 +179,7 @@ def test_planted_passage_and_duplicates_are_gone(built: Path) -> None:
     assert not kept & {f"corpus.jsonl:{UNIQUE + 1}", f"corpus.jsonl:{UNIQUE + 2}"}
     assert {"corpus.jsonl:68#0", "corpus.jsonl:68#1"} <= kept
     assert any(document["text"].startswith('broken "quotes" ') for document in documents)
-    assert len([json.loads(line) for line in (dataset / "documents/valid.jsonl").open()]) == round(
-        len(documents) / 30
-    )
+    assert len([json.loads(line) for line in (dataset / "documents/valid.jsonl").open()]) == round(len(documents) / 30)
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -216,9 +206,7 @@ def test_complete_run_is_reused_and_changed_input_is_not(
         without_test_sets = build_dataset(config, built / "one").path
         reseeded = build_dataset(config.model_copy(update={"seed": 5}), built / "one").path
     assert len({without_test_sets, reseeded, build(built, 1, "one")}) == 3
-    assert "violet zebras" in "".join(
-        path.read_text() for path in (without_test_sets / "documents").iterdir()
-    )
+    assert "violet zebras" in "".join(path.read_text() for path in (without_test_sets / "documents").iterdir())
 
 
 @pytest.mark.skipif(not DATA, reason="MLM_DATA_DIR is not set")

@@ -150,9 +150,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_offline")
-def test_fallback_is_loud_and_replaces_only_the_hub(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fallback_is_loud_and_replaces_only_the_hub(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_text("local")
     names = ("wikipedia", f"text:{tmp_path}", "openwebtext")
     opened = open_sources(SourcesConfig(names=names, offline_fallback="installed-docs"), 1)
@@ -232,9 +230,7 @@ def test_installation_is_recognised_by_its_versions(monkeypatch: pytest.MonkeyPa
 
 def test_sources_are_read_in_the_order_given(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        (tmp_path / f"{name}.jsonl").write_text(
-            "".join(json.dumps({"text": f"{name}{n}"}) + "\n" for n in range(3))
-        )
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": f"{name}{n}"}) + "\n" for n in range(3)))
     names = (f"jsonl:{tmp_path}/b.jsonl", f"jsonl:{tmp_path}/a.jsonl")
     opened = open_sources(SourcesConfig(names=names, max_documents=2), 1)
     assert isinstance(opened, OpenedSources)

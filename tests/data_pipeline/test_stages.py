@@ -26,9 +26,7 @@ def test_clean_drops_what_is_empty() -> None:
 
 def test_language_keeps_one_and_names_the_others() -> None:
     english = Document("a", sentences(5, 1))
-    german = Document(
-        "b", "Der Hund lief schnell über die Straße, weil das Wetter am Abend schlechter wurde."
-    )
+    german = Document("b", "Der Hund lief schnell über die Straße, weil das Wetter am Abend schlechter wurde.")
     assert keep_language(english) == english
     assert keep_language(german) == Drop("language de")
     assert keep_language(german, "de") == german
@@ -53,9 +51,7 @@ def test_length_counts_to_the_limit() -> None:
     valid=st.integers(1, 50),
     seed=st.integers(0, 99),
 )
-def test_split_is_a_shuffled_partition_in_the_ratio(
-    documents: int, train: int, valid: int, seed: int
-) -> None:
+def test_split_is_a_shuffled_partition_in_the_ratio(documents: int, train: int, valid: int, seed: int) -> None:
     left, right = split(documents, train, valid, seed)
     assert sorted([*left, *right]) == list(range(documents))
     assert len(left) >= 1

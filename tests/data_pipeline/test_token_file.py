@@ -90,17 +90,7 @@ def test_bytes_of_a_known_file(tmp_path: Path) -> None:
     write(tmp_path / "known", [[1, 258], [3]], 1000)
     assert (tmp_path / "known.bin").read_bytes() == bytes([1, 0, 2, 1, 3, 0])
     expected = b"MMIDIDX\0\0" + b"\x01" + bytes(7) + b"\x08" + b"\x02" + bytes(7) + b"\x03" + bytes(7)
-    expected += (
-        b"\2\0\0\0\1\0\0\0"
-        + bytes(8)
-        + b"\x04"
-        + bytes(7)
-        + bytes(8)
-        + b"\x01"
-        + bytes(7)
-        + b"\x02"
-        + bytes(7)
-    )
+    expected += b"\2\0\0\0\1\0\0\0" + bytes(8) + b"\x04" + bytes(7) + bytes(8) + b"\x01" + bytes(7) + b"\x02" + bytes(7)
     assert (tmp_path / "known.idx").read_bytes() == expected
 
 

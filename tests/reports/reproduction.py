@@ -90,9 +90,7 @@ def records() -> list[Record]:
     return found
 
 
-def _record(
-    experiment: str, series: str, quantity: str, value: float, kind: Any, source: str, **more: Any
-) -> Record:
+def _record(experiment: str, series: str, quantity: str, value: float, kind: Any, source: str, **more: Any) -> Record:
     name = "iteration" if "x" in more else ""
     return Record(
         experiment=experiment,
@@ -108,9 +106,7 @@ def _record(
 
 def _ours(experiment: str, series: str, quantity: str, value: float, **more: Any) -> Record:
     digest = f"{series.replace('.', ''):0<64}"
-    return _record(
-        experiment, series, quantity, value, "scaled", run_name(series), digest=digest, seed=1234, **more
-    )
+    return _record(experiment, series, quantity, value, "scaled", run_name(series), digest=digest, seed=1234, **more)
 
 
 def summary() -> dict[str, Any]:
@@ -190,9 +186,7 @@ def ledger() -> dict[str, Any]:
     ]:
         reasons = dropped.get(name, {})
         after = documents - sum(reasons.values())
-        sample = [
-            {"id": "doc-7", "excerpt": HOSTILE if name == "length" else "An ordinary text.\nTwo lines."}
-        ]
+        sample = [{"id": "doc-7", "excerpt": HOSTILE if name == "length" else "An ordinary text.\nTwo lines."}]
         stages.append(
             {
                 "name": name,
