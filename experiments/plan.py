@@ -7,17 +7,19 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.config import DataConfig
+from data_pipeline.file_sources import FileSource
 from engine.cli import read_run_config
 from engine.config import RunConfig
 from engine.costs import checkpoint_bytes, flops_per_iteration, parameter_count, rank_memory_bytes, tokens_trained
 from engine.launch import default_ranks
 from lineage.config import load_config
 from lineage.environment import available_cores, list_gpus
-from lineage.errors import HardwareMissing
+from lineage.errors import BadInput, HardwareMissing
 from lineage.progress import format_duration
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parent / "data_pipeline" / "recipes"
+FULL_RECIPE = RECIPES / "available-2019.toml"
 LADDER = ("355m", "2.5b", "8.3b")
 """The models of the 2019 paper's Figure 6 and Table 3."""
 
@@ -25,6 +27,8 @@ TRAINING_EFFICIENCY = 0.45
 """Share of the measured matrix rate that a training iteration of a twin reaches; only for the estimate of minutes."""
 DATA_BYTES_PER_CORE_SECOND = 0.22e6
 """Text one core takes through the data pipeline in a second; only for the estimate of minutes."""
+SOURCE_BYTES = {"wikipedia": 20e9, "openwebtext": 38e9, "realnews": 120e9, "cc-stories": 31e9, "installed-docs": 100e6}
+"""Rough size of the text of sources that are not files; only for the estimate of minutes and disk."""
 FULL_EFFICIENCY_FLOPS = 30e12
 """Floating-point operations per second and GPU in the 2019 paper's runs; only for the estimate of days."""
 
@@ -43,7 +47,7 @@ class Size:
     """LAMBADA examples scored for each model."""
 
 
-TWIN = Size("twin", RECIPES / "twin.toml", "twin", (), windows=3000, examples=5153)
+TWIN = Size("twin", RECIPES / "twin.toml", "twin", (), windows=10_000, examples=5153)
 SMOKE = Size(
     "smoke",
     RECIPES / "smoke.toml",
@@ -85,15 +89,18 @@ class Plan:
 def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None) -> Plan:
     """Decide between the full size and twins by looking at the hardware.
 
-    Raises HardwareMissing when full size is asked for on a machine that cannot.
+    Raises HardwareMissing when full size is asked for on a machine that cannot, BadInput when it is asked for
+    together with the smallest size.
     """
+    if smoke and mode == "full":
+        raise BadInput("--smoke is a size of twins; it does not go with --mode full")
     names = LADDER[: LADDER.index(target) + 1]
     published = tuple(read_run_config(model_file(name)) for name in names)
     possible, reason = _fits(published[-1])
     if mode == "full" and not possible:
         raise HardwareMissing(f"the full size cannot run here: {reason}")
     if mode == "full" or (mode == "auto" and possible and not smoke):
-        return Plan(target, "full", reason, recipe or RECIPES / "available-2019.toml", None, published, published)
+        return Plan(target, "full", reason, recipe or FULL_RECIPE, None, published, published)
     size = SMOKE if smoke else TWIN
     why = "asked for" if mode == "scaled" or smoke else reason
     configs = tuple(
@@ -127,8 +134,9 @@ def print_plan(plan: Plan) -> None:
     if plan.size and plan.configs[0].twin:
         print(plan.configs[0].twin.sentence())
     print(f"{'model':<12}{'parameters':>15}{'tokens':>18}{'FLOPs':>11}{'disk':>10}{'expected':>12}")
-    total_seconds = _data_seconds(plan)
-    total_bytes = 6.0 * (load_config(plan.recipe, DataConfig).sources.max_bytes or 174e9)
+    text_bytes = _text_bytes(plan.recipe)
+    data_seconds = 5.0 + text_bytes / (DATA_BYTES_PER_CORE_SECOND * available_cores())
+    total_seconds, total_bytes = data_seconds, 6.0 * text_bytes
     for config in plan.configs:
         seconds, disk = _training_seconds(plan, config), _training_bytes(config)
         total_seconds, total_bytes = total_seconds + seconds, total_bytes + disk
@@ -137,7 +145,7 @@ def print_plan(plan: Plan) -> None:
             f"{flops_per_iteration(config.model, config.train) * config.train.iterations:>11.2e}"
             f"{disk / 1e9:>7.2f} GB{_duration(seconds):>12}"
         )
-    print(f"data: {plan.recipe.stem} recipe, expected {_duration(_data_seconds(plan))}")
+    print(f"data: {plan.recipe.stem} recipe, expected {_duration(data_seconds)}")
     print(f"in all: about {_duration(total_seconds)} and {total_bytes / 1e9:.2f} GB of disk", flush=True)
 
 
@@ -153,9 +161,15 @@ def _training_bytes(config: RunConfig) -> float:
     return float(config.train.keep_checkpoints * checkpoint_bytes(config.model, config.train.precision))
 
 
-def _data_seconds(plan: Plan) -> float:
-    size = load_config(plan.recipe, DataConfig).sources.max_bytes or 174e9
-    return 5.0 + size / (DATA_BYTES_PER_CORE_SECOND * available_cores())
+def _text_bytes(recipe: Path) -> float:
+    sources = load_config(recipe, DataConfig).sources
+    return sum(min(_source_bytes(name), sources.max_bytes or float("inf")) for name in sources.names)
+
+
+def _source_bytes(name: str) -> float:
+    if name in SOURCE_BYTES:
+        return SOURCE_BYTES[name]
+    return float(sum(path.stat().st_size for _, path in FileSource(name).files))
 
 
 def _duration(seconds: float) -> str:

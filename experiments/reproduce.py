@@ -4,9 +4,12 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -18,13 +21,13 @@ from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.dataset import DatasetFacts
 from engine.training_run import read_metrics, read_summary
-from experiments.plan import Plan, model_file
+from experiments.plan import FULL_RECIPE, SMOKE, Plan, model_file
 from experiments.published import published_records
 from lineage.atomic import write_json
 from lineage.config import load_config
 from lineage.digest import read_digest
 from lineage.environment import describe_environment
-from lineage.errors import DataMissing, UserError
+from lineage.errors import DataMissing, Interrupted, UserError
 from lineage.progress import format_duration
 from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
@@ -55,7 +58,7 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     size = plan.size
     run = RunDirectory.begin(
         runs,
-        f"reproduce-{plan.target}" + (f"-{size.suffix}" if size and size.name == "smoke" else ""),
+        f"reproduce-{plan.target}" + (f"-{size.suffix}" if size == SMOKE else ""),
         "reproduction",
         {
             "target": plan.target,
@@ -122,7 +125,8 @@ def _evaluation_record(model: str, result: dict[str, Any], training: RunDirector
         "heldout-cloze": ("heldout_cloze_accuracy", "accuracy"),
     }[result["task"]]
     percent = field == "accuracy"
-    note = f"partial: {result['num_scored_tokens']:,} tokens scored" if result["partial"] else ""
+    scored = f"{result['num_examples']:,} examples" if percent else f"{result['num_scored_tokens']:,} tokens"
+    note = f"partial: {scored} scored" if result["partial"] else ""
     return Record(
         experiment="2019/table-3",
         series=model,
@@ -209,11 +213,18 @@ def _summary(plan: Plan, trained: list[RunDirectory], dataset: RunDirectory) -> 
         + (f", {memory / 2**30:.0f} GiB" if memory else "")
         + (f"; {gpus}" if gpus else ""),
         "commit": str(environment["source"].get("commit") or ""),
-        "commands": dict.fromkeys(
-            ("figure-6", "training-loss", "table-3", "ledger", "models"),
-            f"make {'smoke' if plan.size and plan.size.name == 'smoke' else 'reproduce-' + plan.target}",
-        ),
+        "commands": dict.fromkeys(("figure-6", "training-loss", "table-3", "ledger", "models"), _shown_command(plan)),
     }
+
+
+def _shown_command(plan: Plan) -> str:
+    """What makes this again: the `make` target where there is one."""
+    smoke = plan.size == SMOKE
+    own_recipe = plan.recipe != (plan.size.recipe if plan.size else FULL_RECIPE)
+    if not own_recipe and (not smoke or plan.target == "8.3b"):
+        return "make smoke" if smoke else f"make reproduce-{plan.target}"
+    options = [*(["--smoke"] if smoke else []), *(["--data", _shown(plan.recipe)] if own_recipe else [])]
+    return shlex.join(["mlm-experiment", "reproduce", plan.target, *options])
 
 
 def _shape(config: RunConfig) -> dict[str, Any]:
@@ -256,6 +267,31 @@ def _shown(path: Path) -> str:
 def _command(program: str, *arguments: str) -> None:
     shown = shlex.join([program, *arguments])
     print(f"\n$ {shown}", flush=True)
-    code = subprocess.run([str(Path(sys.executable).with_name(program)), *arguments], check=False).returncode
+    process = subprocess.Popen([str(Path(sys.executable).with_name(program)), *arguments])
+    with _stops_left_to(process) as stopped:
+        code = process.wait()
     if code:
         raise StepFailed(shown, code if code > 0 else 1)
+    if stopped:
+        raise Interrupted(f"stopped after `{shown}`; the same command goes on from there")
+
+
+@contextmanager
+def _stops_left_to(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """Let a step end by itself, with a checkpoint if it trains: a terminal sends it Ctrl-C too, SIGTERM is passed on.
+
+    Yields the signals that came.
+    """
+    stopped: list[int] = []
+
+    def leave(number: int, frame: object) -> None:
+        stopped.append(number)
+        if number == signal.SIGTERM and process.poll() is None:
+            process.send_signal(signal.SIGINT)
+
+    old = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from lineage.command import run_command
-from lineage.digest import check_seal, is_sealed
+from lineage.digest import MARKER, check_seal, is_sealed
 from lineage.errors import BadInput
 
 app = typer.Typer(help="Prove that runs and checkpoints are complete and unchanged.", no_args_is_help=True)
@@ -23,11 +23,19 @@ def run(path: Annotated[Path, typer.Argument(help="Run or checkpoint directory."
     path = path.resolve()
     if not path.is_dir():
         raise BadInput(f"{path} is not a directory")
-    inner = [marker.parent for marker in sorted(path.rglob("COMPLETE")) if marker.parent != path]
-    for directory in [*inner, path]:
-        if directory == path or is_sealed(directory):
-            digest = check_seal(directory)
-            print(f"ok {digest[:16]} {directory}")
+    for directory in [*_sealed_below(path), path]:
+        digest = check_seal(directory)
+        print(f"ok {digest[:16]} {directory}")
+
+
+def _sealed_below(path: Path) -> list[Path]:
+    """Sealed directories inside `path`, not those in hidden leftovers of a writer that was killed."""
+    inner = [marker.parent for marker in sorted(path.rglob(MARKER)) if is_sealed(marker.parent)]
+    return [
+        directory
+        for directory in inner
+        if directory != path and not any(part.startswith(".") for part in directory.relative_to(path).parts)
+    ]
 
 
 def main() -> None:

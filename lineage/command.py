@@ -19,17 +19,31 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     if default and arguments and not arguments[0].startswith("-") and arguments[0] not in verbs:
         arguments = [default, *arguments]
     signal.signal(signal.SIGINT, _interrupt)
+    code: str | int | None = 0
     try:
         app(args=arguments)
+    except SystemExit as end:
+        code = end.code
+    except _CtrlC:
+        code = _explain(Interrupted("interrupted; the same command goes on from what was finished"))
     except UserError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
+        code = _explain(error)
+    try:
+        sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
-    raise SystemExit(0)
+    raise SystemExit(code)
+
+
+class _CtrlC(BaseException):
+    """Not an Exception, so that no code which outlives a library's errors outlives Ctrl-C as well."""
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
-    raise Interrupted("interrupted; the same command goes on from what was finished")
+    raise _CtrlC
+
+
+def _explain(error: UserError) -> int:
+    if os.environ.get("RANK", "0") == "0":
+        print(f"error: {error}", file=sys.stderr)
+    return error.exit_code

@@ -72,7 +72,11 @@ def check_seal(directory: Path) -> str:
         if name not in files:
             raise IntegrityFailure(f"{directory / name} was added after its run was complete")
         path, expected = directory / name, files[name]
-        if path.stat().st_size != expected["bytes"] or sha256_file(path) != expected["sha256"]:
+        try:
+            same = path.stat().st_size == expected["bytes"] and sha256_file(path) == expected["sha256"]
+        except OSError as error:
+            raise IntegrityFailure(f"{path} cannot be read: {error.strerror}") from error
+        if not same:
             raise IntegrityFailure(f"{path} was changed after its run was complete")
     return str(marker["digest"])
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import FiniteFloat
+
 from lineage.atomic import write_text
 from lineage.config import Config, parse_config
 from lineage.errors import BadInput
@@ -21,14 +23,14 @@ class Record(Config):
     """Row or curve, such as `8.3b`."""
     quantity: str
     """What was counted, such as `validation_perplexity`."""
-    value: float
+    value: FiniteFloat
     kind: Kind
     """measured: on the published configuration; scaled: on a shrunk twin; simulated: by the cost model;
     published: read from the source."""
     source: str
     """For a published number the document; otherwise the run directory's name."""
     unit: str = ""
-    x: float | None = None
+    x: FiniteFloat | None = None
     """Position on the x axis, for a curve."""
     x_name: str = ""
     """What x counts, such as `iteration`."""
@@ -47,8 +49,12 @@ def read_records(path: Path) -> list[Record]:
     """All records of a file. Raises BadInput naming the line that is not a record."""
     if not path.is_file():
         raise BadInput(f"there are no result records at {path}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
     records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else [], 1):
         try:
             values: Any = json.loads(line)
         except ValueError as error:

@@ -31,12 +31,15 @@ class RunDirectory:
     def begin(cls, root: Path, name: str, kind: str, config: dict[str, Any], parents: dict[str, str]) -> "RunDirectory":
         """Open the directory for this work, writing its manifest if it is new.
 
-        `parents` maps the name of each input to its digest.
+        `parents` maps the name of each input to its digest. Raises BadInput if `root` cannot hold directories.
         """
         identity = sha256_json({"kind": kind, "config": config, "parents": parents, "version": VERSION})
         run = cls(root / f"{name}-{identity[:8]}")
         if not (run.path / MANIFEST).exists():
-            run.path.mkdir(parents=True, exist_ok=True)
+            try:
+                run.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise BadInput(f"the run directory {run.path} cannot be made: {error.strerror}") from error
             manifest = {
                 "name": name,
                 "kind": kind,
@@ -59,6 +62,7 @@ class RunDirectory:
 
     @property
     def manifest(self) -> dict[str, Any]:
+        """What was written first. Raises IntegrityFailure if it is damaged."""
         path = self.path / MANIFEST
         if not path.is_file():
             raise BadInput(f"{self.path} is not a run directory: it has no {MANIFEST}")
@@ -69,6 +73,7 @@ class RunDirectory:
 
     @property
     def is_complete(self) -> bool:
+        """Whether the run was sealed."""
         return is_sealed(self.path)
 
     @property

@@ -45,7 +45,7 @@ def test_recipes_for_the_twins_and_the_paper(cli: Cli) -> None:
         return dict(json.loads(text))
 
     assert resolved("twin.toml")["sources"]["names"] == ["installed-docs"]
-    assert resolved("twin.toml")["tokenizer"]["vocab_size"] == 6282
+    assert resolved("twin.toml")["tokenizer"]["vocab_size"] == 3141
     paper = resolved("megatron-2019.toml")
     assert paper["sources"]["names"] == ["wikipedia", "openwebtext", "realnews", "cc-stories"]
     assert paper["sources"]["offline_fallback"] is None

@@ -1,0 +1,48 @@
+"""A tiny sealed dataset, and one uninterrupted run on it that others are held against."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data_pipeline.token_file import TokenFileWriter, token_dtype
+from data_pipeline.tokenizer import Tokenizer, padded_vocab_size
+from engine.trainer import train
+from lineage.digest import seal
+from tests.engine.small_run import small_config
+
+WORDS = "the a river house stone walks sleeps under over bright old wind and then slowly child reads sings".split()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def write_dataset(directory: Path, seed: int = 0) -> Path:
+    """A dataset of random sentences in the pipeline's layout."""
+    random = np.random.RandomState(seed)
+    texts = [" ".join(random.choice(WORDS, random.randint(20, 60))) + "." for _ in range(200)]
+    tokenizer = Tokenizer.train(texts, 290)
+    tokenizer.save(directory / "tokenizer")
+    for split, part in (("train", texts[:150]), ("valid", texts[150:])):
+        with TokenFileWriter(directory / f"{split}_text_document", token_dtype(tokenizer.vocab_size)) as writer:
+            for text in part:
+                writer.add_document([*tokenizer.encode(text), tokenizer.end_of_text])
+    sizes = {"vocab_size": tokenizer.vocab_size, "padded_vocab_size": padded_vocab_size(tokenizer.vocab_size)}
+    (directory / "dataset.json").write_text(json.dumps({"name": "words", **sizes}), encoding="utf-8")
+    seal(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_dataset(tmp_path_factory.mktemp("dataset"))
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of the small recipe's run, trained in this process from beginning to end."""
+    return train(small_config(dataset), tmp_path_factory.mktemp("uninterrupted")).path

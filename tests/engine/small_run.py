@@ -1,0 +1,95 @@
+"""A recipe that trains in a second, and `mlm-train` as a subprocess."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from engine.config import RunConfig
+from engine.training_run import read_metrics
+from lineage.config import parse_config
+
+MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "seq_length": 32}
+TRAIN = {
+    "iterations": 60, "global_batch_size": 8, "microbatch_size": 4, "learning_rate": 3e-3, "min_learning_rate": 1e-4,
+    "warmup_iterations": 5, "precision": "fp32", "validation_interval": 25, "validation_samples": 8,
+    "checkpoint_interval": 20,
+}  # fmt: skip
+
+
+def small_config(dataset: Path, model: dict[str, Any] | None = None, **train: Any) -> RunConfig:
+    """The recipe, with keys of `train` changed."""
+    values = {
+        "name": "small", "model": MODEL | (model or {}), "train": TRAIN | train, "data": {"dataset": str(dataset)},
+    }  # fmt: skip
+    return parse_config(values, RunConfig, "the test")
+
+
+def write_toml(path: Path, dataset: Path | None, **train: Any) -> Path:
+    """The recipe as a configuration file."""
+    lines = ['name = "small"', "[model]"]
+    lines += [f"{key} = {value}" for key, value in MODEL.items()]
+    lines += ["[train]", *[f"{key} = {value!r}" for key, value in (TRAIN | train).items()]]
+    if dataset:
+        lines += ["[data]", f"dataset = '{dataset}'"]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def start(*arguments: object) -> "subprocess.Popen[str]":
+    """Start `mlm-train arguments` with one thread."""
+    program = Path(sys.executable).with_name("mlm-train")
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return subprocess.Popen(
+        [str(program), *[str(argument) for argument in arguments]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    """Exit code, standard output and standard error; no command may ever show a traceback."""
+    out, err = process.communicate(timeout=90)
+    assert "Traceback" not in err
+    return process.returncode, out, err
+
+
+def mlm_train(*arguments: object) -> tuple[int, str, str]:
+    """Run `mlm-train arguments` to its end."""
+    return finish(start(*arguments))
+
+
+def wait_for_iteration(process: "subprocess.Popen[str]", run: Path, iteration: int) -> None:
+    """Return as soon as the run's metrics have reached `iteration`."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise AssertionError(f"it ended before iteration {iteration}: {process.communicate()}")
+        if (lines := read_metrics(run)) and lines[-1]["iteration"] >= iteration:
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"it did not reach iteration {iteration} in a minute")
+
+
+def curve(run: Path) -> list[tuple[str, int, float]]:
+    """Every loss a run wrote."""
+    return [(line["kind"], line["iteration"], line["loss"]) for line in read_metrics(run)]
+
+
+def assert_same_training(run: Path, expected: Path) -> None:
+    """Losses, weights and optimizer state of two complete runs are equal bit for bit."""
+    assert curve(run) == curve(expected)
+    names = [path.name for path in sorted((expected / "checkpoints").iterdir())]
+    assert [path.name for path in sorted((run / "checkpoints").iterdir()) if not path.name.startswith(".")] == names
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        ours = load_file(run / "checkpoints" / names[-1] / file)
+        theirs = load_file(expected / "checkpoints" / names[-1] / file)
+        assert ours.keys() == theirs.keys()
+        for name, tensor in theirs.items():
+            assert ours[name].equal(tensor), name

@@ -1,0 +1,86 @@
+"""Closed forms against the published tables and against a real model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import experiments
+from engine.cli import read_run_config
+from engine.config import ModelConfig, Precision, TrainConfig
+from engine.costs import (
+    checkpoint_bytes,
+    flops_per_iteration,
+    parameter_count,
+    rank_memory_bytes,
+    state_bytes_per_parameter,
+    tokens_trained,
+)
+from engine.model.gpt2 import GPT2
+from engine.parallel.mesh import serial_mesh
+from tests.engine.small_run import MODEL
+
+MODELS = Path(experiments.__file__).parent / "models"
+PARAMETERS = {"355m": 0.3558e9, "1.2b": 1.2135e9, "2.5b": 2.4904e9, "4.2b": 4.1991e9, "8.3b": 8.3170e9}
+"""At 51,200 rows of vocabulary; Table 1 of the 2019 paper rounds them to 1.2, 2.5, 4.2 and 8.3 billion."""
+
+
+def published(name: str) -> ModelConfig:
+    return read_run_config(MODELS / f"{name}.toml").model
+
+
+def test_every_shipped_model_has_a_known_size() -> None:
+    assert {path.stem for path in MODELS.glob("*.toml")} == PARAMETERS.keys()
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_of_the_published_models(name: str) -> None:
+    assert parameter_count(published(name)) == pytest.approx(PARAMETERS[name], abs=0.5e5)
+
+
+def test_355m_with_the_vocabulary_that_one_gpu_pads() -> None:
+    model = published("355m").model_copy(update={"padded_vocab_size": 50304})
+    assert parameter_count(model) == 354_871_296
+
+
+@pytest.mark.parametrize("config", [ModelConfig(**MODEL), *map(published, PARAMETERS)], ids=["small", *PARAMETERS])
+def test_the_count_is_that_of_the_model(config: ModelConfig) -> None:
+    with torch.device("meta"):
+        model = GPT2(config, serial_mesh("meta"))
+    assert parameter_count(config) == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_flops_of_the_8_3b_model() -> None:
+    model, train = published("8.3b"), TrainConfig(global_batch_size=512)
+    b, s, layers, h, v = 512, 1024, 72, 3072, 51200
+    equation_3 = 96 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
+    assert flops_per_iteration(model, train, recompute=True) == pytest.approx(equation_3, rel=1e-12)
+    assert flops_per_iteration(model, train, recompute=True) == pytest.approx(3.66e16, rel=2e-3)
+    assert flops_per_iteration(model, train) == pytest.approx(2.76e16, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_flops_are_six_per_weight_and_token_and_attention(name: str) -> None:
+    """6 per matrix weight and token, and 12·L·h·s per token for the two products of attention."""
+    model, train = published(name), TrainConfig(global_batch_size=8)
+    weights = 12 * model.num_layers * model.hidden_size**2 + model.padded_vocab_size * model.hidden_size
+    per_token = 6 * weights + 12 * model.num_layers * model.hidden_size * model.seq_length
+    assert flops_per_iteration(model, train) == pytest.approx(per_token * 8 * model.seq_length, rel=1e-12)
+
+
+def test_tokens_of_the_paper() -> None:
+    assert tokens_trained(published("8.3b"), TrainConfig()) == 300_000 * 512 * 1024
+
+
+@pytest.mark.parametrize(("precision", "state", "saved"), [("fp64", 32, 24), ("fp32", 16, 12), ("fp16", 20, 14)])
+def test_bytes_per_parameter(precision: Precision, state: int, saved: int) -> None:
+    model = ModelConfig(**MODEL)
+    assert state_bytes_per_parameter(precision) == state
+    assert checkpoint_bytes(model, precision) == saved * parameter_count(model)
+
+
+def test_tensor_parallelism_divides_memory() -> None:
+    model, train = published("8.3b"), TrainConfig()
+    whole, eighth = rank_memory_bytes(model, train), rank_memory_bytes(model, train, tp=8)
+    assert whole / 8 < eighth < whole / 3
+    assert rank_memory_bytes(model, train.model_copy(update={"precision": "fp32"})) > whole - 5 * parameter_count(model)

@@ -1,0 +1,71 @@
+"""Cross-entropy over a divided vocabulary equals torch's over the real columns."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engine.parallel.layout import Layout
+from engine.parallel.mesh import build_mesh, serial_mesh
+from engine.parallel.vocab import vocab_parallel_cross_entropy
+from tests.ranks import run_ranks
+
+ROWS = 32
+
+
+def inputs(vocab_size: int, spread: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(20, ROWS, dtype=torch.float64, generator=generator) * spread
+    targets = torch.randint(0, vocab_size, (20,), generator=generator)
+    targets[:2] = torch.tensor([0, vocab_size - 1])
+    return logits, targets, torch.rand(20, dtype=torch.float64, generator=generator)
+
+
+def torchs(vocab_size: int, spread: float) -> tuple[torch.Tensor, torch.Tensor]:
+    logits, targets, weights = inputs(vocab_size, spread)
+    logits.requires_grad_()
+    losses = F.cross_entropy(logits[:, :vocab_size], targets, reduction="none")
+    losses.backward(weights)
+    assert logits.grad is not None
+    return losses.detach(), logits.grad
+
+
+def ours(layout: Layout, vocab_size: int, spread: float) -> tuple[Any, Any]:
+    mesh = build_mesh(layout)
+    logits, targets, weights = inputs(vocab_size, spread)
+    mine = logits.chunk(layout.tp, dim=1)[mesh.tp.rank].clone().requires_grad_()
+    losses = vocab_parallel_cross_entropy(mine, targets, vocab_size, mesh.tp)
+    losses.backward(weights)
+    assert mine.grad is not None
+    return losses.detach().numpy(), mesh.tp.all_gather(mine.grad, 1).numpy()
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+@pytest.mark.parametrize(("vocab_size", "spread"), [(32, 1.0), (29, 1.0), (10, 1.0), (29, 1e4)])
+def test_losses_and_gradients_equal_torchs(tp: int, vocab_size: int, spread: float) -> None:
+    """With 10 of 32 rows real and four ranks, two ranks hold nothing but padding."""
+    losses, gradient = torchs(vocab_size, spread)
+    for rank_losses, rank_gradient in run_ranks(ours, tp, Layout(tp=tp), vocab_size, spread):
+        torch.testing.assert_close(torch.from_numpy(rank_losses), losses, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(torch.from_numpy(rank_gradient), gradient, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_have_fp32_losses(dtype: torch.dtype) -> None:
+    logits, targets, _ = inputs(29, 3.0)
+    half = logits.to(dtype).requires_grad_()
+    losses = vocab_parallel_cross_entropy(half, targets, 29, serial_mesh().tp)
+    assert losses.dtype == torch.float32
+    expected = F.cross_entropy(half.detach().double()[:, :29], targets, reduction="none")
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-5, atol=1e-5)
+    losses.sum().backward()
+    assert half.grad is not None
+    assert half.grad.dtype == dtype
+
+
+def test_the_callers_logits_are_left_alone() -> None:
+    logits, targets, _ = inputs(29, 1.0)
+    kept = logits.clone()
+    vocab_parallel_cross_entropy(logits.requires_grad_(), targets, 29, serial_mesh().tp).sum().backward()
+    assert torch.equal(logits, kept)

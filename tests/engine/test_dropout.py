@@ -1,0 +1,111 @@
+"""Dropout masks: the right rate, and keyed by what they are for, whoever draws them."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.config import ModelConfig
+from engine.model.gpt2 import GPT2
+from engine.parallel.mesh import serial_mesh
+from engine.rng import Dropout
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_the_rate_is_the_probability(probability: float) -> None:
+    keep = Dropout(probability, 1, 0, (0, 1)).keep("here", (2000, 1000), CPU)
+    deviation = math.sqrt(probability * (1 - probability) / keep.numel())
+    assert keep.double().mean().item() == pytest.approx(1 - probability, abs=5 * deviation + 2**-17)
+
+
+def test_probability_zero_keeps_everything() -> None:
+    assert Dropout(0.0, 1, 0, (0,)).keep("here", (1000, 100), CPU).all()
+
+
+def test_a_probability_of_one_part_in_65536_drops_something() -> None:
+    dropped = ~Dropout(2**-16, 1, 0, (0,)).keep("here", (4000, 1000), CPU)
+    assert 20 < dropped.sum() < 120
+
+
+def test_elements_are_independent_of_their_neighbours() -> None:
+    keep = Dropout(0.5, 1, 0, (0,)).keep("here", (1_000_000,), CPU)[0].double() - 0.5
+    for lag in (1, 2, 3, 4, 8, 64):
+        assert abs((keep[lag:] * keep[:-lag]).mean().item()) < 5 * 0.25 / 1000, lag
+
+
+def test_what_is_kept_is_scaled_to_the_same_mean() -> None:
+    dropout = Dropout(0.25, 1, 0, (0,))
+    keep = dropout.keep("here", (1000, 1000), CPU)
+    scale = dropout.scale(keep, torch.float64)
+    assert scale.unique().tolist() == pytest.approx([0.0, 4 / 3])
+    assert scale.mean().item() == pytest.approx(1.0, abs=3e-3)
+
+
+@given(samples=st.lists(st.integers(0, 511), min_size=1, max_size=5, unique=True), shape=st.tuples(*[st.integers(1, 7)] * 3))
+def test_a_mask_belongs_to_its_place(samples: list[int], shape: tuple[int, ...]) -> None:
+    """However a batch is cut into microbatches, a sequence has the same mask."""
+    together = Dropout(0.4, 5, 9, tuple(samples)).keep("here", shape, CPU)
+    assert together.shape == (len(samples), *shape)
+    for row, sample in zip(together, samples, strict=True):
+        assert torch.equal(row, Dropout(0.4, 5, 9, (sample,)).keep("here", shape, CPU)[0])
+
+
+def test_every_part_of_the_key_counts() -> None:
+    masks = [
+        Dropout(0.5, seed, iteration, (sample,)).keep(site, (64, 64), CPU)
+        for seed, iteration, sample, site in (
+            (1, 0, 0, "a"), (2, 0, 0, "a"), (1, 1, 0, "a"), (1, 0, 1, "a"), (1, 0, 0, "b"), (1, 10, 0, "a"), (11, 0, 0, "a"),
+        )
+    ]  # fmt: skip
+    for i, first in enumerate(masks):
+        for second in masks[:i]:
+            assert 0.4 < (first == second).double().mean() < 0.6
+
+
+def test_a_batch_and_its_microbatches_have_the_same_loss_and_gradient() -> None:
+    config = ModelConfig(
+        num_layers=2, hidden_size=16, num_heads=4, seq_length=8, vocab_size=30, padded_vocab_size=32, dropout=0.3
+    )
+    model = GPT2(config, serial_mesh()).double()
+    model.initialize(1)
+    tokens = torch.randint(0, 30, (4, 9), generator=torch.Generator().manual_seed(2))
+
+    def gradient(*cuts: tuple[int, ...]) -> tuple[float, torch.Tensor]:
+        model.zero_grad()
+        total = 0.0
+        for places in cuts:
+            rows = tokens[list(places)]
+            loss = model(rows[:, :-1], rows[:, 1:], Dropout(0.3, 1, 0, places)) / len(cuts)
+            loss.backward()
+            total += loss.item()
+        return total, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    whole, whole_gradient = gradient((0, 1, 2, 3))
+    for cuts in ([(0, 1), (2, 3)], [(2, 3), (0, 1)], [(0,), (1,), (2,), (3,)]):
+        loss, cut_gradient = gradient(*cuts)
+        assert loss == pytest.approx(whole, rel=1e-12)
+        torch.testing.assert_close(cut_gradient, whole_gradient, rtol=0, atol=1e-12)
+    without = model(tokens[:, :-1], tokens[:, 1:]).item()
+    assert abs(without - whole) > 1e-4
+
+
+def test_every_site_drops() -> None:
+    config = ModelConfig(
+        num_layers=1, hidden_size=16, num_heads=4, seq_length=8, vocab_size=30, padded_vocab_size=32, dropout=0.1
+    )
+    model = GPT2(config, serial_mesh()).double()
+    model.initialize(1)
+    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    seen: list[str] = []
+
+    class Recording(Dropout):
+        def keep(self, site: str, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+            seen.append(site)
+            return super().keep(site, shape, device)
+
+    model.hidden_states(tokens, Recording(0.1, 1, 0, (0,)))
+    assert len(seen) == len(set(seen)) == 4  # embedding, attention weights, attention output, MLP output

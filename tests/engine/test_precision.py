@@ -1,0 +1,149 @@
+"""Number formats: the loss scale's rule, fp32 master weights, and half-precision runs that learn."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from engine.config import TrainConfig
+from engine.optim.adam import FlatAdamW
+from engine.parallel.mesh import serial_mesh
+from engine.parallel.sharding import sharded_parameters
+from engine.precision import LossScaler
+from engine.trainer import train
+from engine.training_run import read_metrics
+from tests.engine.small_run import small_config
+
+
+def test_the_first_overflow_is_tolerated_and_each_later_one_halves() -> None:
+    scaler, scales = LossScaler(scale=1024.0), []
+    for overflow in (True, True, False, True, True):
+        scaler.update(overflow)
+        scales.append(scaler.scale)
+    assert scales == [1024, 512, 512, 256, 128]
+
+
+def test_a_window_of_clean_iterations_doubles_and_refills_the_tolerance() -> None:
+    scaler = LossScaler(scale=64.0)
+    for _ in range(2):
+        scaler.update(overflow=True)
+    assert scaler.scale == 32
+    for _ in range(999):
+        scaler.update(overflow=False)
+    assert scaler.scale == 32
+    scaler.update(overflow=False)
+    assert scaler.scale == 64
+    scaler.update(overflow=True)
+    assert scaler.scale == 64
+    scaler.update(overflow=True)
+    assert scaler.scale == 32
+
+
+def test_an_overflow_starts_the_window_anew() -> None:
+    scaler = LossScaler(scale=64.0)
+    for overflow in (*[False] * 999, True, *[False] * 999):
+        scaler.update(overflow)
+    assert scaler.scale == 64
+    scaler.update(overflow=False)
+    assert scaler.scale == 128
+
+
+def test_the_scale_stops_at_one() -> None:
+    scaler = LossScaler(scale=2.0)
+    for _ in range(10):
+        scaler.update(overflow=True)
+    assert scaler.scale == 1
+
+
+def test_a_scaler_goes_on_from_its_state() -> None:
+    first = LossScaler()
+    for overflow in (True, True, False, True, False):
+        first.update(overflow)
+    second = LossScaler(**json.loads(json.dumps(first.state())))
+    for overflow in (*[False] * 998, True, *[False] * 1000):
+        first.update(overflow)
+        second.update(overflow)
+        assert second.scale == first.scale
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_updates_below_the_formats_resolution_add_up(dtype: torch.dtype) -> None:
+    model = nn.Linear(4, 4).to(dtype)
+    nn.init.ones_(model.weight)
+    mesh = serial_mesh()
+    train_config = TrainConfig(weight_decay=0.0, clip_gradient=0.0)
+    optimizer = FlatAdamW(sharded_parameters(model, mesh), train_config, mesh)
+    values = []
+    for _ in range(100):
+        optimizer.zero_gradients()
+        model(torch.ones(1, 4, dtype=dtype)).sum().backward()
+        optimizer.accumulate()
+        optimizer.reduce_gradients(1)
+        optimizer.step(1e-4, optimizer.gradient_norm())
+        values.append(model.weight.detach().float().mean().item())
+    assert values[0] == 1.0  # 1e-4 is less than half the step below 1
+    assert values[-1] == pytest.approx(0.99, abs=2e-3)
+
+
+def test_gradients_of_microbatches_add_up_in_fp32() -> None:
+    model = nn.Linear(1, 1).to(torch.bfloat16)
+    mesh = serial_mesh()
+    optimizer = FlatAdamW(sharded_parameters(model, mesh), TrainConfig(), mesh)
+    optimizer.zero_gradients()
+    for _ in range(1000):
+        model(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()
+        optimizer.accumulate()
+    optimizer.reduce_gradients(1)
+    assert optimizer.gradient_norm() == pytest.approx(1000 * math.sqrt(2))  # bf16 sums would stop at 256
+
+
+@pytest.fixture(scope="session")
+def fp16(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = small_config(dataset, precision="fp16", validation_interval=1, checkpoint_interval=10, keep_checkpoints=9)
+    return train(config, tmp_path_factory.mktemp("fp16")).path
+
+
+def lines_of(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [line for line in read_metrics(run) if line["kind"] == kind]
+
+
+def test_bf16_learns(dataset: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    run = train(small_config(dataset, precision="bf16"), tmp_path).path
+    losses = [line["loss"] for line in lines_of(run, "train")]
+    fp32 = [line["loss"] for line in lines_of(uninterrupted, "train")]
+    assert losses[0] == pytest.approx(fp32[0], abs=0.02)
+    assert sum(losses[-5:]) / 5 == pytest.approx(sum(fp32[-5:]) / 5, abs=0.1)
+    assert losses != fp32
+
+
+def test_fp16_learns_once_the_scale_fits(fp16: Path) -> None:
+    losses = [line["loss"] for line in lines_of(fp16, "train")]
+    assert losses[0] == pytest.approx(math.log(290), abs=0.1)
+    assert losses[-1] < losses[0] - 1
+
+
+def test_fp16_overflow_skips_the_update(fp16: Path) -> None:
+    lines = lines_of(fp16, "train")
+    validation = [line["loss"] for line in lines_of(fp16, "validation")]
+    overflowed = [line["gradient_norm"] is None for line in lines]
+    assert 0 < sum(overflowed) < len(lines) / 2
+    for i, skipped in enumerate(overflowed):
+        assert (validation[i + 1] == validation[i]) == skipped, lines[i]
+    state = json.loads((fp16 / "checkpoints" / "iter_0000060" / "state.json").read_text(encoding="utf-8"))
+    assert state["iteration"] == 60
+    assert state["optimizer_steps"] == 60 - sum(overflowed)
+
+
+def test_fp16_scale_follows_the_rule_and_the_schedule_waits(fp16: Path) -> None:
+    lines, scaler, steps = lines_of(fp16, "train"), LossScaler(), 0
+    for line in lines:
+        assert line["loss_scale"] == scaler.scale
+        assert line["learning_rate"] == pytest.approx(3e-3 * (steps + 1) / 5) or steps >= 5
+        overflow = line["gradient_norm"] is None
+        steps += not overflow
+        scaler.update(overflow)
+    assert lines[1]["loss_scale"] == lines[0]["loss_scale"] == 2 * lines[2]["loss_scale"]

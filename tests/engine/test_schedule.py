@@ -1,0 +1,62 @@
+"""The learning rate against the schedule of the 2019 code and the later one."""
+
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.config import TrainConfig
+from engine.optim.schedule import learning_rate
+
+Decay = Literal["clipped-cosine", "cosine"]
+GOLDEN: dict[Decay, dict[int, float]] = {
+    "clipped-cosine": {50_000: 1.411e-4, 100_000: 1.145e-4, 150_000: 7.736e-5, 200_000: 3.956e-5, 250_000: 1.126e-5},
+    "cosine": {50_000: 1.415e-4, 100_000: 1.163e-4, 150_000: 8.111e-5, 200_000: 4.564e-5, 250_000: 1.956e-5},
+}  # peak 1.5e-4, warm-up 3000, end 300,000, floor 1e-5
+
+
+@pytest.mark.parametrize("decay", GOLDEN)
+def test_golden_values(decay: Decay) -> None:
+    train = TrainConfig(decay=decay)
+    for step, expected in GOLDEN[decay].items():
+        assert learning_rate(train, step) == pytest.approx(expected, rel=5e-4), step
+
+
+@pytest.mark.parametrize("decay", GOLDEN)
+def test_warm_up_is_linear_from_the_first_step_to_the_peak(decay: Decay) -> None:
+    train = TrainConfig(decay=decay)
+    assert learning_rate(train, 1) == pytest.approx(1.5e-4 / 3000)
+    assert learning_rate(train, 1500) == pytest.approx(0.75e-4)
+    assert learning_rate(train, 3000) == pytest.approx(1.5e-4)
+
+
+@pytest.mark.parametrize("decay", GOLDEN)
+def test_the_floor_holds_at_the_end_and_after(decay: Decay) -> None:
+    train = TrainConfig(decay=decay)
+    assert learning_rate(train, 300_000) == pytest.approx(1e-5)
+    assert learning_rate(train, 400_000) == pytest.approx(1e-5)
+
+
+def test_without_warm_up_the_first_step_is_almost_at_the_peak() -> None:
+    assert learning_rate(TrainConfig(warmup_iterations=0), 1) == pytest.approx(1.5e-4, rel=1e-6)
+
+
+@given(
+    decay=st.sampled_from(list(GOLDEN)),
+    iterations=st.integers(2, 1000),
+    warmup_share=st.floats(0, 0.49),
+    peak=st.floats(1e-6, 1.0),
+    floor_share=st.floats(0, 1),
+    data=st.data(),
+)
+def test_after_warm_up_it_falls_and_never_below_the_floor(
+    decay: Decay, iterations: int, warmup_share: float, peak: float, floor_share: float, data: st.DataObject
+) -> None:
+    floor, warmup = peak * floor_share, int(iterations * warmup_share)
+    train = TrainConfig(
+        iterations=iterations, warmup_iterations=warmup, learning_rate=peak, min_learning_rate=floor, decay=decay
+    )
+    step = data.draw(st.integers(warmup + 1, 2 * iterations))
+    rate, following = learning_rate(train, step), learning_rate(train, step + 1)
+    assert floor * (1 - 1e-9) <= following <= rate * (1 + 1e-9) <= peak * (1 + 1e-8)

@@ -1,0 +1,206 @@
+"""A training run: what it leaves behind, and that stopping it in any way changes nothing."""
+
+import json
+import math
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.config import ModelConfig
+from engine.costs import parameter_count
+from engine.trainer import NotFinite, Trainer, train
+from engine.training_run import begin_run, read_metrics, read_summary
+from lineage.digest import check_seal, read_digest
+from lineage.errors import BadInput, IntegrityFailure
+from tests.engine.conftest import write_dataset
+from tests.engine.small_run import (
+    assert_same_training,
+    curve,
+    finish,
+    mlm_train,
+    small_config,
+    start,
+    wait_for_iteration,
+    write_toml,
+)
+
+
+def test_a_finished_run_is_sealed_and_whole(uninterrupted: Path) -> None:
+    check_seal(uninterrupted)
+    assert {path.name for path in uninterrupted.iterdir()} == {
+        "COMPLETE", "manifest.json", "metrics.jsonl", "summary.json", "checkpoints",
+    }  # fmt: skip
+    assert uninterrupted.parent.joinpath("small").resolve() == uninterrupted.resolve()
+    newest = uninterrupted / "checkpoints" / "iter_0000060"
+    check_seal(newest)
+    assert {path.name for path in newest.iterdir()} == {
+        "COMPLETE", "model.safetensors", "optimizer.safetensors", "state.json", "config.json", "tokenizer",
+    }  # fmt: skip
+
+
+def test_only_the_newest_checkpoints_stay(uninterrupted: Path) -> None:
+    assert [path.name for path in sorted((uninterrupted / "checkpoints").iterdir())] == ["iter_0000040", "iter_0000060"]
+
+
+def test_metrics_have_a_line_for_each_iteration_and_validation(uninterrupted: Path) -> None:
+    lines = read_metrics(uninterrupted)
+    trained = [line for line in lines if line["kind"] == "train"]
+    assert [line["iteration"] for line in trained] == list(range(1, 61))
+    assert [line["iteration"] for line in lines if line["kind"] == "validation"] == [0, 25, 50, 60]
+    assert [line["kind"] for line in lines].count("final-validation") == 1
+    assert trained[-1]["loss"] < trained[0]["loss"] - 1
+    for line in trained:
+        assert line["gradient_norm"] > 0
+        assert line["tokens_per_second"] == pytest.approx(8 * 32 / line["seconds"], rel=0.01)
+
+
+def test_the_summary_is_that_of_the_metrics(uninterrupted: Path, dataset: Path) -> None:
+    summary, final = read_summary(uninterrupted), read_metrics(uninterrupted)[-1]
+    config, facts, _ = begin_run(small_config(dataset), uninterrupted.parent)
+    assert config.model.vocab_size == facts.vocab_size == 290
+    assert config.model.padded_vocab_size == 384
+    assert summary["parameters"] == parameter_count(config.model)
+    assert summary["tokens"] == 60 * 8 * 32
+    assert final["kind"] == "final-validation"
+    assert summary["validation_loss"] == final["loss"]
+    assert summary["validation_perplexity"] == pytest.approx(math.exp(final["loss"]))
+    assert summary["validation_samples"] > 8  # the whole split
+    assert summary["checkpoint"] == "iter_0000060"
+
+
+def test_an_untrained_model_guesses(uninterrupted: Path) -> None:
+    first = read_metrics(uninterrupted)[0]
+    assert (first["kind"], first["iteration"]) == ("validation", 0)
+    assert first["loss"] == pytest.approx(math.log(290), abs=0.1)
+
+
+def test_the_manifest_names_the_dataset(uninterrupted: Path, dataset: Path) -> None:
+    manifest = json.loads((uninterrupted / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["kind"] == "training"
+    assert manifest["config"]["data"]["dataset"] == str(dataset)
+    assert len(manifest["parents"]["dataset"]) == 64
+
+
+def test_training_is_a_pure_function_of_the_seed(dataset: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    again = train(small_config(dataset), tmp_path).path
+    assert again.name == uninterrupted.name
+    assert_same_training(again, uninterrupted)
+    other = train(small_config(dataset, seed=5, iterations=6), tmp_path).path
+    assert other.name != again.name
+    assert curve(other)[:3] != curve(again)[:3]
+
+
+def test_a_complete_run_is_returned_as_it_is(dataset: Path, uninterrupted: Path) -> None:
+    before = read_digest(uninterrupted), (uninterrupted / "metrics.jsonl").stat().st_mtime_ns
+    assert train(small_config(dataset), uninterrupted.parent).path == uninterrupted
+    assert (read_digest(uninterrupted), (uninterrupted / "metrics.jsonl").stat().st_mtime_ns) == before
+
+
+def test_sigterm_stops_with_a_checkpoint_and_resume_goes_on(
+    dataset: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "runs" / uninterrupted.name
+    process = start(write_toml(tmp_path / "small.toml", dataset), "--runs", run.parent, "--ranks", 1)
+    wait_for_iteration(process, run, 3)
+    process.send_signal(signal.SIGTERM)
+    code, _, err = finish(process)
+    assert code == 7
+    assert err.startswith("error: stopped after iteration ")
+    assert f"`mlm-train resume {run}`" in err
+    assert not (run / "COMPLETE").exists()
+    reached = int(err.split("iteration ")[1].split(" of")[0])
+    assert (run / "checkpoints" / f"iter_{reached:07d}" / "COMPLETE").exists()
+    code, out, _ = mlm_train("resume", run, "--ranks", 1)
+    assert (code, out) == (0, f"complete: {run}\n")
+    assert_same_training(run, uninterrupted)
+    code, out, _ = mlm_train("resume", run)
+    assert (code, out) == (0, f"already complete: {run}\n")
+
+
+def test_kill_at_any_moment_and_the_same_command_goes_on(dataset: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / uninterrupted.name
+    command = (write_toml(tmp_path / "small.toml", dataset), "--runs", run.parent, "--ranks", 1)
+    for iteration in (7, 21, 47):  # before the first checkpoint, just after it, after the second
+        process = start(*command)
+        wait_for_iteration(process, run, iteration)
+        process.kill()
+        process.communicate()
+    assert not (run / "COMPLETE").exists()
+    assert mlm_train(*command)[0] == 0
+    assert_same_training(run, uninterrupted)
+
+
+@pytest.mark.parametrize("lost", [["COMPLETE"], ["COMPLETE", "summary.json"]])
+def test_a_run_killed_while_it_is_sealed_is_finished(
+    lost: list[str], dataset: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / uninterrupted.name
+    shutil.copytree(uninterrupted, run)
+    for name in lost:
+        (run / name).unlink()
+    train(small_config(dataset), tmp_path)
+    check_seal(run)
+    assert_same_training(run, uninterrupted)
+
+
+def test_a_torn_last_line_of_metrics_is_written_again(dataset: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    run = tmp_path / uninterrupted.name
+    shutil.copytree(uninterrupted, run)
+    shutil.rmtree(run / "checkpoints" / "iter_0000060")
+    (run / "COMPLETE").unlink()
+    text = (run / "metrics.jsonl").read_text(encoding="utf-8")
+    (run / "metrics.jsonl").write_text(text[: text.index('"iteration": 52') + 30], encoding="utf-8")
+    train(small_config(dataset), tmp_path)
+    assert curve(run) == curve(uninterrupted)
+
+
+def test_a_damaged_newest_checkpoint_is_refused(dataset: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    run = tmp_path / uninterrupted.name
+    shutil.copytree(uninterrupted, run)
+    (run / "COMPLETE").unlink()
+    damaged = run / "checkpoints" / "iter_0000060" / "optimizer.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    with pytest.raises(IntegrityFailure, match=r"optimizer\.safetensors was changed"):
+        train(small_config(dataset), tmp_path)
+
+
+def test_an_infinite_loss_with_a_finite_gradient_updates_nothing(dataset: Path, tmp_path: Path) -> None:
+    class Broken(torch.nn.Module):
+        def __init__(self, inner: torch.nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, *arguments: object) -> torch.Tensor:
+            loss: torch.Tensor = self.inner(*arguments)
+            return loss + math.inf if self.training else loss
+
+    config, facts, run = begin_run(small_config(dataset), tmp_path)
+    from engine.parallel.mesh import serial_mesh
+
+    trainer = Trainer(config, run, facts, serial_mesh())
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    inner = trainer.model
+    trainer.model = Broken(inner)  # type: ignore[assignment]
+    with pytest.raises(NotFinite, match="iteration 1: loss inf"):
+        trainer.run_to_end()
+    assert all(torch.equal(old, new) for old, new in zip(before, inner.parameters(), strict=True))
+
+
+def test_a_dataset_shorter_than_a_sample_is_refused(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="fewer than"):
+        train(small_config(dataset, {"seq_length": 100_000}), tmp_path)
+
+
+def test_another_dataset_is_another_run(dataset: Path, tmp_path: Path) -> None:
+    moved = write_dataset(tmp_path / "dataset", seed=1)
+    _, _, first = begin_run(small_config(moved), tmp_path)
+    shutil.rmtree(moved)
+    write_dataset(moved, seed=2)
+    _, _, second = begin_run(small_config(moved), tmp_path)
+    assert first.path != second.path
+    assert ModelConfig(**small_config(dataset).model.model_dump()).num_layers == 2
+    assert np.isfinite(read_metrics(first.path) == [])

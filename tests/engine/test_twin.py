@@ -1,0 +1,73 @@
+"""The twin rule: what it divides, what it leaves alone, and that a configuration cannot misstate it."""
+
+from pathlib import Path
+
+import pytest
+
+import experiments
+from engine.cli import read_run_config
+from engine.config import RunConfig, TwinScale, shrink
+from lineage.errors import BadInput
+
+MODELS = sorted((Path(experiments.__file__).parent / "models").glob("*.toml"))
+SCALE = TwinScale()
+
+
+@pytest.fixture(params=MODELS, ids=lambda path: path.stem)
+def published(request: pytest.FixtureRequest) -> RunConfig:
+    return read_run_config(request.param)
+
+
+def test_the_model_is_divided_by_the_factors(published: RunConfig) -> None:
+    model, small = published.model, shrink(published).model
+    assert small.num_layers == model.num_layers // SCALE.num_layers
+    for what in ("hidden_size", "num_heads", "seq_length", "padded_vocab_size"):
+        factor = SCALE.vocab_size if what == "padded_vocab_size" else getattr(SCALE, what)
+        assert getattr(small, what) * factor == getattr(model, what), what
+    assert small.head_dim * SCALE.hidden_size == model.head_dim * SCALE.num_heads
+    assert small.dropout == model.dropout
+    assert small.init_std == model.init_std
+
+
+def test_the_recipe_is_divided_by_the_factors(published: RunConfig) -> None:
+    train, small = published.train, shrink(published).train
+    assert small.global_batch_size * SCALE.global_batch_size == train.global_batch_size
+    assert small.iterations * SCALE.iterations == train.iterations
+    assert small.warmup_iterations * SCALE.warmup_iterations == train.warmup_iterations
+    assert small.learning_rate == pytest.approx(train.learning_rate * SCALE.learning_rate)
+    assert small.min_learning_rate == pytest.approx(train.min_learning_rate * SCALE.learning_rate)
+    for same in ("weight_decay", "clip_gradient", "decay", "adam_beta1", "adam_beta2", "adam_epsilon", "seed"):
+        assert getattr(small, same) == getattr(train, same), same
+
+
+def test_a_twin_says_so(published: RunConfig) -> None:
+    twin = shrink(published)
+    assert twin.twin == SCALE
+    assert twin.name == f"{published.name}-twin"
+    for factor in SCALE.model_dump().values():
+        assert f" {factor}" in SCALE.sentence()
+
+
+def test_other_factors_are_used_and_recorded(published: RunConfig) -> None:
+    scale = TwinScale(hidden_size=8, num_heads=2, num_layers=6, learning_rate=3)
+    twin = shrink(published, scale)
+    assert twin.twin == scale
+    assert twin.model.hidden_size == published.model.hidden_size // 8
+    assert twin.train.learning_rate == pytest.approx(published.train.learning_rate * 3)
+
+
+def test_twins_keep_the_order_of_sizes() -> None:
+    twins = [read_run_config(path, twin=True).model for path in MODELS]
+    sizes = sorted((model.num_layers, model.hidden_size) for model in twins)
+    assert len(set(sizes)) == len(MODELS)
+    assert [width for _, width in sizes] == sorted(width for _, width in sizes)
+
+
+def test_overrides_apply_to_the_twin() -> None:
+    twin = read_run_config(MODELS[0], ["train.iterations=17", "train.warmup_iterations=2"], twin=True)
+    assert (twin.train.iterations, twin.train.warmup_iterations) == (17, 2)
+
+
+def test_the_factors_cannot_be_overridden_after_shrinking() -> None:
+    with pytest.raises(BadInput, match=r"twin\.hidden_size=8"):
+        read_run_config(MODELS[0], ["twin.hidden_size=8"], twin=True)
