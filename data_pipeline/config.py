@@ -100,17 +100,17 @@ class TokenizerConfig(Config):
 
     kind: Literal["gpt2", "train"] = "gpt2"
     """`gpt2`: the published vocabulary; `train`: byte-level BPE trained on the documents in the kept language."""
-    vocab_size: Annotated[int, Field(ge=257)] | None = None
-    """Size of a trained vocabulary, end-of-text included."""
+    vocab_size: Annotated[int, Field(ge=257)] = 50257
+    """Tokens of the vocabulary, end-of-text included; GPT-2's has 50,257."""
     multiple: PositiveInt = 128
     """The padded vocabulary is a multiple of this times `tp`."""
     tp: PositiveInt = 1
     """Tensor-parallel size of the largest model the dataset is for."""
 
     @model_validator(mode="after")
-    def _size_belongs_to_training(self) -> Self:
-        if (self.kind == "train") != (self.vocab_size is not None):
-            raise ValueError('`vocab_size` is given exactly when `kind = "train"`')
+    def _gpt2_has_its_size(self) -> Self:
+        if self.kind == "gpt2" and self.vocab_size != 50257:
+            raise ValueError(f"GPT-2's vocabulary has 50257 tokens: vocab_size = {self.vocab_size} must be that")
         return self
 
 

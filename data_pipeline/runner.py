@@ -64,7 +64,7 @@ def _find_or_none(name: str) -> Path | None:
 
 def _prepare_tokenizer(config: TokenizerConfig) -> tuple[MakeTokenizer, dict[str, str]]:
     """What makes the tokenizer, and the digests of the files it is made from."""
-    if config.vocab_size is not None:
+    if config.kind == "train":
         return partial(Tokenizer.train, vocab_size=config.vocab_size), {}
     published = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
     return lambda texts: published, {"tokenizer": published.digest}

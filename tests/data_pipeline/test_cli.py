@@ -141,7 +141,7 @@ def test_missing_recipe_and_unwritable_runs(cli: Cli) -> None:
     assert_one_sentence(cli("run", "nowhere.toml"), 2, "nowhere.toml does not exist")
     write_jsonl(Path("a.jsonl"), TEXTS)
     recipe = write_recipe(Path("r.toml"), "jsonl:a.jsonl")
-    assert_one_sentence(cli("run", recipe, "--runs", "a.jsonl"), 2, "cannot be written")
+    assert_one_sentence(cli("run", recipe, "--runs", "a.jsonl"), 2, "cannot be made")
 
 
 def test_data_that_is_not_here(cli: Cli) -> None:
