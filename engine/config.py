@@ -151,7 +151,7 @@ class TwinScale(Config):
     seq_length: int = 8
     vocab_size: int = 16
     global_batch_size: int = 64
-    iterations: int = 200
+    iterations: int = 250
     warmup_iterations: int = 50
     learning_rate: int = 8
     """Multiplies instead; chosen on the 8.3b twin, as the best rate grows when width and batch shrink."""

@@ -47,7 +47,7 @@ class Size:
     """LAMBADA examples scored for each model."""
 
 
-TWIN = Size("twin", RECIPES / "twin.toml", "twin", (), windows=10_000, examples=5153)
+TWIN = Size("twin", RECIPES / "twin.toml", "twin", (), windows=5_000, examples=5153)
 SMOKE = Size(
     "smoke",
     RECIPES / "smoke.toml",

@@ -11,9 +11,12 @@ from data_pipeline.token_file import TokenFileWriter, token_dtype
 from data_pipeline.tokenizer import Tokenizer, padded_vocab_size
 from engine.trainer import train
 from lineage.digest import seal
-from tests.engine.small_run import small_config
+from tests.engine.small_run import LONG, small_config
 
-WORDS = "the a river house stone walks sleeps under over bright old wind and then slowly child reads sings".split()
+WORDS = (
+    "the", "a", "river", "house", "stone", "walks", "sleeps", "under", "over", "bright", "old", "wind", "and", "then",
+    "slowly", "child", "reads", "sings",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,3 +49,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def uninterrupted(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of the small recipe's run, trained in this process from beginning to end."""
     return train(small_config(dataset), tmp_path_factory.mktemp("uninterrupted")).path
+
+
+@pytest.fixture(scope="session")
+def uninterrupted_long(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with `LONG`, which leaves time to stop it half way."""
+    return train(small_config(dataset, **LONG), tmp_path_factory.mktemp("long")).path

@@ -19,6 +19,7 @@ TRAIN = {
     "warmup_iterations": 5, "precision": "fp32", "validation_interval": 25, "validation_samples": 8,
     "checkpoint_interval": 20,
 }  # fmt: skip
+LONG = {"iterations": 240, "checkpoint_interval": 80}
 
 
 def small_config(dataset: Path, model: dict[str, Any] | None = None, **train: Any) -> RunConfig:

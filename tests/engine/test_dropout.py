@@ -45,7 +45,10 @@ def test_what_is_kept_is_scaled_to_the_same_mean() -> None:
     assert scale.mean().item() == pytest.approx(1.0, abs=3e-3)
 
 
-@given(samples=st.lists(st.integers(0, 511), min_size=1, max_size=5, unique=True), shape=st.tuples(*[st.integers(1, 7)] * 3))
+@given(
+    samples=st.lists(st.integers(0, 511), min_size=1, max_size=5, unique=True),
+    shape=st.tuples(*[st.integers(1, 7)] * 3),
+)
 def test_a_mask_belongs_to_its_place(samples: list[int], shape: tuple[int, ...]) -> None:
     """However a batch is cut into microbatches, a sequence has the same mask."""
     together = Dropout(0.4, 5, 9, tuple(samples)).keep("here", shape, CPU)
@@ -58,7 +61,8 @@ def test_every_part_of_the_key_counts() -> None:
     masks = [
         Dropout(0.5, seed, iteration, (sample,)).keep(site, (64, 64), CPU)
         for seed, iteration, sample, site in (
-            (1, 0, 0, "a"), (2, 0, 0, "a"), (1, 1, 0, "a"), (1, 0, 1, "a"), (1, 0, 0, "b"), (1, 10, 0, "a"), (11, 0, 0, "a"),
+            (1, 0, 0, "a"), (2, 0, 0, "a"), (1, 1, 0, "a"), (1, 0, 1, "a"), (1, 0, 0, "b"), (1, 10, 0, "a"),
+            (11, 0, 0, "a"),
         )
     ]  # fmt: skip
     for i, first in enumerate(masks):

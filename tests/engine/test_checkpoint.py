@@ -1,0 +1,233 @@
+"""Checkpoints hold the whole model whatever layout wrote them, and a damaged one is never used."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.checkpoint import TrainingState, load_checkpoint, load_for_inference, resolve_checkpoint, save_checkpoint
+from engine.config import ModelConfig, RunConfig, TrainConfig
+from engine.model.gpt2 import GPT2
+from engine.optim.adam import FlatAdamW
+from engine.parallel.layout import Layout
+from engine.parallel.mesh import build_mesh
+from engine.parallel.sharding import sharded_parameters
+from engine.precision import DTYPES
+from lineage.digest import check_seal, seal
+from lineage.errors import BadInput, IntegrityFailure
+from tests.ranks import run_ranks
+
+CONFIG = RunConfig(
+    name="tiny",
+    model=ModelConfig(
+        num_layers=2, hidden_size=16, num_heads=4, seq_length=8, vocab_size=29, padded_vocab_size=32, dropout=0.0
+    ),
+    train=TrainConfig(iterations=9, warmup_iterations=1, keep_checkpoints=2),
+)
+TOKENS = torch.randint(0, 29, (3, 9), generator=torch.Generator().manual_seed(0))
+
+
+def with_precision(precision: str) -> RunConfig:
+    return CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"precision": precision})})
+
+
+def build(config: RunConfig, layout: Layout) -> tuple[GPT2, FlatAdamW]:
+    mesh = build_mesh(layout)
+    model = GPT2(config.model, mesh).to(DTYPES[config.train.precision])
+    model.initialize(1)
+    return model, FlatAdamW(sharded_parameters(model, mesh), config.train, mesh)
+
+
+def step(model: GPT2, optimizer: FlatAdamW) -> None:
+    optimizer.zero_gradients()
+    model(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
+    optimizer.accumulate()
+    optimizer.reduce_gradients(1)
+    optimizer.step(1e-2, optimizer.gradient_norm())
+
+
+def logits(model: GPT2) -> Any:
+    with torch.no_grad():
+        local = model.logits(model.hidden_states(TOKENS[:, :-1]))
+        return model.mesh.tp.all_gather(local, -1).double().numpy()
+
+
+def train_and_save(layout: Layout, run: Path, tokenizer: Path, precision: str) -> tuple[Any, Any]:
+    """Logits after two steps, where the checkpoint is written, and after a third."""
+    config = with_precision(precision)
+    model, optimizer = build(config, layout)
+    for _ in range(2):
+        step(model, optimizer)
+    save_checkpoint(run, config, TrainingState(2, 2, 1.5), model, optimizer, tokenizer)
+    saved = logits(model)
+    step(model, optimizer)
+    return saved, logits(model)
+
+
+def load_and_step(layout: Layout, path: Path, precision: str) -> tuple[TrainingState, Any]:
+    model, optimizer = build(with_precision(precision), layout)
+    state = load_checkpoint(path, model, optimizer)
+    step(model, optimizer)
+    return state, logits(model)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path, tokenizer: Path) -> Path:
+    """A run directory with one checkpoint, written by two tensor-parallel ranks."""
+    run_ranks(train_and_save, 2, Layout(tp=2), tmp_path / "run", tokenizer, "fp32")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=2, dp=2), Layout(tp=4)], ids=str)
+def test_inference_on_one_rank_equals_the_model_that_was_saved(layout: Layout, tmp_path: Path, tokenizer: Path) -> None:
+    saved, _ = run_ranks(train_and_save, layout.world_size, layout, tmp_path / "run", tokenizer, "fp32")[0]
+    loaded = load_for_inference(tmp_path / "run")
+    assert not loaded.model.training
+    assert loaded.config == CONFIG.model
+    assert loaded.digest == check_seal(loaded.directory)
+    assert (loaded.directory / "tokenizer" / "tokenizer.json").is_file()
+    np.testing.assert_allclose(logits(loaded.model), saved, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 4), (4, 2)])
+def test_training_goes_on_at_another_layout(before: int, after: int, tmp_path: Path, tokenizer: Path) -> None:
+    run = tmp_path / "run"
+    _, expected = run_ranks(train_and_save, before, Layout(tp=before), run, tokenizer, "fp64")[0]
+    path = resolve_checkpoint(run)
+    for state, found in run_ranks(load_and_step, after, Layout(tp=after), path, "fp64"):
+        assert state == TrainingState(2, 2, 1.5)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+
+
+def test_master_weights_are_kept(tmp_path: Path, tokenizer: Path) -> None:
+    _, expected = train_and_save(Layout(), tmp_path / "run", tokenizer, "bf16")
+    _, found = load_and_step(Layout(), resolve_checkpoint(tmp_path / "run"), "bf16")
+    assert np.array_equal(found, expected)
+    tensors = load_file(resolve_checkpoint(tmp_path / "run") / "optimizer.safetensors")
+    assert tensors["master.layers.0.mlp.dense_h_to_4h.weight"].dtype == torch.float32
+
+
+def test_tensors_have_their_global_shape(run: Path) -> None:
+    tensors = load_file(resolve_checkpoint(run) / "model.safetensors")
+    assert list(tensors["embedding.word_embeddings.weight"].shape) == [32, 16]
+    assert list(tensors["layers.1.self_attention.query_key_value.weight"].shape) == [48, 16]
+    assert list(tensors["layers.1.self_attention.dense.weight"].shape) == [16, 16]
+
+
+def test_old_checkpoints_go(tmp_path: Path, tokenizer: Path) -> None:
+    model, optimizer = build(CONFIG, Layout())
+    for iteration in (5, 10, 100):
+        save_checkpoint(tmp_path / "run", CONFIG, TrainingState(iteration), model, optimizer, tokenizer)
+    names = [path.name for path in sorted((tmp_path / "run" / "checkpoints").iterdir())]
+    assert names == ["iter_0000010", "iter_0000100"]
+    assert resolve_checkpoint(tmp_path / "run").name == "iter_0000100"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer/tokenizer.json"])
+def test_a_changed_byte_is_noticed(name: str, run: Path) -> None:
+    path = resolve_checkpoint(run) / name
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(IntegrityFailure, match=name) as caught:
+        load_for_inference(run)
+    assert caught.value.exit_code == 6
+
+
+def test_an_unfinished_checkpoint_is_refused(run: Path) -> None:
+    path = resolve_checkpoint(run)
+    (path / "COMPLETE").unlink()
+    for asked in (path, run):
+        with pytest.raises(IntegrityFailure, match=r"complete checkpoint|COMPLETE") as caught:
+            load_for_inference(asked)
+        assert caught.value.exit_code == 6
+
+
+def test_a_damaged_completion_marker_is_refused(run: Path) -> None:
+    (resolve_checkpoint(run) / "COMPLETE").write_text("{", encoding="utf-8")
+    with pytest.raises(IntegrityFailure, match="COMPLETE"):
+        load_for_inference(run)
+
+
+def lose(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["final_layernorm.bias"]
+
+
+def add(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["layers.9.extra"] = torch.zeros(1)
+
+
+def bend(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["embedding.position_embeddings.weight"] = torch.zeros(16, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lose, "'final_layernorm.bias' is missing"),
+        (add, "'layers.9.extra' is unexpected"),
+        (bend, r"embedding.position_embeddings.weight has shape \[16, 8\], the model's is \[8, 16\]"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    change: Callable[[dict[str, torch.Tensor]], None], sentence: str, run: Path
+) -> None:
+    path = resolve_checkpoint(run)
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors")
+    seal(path)
+    with pytest.raises(IntegrityFailure, match=sentence):
+        load_for_inference(run)
+
+
+def test_a_file_that_is_not_safetensors_is_refused(run: Path) -> None:
+    path = resolve_checkpoint(run)
+    (path / "model.safetensors").write_bytes(b"nonsense")
+    seal(path)
+    with pytest.raises(IntegrityFailure, match=r"model\.safetensors cannot be read"):
+        load_for_inference(run)
+
+
+def test_a_config_that_does_not_describe_a_model_is_refused(run: Path) -> None:
+    path = resolve_checkpoint(run)
+    values = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    values["model"]["num_heads"] = 5
+    (path / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    seal(path)
+    with pytest.raises(BadInput, match="num_heads = 5"):
+        load_for_inference(run)
+
+
+def test_resolve_takes_a_run_its_checkpoints_or_one_of_them(run: Path, tmp_path: Path) -> None:
+    newest = run / "checkpoints" / "iter_0000002"
+    (tmp_path / "link").symlink_to(run)
+    for asked in (run, run / "checkpoints", newest, tmp_path / "link"):
+        assert resolve_checkpoint(asked) == newest.resolve()
+    shutil.copytree(newest, tmp_path / "alone")
+    assert resolve_checkpoint(tmp_path / "alone") == tmp_path / "alone"
+
+
+def test_resolve_refuses_what_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="there is no checkpoint directory"):
+        resolve_checkpoint(tmp_path / "nowhere")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IntegrityFailure, match="no COMPLETE file"):
+        resolve_checkpoint(tmp_path / "folder")
+    seal(tmp_path / "folder")
+    with pytest.raises(BadInput, match=r"has no model\.safetensors"):
+        resolve_checkpoint(tmp_path / "folder")

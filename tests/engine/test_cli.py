@@ -1,0 +1,160 @@
+"""`mlm-train` says what is wrong in one sentence, with the documented exit code and never a traceback."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import experiments
+from engine.cli import read_run_config
+from engine.costs import parameter_count
+from engine.trainer import NotFinite, train
+from lineage.config import read_toml
+from tests.engine.conftest import write_dataset
+from tests.engine.small_run import mlm_train, small_config, write_toml
+
+MODELS = sorted((Path(experiments.__file__).parent / "models").glob("*.toml"))
+
+
+@pytest.mark.parametrize("twin", [[], ["--twin"]], ids=["published", "twin"])
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_dry_run_of_every_shipped_model(path: Path, twin: list[str], tmp_path: Path) -> None:
+    code, out, err = mlm_train(path, "--dry-run", "--runs", tmp_path / "runs", *twin)
+    assert (code, err) == (0, "")
+    config = read_run_config(path, twin=bool(twin))
+    resolved, _, facts = out.partition("\n}\n")
+    assert json.loads(resolved + "}") == config.model_dump(mode="json")
+    values = dict(line.split(None, 1) for line in facts.replace("config digest", "digest").splitlines())
+    assert len(values["digest"].strip()) == 64
+    assert values["parameters"] == f"{parameter_count(config.model):,}"
+    assert float(values["FLOPs"]) > 0
+    assert "GiB" in values["checkpoint"]
+    assert "memory per rank" in facts
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_digest_is_that_of_the_resolved_configuration() -> None:
+    first, second, changed = (
+        mlm_train(MODELS[0], "--dry-run", *more)[1].split("config digest")[1].split()[0]
+        for more in ([], ["--set", "train.seed=1234"], ["--set", "train.seed=1"])
+    )
+    assert first == second != changed
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.iteratons=5", ["unknown key 'train.iteratons'", "did you mean 'iterations'"]),
+        ("modle.num_layers=5", ["unknown key 'modle'", "did you mean 'model'"]),
+        ("train.iterations", ["'train.iterations'", "section.key=value"]),
+        ("train.iterations=many", ["train.iterations", "integer"]),
+        ("train.microbatch_size=3", ["global_batch_size = 8", "microbatch_size = 3"]),
+        ("train.warmup_iterations=60", ["warmup_iterations = 60", "iterations = 60"]),
+        ("train.keep_checkpoints=0", ["keep_checkpoints = 0"]),
+        ("train.precision=fp8", ["train.precision"]),
+        ("train.learning_rate=nan", ["learning_rate = nan"]),
+        ("train.adam_beta1=1.0", ["adam_beta1 = 1.0"]),
+        ("train.weight_decay=-1", ["weight_decay = -1"]),
+        ("train.seed=-1", ["seed = -1"]),
+        ("parallel.tp=0", ["tp = 0"]),
+        ("model.num_heads=5", ["hidden_size = 32", "num_heads = 5"]),
+        ("model.num_layers=0", ["num_layers = 0"]),
+        ("model.dropout=1.0", ["dropout = 1.0"]),
+        ("model.init_std=0", ["init_std = 0"]),
+        ("model=3", ["model"]),
+        ("name=a/b", ["name = 'a/b'"]),
+    ],
+)
+def test_an_impossible_configuration_is_refused(override: str, words: list[str], dataset: Path, tmp_path: Path) -> None:
+    toml = write_toml(tmp_path / "small.toml", dataset)
+    code, out, err = mlm_train(toml, "--set", override, "--runs", tmp_path / "runs", "--ranks", 1)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    missing, broken = tmp_path / "missing.toml", tmp_path / "broken.toml"
+    broken.write_text("name = \n", encoding="utf-8")
+    for path, word in ((missing, "does not exist"), (broken, "not valid TOML"), (tmp_path, "cannot be read")):
+        code, _, err = mlm_train(path)
+        assert code == 2
+        assert str(path) in err
+        assert word in err
+
+
+def test_unknown_options_are_a_usage_error(tmp_path: Path) -> None:
+    assert mlm_train(MODELS[0], "--ranks", 0)[0] == 2
+    assert mlm_train(MODELS[0], "--nonsense")[0] == 2
+    assert mlm_train("--help")[0] == 0
+
+
+def test_datasets_that_are_not_there_or_not_finished(tmp_path: Path) -> None:
+    for dataset, code, sentence in (
+        (None, 2, "data.dataset is not set"),
+        (tmp_path / "nowhere", 5, f"there is no dataset at {tmp_path / 'nowhere'}"),
+        (tmp_path, 6, f"the dataset {tmp_path} is not complete"),
+    ):
+        toml = write_toml(tmp_path / "small.toml", dataset)
+        found, _, err = mlm_train(toml, "--runs", tmp_path / "runs")
+        assert found == code
+        assert sentence in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_loss_that_is_no_number_stops_the_run(dataset: Path, tmp_path: Path) -> None:
+    toml = write_toml(tmp_path / "small.toml", dataset)
+    code, _, err = mlm_train(toml, "--set", "train.learning_rate=1e30", "--runs", tmp_path / "runs", "--ranks", 1)
+    assert code == 3
+    assert err.startswith("error: iteration 2: loss nan")
+    assert err.count("\n") == 1
+    [run] = (tmp_path / "runs").iterdir()
+    assert_unsealed_with_valid_metrics(run)
+
+
+def test_a_validation_loss_that_is_no_number_stops_the_run(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFinite, match="after iteration 1 the validation loss is nan") as caught:
+        train(small_config(dataset, learning_rate=1e30, validation_interval=1), tmp_path)
+    assert caught.value.exit_code == 3
+    [run] = tmp_path.iterdir()
+    assert_unsealed_with_valid_metrics(run)
+
+
+def assert_unsealed_with_valid_metrics(run: Path) -> None:
+    assert not (run / "COMPLETE").exists()
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(lines) >= 2
+    for line in lines:
+        json.loads(line, parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
+
+
+def test_resume_refuses_what_it_would_not_go_on_with(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "dataset")
+    toml = write_toml(tmp_path / "small.toml", dataset, iterations=6)
+    run = train(read_run_config(toml), tmp_path / "runs").path
+    assert mlm_train("resume", tmp_path / "runs" / "small")[0] == 0
+    renamed = shutil.copytree(run, run.with_name("renamed"))
+    cases = [(tmp_path / "nowhere", 2, "not a run directory"), (tmp_path, 2, "not a run directory")]
+    cases.append((renamed, 2, f"was renamed: it began as {run.name}"))
+    for path, code, sentence in cases:
+        found, _, err = mlm_train("resume", path)
+        assert found == code
+        assert sentence in err
+    shutil.rmtree(dataset)
+    assert mlm_train("resume", run)[0] == 5
+    write_dataset(dataset, seed=3)
+    code, _, err = mlm_train("resume", run)
+    assert code == 6
+    assert f"the dataset {dataset} has changed" in err
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted(["renamed", "small", run.name])
+
+
+def test_options_of_the_file_are_documented_keys() -> None:
+    """A shipped file sets nothing that the defaults already say."""
+    for path in MODELS:
+        values = read_toml(path)
+        assert values["name"] == path.stem
+        assert values.keys() <= {"name", "model", "parallel", "train"}
