@@ -30,6 +30,7 @@ class Ngrams:
 
     @classmethod
     def of(cls, ngrams: Iterable[str]) -> "Ngrams":
+        """The n-grams with their lengths, longest first."""
         found = frozenset(ngrams)
         lengths = tuple(sorted({ngram.count(" ") + 1 for ngram in found}, reverse=True))
         shortest = lengths[-1] if lengths else 0

@@ -18,6 +18,7 @@ class DocumentFile:
         self._end = 0
 
     def append(self, document: Document, tokens: int = 0) -> None:
+        """Write one document at the end, with its token count."""
         line = json.dumps([document.id, document.text, tokens]).encode("ascii") + b"\n"
         self._starts.append(self._end)
         self._end += self._file.write(line)

@@ -22,6 +22,7 @@ class Amount:
     tokens: int = 0
 
     def add(self, document: Document, tokens: int) -> None:
+        """Count one document."""
         self.documents += 1
         self.bytes += size_bytes(document.text)
         self.tokens += tokens
@@ -41,9 +42,11 @@ class Stage:
     note: str = ""
 
     def take(self, document: Document, tokens: int = 0) -> None:
+        """Count a document that came in."""
         self.incoming.add(document, tokens)
 
     def keep(self, document: Document, tokens: int = 0) -> None:
+        """Count a document that went on to the next stage."""
         self.kept.add(document, tokens)
 
     def drop(self, document: Document, drop: Drop, tokens: int = 0) -> None:
@@ -54,6 +57,7 @@ class Stage:
             samples.append({"id": document.id, "excerpt": document.text[:EXCERPT_CHARACTERS]})
 
     def to_json(self) -> dict[str, Any]:
+        """The stage as `ledger.json` holds it, most frequent reason first."""
         reasons = sorted(self.dropped, key=lambda reason: (-self.dropped[reason].documents, reason))
         return {
             "name": self.name,
@@ -98,6 +102,7 @@ class Ledger:
         return f"nothing is left of the corpus after the {stage.name} stage, which dropped every document ({reasons})"
 
     def to_json(self, splits: dict[str, Any]) -> dict[str, Any]:
+        """The whole of `ledger.json`."""
         return {
             "source": self.source,
             "stages": [stage.to_json() for stage in self.stages],

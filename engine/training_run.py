@@ -13,6 +13,8 @@ from lineage.run import RunDirectory
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
+PLACES = frozenset({"data"})
+"""Sections of the configuration that say where inputs lie; what they are is in their digests."""
 
 
 def begin_run(config: RunConfig, root: Path) -> tuple[RunConfig, DatasetFacts, RunDirectory]:
@@ -20,7 +22,7 @@ def begin_run(config: RunConfig, root: Path) -> tuple[RunConfig, DatasetFacts, R
     dataset = DatasetFacts.read(config.data.dataset)
     config = config.model_copy(update={"model": dataset.resize(config.model)})
     parents = {"dataset": dataset.digest}
-    run = RunDirectory.begin(root, config.name, "training", config.model_dump(mode="json"), parents)
+    run = RunDirectory.begin(root, config.name, "training", config.model_dump(mode="json"), parents, PLACES)
     return config, dataset, run
 
 

@@ -21,6 +21,7 @@ class Window:
 
     @property
     def num_scored(self) -> int:
+        """Targets the window scores."""
         return self.stop - self.first_scored
 
 

@@ -23,10 +23,11 @@ def results_block(directory: Path) -> str:
         "| model | parameters | tokens | training | validation perplexity | WikiText-103 | LAMBADA |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
+    label = "twin, scaled" if summary["twin_rule"] else "measured"
     for model in summary["models"]:
         name = model["name"]
         lines.append(
-            f"| {name} twin, scaled | {model['trained']['parameters']:,} | {model['tokens']:,} | "
+            f"| {name} {label} | {model['trained']['parameters']:,} | {model['tokens']:,} | "
             f"{format_duration(model['train_seconds'])} | {_shown(records, name, 'final_validation_perplexity')} | "
             f"{_shown(records, name, 'wikitext103_perplexity')} | {_shown(records, name, 'lambada_accuracy')} |"
         )

@@ -91,10 +91,11 @@ def _parse_override(text: str) -> dict[str, Any]:
 
 
 def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
-    first = error.errors()[0]
+    errors = error.errors()
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     location = tuple(first["loc"])
     dotted = ".".join(str(part) for part in location)
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     if first["type"] == "extra_forbidden":
         close = difflib.get_close_matches(str(location[-1]), _known_keys(model, location[:-1]), 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""

@@ -96,14 +96,14 @@ def _read_marker(directory: Path) -> dict[str, Any]:
     return dict(marker)
 
 
-def _sealed_files(directory: Path) -> list[Path]:
-    """Files the seal covers, in sorted order: not this directory's marker, not hidden temporary files."""
+def _sealed_files(directory: Path, outside: tuple[str, ...] = (MARKER, DERIVED)) -> list[Path]:
+    """Files the seal covers, in sorted order: not this directory's marker and report, not hidden temporary files."""
     found: list[Path] = []
     for path in sorted(directory.iterdir()):
-        if path.name.startswith(".") or path in (directory / MARKER, directory / DERIVED):
+        if path.name.startswith(".") or path.name in outside:
             continue
         if path.is_dir():
-            found.extend([path / MARKER] if is_sealed(path) else _sealed_files(path))
+            found.extend([path / MARKER] if is_sealed(path) else _sealed_files(path, outside=()))
         else:
             found.append(path)
     return found

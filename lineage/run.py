@@ -28,12 +28,22 @@ class RunDirectory:
     path: Path
 
     @classmethod
-    def begin(cls, root: Path, name: str, kind: str, config: dict[str, Any], parents: dict[str, str]) -> "RunDirectory":
+    def begin(
+        cls,
+        root: Path,
+        name: str,
+        kind: str,
+        config: dict[str, Any],
+        parents: dict[str, str],
+        without: frozenset[str] = frozenset(),
+    ) -> "RunDirectory":
         """Open the directory for this work, writing its manifest if it is new.
 
-        `parents` maps the name of each input to its digest. Raises BadInput if `root` cannot hold directories.
+        `parents` maps the name of each input to its digest; sections of `config` named in `without` only say where the
+        inputs lie and are no part of the identity. Raises BadInput if `root` cannot hold directories.
         """
-        identity = sha256_json({"kind": kind, "config": config, "parents": parents, "version": VERSION})
+        what = {section: value for section, value in config.items() if section not in without}
+        identity = sha256_json({"kind": kind, "config": what, "parents": parents, "version": VERSION})
         run = cls(root / f"{name}-{identity[:8]}")
         if not (run.path / MANIFEST).exists():
             try:

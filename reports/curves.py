@@ -25,10 +25,12 @@ class Curve:
 
     @property
     def last_x(self) -> float:
+        """Where the curve ends."""
         return self.x[-1]
 
     @property
     def final(self) -> float:
+        """The value it ends at."""
         return self.y[-1]
 
     @property

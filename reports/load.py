@@ -119,9 +119,11 @@ class Reproduction:
 
     @property
     def name(self) -> str:
+        """The directory's own name."""
         return self.directory.name
 
     def problems_of(self, part: str) -> list[str]:
+        """Sentences about one file."""
         return [problem.sentence for problem in self.problems if problem.part == part]
 
     def select(self, experiment: str, *quantities: str) -> list[Record]:

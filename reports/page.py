@@ -36,6 +36,7 @@ class Exhibit:
 
     @property
     def download(self) -> Markup:
+        """The CSV as a link that needs no other file."""
         data = base64.b64encode(self.csv.encode("utf-8", "replace")).decode("ascii")
         return Markup(f"data:text/csv;charset=utf-8;base64,{data}")
 

@@ -1,0 +1,60 @@
+"""The rooms of the house and how to read their source."""
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ROOMS = ("lineage", "data_pipeline", "engine", "evaluation", "experiments", "reports")
+
+
+def modules(*rooms: str) -> list[Path]:
+    """Python files of the rooms, of all six by default."""
+    return sorted(path for room in rooms or ROOMS for path in (ROOT / room).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    """The name under which a file is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def parse(path: Path) -> ast.Module:
+    """A file's syntax tree."""
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imported_names(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything a file imports, wherever in the file; `from a import b` gives `a.b`."""
+    package = module_name(path).split(".") if path.name == "__init__.py" else module_name(path).split(".")[:-1]
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def source_files() -> list[Path]:
+    """Files that git tracks or would track; without git, everything that is not built or hidden."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if listed.returncode == 0:
+        return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+    built = {"runs", "build", "__pycache__"}
+    return [
+        path
+        for path in ROOT.rglob("*")
+        if path.is_file() and not any(p.startswith(".") or p in built for p in path.relative_to(ROOT).parts)
+    ]
+
+
+def command_names() -> dict[str, str]:
+    """Command and entry point of each, from pyproject.toml."""
+    import tomllib
+
+    return dict(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"])

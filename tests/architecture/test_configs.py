@@ -1,0 +1,67 @@
+"""Every configuration that is shipped loads, and says what it would do."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.config import DataConfig
+from engine.cli import read_run_config
+from engine.config import RunConfig
+from lineage.config import load_config
+from tests.architecture.rooms import ROOT, source_files
+
+MODELS = sorted((ROOT / "experiments" / "models").glob("*.toml"))
+RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
+
+
+def answer(program: str, *arguments: str) -> str:
+    """What a command prints; it must succeed, and leave nothing behind."""
+    command = [str(Path(sys.executable).with_name(program)), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [path.stem for path in paths]
+
+
+def test_every_configuration_is_looked_at_here() -> None:
+    tests_own = {path for path in source_files() if path.relative_to(ROOT).parts[0] in ("tests", "results")}
+    shipped = {path for path in source_files() if path.suffix == ".toml"} - tests_own - {ROOT / "pyproject.toml"}
+    assert shipped == {*MODELS, *RECIPES}
+    assert len(MODELS) == 5
+    assert len(RECIPES) >= 4
+
+
+@pytest.mark.parametrize("path", MODELS, ids=names(MODELS))
+def test_a_model_loads_and_has_a_twin(path: Path) -> None:
+    config, twin = load_config(path, RunConfig), read_run_config(path, twin=True)
+    assert config.name == path.stem
+    assert config.twin is None
+    assert twin.twin is not None
+    assert twin.twin.hidden_size * twin.model.hidden_size == config.model.hidden_size
+    assert twin.parallel.tp == 1
+
+
+@pytest.mark.parametrize("path", MODELS, ids=names(MODELS))
+@pytest.mark.parametrize("options", [[], ["--twin"]], ids=["published", "twin"])
+def test_a_model_is_planned_and_not_run(path: Path, options: list[str], tmp_path: Path) -> None:
+    text = answer("mlm-train", str(path), *options, "--dry-run", "--runs", str(tmp_path))
+    config = json.loads(text[: text.index("\n}\n") + 2])
+    assert RunConfig.model_validate(config).name.startswith(path.stem)
+    for line in ("config digest", "parameters", "tokens", "FLOPs", "memory per rank", "checkpoint"):
+        assert line in text[text.index("\n}\n") :]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=names(RECIPES))
+def test_a_recipe_is_planned_and_not_run(path: Path, tmp_path: Path) -> None:
+    text = answer("mlm-data", "run", str(path), "--dry-run", "--runs", str(tmp_path))
+    recipe, digest = text.rsplit("digest ", 1)
+    assert DataConfig.model_validate(json.loads(recipe)) == load_config(path, DataConfig)
+    assert len(digest.strip()) == 64
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,172 @@
+"""What every file in the house keeps to: size, names, docstrings, and calls that are not made."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.rooms import ROOMS, ROOT, command_names, imported_names, modules, parse, source_files
+
+LONGEST_FILE_LINES = 320
+LARGEST_FILE_BYTES = 1_000_000
+NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "shelve", "marshal"}
+UNSAFE_CALLS = {"eval", "exec", "torch.load", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"}
+UNSAFE_METHODS = {"extractall", "unpack_archive"}
+
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def test_a_file_can_be_read_in_one_sitting() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in source_files()
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] != "tests"
+    }
+    assert len(lengths) > 50
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE_LINES} == {}
+
+
+def test_a_name_says_what_is_inside() -> None:
+    parts = {part for path in source_files() for part in (path.stem, *path.relative_to(ROOT).parts[:-1])}
+    assert parts & NAMES_THAT_SAY_NOTHING == set()
+
+
+def test_no_large_file_is_tracked() -> None:
+    sizes = {str(path.relative_to(ROOT)): path.stat().st_size for path in source_files()}
+    assert {name: size for name, size in sizes.items() if size > LARGEST_FILE_BYTES} == {}
+
+
+def unsafe(path: Path) -> Iterator[str]:
+    """Calls and imports that run what they read, or read where they should not."""
+    for line, name in imported_names(path):
+        if name.split(".")[0] in UNSAFE_MODULES:
+            yield f"{path.name}:{line} imports {name}"
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            shell = any(
+                keyword.arg == "shell" and not (isinstance(keyword.value, ast.Constant) and not keyword.value.value)
+                for keyword in node.keywords
+            )
+            if called in UNSAFE_CALLS or called.split(".")[-1] in UNSAFE_METHODS or shell:
+                yield f"{path.name}:{node.lineno} calls {called}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_nothing_runs_what_it_reads(room: str) -> None:
+    assert [found for path in modules(room) for found in unsafe(path)] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("import pickle", True),
+        ("from pickle import loads", True),
+        ("torch.load(path)", True),
+        ("subprocess.run(x, shell=True)", True),
+        ("subprocess.run(x, shell=flag)", True),
+        ("eval(x)", True),
+        ("archive.extractall()", True),
+        ("model.eval()", False),
+        ("subprocess.run(x, shell=False)", False),
+        ("json.load(file)", False),
+    ],
+)
+def test_the_rule_finds_what_is_unsafe(line: str, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.architecture.rooms.ROOT", tmp_path)
+    (tmp_path / "file.py").write_text(line + "\n")
+    assert bool(list(unsafe(tmp_path / "file.py"))) == found
+
+
+def promised(trees: list[ast.Module]) -> set[str]:
+    """Names of the members of the protocol classes of a room; `forward` is torch's."""
+    return {"forward"} | {
+        member.name
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Protocol" for base in node.bases)
+        for member in node.body
+        if isinstance(member, Definition)
+    }
+
+
+def undocumented(body: list[ast.stmt], known: set[str], owner: str = "") -> Iterator[tuple[int, str]]:
+    """Line and name of public classes, functions and methods that say nothing of themselves.
+
+    A method need not repeat what a protocol of its room, `known`, says.
+    """
+    for node in body:
+        if not isinstance(node, Definition) or node.name.startswith("_"):
+            continue
+        if not ast.get_docstring(node) and not (owner and node.name in known):
+            yield node.lineno, f"{owner}{node.name}"
+        if isinstance(node, ast.ClassDef):
+            yield from undocumented(node.body, known, f"{node.name}.")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_what_is_public_says_what_is_true_of_it(room: str) -> None:
+    trees = {path: parse(path) for path in modules(room)}
+    known = promised(list(trees.values()))
+    missing = [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path, tree in trees.items()
+        for line, name in [*([] if not tree.body or ast.get_docstring(tree) else [(1, "the module")]),
+                           *undocumented(tree.body, known)]
+    ]  # fmt: skip
+    assert missing == []
+
+
+def test_the_rule_finds_what_is_not_documented() -> None:
+    tree = ast.parse(
+        "def a(): pass\n"
+        'def b():\n    "doc"\n'
+        'class C:\n    "doc"\n    def d(self): pass\n    def _e(self): pass\n    def f(self): pass\n'
+        'class P(Protocol):\n    "doc"\n    def f(self): ...\n'
+    )
+    assert list(undocumented(tree.body, promised([tree]))) == [(1, "a"), (6, "C.d")]
+
+
+def readme_words() -> Iterator[list[str]]:
+    """Words of every line in README's shell blocks."""
+    path = ROOT / "README.md"
+    if not path.is_file():
+        pytest.skip("there is no README.md yet")
+    for block in re.findall(r"```(?:sh|bash|console)\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
+        for line in block.splitlines():
+            if line.strip():
+                yield line.removeprefix("$ ").split()
+
+
+def test_readme_names_only_commands_that_exist() -> None:
+    targets = set(re.findall(r"^([a-z0-9.-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets |= {"reproduce-355m", "reproduce-2.5b", "reproduce-8.3b"}
+    count = 0
+    for words in readme_words():
+        program = words[0].removeprefix(".venv/bin/")
+        if program == "make":
+            assert words[1] in targets, words
+        else:
+            assert program in command_names() or program == "torchrun", words
+        count += 1
+    assert count > 5
+
+
+def test_readme_mentions_every_command() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8") if (ROOT / "README.md").is_file() else ""
+    if not text:
+        pytest.skip("there is no README.md yet")
+    mentioned = set(re.findall(r"\bmlm-(?!repro\b)[a-z]+\b", text))
+    assert mentioned == set(command_names())
+
+
+def test_readme_links_to_files_that_exist() -> None:
+    path = ROOT / "README.md"
+    if not path.is_file():
+        pytest.skip("there is no README.md yet")
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", path.read_text(encoding="utf-8"))
+    missing = [link for link in links if not (ROOT / link).exists()]
+    assert missing == []

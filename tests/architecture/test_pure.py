@@ -1,0 +1,73 @@
+"""What must start fast, or run where torch is not: none of it imports torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.architecture.rooms import ROOT, command_names, module_name, modules
+
+PURE = {
+    "lineage": [module_name(path) for path in modules("lineage")],
+    "data_pipeline": [module_name(path) for path in modules("data_pipeline")],
+    "engine": [
+        "engine.config", "engine.costs", "engine.parallel.layout", "engine.batches", "engine.dataset",
+        "engine.launch", "engine.training_run", "engine.optim.schedule", "engine.cli",
+    ],
+    "evaluation": ["evaluation.windows", "evaluation.detokenize", "evaluation.cli"],
+    "experiments": [module_name(path) for path in modules("experiments")],
+    "reports": [module_name(path) for path in modules("reports")],
+}  # fmt: skip
+
+IMPORT_EACH = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    if "torch" in sys.modules:
+        sys.exit(f"{name} imports torch")
+"""
+
+CALL_AND_LOOK = """
+import importlib, sys
+module, function = sys.argv.pop(1).split(":")
+main = getattr(importlib.import_module(module), function)
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+sys.exit("torch was imported" if "torch" in sys.modules else 0)
+"""
+
+START_WITHOUT = {
+    "mlm-train": [["run", "experiments/models/355m.toml", "--twin", "--dry-run"], ["run", "--help"]],
+    "mlm-data": [["run", "data_pipeline/recipes/smoke.toml", "--dry-run"]],
+    "mlm-eval": [["lambada", "--help"]],
+    "mlm-experiment": [["reproduce", "355m", "--smoke", "--dry-run"]],
+    "mlm-report": [["build", "--help"]],
+    "mlm-verify": [["run", "--help"]],
+}
+
+
+@pytest.mark.parametrize("room", PURE)
+def test_importing_leaves_torch_out(room: str) -> None:
+    command = [sys.executable, "-c", IMPORT_EACH, *PURE[room]]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_check_sees_torch() -> None:
+    command = [sys.executable, "-c", IMPORT_EACH, "lineage.run", "engine.model.gpt2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "engine.model.gpt2 imports torch\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [(name, arguments) for name in command_names() for arguments in [["--help"], *START_WITHOUT.get(name, [])]],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_a_command_answers_without_torch(command: str, arguments: list[str]) -> None:
+    code = [sys.executable, "-c", CALL_AND_LOOK, command_names()[command], *arguments]
+    done = subprocess.run(code, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

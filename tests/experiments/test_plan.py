@@ -1,0 +1,143 @@
+"""Full size or twins: decided by the hardware, with the reason and the cost said first."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from engine.config import TwinScale
+from experiments.plan import FULL_RECIPE, LADDER, SMOKE, TWIN, make_plan
+from lineage.errors import BadInput, HardwareMissing
+from tests.experiments.machines import call, with_gpus
+
+GPU = {"name": "A GPU"}
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, count: int, gibibytes: int) -> None:
+    gpus = [GPU | {"memory_bytes": gibibytes * 2**30}] * count
+    monkeypatch.setattr("experiments.plan.list_gpus", lambda: gpus)
+
+
+@pytest.mark.parametrize(
+    ("target", "count", "gibibytes", "mode", "reason"),
+    [
+        ("8.3b", 0, 0, "scaled", r"there is no GPU, and 8\.3b needs 8 GPUs of \d+ GiB"),
+        ("8.3b", 8, 80, "full", r"8\.3b needs 8 GPUs of \d+ GiB; there are 8 of 80 GiB"),
+        ("8.3b", 8, 16, "scaled", r"the GPUs have 16 GiB, and 8\.3b needs 8 GPUs of \d+ GiB"),
+        ("8.3b", 4, 80, "scaled", r"there are 4 GPUs, and 8\.3b needs 8 GPUs"),
+        ("2.5b", 4, 80, "full", r"2\.5b needs 2 GPUs"),
+        ("355m", 1, 80, "full", r"355m needs 1 GPU of"),
+        ("355m", 1, 8, "scaled", r"the GPUs have 8 GiB, and 355m needs 1 GPU of"),
+    ],
+)
+def test_the_hardware_decides(
+    monkeypatch: pytest.MonkeyPatch, target: str, count: int, gibibytes: int, mode: str, reason: str
+) -> None:
+    machine(monkeypatch, count, gibibytes)
+    plan = make_plan(target, "auto", False, None)
+    assert plan.mode == mode
+    assert re.search(reason, plan.reason)
+    assert [config.name for config in plan.published] == list(LADDER[: LADDER.index(target) + 1])
+    if mode == "full":
+        assert plan.configs == plan.published
+        assert plan.recipe == FULL_RECIPE
+    else:
+        assert [config.twin for config in plan.configs] == [TwinScale()] * len(plan.configs)
+        assert plan.recipe == TWIN.recipe
+
+
+@pytest.mark.parametrize(("count", "gibibytes"), [(0, 0), (8, 16), (1, 80)])
+def test_full_size_is_refused_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch, count: int, gibibytes: int) -> None:
+    machine(monkeypatch, count, gibibytes)
+    with pytest.raises(HardwareMissing, match=r"8\.3b needs 8 GPUs"):
+        make_plan("8.3b", "full", False, None)
+
+
+def test_twins_can_be_asked_for_on_a_large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 8, 80)
+    for smoke, mode in ((False, "scaled"), (True, "scaled"), (True, "auto")):
+        plan = make_plan("8.3b", mode, smoke, None)
+        assert (plan.mode, plan.reason) == ("scaled", "asked for")
+        assert plan.size == (SMOKE if smoke else TWIN)
+
+
+def test_the_smallest_size_is_not_the_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 8, 80)
+    with pytest.raises(BadInput, match="--smoke"):
+        make_plan("8.3b", "full", True, None)
+
+
+@pytest.mark.parametrize("smoke", [False, True])
+def test_the_overrides_make_the_planned_configuration(smoke: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.cli import read_run_config
+    from experiments.plan import model_file
+
+    machine(monkeypatch, 0, 0)
+    plan = make_plan("8.3b", "auto", smoke, None)
+    for published, config in zip(plan.published, plan.configs, strict=True):
+        assert read_run_config(model_file(published.name), plan.overrides(config), twin=True) == config
+        assert config.name == f"{published.name}-{'smoke' if smoke else 'twin'}"
+
+
+def test_larger_models_have_larger_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 0, 0)
+    models = [config.model for config in make_plan("8.3b", "auto", False, None).configs]
+    for smaller, larger in pairwise(models):
+        assert smaller.num_layers < larger.num_layers
+        assert smaller.hidden_size < larger.hidden_size
+    recipes = [config.train for config in make_plan("8.3b", "auto", False, None).configs]
+    assert recipes[0] == recipes[1] == recipes[2]
+
+
+def test_a_dry_run_prints_mode_and_costs_and_does_nothing(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    done = call(with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", "reproduce", "8.3b", "--dry-run", "--runs", runs)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("mode: scaled (there is no GPU")
+    assert TwinScale().sentence() in done.stdout
+    for name in LADDER:
+        assert re.search(rf"^{name}-twin +[\d,]+ +[\d,]+ +\d\.\d\de\+\d\d +\d+\.\d\d GB +\d", done.stdout, re.MULTILINE)
+    assert re.search(r"^in all: about .* GB of disk$", done.stdout, re.MULTILINE)
+    assert not runs.exists()
+
+
+def test_a_dry_run_on_a_large_machine_is_of_the_published_size(tmp_path: Path) -> None:
+    done = call(with_gpus(tmp_path / "bin", 8, 80), "mlm-experiment", "reproduce", "8.3b", "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("mode: full (8.3b needs 8 GPUs")
+    assert re.search(r"^8\.3b +8,3\d\d,\d{3},\d{3} +157,286,400,000 ", done.stdout, re.MULTILINE)
+    assert "days" in done.stdout
+
+
+def test_the_cost_of_local_text_is_that_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text('{"text": "a"}\n' * 1000)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'name = "own"\n[sources]\nnames = ["jsonl:{tmp_path}/text.jsonl"]\n')
+    machine = with_gpus(tmp_path / "bin", 0, 0)
+    done = call(machine, "mlm-experiment", "reproduce", "355m", "--smoke", "--data", recipe, "--dry-run")
+    assert done.returncode == 0
+    assert "data: recipe recipe, expected 0:05" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["8.3b", "--mode", "full"], 4, "full size"),
+        (["8.3b", "--mode", "full", "--dry-run"], 4, "full size"),
+        (["355m", "--mode", "full", "--smoke"], 2, "--smoke"),
+        (["1.3b"], 2, "1.3b"),
+        (["355m", "--mode", "huge"], 2, "huge"),
+        (["355m", "--data", "nowhere.toml"], 2, "nowhere.toml does not exist"),
+        ([], 2, ""),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_written(
+    tmp_path: Path, arguments: list[str], code: int, words: str
+) -> None:
+    runs = tmp_path / "runs"
+    done = call(with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", "reproduce", *arguments, "--runs", runs)
+    assert done.returncode == code
+    assert words in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert not runs.exists()

@@ -1,0 +1,344 @@
+"""A whole reproduction at the smallest size: its files, its reuse, its recovery."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from safetensors import safe_open
+
+from engine.config import TwinScale
+from experiments.plan import SMOKE
+from experiments.published import published_records
+from lineage.digest import check_seal, read_digest
+from lineage.records import Record, read_records
+from lineage.run import RunDirectory
+from tests.experiments.machines import ROOT, call, program, with_gpus
+
+ARGUMENTS = ("reproduce", "355m", "--smoke", "--runs")
+NAMES = ("data-smoke", "355m-smoke", "reproduce-355m-smoke")
+
+
+class Finished(NamedTuple):
+    """A finished reproduction: its runs, what it printed, how long it took, the machine it ran on."""
+
+    runs: Path
+    output: str
+    seconds: float
+    machine: dict[str, str]
+
+    def directory(self, name: str) -> Path:
+        return (self.runs / name).resolve()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """`mlm-experiment reproduce 355m --smoke` from nothing; not to be changed."""
+    root = tmp_path_factory.mktemp("reproduction")
+    machine = with_gpus(root / "bin", 0, 0)
+    start = time.monotonic()
+    done = call(machine, "mlm-experiment", *ARGUMENTS, root / "runs")
+    assert done.returncode == 0, done.stderr
+    return Finished(root / "runs", done.stdout, time.monotonic() - start, machine)
+
+
+@pytest.fixture
+def with_data(finished: Finished, tmp_path: Path) -> Path:
+    """A folder of runs in which only the dataset is there."""
+    runs = tmp_path / "runs"
+    dataset = finished.directory("data-smoke")
+    shutil.copytree(dataset, runs / dataset.name)
+    return runs
+
+
+def json_of(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def metrics(run: Path, kind: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line["kind"] == kind]
+
+
+def of_run(finished: Finished) -> list[Record]:
+    """The records that are not published numbers."""
+    records = read_records(finished.directory("reproduce-355m-smoke") / "records.jsonl")
+    return [record for record in records if record.kind != "published"]
+
+
+def test_there_are_three_complete_runs_and_each_verifies(finished: Finished) -> None:
+    directories = [path for path in finished.runs.iterdir() if not path.is_symlink()]
+    assert {RunDirectory.open(path).manifest["name"] for path in directories} == set(NAMES)
+    assert len(directories) == len(NAMES)
+    for path in directories:
+        done = call(finished.machine, "mlm-verify", "run", path)
+        assert done.returncode == 0, done.stderr
+        assert f"ok {read_digest(path)[:16]} {path}" in done.stdout
+
+
+def test_the_runs_form_a_chain(finished: Finished) -> None:
+    data, training, reproduction = (RunDirectory.open(finished.directory(name)) for name in NAMES)
+    assert data.is_complete
+    parents = reproduction.manifest["parents"]
+    assert parents["355m-smoke"] == training.digest
+    assert parents["dataset"] == training.manifest["parents"]["dataset"]
+    assert Path(training.manifest["config"]["data"]["dataset"]).name == data.path.name
+
+
+def test_curves_are_those_of_the_training_run(finished: Finished) -> None:
+    training = RunDirectory.open(finished.directory("355m-smoke"))
+    curves = {
+        quantity: [(r.x, r.value) for r in of_run(finished) if r.quantity == quantity]
+        for quantity in ("training_loss", "validation_perplexity", "final_validation_perplexity")
+    }
+    validations = [(m["iteration"], m["perplexity"]) for m in metrics(training.path, "validation") if m["iteration"]]
+    assert curves["training_loss"] == [(m["iteration"], m["loss"]) for m in metrics(training.path, "train")]
+    assert curves["validation_perplexity"] == validations
+    assert [x for x, _ in validations] == [4, 8, 12]
+    assert curves["final_validation_perplexity"] == [
+        (12, json_of(training.path / "summary.json")["validation_perplexity"])
+    ]
+    for record in of_run(finished):
+        assert (record.series, record.kind, record.source) == ("355m", "scaled", training.path.name)
+        assert record.seed == 1234
+        if record.x is not None:
+            assert (record.digest, record.x_name) == (training.digest, "iteration")
+
+
+def test_scores_are_those_of_the_evaluations_and_partial(finished: Finished) -> None:
+    reproduction = finished.directory("reproduce-355m-smoke")
+    checkpoint = finished.directory("355m-smoke") / "checkpoints" / "iter_0000012"
+    words = json_of(reproduction / "evaluations" / "355m-wikitext103.json")
+    cloze = json_of(reproduction / "evaluations" / "355m-lambada.json")
+    expected = {
+        ("wikitext103_perplexity" if words["task"] == "wikitext103" else "heldout_perplexity"): (
+            words["perplexity"], "", f"partial: {words['num_scored_tokens']:,} tokens scored"
+        ),
+        ("lambada_accuracy" if cloze["task"] == "lambada" else "heldout_cloze_accuracy"): (
+            cloze["accuracy"] * 100, "%", f"partial: {cloze['num_examples']:,} examples scored"
+        ),
+    }  # fmt: skip
+    records = [record for record in of_run(finished) if record.experiment == "2019/table-3"]
+    assert {record.quantity: (record.value, record.unit, record.note) for record in records} == expected
+    assert {record.digest for record in records} == {check_seal(checkpoint)}
+    assert (words["num_windows"], cloze["num_examples"]) == (SMOKE.windows, SMOKE.examples)
+    published = read_records(reproduction / "records.jsonl")
+    assert [r for r in published if r.kind == "published"] == list(published_records(("355m",)))
+
+
+def test_the_summary_is_that_of_the_runs(finished: Finished) -> None:
+    summary = json_of(finished.directory("reproduce-355m-smoke") / "summary.json")
+    run = finished.directory("355m-smoke")
+    trained, dataset = json_of(run / "summary.json"), json_of(finished.directory("data-smoke") / "dataset.json")
+    assert (summary["target"], summary["mode"], summary["reason"]) == ("355m", "scaled", "asked for")
+    assert summary["twin_rule"] == TwinScale().sentence()
+    assert summary["source"] == dataset["source"]
+    assert set(summary["commands"].values()) == {"mlm-experiment reproduce 355m --smoke"}
+    (model,) = summary["models"]
+    assert (model["name"], model["run"], model["seed"]) == ("355m", run.name, 1234)
+    assert model["checkpoint_digest"] == read_digest(run / "checkpoints" / "iter_0000012")
+    for key in ("tokens", "train_seconds", "tokens_per_second"):
+        assert model[key] == trained[key] > 0
+    assert model["tokens"] == 12 * 4 * 128
+    assert model["published"] == {
+        "num_layers": 24, "hidden_size": 1024, "num_heads": 16, "seq_length": 1024, "vocab_size": 50257,
+        "global_batch_size": 512, "iterations": 300_000, "learning_rate": 1.5e-4, "parameters": 355_788_800,
+    }  # fmt: skip
+    with safe_open(run / "checkpoints" / "iter_0000012" / "model.safetensors", framework="np") as file:
+        stored = sum(file.get_tensor(name).size for name in file.keys())  # noqa: SIM118
+    assert model["trained"]["parameters"] == stored
+    assert model["trained"]["vocab_size"] == dataset["vocab_size"]
+
+
+def test_the_ledger_is_a_copy_and_the_report_is_there(finished: Finished) -> None:
+    reproduction = finished.directory("reproduce-355m-smoke")
+    ledger = finished.directory("data-smoke") / "ledger.json"
+    assert (reproduction / "ledger.json").read_bytes() == ledger.read_bytes()
+    page = (reproduction / "report" / "index.html").read_text(encoding="utf-8")
+    assert "355m" in page
+    assert "scaled" in page
+    assert f"report: {finished.runs}/reproduce-355m-smoke-" in finished.output
+
+
+def test_every_step_is_printed_as_a_command(finished: Finished) -> None:
+    steps = [line.removeprefix("$ ").split()[:2] for line in finished.output.splitlines() if line.startswith("$ ")]
+    assert steps == [
+        ["mlm-data", "run"], ["mlm-train", "run"], ["mlm-eval", "wikitext103"], ["mlm-eval", "lambada"],
+        ["mlm-report", "build"],
+    ]  # fmt: skip
+
+
+def snapshot(root: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of change of every file."""
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_second_call_finds_everything_and_writes_nothing(finished: Finished) -> None:
+    before = snapshot(finished.runs)
+    digests = [read_digest(finished.directory(name)) for name in NAMES]
+    start = time.monotonic()
+    done = call(finished.machine, "mlm-experiment", *ARGUMENTS, finished.runs)
+    seconds = time.monotonic() - start
+    assert done.returncode == 0, done.stderr
+    said = (done.stdout + done.stderr).splitlines()
+    assert sorted(line for line in said if line.startswith("already complete: ")) == sorted(
+        f"already complete: {finished.directory(name)}" for name in NAMES
+    )
+    assert snapshot(finished.runs) == before
+    assert [check_seal(finished.directory(name)) for name in NAMES] == digests
+    assert seconds < finished.seconds / 2
+
+
+@pytest.fixture
+def reproduction(finished: Finished, tmp_path: Path) -> Iterator[Path]:
+    """The reproduction's directory, which the test may change: it is put back afterwards."""
+    directory = finished.directory("reproduce-355m-smoke")
+    shutil.copytree(directory, tmp_path / "kept")
+    yield directory
+    shutil.rmtree(directory)
+    shutil.copytree(tmp_path / "kept", directory)
+
+
+def test_a_lost_report_is_built_again_and_nothing_else(finished: Finished, reproduction: Path) -> None:
+    shutil.rmtree(reproduction / "report")
+    before, digest = snapshot(finished.runs), read_digest(reproduction)
+    done = call(finished.machine, "mlm-experiment", *ARGUMENTS, finished.runs)
+    assert done.returncode == 0, done.stderr
+    after = snapshot(finished.runs)
+    assert {name: after[name] for name in before} == before
+    assert str(reproduction / "report" / "index.html") in after
+    assert check_seal(reproduction) == digest
+
+
+def test_an_evaluation_that_is_there_is_not_made_again_and_keeps_its_name(
+    finished: Finished, reproduction: Path
+) -> None:
+    for name in ("COMPLETE", "records.jsonl", "summary.json"):
+        (reproduction / name).unlink()
+    path = reproduction / "evaluations" / "355m-wikitext103.json"
+    path.write_text(json.dumps(json_of(path) | {"task": "heldout-perplexity", "perplexity": 123.5, "partial": False}))
+    done = call(finished.machine, "mlm-experiment", *ARGUMENTS, finished.runs)
+    assert done.returncode == 0, done.stderr
+    assert "mlm-eval" not in done.stdout
+    found = {r.quantity: (r.value, r.note) for r in read_records(reproduction / "records.jsonl") if r.kind == "scaled"}
+    assert found["heldout_perplexity"] == (123.5, "")
+    assert "wikitext103_perplexity" not in found
+    assert check_seal(reproduction)
+
+
+@pytest.fixture
+def start(finished: Finished, with_data: Path) -> Iterator[Callable[[], "subprocess.Popen[str]"]]:
+    """Start the reproduction in a process group of its own, as a shell does, and wait until it trains."""
+    processes = []
+
+    def start() -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            program("mlm-experiment", *ARGUMENTS, with_data),
+            env=finished.machine, cwd=ROOT, start_new_session=True, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        processes.append(process)
+        deadline = time.monotonic() + 90
+        while not any('"train"' in path.read_text() for path in with_data.glob("355m-smoke-*/metrics.jsonl")):
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        return process
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def unfinished(runs: Path) -> Path:
+    """The training run, which must not be complete."""
+    (run,) = runs.glob("355m-smoke-*")
+    assert not (run / "COMPLETE").exists(), "training was over before it could be stopped"
+    return run
+
+
+def test_after_a_kill_in_training_the_same_command_finishes(
+    finished: Finished, with_data: Path, start: Callable[[], "subprocess.Popen[str]"]
+) -> None:
+    process = start()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+    run = unfinished(with_data)
+    assert call(finished.machine, "mlm-verify", "run", run).returncode == 6
+    done = call(finished.machine, "mlm-experiment", *ARGUMENTS, with_data)
+    assert done.returncode == 0, done.stderr
+    for name in NAMES:
+        check_seal((with_data / name).resolve())
+    whole = finished.directory("355m-smoke")
+    for kind in ("train", "validation", "final-validation"):
+        assert [(line["iteration"], line["loss"]) for line in metrics(run, kind)] == [
+            (line["iteration"], line["loss"]) for line in metrics(whole, kind)
+        ], "interrupted and uninterrupted training differ"
+    scores = [
+        {r.quantity: r.value for r in read_records(root / "records.jsonl") if r.kind == "scaled" and r.x is None}
+        for root in (with_data / "reproduce-355m-smoke", finished.runs / "reproduce-355m-smoke")
+    ]
+    assert scores[0] == scores[1]
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "sigterm"])
+def test_a_stop_in_training_leaves_a_checkpoint_and_exit_code_7(
+    with_data: Path, start: Callable[[], "subprocess.Popen[str]"], how: str
+) -> None:
+    process = start()
+    if how == "ctrl-c":
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    else:
+        process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    run = unfinished(with_data)
+    assert process.returncode == 7, out
+    assert "Traceback" not in out
+    assert "ended with exit code 7" in out
+    checkpoints = list((run / "checkpoints").glob("iter_*"))
+    assert checkpoints
+    for checkpoint in checkpoints:
+        check_seal(checkpoint)
+    assert not list(with_data.glob("reproduce-*"))
+
+
+RECIPE = 'name = "own"\n[sources]\nnames = ["{source}"]\n[tokenizer]\nkind = "train"\nvocab_size = 300\n'
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "words"),
+    [
+        ("jsonl:nowhere.jsonl", 2, "nowhere.jsonl: there is no such file"),
+        ("text:{folder}", 2, "`mlm-data run"),
+        ("realnews", 5, "`mlm-data run"),
+    ],
+)
+def test_a_step_that_fails_passes_its_exit_code_on(tmp_path: Path, source: str, code: int, words: str) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "empty.txt").write_text("")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE.format(source=source.format(folder=tmp_path / "texts")))
+    runs = tmp_path / "runs"
+    machine = with_gpus(tmp_path / "bin", 0, 0) | {"HOME": str(tmp_path)}
+    done = call(machine, "mlm-experiment", *ARGUMENTS, runs, "--data", recipe)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not runs.exists() or list(runs.iterdir()) == []
+
+
+def test_a_damaged_dataset_stops_the_sequence_before_training(finished: Finished, with_data: Path) -> None:
+    (dataset,) = with_data.glob("data-smoke-*")
+    (dataset / "COMPLETE").write_text("{")
+    done = call(finished.machine, "mlm-experiment", *ARGUMENTS, with_data)
+    assert done.returncode == 6
+    assert "COMPLETE" in done.stderr
+    assert not list(with_data.glob("355m-smoke*"))

@@ -1,0 +1,88 @@
+"""A command of our own, to see how commands end."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+APPLICATION = """
+import sys
+import time
+
+import typer
+
+from lineage import errors
+from lineage.command import run_command
+from lineage.progress import Progress
+
+app = typer.Typer()
+
+
+@app.command()
+def run(word: str, times: int = 1) -> None:
+    print(" ".join([f"run {word}"] * times))
+
+
+@app.command()
+def fail(name: str) -> None:
+    raise getattr(errors, name)("one clear sentence")
+
+
+@app.command()
+def lines(count: int) -> None:
+    for number in range(count):
+        print("line", number)
+
+
+@app.command()
+def wait(swallow: bool = False) -> None:
+    print("ready", flush=True)
+    try:
+        time.sleep(30)
+    except Exception:
+        if not swallow:
+            raise
+    print("went on")
+
+
+@app.command()
+def count(total: int, fail: bool = False) -> None:
+    with Progress("title", total, "things") as progress:
+        for number in range(total):
+            progress.advance(message=f"at {number}")
+            if fail:
+                raise errors.BadInput("failed while counting")
+
+
+run_command(app, default="run", verbs=("run", "fail", "lines", "wait", "count"))
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="session")
+def application(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a typer application that `run_command` runs."""
+    path = tmp_path_factory.mktemp("application") / "application.py"
+    path.write_text(APPLICATION, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def start(application: Path) -> Start:
+    """Start the application with buffered output, as a user's shell does."""
+
+    def start(*arguments: object, **variables: str) -> "subprocess.Popen[str]":
+        environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONUNBUFFERED", "RANK")}
+        return subprocess.Popen(
+            [sys.executable, str(application), *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment | variables,
+        )
+
+    return start

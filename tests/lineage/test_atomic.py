@@ -1,0 +1,165 @@
+"""Files and directories appear whole or not at all, whatever happens to the writer."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lineage.atomic import new_directory, write_bytes, write_json, write_text
+
+CONTENTS = (b"a" * 100_000, b"b" * 300_000)
+
+WRITER = """
+    import sys
+    from pathlib import Path
+    from lineage.atomic import write_bytes
+    path = Path(sys.argv[1])
+    contents = [b"a" * 100_000, b"b" * 300_000]
+    print("ready", flush=True)
+    while True:
+        for content in contents:
+            write_bytes(path, content)
+"""
+
+
+def run_python(code: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_a_writer_killed_at_any_moment_leaves_the_old_content_or_the_new(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_bytes(path, CONTENTS[0])
+    rng, seen = random.Random(0), set()
+    for _ in range(12):
+        with run_python(WRITER, path) as process:
+            assert process.stdout
+            process.stdout.readline()
+            time.sleep(rng.uniform(0.0, 0.02))
+            process.send_signal(signal.SIGKILL)
+        content = path.read_bytes()
+        assert content in CONTENTS
+        seen.add(content)
+    assert seen == set(CONTENTS), "the writer was never caught writing"
+
+
+def test_a_full_disk_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_text(path, "old")
+    code = """
+        import resource, signal, sys
+        from pathlib import Path
+        from lineage.atomic import write_bytes
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+        try:
+            write_bytes(Path(sys.argv[1]), b"n" * 100_000)
+        except OSError as error:
+            print(error.strerror)
+    """
+    with run_python(code, path) as process:
+        out, _ = process.communicate()
+    assert out.strip() == "File too large"
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_what_cannot_be_written_as_json_leaves_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    write_json(path, {"a": 1})
+    for value in (float("nan"), object(), "\ud800"):
+        with pytest.raises((ValueError, TypeError)):
+            write_json(path, {"a": value})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert names(tmp_path) == ["file.json"]
+
+
+def test_missing_parents_are_made(tmp_path: Path) -> None:
+    write_text(tmp_path / "a" / "b" / "c", "text")
+    assert (tmp_path / "a" / "b" / "c").read_text() == "text"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
+    max_leaves=10,
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(JSON)
+def test_json_comes_back(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
+    path = tmp_path_factory.getbasetemp() / "round.json"
+    write_json(path, value)
+    assert json.loads(path.read_text(encoding="utf-8")) == value
+
+
+def test_a_new_directory_is_not_there_before_its_block_ends(tmp_path: Path) -> None:
+    path = tmp_path / "directory"
+    with new_directory(path) as temporary:
+        write_text(temporary / "inner" / "file", "text")
+        assert not path.exists()
+        assert temporary.parent == path.parent, "another file system would need a copy"
+    assert (path / "inner" / "file").read_text() == "text"
+    assert names(tmp_path) == ["directory"]
+
+
+def test_a_directory_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "directory"
+    write_text(path / "old", "old")
+    with new_directory(path) as temporary:
+        assert names(temporary) == []
+        write_text(temporary / "new", "new")
+        assert names(path) == ["old"]
+    assert names(path) == ["new"]
+    assert names(tmp_path) == ["directory"]
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt(), SystemExit(1)])
+@pytest.mark.parametrize("existed", [False, True])
+def test_an_error_leaves_nothing_new(tmp_path: Path, error: BaseException, existed: bool) -> None:
+    path = tmp_path / "directory"
+    if existed:
+        write_text(path / "old", "old")
+
+    def write_half() -> None:
+        with new_directory(path) as temporary:
+            write_text(temporary / "new", "new")
+            raise error
+
+    with pytest.raises(type(error)):
+        write_half()
+    assert names(tmp_path) == (["directory"] if existed else [])
+    if existed:
+        assert names(path) == ["old"]
+
+
+def test_a_directory_writer_that_is_killed_leaves_nothing_under_its_name(tmp_path: Path) -> None:
+    code = """
+        import os, signal, sys
+        from pathlib import Path
+        from lineage.atomic import new_directory
+        with new_directory(Path(sys.argv[1])) as temporary:
+            (temporary / "half").write_text("half")
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with run_python(code, tmp_path / "directory") as process:
+        pass
+    assert process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "directory").exists()
+    with new_directory(tmp_path / "directory") as temporary:
+        write_text(temporary / "whole", "whole")
+    assert names(tmp_path / "directory") == ["whole"]

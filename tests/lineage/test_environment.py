@@ -1,0 +1,61 @@
+"""What a run ran on can be stored as JSON and is found without torch."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lineage import VERSION, environment
+
+LIST_GPUS = """#!/bin/sh
+echo "NVIDIA H200, 143771"
+echo "Tesla, with a comma, 16384"
+echo "[Not Found], [N/A]"
+"""
+
+
+def test_the_description_is_json_and_says_what_matters() -> None:
+    found = environment.describe_environment()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["mlm_repro"] == VERSION
+    assert found["cores"] == len(os.sched_getaffinity(0))
+    assert found["memory_bytes"] > 2**28
+    assert {"torch", "numpy", "tokenizers"} <= found["packages"].keys()
+
+
+def test_describing_does_not_import_torch() -> None:
+    code = "import sys; from lineage.environment import describe_environment as d; d(); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_gpus_are_read_from_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia-smi").write_text(LIST_GPUS)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert environment.list_gpus.__wrapped__() == [
+        {"name": "NVIDIA H200", "memory_bytes": 143771 * 2**20},
+        {"name": "Tesla, with a comma", "memory_bytes": 16384 * 2**20},
+    ]
+
+
+@pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 9\n"])
+def test_no_driver_and_a_broken_driver_mean_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None
+) -> None:
+    if script:
+        (tmp_path / "nvidia-smi").write_text(script)
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if script else str(tmp_path))
+    assert environment.list_gpus.__wrapped__() == []
+
+
+def test_the_commit_is_that_of_the_checkout() -> None:
+    root = Path(environment.__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        assert environment.source_state() == {}
+        return
+    head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)
+    assert environment.source_state()["commit"] == (head.stdout.strip() or None)

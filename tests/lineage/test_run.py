@@ -1,0 +1,142 @@
+"""A run directory: the same work is found again, other work never touches it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lineage import VERSION
+from lineage.digest import check_seal, sha256_json
+from lineage.errors import BadInput, IntegrityFailure
+from lineage.run import MANIFEST, RunDirectory
+
+WORK: dict[str, Any] = {
+    "name": "work",
+    "kind": "training",
+    "config": {"train": {"iterations": 3}, "data": None},
+    "parents": {"dataset": "abc"},
+}
+
+
+def begin(root: Path, **changes: Any) -> RunDirectory:
+    return RunDirectory.begin(root, **(WORK | changes))
+
+
+def test_the_same_work_has_the_same_directory_and_keeps_its_manifest(tmp_path: Path) -> None:
+    first = begin(tmp_path)
+    before = (first.path / MANIFEST).read_bytes()
+    again = begin(tmp_path)
+    assert again == first
+    assert (again.path / MANIFEST).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kind": "data"},
+        {"config": {"train": {"iterations": 4}, "data": None}},
+        {"config": {"train": {"iterations": 3}, "data": "x"}},
+        {"parents": {"dataset": "abd"}},
+        {"parents": {"dataset": "abc", "other": "x"}},
+        {"parents": {}},
+    ],
+    ids=str,
+)
+def test_other_work_has_another_directory(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert begin(tmp_path, **changes).path != begin(tmp_path).path
+
+
+CONFIGS = st.dictionaries(st.text("ab", min_size=1), st.integers(0, 3) | st.booleans() | st.text("xy"), max_size=3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(CONFIGS, CONFIGS)
+def test_directories_are_equal_exactly_when_the_configurations_are(
+    tmp_path_factory: pytest.TempPathFactory, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    root = tmp_path_factory.getbasetemp() / "identity"
+    same_directory = begin(root, config=first).path == begin(root, config=second).path
+    assert same_directory == (json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True))
+
+
+def test_another_version_of_the_package_is_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = begin(tmp_path)
+    monkeypatch.setattr("lineage.run.VERSION", VERSION + ".1")
+    assert begin(tmp_path).path != before.path
+
+
+def test_the_manifest_says_what_went_in_and_what_it_ran_on(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    manifest = json.loads((run.path / MANIFEST).read_text(encoding="utf-8"))
+    assert {key: manifest[key] for key in WORK} == WORK
+    assert manifest["config_digest"] == sha256_json(WORK["config"])
+    assert run.path.name == f"work-{manifest['identity'][:8]}"
+    assert len(manifest["identity"]) == 64
+    assert {"mlm_repro", "source", "python", "platform", "cpu", "cores", "packages"} <= manifest["environment"].keys()
+    assert manifest["created"].endswith("+00:00")
+
+
+def test_completing_seals_and_links(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    (run.path / "result").write_text("42")
+    assert not run.is_complete
+    assert not (tmp_path / "work").exists()
+    digest = run.complete()
+    assert run.is_complete
+    assert digest == run.digest == check_seal(run.path)
+    assert RunDirectory.open(tmp_path / "work").path == run.path.resolve()
+
+
+def test_the_link_names_the_newest_complete_run(tmp_path: Path) -> None:
+    first, second, third = (begin(tmp_path, parents={"dataset": letter}) for letter in "abc")
+    first.complete()
+    second.complete()
+    assert (tmp_path / "work").resolve() == second.path.resolve()
+    assert not third.is_complete, "an unfinished run is never linked"
+    first.link()
+    assert (tmp_path / "work").resolve() == first.path.resolve()
+    assert second.is_complete
+
+
+def test_the_link_is_relative_so_that_the_folder_can_be_moved(tmp_path: Path) -> None:
+    begin(tmp_path / "here").complete()
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert RunDirectory.open(tmp_path / "there" / "work").is_complete
+
+
+def test_a_real_directory_in_the_links_place_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "precious").write_text("precious")
+    run = begin(tmp_path)
+    run.complete()
+    assert run.is_complete
+    assert (tmp_path / "work" / "precious").read_text() == "precious"
+
+
+def test_a_begun_directory_without_manifest_gets_one(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    (run.path / MANIFEST).unlink()
+    assert begin(tmp_path).manifest["kind"] == "training"
+
+
+def test_a_root_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="cannot be made"):
+        begin(tmp_path / "file")
+
+
+def test_what_is_not_a_run_cannot_be_opened(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(BadInput, match="is not a run directory"):
+            RunDirectory.open(path)
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"3", b""])
+def test_a_damaged_manifest_is_an_integrity_failure(tmp_path: Path, content: bytes) -> None:
+    run = begin(tmp_path)
+    (run.path / MANIFEST).write_bytes(content)
+    with pytest.raises(IntegrityFailure, match=MANIFEST):
+        RunDirectory.open(run.path)

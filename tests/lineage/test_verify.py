@@ -1,0 +1,86 @@
+"""`mlm-verify`: what is on disk is what was written, or the file that is not is named."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lineage.digest import read_digest, seal
+from lineage.run import RunDirectory
+
+VERIFY = str(Path(sys.executable).with_name("mlm-verify"))
+
+
+def verify(path: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([VERIFY, "run", str(path)], capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A complete run with a sealed checkpoint inside."""
+    run = RunDirectory.begin(tmp_path, "work", "training", {}, {})
+    checkpoint = run.path / "checkpoints" / "iter_1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "weights").write_bytes(b"weights")
+    seal(checkpoint)
+    (run.path / "metrics.jsonl").write_text("{}\n")
+    run.complete()
+    return run
+
+
+def test_every_sealed_directory_is_said_to_be_ok(run: RunDirectory) -> None:
+    done = verify(run.path.parent / "work")
+    checkpoint = run.path / "checkpoints" / "iter_1"
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [
+        f"ok {read_digest(checkpoint)[:16]} {checkpoint.resolve()}",
+        f"ok {run.digest[:16]} {run.path.resolve()}",
+    ]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "manifest.json", "checkpoints/iter_1/weights"])
+def test_a_changed_file_is_named(run: RunDirectory, name: str) -> None:
+    with (run.path / name).open("ab") as file:
+        file.write(b"x")
+    done = verify(run.path)
+    assert done.returncode == 6
+    assert name in done.stderr
+    assert "changed" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_report_with_a_seal_of_its_own_is_checked_by_it(run: RunDirectory) -> None:
+    report = run.path / "report"
+    report.mkdir()
+    (report / "index.html").write_text("page")
+    seal(report)
+    assert verify(run.path).returncode == 0
+    (report / "index.html").write_text("edited page")
+    done = verify(run.path)
+    assert done.returncode == 6
+    assert "report/index.html" in done.stderr
+
+
+def test_an_unfinished_run_is_not_ok(run: RunDirectory) -> None:
+    (run.path / "COMPLETE").unlink()
+    done = verify(run.path)
+    assert done.returncode == 6
+    assert "did not finish" in done.stderr
+
+
+def test_what_a_killed_writer_left_hidden_is_no_failure(run: RunDirectory) -> None:
+    leftover = run.path / "checkpoints" / ".iter_1.old-1"
+    leftover.mkdir()
+    (leftover / "weights").write_bytes(b"weights")
+    seal(leftover)
+    (leftover / "weights").unlink()
+    assert verify(run.path).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["nowhere", "file"])
+def test_what_is_not_a_directory_is_bad_input(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    done = verify(tmp_path / name)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is not a directory" in done.stderr
