@@ -1,4 +1,4 @@
-"""`mlm-train`: train a configuration, resume a run."""
+"""`mlm-train`: train a configuration, resume a run, export and import weights."""
 
 import os
 from collections.abc import Sequence
@@ -55,6 +55,34 @@ def resume(
     _start(config, directory.path.parent, ["resume", str(directory.path)], ranks)
 
 
+@app.command("export")
+def export_(
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint or run directory.")],
+    out: Annotated[Path, typer.Argument(help="New directory.")],
+) -> None:
+    """Write a checkpoint as a Hugging Face GPT-2 directory."""
+    from engine.formats.huggingface import export_huggingface
+
+    print(f"written: {export_huggingface(checkpoint, out)}")
+
+
+@app.command("import")
+def import_(
+    directory: Annotated[Path, typer.Argument(help="Hugging Face GPT-2 or Megatron-LM save directory.")],
+    out: Annotated[Path, typer.Argument(help="New checkpoint directory.")],
+    vocab: Annotated[
+        Path | None, typer.Option("--vocab", help="Folder with vocab.json and merges.txt; Megatron-LM's needs one.")
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option("--heads", min=1, help="Attention heads, if the files do not say.")
+    ] = None,
+) -> None:
+    """Turn published weights into a checkpoint."""
+    from engine.formats.recognise import import_checkpoint
+
+    print(f"written: {import_checkpoint(directory, out, vocab, heads)}")
+
+
 def read_run_config(path: Path, overrides: Sequence[str] = (), twin: bool = False) -> RunConfig:
     """The configuration of `path`; overrides apply after shrinking when it is a twin."""
     if not twin:
@@ -107,7 +135,7 @@ def _start(config: RunConfig, runs: Path, arguments: list[str], ranks: int | Non
 def main() -> None:
     """Entry point."""
     keep_large_buffers()
-    run_command(app, default="run", verbs=("run", "resume"))
+    run_command(app, default="run", verbs=("run", "resume", "export", "import"))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,13 @@ def unsafe(path: Path) -> Iterator[str]:
                 keyword.arg == "shell" and not (isinstance(keyword.value, ast.Constant) and not keyword.value.value)
                 for keyword in node.keywords
             )
-            if called in UNSAFE_CALLS or called.split(".")[-1] in UNSAFE_METHODS or shell:
+            guarded = called == "torch.load" and any(
+                keyword.arg == "weights_only"
+                and isinstance(keyword.value, ast.Constant)
+                and keyword.value.value is True
+                for keyword in node.keywords
+            )
+            if (called in UNSAFE_CALLS and not guarded) or called.split(".")[-1] in UNSAFE_METHODS or shell:
                 yield f"{path.name}:{node.lineno} calls {called}"
 
 
@@ -66,6 +72,8 @@ def test_nothing_runs_what_it_reads(room: str) -> None:
         ("import pickle", True),
         ("from pickle import loads", True),
         ("torch.load(path)", True),
+        ("torch.load(path, weights_only=True)", False),
+        ("torch.load(path, weights_only=flag)", True),
         ("subprocess.run(x, shell=True)", True),
         ("subprocess.run(x, shell=flag)", True),
         ("eval(x)", True),

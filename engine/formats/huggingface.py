@@ -1,0 +1,268 @@
+"""Hugging Face GPT-2 directories (`GPT2LMHeadModel`), written from a checkpoint and read into one.
+
+Their linear weights are Conv1D, [in, out], so they are transposed; the rows of their `c_attn` are ordered [3, n, d]
+where ours are [n, 3, d] (transformers, `models/gpt2/modeling_gpt2.py`). Shapes: n heads, d head dim.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from data_pipeline.tokenizer import Tokenizer, padded_vocab_size
+from engine.checkpoint import load_for_inference
+from engine.config import ModelConfig, TwinScale
+from engine.formats import (
+    Imported,
+    check_output,
+    check_tensors,
+    check_vocabulary,
+    digests,
+    is_tied,
+    new_output,
+    parameters_of,
+)
+from engine.formats.vocabulary import read_vocabulary, read_vocabulary_files, write_vocabulary
+from lineage.atomic import write_json
+from lineage.config import parse_config
+from lineage.errors import BadInput, IntegrityFailure
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+OURS = "mlm_repro"
+"""Key of an exported config.json under which what only we record is kept."""
+
+WORD_EMBEDDINGS = "embedding.word_embeddings.weight"
+THEIR_NAMES = {
+    "embedding.word_embeddings": "wte",
+    "embedding.position_embeddings": "wpe",
+    "final_layernorm": "ln_f",
+    "input_layernorm": "ln_1",
+    "self_attention.query_key_value": "attn.c_attn",
+    "self_attention.dense": "attn.c_proj",
+    "post_attention_layernorm": "ln_2",
+    "mlp.dense_h_to_4h": "mlp.c_fc",
+    "mlp.dense_4h_to_h": "mlp.c_proj",
+}
+HEAD = "lm_head.weight"
+NAME = r"\w[\w.-]{0,99}"
+BUFFER = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
+"""The causal mask, which old files hold."""
+
+REQUIRED = {
+    "model_type": ("gpt2",),
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+}
+"""Settings that would make it another model, and the values it has here; the first one is the default."""
+
+
+def export_huggingface(checkpoint: Path, out: Path) -> Path:
+    """Write a checkpoint (or a run's newest) as the Hugging Face directory `out`, in fp32, and return `out`.
+
+    Padding rows of the vocabulary are left out. Raises BadInput if `out` exists or cannot be written,
+    IntegrityFailure if the checkpoint is incomplete or changed.
+    """
+    check_output(out)
+    loaded = load_for_inference(checkpoint)
+    config = loaded.config
+    tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
+    if tokenizer.vocab_size != config.vocab_size:
+        raise IntegrityFailure(
+            f"the tokenizer of {loaded.directory} has {tokenizer.vocab_size} entries, its model {config.vocab_size}"
+        )
+    described = json.loads((loaded.directory / CONFIG).read_text(encoding="utf-8"))
+    weights = {
+        their_name(name): to_theirs(name, tensor.detach(), config)
+        for name, tensor in loaded.model.named_parameters()
+    }  # fmt: skip
+    end = {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
+    with new_output(out) as temporary:
+        save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
+        ours = {"name": described.get("name"), "twin": described.get("twin"), "checkpoint": loaded.digest}
+        write_json(temporary / CONFIG, their_config(config) | end | {OURS: ours})
+        write_json(temporary / "generation_config.json", {"_from_model_config": True, **end})
+        write_vocabulary(loaded.directory / "tokenizer", temporary, config.seq_length)
+    return out
+
+
+def their_config(config: ModelConfig) -> dict[str, Any]:
+    """The model in the keys of transformers' `GPT2Config`."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "n_layer": config.num_layers,
+        "n_embd": config.hidden_size,
+        "n_head": config.num_heads,
+        "n_inner": None,
+        "n_positions": config.seq_length,
+        "n_ctx": config.seq_length,
+        "vocab_size": config.vocab_size,
+        "layer_norm_epsilon": 1e-5,
+        "attn_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "resid_pdrop": config.dropout,
+        "initializer_range": config.init_std,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+    }
+
+
+def their_name(name: str) -> str:
+    """Our global name → theirs."""
+    layer, inner = re.fullmatch(r"(?:layers\.(\d+)\.)?(.*)", name).groups()  # type: ignore[union-attr]
+    module, _, kind = inner.rpartition(".")
+    return f"transformer.{f'h.{layer}.' if layer else ''}{THEIR_NAMES[module]}.{kind}"
+
+
+def to_theirs(name: str, tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """Our whole tensor in their order: real vocabulary rows, [3, n, d] queries first, linear weights [in, out]."""
+    if name == WORD_EMBEDDINGS:
+        return tensor[: config.vocab_size].contiguous()
+    if "query_key_value" in name:
+        tensor = tensor.unflatten(0, (config.num_heads, 3, config.head_dim)).transpose(0, 1).flatten(0, 2)
+    return (tensor.T if _is_conv1d(name) else tensor).contiguous()
+
+
+def from_theirs(name: str, tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """Their tensor in our order; the inverse of `to_theirs`, with padding rows of zeros."""
+    if name == WORD_EMBEDDINGS:
+        padding = tensor.new_zeros(config.padded_vocab_size - config.vocab_size, tensor.size(1))
+        return torch.cat([tensor[: config.vocab_size], padding])
+    tensor = tensor.T if _is_conv1d(name) else tensor
+    if "query_key_value" in name:
+        tensor = tensor.unflatten(0, (3, config.num_heads, config.head_dim)).transpose(0, 1).flatten(0, 2)
+    return tensor
+
+
+def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | None = None) -> Imported:
+    """Read a Hugging Face GPT-2 directory; `vocab` replaces its tokenizer.
+
+    Embedding rows beyond the tokenizer's entries are padding and become zeros; the other values are kept bit for bit
+    (the file's precision is turned into fp32 when written). Raises BadInput for a model that is not this GPT-2 and
+    IntegrityFailure for files that are damaged, naming the tensor or file.
+    """
+    values = _read_json(directory / CONFIG)
+    tensors, files = _read_weights(directory)
+    tokenizer, tokenizer_files = read_vocabulary_files(vocab) if vocab else read_vocabulary(directory)
+    rows = values["vocab_size"]
+    ends = {"wpe.weight": (values["n_positions"], values["n_embd"]), "wte.weight": (rows, values["n_embd"])}
+    check_tensors({name: tensors[name] for name in ends if name in tensors}, ends, directory)
+    config = _our_config(values, tokenizer.vocab_size, heads, directory / CONFIG)
+    found = {int(match[1]) for name in tensors if (match := re.match(r"h\.(\d+)\.", name))}
+    if len(found) != config.num_layers:
+        raise IntegrityFailure(f"{directory}: {CONFIG} says {config.num_layers} layers, the weights have {len(found)}")
+    parameters = {p.name: p.global_shape for p in parameters_of(config)}
+    theirs = {name: their_name(name).removeprefix("transformer.") for name in parameters}
+    shapes = {
+        theirs[name]: (rows, shape[1]) if name == WORD_EMBEDDINGS else shape[::-1] if _is_conv1d(name) else shape
+        for name, shape in parameters.items()
+    }
+    head = tensors.pop(HEAD, None)
+    check_tensors(tensors, shapes, directory)
+    check_vocabulary(tokenizer, rows, directory)
+    if head is not None and not is_tied(head, tensors["wte.weight"]):
+        raise BadInput(f"{directory}: {HEAD} is not the word embedding; only tied models can be imported")
+    ours = values.get(OURS)
+    ours = ours if isinstance(ours, dict) else {}
+    return Imported(
+        name=name if isinstance(name := ours.get("name"), str) and re.fullmatch(NAME, name) else "huggingface",
+        model=config,
+        tensors={name: from_theirs(name, tensors.pop(theirs[name]), config) for name in parameters},
+        tokenizer=tokenizer,
+        origin={
+            "format": "Hugging Face GPT-2",
+            "files": digests([directory / CONFIG, *files], directory) | digests(tokenizer_files, vocab or directory),
+        },
+        twin=parse_config(ours["twin"], TwinScale, str(directory / CONFIG)) if ours.get("twin") else None,
+    )
+
+
+def _is_conv1d(name: str) -> bool:
+    return name.endswith(".weight") and ("dense" in name or "query_key_value" in name)
+
+
+def _our_config(values: dict[str, Any], vocab_size: int, heads: int | None, path: Path) -> ModelConfig:
+    for key, allowed in REQUIRED.items():
+        if (value := values.get(key, allowed[0])) not in allowed:
+            raise BadInput(f"{path}: {key} is {value!r}; a model with {allowed[0]!r} can be imported")
+    if heads is not None and heads != values.get("n_head"):
+        raise BadInput(f"{path}: n_head is {values.get('n_head')!r}, but --heads says {heads}")
+    if values.get("n_inner") not in (None, 4 * values["n_embd"]):
+        raise BadInput(f"{path}: n_inner is {values['n_inner']!r}; four times n_embd can be imported")
+    return parse_config(
+        {
+            "num_layers": values["n_layer"],
+            "hidden_size": values["n_embd"],
+            "num_heads": values["n_head"],
+            "seq_length": values["n_positions"],
+            "vocab_size": vocab_size,
+            "padded_vocab_size": padded_vocab_size(vocab_size),
+            "dropout": values.get("resid_pdrop", 0.1),
+            "init_std": values.get("initializer_range", 0.02),
+        },
+        ModelConfig,
+        str(path),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("it is not an object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise IntegrityFailure(f"{path} cannot be read: {error}") from error
+    if path.name == CONFIG:
+        for key in ("n_layer", "n_embd", "n_head", "n_positions", "vocab_size"):
+            if type(values.get(key)) is not int:
+                raise IntegrityFailure(f"{path}: {key} is {values.get(key)!r}, not a number")
+    return values
+
+
+def _read_weights(directory: Path) -> tuple[dict[str, torch.Tensor], list[Path]]:
+    """Tensors by their names without `transformer.` and without mask buffers, and the files they were read from."""
+    tensors: dict[str, torch.Tensor] = {}
+    single, index = directory / WEIGHTS, directory / INDEX
+    if single.is_file():
+        files, places = [single], None
+    else:
+        places = _read_index(index)
+        files = [directory / name for name in sorted(set(places.values()))]
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = set(file.keys())
+                listed = names if places is None else {name for name, place in places.items() if place == path.name}
+                if problem := sorted(names ^ listed):
+                    which = "not in the index" if problem[0] in names else "missing"
+                    raise IntegrityFailure(f"{path}: tensor {problem[0]!r} is {which}")
+                for name in names:
+                    short = name.removeprefix("transformer.")
+                    if short in tensors:
+                        raise IntegrityFailure(f"{path}: tensor {name!r} is there twice")
+                    if not BUFFER.fullmatch(short):
+                        tensors[short] = file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise IntegrityFailure(f"{path} cannot be read: {error}") from error
+    return tensors, files if places is None else [index, *files]
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """File of each tensor; a name that is not simply that of a file in the directory is refused."""
+    places = _read_json(path).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise IntegrityFailure(f"{path} has no weight_map")
+    for name in places.values():
+        if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name):
+            raise IntegrityFailure(f"{path} names {name!r}, which is not a file of the directory")
+    return places

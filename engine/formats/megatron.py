@@ -1,0 +1,221 @@
+"""Megatron-LM checkpoints (`mp_rank_*/model_optim_rng.pt`), checkpoint versions 0 to 3, any tp and pp.
+
+Sources: Megatron-LM `megatron/checkpointing.py`, `tools/checkpoint_util.py`; names and row orders in `megatron_names`.
+Tensors that every tensor-parallel rank holds whole are taken from the first one.
+"""
+
+import re
+from argparse import Namespace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_pipeline.tokenizer import Tokenizer
+from engine.config import ModelConfig
+from engine.formats import Imported, check_tensors, check_vocabulary, digests, is_tied, parameters_of
+from engine.formats.megatron_names import HEAD, our_names, reorder_query_key_value, require_gpt2
+from engine.formats.torch_files import read_torch_file
+from engine.formats.vocabulary import read_vocabulary_files
+from engine.parallel.sharding import ShardedParameter
+from lineage.config import parse_config
+from lineage.errors import BadInput, IntegrityFailure
+
+TRACKER, FILE = "latest_checkpointed_iteration.txt", "model_optim_rng.pt"
+WORDS, POSITIONS = "embedding.word_embeddings.weight", "embedding.position_embeddings.weight"
+
+
+@dataclass(frozen=True)
+class RankFile:
+    """What one rank's file says."""
+
+    path: Path
+    version: int
+    args: dict[str, Any] | None
+    tensors: dict[str, torch.Tensor]
+    """By our names, with the stage's layer numbers."""
+    iteration: Any
+
+    @property
+    def layers(self) -> int:
+        """Layers of the stage."""
+        return len({name.split(".")[1] for name in self.tensors if name.startswith("layers.")})
+
+
+def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None) -> Imported:
+    """Read the newest checkpoint in Megatron-LM's `--save` directory, with GPT-2's vocabulary from `vocab`.
+
+    Sizes come from the tensors and are held against the file's arguments; a file without arguments (2019, NVIDIA's
+    released models) does not say its number of `heads`. Every row of the word embedding is kept; those beyond the
+    vocabulary are padding. Raises BadInput for a model that is not this GPT-2 or for what must be given, and
+    IntegrityFailure for files that are damaged or do not fit together, naming the file and the tensor.
+    """
+    if vocab is None:
+        raise BadInput(f"{directory} is a Megatron-LM checkpoint, which has no vocabulary: give --vocab")
+    tokenizer, vocabulary_files = read_vocabulary_files(vocab)
+    grid = _find_files(_newest(directory))
+    files = [[_read_rank(path) for path in stage] for stage in grid]
+    first = files[0][0]
+    for file in (file for stage in files for file in stage):
+        if (file.version, file.args is None) != (first.version, first.args is None):
+            raise IntegrityFailure(f"{file.path} is not of the same checkpoint as {first.path}")
+        if file.args is not None:
+            require_gpt2(file.args, file.path)
+    config = _read_config(files, tokenizer, heads)
+    tensors = _merge(files, config)
+    return Imported(
+        name="megatron",
+        model=config,
+        tensors=tensors,
+        tokenizer=tokenizer,
+        origin={
+            "format": f"Megatron-LM checkpoint version {first.version}",
+            "tp": len(files[0]),
+            "pp": len(files),
+            "iteration": first.iteration,
+            "files": digests([path for stage in grid for path in stage], directory) | digests(vocabulary_files, vocab),
+        },
+    )
+
+
+def _newest(directory: Path) -> Path:
+    path = directory / TRACKER
+    try:
+        word = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise IntegrityFailure(f"{path} cannot be read: {error}") from error
+    if word != "release" and not re.fullmatch(r"[0-9]{1,9}", word):
+        raise IntegrityFailure(f"{path} holds {word[:40]!r}, neither an iteration nor `release`")
+    found = directory / (word if word == "release" else f"iter_{int(word):07d}")
+    if not found.is_dir():
+        raise IntegrityFailure(f"{path} names {found.name}, which is not there")
+    return found
+
+
+def _find_files(directory: Path) -> list[list[Path]]:
+    """The file of every rank, by pipeline stage and then tensor-parallel rank."""
+    found: dict[tuple[int, int], Path] = {}
+    for folder in directory.iterdir():
+        if match := re.fullmatch(r"mp_rank_([0-9]{2,3})(?:_([0-9]{3}))?", folder.name):
+            place = int(match[2] or 0), int(match[1])
+            if place in found:
+                raise IntegrityFailure(f"{folder} and {found[place].parent} are the same rank")
+            found[place] = folder / FILE
+    if not found:
+        raise IntegrityFailure(f"{directory} has no mp_rank_* directories")
+    pp, tp = (max(place[i] for place in found) + 1 for i in (0, 1))
+    for place in ((stage, rank) for stage in range(pp) for rank in range(tp)):
+        if place not in found or not found[place].is_file():
+            raise IntegrityFailure(f"{directory} has no {FILE} of tensor rank {place[1]}, pipeline stage {place[0]}")
+    return [[found[stage, rank] for rank in range(tp)] for stage in range(pp)]
+
+
+def _read_rank(path: Path) -> RankFile:
+    content = read_torch_file(path)
+    if not isinstance(content, dict):
+        raise IntegrityFailure(f"{path} does not hold a Megatron-LM checkpoint")
+    if "model" not in content:
+        if "model0" in content:
+            raise BadInput(f"{path} is divided into interleaved pipeline stages, which cannot be imported")
+        raise IntegrityFailure(f"{path} does not hold a model")
+    version = content.get("checkpoint_version", 0)
+    if not isinstance(version, int | float) or version not in (0, 1, 2, 3):
+        raise BadInput(f"{path} has checkpoint version {version!r}; versions 0 to 3 can be imported")
+    args = content.get("args")
+    if args is not None and not isinstance(args, Namespace):
+        raise IntegrityFailure(f"{path}: its arguments are not a namespace")
+    if args is not None:
+        args = {name: value for name, value in vars(args).items() if isinstance(value, bool | int | float | str)}
+    iteration = content.get("iteration", content.get("total_iters"))
+    return RankFile(
+        path,
+        int(version),
+        args,
+        our_names(content["model"], path),
+        iteration if isinstance(iteration, int) else None,
+    )
+
+
+def _read_config(files: list[list[RankFile]], tokenizer: Tokenizer, heads: int | None) -> ModelConfig:
+    """Sizes from the tensors, heads from the arguments or as given, each held against the other."""
+    first, stages = files[0][0], files[0]
+    for file in stages:
+        for name in (WORDS, POSITIONS):
+            if name not in file.tensors or file.tensors[name].dim() != 2:
+                raise IntegrityFailure(f"{file.path}: tensor {name!r} is missing or misshapen")
+    sizes = {
+        "num_layers": sum(stage[0].layers for stage in files),
+        "hidden_size": first.tensors[WORDS].size(1),
+        "max_position_embeddings": first.tensors[POSITIONS].size(0),
+        "padded_vocab_size": sum(file.tensors[WORDS].size(0) for file in stages),
+    }
+    args = first.args or {}
+    for name, size in sizes.items():
+        if args.get(name, size) != size:
+            raise IntegrityFailure(f"{first.path}: {name} is {args[name]!r} in its arguments, {size} in its tensors")
+    written = args.get("num_attention_heads")
+    if written is None and heads is None:
+        raise BadInput(f"{first.path} does not say how many attention heads it has: give --heads")
+    if written is not None and heads is not None and written != heads:
+        raise BadInput(f"{first.path} has {written} attention heads, but --heads says {heads}")
+    num_heads = heads if written is None else written
+    values = {
+        "num_layers": sizes["num_layers"],
+        "hidden_size": sizes["hidden_size"],
+        "num_heads": num_heads,
+        "seq_length": sizes["max_position_embeddings"],
+        "vocab_size": tokenizer.vocab_size,
+        "padded_vocab_size": sizes["padded_vocab_size"],
+        "dropout": args.get("hidden_dropout", 0.1),
+        "init_std": args.get("init_method_std", 0.02),
+    }
+    check_vocabulary(tokenizer, sizes["padded_vocab_size"], first.path)
+    config = parse_config(values, ModelConfig, str(first.path))
+    if config.num_heads % len(stages):
+        raise BadInput(f"{first.path}: {config.num_heads} heads do not divide over {len(stages)} tensor-parallel ranks")
+    return config
+
+
+def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, torch.Tensor]:
+    """Whole tensors by global name: stages after one another, ranks joined along the dim that our layers divide."""
+    tp = len(files[0])
+    parameters = {p.name: p for p in parameters_of(config)}
+    merged: dict[str, torch.Tensor] = {}
+    offset = 0
+    for number, stage in enumerate(files):
+        last = number == len(files) - 1
+        wanted = _of_stage(parameters.values(), range(offset, offset + stage[0].layers), number == 0, last)
+        for file, words in zip(stage, files[0], strict=True):
+            shapes = {local: _local_shape(parameters[name], tp) for local, name in wanted.items()}
+            tensors = dict(file.tensors)
+            head = tensors.pop(HEAD, None)
+            check_tensors(tensors, shapes, file.path)
+            if head is not None and not is_tied(head, words.tensors[WORDS]):
+                raise BadInput(f"{file.path}: its output layer is not the word embedding; tied models can be imported")
+        for local, name in wanted.items():
+            shards = [file.tensors[local] for file in stage]
+            if "query_key_value" in name:
+                heads = config.num_heads // tp
+                shards = [reorder_query_key_value(shard, stage[0].version, heads) for shard in shards]
+            dim = parameters[name].dim
+            merged[name] = shards[0] if dim is None else torch.cat(shards, dim)
+        offset += stage[0].layers
+    return merged
+
+
+def _of_stage(parameters: Iterable[ShardedParameter], layers: range, first: bool, last: bool) -> dict[str, str]:
+    """Name in the stage → global name, of every parameter that the stage holds."""
+    found = {}
+    for name in (p.name for p in parameters):
+        if match := re.match(r"layers\.(\d+)\.", name):
+            if int(match[1]) in layers:
+                found[f"layers.{int(match[1]) - layers.start}.{name[match.end() :]}"] = name
+        elif first if name.startswith("embedding.") else last:
+            found[name] = name
+    return found
+
+
+def _local_shape(parameter: ShardedParameter, tp: int) -> tuple[int, ...]:
+    return tuple(size // tp if dim == parameter.dim else size for dim, size in enumerate(parameter.global_shape))

@@ -1,0 +1,73 @@
+"""PyTorch's own files (pickled), read through its restricted unpickler with a stated list of further names.
+
+Nothing that a file names is imported or called: `torch.load(weights_only=True)` builds tensors and plain containers,
+`argparse.Namespace` holds the arguments, and each name in `UNREAD` becomes an empty object that keeps nothing.
+"""
+
+import argparse
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from lineage.errors import IntegrityFailure
+
+UNREAD = (
+    # Random state of numpy, before and since numpy 2
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
+    "numpy.core.multiarray.scalar",
+    "numpy._core.multiarray.scalar",
+    "numpy.ndarray",
+    "numpy.dtype",
+    # Loss scalers that were pickled whole (2019 and Megatron-LM v1.0)
+    "fp16.loss_scaler.LossScaler",
+    "fp16.loss_scaler.DynamicLossScaler",
+    "megatron.fp16.loss_scaler.LossScaler",
+    "megatron.fp16.loss_scaler.DynamicLossScaler",
+    # Values of arguments
+    "megatron.enums.ModelType",
+    "megatron.model.enums.ModelType",
+    "megatron.core.enums.ModelType",
+    "megatron.core.transformer.enums.AttnBackend",
+    "signal.Signals",
+    # Transformer Engine's `_extra_state`
+    "_io.BytesIO",
+)
+"""Names in Megatron-LM checkpoints whose objects no model needs."""
+
+
+class Unread:
+    """Stands where a file had an object of a class in `UNREAD`."""
+
+    def __new__(cls, *_: Any) -> Self:
+        return super().__new__(cls)
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None: ...
+
+
+def read_torch_file(path: Path) -> Any:
+    """The content of a file that `torch.save` wrote, in today's zip format or the one before torch 1.6, on the CPU.
+
+    Raises IntegrityFailure for a file that is damaged, or that names a function or class outside the list; that
+    function is not run.
+    """
+    names: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [argparse.Namespace]
+    names += [(Unread, name) for name in UNREAD]
+    try:
+        with torch.serialization.safe_globals(names):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # a damaged file makes torch raise nearly anything
+        text = str(error)
+        if match := re.search(r"GLOBAL (\S+?)[,.;:]?(?:\s|$)", text):
+            name = match[1] if "." in match[1] else f"builtins.{match[1]}"
+            raise IntegrityFailure(
+                f"{path} asks to call {name}, which no checkpoint needs: nothing in it was run"
+            ) from error
+        reason = (text.strip().splitlines() or [type(error).__name__])[0]
+        raise IntegrityFailure(f"{path} cannot be read as a PyTorch file: {reason[:200]}") from error

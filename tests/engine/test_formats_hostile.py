@@ -1,0 +1,188 @@
+"""Files from elsewhere run nothing, whatever they ask for, and the command says so in one sentence."""
+
+import builtins
+import os
+import runpy
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.cli import main
+from engine.formats.huggingface import export_huggingface
+from engine.formats.torch_files import read_torch_file
+from lineage.errors import IntegrityFailure
+from tests.engine.small_run import mlm_train
+from tests.engine.test_formats_checkpoint import rough_model, write_rough
+from tests.engine.test_formats_megatron import save
+
+
+class Payload:
+    """Pickles as a call."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.call
+
+
+def payloads(marker: Path) -> dict[str, Payload]:
+    """Calls that would make `marker`, by the name that must be refused."""
+    return {
+        f"{os.system.__module__}.system": Payload(os.system, f"touch '{marker}'"),
+        "builtins.eval": Payload(builtins.eval, f"open({str(marker)!r}, 'w').close()"),
+        "builtins.exec": Payload(builtins.exec, f"open({str(marker)!r}, 'w').close()"),
+        "runpy.run_path": Payload(runpy.run_path, str(marker.with_name("program.py"))),
+        "builtins.getattr": Payload(getattr, Payload(Path, str(marker)), "touch"),
+        "shutil.copyfile": Payload(shutil.copyfile, __file__, str(marker)),
+    }
+
+
+NAMES = list(payloads(Path("marker")))
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before-1.6"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_in_a_file_is_not_run(name: str, zipped: bool, tmp_path: Path) -> None:
+    marker, path = tmp_path / "marker", tmp_path / "file.pt"
+    payload = payloads(marker)[name]
+    (tmp_path / "program.py").write_text(f"open({str(marker)!r}, 'w').close()")
+    content = {"model": {"a": torch.zeros(2)}, "optimizer": [payload]}
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(IntegrityFailure, match=rf"asks to call {name}, which no checkpoint needs"):
+        read_torch_file(path)
+    assert not marker.exists()
+    if name != "builtins.getattr":
+        torch.load(path, weights_only=False)
+        assert marker.exists()  # the payload works where it is let
+
+
+def test_the_list_holds_only_inside_the_reader(tmp_path: Path) -> None:
+    torch.save(torch.zeros(2), tmp_path / "file.pt")
+    before = set(map(str, torch.serialization.get_safe_globals()))
+    read_torch_file(tmp_path / "file.pt")
+    assert set(map(str, torch.serialization.get_safe_globals())) == before
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file.pt"
+    for zipped in (True, False):
+        torch.save({"a": torch.zeros(1000)}, path, _use_new_zipfile_serialization=zipped)
+        whole = path.read_bytes()
+        for damaged in (b"", b"nonsense", whole[:10], whole[: len(whole) // 2], whole[:-200]):
+            path.write_bytes(damaged)
+            with pytest.raises(IntegrityFailure, match="cannot be read as a PyTorch file") as caught:
+                read_torch_file(path)
+            assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    write_rough(tmp_path / "checkpoint")
+    return export_huggingface(tmp_path / "checkpoint", tmp_path / "exported")
+
+
+def command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object
+) -> tuple[int, str, str]:
+    """`mlm-train arguments` in this process: exit code and both outputs; an error of ours would be raised."""
+    monkeypatch.setattr(sys, "argv", ["mlm-train", *map(str, arguments)])
+    capsys.readouterr()
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    return (int(ended.value.code or 0), *capsys.readouterr())
+
+
+def truncate(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+def bend(directory: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    tensors["transformer.h.0.mlp.c_fc.bias"] = torch.zeros(5)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def escape(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory.parent / "model.safetensors")
+    index = '{"weight_map": {"wte.weight": "../model.safetensors"}}'
+    (directory / "model.safetensors.index.json").write_text(index)
+
+
+def garble(directory: Path) -> None:
+    (directory / "config.json").write_text("[" * 100_000)
+
+
+def forget(directory: Path) -> None:
+    for path in directory.iterdir():
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "words"),
+    [
+        (truncate, 6, "model.safetensors cannot be read"),
+        (bend, 6, "tensor 'h.0.mlp.c_fc.bias' has shape [5], the model's is [96]"),
+        (escape, 6, "names '../model.safetensors', which is not a file of the directory"),
+        (garble, 6, "config.json cannot be read"),
+        (forget, 2, "is neither a Megatron-LM save directory"),
+        (shutil.rmtree, 2, "there is no directory"),
+    ],
+)
+def test_a_damaged_directory_gets_one_sentence(
+    damage: Callable[[Path], None], code: int, words: str, exported: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    damage(exported)
+    before = sorted(tmp_path.iterdir())
+    found, out, err = command(capsys, monkeypatch, "import", exported, tmp_path / "out")
+    assert (found, out) == (code, "")
+    assert err.startswith("error: ")
+    assert words in err
+    assert err.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_export_explains_what_it_cannot_do(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = tmp_path / "checkpoint" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    for checkpoint, out, code, words in (
+        (tmp_path / "nowhere", tmp_path / "out", 2, "there is no checkpoint directory"),
+        (tmp_path / "checkpoint", exported, 2, "exists already"),
+        (tmp_path / "checkpoint", tmp_path / "out", 6, "was changed"),
+        (exported, tmp_path / "out", 6, "no COMPLETE file"),
+    ):
+        found, _, err = command(capsys, monkeypatch, "export", checkpoint, out)
+        assert (found, err.count("\n")) == (code, 1)
+        assert words in err
+
+
+def test_the_command_from_outside(exported: Path, tmp_path: Path) -> None:
+    """There and back, and a hostile file, as a user runs them."""
+    code, out, err = mlm_train("import", exported, tmp_path / "back")
+    assert (code, out, err) == (0, f"written: {tmp_path / 'back'}\n", "")
+    code, out, err = mlm_train("export", tmp_path / "back", tmp_path / "again")
+    assert (code, out, err) == (0, f"written: {tmp_path / 'again'}\n", "")
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
+    saved = save(tmp_path / "save", rough_model(), 3, optimizer=payloads(tmp_path / "marker")[NAMES[0]])
+    code, out, err = mlm_train("import", saved, tmp_path / "out", "--vocab", exported)
+    assert (code, out) == (6, "")
+    assert err.startswith("error: ")
+    assert f"asks to call {NAMES[0]}" in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "marker").exists()
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,270 @@
+"""Hugging Face directories: the same model, the same token ids, both ways; damaged ones are refused by name."""
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from data_pipeline.tokenizer import Tokenizer
+from engine.checkpoint import load_for_inference
+from engine.config import TwinScale
+from engine.formats import write_checkpoint
+from engine.formats.huggingface import export_huggingface
+from engine.formats.recognise import import_checkpoint
+from lineage.errors import BadInput, IntegrityFailure
+from tests.engine.test_formats_checkpoint import CONFIG, TOKENS, imported, real_logits, rough_model, write_rough
+
+HARD_TEXTS = [
+    "The river sleeps; it's 1234  bright\n\n\tstones.",
+    "é 漢字 🙂 ﬁ",
+    "a literal <|endoftext|> in text<|endoftext|>",
+    " ",
+    "",
+]
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    write_rough(tmp_path / "checkpoint")
+    return export_huggingface(tmp_path / "checkpoint", tmp_path / "exported")
+
+
+def their_model(seed: int = 0) -> GPT2LMHeadModel:
+    """A random GPT-2 of the other library, every value visible."""
+    config = GPT2Config(vocab_size=CONFIG.vocab_size, n_positions=12, n_embd=24, n_layer=4, n_head=4)
+    model, generator = GPT2LMHeadModel(config).eval(), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.2, generator=generator)
+    return model
+
+
+def their_logits(model: GPT2LMHeadModel) -> torch.Tensor:
+    with torch.no_grad():
+        return model(TOKENS).logits.transpose(0, 1)
+
+
+def test_export_gives_the_other_library_the_same_logits(tmp_path: Path) -> None:
+    model = write_rough(tmp_path / "checkpoint")
+    out = export_huggingface(tmp_path / "checkpoint", tmp_path / "out")
+    theirs, report = GPT2LMHeadModel.from_pretrained(out, output_loading_info=True)
+    assert not any(report.values()), report
+    assert theirs.config.vocab_size == CONFIG.vocab_size
+    assert theirs.config.n_positions == CONFIG.seq_length
+    torch.testing.assert_close(their_logits(theirs.eval()), real_logits(model), rtol=0, atol=1e-5)
+    assert theirs.generation_config.eos_token_id == Tokenizer.load(tmp_path / "checkpoint" / "tokenizer").end_of_text
+
+
+@pytest.mark.parametrize("shard", ["10MB", "20kB"], ids=["single", "sharded"])
+def test_import_gives_the_other_library_s_logits(shard: str, exported: Path, tmp_path: Path) -> None:
+    theirs = their_model()
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size=shard)
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").exists() == (shard == "20kB")
+    AutoTokenizer.from_pretrained(exported).save_pretrained(tmp_path / "theirs")
+    loaded = load_for_inference(import_checkpoint(tmp_path / "theirs", tmp_path / "ours"))
+    assert (loaded.config.vocab_size, loaded.config.padded_vocab_size) == (270, 384)
+    torch.testing.assert_close(real_logits(loaded.model), their_logits(theirs), rtol=0, atol=1e-5)
+    assert (tmp_path / "ours" / "origin.json").is_file()
+
+
+def test_the_other_library_gives_the_same_ids(exported: Path, tmp_path: Path) -> None:
+    ours, theirs = Tokenizer.load(tmp_path / "checkpoint" / "tokenizer"), AutoTokenizer.from_pretrained(exported)
+    for text in HARD_TEXTS:
+        assert theirs(text).input_ids == ours.encode(text), text
+        assert theirs.decode(ours.encode(text), clean_up_tokenization_spaces=False) == text
+    assert theirs.eos_token_id == ours.end_of_text
+    assert len(theirs) == ours.vocab_size
+
+
+@pytest.mark.skipif(not os.environ.get("MLM_DATA_DIR"), reason="MLM_DATA_DIR is not set")
+def test_the_published_vocabulary_keeps_its_ids(tmp_path: Path) -> None:
+    published = Path(os.environ["MLM_DATA_DIR"]) / "gpt2-bpe"
+    model = rough_model(CONFIG.model_copy(update={"vocab_size": 50257, "padded_vocab_size": 50304}))
+    ours = Tokenizer.from_gpt2_files(published / "vocab.json", published / "merges.txt")
+    write_checkpoint(tmp_path / "gpt2", dataclasses.replace(imported(model), tokenizer=ours))
+    theirs = AutoTokenizer.from_pretrained(export_huggingface(tmp_path / "gpt2", tmp_path / "gpt2-exported"))
+    for text in HARD_TEXTS:
+        assert theirs(text).input_ids == ours.encode(text)
+    assert theirs("Hello world").input_ids == [15496, 995]
+
+
+def test_the_way_there_and_back_loses_nothing(exported: Path, tmp_path: Path) -> None:
+    back = import_checkpoint(exported, tmp_path / "back")
+    again = export_huggingface(back, tmp_path / "again")
+    first, second = load_file(exported / "model.safetensors"), load_file(again / "model.safetensors")
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert tensor.equal(second[name]), name
+    for name in ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "generation_config.json"):
+        assert (exported / name).read_bytes() == (again / name).read_bytes()
+    one, other = (json.loads((path / "config.json").read_text(encoding="utf-8")) for path in (exported, again))
+    del one["mlm_repro"]["checkpoint"], other["mlm_repro"]["checkpoint"]
+    assert one == other
+    original, returned = (load_for_inference(path) for path in (tmp_path / "checkpoint", back))
+    assert returned.config == original.config
+    real = slice(0, CONFIG.vocab_size)
+    for name, tensor in original.model.named_parameters():
+        assert tensor[real].equal(returned.model.get_parameter(name)[real]), name
+
+
+def test_a_twin_stays_a_twin(tmp_path: Path) -> None:
+    twin = TwinScale(hidden_size=32)
+    write_checkpoint(tmp_path / "twin", dataclasses.replace(imported(rough_model()), twin=twin))
+    export_huggingface(tmp_path / "twin", tmp_path / "exported")
+    import_checkpoint(tmp_path / "exported", tmp_path / "back")
+    values = json.loads((tmp_path / "back" / "config.json").read_text(encoding="utf-8"))
+    assert (values["name"], values["twin"]) == ("rough", twin.model_dump())
+
+
+def change_weights(directory: Path, **changes: Any) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    for name, value in changes.items():
+        if value is None:
+            del tensors[name]
+        else:
+            tensors[name] = value(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
+
+
+def change_config(directory: Path, **values: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
+
+
+def test_other_names_masks_and_a_tied_head_are_accepted(exported: Path, tmp_path: Path) -> None:
+    tensors = load_file(exported / "model.safetensors")
+    old = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    for layer in range(4):
+        old[f"h.{layer}.attn.bias"] = torch.ones(1, 1, 12, 12, dtype=torch.uint8)
+        old[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+    old["lm_head.weight"] = old["wte.weight"].clone()
+    save_file(old, exported / "model.safetensors")
+    (exported / "tokenizer.json").unlink()  # vocab.json and merges.txt remain
+    found = load_for_inference(import_checkpoint(exported, tmp_path / "back"))
+    assert (
+        Tokenizer.load(found.directory / "tokenizer").digest
+        == Tokenizer.load(tmp_path / "checkpoint" / "tokenizer").digest
+    )
+    torch.testing.assert_close(real_logits(found.model), real_logits(rough_model()), rtol=0, atol=0)
+
+
+WEIGHT = "transformer.h.1.attn.c_attn.weight"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({WEIGHT: None}, r"'h.1.attn.c_attn.weight' is missing"),
+        ({WEIGHT: lambda t: t[WEIGHT].T}, r"'h.1.attn.c_attn.weight' has shape \[72, 24\], the model's is \[24, 72\]"),
+        ({"transformer.h.1.extra": lambda t: torch.zeros(1)}, "'h.1.extra' is unexpected"),
+        ({"wte.weight": lambda t: torch.zeros(270, 24)}, "is there twice"),
+        ({"transformer.h.4.ln_1.bias": lambda t: torch.zeros(24)}, "says 4 layers, the weights have 5"),
+        ({"transformer.wpe.weight": None}, "'wpe.weight' is missing"),
+        ({"transformer.ln_f.bias": lambda t: torch.zeros(24).long()}, "'ln_f.bias' holds torch.int64"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    changes: dict[str, Any], sentence: str, exported: Path, tmp_path: Path
+) -> None:
+    change_weights(exported, **changes)
+    with pytest.raises(IntegrityFailure, match=sentence):
+        import_checkpoint(exported, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "sentence"),
+    [
+        ({"model_type": "llama"}, BadInput, "model_type is 'llama'"),
+        ({"activation_function": "gelu"}, BadInput, "activation_function is 'gelu'"),
+        ({"layer_norm_epsilon": 1e-6}, BadInput, "layer_norm_epsilon is 1e-06"),
+        ({"n_inner": 7}, BadInput, "n_inner is 7"),
+        ({"n_head": 5}, BadInput, "num_heads = 5"),
+        ({"n_head": 0}, BadInput, "num_heads"),
+        ({"n_layer": 10**12}, IntegrityFailure, "says 1000000000000 layers, the weights have 4"),
+        ({"n_embd": 10**12}, IntegrityFailure, r"'wpe.weight' has shape \[12, 24\]"),
+        ({"vocab_size": 269}, IntegrityFailure, r"'wte.weight' has shape \[270, 24\]"),
+        ({"n_positions": None}, IntegrityFailure, "n_positions is None"),
+        ({"mlm_repro": {"twin": {"nonsense": 1}}}, BadInput, "unknown key 'nonsense'"),
+    ],
+)
+def test_a_config_of_another_model_is_refused(
+    values: dict[str, Any], error: type[Exception], sentence: str, exported: Path, tmp_path: Path
+) -> None:
+    change_config(exported, **values)
+    with pytest.raises(error, match=sentence):
+        import_checkpoint(exported, tmp_path / "back")
+
+
+def test_an_untied_head_and_other_heads_are_refused(exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="n_head is 4, but --heads says 3"):
+        import_checkpoint(exported, tmp_path / "back", heads=3)
+    change_weights(exported, **{"lm_head.weight": lambda t: t["transformer.wte.weight"] + 1})
+    with pytest.raises(BadInput, match="is not the word embedding"):
+        import_checkpoint(exported, tmp_path / "back")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda content: content.update(normalizer={"type": "Lowercase"}), "it normalises text"),
+        (lambda content: content["pre_tokenizer"].update(add_prefix_space=True), "adds a space"),
+        (lambda content: content["model"].update(type="Unigram"), "its model is Unigram"),
+        (lambda content: content["model"].update(ignore_merges=True), "ignore_merges is True"),
+        (lambda content: content["model"].pop("merges"), "not a readable tokenizer"),
+        (lambda content: content["model"]["vocab"].update(the=5000), "not 0 to"),
+        (lambda content: content["model"]["merges"].append(["nonsense", "x"]), "not a byte-level BPE vocabulary"),
+        (lambda content: content.update(added_tokens=[{"content": "<x>", "id": 270}]), "271 entries"),
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_refused(change: Any, sentence: str, exported: Path, tmp_path: Path) -> None:
+    path = exported / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises((BadInput, IntegrityFailure), match=sentence):
+        import_checkpoint(exported, tmp_path / "back")
+    for name in ("tokenizer.json", "vocab.json"):
+        (exported / name).unlink()
+    with pytest.raises(BadInput, match="give --vocab"):
+        import_checkpoint(exported, tmp_path / "back")
+
+
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/secret.safetensors", "..", "a/b.safetensors", 3])
+def test_an_index_cannot_name_what_is_outside(name: Any, exported: Path, tmp_path: Path) -> None:
+    shutil.copy(exported / "model.safetensors", tmp_path / "secret.safetensors")
+    names = load_file(exported / "model.safetensors")
+    (exported / "model.safetensors").unlink()
+    index = {"weight_map": dict.fromkeys(names, name)}
+    (exported / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(IntegrityFailure, match="is not a file of the directory"):
+        import_checkpoint(exported, tmp_path / "back")
+
+
+def test_an_index_and_its_files_must_agree(exported: Path, tmp_path: Path) -> None:
+    names = list(load_file(exported / "model.safetensors"))
+    (exported / "model.safetensors").rename(exported / "a.safetensors")
+    index = exported / "model.safetensors.index.json"
+    for places, sentence in (
+        (dict.fromkeys(names[1:], "a.safetensors"), "is not in the index"),
+        (dict.fromkeys([*names, "z"], "a.safetensors"), "tensor 'z' is missing"),
+        (dict.fromkeys(names, "b.safetensors"), "b.safetensors cannot be read"),
+        ({}, "has no weight_map"),
+    ):
+        index.write_text(json.dumps({"weight_map": places}), encoding="utf-8")
+        with pytest.raises(IntegrityFailure, match=sentence):
+            import_checkpoint(exported, tmp_path / "back")
+
+
+def test_an_export_replaces_nothing(exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="exists already"):
+        export_huggingface(tmp_path / "checkpoint", exported)
+    with pytest.raises(BadInput, match="which is complete"):
+        export_huggingface(tmp_path / "checkpoint", tmp_path / "checkpoint" / "huggingface")
