@@ -1,30 +1,33 @@
 """Checkpoints: tensors by global name in safetensors, sealed last, loadable at any layout.
 
-`iter_0000500/` holds model.safetensors, optimizer.safetensors, config.json (model, twin rule), state.json (iteration,
-optimizer steps, loss scale, elapsed time), tokenizer/ and the completion marker.
+`iter_0000500/` holds model-*.safetensors and optimizer-*.safetensors (one pair per model-parallel rank), index.json,
+config.json (model, twin rule), state.json (iteration, optimizer steps, loss scale, elapsed time), tokenizer/ and the
+completion marker.
 """
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from engine.config import ModelConfig, RunConfig
 from engine.model.gpt2 import GPT2
 from engine.optim.adam import FlatAdamW
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
-from lineage.atomic import new_directory, write_json
+from engine.shards import check_names, describe, merge_descriptions, read_into, write_shard
+from lineage.atomic import publish_directory, write_json
 from lineage.config import parse_config
 from lineage.digest import check_seal, is_sealed, seal
 from lineage.errors import BadInput, IntegrityFailure
 
 FOLDER = "checkpoints"
+INDEX = "index.json"
+OPTIMIZER_STATE = ("exp_avg.", "exp_avg_sq.", "master.")
 
 
 @dataclass(frozen=True)
@@ -51,41 +54,54 @@ class LoadedCheckpoint:
 
 
 def save_checkpoint(
-    run: Path, config: RunConfig, state: TrainingState, model: GPT2, optimizer: FlatAdamW, tokenizer: Path
+    run: Path,
+    config: RunConfig,
+    state: TrainingState,
+    parameters: Sequence[ShardedParameter],
+    optimizer: FlatAdamW,
+    mesh: ParallelMesh,
+    tokenizer: Path,
 ) -> None:
-    """Write the checkpoint of `state.iteration`; every rank calls it, the first rank writes.
+    """Write the checkpoint of `state.iteration`; every rank calls it, each model-parallel rank writes its parts.
 
     Only the newest `train.keep_checkpoints` stay.
     """
-    mesh = model.mesh
-    weights = {p.name: _whole(p, p.local.data, mesh) for p in sharded_parameters(model, mesh)}
-    moments = {f"{what}.{p.name}": _whole(p, local, mesh) for p, what, local in optimizer.state()}
+    path = run / FOLDER / f"iter_{state.iteration:07d}"
+    partial = path.with_name(f".{path.name}.partial")
     if mesh.is_first:
-        path = run / FOLDER / f"iter_{state.iteration:07d}"
-        with new_directory(path) as temporary:
-            save_file(_present(weights), temporary / "model.safetensors")
-            save_file(_present(moments), temporary / "optimizer.safetensors")
-            described = config.model_dump(mode="json", include={"name", "model", "twin"})
-            write_json(temporary / "config.json", described)
-            write_json(temporary / "state.json", vars(state))
-            shutil.copytree(tokenizer, temporary / "tokenizer")
-            seal(temporary)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    mesh.barrier()
+    suffix = f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}.safetensors"
+    weights = {p.name: (p, p.local.data) for p in parameters if not p.is_copy}
+    moments = {f"{what}.{p.name}": (p, local) for p, what, local in optimizer.state() if not p.is_copy}
+    described: dict[str, Any] = {}
+    for kind, parts in (("model", weights), ("optimizer", moments)):
+        if mesh.dp.rank == 0:
+            write_shard(partial / f"{kind}-{suffix}", {name: tensor for name, (_, tensor) in parts.items()})
+            described |= describe(((name, p) for name, (p, _) in parts.items()), f"{kind}-{suffix}")
+    descriptions = mesh.gather_objects(described)
+    if mesh.is_first:
+        write_json(partial / INDEX, merge_descriptions(descriptions))
+        write_json(partial / "config.json", config.model_dump(mode="json", include={"name", "model", "twin"}))
+        write_json(partial / "state.json", vars(state))
+        shutil.copytree(tokenizer, partial / "tokenizer")
+        seal(partial)
+        publish_directory(partial, path)
         for old in complete_checkpoints(run)[: -config.train.keep_checkpoints]:
             shutil.rmtree(old)
     mesh.barrier()
 
 
-def load_checkpoint(path: Path, model: GPT2, optimizer: FlatAdamW) -> TrainingState:
-    """Fill model and optimizer from the checkpoint and return where the run was."""
+def load_checkpoint(path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatAdamW) -> TrainingState:
+    """Fill parameters and optimizer from the checkpoint, written at any layout, and return where the run was."""
     check_seal(path)
     state = TrainingState(**_read_json(path / "state.json"))
+    index = _read_json(path / INDEX)
     with torch.no_grad():
-        _fill(
-            path / "model.safetensors",
-            {p.name: (p, p.local.data) for p in sharded_parameters(model, model.mesh)},
-        )
+        weights = {p.name: (p, p.local.data) for p in parameters}
         moments = {f"{what}.{p.name}": (p, local) for p, what, local in optimizer.state()}
-        _fill(path / "optimizer.safetensors", moments)
+        read_into(path, index, weights | moments)
     optimizer.restore_steps(state.optimizer_steps)
     return state
 
@@ -100,9 +116,11 @@ def load_for_inference(path: Path, device: str = "cpu") -> LoadedCheckpoint:
     values = _read_json(directory / "config.json")
     config = parse_config(values.get("model", {}), ModelConfig, str(directory / "config.json"))
     model = GPT2(config, serial_mesh(device)).to(device)
+    index = _read_json(directory / INDEX)
     with torch.no_grad():
-        parameters = sharded_parameters(model, model.mesh)
-        _fill(directory / "model.safetensors", {p.name: (p, p.local.data) for p in parameters})
+        weights = {p.name: (p, p.local.data) for p in sharded_parameters(model, model.mesh)}
+        check_names(directory, {n: e for n, e in index.items() if not n.startswith(OPTIMIZER_STATE)}, set(weights))
+        read_into(directory, index, weights)
     return LoadedCheckpoint(model.eval(), config, directory, digest)
 
 
@@ -119,42 +137,14 @@ def resolve_checkpoint(path: Path) -> Path:
         return found[-1]
     if not is_sealed(path):
         raise IntegrityFailure(f"{path} has no COMPLETE file: it is not a finished checkpoint")
-    if not (path / "model.safetensors").is_file():
-        raise BadInput(f"{path} is complete but is not a checkpoint: it has no model.safetensors")
+    if not (path / INDEX).is_file():
+        raise BadInput(f"{path} is complete but is not a checkpoint: it has no {INDEX}")
     return path
 
 
 def complete_checkpoints(run: Path) -> list[Path]:
     """Sealed checkpoints of a run, oldest first."""
     return sorted(path for path in (run / FOLDER).glob("iter_*") if is_sealed(path))
-
-
-def _whole(parameter: ShardedParameter, local: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor | None:
-    whole = parameter.gather(local)
-    return whole.to("cpu", copy=True).contiguous() if mesh.is_first else None
-
-
-def _present(tensors: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
-
-
-def _fill(path: Path, wanted: dict[str, tuple[ShardedParameter, torch.Tensor]]) -> None:
-    """Copy each named tensor's shard into place; missing, unexpected or misshapen tensors are an error."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            if problem := sorted(names ^ wanted.keys()):
-                which = "unexpected" if problem[0] in names else "missing"
-                raise IntegrityFailure(f"{path}: tensor {problem[0]!r} is {which} ({len(problem)} such tensors)")
-            for name, (parameter, target) in wanted.items():
-                whole = file.get_tensor(name)
-                if tuple(whole.shape) != parameter.global_shape:
-                    raise IntegrityFailure(
-                        f"{path}: {name} has shape {list(whole.shape)}, the model's is {list(parameter.global_shape)}"
-                    )
-                target.copy_(parameter.shard(whole))
-    except (SafetensorError, OSError) as error:
-        raise IntegrityFailure(f"{path} cannot be read: {error}") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
+from engine.pipeline.schedule import ScheduleName
+from engine.recompute import Recompute
 from lineage.config import Config
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16"]
@@ -127,12 +129,32 @@ class ParallelConfig(Config):
 
     tp: int = 1
     """Tensor-parallel ranks."""
+    pp: int = 1
+    """Pipeline-parallel ranks."""
+    chunks: int = 1
+    """Stages per pipeline rank, `v`; more than one needs the interleaved schedule."""
+    schedule: ScheduleName = "1f1b"
+    """Order of forward and backward passes in the pipeline."""
+    scatter_gather: bool = True
+    """Send each activation between stages once, divided over the tensor-parallel ranks (2021 paper, Section 4.1)."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations computed again in the backward pass: none, the attention core, or whole layers."""
+    recompute_layers: int = 1
+    """Layers per group that is recomputed as a whole."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.tp < 1:
-            raise ValueError(f"tp = {self.tp} must be at least 1")
+        for name in ("tp", "pp", "chunks", "recompute_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+        if self.chunks > 1 and self.schedule != "interleaved":
+            raise ValueError(f"chunks = {self.chunks} needs schedule = 'interleaved', not {self.schedule!r}")
         return self
+
+    @property
+    def recomputation(self) -> Recompute:
+        """What is recomputed, as the model takes it."""
+        return Recompute(self.recompute_layers if self.recompute == "full" else 0, self.recompute == "selective")
 
 
 class DataSection(Config):

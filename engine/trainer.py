@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from data_pipeline.token_file import TokenFile
 from engine.batches import TrainingBatches, ValidationBatches
@@ -17,12 +19,12 @@ from engine.checkpoint import TrainingState, complete_checkpoints, load_checkpoi
 from engine.config import RunConfig
 from engine.costs import flops_per_iteration, parameter_count
 from engine.dataset import DatasetFacts
-from engine.model.gpt2 import GPT2
 from engine.optim.adam import FlatAdamW
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import fit_layout
 from engine.parallel.mesh import ParallelMesh, build_mesh, launched_world_size
-from engine.parallel.sharding import sharded_parameters
+from engine.pipeline.executor import PipelineInput
+from engine.pipeline.partition import PartitionedModel
 from engine.precision import DTYPES, LossScaler
 from engine.rng import Dropout
 from engine.training_run import METRICS, SUMMARY, begin_run, read_metrics
@@ -47,6 +49,7 @@ def train(config: RunConfig, root: Path) -> RunDirectory:
     layout = fit_layout(
         launched_world_size(),
         config.parallel.tp,
+        config.parallel.pp,
         config.model.num_heads,
         config.model.padded_vocab_size,
         config.train.global_batch_size // config.train.microbatch_size,
@@ -68,13 +71,13 @@ class Trainer:
     def __init__(self, config: RunConfig, run: RunDirectory, dataset: DatasetFacts, mesh: ParallelMesh) -> None:
         self.config, self.run, self.dataset, self.mesh = config, run, dataset, mesh
         train, model = config.train, config.model
-        self.model = GPT2(model, mesh).to(mesh.device, DTYPES[train.precision])
-        self.model.initialize(train.seed)
-        self.optimizer = FlatAdamW(sharded_parameters(self.model, mesh), train, mesh)
+        self.model = PartitionedModel(model, config.parallel, mesh, DTYPES[train.precision], train.seed)
+        self.optimizer = FlatAdamW(self.model.parameters, train, mesh)
+        self.reducer = self.model.reducer(self.optimizer.groups)
         self.scaler = LossScaler() if train.precision == "fp16" else None
         self.state = TrainingState()
         if found := complete_checkpoints(run.path):
-            self.state = load_checkpoint(found[-1], self.model, self.optimizer)
+            self.state = load_checkpoint(found[-1], self.model.parameters, self.optimizer)
             if self.scaler and self.state.loss_scaler:
                 self.scaler = LossScaler(**self.state.loss_scaler)
         self.batches = TrainingBatches(
@@ -127,19 +130,16 @@ class Trainer:
         num_microbatches = train.global_batch_size // (train.microbatch_size * mesh.dp.size)
         scale = self.scaler.scale if self.scaler else 1.0
         self.optimizer.zero_gradients()
-        loss_sum = torch.zeros(2, dtype=torch.float64, device=mesh.device)
-        self.model.train()
-        for batch in self.batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size):
-            tokens = torch.from_numpy(batch.tokens).to(mesh.device)
-            loss = self.model(tokens[:, :-1], tokens[:, 1:], self._dropout(iteration, batch.places))
-            (loss * scale).backward()
-            self.optimizer.accumulate()
-            loss_sum[0] += loss.detach()
-        loss_sum[1] = float(self.stop_requested)
-        mesh.tp.all_reduce(loss_sum[1:])  # a signal reaches ranks at different moments; they stop together
-        mesh.dp.all_reduce(loss_sum)
-        self.optimizer.reduce_gradients(num_microbatches * scale)
-        loss_value = loss_sum[0].item() / (num_microbatches * mesh.dp.size)
+        microbatches = [
+            self._input(batch.tokens, self._dropout(iteration, batch.places))
+            for batch in self.batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size)
+        ]
+        loss_sum = self.model.forward_backward(microbatches, self.reducer, scale)
+        stop = torch.tensor(float(self.stop_requested), dtype=torch.float64, device=mesh.device)
+        report = torch.stack([loss_sum, mesh.tp.all_reduce(stop)])
+        mesh.pp.all_reduce(mesh.dp.all_reduce(report))
+        self.reducer.finish(num_microbatches * scale)
+        loss_value = report[0].item() / train.global_batch_size
         norm = self.optimizer.gradient_norm()
         rate = learning_rate(train, self.optimizer.steps + 1)
         if math.isfinite(norm) and math.isfinite(loss_value):
@@ -163,25 +163,23 @@ class Trainer:
             "tokens_per_second": round(tokens_seen / seconds, 1),
             "model_tflops": flops_per_iteration(self.config.model, train) / seconds / 1e12,
         }
-        return line, loss_sum[1].item() > 0
+        return line, report[1].item() > 0
 
     def _dropout(self, iteration: int, places: tuple[int, ...]) -> Dropout | None:
         model, train = self.config.model, self.config.train
         return Dropout(model.dropout, train.seed, iteration, places) if model.dropout else None
 
-    @torch.no_grad()
+    def _input(self, tokens: NDArray[np.int64], dropout: Dropout | None = None) -> PipelineInput:
+        rows = torch.from_numpy(tokens).to(self.mesh.device)
+        return PipelineInput(rows[:, :-1], rows[:, 1:], dropout)
+
     def _validate(self, iteration: int, num_samples: int) -> dict[str, Any]:
         """Mean loss over the first `num_samples` validation sequences, without dropout."""
-        self.model.eval()
         mesh, count = self.mesh, min(num_samples, self.validation.num_samples)
-        total = torch.zeros((), dtype=torch.float64, device=mesh.device)
         batch_size = max(8192 // self.config.model.seq_length, 1)
-        for rows in self.validation.batches(count, batch_size, mesh.dp.rank, mesh.dp.size):
-            tokens = torch.from_numpy(rows).to(mesh.device)
-            total += self.model(tokens[:, :-1], tokens[:, 1:]).double() * len(rows)
-        loss = mesh.dp.all_reduce(total).item() / count
-        if not math.isfinite(loss):
-            raise NotFinite(f"after iteration {iteration} the validation loss is {loss}")
+        rows = self.validation.batches(count, batch_size, mesh.dp.rank, mesh.dp.size)
+        total = self.model.evaluate([self._input(tokens) for tokens in rows])
+        loss = mesh.pp.all_reduce(mesh.dp.all_reduce(total)).item() / count
         self.validated = math.exp(min(loss, 20.0))
         return {
             "kind": "validation",
@@ -192,7 +190,15 @@ class Trainer:
         }
 
     def _save(self) -> None:
-        save_checkpoint(self.run.path, self.config, self.state, self.model, self.optimizer, self.dataset.tokenizer)
+        save_checkpoint(
+            self.run.path,
+            self.config,
+            self.state,
+            self.model.parameters,
+            self.optimizer,
+            self.mesh,
+            self.dataset.tokenizer,
+        )
 
     def _finish(self, final: dict[str, Any]) -> None:
         train, model = self.config.train, self.config.model

@@ -47,23 +47,28 @@ def new_directory(path: Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        for file in sorted(temporary.rglob("*")):
-            if file.is_file():
-                with file.open("rb") as handle:
-                    os.fsync(handle.fileno())
-            else:
-                sync_directory(file)
-        sync_directory(temporary)
-        if path.exists():
-            old = path.with_name(f".{path.name}.old-{os.getpid()}")
-            os.replace(path, old)
-            os.replace(temporary, path)
-            shutil.rmtree(old)
-        else:
-            os.replace(temporary, path)
+        publish_directory(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def publish_directory(temporary: Path, path: Path) -> None:
+    """Make a finished directory durable and give it its name, replacing what stands there."""
+    for file in sorted(temporary.rglob("*")):
+        if file.is_file():
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
+        else:
+            sync_directory(file)
+    sync_directory(temporary)
+    if path.exists():
+        old = path.with_name(f".{path.name}.old-{os.getpid()}")
+        os.replace(path, old)
+        os.replace(temporary, path)
+        shutil.rmtree(old)
+    else:
+        os.replace(temporary, path)
     sync_directory(path.parent)
 
 

@@ -6,10 +6,12 @@ Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabu
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from engine.config import ModelConfig
 from engine.parallel.collectives import copy_to_tensor_parallel
@@ -17,6 +19,8 @@ from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, Voca
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import sharded_parameters
 from engine.parallel.vocab import vocab_parallel_cross_entropy
+from engine.pipeline.stages import Stage, whole_model
+from engine.recompute import NO_RECOMPUTE, Recompute
 from engine.rng import Dropout, initial_normal
 
 
@@ -27,9 +31,9 @@ class SelfAttention(nn.Module):
     slice holds whole heads.
     """
 
-    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int) -> None:
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool = False) -> None:
         super().__init__()
-        self.layer, self.axis = layer, mesh.tp
+        self.layer, self.axis, self.recompute = layer, mesh.tp, recompute
         self.num_heads, self.head_dim = config.num_heads, config.head_dim
         self.query_key_value = ColumnParallelLinear(config.hidden_size, 3 * config.hidden_size, mesh.tp)
         self.dense = RowParallelLinear(config.hidden_size, config.hidden_size, mesh.tp)
@@ -41,6 +45,9 @@ class SelfAttention(nn.Module):
         query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n/t, s, d]
         if dropout is None:
             context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        elif self.recompute and torch.is_grad_enabled():
+            context = checkpoint(self._attend_with_dropout, query, key, value, dropout, use_reentrant=False,
+                                 preserve_rng_state=False)  # fmt: skip
         else:
             context = self._attend_with_dropout(query, key, value, dropout)
         return self.dense(context.permute(2, 0, 1, 3).reshape(s, b, heads * self.head_dim))  # [s, b, h]
@@ -73,11 +80,11 @@ class MLP(nn.Module):
 class TransformerLayer(nn.Module):
     """x + attention(LN(x)), then x + MLP(LN(x)), each branch with dropout: [s, b, h] → [s, b, h]."""
 
-    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int) -> None:
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False) -> None:
         super().__init__()
         self.layer = layer
         self.input_layernorm = nn.LayerNorm(config.hidden_size)
-        self.self_attention = SelfAttention(config, mesh, layer)
+        self.self_attention = SelfAttention(config, mesh, layer, recompute_attention)
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size)
         self.mlp = MLP(config, mesh)
 
@@ -88,12 +95,16 @@ class TransformerLayer(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Word plus position embedding with dropout: token ids [b, s] → [s, b, h]."""
+    """Word plus position embedding with dropout: token ids [b, s] → [s, b, h].
 
-    def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
+    The last stage of a pipeline holds a copy of the word embedding alone, for the output head.
+    """
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh, has_positions: bool) -> None:
         super().__init__()
         self.word_embeddings = VocabParallelEmbedding(config.padded_vocab_size, config.hidden_size, mesh.tp)
-        self.position_embeddings = nn.Embedding(config.seq_length, config.hidden_size)
+        if has_positions:
+            self.position_embeddings = nn.Embedding(config.seq_length, config.hidden_size)
 
     def forward(self, tokens: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
         positions = torch.arange(tokens.size(1), device=tokens.device)
@@ -102,35 +113,54 @@ class Embedding(nn.Module):
 
 
 class GPT2(nn.Module):
-    """Language model over token ids."""
+    """Language model over token ids, or one pipeline stage of it. Parameters bear the whole model's names."""
 
-    def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
+    def __init__(
+        self, config: ModelConfig, mesh: ParallelMesh, stage: Stage | None = None, recompute: Recompute = NO_RECOMPUTE
+    ) -> None:
         super().__init__()
-        self.config, self.mesh = config, mesh
-        self.embedding = Embedding(config, mesh)
-        self.layers = nn.ModuleList(TransformerLayer(config, mesh, i) for i in range(config.num_layers))
-        self.final_layernorm = nn.LayerNorm(config.hidden_size)
+        self.config, self.mesh, self.recompute = config, mesh, recompute
+        self.stage = stage or whole_model(config.num_layers)
+        if self.stage.is_first or self.stage.is_last:
+            self.embedding = Embedding(config, mesh, has_positions=self.stage.is_first)
+        self.layers = nn.ModuleDict(
+            {str(i): TransformerLayer(config, mesh, i, recompute.attention) for i in self.stage.layers}
+        )
+        if self.stage.is_last:
+            self.final_layernorm = nn.LayerNorm(config.hidden_size)
 
-    def hidden_states(self, tokens: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
-        """Token ids [b, s] → states after the final layer norm [s, b, h]."""
-        x = self.embedding(tokens, dropout)
-        for layer in self.layers:
-            x = layer(x, dropout)
-        return self.final_layernorm(x)
+    def hidden_states(self, inputs: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
+        """What the stage hands on, [s, b, h]; after the final layer norm on the last stage.
+
+        `inputs` are token ids [b, s] on the first stage, the previous stage's output elsewhere.
+        """
+        x = self.embedding(inputs, dropout) if self.stage.is_first else inputs
+        layers = list(self.layers.values())
+        every = self.recompute.every_layers
+        if every and torch.is_grad_enabled():
+            for start in range(0, len(layers), every):
+                x = checkpoint(_run_layers, layers[start : start + every], x, dropout, use_reentrant=False,
+                               preserve_rng_state=False)  # fmt: skip
+        else:
+            x = _run_layers(layers, x, dropout)
+        return self.final_layernorm(x) if self.stage.is_last else x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """States [..., h] → this rank's logits [..., v/t], through the tied word embedding."""
         hidden = copy_to_tensor_parallel(hidden, self.mesh.tp)
         return F.linear(hidden, self.embedding.word_embeddings.weight)
 
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
-        """Mean cross-entropy of targets [b, s] given tokens [b, s], a scalar."""
-        hidden = self.hidden_states(tokens, dropout)
+    def loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy of targets [b, s] from the last stage's states [s, b, h], a scalar."""
         logits = self.logits(hidden).flatten(0, 1)  # [s·b, v/t]
         losses = vocab_parallel_cross_entropy(
             logits, targets.transpose(0, 1).flatten(), self.config.vocab_size, self.mesh.tp
         )
         return losses.mean()
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
+        """Loss of the whole model, a scalar, from token ids and targets [b, s]."""
+        return self.loss(self.hidden_states(tokens, dropout), targets)
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
@@ -152,6 +182,12 @@ class GPT2(nn.Module):
                 std = residual_std if before_residual else config.init_std
                 whole = initial_normal(seed, name, parameter.global_shape, std)
                 parameter.local.copy_(parameter.shard(whole))
+
+
+def _run_layers(layers: Sequence[nn.Module], x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+    for layer in layers:
+        x = layer(x, dropout)
+    return x
 
 
 def drop(x: torch.Tensor, site: str, dropout: Dropout | None) -> torch.Tensor:

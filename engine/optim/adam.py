@@ -53,7 +53,8 @@ class FlatAdamW:
         self.mesh, self.clip = mesh, train.clip_gradient
         decayed = [p for p in parameters if not _is_undecayed(p.name)]
         undecayed = [p for p in parameters if _is_undecayed(p.name)]
-        self.groups = [FlatGroup(decayed, train.weight_decay), FlatGroup(undecayed, 0.0)]
+        halves = ((decayed, train.weight_decay), (undecayed, 0.0))
+        self.groups = [FlatGroup(half, decay) for half, decay in halves if half]
         self.adam = torch.optim.AdamW(
             [{"params": [group.leaf], "weight_decay": group.weight_decay} for group in self.groups],
             lr=train.learning_rate,
@@ -66,25 +67,10 @@ class FlatAdamW:
     def zero_gradients(self) -> None:
         """Forget the gradients of the last iteration."""
         for group in self.groups:
-            group.gradient.zero_()
-            if group.is_mixed:
-                group.main_gradient.zero_()
-
-    def accumulate(self) -> None:
-        """Add a microbatch's half-precision gradients to the fp32 ones (fp32 gradients add up by themselves)."""
-        for group in self.groups:
-            if group.is_mixed:
-                group.main_gradient.add_(group.gradient)
-                group.gradient.zero_()
-
-    def reduce_gradients(self, divisor: float) -> None:
-        """Average gradients over the data-parallel ranks and undo the loss scale."""
-        for group in self.groups:
-            group.main_gradient.div_(divisor * self.mesh.dp.size)
-            self.mesh.dp.all_reduce(group.main_gradient)
+            group.main_gradient.zero_()
 
     def gradient_norm(self) -> float:
-        """Norm of the whole gradient over the tensor-parallel ranks, counting undivided parameters once."""
+        """Norm of the whole gradient over tensor- and pipeline-parallel ranks, counting shared parameters once."""
         squares = torch.zeros((), dtype=torch.float64, device=self.groups[0].master.device)
         for group in self.groups:
             counted = [
@@ -94,7 +80,7 @@ class FlatAdamW:
             ]
             if counted:
                 squares += torch.nn.utils.get_total_norm(counted).double() ** 2
-        return math.sqrt(self.mesh.tp.all_reduce(squares).item())
+        return math.sqrt(self.mesh.pp.all_reduce(self.mesh.tp.all_reduce(squares)).item())
 
     def step(self, learning_rate: float, gradient_norm: float) -> None:
         """Clip, update the master weights and copy them to the model's."""

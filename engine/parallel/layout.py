@@ -31,25 +31,28 @@ class Layout:
         return tp + self.tp * (dp + self.dp * pp)
 
 
-def fit_layout(world_size: int, tp: int, num_heads: int, padded_vocab_size: int, batch_in_microbatches: int) -> Layout:
-    """The layout of `world_size` ranks with this tp, all others data-parallel.
+def fit_layout(
+    world_size: int, tp: int, pp: int, num_heads: int, padded_vocab_size: int, batch_in_microbatches: int
+) -> Layout:
+    """The layout of `world_size` ranks with this tp and pp, all others data-parallel.
 
     Raises BadInput with the numbers that do not divide and the choices that would.
     """
-    for size, what in (
-        (world_size, "ranks"),
-        (num_heads, "attention heads"),
-        (padded_vocab_size, "vocabulary rows"),
-    ):
+    for size, what in ((num_heads, "attention heads"), (padded_vocab_size, "vocabulary rows"), (world_size, "ranks")):
         if size % tp:
             raise BadInput(f"tp = {tp} does not divide the {size} {what}; it can be {_divisors(size)}")
-    dp = world_size // tp
+    if world_size % (tp * pp):
+        raise BadInput(
+            f"tp × pp = {tp} × {pp} does not divide the {world_size} ranks; with tp = {tp}, pp can be "
+            f"{_divisors(world_size // tp)}"
+        )
+    dp = world_size // (tp * pp)
     if batch_in_microbatches % dp:
         raise BadInput(
             f"the global batch of {batch_in_microbatches} microbatches does not divide over {dp} data-parallel ranks; "
             f"their number can be {_divisors(batch_in_microbatches)}"
         )
-    return Layout(tp=tp, dp=dp)
+    return Layout(tp=tp, pp=pp, dp=dp)
 
 
 def _divisors(number: int) -> str:

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,23 +42,38 @@ class ParallelMesh:
 
     layout: Layout
     tp: Axis
+    pp: Axis
     dp: Axis
+    embedding: Axis
+    """First and last pipeline rank, which share the tied embedding; of size 1 on the ranks between."""
     device: torch.device
 
     @property
     def is_first(self) -> bool:
         """Whether this is global rank 0, which writes files and speaks to the user."""
-        return self.tp.rank == 0 and self.dp.rank == 0
+        return self.tp.rank == 0 and self.pp.rank == 0 and self.dp.rank == 0
+
+    def pipeline_peer(self, pp_rank: int) -> int:
+        """Global rank of this rank's counterpart at another pipeline rank."""
+        return self.layout.rank(self.tp.rank, pp_rank, self.dp.rank)
 
     def barrier(self) -> None:
         """Wait for every rank."""
         if self.layout.world_size > 1:
             dist.barrier()
 
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's value in rank order, on every rank."""
+        if self.layout.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.layout.world_size
+        dist.all_gather_object(values, value)
+        return values
+
 
 def serial_mesh(device: str | torch.device = "cpu") -> ParallelMesh:
     """The mesh of one rank."""
-    return ParallelMesh(Layout(), Axis(), Axis(), torch.device(device))
+    return ParallelMesh(Layout(), Axis(), Axis(), Axis(), Axis(), torch.device(device))
 
 
 def launched_world_size() -> int:
@@ -88,10 +104,26 @@ def build_mesh(layout: Layout) -> ParallelMesh:
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(minutes=10))
     mesh = init_device_mesh(device.type, (layout.pp, layout.dp, layout.tp), mesh_dim_names=("pp", "dp", "tp"))
-    tp, _, dp = layout.coordinates(dist.get_rank())
+    tp, pp, dp = layout.coordinates(dist.get_rank())
     return ParallelMesh(
         layout,
         tp=Axis(layout.tp, tp, mesh.get_group("tp")),
+        pp=Axis(layout.pp, pp, mesh.get_group("pp")),
         dp=Axis(layout.dp, dp, mesh.get_group("dp")),
+        embedding=_embedding_axis(layout, tp, pp, dp),
         device=device,
     )
+
+
+def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int) -> Axis:
+    """Groups of first and last pipeline ranks; every rank makes all of them, as process groups require."""
+    if layout.pp == 1:
+        return Axis()
+    mine = Axis()
+    for other_dp in range(layout.dp):
+        for other_tp in range(layout.tp):
+            ends = [layout.rank(other_tp, 0, other_dp), layout.rank(other_tp, layout.pp - 1, other_dp)]
+            group = dist.new_group(ends)
+            if (other_tp, other_dp) == (tp, dp) and pp in (0, layout.pp - 1):
+                mine = Axis(2, 0 if pp == 0 else 1, group)
+    return mine

@@ -7,6 +7,8 @@ from torch import nn
 
 from engine.parallel.mesh import Axis, ParallelMesh
 
+TIED_EMBEDDING = "embedding.word_embeddings.weight"
+
 
 @dataclass(frozen=True)
 class ShardedParameter:
@@ -17,6 +19,8 @@ class ShardedParameter:
     axis: Axis
     dim: int | None
     """Dim along which the parameter is divided over `axis`; None if every rank holds it whole."""
+    is_copy: bool = False
+    """The last pipeline stage's copy of the word embedding, which the first stage owns."""
 
     @property
     def global_shape(self) -> tuple[int, ...]:
@@ -28,8 +32,8 @@ class ShardedParameter:
 
     @property
     def is_counted(self) -> bool:
-        """Whether this rank counts the parameter in sums over the tensor-parallel axis."""
-        return self.dim is not None or self.axis.rank == 0
+        """Whether this rank counts the parameter in sums over the tensor- and pipeline-parallel axes."""
+        return not self.is_copy and (self.dim is not None or self.axis.rank == 0)
 
     def shard(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's part of a tensor of the global shape."""
@@ -41,11 +45,14 @@ class ShardedParameter:
 
 
 def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedParameter]:
-    """Every parameter of the model in definition order."""
+    """Every parameter of a model or pipeline stage in definition order, by the whole model's names."""
+    stage = getattr(model, "stage", None)
+    has_copy = stage is not None and stage.is_last and not stage.is_first
     found = []
     for prefix, module in model.named_modules():
         dims: dict[str, int] = getattr(module, "shard_dims", {})
         for name, parameter in module.named_parameters(recurse=False):
             full = f"{prefix}.{name}" if prefix else name
-            found.append(ShardedParameter(full, parameter, mesh.tp, dims.get(name)))
+            is_copy = has_copy and full == TIED_EMBEDDING
+            found.append(ShardedParameter(full, parameter, mesh.tp, dims.get(name), is_copy))
     return found

@@ -1,73 +1,100 @@
 """Any layout trains like the serial run: same losses, gradients and weights."""
 
+import itertools
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from engine.config import ModelConfig, TrainConfig
-from engine.model.gpt2 import GPT2
+from engine.config import ModelConfig, ParallelConfig, TrainConfig
 from engine.optim.adam import FlatAdamW
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import Layout, fit_layout
 from engine.parallel.mesh import build_mesh
-from engine.parallel.sharding import sharded_parameters
+from engine.pipeline.executor import PipelineInput
+from engine.pipeline.partition import PartitionedModel
 from engine.rng import Dropout
 from lineage.errors import BadInput
 from tests.ranks import run_ranks
 
 MODEL = ModelConfig(
-    num_layers=2, hidden_size=16, num_heads=4, seq_length=8, vocab_size=29, padded_vocab_size=32, dropout=0.1
+    num_layers=8, hidden_size=16, num_heads=4, seq_length=8, vocab_size=29, padded_vocab_size=32, dropout=0.1
 )
 TRAIN = TrainConfig(
-    iterations=5, global_batch_size=8, microbatch_size=2, learning_rate=1e-2, warmup_iterations=1, precision="fp64"
+    iterations=5, global_batch_size=8, microbatch_size=1, learning_rate=1e-2, warmup_iterations=1, precision="fp64"
 )
 
 
-def train_on(layout: Layout) -> dict[str, Any]:
-    """Five iterations in float64 on fixed data; whole weights and gradients from every rank."""
+Result = dict[str, Any]
+
+
+def train_on(layout: Layout, parallel: ParallelConfig) -> Result:
+    """Five iterations in float64 on fixed data; whole gradients and weights of this rank's stages."""
     mesh = build_mesh(layout)
-    model = GPT2(MODEL, mesh).double()
-    model.initialize(TRAIN.seed)
-    parameters = sharded_parameters(model, mesh)
-    optimizer = FlatAdamW(parameters, TRAIN, mesh)
+    model = PartitionedModel(MODEL, parallel, mesh, torch.float64, TRAIN.seed)
+    optimizer = FlatAdamW(model.parameters, TRAIN, mesh)
+    reducer = model.reducer(optimizer.groups)
     tokens = np.random.RandomState(0).randint(0, MODEL.vocab_size, (TRAIN.iterations, TRAIN.global_batch_size, 9))
     losses, norms = [], []
     micro, dp = TRAIN.microbatch_size, layout.dp
     for iteration in range(TRAIN.iterations):
         optimizer.zero_gradients()
-        total = torch.zeros((), dtype=torch.float64)
+        microbatches = []
         for block in range(0, TRAIN.global_batch_size, micro * dp):
             places = tuple(range(block + mesh.dp.rank * micro, block + (mesh.dp.rank + 1) * micro))
             rows = torch.from_numpy(tokens[iteration, list(places)])
             dropout = Dropout(MODEL.dropout, TRAIN.seed, iteration, places)
-            loss = model(rows[:, :-1], rows[:, 1:], dropout)
-            loss.backward()
-            total += loss.detach()
-        optimizer.reduce_gradients(TRAIN.global_batch_size // (micro * dp))
-        losses.append(mesh.dp.all_reduce(total).item() / (TRAIN.global_batch_size // micro))
+            microbatches.append(PipelineInput(rows[:, :-1], rows[:, 1:], dropout))
+        loss = mesh.pp.all_reduce(mesh.dp.all_reduce(model.forward_backward(microbatches, reducer)))
+        reducer.finish(len(microbatches))
+        losses.append(loss.item() / TRAIN.global_batch_size)
         norms.append(optimizer.gradient_norm())
-        gradients = {p.name: p.gather(p.local.grad.clone()).numpy() for p in parameters if p.local.grad is not None}
+        gradients = {p.name: p.gather(p.local.grad.clone()).numpy() for p in model.parameters}
         optimizer.step(learning_rate(TRAIN, iteration + 1), norms[-1])
-    weights = {p.name: p.gather(p.local.data).numpy() for p in parameters}
+    weights = {p.name: p.gather(p.local.data).numpy() for p in model.parameters}
     return {"losses": losses, "norms": norms, "gradients": gradients, "weights": weights}
 
 
-@pytest.mark.parametrize("layout", [Layout(dp=2), Layout(tp=2), Layout(tp=4), Layout(tp=2, dp=2)], ids=str)
-def test_layout_equals_serial(layout: Layout) -> None:
-    serial = run_ranks(train_on, 1, Layout())[0]
-    for rank in run_ranks(train_on, layout.world_size, layout):
-        np.testing.assert_allclose(rank["losses"], serial["losses"], rtol=0, atol=1e-10)
-        np.testing.assert_allclose(rank["norms"], serial["norms"], rtol=0, atol=1e-10)
+@cache
+def serial() -> Result:
+    return run_ranks(train_on, 1, Layout(), ParallelConfig())[0]
+
+
+def layouts() -> Iterator[Any]:
+    """tp 1, 2, 4 × pp 1, 2, 4 × dp 1, 2 up to 8 ranks, with every schedule, chunks and recomputation among them."""
+    recomputations = itertools.cycle(("none", "full", "selective"))
+    for tp, pp, dp in itertools.product((1, 2, 4), (1, 2, 4), (1, 2)):
+        if tp * pp * dp > 8:
+            continue
+        schedules = ("1f1b",) if pp == 1 else ("gpipe", "1f1b", "interleaved")
+        for schedule in schedules:
+            chunks = 2 if schedule == "interleaved" else 1
+            recompute = next(recomputations)
+            parallel = ParallelConfig(
+                tp=tp, pp=pp, chunks=chunks, schedule=schedule, recompute=recompute, recompute_layers=1 + dp % 2
+            )
+            name = f"tp{tp}-pp{pp}-dp{dp}-{schedule}{chunks}-{recompute}"
+            yield pytest.param(Layout(tp=tp, pp=pp, dp=dp), parallel, id=name)
+
+
+@pytest.mark.parametrize(("layout", "parallel"), layouts())
+def test_layout_equals_serial(layout: Layout, parallel: ParallelConfig) -> None:
+    ranks = run_ranks(train_on, layout.world_size, layout, parallel)
+    for what in ("gradients", "weights"):
+        assert {name for rank in ranks for name in rank[what]} == serial()[what].keys()
+    for rank in ranks:
+        np.testing.assert_allclose(rank["losses"], serial()["losses"], rtol=0, atol=1e-10)
+        np.testing.assert_allclose(rank["norms"], serial()["norms"], rtol=0, atol=1e-10)
         for what in ("gradients", "weights"):
-            assert rank[what].keys() == serial[what].keys()
-            for name, expected in serial[what].items():
-                np.testing.assert_allclose(rank[what][name], expected, rtol=0, atol=1e-10, err_msg=f"{what} {name}")
+            for name, value in rank[what].items():
+                np.testing.assert_allclose(value, serial()[what][name], rtol=0, atol=1e-10, err_msg=f"{what} {name}")
 
 
 def test_the_first_loss_is_that_of_a_uniform_guess() -> None:
-    losses = run_ranks(train_on, 1, Layout())[0]["losses"]
+    losses = serial()["losses"]
     assert losses[0] == pytest.approx(np.log(MODEL.vocab_size), abs=0.1)
 
 
@@ -81,11 +108,11 @@ def test_coordinates_and_rank_are_inverse() -> None:
 @pytest.mark.parametrize(
     ("world", "tp", "batch", "sentence"),
     [
-        (4, 3, 8, "tp = 3 does not divide the 4 ranks; it can be 1, 2, 4"),
+        (4, 3, 8, "tp = 3 does not divide the 4 attention heads; it can be 1, 2, 4"),
         (8, 8, 8, "tp = 8 does not divide the 4 attention heads; it can be 1, 2, 4"),
         (3, 1, 4, "the global batch of 4 microbatches does not divide over 3 data-parallel ranks"),
     ],
 )
 def test_a_layout_that_does_not_divide_is_refused(world: int, tp: int, batch: int, sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
-        fit_layout(world, tp, num_heads=4, padded_vocab_size=32, batch_in_microbatches=batch)
+        fit_layout(world, tp, 1, num_heads=4, padded_vocab_size=32, batch_in_microbatches=batch)

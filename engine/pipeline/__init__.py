@@ -1,0 +1,1 @@
+"""Pipeline parallelism: order as a value, its messages, and what runs it."""

@@ -1,0 +1,168 @@
+"""From orders of computation to programs with messages, their timing and their validity. Imports no torch.
+
+Messages are inserted from one global order shared by all ranks. Inserted rank by rank they deadlock for nearly every
+interleaved schedule when a send waits for its receive; in one global order the earliest unfinished message always has
+both its ends ready.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine.pipeline.schedule import Compute, Op
+
+
+class Message(NamedTuple):
+    """One end of a point-to-point transfer."""
+
+    send: bool
+    payload: Op
+    """FORWARD: an activation; BACKWARD: the gradient of one."""
+    microbatch: int
+    stage: int
+    """The stage whose computation consumes the payload."""
+    peer: int
+    """Pipeline rank at the other end."""
+
+
+Instruction = Compute | Message
+
+
+class Interval(NamedTuple):
+    """When a computation ran."""
+
+    compute: Compute
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Programs of all ranks and the timing assumed when they were made."""
+
+    programs: list[list[Instruction]]
+    timeline: list[list[Interval]]
+
+    @property
+    def makespan(self) -> float:
+        """Time from the first forward to the last backward."""
+        return max(intervals[-1].end for intervals in self.timeline)
+
+    @property
+    def bubble(self) -> float:
+        """Idle over ideal time of the busiest rank."""
+        busiest = max(sum(i.end - i.start for i in intervals) for intervals in self.timeline)
+        return self.makespan / busiest - 1.0
+
+
+def lower(orders: Sequence[Sequence[Compute]], chunks: int, forward: float = 1.0, backward: float = 2.0) -> Lowered:
+    """Insert every message where the producing computation ends, walking all ranks in time together.
+
+    `forward` and `backward` are the durations of one chunk's passes. Raises ValueError if the orders cannot proceed.
+    """
+    pp = len(orders)
+    last = pp * chunks - 1
+    durations = {Op.FORWARD: forward, Op.BACKWARD: backward}
+    programs: list[list[Instruction]] = [[] for _ in orders]
+    timeline: list[list[Interval]] = [[] for _ in orders]
+    arrived: set[tuple[Op, int, int]] = set()
+    position, idle = [0] * pp, [True] * pp
+    running: list[tuple[float, int, Compute]] = []
+
+    def try_start(rank: int, now: float) -> None:
+        if not idle[rank] or position[rank] == len(orders[rank]):
+            return
+        compute = orders[rank][position[rank]]
+        stage = compute.chunk * pp + rank
+        first_of_all = stage == (0 if compute.op is Op.FORWARD else last)
+        if first_of_all or (compute.op, compute.microbatch, stage) in arrived:
+            position[rank] += 1
+            idle[rank] = False
+            end = now + durations[compute.op]
+            programs[rank].append(compute)
+            timeline[rank].append(Interval(compute, now, end))
+            heapq.heappush(running, (end, rank, compute))
+
+    for rank in range(pp):
+        try_start(rank, 0.0)
+    while running:
+        now, rank, compute = heapq.heappop(running)
+        idle[rank] = True
+        stage = compute.chunk * pp + rank
+        target = stage + (1 if compute.op is Op.FORWARD else -1)
+        if 0 <= target <= last:
+            peer = target % pp
+            arrived.add((compute.op, compute.microbatch, target))
+            if peer != rank:
+                programs[rank].append(Message(True, compute.op, compute.microbatch, target, peer))
+                programs[peer].append(Message(False, compute.op, compute.microbatch, target, rank))
+            try_start(peer, now)
+        try_start(rank, now)
+    if any(position[rank] < len(orders[rank]) for rank in range(pp)):
+        raise ValueError("the schedule cannot make progress")
+    return Lowered(programs, timeline)
+
+
+def check_programs(programs: Sequence[Sequence[Instruction]], chunks: int, microbatches: int) -> None:
+    """Raise ValueError unless the programs are complete and safe.
+
+    Each chunk passes each microbatch forward once and then backward once; each message is sent and received once, in
+    the same order at both ends; what is consumed was received before.
+    """
+    pp = len(programs)
+    last = pp * chunks - 1
+    for rank, program in enumerate(programs):
+        expected = {(op, m, c) for op in Op for m in range(microbatches) for c in range(chunks)}
+        seen: set[tuple[Op, int, int]] = set()
+        received: set[tuple[Op, int, int]] = set()
+        for instruction in program:
+            if isinstance(instruction, Message):
+                key = (instruction.payload, instruction.microbatch, instruction.stage)
+                produced = instruction.stage + (-1 if instruction.payload is Op.FORWARD else 1)
+                if instruction.send and (key[0], key[1], produced // pp) not in seen:
+                    raise ValueError(f"rank {rank} sends {instruction} before it is computed")
+                if not instruction.send:
+                    received.add(key)
+                continue
+            op, microbatch, chunk = instruction
+            stage = chunk * pp + rank
+            from_rank = (stage + (-1 if op is Op.FORWARD else 1)) % pp
+            at_end = stage == (0 if op is Op.FORWARD else last)
+            if not at_end and from_rank != rank and (op, microbatch, stage) not in received:
+                raise ValueError(f"rank {rank} runs {instruction} before its input arrives")
+            if op is Op.BACKWARD and (Op.FORWARD, microbatch, chunk) not in seen:
+                raise ValueError(f"rank {rank} runs {instruction} before its forward pass")
+            if tuple(instruction) in seen:
+                raise ValueError(f"rank {rank} runs {instruction} twice")
+            seen.add((op, microbatch, chunk))
+        if seen != expected:
+            raise ValueError(f"rank {rank} leaves out {sorted(expected - seen)[:3]}")
+    for low in range(pp):
+        for high in range(low + 1, pp):
+            if _between(programs[low], high) != [message._replace(send=not message.send, peer=high) for message in
+                                                 _between(programs[high], low)]:  # fmt: skip
+                raise ValueError(f"ranks {low} and {high} disagree about the order of their messages")
+
+
+def _between(program: Sequence[Instruction], peer: int) -> list[Message]:
+    return [i for i in program if isinstance(i, Message) and i.peer == peer]
+
+
+def format_grid(lowered: Lowered, chunks: int) -> str:
+    """The schedule as text: a row per rank, a column per unit of time; digits forward, letters in [] backward."""
+    unit = min(i.end - i.start for intervals in lowered.timeline for i in intervals)
+    width = max(len(_cell(i.compute, chunks)) for intervals in lowered.timeline for i in intervals)
+    lines = []
+    for rank, intervals in enumerate(lowered.timeline):
+        cells = [" " * width] * round(lowered.makespan / unit)
+        for interval in intervals:
+            for column in range(round(interval.start / unit), round(interval.end / unit)):
+                cells[column] = _cell(interval.compute, chunks).ljust(width)
+        lines.append(f"rank {rank} |" + "|".join(cells) + "|")
+    return "\n".join(lines)
+
+
+def _cell(compute: Compute, chunks: int) -> str:
+    chunk = chr(ord("a") + compute.chunk) if chunks > 1 else ""
+    return f"{compute.op}{compute.microbatch}{chunk}"

@@ -1,0 +1,81 @@
+"""A model divided over the mesh, with one way to train it and one to evaluate it."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+
+from engine.config import ModelConfig, ParallelConfig
+from engine.model.gpt2 import GPT2
+from engine.optim.adam import FlatGroup
+from engine.parallel.gradients import GradientReducer
+from engine.parallel.mesh import ParallelMesh
+from engine.parallel.sharding import ShardedParameter, sharded_parameters
+from engine.pipeline.executor import PipelineExecutor, PipelineInput
+from engine.pipeline.lowering import Instruction, lower
+from engine.pipeline.schedule import Compute, ScheduleName, compute_orders, forward_orders
+from engine.pipeline.stages import split_layers
+
+
+class PartitionedModel:
+    """This rank's stages of a GPT-2. On a mesh of one rank, the serial model."""
+
+    def __init__(
+        self, model: ModelConfig, parallel: ParallelConfig, mesh: ParallelMesh, dtype: torch.dtype, seed: int
+    ) -> None:
+        self.config, self.parallel, self.mesh = model, parallel, mesh
+        stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
+        mine = [stages[chunk * parallel.pp + mesh.pp.rank] for chunk in range(parallel.chunks)]
+        self.chunks = [GPT2(model, mesh, stage, parallel.recomputation).to(mesh.device, dtype) for stage in mine]
+        for chunk in self.chunks:
+            chunk.initialize(seed)
+        self._by_chunk = [sharded_parameters(chunk, mesh) for chunk in self.chunks]
+        self._executor = PipelineExecutor(self.chunks, mesh, parallel.scatter_gather)
+
+    @property
+    def parameters(self) -> list[ShardedParameter]:
+        """Parameters of all this rank's stages."""
+        return [parameter for chunk in self._by_chunk for parameter in chunk]
+
+    def reducer(self, groups: Sequence[FlatGroup]) -> GradientReducer:
+        """What takes this model's gradients to the optimizer's flat groups."""
+        return GradientReducer(groups, self.mesh)
+
+    def forward_backward(
+        self, microbatches: Sequence[PipelineInput], reducer: GradientReducer, loss_scale: float = 1.0
+    ) -> torch.Tensor:
+        """Sum of (loss × sequences) over the microbatches, float64, zero off the last stage; adds to gradients."""
+        for chunk in self.chunks:
+            chunk.train()
+        reducer.begin()
+        left = [len(microbatches)] * len(self.chunks)
+
+        def before_backward(compute: Compute) -> None:
+            left[compute.chunk] -= 1
+            if left[compute.chunk] == 0:
+                reducer.arm(self._by_chunk[compute.chunk])
+
+        program = self._program(len(microbatches), training=True)
+        return self._executor.run(program, microbatches, loss_scale, before_backward)
+
+    @torch.no_grad()
+    def evaluate(self, microbatches: Sequence[PipelineInput]) -> torch.Tensor:
+        """Sum of (loss × sequences), float64, zero off the last stage."""
+        for chunk in self.chunks:
+            chunk.eval()
+        return self._executor.run(self._program(len(microbatches), training=False), microbatches)
+
+    def _program(self, microbatches: int, training: bool) -> list[Instruction]:
+        parallel = self.parallel
+        return _programs(parallel.schedule if training else None, parallel.pp, parallel.chunks, microbatches)[
+            self.mesh.pp.rank
+        ]
+
+
+@cache
+def _programs(schedule: ScheduleName | None, pp: int, chunks: int, microbatches: int) -> list[list[Instruction]]:
+    if schedule is None:
+        orders = forward_orders(pp, chunks, microbatches)
+    else:
+        orders = compute_orders(schedule, pp, chunks, microbatches)
+    return lower(orders, chunks).programs

@@ -1,0 +1,95 @@
+"""Pipeline schedules as pure data: the order in which each rank computes. Imports no torch.
+
+p pipeline ranks, v chunks per rank, m microbatches. Stage = chunk · p + rank is a global position in the pipeline.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+from lineage.errors import BadInput
+
+ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
+
+
+class Op(StrEnum):
+    """What is computed."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+
+
+class Compute(NamedTuple):
+    """One chunk's forward or backward pass of one microbatch."""
+
+    op: Op
+    microbatch: int
+    chunk: int = 0
+
+
+def compute_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[list[Compute]]:
+    """Every rank's order of computation.
+
+    Raises BadInput where the schedule is not defined: chunks without interleaving, or interleaving with a number of
+    microbatches that is not a multiple of pp (2021 paper, Section 2.2).
+    """
+    if name != "interleaved" and chunks != 1:
+        raise BadInput(f"the {name} schedule has one chunk per rank, not {chunks}; interleaved has several")
+    if name == "interleaved" and microbatches % pp:
+        raise BadInput(
+            f"the interleaved schedule needs a multiple of pp = {pp} microbatches, not {microbatches}; "
+            f"the nearest are {max(microbatches // pp, 1) * pp} and {(microbatches // pp + 1) * pp}"
+        )
+    order = {"gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved": _one_f_one_b}[name]
+    return [list(order(pp, rank, chunks, microbatches)) for rank in range(pp)]
+
+
+def forward_orders(pp: int, chunks: int, microbatches: int) -> list[list[Compute]]:
+    """Every rank's order where only forward passes are wanted, as in validation."""
+    order = [Compute(Op.FORWARD, microbatch, chunk) for microbatch in range(microbatches) for chunk in range(chunks)]
+    return [order for _ in range(pp)]
+
+
+def _gpipe(pp: int, rank: int, chunks: int, microbatches: int) -> Iterator[Compute]:
+    """All forward passes, then all backward passes: m activations in flight (GPipe)."""
+    for op in Op:
+        yield from (Compute(op, microbatch) for microbatch in range(microbatches))
+
+
+def _one_f_one_b(pp: int, rank: int, chunks: int, microbatches: int) -> Iterator[Compute]:
+    """Warm-up forwards, one forward and one backward in turn, the remaining backwards (PipeDream-Flush).
+
+    With several chunks this is the interleaved schedule of the 2021 paper (Figure 4): groups of p microbatches pass
+    through all chunks in turn, and warm-up is 2(p − rank − 1) + (v − 1)p instead of p − rank − 1.
+    """
+    total = microbatches * chunks
+
+    def step(number: int, op: Op) -> Compute:
+        if chunks == 1:
+            return Compute(op, number)
+        group, place = divmod(number, pp * chunks)
+        chunk = place // pp
+        return Compute(op, group * pp + place % pp, chunk if op is Op.FORWARD else chunks - 1 - chunk)
+
+    warmup = min(total, pp - rank - 1 if chunks == 1 else 2 * (pp - rank - 1) + (chunks - 1) * pp)
+    for number in range(warmup):
+        yield step(number, Op.FORWARD)
+    for number in range(total - warmup):
+        yield step(warmup + number, Op.FORWARD)
+        yield step(number, Op.BACKWARD)
+    for number in range(total - warmup, total):
+        yield step(number, Op.BACKWARD)
+
+
+def ideal_bubble(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> float:
+    """Idle over ideal time: (p − 1)/m, divided by v when interleaved (2021 paper, Section 2.2)."""
+    return (pp - 1) / (microbatches * (chunks if name == "interleaved" else 1))
+
+
+def peak_in_flight(order: list[Compute]) -> int:
+    """Most forward passes of one rank whose backward pass is still to come."""
+    now = peak = 0
+    for compute in order:
+        now += 1 if compute.op is Op.FORWARD else -1
+        peak = max(peak, now)
+    return peak

@@ -1,0 +1,103 @@
+"""Tensors of a divided model in files, found again by global name at any layout.
+
+Each tensor- and pipeline-parallel rank writes its parts to one safetensors file; `index.json` says for each global name
+the whole shape, the dim along which it is divided and the files that hold the parts in order.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from engine.parallel.sharding import ShardedParameter
+from lineage.errors import IntegrityFailure
+
+Entry = dict[str, Any]
+"""{"shape": whole shape, "dim": int or None, "files": names in the order of the parts}"""
+
+
+def write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write this rank's parts."""
+    save_file({name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}, path)
+
+
+def describe(parts: Iterable[tuple[str, ShardedParameter]], file: str) -> dict[str, Entry]:
+    """Index entries for the parts in one rank's file."""
+    return {name: {"shape": list(p.global_shape), "dim": p.dim, "part": p.axis.rank, "file": file} for name, p in parts}
+
+
+def merge_descriptions(descriptions: Iterable[dict[str, Entry]]) -> dict[str, Entry]:
+    """The index of all ranks' files. A tensor that is not divided is taken from the first file that has it."""
+    index: dict[str, Entry] = {}
+    for description in descriptions:
+        for name, part in description.items():
+            entry = index.setdefault(name, {"shape": part["shape"], "dim": part["dim"], "parts": {}})
+            entry["parts"].setdefault(part["part"] if part["dim"] is not None else 0, part["file"])
+    return {
+        name: {"shape": e["shape"], "dim": e["dim"], "files": [e["parts"][i] for i in sorted(e["parts"])]}
+        for name, e in index.items()
+    }
+
+
+def read_into(
+    directory: Path, index: dict[str, Entry], wanted: Mapping[str, tuple[ShardedParameter, torch.Tensor]]
+) -> None:
+    """Copy this rank's part of each wanted tensor into place, whatever the layout it was written at.
+
+    Raises IntegrityFailure for missing, unexpected or misshapen tensors and for files that cannot be read.
+    """
+    with ExitStack() as stack:
+        opened: dict[str, Any] = {}
+
+        def file(name: str) -> Any:
+            if Path(name).name != name:
+                raise IntegrityFailure(f"{directory}: the index names {name!r}, which is not a file of the checkpoint")
+            if name not in opened:
+                opened[name] = stack.enter_context(safe_open(directory / name, framework="pt"))
+            return opened[name]
+
+        try:
+            for name, (parameter, target) in wanted.items():
+                entry = index.get(name)
+                if entry is None:
+                    raise IntegrityFailure(f"{directory}: tensor {name!r} is missing")
+                if tuple(entry["shape"]) != parameter.global_shape:
+                    raise IntegrityFailure(
+                        f"{directory}: {name} has shape {entry['shape']}, the model's is {list(parameter.global_shape)}"
+                    )
+                _read_part(name, entry, parameter, target, file)
+        except (SafetensorError, OSError, KeyError, TypeError) as error:
+            raise IntegrityFailure(f"{directory} cannot be read: {error}") from error
+
+
+def check_names(directory: Path, index: dict[str, Entry], names: set[str]) -> None:
+    """Raise IntegrityFailure if the index has tensors that the whole model does not."""
+    if unexpected := sorted(index.keys() - names):
+        raise IntegrityFailure(
+            f"{directory}: tensor {unexpected[0]!r} is unexpected ({len(unexpected)} such tensors): another model's?"
+        )
+
+
+def _read_part(name: str, entry: Entry, parameter: ShardedParameter, target: torch.Tensor, file: Any) -> None:
+    dim, files = entry["dim"], entry["files"]
+    if dim != parameter.dim and dim is not None and parameter.dim is not None:
+        raise IntegrityFailure(f"{name} is divided along dim {dim}, the model's along {parameter.dim}")
+    along = dim if dim is not None else parameter.dim
+    if along is None:
+        target.copy_(file(files[0]).get_tensor(name))
+        return
+    whole = parameter.global_shape[along]
+    size = whole // len(files)
+    start = parameter.axis.rank * target.shape[along] if parameter.dim is not None else 0
+    end = start + target.shape[along]
+    for number, source in enumerate(files):
+        low, high = max(start, number * size), min(end, (number + 1) * size)
+        if low < high:
+            cut: list[slice] = [slice(None)] * target.dim()
+            cut[along] = slice(low - number * size, high - number * size)
+            part = file(source).get_slice(name)[tuple(cut)]
+            target.narrow(along, low - start, high - low).copy_(part)
