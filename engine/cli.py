@@ -1,4 +1,4 @@
-"""`mlm-train`: train a configuration, resume a run, export and import weights."""
+"""`mlm-train`: train a configuration, resume a run, look at a schedule, export and import weights."""
 
 import os
 from collections.abc import Sequence
@@ -10,6 +10,10 @@ import typer
 from engine.allocator import keep_large_buffers
 from engine.config import RunConfig, shrink
 from engine.launch import default_ranks, launch
+from engine.parallel.layout import layout_of
+from engine.pipeline.lowering import format_grid, lower
+from engine.pipeline.schedule import compute_orders, ideal_bubble, parse_schedule, peak_in_flight
+from engine.pipeline.stages import split_layers
 from engine.training_run import begin_run, read_begun_run
 from lineage.command import run_command
 from lineage.config import load_config, override_config
@@ -22,7 +26,7 @@ app = typer.Typer(help="Train GPT-2 the Megatron-LM way.", no_args_is_help=True)
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
 Ranks = Annotated[
-    int | None, typer.Option("--ranks", min=1, help="Local processes; default one per GPU or core.")
+    int | None, typer.Option("--ranks", min=1, help="Processes; by default one per GPU or core here.")
 ]  # fmt: skip
 
 
@@ -38,7 +42,7 @@ def run(
     """Train a configuration (or go on with it), in a run directory of its own."""
     resolved = read_run_config(config, overrides or [], twin)
     if dry_run:
-        print_plan(resolved)
+        print_plan(resolved, ranks)
         return
     arguments = ["run", str(config), *[f"--set={item}" for item in overrides or []], f"--runs={runs}"]
     _start(resolved, runs, arguments + (["--twin"] if twin else []), ranks)
@@ -83,6 +87,27 @@ def import_(
     print(f"written: {import_checkpoint(directory, out, vocab, heads)}")
 
 
+@app.command()
+def schedule(
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline-parallel ranks.")],
+    microbatches: Annotated[int, typer.Option(min=1, help="Microbatches per iteration and data-parallel rank.")],
+    chunks: Annotated[int, typer.Option(min=1, help="Stages per rank; more than one is interleaved.")] = 1,
+    name: Annotated[
+        str | None, typer.Option("--schedule", help="gpipe, 1f1b or interleaved; by default what chunks ask for.")
+    ] = None,
+) -> None:
+    """Print a pipeline schedule as a grid, with its bubble and its activations in flight."""
+    chosen = parse_schedule(name or ("interleaved" if chunks > 1 else "1f1b"))
+    orders = compute_orders(chosen, pp, chunks, microbatches)
+    lowered = lower(orders, chunks)
+    print(format_grid(lowered, chunks))
+    print(f"schedule {chosen}: F forward, B backward (twice as long), number of the microbatch, letter of the chunk")
+    ideal = ideal_bubble(chosen, pp, chunks, microbatches)
+    print(f"bubble {lowered.bubble:.4f} of the ideal time; the formula says {ideal:.4f}")
+    peaks = ", ".join(str(peak_in_flight(order)) for order in orders)
+    print(f"most activations in flight, chunks per rank: {peaks}")
+
+
 def read_run_config(path: Path, overrides: Sequence[str] = (), twin: bool = False) -> RunConfig:
     """The configuration of `path`; overrides apply after shrinking when it is a twin."""
     if not twin:
@@ -92,8 +117,8 @@ def read_run_config(path: Path, overrides: Sequence[str] = (), twin: bool = Fals
     return override_config(shrink(load_config(path, RunConfig)), overrides)
 
 
-def print_plan(config: RunConfig) -> None:
-    """The resolved configuration, its digest and what it costs."""
+def print_plan(config: RunConfig, ranks: int | None = None) -> None:
+    """The resolved configuration, its digest and what it costs; with a number of ranks, the layout on them."""
     from engine.costs import (
         checkpoint_bytes,
         flops_per_iteration,
@@ -102,16 +127,32 @@ def print_plan(config: RunConfig) -> None:
         tokens_trained,
     )
 
-    model, train, tp = config.model, config.train, config.parallel.tp
+    model, train, parallel = config.model, config.train, config.parallel
+    memory = rank_memory_bytes(model, train, parallel)
     print(config.model_dump_json(indent=2))
     print(f"config digest      {sha256_json(config.model_dump(mode='json'))}")
     print(f"parameters         {parameter_count(model):,}")
     print(f"tokens             {tokens_trained(model, train):,}")
     print(f"FLOPs              {flops_per_iteration(model, train) * train.iterations:.3e}")
+    print(f"layout             {_describe_layout(config, ranks)}")
     print(
-        f"memory per rank    {rank_memory_bytes(model, train, tp) / 2**30:.2f} GiB (model, optimizer, one microbatch)"
+        f"memory per rank    {sum(memory.values()) / 2**30:.2f} GiB: model and optimizer "
+        f"{memory['state'] / 2**30:.2f}, activations {memory['activations'] / 2**30:.2f}"
     )
     print(f"checkpoint         {checkpoint_bytes(model, train.precision) / 2**30:.2f} GiB")
+
+
+def _describe_layout(config: RunConfig, ranks: int | None) -> str:
+    parallel = config.parallel
+    layout = layout_of(config, ranks or parallel.tp * parallel.pp)
+    microbatches = config.train.global_batch_size // (config.train.microbatch_size * layout.dp)
+    split_layers(config.model.num_layers, parallel.pp, parallel.chunks)
+    compute_orders(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
+    bubble = ideal_bubble(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
+    return (
+        f"tp {layout.tp} × pp {layout.pp} × dp {layout.dp} = {layout.world_size} ranks, {microbatches} microbatches "
+        f"each, {parallel.schedule} schedule with a bubble of {100 * bubble:.1f} %"
+    )
 
 
 def _start(config: RunConfig, runs: Path, arguments: list[str], ranks: int | None) -> None:
@@ -135,7 +176,10 @@ def _start(config: RunConfig, runs: Path, arguments: list[str], ranks: int | Non
 def main() -> None:
     """Entry point."""
     keep_large_buffers()
-    run_command(app, default="run", verbs=("run", "resume", "export", "import"))
+    run_command(app, default="run", verbs=("run", "resume", "schedule", "export", "import"))
+
+
+    run_command(app, default="run", verbs=("run", "resume", "schedule", "export", "import"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Parameters, floating-point operations and bytes in closed form. Imports no torch."""
 
-from engine.config import ModelConfig, Precision, TrainConfig
+from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 
 
 def parameter_count(model: ModelConfig) -> int:
@@ -35,21 +35,49 @@ def state_bytes_per_parameter(precision: Precision) -> int:
     return {"fp64": 32, "fp32": 16, "bf16": 2 + 2 + 4 + 4 + 8, "fp16": 2 + 2 + 4 + 4 + 8}[precision]
 
 
-def activation_bytes(model: ModelConfig, microbatch_size: int, tp: int = 1) -> float:
-    """Activations of one microbatch kept for the backward pass, sbhL(10 + 24/t + 5as/ht) and the logits.
+def activation_bytes_per_layer(model: ModelConfig, microbatch_size: int, parallel: ParallelConfig) -> float:
+    """Bytes one layer keeps of one microbatch for its backward pass, at 2 bytes per element.
 
-    Korthikanti et al. 2022 (arXiv 2205.05198), Table 2, without recomputation, 2 bytes per element.
+    Korthikanti et al. 2022 (arXiv 2205.05198), Table 2: sbh(10 + 24/t + 5as/ht); selective recomputation drops the last
+    term, full recomputation keeps the layer's input, 2sbh.
     """
-    s, b, h, a = model.seq_length, microbatch_size, model.hidden_size, model.num_heads
-    layer = s * b * h * (10 + 24 / tp + 5 * a * s / (h * tp))
-    return model.num_layers * layer + 4 * s * b * h * (1 + model.padded_vocab_size / (h * tp))
+    s, b, h, a, t = model.seq_length, microbatch_size, model.hidden_size, model.num_heads, parallel.tp
+    if parallel.recompute == "full":
+        return 2 * s * b * h / parallel.recompute_layers
+    attention = 0 if parallel.recompute == "selective" else 5 * a * s / (h * t)
+    return s * b * h * (10 + 24 / t + attention)
 
 
-def rank_memory_bytes(model: ModelConfig, train: TrainConfig, tp: int = 1) -> float:
-    """Model and optimizer state of one rank (sharded by tp) plus one microbatch's activations."""
+def rank_memory_bytes(model: ModelConfig, train: TrainConfig, parallel: ParallelConfig) -> dict[str, float]:
+    """Bytes of the first pipeline rank, which keeps the most: `state` and `activations`.
+
+    State is parameters, gradients and optimizer of its layers and the embedding, divided by tp. Activations are those
+    of every microbatch in flight and, without a pipeline, the logits.
+    """
+    h, tp = model.hidden_size, parallel.tp
+    layers = -(-model.num_layers // parallel.pp)
+    embedding = (model.padded_vocab_size / tp + model.seq_length) * h
+    parameters = layers * (12 * h * h + 13 * h) / tp + embedding
+    in_flight = microbatches_in_flight(parallel, train.global_batch_size // train.microbatch_size)
     scale = {"fp64": 4, "fp32": 2, "bf16": 1, "fp16": 1}[train.precision]
-    state = parameter_count(model) * state_bytes_per_parameter(train.precision) / tp
-    return state + scale * activation_bytes(model, train.microbatch_size, tp)
+    per_layer = activation_bytes_per_layer(model, train.microbatch_size, parallel)
+    logits = 4 * model.seq_length * train.microbatch_size * h * (1 + model.padded_vocab_size / (h * tp))
+    return {
+        "state": parameters * state_bytes_per_parameter(train.precision),
+        "activations": scale * (layers * per_layer * in_flight + (logits if parallel.pp == 1 else 0)),
+    }
+
+
+def microbatches_in_flight(parallel: ParallelConfig, microbatches: int) -> float:
+    """Microbatches whose activations the first pipeline rank keeps at once, in whole-rank units.
+
+    GPipe keeps all m, 1F1B at most p, interleaving p·(1 + (p − 1)/(p·v)) (2021 paper, Section 2.2).
+    """
+    p, v = parallel.pp, parallel.chunks
+    if parallel.schedule == "gpipe":
+        return microbatches
+    most = p if v == 1 else p * (1 + (p - 1) / (p * v))
+    return min(microbatches, most)
 
 
 def checkpoint_bytes(model: ModelConfig, precision: Precision) -> int:

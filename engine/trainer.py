@@ -21,7 +21,7 @@ from engine.costs import flops_per_iteration, parameter_count
 from engine.dataset import DatasetFacts
 from engine.optim.adam import FlatAdamW
 from engine.optim.schedule import learning_rate
-from engine.parallel.layout import fit_layout
+from engine.parallel.layout import layout_of
 from engine.parallel.mesh import ParallelMesh, build_mesh, launched_world_size
 from engine.pipeline.executor import PipelineInput
 from engine.pipeline.partition import PartitionedModel
@@ -46,14 +46,7 @@ def train(config: RunConfig, root: Path) -> RunDirectory:
     A complete run is returned as it is. Raises Interrupted after SIGTERM or Ctrl-C, with a checkpoint written.
     """
     config, dataset, run = begin_run(config, root)
-    layout = fit_layout(
-        launched_world_size(),
-        config.parallel.tp,
-        config.parallel.pp,
-        config.model.num_heads,
-        config.model.padded_vocab_size,
-        config.train.global_batch_size // config.train.microbatch_size,
-    )
+    layout = layout_of(config, launched_world_size())
     if layout.world_size > 1:
         torch.set_num_threads(1)
     mesh = build_mesh(layout)

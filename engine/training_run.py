@@ -13,8 +13,8 @@ from lineage.run import RunDirectory
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
-PLACES = frozenset({"data"})
-"""Sections of the configuration that say where inputs lie; what they are is in their digests."""
+PLACES = frozenset({"data", "parallel"})
+"""Sections of the configuration that say where a run takes place, not what it computes: any layout continues it."""
 
 
 def begin_run(config: RunConfig, root: Path) -> tuple[RunConfig, DatasetFacts, RunDirectory]:

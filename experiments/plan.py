@@ -116,7 +116,7 @@ def model_file(name: str) -> Path:
 
 def _fits(config: RunConfig) -> tuple[bool, str]:
     gpus, tp = list_gpus(), config.parallel.tp
-    needed = rank_memory_bytes(config.model, config.train, tp)
+    needed = sum(rank_memory_bytes(config.model, config.train, config.parallel).values())
     wanted = f"{config.name} needs {tp} GPU{'s' if tp > 1 else ''} of {needed / 2**30:.0f} GiB"
     if not gpus:
         return False, f"there is no GPU, and {wanted}"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from engine.config import RunConfig
 from lineage.errors import BadInput
 
 
@@ -31,22 +32,23 @@ class Layout:
         return tp + self.tp * (dp + self.dp * pp)
 
 
-def fit_layout(
-    world_size: int, tp: int, pp: int, num_heads: int, padded_vocab_size: int, batch_in_microbatches: int
-) -> Layout:
-    """The layout of `world_size` ranks with this tp and pp, all others data-parallel.
+def layout_of(config: RunConfig, ranks: int) -> Layout:
+    """The layout of a run on `ranks` ranks: tp and pp as configured, all others data-parallel.
 
     Raises BadInput with the numbers that do not divide and the choices that would.
     """
-    for size, what in ((num_heads, "attention heads"), (padded_vocab_size, "vocabulary rows"), (world_size, "ranks")):
+    tp, pp = config.parallel.tp, config.parallel.pp
+    num_heads, padded_vocab_size = config.model.num_heads, config.model.padded_vocab_size
+    batch_in_microbatches = config.train.global_batch_size // config.train.microbatch_size
+    for size, what in ((num_heads, "attention heads"), (padded_vocab_size, "vocabulary rows"), (ranks, "ranks")):
         if size % tp:
             raise BadInput(f"tp = {tp} does not divide the {size} {what}; it can be {_divisors(size)}")
-    if world_size % (tp * pp):
+    if ranks % (tp * pp):
         raise BadInput(
-            f"tp × pp = {tp} × {pp} does not divide the {world_size} ranks; with tp = {tp}, pp can be "
-            f"{_divisors(world_size // tp)}"
+            f"tp × pp = {tp} × {pp} does not divide the {ranks} ranks; with tp = {tp}, pp can be "
+            f"{_divisors(ranks // tp)}"
         )
-    dp = world_size // (tp * pp)
+    dp = ranks // (tp * pp)
     if batch_in_microbatches % dp:
         raise BadInput(
             f"the global batch of {batch_in_microbatches} microbatches does not divide over {dp} data-parallel ranks; "

@@ -5,7 +5,7 @@ p pipeline ranks, v chunks per rank, m microbatches. Stage = chunk · p + rank i
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from lineage.errors import BadInput
 
@@ -25,6 +25,14 @@ class Compute(NamedTuple):
     op: Op
     microbatch: int
     chunk: int = 0
+
+
+def parse_schedule(name: str) -> ScheduleName:
+    """The schedule of that name. Raises BadInput for any other."""
+    for known in get_args(ScheduleName):
+        if name == known:
+            return known
+    raise BadInput(f"there is no schedule {name!r}; there are {', '.join(get_args(ScheduleName))}")
 
 
 def compute_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[list[Compute]]:

@@ -3,21 +3,23 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from engine.checkpoint import TrainingState, load_checkpoint, load_for_inference, resolve_checkpoint, save_checkpoint
 from engine.config import ModelConfig, RunConfig, TrainConfig
 from engine.model.gpt2 import GPT2
 from engine.optim.adam import FlatAdamW
+from engine.parallel.gradients import GradientReducer
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import build_mesh
-from engine.parallel.sharding import sharded_parameters
+from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from engine.precision import DTYPES
 from lineage.digest import check_seal, seal
 from lineage.errors import BadInput, IntegrityFailure
@@ -37,19 +39,33 @@ def with_precision(precision: str) -> RunConfig:
     return CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"precision": precision})})
 
 
-def build(config: RunConfig, layout: Layout) -> tuple[GPT2, FlatAdamW]:
+@dataclass
+class Built:
+    """A model on this rank with what trains it."""
+
+    model: GPT2
+    parameters: list[ShardedParameter]
+    optimizer: FlatAdamW
+    reducer: GradientReducer
+
+    def step(self) -> None:
+        self.optimizer.zero_gradients()
+        self.reducer.begin()
+        self.model(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
+        self.reducer.finish(1)
+        self.optimizer.step(1e-2, self.optimizer.gradient_norm())
+
+    def save(self, run: Path, config: RunConfig, state: TrainingState, tokenizer: Path) -> None:
+        save_checkpoint(run, config, state, self.parameters, self.optimizer, self.model.mesh, tokenizer)
+
+
+def build(config: RunConfig, layout: Layout) -> Built:
     mesh = build_mesh(layout)
     model = GPT2(config.model, mesh).to(DTYPES[config.train.precision])
     model.initialize(1)
-    return model, FlatAdamW(sharded_parameters(model, mesh), config.train, mesh)
-
-
-def step(model: GPT2, optimizer: FlatAdamW) -> None:
-    optimizer.zero_gradients()
-    model(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
-    optimizer.accumulate()
-    optimizer.reduce_gradients(1)
-    optimizer.step(1e-2, optimizer.gradient_norm())
+    parameters = sharded_parameters(model, mesh)
+    optimizer = FlatAdamW(parameters, config.train, mesh)
+    return Built(model, parameters, optimizer, GradientReducer(optimizer.groups, mesh))
 
 
 def logits(model: GPT2) -> Any:
@@ -61,20 +77,20 @@ def logits(model: GPT2) -> Any:
 def train_and_save(layout: Layout, run: Path, tokenizer: Path, precision: str) -> tuple[Any, Any]:
     """Logits after two steps, where the checkpoint is written, and after a third."""
     config = with_precision(precision)
-    model, optimizer = build(config, layout)
+    built = build(config, layout)
     for _ in range(2):
-        step(model, optimizer)
-    save_checkpoint(run, config, TrainingState(2, 2, 1.5), model, optimizer, tokenizer)
-    saved = logits(model)
-    step(model, optimizer)
-    return saved, logits(model)
+        built.step()
+    built.save(run, config, TrainingState(2, 2, 1.5), tokenizer)
+    saved = logits(built.model)
+    built.step()
+    return saved, logits(built.model)
 
 
 def load_and_step(layout: Layout, path: Path, precision: str) -> tuple[TrainingState, Any]:
-    model, optimizer = build(with_precision(precision), layout)
-    state = load_checkpoint(path, model, optimizer)
-    step(model, optimizer)
-    return state, logits(model)
+    built = build(with_precision(precision), layout)
+    state = load_checkpoint(path, built.parameters, built.optimizer)
+    built.step()
+    return state, logits(built.model)
 
 
 @pytest.fixture
@@ -117,27 +133,33 @@ def test_master_weights_are_kept(tmp_path: Path, tokenizer: Path) -> None:
     _, expected = train_and_save(Layout(), tmp_path / "run", tokenizer, "bf16")
     _, found = load_and_step(Layout(), resolve_checkpoint(tmp_path / "run"), "bf16")
     assert np.array_equal(found, expected)
-    tensors = load_file(resolve_checkpoint(tmp_path / "run") / "optimizer.safetensors")
+    tensors = load_file(resolve_checkpoint(tmp_path / "run") / "optimizer-tp00-pp000.safetensors")
     assert tensors["master.layers.0.mlp.dense_h_to_4h.weight"].dtype == torch.float32
 
 
-def test_tensors_have_their_global_shape(run: Path) -> None:
-    tensors = load_file(resolve_checkpoint(run) / "model.safetensors")
-    assert list(tensors["embedding.word_embeddings.weight"].shape) == [32, 16]
-    assert list(tensors["layers.1.self_attention.query_key_value.weight"].shape) == [48, 16]
-    assert list(tensors["layers.1.self_attention.dense.weight"].shape) == [16, 16]
+def test_the_index_says_where_the_parts_of_a_tensor_are(run: Path) -> None:
+    path = resolve_checkpoint(run)
+    files = [f"model-tp{rank:02d}-pp000.safetensors" for rank in range(2)]
+    index = json.loads((path / "index.json").read_text(encoding="utf-8"))
+    assert index["embedding.word_embeddings.weight"] == {"shape": [32, 16], "dim": 0, "files": files}
+    assert index["layers.1.self_attention.dense.weight"] == {"shape": [16, 16], "dim": 1, "files": files}
+    assert index["final_layernorm.bias"] == {"shape": [16], "dim": None, "files": files[:1]}
+    parts = [load_file(path / file)["layers.1.self_attention.query_key_value.weight"] for file in files]
+    assert [list(part.shape) for part in parts] == [[24, 16], [24, 16]]
 
 
 def test_old_checkpoints_go(tmp_path: Path, tokenizer: Path) -> None:
-    model, optimizer = build(CONFIG, Layout())
+    built = build(CONFIG, Layout())
     for iteration in (5, 10, 100):
-        save_checkpoint(tmp_path / "run", CONFIG, TrainingState(iteration), model, optimizer, tokenizer)
+        built.save(tmp_path / "run", CONFIG, TrainingState(iteration), tokenizer)
     names = [path.name for path in sorted((tmp_path / "run" / "checkpoints").iterdir())]
     assert names == ["iter_0000010", "iter_0000100"]
     assert resolve_checkpoint(tmp_path / "run").name == "iter_0000100"
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer/tokenizer.json"])
+@pytest.mark.parametrize(
+    "name", ["model-tp01-pp000.safetensors", "index.json", "config.json", "tokenizer/tokenizer.json"]
+)
 def test_a_changed_byte_is_noticed(name: str, run: Path) -> None:
     path = resolve_checkpoint(run) / name
     content = bytearray(path.read_bytes())
@@ -163,16 +185,24 @@ def test_a_damaged_completion_marker_is_refused(run: Path) -> None:
         load_for_inference(run)
 
 
-def lose(tensors: dict[str, torch.Tensor]) -> None:
-    del tensors["final_layernorm.bias"]
+def lose(index: dict[str, Any]) -> None:
+    del index["final_layernorm.bias"]
 
 
-def add(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["layers.9.extra"] = torch.zeros(1)
+def add(index: dict[str, Any]) -> None:
+    index["layers.9.extra"] = index["final_layernorm.bias"]
 
 
-def bend(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["embedding.position_embeddings.weight"] = torch.zeros(16, 8)
+def bend(index: dict[str, Any]) -> None:
+    index["embedding.position_embeddings.weight"]["shape"] = [16, 8]
+
+
+def escape(index: dict[str, Any]) -> None:
+    index["final_layernorm.bias"]["files"] = ["../../other.safetensors"]
+
+
+def swap(index: dict[str, Any]) -> None:
+    index["final_layernorm.bias"]["files"] = ["optimizer-tp00-pp000.safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -181,15 +211,15 @@ def bend(tensors: dict[str, torch.Tensor]) -> None:
         (lose, "'final_layernorm.bias' is missing"),
         (add, "'layers.9.extra' is unexpected"),
         (bend, r"embedding.position_embeddings.weight has shape \[16, 8\], the model's is \[8, 16\]"),
+        (escape, "which is not a file of the checkpoint"),
+        (swap, "cannot be read"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(
-    change: Callable[[dict[str, torch.Tensor]], None], sentence: str, run: Path
-) -> None:
+def test_tensors_that_do_not_fit_are_named(change: Callable[[dict[str, Any]], None], sentence: str, run: Path) -> None:
     path = resolve_checkpoint(run)
-    tensors = load_file(path / "model.safetensors")
-    change(tensors)
-    save_file(tensors, path / "model.safetensors")
+    index = json.loads((path / "index.json").read_text(encoding="utf-8"))
+    change(index)
+    (path / "index.json").write_text(json.dumps(index), encoding="utf-8")
     seal(path)
     with pytest.raises(IntegrityFailure, match=sentence):
         load_for_inference(run)
@@ -197,9 +227,9 @@ def test_tensors_that_do_not_fit_are_named(
 
 def test_a_file_that_is_not_safetensors_is_refused(run: Path) -> None:
     path = resolve_checkpoint(run)
-    (path / "model.safetensors").write_bytes(b"nonsense")
+    (path / "model-tp00-pp000.safetensors").write_bytes(b"nonsense")
     seal(path)
-    with pytest.raises(IntegrityFailure, match=r"model\.safetensors cannot be read"):
+    with pytest.raises(IntegrityFailure, match="cannot be read"):
         load_for_inference(run)
 
 

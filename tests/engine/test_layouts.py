@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import ModelConfig, ParallelConfig, TrainConfig
+from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from engine.optim.adam import FlatAdamW
 from engine.optim.schedule import learning_rate
-from engine.parallel.layout import Layout, fit_layout
+from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import build_mesh
 from engine.pipeline.executor import PipelineInput
 from engine.pipeline.partition import PartitionedModel
@@ -80,7 +80,7 @@ def layouts() -> Iterator[Any]:
             yield pytest.param(Layout(tp=tp, pp=pp, dp=dp), parallel, id=name)
 
 
-@pytest.mark.parametrize(("layout", "parallel"), layouts())
+@pytest.mark.parametrize(("layout", "parallel"), list(layouts()))
 def test_layout_equals_serial(layout: Layout, parallel: ParallelConfig) -> None:
     ranks = run_ranks(train_on, layout.world_size, layout, parallel)
     for what in ("gradients", "weights"):
@@ -106,13 +106,15 @@ def test_coordinates_and_rank_are_inverse() -> None:
 
 
 @pytest.mark.parametrize(
-    ("world", "tp", "batch", "sentence"),
+    ("ranks", "tp", "pp", "sentence"),
     [
-        (4, 3, 8, "tp = 3 does not divide the 4 attention heads; it can be 1, 2, 4"),
-        (8, 8, 8, "tp = 8 does not divide the 4 attention heads; it can be 1, 2, 4"),
-        (3, 1, 4, "the global batch of 4 microbatches does not divide over 3 data-parallel ranks"),
+        (4, 3, 1, "tp = 3 does not divide the 4 attention heads; it can be 1, 2, 4"),
+        (5, 2, 1, "tp = 2 does not divide the 5 ranks; it can be 1, 5"),
+        (6, 2, 2, "tp × pp = 2 × 2 does not divide the 6 ranks; with tp = 2, pp can be 1, 3"),
+        (3, 1, 1, "the global batch of 8 microbatches does not divide over 3 data-parallel ranks"),
     ],
 )
-def test_a_layout_that_does_not_divide_is_refused(world: int, tp: int, batch: int, sentence: str) -> None:
+def test_a_layout_that_does_not_divide_is_refused(ranks: int, tp: int, pp: int, sentence: str) -> None:
+    config = RunConfig(name="tiny", model=MODEL, train=TRAIN, parallel=ParallelConfig(tp=tp, pp=pp))
     with pytest.raises(BadInput, match=sentence):
-        fit_layout(world, tp, 1, num_heads=4, padded_vocab_size=32, batch_in_microbatches=batch)
+        layout_of(config, ranks)

@@ -10,6 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from engine.config import ModelConfig, TrainConfig
 from engine.model.gpt2 import GPT2
 from engine.optim.adam import FlatAdamW
+from engine.parallel.gradients import GradientReducer
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
 from engine.rng import Dropout
@@ -91,13 +92,15 @@ def test_an_optimizer_step_equals_the_other_library(clip: float) -> None:
     optimizer = FlatAdamW(sharded_parameters(ours, ours.mesh), train, ours.mesh)
     undecayed = [p for name, p in theirs.named_parameters() if name.endswith("bias") or ".ln_" in name]
     decayed = [p for name, p in theirs.named_parameters() if not (name.endswith("bias") or ".ln_" in name)]
+    reducer = GradientReducer(optimizer.groups, ours.mesh)
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": undecayed, "weight_decay": 0.0}]
     reference = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.999), eps=1e-8)
     for rate in (1e-2, 4e-3):
         optimizer.zero_gradients()
+        reducer.begin()
         for row in TOKENS.split(2):
             ours(row[:, :-1], row[:, 1:]).backward()
-        optimizer.reduce_gradients(2)
+        reducer.finish(2)
         norm = optimizer.gradient_norm()
         optimizer.step(rate, norm)
         reference.zero_grad()

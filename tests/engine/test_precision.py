@@ -11,6 +11,7 @@ from torch import nn
 
 from engine.config import TrainConfig
 from engine.optim.adam import FlatAdamW
+from engine.parallel.gradients import GradientReducer
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
 from engine.precision import LossScaler
@@ -77,12 +78,13 @@ def test_updates_below_the_formats_resolution_add_up(dtype: torch.dtype) -> None
     mesh = serial_mesh()
     train_config = TrainConfig(weight_decay=0.0, clip_gradient=0.0)
     optimizer = FlatAdamW(sharded_parameters(model, mesh), train_config, mesh)
+    reducer = GradientReducer(optimizer.groups, mesh)
     values = []
     for _ in range(100):
         optimizer.zero_gradients()
+        reducer.begin()
         model(torch.ones(1, 4, dtype=dtype)).sum().backward()
-        optimizer.accumulate()
-        optimizer.reduce_gradients(1)
+        reducer.finish(1)
         optimizer.step(1e-4, optimizer.gradient_norm())
         values.append(model.weight.detach().float().mean().item())
     assert values[0] == 1.0  # 1e-4 is less than half the step below 1
@@ -93,11 +95,12 @@ def test_gradients_of_microbatches_add_up_in_fp32() -> None:
     model = nn.Linear(1, 1).to(torch.bfloat16)
     mesh = serial_mesh()
     optimizer = FlatAdamW(sharded_parameters(model, mesh), TrainConfig(), mesh)
+    reducer = GradientReducer(optimizer.groups, mesh)
     optimizer.zero_gradients()
+    reducer.begin()
     for _ in range(1000):
         model(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()
-        optimizer.accumulate()
-    optimizer.reduce_gradients(1)
+    reducer.finish(1)
     assert optimizer.gradient_norm() == pytest.approx(1000 * math.sqrt(2))  # bf16 sums would stop at 256
 
 

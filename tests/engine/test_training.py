@@ -38,7 +38,8 @@ def test_a_finished_run_is_sealed_and_whole(uninterrupted: Path) -> None:
     newest = uninterrupted / "checkpoints" / "iter_0000060"
     check_seal(newest)
     assert {path.name for path in newest.iterdir()} == {
-        "COMPLETE", "model.safetensors", "optimizer.safetensors", "state.json", "config.json", "tokenizer",
+        "COMPLETE", "index.json", "state.json", "config.json", "tokenizer",
+        "model-tp00-pp000.safetensors", "optimizer-tp00-pp000.safetensors",
     }  # fmt: skip
 
 

@@ -103,6 +103,8 @@ def write_run(root: Path, *, twin: bool = True, zero: bool = False) -> Path:
     if zero:
         for parameter in model.parameters():
             parameter.data.zero_()
-    optimizer = FlatAdamW(sharded_parameters(model, model.mesh), config.train, model.mesh)
-    save_checkpoint(run.path, config, TrainingState(iteration=10), model, optimizer, dataset / "tokenizer")
+    parameters = sharded_parameters(model, model.mesh)
+    optimizer = FlatAdamW(parameters, config.train, model.mesh)
+    state = TrainingState(iteration=10)
+    save_checkpoint(run.path, config, state, parameters, optimizer, model.mesh, dataset / "tokenizer")
     return run.path

@@ -141,9 +141,9 @@ def test_failures_are_one_sentence_and_leave_nothing(
         case "unfinished":
             (checkpoint / "COMPLETE").unlink()
         case "changed":
-            weights = bytearray((checkpoint / "model.safetensors").read_bytes())
+            weights = bytearray((checkpoint / "model-tp00-pp000.safetensors").read_bytes())
             weights[-1] ^= 1
-            (checkpoint / "model.safetensors").write_bytes(weights)
+            (checkpoint / "model-tp00-pp000.safetensors").write_bytes(weights)
         case "other test file":
             for name in ("wikitext-103/wiki.test.tokens", "lambada/lambada_test.jsonl"):
                 (nothing_published / name).parent.mkdir()
