@@ -135,6 +135,8 @@ class ParallelConfig(Config):
     """Stages per pipeline rank, `v`; more than one needs the interleaved schedule."""
     schedule: ScheduleName = "1f1b"
     """Order of forward and backward passes in the pipeline."""
+    sequence_parallel: bool = False
+    """Divide activations along the sequence outside tensor-parallel regions (Korthikanti et al. 2022)."""
     scatter_gather: bool = True
     """Send each activation between stages once, divided over the tensor-parallel ranks (2021 paper, Section 4.1)."""
     recompute: Literal["none", "selective", "full"] = "none"

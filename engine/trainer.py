@@ -49,7 +49,7 @@ def train(config: RunConfig, root: Path) -> RunDirectory:
     layout = layout_of(config, launched_world_size())
     if layout.world_size > 1:
         torch.set_num_threads(1)
-    mesh = build_mesh(layout)
+    mesh = build_mesh(layout, config.parallel.sequence_parallel)
     mesh.barrier()
     if run.is_complete:
         run.link()

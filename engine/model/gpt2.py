@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from engine.config import ModelConfig
-from engine.parallel.collectives import copy_to_tensor_parallel
+from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import sharded_parameters
@@ -35,13 +35,16 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.layer, self.axis, self.recompute = layer, mesh.tp, recompute
         self.num_heads, self.head_dim = config.num_heads, config.head_dim
-        self.query_key_value = ColumnParallelLinear(config.hidden_size, 3 * config.hidden_size, mesh.tp)
-        self.dense = RowParallelLinear(config.hidden_size, config.hidden_size, mesh.tp)
+        self.query_key_value = ColumnParallelLinear(
+            config.hidden_size, 3 * config.hidden_size, mesh.tp, mesh.sequence_parallel
+        )
+        self.dense = RowParallelLinear(config.hidden_size, config.hidden_size, mesh.tp, mesh.sequence_parallel)
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
-        s, b, _ = x.shape
         heads = self.num_heads // self.axis.size
-        qkv = self.query_key_value(x).view(s, b, heads, 3, self.head_dim)  # [s, b, n/t, 3, d]
+        qkv = self.query_key_value(x)  # [s, b, 3h/t]
+        s, b, _ = qkv.shape
+        qkv = qkv.view(s, b, heads, 3, self.head_dim)
         query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n/t, s, d]
         if dropout is None:
             context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -70,8 +73,12 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         super().__init__()
-        self.dense_h_to_4h = ColumnParallelLinear(config.hidden_size, 4 * config.hidden_size, mesh.tp)
-        self.dense_4h_to_h = RowParallelLinear(4 * config.hidden_size, config.hidden_size, mesh.tp)
+        self.dense_h_to_4h = ColumnParallelLinear(
+            config.hidden_size, 4 * config.hidden_size, mesh.tp, mesh.sequence_parallel
+        )
+        self.dense_4h_to_h = RowParallelLinear(
+            4 * config.hidden_size, config.hidden_size, mesh.tp, mesh.sequence_parallel
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x), approximate="tanh"))
@@ -82,7 +89,7 @@ class TransformerLayer(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.mesh = layer, mesh
         self.input_layernorm = nn.LayerNorm(config.hidden_size)
         self.self_attention = SelfAttention(config, mesh, layer, recompute_attention)
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size)
@@ -90,8 +97,9 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
         attention = self.self_attention(self.input_layernorm(x), dropout)
-        x = x + drop(attention, f"layers.{self.layer}.attention_output", dropout)
-        return x + drop(self.mlp(self.post_attention_layernorm(x)), f"layers.{self.layer}.mlp_output", dropout)
+        x = x + drop(attention, f"layers.{self.layer}.attention_output", dropout, self.mesh)
+        mlp = self.mlp(self.post_attention_layernorm(x))
+        return x + drop(mlp, f"layers.{self.layer}.mlp_output", dropout, self.mesh)
 
 
 class Embedding(nn.Module):
@@ -102,14 +110,19 @@ class Embedding(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, has_positions: bool) -> None:
         super().__init__()
-        self.word_embeddings = VocabParallelEmbedding(config.padded_vocab_size, config.hidden_size, mesh.tp)
+        self.mesh = mesh
+        self.word_embeddings = VocabParallelEmbedding(
+            config.padded_vocab_size, config.hidden_size, mesh.tp, mesh.sequence_parallel
+        )
         if has_positions:
             self.position_embeddings = nn.Embedding(config.seq_length, config.hidden_size)
 
     def forward(self, tokens: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
-        positions = torch.arange(tokens.size(1), device=tokens.device)
-        embedded = self.word_embeddings(tokens) + self.position_embeddings(positions)  # [b, s, h]
-        return drop(embedded.transpose(0, 1).contiguous(), "embedding", dropout)
+        words = self.word_embeddings(tokens)  # [s, b, h]
+        first = self.mesh.sequence_rank * words.size(0)
+        positions = torch.arange(first, first + words.size(0), device=tokens.device)
+        embedded = words + self.position_embeddings(positions).unsqueeze(1)
+        return drop(embedded, "embedding", dropout, self.mesh)
 
 
 class GPT2(nn.Module):
@@ -147,7 +160,7 @@ class GPT2(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """States [..., h] → this rank's logits [..., v/t], through the tied word embedding."""
-        hidden = copy_to_tensor_parallel(hidden, self.mesh.tp)
+        hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel)
         return F.linear(hidden, self.embedding.word_embeddings.weight)
 
     def loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -190,10 +203,11 @@ def _run_layers(layers: Sequence[nn.Module], x: torch.Tensor, dropout: Dropout |
     return x
 
 
-def drop(x: torch.Tensor, site: str, dropout: Dropout | None) -> torch.Tensor:
-    """Dropout on the residual stream, [s, b, h], the same on every tensor-parallel rank."""
+def drop(x: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> torch.Tensor:
+    """Dropout on the residual stream, [s, b, h], the same at any layout; a divided sequence has its rows of the mask."""
     if dropout is None:
         return x
     s, _, h = x.shape
-    keep = dropout.keep(site, (s, h), x.device).transpose(0, 1)  # [s, b, h]
-    return x * dropout.scale(keep, x.dtype)
+    parts = mesh.tp.size if mesh.sequence_parallel else 1
+    keep = dropout.keep(site, (s * parts, h), x.device).transpose(0, 1)  # [s, b, h]
+    return x * dropout.scale(keep.narrow(0, mesh.sequence_rank * s, s), x.dtype)

@@ -1,4 +1,7 @@
-"""Tensor parallelism's conjugate operators f and g (2019 paper, Section 3, Figure 3)."""
+"""Tensor parallelism's conjugate operators: f and g (2019 paper, Section 3, Figure 3), and with sequence parallelism ḡ
+and its conjugate (Korthikanti et al. 2022, arXiv 2205.05198, Section 4.2). Activations are [s, b, h], [s/t, b, h] where
+the sequence is divided.
+"""
 
 from typing import Any
 
@@ -28,11 +31,37 @@ class _Reduce(torch.autograd.Function):
         return gradient, None
 
 
-def copy_to_tensor_parallel(x: torch.Tensor, axis: Axis) -> torch.Tensor:
-    """f: identity forward, all-reduce backward."""
-    return x if axis.size == 1 else _Copy.apply(x, axis)
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, axis: Axis) -> torch.Tensor:
+        ctx.axis = axis
+        return axis.all_gather(x, dim=0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.axis.reduce_scatter(gradient), None
 
 
-def reduce_from_tensor_parallel(x: torch.Tensor, axis: Axis) -> torch.Tensor:
-    """g: all-reduce forward, identity backward."""
-    return x if axis.size == 1 else _Reduce.apply(x, axis)
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, axis: Axis) -> torch.Tensor:
+        ctx.axis = axis
+        return axis.reduce_scatter(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.axis.all_gather(gradient.contiguous(), dim=0), None
+
+
+def enter_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool) -> torch.Tensor:
+    """Before a column-parallel product: f, or all-gather of the sequence forward and reduce-scatter backward."""
+    if axis.size == 1:
+        return x
+    return _Gather.apply(x, axis) if sequence_parallel else _Copy.apply(x, axis)
+
+
+def leave_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool) -> torch.Tensor:
+    """After a row-parallel product: g, or reduce-scatter of the sequence forward and all-gather backward."""
+    if axis.size == 1:
+        return x
+    return _Scatter.apply(x, axis) if sequence_parallel else _Reduce.apply(x, axis)

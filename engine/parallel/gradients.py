@@ -63,7 +63,11 @@ class GradientReducer:
         self._armed.update(id(parameter.local) for parameter in parameters)
 
     def finish(self, divisor: float) -> None:
-        """Wait for every bucket, add up the tied embedding's two gradients, and divide by `divisor` × dp."""
+        """Wait for every bucket, add up what is shared between ranks, and divide by `divisor` × dp.
+
+        Shared are the tied embedding, held by the first and the last stage, and with sequence parallelism every
+        undivided parameter, of which each tensor-parallel rank saw its part of the sequence.
+        """
         for bucket in self._buckets:
             self._launch(bucket)
             if bucket.work is not None:
@@ -72,6 +76,8 @@ class GradientReducer:
             for parameter, view in zip(group.parameters, group.views(group.main_gradient), strict=True):
                 if parameter.name == TIED_EMBEDDING:
                     self.mesh.embedding.all_reduce(view)
+                if self.mesh.sequence_parallel and parameter.dim is None:
+                    self.mesh.tp.all_reduce(view)
             group.main_gradient.div_(divisor * self.mesh.dp.size)
 
     def _arrived(self, bucket: _Bucket, main: torch.Tensor, is_mixed: bool, parameter: torch.Tensor) -> None:

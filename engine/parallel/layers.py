@@ -1,5 +1,6 @@
 """Linear layers and embedding divided over the tensor-parallel axis; on an axis of size 1 they are ordinary layers.
 
+With sequence parallelism activations outside are divided along the sequence, [s/t, b, h].
 Each layer states in `shard_dims` along which dim its parameters are divided. Shapes: `s` sequence, `b` microbatch,
 `t` tensor-parallel ranks.
 """
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.parallel.collectives import copy_to_tensor_parallel, reduce_from_tensor_parallel
+from engine.parallel.collectives import enter_tensor_parallel, leave_tensor_parallel
 from engine.parallel.mesh import Axis
 
 
@@ -19,14 +20,14 @@ class ColumnParallelLinear(nn.Module):
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0, "bias": 0}
 
-    def __init__(self, in_features: int, out_features: int, axis: Axis) -> None:
+    def __init__(self, in_features: int, out_features: int, axis: Axis, sequence_parallel: bool = False) -> None:
         super().__init__()
-        self.axis = axis
+        self.axis, self.sequence_parallel = axis, sequence_parallel
         self.weight = nn.Parameter(torch.empty(out_features // axis.size, in_features))
         self.bias = nn.Parameter(torch.empty(out_features // axis.size))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(copy_to_tensor_parallel(x, self.axis), self.weight, self.bias)
+        return F.linear(enter_tensor_parallel(x, self.axis, self.sequence_parallel), self.weight, self.bias)
 
 
 class RowParallelLinear(nn.Module):
@@ -37,33 +38,35 @@ class RowParallelLinear(nn.Module):
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 1}
 
-    def __init__(self, in_features: int, out_features: int, axis: Axis) -> None:
+    def __init__(self, in_features: int, out_features: int, axis: Axis, sequence_parallel: bool = False) -> None:
         super().__init__()
-        self.axis = axis
+        self.axis, self.sequence_parallel = axis, sequence_parallel
         self.weight = nn.Parameter(torch.empty(out_features, in_features // axis.size))
         self.bias = nn.Parameter(torch.empty(out_features))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.axis.size == 1:
             return F.linear(x, self.weight, self.bias)
-        return reduce_from_tensor_parallel(F.linear(x, self.weight), self.axis) + self.bias
+        return leave_tensor_parallel(F.linear(x, self.weight), self.axis, self.sequence_parallel) + self.bias
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Word embedding with its rows (vocabulary) divided: token ids [b, s] → [b, s, h]."""
+    """Word embedding with its rows (vocabulary) divided: token ids [b, s] → [s, b, h]."""
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0}
 
-    def __init__(self, padded_vocab_size: int, hidden_size: int, axis: Axis) -> None:
+    def __init__(self, padded_vocab_size: int, hidden_size: int, axis: Axis, sequence_parallel: bool = False) -> None:
         super().__init__()
-        self.axis = axis
+        self.axis, self.sequence_parallel = axis, sequence_parallel
         self.rows = padded_vocab_size // axis.size
         self.weight = nn.Parameter(torch.empty(self.rows, hidden_size))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        tokens = tokens.transpose(0, 1)
         if self.axis.size == 1:
             return F.embedding(tokens, self.weight)
         local = tokens - self.axis.rank * self.rows
         elsewhere = (local < 0) | (local >= self.rows)
         embedded = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
-        return reduce_from_tensor_parallel(embedded.masked_fill(elsewhere.unsqueeze(-1), 0.0), self.axis)
+        embedded = embedded.masked_fill(elsewhere.unsqueeze(-1), 0.0)
+        return leave_tensor_parallel(embedded, self.axis, self.sequence_parallel)

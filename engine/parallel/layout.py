@@ -43,6 +43,11 @@ def layout_of(config: RunConfig, ranks: int) -> Layout:
     for size, what in ((num_heads, "attention heads"), (padded_vocab_size, "vocabulary rows"), (ranks, "ranks")):
         if size % tp:
             raise BadInput(f"tp = {tp} does not divide the {size} {what}; it can be {_divisors(size)}")
+    if config.parallel.sequence_parallel and config.model.seq_length % tp:
+        raise BadInput(
+            f"sequence parallelism divides seq_length = {config.model.seq_length} by tp = {tp}, which does not go; tp can "
+            f"be {_divisors(config.model.seq_length)}"
+        )
     if ranks % (tp * pp):
         raise BadInput(
             f"tp × pp = {tp} × {pp} does not divide the {ranks} ranks; with tp = {tp}, pp can be "

@@ -35,6 +35,14 @@ class Axis:
         dist.all_gather(shards, tensor.contiguous(), group=self.group)
         return torch.cat(shards, dim=dim)
 
+    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's part, along dim 0, of the sum over the axis."""
+        if self.size == 1:
+            return tensor
+        part = tensor.new_empty(tensor.size(0) // self.size, *tensor.shape[1:])
+        dist.reduce_scatter_tensor(part, tensor.contiguous(), group=self.group)
+        return part
+
 
 @dataclass(frozen=True)
 class ParallelMesh:
@@ -47,6 +55,13 @@ class ParallelMesh:
     embedding: Axis
     """First and last pipeline rank, which share the tied embedding; of size 1 on the ranks between."""
     device: torch.device
+    sequence_parallel: bool = False
+    """Whether activations outside tensor-parallel regions are divided along the sequence over the tp axis."""
+
+    @property
+    def sequence_rank(self) -> int:
+        """Which part of the sequence this rank holds outside tensor-parallel regions."""
+        return self.tp.rank if self.sequence_parallel else 0
 
     @property
     def is_first(self) -> bool:
@@ -88,7 +103,7 @@ def local_device() -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def build_mesh(layout: Layout) -> ParallelMesh:
+def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
     """Process groups for `layout` over the ranks that torchrun started (NCCL on GPUs, gloo on CPUs).
 
     Raises BadInput when the number of ranks differs from the layout's.
@@ -112,6 +127,7 @@ def build_mesh(layout: Layout) -> ParallelMesh:
         dp=Axis(layout.dp, dp, mesh.get_group("dp")),
         embedding=_embedding_axis(layout, tp, pp, dp),
         device=device,
+        sequence_parallel=sequence_parallel and layout.tp > 1,
     )
 
 

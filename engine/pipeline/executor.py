@@ -46,7 +46,7 @@ class PipelineExecutor:
         self._chunks, self._mesh = chunks, mesh
         self._pp = mesh.pp.size
         self._last = self._pp * len(chunks) - 1
-        self._divides = scatter_gather and mesh.tp.size > 1
+        self._divides = scatter_gather and mesh.tp.size > 1 and not mesh.sequence_parallel
 
     def run(
         self,
@@ -152,7 +152,8 @@ class PipelineExecutor:
 
     def _shape(self, batch: PipelineInput) -> tuple[int, int, int]:
         rows, columns = batch.tokens.shape
-        return columns, rows, self._chunks[0].config.hidden_size
+        parts = self._mesh.tp.size if self._mesh.sequence_parallel else 1
+        return columns // parts, rows, self._chunks[0].config.hidden_size
 
     def _tag(self, message: Message) -> int:
         return (message.microbatch * (self._last + 1) + message.stage) * 2 + (message.payload is Op.BACKWARD)

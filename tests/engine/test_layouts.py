@@ -33,7 +33,7 @@ Result = dict[str, Any]
 
 def train_on(layout: Layout, parallel: ParallelConfig) -> Result:
     """Five iterations in float64 on fixed data; whole gradients and weights of this rank's stages."""
-    mesh = build_mesh(layout)
+    mesh = build_mesh(layout, parallel.sequence_parallel)
     model = PartitionedModel(MODEL, parallel, mesh, torch.float64, TRAIN.seed)
     optimizer = FlatAdamW(model.parameters, TRAIN, mesh)
     reducer = model.reducer(optimizer.groups)
@@ -65,6 +65,7 @@ def serial() -> Result:
 
 def layouts() -> Iterator[Any]:
     """tp 1, 2, 4 × pp 1, 2, 4 × dp 1, 2 up to 8 ranks, with every schedule, chunks and recomputation among them."""
+    divided = itertools.cycle((True, False))
     recomputations = itertools.cycle(("none", "full", "selective"))
     for tp, pp, dp in itertools.product((1, 2, 4), (1, 2, 4), (1, 2)):
         if tp * pp * dp > 8:
@@ -74,9 +75,15 @@ def layouts() -> Iterator[Any]:
             chunks = 2 if schedule == "interleaved" else 1
             recompute = next(recomputations)
             parallel = ParallelConfig(
-                tp=tp, pp=pp, chunks=chunks, schedule=schedule, recompute=recompute, recompute_layers=1 + dp % 2
+                tp=tp,
+                pp=pp,
+                chunks=chunks,
+                schedule=schedule,
+                recompute=recompute,
+                recompute_layers=1 + dp % 2,
+                sequence_parallel=next(divided),
             )
-            name = f"tp{tp}-pp{pp}-dp{dp}-{schedule}{chunks}-{recompute}"
+            name = f"tp{tp}-pp{pp}-dp{dp}-{schedule}{chunks}-{recompute}{'-sp' if parallel.sequence_parallel else ''}"
             yield pytest.param(Layout(tp=tp, pp=pp, dp=dp), parallel, id=name)
 
 
