@@ -19,14 +19,13 @@ from engine.model.gpt2 import GPT2
 from engine.optim.adam import FlatAdamW
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
-from engine.shards import check_names, describe, merge_descriptions, read_into, write_shard
+from engine.shards import INDEX, check_names, describe, merge_descriptions, read_into, write_shard
 from lineage.atomic import publish_directory, write_json
 from lineage.config import parse_config
 from lineage.digest import check_seal, is_sealed, seal
 from lineage.errors import BadInput, IntegrityFailure
 
 FOLDER = "checkpoints"
-INDEX = "index.json"
 OPTIMIZER_STATE = ("exp_avg.", "exp_avg_sq.", "master.")
 
 

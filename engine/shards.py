@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from engine.parallel.sharding import ShardedParameter
 from lineage.errors import IntegrityFailure
 
+INDEX = "index.json"
 Entry = dict[str, Any]
 """{"shape": whole shape, "dim": int or None, "files": names in the order of the parts}"""
 
@@ -41,6 +42,11 @@ def merge_descriptions(descriptions: Iterable[dict[str, Entry]]) -> dict[str, En
         name: {"shape": e["shape"], "dim": e["dim"], "files": [e["parts"][i] for i in sorted(e["parts"])]}
         for name, e in index.items()
     }
+
+
+def whole_index(shapes: Mapping[str, tuple[int, ...]], file: str) -> dict[str, Entry]:
+    """The index of undivided tensors in one file."""
+    return {name: {"shape": list(shape), "dim": None, "files": [file]} for name, shape in shapes.items()}
 
 
 def read_into(

@@ -11,16 +11,18 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from data_pipeline.tokenizer import Tokenizer
 from engine.config import ModelConfig, TwinScale
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
+from engine.shards import INDEX, whole_index, write_shard
 from lineage.atomic import new_directory, write_json
 from lineage.digest import is_sealed, seal, sha256_file
 from lineage.errors import BadInput, IntegrityFailure
+
+MODEL_FILE = "model-tp00-pp000.safetensors"
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ def write_checkpoint(out: Path, imported: Imported) -> str:
     check_tensors(imported.tensors, shapes, imported.name)
     with new_output(out) as temporary:
         weights = {name: imported.tensors[name].to("cpu", torch.float32).contiguous() for name in shapes}
-        save_file(weights, temporary / "model.safetensors")
+        write_shard(temporary / MODEL_FILE, weights)
+        write_json(temporary / INDEX, whole_index(shapes, MODEL_FILE))
         described = {
             "name": imported.name,
             "model": imported.model.model_dump(mode="json"),

@@ -204,7 +204,7 @@ def _run_layers(layers: Sequence[nn.Module], x: torch.Tensor, dropout: Dropout |
 
 
 def drop(x: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> torch.Tensor:
-    """Dropout on the residual stream, [s, b, h], the same at any layout; a divided sequence has its rows of the mask."""
+    """Dropout on the residual stream, [s, b, h]: a divided sequence has its rows of the mask, so layouts agree."""
     if dropout is None:
         return x
     s, _, h = x.shape

@@ -45,8 +45,8 @@ def layout_of(config: RunConfig, ranks: int) -> Layout:
             raise BadInput(f"tp = {tp} does not divide the {size} {what}; it can be {_divisors(size)}")
     if config.parallel.sequence_parallel and config.model.seq_length % tp:
         raise BadInput(
-            f"sequence parallelism divides seq_length = {config.model.seq_length} by tp = {tp}, which does not go; tp can "
-            f"be {_divisors(config.model.seq_length)}"
+            f"sequence parallelism cannot divide seq_length = {config.model.seq_length} by tp = {tp}; "
+            f"tp can be {_divisors(config.model.seq_length)}"
         )
     if ranks % (tp * pp):
         raise BadInput(

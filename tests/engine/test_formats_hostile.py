@@ -158,7 +158,7 @@ def test_a_damaged_directory_gets_one_sentence(
 def test_export_explains_what_it_cannot_do(
     exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights = tmp_path / "checkpoint" / "model.safetensors"
+    weights = tmp_path / "checkpoint" / "model-tp00-pp000.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     for checkpoint, out, code, words in (
         (tmp_path / "nowhere", tmp_path / "out", 2, "there is no checkpoint directory"),

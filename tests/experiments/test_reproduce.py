@@ -150,7 +150,7 @@ def test_the_summary_is_that_of_the_runs(finished: Finished) -> None:
         "num_layers": 24, "hidden_size": 1024, "num_heads": 16, "seq_length": 1024, "vocab_size": 50257,
         "global_batch_size": 512, "iterations": 300_000, "learning_rate": 1.5e-4, "parameters": 355_788_800,
     }  # fmt: skip
-    with safe_open(run / "checkpoints" / "iter_0000012" / "model.safetensors", framework="np") as file:
+    with safe_open(run / "checkpoints" / "iter_0000012" / "model-tp00-pp000.safetensors", framework="np") as file:
         stored = sum(file.get_tensor(name).size for name in file.keys())  # noqa: SIM118
     assert model["trained"]["parameters"] == stored
     assert model["trained"]["vocab_size"] == dataset["vocab_size"]
