@@ -173,6 +173,8 @@ class Trainer:
         rows = self.validation.batches(count, batch_size, mesh.dp.rank, mesh.dp.size)
         total = self.model.evaluate([self._input(tokens) for tokens in rows])
         loss = mesh.pp.all_reduce(mesh.dp.all_reduce(total)).item() / count
+        if not math.isfinite(loss):
+            raise NotFinite(f"after iteration {iteration} the validation loss is {loss}")
         self.validated = math.exp(min(loss, 20.0))
         return {
             "kind": "validation",

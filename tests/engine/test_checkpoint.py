@@ -259,5 +259,5 @@ def test_resolve_refuses_what_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(IntegrityFailure, match="no COMPLETE file"):
         resolve_checkpoint(tmp_path / "folder")
     seal(tmp_path / "folder")
-    with pytest.raises(BadInput, match=r"has no model\.safetensors"):
+    with pytest.raises(BadInput, match=r"has no index\.json"):
         resolve_checkpoint(tmp_path / "folder")

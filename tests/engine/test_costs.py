@@ -1,14 +1,16 @@
 """Closed forms against the published tables and against a real model."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import experiments
 from engine.cli import read_run_config
-from engine.config import ModelConfig, Precision, TrainConfig
+from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from engine.costs import (
+    activation_bytes_per_layer,
     checkpoint_bytes,
     flops_per_iteration,
     parameter_count,
@@ -79,8 +81,26 @@ def test_bytes_per_parameter(precision: Precision, state: int, saved: int) -> No
     assert checkpoint_bytes(model, precision) == saved * parameter_count(model)
 
 
-def test_tensor_parallelism_divides_memory() -> None:
+def test_parallelism_divides_memory() -> None:
     model, train = published("8.3b"), TrainConfig()
-    whole, eighth = rank_memory_bytes(model, train), rank_memory_bytes(model, train, tp=8)
-    assert whole / 8 < eighth < whole / 3
-    assert rank_memory_bytes(model, train.model_copy(update={"precision": "fp32"})) > whole - 5 * parameter_count(model)
+
+    def memory(**parallel: Any) -> dict[str, float]:
+        return rank_memory_bytes(model, train, ParallelConfig(**parallel))
+
+    whole, eighth = memory(), memory(tp=8)
+    assert whole["state"] == pytest.approx(20 * parameter_count(model), rel=1e-3)
+    assert whole["state"] / 8 < eighth["state"] < whole["state"] / 7
+    assert whole["activations"] / 8 < eighth["activations"] < whole["activations"] / 3
+    assert memory(pp=8)["state"] < whole["state"] / 7
+    assert memory(pp=8)["activations"] > 0.9 * whole["activations"]  # eight microbatches in flight on an eighth
+    assert memory(pp=8, schedule="gpipe")["activations"] > 7 * memory(pp=8)["activations"]
+
+
+def test_recomputation_lowers_activations() -> None:
+    """Korthikanti et al. 2022: per layer 34 + 5as/h without, 34 with selective, 2 with full recomputation, × sbh."""
+    model = published("8.3b")
+    unit = model.seq_length * 8 * model.hidden_size
+    attention = 5 * model.num_heads * model.seq_length / model.hidden_size
+    for recompute, expected in (("none", 34 + attention), ("selective", 34), ("full", 2)):
+        found = activation_bytes_per_layer(model, 8, ParallelConfig(recompute=recompute))
+        assert found / unit == pytest.approx(expected)
