@@ -13,7 +13,8 @@ from engine.config import RunConfig
 from lineage.config import load_config
 from tests.architecture.rooms import ROOT, source_files
 
-MODELS = sorted((ROOT / "experiments" / "models").glob("*.toml"))
+MODEL_FOLDER = ROOT / "experiments" / "models"
+MODELS = sorted(MODEL_FOLDER.rglob("*.toml"))
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
 
 
@@ -33,14 +34,14 @@ def test_every_configuration_is_looked_at_here() -> None:
     tests_own = {path for path in source_files() if path.relative_to(ROOT).parts[0] in ("tests", "results")}
     shipped = {path for path in source_files() if path.suffix == ".toml"} - tests_own - {ROOT / "pyproject.toml"}
     assert shipped == {*MODELS, *RECIPES}
-    assert len(MODELS) == 5
+    assert len(MODELS) == 15
     assert len(RECIPES) >= 4
 
 
 @pytest.mark.parametrize("path", MODELS, ids=names(MODELS))
 def test_a_model_loads_and_has_a_twin(path: Path) -> None:
     config, twin = load_config(path, RunConfig), read_run_config(path, twin=True)
-    assert config.name == path.stem
+    assert config.name == path.relative_to(MODEL_FOLDER).with_suffix("").as_posix().replace("/", "-")
     assert config.twin is None
     assert twin.twin is not None
     assert twin.twin.hidden_size * twin.model.hidden_size == config.model.hidden_size
@@ -52,7 +53,7 @@ def test_a_model_loads_and_has_a_twin(path: Path) -> None:
 def test_a_model_is_planned_and_not_run(path: Path, options: list[str], tmp_path: Path) -> None:
     text = answer("mlm-train", str(path), *options, "--dry-run", "--runs", str(tmp_path))
     config = json.loads(text[: text.index("\n}\n") + 2])
-    assert RunConfig.model_validate(config).name.startswith(path.stem)
+    assert RunConfig.model_validate(config).name.removesuffix("-twin").endswith(path.stem)
     for line in ("config digest", "parameters", "tokens", "FLOPs", "memory per rank", "checkpoint"):
         assert line in text[text.index("\n}\n") :]
     assert list(tmp_path.iterdir()) == []

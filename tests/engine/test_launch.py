@@ -10,7 +10,7 @@ import torch
 
 from engine.config import RunConfig
 from engine.launch import default_ranks
-from engine.parallel.layout import fit_layout
+from engine.parallel.layout import layout_of
 from engine.parallel.mesh import build_mesh
 from engine.trainer import Trainer
 from engine.training_run import begin_run, read_summary
@@ -40,8 +40,7 @@ def test_two_ranks_train_like_one(dataset: Path, uninterrupted: Path, tmp_path: 
 
 def stop_one_rank(config: RunConfig, root: Path) -> tuple[int, str]:
     config, dataset, run = begin_run(config, root)
-    model = config.model
-    mesh = build_mesh(fit_layout(2, config.parallel.tp, model.num_heads, model.padded_vocab_size, 2))
+    mesh = build_mesh(layout_of(config, 2))
     trainer = Trainer(config, run, dataset, mesh)
     trainer.stop_requested = torch.distributed.get_rank() == 1
     with pytest.raises(Interrupted) as caught:

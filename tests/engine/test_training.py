@@ -161,30 +161,29 @@ def test_a_damaged_newest_checkpoint_is_refused(dataset: Path, uninterrupted: Pa
     run = tmp_path / uninterrupted.name
     shutil.copytree(uninterrupted, run)
     (run / "COMPLETE").unlink()
-    damaged = run / "checkpoints" / "iter_0000060" / "optimizer.safetensors"
+    damaged = run / "checkpoints" / "iter_0000060" / "optimizer-tp00-pp000.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
-    with pytest.raises(IntegrityFailure, match=r"optimizer\.safetensors was changed"):
+    with pytest.raises(IntegrityFailure, match=r"optimizer-tp00-pp000\.safetensors was changed"):
         train(small_config(dataset), tmp_path)
 
 
-def test_an_infinite_loss_with_a_finite_gradient_updates_nothing(dataset: Path, tmp_path: Path) -> None:
-    class Broken(torch.nn.Module):
-        def __init__(self, inner: torch.nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, *arguments: object) -> torch.Tensor:
-            loss: torch.Tensor = self.inner(*arguments)
-            return loss + math.inf if self.training else loss
-
+def test_an_infinite_loss_with_a_finite_gradient_updates_nothing(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, facts, run = begin_run(small_config(dataset), tmp_path)
     trainer = Trainer(config, run, facts, serial_mesh())
-    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
-    inner = trainer.model
-    trainer.model = Broken(inner)  # type: ignore[assignment]
+    before = [parameter.local.detach().clone() for parameter in trainer.model.parameters]
+    [chunk] = trainer.model.chunks
+    loss = chunk.loss
+
+    def broken(*arguments: torch.Tensor) -> torch.Tensor:
+        return loss(*arguments) + (math.inf if chunk.training else 0.0)
+
+    monkeypatch.setattr(chunk, "loss", broken)
     with pytest.raises(NotFinite, match="iteration 1: loss inf"):
         trainer.run_to_end()
-    assert all(torch.equal(old, new) for old, new in zip(before, inner.parameters(), strict=True))
+    after = [parameter.local for parameter in trainer.model.parameters]
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
 def test_a_dataset_shorter_than_a_sample_is_refused(dataset: Path, tmp_path: Path) -> None:

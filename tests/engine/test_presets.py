@@ -1,0 +1,39 @@
+"""The 2021 paper's Table 1: each preset has the published size and lies on the published number of GPUs."""
+
+from pathlib import Path
+
+import pytest
+
+import experiments
+from engine.cli import read_run_config
+from engine.costs import flops_per_iteration, parameter_count
+from engine.parallel.layout import layout_of
+from engine.pipeline.schedule import compute_orders
+from engine.pipeline.stages import split_layers
+
+FOLDER = Path(experiments.__file__).parent / "models" / "ptd-p"
+TABLE_1 = [
+    ("1.7", 32), ("3.6", 64), ("7.5", 128), ("18.4", 256), ("39.1", 512), ("76.1", 1024), ("145.6", 1536),
+    ("310.1", 1920), ("529.6", 2520), ("1008", 3072),
+]  # fmt: skip
+"""Billions of parameters, GPUs."""
+
+
+@pytest.mark.parametrize(("billions", "gpus"), TABLE_1)
+def test_a_row_of_table_1(billions: str, gpus: int) -> None:
+    config = read_run_config(FOLDER / f"{billions}b.toml")
+    assert parameter_count(config.model) / 1e9 == pytest.approx(float(billions), abs=0.05)
+    layout = layout_of(config, gpus)
+    assert layout.world_size == gpus
+    microbatches = config.train.global_batch_size // (config.train.microbatch_size * layout.dp)
+    parallel = config.parallel
+    assert len(split_layers(config.model.num_layers, parallel.pp, parallel.chunks)) == parallel.pp * parallel.chunks
+    assert len(compute_orders(parallel.schedule, parallel.pp, parallel.chunks, microbatches)) == parallel.pp
+
+
+def test_the_papers_days_for_a_trillion_parameters() -> None:
+    """450 billion tokens on 3072 GPUs at 163 teraFLOP/s take 84 days (2021 paper, Section 5.1)."""
+    config = read_run_config(FOLDER / "1008b.toml")
+    iterations = 450e9 / (config.train.global_batch_size * config.model.seq_length)
+    flops = iterations * flops_per_iteration(config.model, config.train, recompute=True)
+    assert flops / (3072 * 163e12) / 86400 == pytest.approx(84, abs=0.5)
