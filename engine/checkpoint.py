@@ -7,7 +7,7 @@ completion marker.
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,11 +97,13 @@ def load_checkpoint(path: Path, parameters: Sequence[ShardedParameter], optimize
     check_seal(path)
     state = TrainingState(**_read_json(path / "state.json"))
     index = _read_json(path / INDEX)
+
+    def fill(tensors: Iterable[tuple[ShardedParameter, str, torch.Tensor]]) -> None:
+        read_into(path, index, {f"{what}.{p.name}": (p, tensor) for p, what, tensor in tensors})
+
     with torch.no_grad():
-        weights = {p.name: (p, p.local.data) for p in parameters}
-        moments = {f"{what}.{p.name}": (p, local) for p, what, local in optimizer.state()}
-        read_into(path, index, weights | moments)
-    optimizer.restore_steps(state.optimizer_steps)
+        read_into(path, index, {p.name: (p, p.local.data) for p in parameters})
+        optimizer.restore(state.optimizer_steps, fill)
     return state
 
 

@@ -135,6 +135,8 @@ class ParallelConfig(Config):
     """Stages per pipeline rank, `v`; more than one needs the interleaved schedule."""
     schedule: ScheduleName = "1f1b"
     """Order of forward and backward passes in the pipeline."""
+    shard_optimizer: bool = False
+    """Divide the optimizer's state over the data-parallel ranks (ZeRO stage 1)."""
     sequence_parallel: bool = False
     """Divide activations along the sequence outside tensor-parallel regions (Korthikanti et al. 2022)."""
     scatter_gather: bool = True

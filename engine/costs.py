@@ -48,10 +48,13 @@ def activation_bytes_per_layer(model: ModelConfig, microbatch_size: int, paralle
     return s * b * h * (10 + 24 / t + attention)
 
 
-def rank_memory_bytes(model: ModelConfig, train: TrainConfig, parallel: ParallelConfig) -> dict[str, float]:
+def rank_memory_bytes(
+    model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
+) -> dict[str, float]:
     """Bytes of the first pipeline rank, which keeps the most: `state` and `activations`.
 
-    State is parameters, gradients and optimizer of its layers and the embedding, divided by tp. Activations are those
+    State is parameters, gradients and optimizer of its layers and the embedding, divided by tp; a sharded optimizer's
+    moments and master weights are divided by dp as well. Activations are those
     of every microbatch in flight and, without a pipeline, the logits.
     """
     h, tp = model.hidden_size, parallel.tp
@@ -60,10 +63,12 @@ def rank_memory_bytes(model: ModelConfig, train: TrainConfig, parallel: Parallel
     parameters = layers * (12 * h * h + 13 * h) / tp + embedding
     in_flight = microbatches_in_flight(parallel, train.global_batch_size // train.microbatch_size)
     scale = {"fp64": 4, "fp32": 2, "bf16": 1, "fp16": 1}[train.precision]
+    optimizer = {"fp64": 16, "fp32": 8, "bf16": 12, "fp16": 12}[train.precision]
+    owners = dp if parallel.shard_optimizer else 1
     per_layer = activation_bytes_per_layer(model, train.microbatch_size, parallel)
     logits = 4 * model.seq_length * train.microbatch_size * h * (1 + model.padded_vocab_size / (h * tp))
     return {
-        "state": parameters * state_bytes_per_parameter(train.precision),
+        "state": parameters * (state_bytes_per_parameter(train.precision) - optimizer * (1 - 1 / owners)),
         "activations": scale * (layers * per_layer * in_flight + (logits if parallel.pp == 1 else 0)),
     }
 

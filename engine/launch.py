@@ -29,7 +29,8 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
     """Run `python -m module arguments` as `ranks` processes that find each other; returns the exit code.
 
     When one fails the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive this
-    process, however it ends. One thread per rank. Raises Interrupted if it was stopped before training began.
+    process, however it ends. One thread per rank. Raises Interrupted if it was stopped before training began
+    or a signal ended a rank.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -64,6 +65,9 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
         code = _wait(processes)
         if stopped and code and all(process.poll() in (None, 0, -signal.SIGTERM) for process in processes):
             raise Interrupted("stopped before training began; the same command goes on from what was finished")
+        if killed := [rank for rank, process in enumerate(processes) if (process.poll() or 0) < 0 and not stopped]:
+            name = signal.Signals(-processes[killed[0]].returncode).name
+            raise Interrupted(f"rank {killed[0]} was ended by {name}; the same command goes on from what was finished")
         return code
     finally:
         for process in processes:
@@ -77,7 +81,7 @@ def _end_with_parent() -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # type: ignore[union-attr]
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], grace_seconds: float = 20.0) -> int:
+def _wait(processes: list[subprocess.Popen[bytes]], grace_seconds: float = 10.0) -> int:
     failed_at = None
     while True:
         codes = [process.poll() for process in processes]
@@ -88,5 +92,6 @@ def _wait(processes: list[subprocess.Popen[bytes]], grace_seconds: float = 20.0)
             failed_at = time.monotonic()
         if None not in codes or (failed_at and time.monotonic() - failed_at > grace_seconds):
             positive = [code for code in failed if code and code > 0]
-            return positive[0] if positive else 1
+            causes = [code for code in positive if code != Interrupted.exit_code]  # those of ranks that lost nobody
+            return (causes or positive or [1])[0]
         time.sleep(0.05)

@@ -19,10 +19,12 @@ from engine.checkpoint import TrainingState, complete_checkpoints, load_checkpoi
 from engine.config import RunConfig
 from engine.costs import flops_per_iteration, parameter_count
 from engine.dataset import DatasetFacts
+from engine.diagnosis import diagnose
 from engine.optim.adam import FlatAdamW
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
-from engine.parallel.mesh import ParallelMesh, build_mesh, launched_world_size
+from engine.parallel.mesh import ParallelMesh, build_mesh
+from engine.parallel.rendezvous import check_agreement, join_ranks, launched_world_size, telling_of_lost_ranks
 from engine.pipeline.executor import PipelineInput
 from engine.pipeline.partition import PartitionedModel
 from engine.precision import DTYPES, LossScaler
@@ -45,16 +47,19 @@ def train(config: RunConfig, root: Path) -> RunDirectory:
 
     A complete run is returned as it is. Raises Interrupted after SIGTERM or Ctrl-C, with a checkpoint written.
     """
-    config, dataset, run = begin_run(config, root)
-    layout = layout_of(config, launched_world_size())
-    if layout.world_size > 1:
-        torch.set_num_threads(1)
-    mesh = build_mesh(layout, config.parallel.sequence_parallel)
-    mesh.barrier()
-    if run.is_complete:
-        run.link()
-    else:
-        Trainer(config, run, dataset, mesh).run_to_end()
+    join_ranks()
+    with telling_of_lost_ranks():
+        check_agreement(config.model_dump(mode="json"))
+        config, dataset, run = begin_run(config, root)
+        layout = layout_of(config, launched_world_size())
+        if layout.world_size > 1:
+            torch.set_num_threads(1)
+        mesh = build_mesh(layout, config.parallel.sequence_parallel)
+        mesh.barrier()
+        if run.is_complete:
+            run.link()
+        else:
+            Trainer(config, run, dataset, mesh).run_to_end()
     return run
 
 
@@ -65,7 +70,7 @@ class Trainer:
         self.config, self.run, self.dataset, self.mesh = config, run, dataset, mesh
         train, model = config.train, config.model
         self.model = PartitionedModel(model, config.parallel, mesh, DTYPES[train.precision], train.seed)
-        self.optimizer = FlatAdamW(self.model.parameters, train, mesh)
+        self.optimizer = FlatAdamW(self.model.parameters, train, mesh, config.parallel.shard_optimizer)
         self.reducer = self.model.reducer(self.optimizer.groups)
         self.scaler = LossScaler() if train.precision == "fp16" else None
         self.state = TrainingState()
@@ -123,10 +128,8 @@ class Trainer:
         num_microbatches = train.global_batch_size // (train.microbatch_size * mesh.dp.size)
         scale = self.scaler.scale if self.scaler else 1.0
         self.optimizer.zero_gradients()
-        microbatches = [
-            self._input(batch.tokens, self._dropout(iteration, batch.places))
-            for batch in self.batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size)
-        ]
+        batches = list(self.batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size))
+        microbatches = [self._input(batch.tokens, self._dropout(iteration, batch.places)) for batch in batches]
         loss_sum = self.model.forward_backward(microbatches, self.reducer, scale)
         stop = torch.tensor(float(self.stop_requested), dtype=torch.float64, device=mesh.device)
         report = torch.stack([loss_sum, mesh.tp.all_reduce(stop)])
@@ -138,8 +141,11 @@ class Trainer:
         if math.isfinite(norm) and math.isfinite(loss_value):
             self.optimizer.step(rate, norm)
         elif self.scaler is None or not math.isfinite(loss_value):
+            places = [batch.places for batch in batches]
+            where = diagnose(self.model, self.reducer, mesh, microbatches, places, scale)
             raise NotFinite(
                 f"iteration {iteration + 1}: loss {loss_value}, gradient norm {norm}; the weights were not updated"
+                + (f"; {where}" if where else "")
             )
         if self.scaler:
             self.scaler.update(overflow=not math.isfinite(norm))

@@ -1,23 +1,14 @@
-"""`mlm-verify`: prove that what is on disk is what was written."""
+"""`mlm-verify run`: prove that what is on disk is what was written."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lineage.command import run_command
 from lineage.digest import MARKER, check_seal, is_sealed
 from lineage.errors import BadInput
 
-app = typer.Typer(help="Prove that runs and checkpoints are complete and unchanged.", no_args_is_help=True)
 
-
-@app.callback()
-def _verify() -> None:
-    pass
-
-
-@app.command()
 def run(path: Annotated[Path, typer.Argument(help="Run or checkpoint directory.")]) -> None:
     """Check every file of a sealed directory, and of the sealed directories inside it, against its digest."""
     path = path.resolve()
@@ -36,8 +27,3 @@ def _sealed_below(path: Path) -> list[Path]:
         for directory in inner
         if directory != path and not any(part.startswith(".") for part in directory.relative_to(path).parts)
     ]
-
-
-def main() -> None:
-    """Entry point."""
-    run_command(app)

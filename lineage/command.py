@@ -44,6 +44,6 @@ def _interrupt(number: int, frame: object) -> NoReturn:
 
 
 def _explain(error: UserError) -> int:
-    if os.environ.get("RANK", "0") == "0":
+    if error.on_every_rank or os.environ.get("RANK", "0") == "0":
         print(f"error: {error}", file=sys.stderr)
     return error.exit_code

@@ -5,6 +5,8 @@ class UserError(Exception):
     """Something the user can mend; its message is one clear sentence, shown without a traceback."""
 
     exit_code = 2
+    on_every_rank = False
+    """Whether each rank of a distributed run says it, and not rank 0 alone."""
 
 
 class BadInput(UserError):

@@ -40,8 +40,10 @@ def at_smoke_size(command: str, scratch: Path) -> list[str]:
         words[words.index("8")] = "2"
         words = [str(ROOT / ".venv/bin/torchrun"), "--standalone", *words[1:], "--twin", f"--runs={scratch}"]
         words += ["--set=parallel.tp=2", *SMOKE_TRAINING]
-    elif program == "mlm-train" and words[1] != "resume" and "--dry-run" not in words:
+    elif program == "mlm-train" and words[1] not in ("resume", "schedule") and "--dry-run" not in words:
         words = [*words, *SMOKE_TRAINING, "--set=name=355m-readme", f"--runs={scratch}"]
+        words[words.index("--smoke")] = "--twin"
+    elif program == "mlm-verify" and words[1] == "parallel":
         words[words.index("--smoke")] = "--twin"
     elif program == "mlm-eval":
         words += ["--limit", "40"]

@@ -1,13 +1,13 @@
 """AdamW over flat storage with fp32 master weights and Megatron's weight-decay rule."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 import torch
 
 from engine.config import TrainConfig
-from engine.parallel.mesh import ParallelMesh
+from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import ShardedParameter
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -17,13 +17,14 @@ class FlatGroup:
     """Parameters that share a weight decay, laid out as views of one flat tensor; so are their gradients.
 
     In fp16 and bf16 the optimizer works on fp32 copies, and gradients of successive microbatches are added in fp32.
+    The optimizer's part, `master` and its moments, is divided over `owners`; an axis of size 1 keeps it whole.
     """
 
-    def __init__(self, parameters: list[ShardedParameter], weight_decay: float) -> None:
-        self.parameters, self.weight_decay = parameters, weight_decay
+    def __init__(self, parameters: list[ShardedParameter], weight_decay: float, owners: Axis) -> None:
+        self.parameters, self.weight_decay, self.owners = parameters, weight_decay, owners
         first = parameters[0].local
-        total = sum(p.local.numel() for p in parameters)
-        self.flat = torch.empty(total, dtype=first.dtype, device=first.device)
+        each = -(-sum(p.local.numel() for p in parameters) // owners.size)
+        self.flat = torch.zeros(each * owners.size, dtype=first.dtype, device=first.device)
         self.gradient = torch.zeros_like(self.flat)
         for parameter, value, gradient in zip(
             parameters, self.views(self.flat), self.views(self.gradient), strict=True
@@ -32,10 +33,18 @@ class FlatGroup:
             parameter.local.data = value
             parameter.local.grad = gradient
         self.is_mixed = first.dtype in (torch.float16, torch.bfloat16)
-        self.master = self.flat.float() if self.is_mixed else self.flat
-        self.main_gradient = torch.zeros_like(self.master) if self.is_mixed else self.gradient
+        self.own = slice(owners.rank * each, (owners.rank + 1) * each)
+        self.master = self.flat[self.own].float() if self.is_mixed else self.flat[self.own]
+        self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype) if self.is_mixed else self.gradient
         self.leaf = torch.nn.Parameter(self.master, requires_grad=True)
-        self.leaf.grad = self.main_gradient
+        self.leaf.grad = self.main_gradient[self.own]
+
+    def publish(self) -> None:
+        """Give the model the updated weights, from every owner."""
+        if self.is_mixed:
+            self.flat[self.own].copy_(self.master)
+        if self.owners.size > 1:
+            self.flat.copy_(self.owners.all_gather(self.flat[self.own], dim=0))
 
     def views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
         """The parts of a flat tensor, one per parameter, in the parameters' shapes."""
@@ -49,12 +58,16 @@ class FlatGroup:
 class FlatAdamW:
     """AdamW with global-norm clipping. Biases and layer norms are not decayed, embeddings are."""
 
-    def __init__(self, parameters: list[ShardedParameter], train: TrainConfig, mesh: ParallelMesh) -> None:
+    def __init__(
+        self, parameters: list[ShardedParameter], train: TrainConfig, mesh: ParallelMesh, shard: bool = False
+    ) -> None:
+        """With `shard` the state is divided over the data-parallel ranks (ZeRO stage 1)."""
         self.mesh, self.clip = mesh, train.clip_gradient
+        owners = mesh.dp if shard else Axis()
         decayed = [p for p in parameters if not _is_undecayed(p.name)]
         undecayed = [p for p in parameters if _is_undecayed(p.name)]
         halves = ((decayed, train.weight_decay), (undecayed, 0.0))
-        self.groups = [FlatGroup(half, decay) for half, decay in halves if half]
+        self.groups = [FlatGroup(half, decay, owners) for half, decay in halves if half]
         self.adam = torch.optim.AdamW(
             [{"params": [group.leaf], "weight_decay": group.weight_decay} for group in self.groups],
             lr=train.learning_rate,
@@ -92,30 +105,36 @@ class FlatAdamW:
         self.adam.step()
         self.steps += 1
         for group in self.groups:
-            if group.is_mixed:
-                group.flat.copy_(group.master)
+            group.publish()
 
     def state(self) -> Iterator[tuple[ShardedParameter, str, torch.Tensor]]:
-        """(parameter, what, local tensor) for both moments and, in mixed precision, the master weights."""
+        """(parameter, what, tensor) for both moments and, in mixed precision, the master weights; a collective."""
         for group in self.groups:
-            if not self.adam.state[group.leaf]:
-                self.adam.state[group.leaf] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=group.master.device),
-                    "exp_avg": torch.zeros_like(group.master),
-                    "exp_avg_sq": torch.zeros_like(group.master),
-                }
-            flat = {name: cast(torch.Tensor, self.adam.state[group.leaf][name]) for name in MOMENTS}
-            if group.is_mixed:
-                flat["master"] = group.master
-            for name, tensor in flat.items():
-                for parameter, view in zip(group.parameters, group.views(tensor), strict=True):
+            for name, part in self._parts(group).items():
+                whole = group.owners.all_gather(part, dim=0)
+                for parameter, view in zip(group.parameters, group.views(whole), strict=True):
                     yield parameter, name, view
 
-    def restore_steps(self, steps: int) -> None:
-        """Set the number of updates made so far; the tensors of `state` are filled in place beside it."""
+    def restore(self, steps: int, fill: Callable[[Iterable[tuple[ShardedParameter, str, torch.Tensor]]], None]) -> None:
+        """Take over a state: `fill` writes into the tensors it is given, named as `state` names them."""
         self.steps = steps
         for group in self.groups:
+            for name, part in self._parts(group).items():
+                whole = torch.zeros_like(group.flat, dtype=part.dtype)
+                views = zip(group.parameters, group.views(whole), strict=True)
+                fill([(parameter, name, view) for parameter, view in views])
+                part.copy_(whole[group.own])
             self.adam.state[group.leaf]["step"].fill_(float(steps))
+
+    def _parts(self, group: FlatGroup) -> dict[str, torch.Tensor]:
+        """This owner's part of each tensor of the state."""
+        if not self.adam.state[group.leaf]:
+            self.adam.state[group.leaf] = {
+                "step": torch.zeros((), dtype=torch.float32, device=group.master.device),
+                **{name: torch.zeros_like(group.master) for name in MOMENTS},
+            }
+        parts = {name: cast(torch.Tensor, self.adam.state[group.leaf][name]) for name in MOMENTS}
+        return parts | ({"master": group.master} if group.is_mixed else {})
 
 
 def _is_undecayed(name: str) -> bool:

@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from engine.parallel.layout import Layout
+from engine.parallel.rendezvous import join_ranks, launched_world_size
 from lineage.errors import BadInput
 
 
@@ -91,11 +91,6 @@ def serial_mesh(device: str | torch.device = "cpu") -> ParallelMesh:
     return ParallelMesh(Layout(), Axis(), Axis(), Axis(), Axis(), torch.device(device))
 
 
-def launched_world_size() -> int:
-    """Ranks that torchrun or Slurm started; 1 for a plain process."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def local_device() -> torch.device:
     """This rank's GPU, or the CPU where there is none."""
     if not torch.cuda.is_available():
@@ -106,18 +101,14 @@ def local_device() -> torch.device:
 def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
     """Process groups for `layout` over the ranks that torchrun started (NCCL on GPUs, gloo on CPUs).
 
-    Raises BadInput when the number of ranks differs from the layout's.
+    Raises BadInput when the number of ranks differs from the layout's, RanksMissing when some do not come.
     """
     device = local_device()
     if layout.world_size != launched_world_size():
         raise BadInput(f"{layout} needs {layout.world_size} ranks but {launched_world_size()} were started")
     if layout.world_size == 1:
         return serial_mesh(device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(minutes=10))
+    join_ranks()
     mesh = init_device_mesh(device.type, (layout.pp, layout.dp, layout.tp), mesh_dim_names=("pp", "dp", "tp"))
     tp, pp, dp = layout.coordinates(dist.get_rank())
     return ParallelMesh(

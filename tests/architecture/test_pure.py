@@ -13,6 +13,7 @@ PURE = {
     "engine": [
         "engine.config", "engine.costs", "engine.parallel.layout", "engine.batches", "engine.dataset",
         "engine.launch", "engine.training_run", "engine.optim.schedule", "engine.cli",
+        "engine.parity",
     ],
     "evaluation": ["evaluation.windows", "evaluation.detokenize", "evaluation.cli"],
     "experiments": [module_name(path) for path in modules("experiments")],
@@ -44,7 +45,7 @@ START_WITHOUT = {
     "mlm-eval": [["lambada", "--help"]],
     "mlm-experiment": [["reproduce", "355m", "--smoke", "--dry-run"]],
     "mlm-report": [["build", "--help"]],
-    "mlm-verify": [["run", "--help"]],
+    "mlm-verify": [["run", "--help"], ["parallel", "--help"]],
 }
 
 

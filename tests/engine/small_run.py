@@ -78,6 +78,20 @@ def wait_for_iteration(process: "subprocess.Popen[str]", run: Path, iteration: i
     raise AssertionError(f"it did not reach iteration {iteration} in a minute")
 
 
+def ranks_of(launcher: int) -> list[int]:
+    """Process ids of the launcher's children, from /proc."""
+    text = Path(f"/proc/{launcher}/task/{launcher}/children").read_text(encoding="utf-8")
+    return [int(number) for number in text.split()]
+
+
+def is_running(process: int) -> bool:
+    """Whether a process id is that of a process which has not ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
 def curve(run: Path) -> list[tuple[str, int, float]]:
     """Every loss a run wrote."""
     return [(line["kind"], line["iteration"], line["loss"]) for line in read_metrics(run)]

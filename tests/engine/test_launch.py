@@ -15,14 +15,18 @@ from engine.parallel.mesh import build_mesh
 from engine.trainer import Trainer
 from engine.training_run import begin_run, read_summary
 from lineage.errors import Interrupted
-from tests.engine.small_run import curve, finish, mlm_train, small_config, start, wait_for_iteration, write_toml
+from tests.engine.small_run import (
+    curve,
+    finish,
+    is_running,
+    mlm_train,
+    ranks_of,
+    small_config,
+    start,
+    wait_for_iteration,
+    write_toml,
+)
 from tests.ranks import run_ranks
-
-
-def ranks_of(launcher: int) -> list[int]:
-    """Process ids of the launcher's children."""
-    text = Path(f"/proc/{launcher}/task/{launcher}/children").read_text(encoding="utf-8")
-    return [int(number) for number in text.split()]
 
 
 def test_two_ranks_train_like_one(dataset: Path, uninterrupted: Path, tmp_path: Path) -> None:
@@ -87,13 +91,6 @@ def test_ranks_stop_with_their_launcher_however_it_ends(dataset: Path, tmp_path:
         os.kill(rank, signal.SIGKILL)
     process.communicate()
     assert left == []
-
-
-def is_running(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def train_on(layout: Layout, parallel: ParallelConfig) -> Result:
     """Five iterations in float64 on fixed data; whole gradients and weights of this rank's stages."""
     mesh = build_mesh(layout, parallel.sequence_parallel)
     model = PartitionedModel(MODEL, parallel, mesh, torch.float64, TRAIN.seed)
-    optimizer = FlatAdamW(model.parameters, TRAIN, mesh)
+    optimizer = FlatAdamW(model.parameters, TRAIN, mesh, parallel.shard_optimizer)
     reducer = model.reducer(optimizer.groups)
     tokens = np.random.RandomState(0).randint(0, MODEL.vocab_size, (TRAIN.iterations, TRAIN.global_batch_size, 9))
     losses, norms = [], []
@@ -66,6 +66,7 @@ def serial() -> Result:
 def layouts() -> Iterator[Any]:
     """tp 1, 2, 4 × pp 1, 2, 4 × dp 1, 2 up to 8 ranks, with every schedule, chunks and recomputation among them."""
     divided = itertools.cycle((True, False))
+    sharded = itertools.cycle((True, True, False))
     recomputations = itertools.cycle(("none", "full", "selective"))
     for tp, pp, dp in itertools.product((1, 2, 4), (1, 2, 4), (1, 2)):
         if tp * pp * dp > 8:
@@ -82,8 +83,10 @@ def layouts() -> Iterator[Any]:
                 recompute=recompute,
                 recompute_layers=1 + dp % 2,
                 sequence_parallel=next(divided),
+                shard_optimizer=next(sharded),
             )
-            name = f"tp{tp}-pp{pp}-dp{dp}-{schedule}{chunks}-{recompute}{'-sp' if parallel.sequence_parallel else ''}"
+            extras = ("-sp" if parallel.sequence_parallel else "") + ("-zero" if parallel.shard_optimizer else "")
+            name = f"tp{tp}-pp{pp}-dp{dp}-{schedule}{chunks}-{recompute}{extras}"
             yield pytest.param(Layout(tp=tp, pp=pp, dp=dp), parallel, id=name)
 
 

@@ -1,0 +1,70 @@
+"""Where an iteration stopped being a number: computed again, watched closely, once it has gone wrong."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.parallel.gradients import GradientReducer
+from engine.parallel.mesh import ParallelMesh
+from engine.pipeline.executor import PipelineInput
+from engine.pipeline.partition import PartitionedModel
+
+SHOWN = 8
+"""Most places of the global batch that the sentence lists."""
+
+
+def diagnose(
+    model: PartitionedModel,
+    reducer: GradientReducer,
+    mesh: ParallelMesh,
+    microbatches: Sequence[PipelineInput],
+    places: Sequence[tuple[int, ...]],
+    loss_scale: float,
+) -> str:
+    """Which data-parallel ranks, samples and parameters are not finite, in words. Every rank calls it.
+
+    The weights are still those of the failed iteration and all randomness is keyed, so a second pass meets the same
+    values. The first output is the first in the order of the forward pass, the first gradient in that of the backward
+    pass. `places` are the samples of each microbatch, numbered in the global batch.
+    """
+    outputs: list[str] = []
+    gradients: list[str] = []
+    hooks: list[Any] = [p.local.register_hook(partial(_note, gradients, p.name)) for p in model.parameters]
+    for name, module in (pair for chunk in model.chunks for pair in chunk.named_modules()):
+        if next(module.parameters(recurse=False), None) is not None:
+            hooks.append(module.register_forward_hook(_note_output(outputs, name)))
+    model.forward_backward(microbatches, reducer, loss_scale)
+    reducer.finish(1.0)
+    for hook in hooks:
+        hook.remove()
+    losses = [mesh.pp.all_reduce(model.evaluate([microbatch])).item() for microbatch in microbatches]
+    samples = [place for loss, where in zip(losses, places, strict=True) for place in where if not math.isfinite(loss)]
+    found = mesh.gather_objects((mesh.dp.rank, mesh.pp.rank, outputs[:1], gradients[:1], samples))
+    ranks = sorted({dp for dp, _, output, gradient, lost in found if output or gradient or lost})
+    parts = [f"data-parallel rank{'s' if len(ranks) > 1 else ''} {_join(ranks)}"] if ranks else []
+    by_stage = sorted(found, key=lambda one: one[1])
+    if output := next((output[0] for *_, output, _, _ in by_stage if output), None):
+        parts.append(f"first output that is not finite: {output}")
+    if gradient := next((gradient[0] for *_, gradient, _ in reversed(by_stage) if gradient), None):
+        parts.append(f"first gradient: {gradient}")
+    if lost := sorted({place for *_, samples in found for place in samples}):
+        parts.append(f"samples of the global batch without a loss: {_join(lost)}")
+    return "; ".join(parts)
+
+
+def _note(found: list[str], name: str, tensor: torch.Tensor) -> None:
+    if not torch.isfinite(tensor).all():
+        found.append(name)
+
+
+def _note_output(found: list[str], name: str) -> Callable[[nn.Module, Any, torch.Tensor], None]:
+    return lambda module, inputs, output: _note(found, name, output)
+
+
+def _join(numbers: Sequence[int]) -> str:
+    shown = ", ".join(str(number) for number in numbers[:SHOWN])
+    return shown + (f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else "")

@@ -1,0 +1,111 @@
+"""How ranks find each other and make sure that they are about to do the same work."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lineage.errors import BadInput, HardwareMissing, Interrupted
+
+JOIN_SECONDS = 60.0
+"""How long a rank waits for the others to come."""
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+PEER_GONE = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited")
+"""What gloo and NCCL say when a process at the other end has ended."""
+
+
+class RanksMissing(HardwareMissing):
+    """Not every rank came: exit code 4."""
+
+
+class FirstRankMissing(RanksMissing):
+    """Rank 0, which speaks to the user, is not there, so that each rank speaks for itself."""
+
+    on_every_rank = True
+
+
+class RankLost(Interrupted):
+    """Another rank ended in the middle of the work: exit code 7."""
+
+
+def launched_world_size() -> int:
+    """Ranks that torchrun or Slurm started; 1 for a plain process."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join_ranks() -> None:
+    """Make the process group of the launched ranks (NCCL on GPUs, gloo on CPUs); nothing to do for one rank.
+
+    Raises RanksMissing after JOIN_SECONDS in which not every rank came.
+    """
+    ranks = launched_world_size()
+    if ranks == 1:
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if dist.is_initialized():
+        return
+    rank, host, port = (os.environ.get(name, "") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+    if not (rank.isdigit() and host and port.isdigit()):
+        raise BadInput("WORLD_SIZE is set but RANK, MASTER_ADDR or MASTER_PORT is not: start ranks with torchrun")
+    agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    deadline = time.monotonic() + JOIN_SECONDS
+    try:
+        store = dist.TCPStore(
+            host, int(port), ranks, is_master=rank == "0" and not agent_serves, multi_tenant=True,
+            timeout=timedelta(seconds=JOIN_SECONDS), wait_for_workers=False,
+        )  # fmt: skip
+    except dist.DistError as error:
+        raise FirstRankMissing(
+            f"rank {rank} of {ranks} found nobody at {host}:{port} within {JOIN_SECONDS:.0f} seconds"
+        ) from error
+    came = store.add("mlm/ranks", 1)
+    try:
+        while came < ranks and time.monotonic() < deadline:
+            time.sleep(0.02)
+            came = store.add("mlm/ranks", 0)
+    except dist.DistError as error:
+        raise RanksMissing(f"rank 0 left before all {ranks} ranks came") from error
+    if came < ranks:
+        raise RanksMissing(f"{came} of {ranks} ranks came within {JOIN_SECONDS:.0f} seconds")
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=int(rank), world_size=ranks, timeout=COLLECTIVE_TIMEOUT)
+
+
+@contextmanager
+def telling_of_lost_ranks() -> Iterator[None]:
+    """Turn what the libraries say when a peer is gone into RankLost."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(words in str(error).lower() for words in PEER_GONE):
+            raise
+        raise RankLost("another rank ended; the same command goes on from the newest checkpoint") from error
+
+
+def check_agreement(config: dict[str, Any]) -> None:
+    """Raise BadInput, on every rank, naming the first key in which the ranks' configurations differ."""
+    if launched_world_size() == 1:
+        return
+    configs: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(configs, config)
+    flat = [dict(_flatten(one)) for one in configs]
+    for rank, other in enumerate(flat):
+        for key in sorted(flat[0].keys() | other.keys()):
+            if (mine := flat[0].get(key)) != (theirs := other.get(key)):
+                raise BadInput(
+                    f"the ranks disagree about their work: {key} is {mine!r} on rank 0 and {theirs!r} on rank {rank}"
+                )
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        found += _flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
+    return found

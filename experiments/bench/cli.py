@@ -1,0 +1,68 @@
+"""`mlm-bench`: how fast this machine runs what is here, beside what else runs on it."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lineage.atomic import write_json
+from lineage.command import run_command
+from lineage.errors import BadInput, Diverged
+
+app = typer.Typer(help="Measure speed beside other programs, in one run on this machine.", no_args_is_help=True)
+
+
+class Size(StrEnum):
+    """Shapes that are measured."""
+
+    TINY = "tiny"
+    TWIN = "twin"
+
+
+@app.callback()
+def _bench() -> None:
+    pass
+
+
+@app.command()
+def parallel(
+    json: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every contender is measured, in turn.")] = 3,
+    size: Annotated[
+        Size, typer.Option(help="tiny: 4 layers, 256 wide, 50,304 words; twin: the 8.3b twin.")
+    ] = Size.TINY,
+) -> None:
+    """Training tokens/s on processor cores: serial, tp2, pp2, dp2 and the peers installed here.
+
+    Forward, backward, gradient reduction and AdamW in fp32, with dropout 0 and 0.1, one thread per process. Ends with
+    code 3 if a contender's losses show that it computed something else.
+    """
+    from experiments.bench.parallel import measure_parallel
+    from experiments.bench.sizes import read_size
+    from experiments.bench.table import show_parallel
+
+    if json is not None:
+        _check_output(json)
+    result = measure_parallel(read_size(size.value), rounds)
+    show_parallel(result)
+    if json is not None:
+        try:
+            write_json(json, result)
+        except OSError as error:
+            raise BadInput(f"{json} cannot be written: {error.strerror}") from error
+    if result["disagreements"]:
+        raise Diverged("; ".join(result["disagreements"]))
+
+
+def _check_output(path: Path) -> None:
+    """Minutes of measuring should not end at a name that cannot be written."""
+    if path.is_dir():
+        raise BadInput(f"--json {path} is a directory, not a file to write")
+    if any(parent.exists() and not parent.is_dir() for parent in path.parents):
+        raise BadInput(f"--json {path} cannot be written: a part of its path is a file")
+
+
+def main() -> None:
+    """Entry point."""
+    run_command(app)

@@ -1,0 +1,69 @@
+"""Who is measured: layouts of this engine and the peers that run on processor cores."""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.config import ParallelConfig
+from experiments.bench.sizes import BenchSize
+
+Step = Callable[[int, float], float]
+"""(iteration, dropout probability) → mean loss of the global batch before the update, on every rank."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One program in one layout."""
+
+    name: str
+    ranks: int
+    build: Callable[["Contender", BenchSize], Step]
+    """Called on every rank, within its process group."""
+    is_ours: bool = False
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    microbatches: int = 1
+    """Microbatches of each rank in an iteration."""
+    needs: str = ""
+    """Module without which it does not run."""
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether what it needs can be imported."""
+        return not self.needs or importlib.util.find_spec(self.needs) is not None
+
+    def describe(self) -> dict[str, Any]:
+        """Name, ranks and layout, as plain JSON values."""
+        layout: dict[str, Any] = {"name": self.name, "ranks": self.ranks, "microbatches": self.microbatches}
+        return layout | ({"schedule": self.parallel.schedule} if self.parallel.pp > 1 else {})
+
+
+def contenders() -> list[Contender]:
+    """All of them, in the order in which every round measures them: ours and peers in turn."""
+    from experiments.bench.ours import build_ours
+    from experiments.bench.peers import build_huggingface, build_nanogpt
+
+    return [
+        Contender("serial", 1, build_ours, is_ours=True),
+        Contender("Hugging Face GPT-2", 1, build_huggingface, needs="transformers"),
+        Contender("tp2", 2, build_ours, is_ours=True, parallel=ParallelConfig(tp=2)),
+        Contender("Hugging Face GPT-2, DDP", 2, build_huggingface, needs="transformers"),
+        Contender("pp2", 2, build_ours, is_ours=True, parallel=ParallelConfig(pp=2), microbatches=2),
+        Contender("nanoGPT-style", 1, build_nanogpt),
+        Contender("dp2", 2, build_ours, is_ours=True),
+        Contender("nanoGPT-style, DDP", 2, build_nanogpt),
+    ]
+
+
+NOTES = (
+    "tokens/s are those of an iteration: forward, backward, gradient reduction, clipping and AdamW step; of each round "
+    "the median of its timed iterations. Ratios are medians over rounds of the ratio within a round.",
+    "Every contender has the same initial weights, data, global batch and optimizer settings, runs in its own "
+    "processes with one thread each, and is started anew in every round.",
+    "Every process has the memory allocator setting that this engine's own command makes (engine/allocator.py).",
+    "Hugging Face GPT-2 is transformers' GPT2LMHeadModel in eager mode with its default attention; nanoGPT-style is "
+    "written in the benchmark from nanoGPT's published definition. Both use fused torch.optim.AdamW, and with two "
+    "ranks torch's DistributedDataParallel.",
+    "megatron-core: does not run on CPU unmodified",
+    "picotron: does not run on CPU unmodified",
+)

@@ -1,0 +1,77 @@
+"""GPT-2 as nanoGPT defines it: fused attention, one loss over all logits, tied head; biases everywhere, as GPT-2 has.
+
+Shapes: b batch, s sequence, h hidden, n heads, d head dim, v vocabulary; activations are [b, s, h]. The classes are
+made on call because torch is imported only then.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from engine.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+
+def nanogpt(config: ModelConfig) -> "tuple[torch.nn.Module, Callable[[float], None]]":
+    """The model, called with token ids and targets [b, s] for the mean loss, and what sets its dropout."""
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    h = config.hidden_size
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c_attn, self.c_proj = nn.Linear(h, 3 * h), nn.Linear(h, h)
+            self.dropout = nn.Dropout(0.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.c_attn(x).split(h, dim=2)
+            q, k, v = (part.unflatten(2, (config.num_heads, -1)).transpose(1, 2) for part in (q, k, v))  # [b, n, s, d]
+            mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout.p, is_causal=True)
+            return self.dropout(self.c_proj(mixed.transpose(1, 2).flatten(2)))
+
+    class FeedForward(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c_fc, self.c_proj = nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
+            self.dropout = nn.Dropout(0.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")))
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ln_1, self.attn = nn.LayerNorm(h), Attention()
+            self.ln_2, self.mlp = nn.LayerNorm(h), FeedForward()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x + self.attn(self.ln_1(x))
+            return x + self.mlp(self.ln_2(x))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wte, self.wpe = nn.Embedding(config.vocab_size, h), nn.Embedding(config.seq_length, h)
+            self.dropout = nn.Dropout(0.0)
+            self.h = nn.ModuleList(Block() for _ in range(config.num_layers))
+            self.ln_f = nn.LayerNorm(h)
+
+        def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            x = self.dropout(self.wte(tokens) + self.wpe(torch.arange(tokens.size(1))))
+            for block in self.h:
+                x = block(x)
+            logits = F.linear(self.ln_f(x), self.wte.weight)  # [b, s, v]
+            return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    model = Model()
+
+    def set_dropout(probability: float) -> None:
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = probability
+
+    return model, set_dropout

@@ -1,0 +1,42 @@
+"""This engine as a contender: the trainer's iteration without files and schedules."""
+
+from experiments.bench.contenders import Contender, Step
+from experiments.bench.sizes import BenchSize
+
+
+def build_ours(contender: Contender, size: BenchSize) -> Step:
+    """A step of this rank's part of the contender's layout."""
+    import torch
+
+    from engine.optim.adam import FlatAdamW
+    from engine.parallel.layout import Layout
+    from engine.parallel.mesh import build_mesh
+    from engine.pipeline.executor import PipelineInput
+    from engine.pipeline.partition import PartitionedModel
+    from engine.rng import Dropout
+
+    train, parallel = size.train, contender.parallel
+    dp = contender.ranks // (parallel.tp * parallel.pp)
+    mesh = build_mesh(Layout(parallel.tp, parallel.pp, dp), parallel.sequence_parallel)
+    model = PartitionedModel(size.model, parallel, mesh, torch.float32, train.seed)
+    optimizer = FlatAdamW(model.parameters, train, mesh)
+    reducer = model.reducer(optimizer.groups)
+    share = train.global_batch_size // dp
+    rows = range(mesh.dp.rank * share, (mesh.dp.rank + 1) * share)
+    each = share // contender.microbatches
+
+    def step(iteration: int, dropout: float) -> float:
+        batch = torch.from_numpy(size.batch(iteration))
+        microbatches = []
+        for start in range(rows.start, rows.stop, each):
+            places = tuple(range(start, start + each))
+            tokens = batch[start : start + each]
+            masks = Dropout(dropout, train.seed, iteration, places) if dropout else None
+            microbatches.append(PipelineInput(tokens[:, :-1], tokens[:, 1:], masks))
+        optimizer.zero_gradients()
+        loss = mesh.pp.all_reduce(mesh.dp.all_reduce(model.forward_backward(microbatches, reducer)))
+        reducer.finish(len(microbatches))
+        optimizer.step(train.learning_rate, optimizer.gradient_norm())
+        return loss.item() / train.global_batch_size
+
+    return step

@@ -1,0 +1,111 @@
+"""Other programs as contenders, given this engine's initial weights: transformers' GPT-2 and a nanoGPT-style model."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from experiments.bench.contenders import Contender, Step
+from experiments.bench.sizes import BenchSize
+
+if TYPE_CHECKING:
+    import torch
+
+
+def build_huggingface(contender: Contender, size: BenchSize) -> Step:
+    """A step of transformers' GPT2LMHeadModel."""
+    import torch
+    from torch.nn import functional as F
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from engine.formats.huggingface import their_config
+
+    model = GPT2LMHeadModel(GPT2Config(**their_config(size.model), bos_token_id=0, eos_token_id=0))
+    weights = _their_weights(size)
+    model.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
+
+    def loss(module: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = module(input_ids=tokens, use_cache=False).logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def set_dropout(probability: float) -> None:
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = probability
+
+    return _step(contender, size, model, loss, set_dropout)
+
+
+def build_nanogpt(contender: Contender, size: BenchSize) -> Step:
+    """A step of the model of `experiments.bench.nanogpt`."""
+    import torch
+
+    from experiments.bench.nanogpt import nanogpt
+
+    model, set_dropout = nanogpt(size.model)
+    weights = _their_weights(size)
+    for name, parameter in model.named_parameters():
+        whole = weights[f"transformer.{name}"]
+        with torch.no_grad():
+            parameter.copy_(whole.T if ".c_" in name and whole.dim() == 2 else whole)
+
+    def loss(module: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        value: torch.Tensor = module(tokens, targets)
+        return value
+
+    return _step(contender, size, model, loss, set_dropout)
+
+
+def _their_weights(size: BenchSize) -> "dict[str, torch.Tensor]":
+    """This engine's initial values in transformers' names and order."""
+    from engine.formats.huggingface import their_name, to_theirs
+    from engine.model.gpt2 import GPT2
+    from engine.parallel.mesh import serial_mesh
+
+    model = GPT2(size.model, serial_mesh())
+    model.initialize(size.train.seed)
+    return {
+        their_name(name): to_theirs(name, parameter.detach(), size.model)
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _step(
+    contender: Contender,
+    size: BenchSize,
+    model: "torch.nn.Module",
+    loss: "Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]",
+    set_dropout: Callable[[float], None],
+) -> Step:
+    """An iteration as such programs write it; with more than one rank, under DistributedDataParallel."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    train, ranks = size.train, contender.ranks
+    model.train()
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
+            {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
+        ],
+        lr=train.learning_rate, betas=(train.adam_beta1, train.adam_beta2), eps=train.adam_epsilon, fused=True,
+    )  # fmt: skip
+    module = DistributedDataParallel(model) if ranks > 1 else model
+    share = train.global_batch_size // ranks
+    rank = dist.get_rank() if ranks > 1 else 0
+    torch.manual_seed(train.seed + rank)
+
+    def step(iteration: int, dropout: float) -> float:
+        set_dropout(dropout)
+        rows = torch.from_numpy(size.batch(iteration))[rank * share : (rank + 1) * share]
+        value = loss(module, rows[:, :-1], rows[:, 1:])
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, train.clip_gradient)
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = value.detach() / ranks
+        if ranks > 1:
+            dist.all_reduce(mean)
+        return mean.item()
+
+    return step

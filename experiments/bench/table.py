@@ -1,0 +1,67 @@
+"""Results of benchmarks as tables on the terminal."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def show_parallel(result: dict[str, Any]) -> None:
+    """Print the throughput of every contender, the ratios, the physical limit and the notes."""
+    console, model = Console(), result["model"]
+    console.print(
+        f"{result['size']}: {model['num_layers']} layers, {model['hidden_size']} wide, vocabulary "
+        f"{model['vocab_size']:,}, {model['global_batch_size']} × {model['seq_length']} tokens; "
+        f"rounds: {result['rounds']}",
+        highlight=False,
+    )
+    for heading, ratios in result["ratios"].items():
+        dropout = float(heading.removeprefix("dropout "))
+        rows = [row for row in result["contenders"] if row["dropout"] == dropout]
+        console.print(_throughput(heading, rows, ratios["to_serial"]))
+        console.print(_ours_to_peers(heading, rows, ratios["ours_to_peer"]))
+    limit = result["limit"]
+    for ranks, gflops in limit["gemm_gflops"].items():
+        console.print(
+            f"Limit of {ranks} thread{'s' if ranks != '1' else ''}: fp32 matrix products reach {gflops:.0f} GFLOP/s, "
+            f"at {limit['gflop_per_token'] * 1000:.0f} MFLOP per token {limit['tokens_per_second'][ranks]:,.0f} "
+            "tokens/s (share: of this).",
+            highlight=False,
+        )
+    for note in result["notes"]:
+        console.print(f"- {note}", highlight=False)
+
+
+def _throughput(heading: str, rows: list[dict[str, Any]], to_serial: dict[str, float]) -> Table:
+    table = Table(title=f"Training, {heading}", title_justify="left")
+    table.add_column("contender")
+    for name in ("ranks", "tokens/s", "min–max", "÷ serial", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        name = row["name"] if not row["is_ours"] else f"[bold]{row['name']}[/bold]"
+        if schedule := row.get("schedule"):
+            name += f" ({schedule}, {row['microbatches']} microbatches)"
+        rates = row["tokens_per_second"]
+        if not rates:
+            table.add_row(name, str(row["ranks"]), row["status"], "", "", "")
+            continue
+        table.add_row(
+            name, str(row["ranks"]), f"{row['median']:,.0f}", f"{min(rates):,.0f}–{max(rates):,.0f}",
+            f"{to_serial[row['name']]:.2f}", f"{row['gemm_share']:.0%}",
+        )  # fmt: skip
+    return table
+
+
+def _ours_to_peers(heading: str, rows: list[dict[str, Any]], ratios: dict[str, dict[str, float]]) -> Table:
+    table = Table(title=f"Ours ÷ peer with as many ranks, {heading}", title_justify="left")
+    table.add_column("peer")
+    ours = [row["name"] for row in rows if row["is_ours"]]
+    for name in ours:
+        table.add_column(name, justify="right")
+    for row in rows:
+        if row["is_ours"]:
+            continue
+        found = ratios.get(row["name"])
+        cells = [f"{found[name]:.2f}" if name in found else "" for name in ours] if found else [row["status"]]
+        table.add_row(row["name"], *cells)
+    return table

@@ -1,0 +1,75 @@
+"""Times iterations and products on ranks; medians, spreads and ratios of what was timed."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from experiments.bench.contenders import Contender, Step
+from experiments.bench.sizes import BenchSize
+
+GEMM_WIDTH = 1024
+GEMM_REPEATS, GEMM_TRIES = 8, 4
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Iterations of one contender in one round at one dropout probability."""
+
+    seconds: list[float]
+    """Of every iteration that is not warm-up."""
+    losses: list[float]
+    """Of every iteration."""
+
+
+def time_contender(contender: Contender, size: BenchSize, dropouts: Sequence[float]) -> list[Timed]:
+    """On a rank: the iterations of one round, for each dropout probability after the other."""
+    import torch.distributed as dist
+
+    step = contender.build(contender, size)
+    barrier: Callable[[], object] = dist.barrier if contender.ranks > 1 else lambda: None
+    per_dropout = size.train.iterations
+    return [
+        _time_step(step, range(number * per_dropout, (number + 1) * per_dropout), size.warm_up, dropout, barrier)
+        for number, dropout in enumerate(dropouts)
+    ]
+
+
+def _time_step(
+    step: Step, iterations: range, warm_up: int, dropout: float, barrier: Callable[[], object]
+) -> Timed:  # fmt: skip
+    seconds, losses = [], []
+    for iteration in iterations:
+        barrier()
+        start = time.perf_counter()
+        losses.append(step(iteration, dropout))
+        barrier()
+        seconds.append(time.perf_counter() - start)
+    return Timed(seconds[warm_up:], losses)
+
+
+def gemm_gflops(ranks: int) -> float:
+    """On each of `ranks` ranks at once: billions of floating-point operations a second that all of them together
+    reach in fp32 matrix products, the best of several tries.
+    """
+    import torch
+    import torch.distributed as dist
+
+    a, b, out = (torch.ones(GEMM_WIDTH, GEMM_WIDTH) for _ in range(3))
+    tries = []
+    for _ in range(GEMM_TRIES):
+        if ranks > 1:
+            dist.barrier()
+        start = time.perf_counter()
+        for _ in range(GEMM_REPEATS):
+            torch.mm(a, b, out=out)
+        seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+        if ranks > 1:
+            dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        tries.append(seconds.item())
+    return 2 * GEMM_WIDTH**3 * GEMM_REPEATS * ranks / min(tries) / 1e9
+
+
+def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    """Median over rounds of the ratio within a round: what slows a whole round cancels."""
+    return median(a / b for a, b in zip(numerators, denominators, strict=True))

@@ -1,0 +1,41 @@
+"""`mlm-verify`: prove that what is on disk is what was written, and that a layout computes what one rank computes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lineage.cli import run
+from lineage.command import run_command
+
+app = typer.Typer(help="Prove that runs are unchanged and that layouts agree.", no_args_is_help=True)
+app.command()(run)
+
+
+@app.command()
+def parallel(
+    config: Annotated[Path, typer.Argument(help="TOML file, such as experiments/models/355m.toml.")],
+    layouts: Annotated[
+        str, typer.Option("--layouts", help="all, or names such as tp2,pp2-gpipe,tp2-pp2-dp2-chunks2-sp-recompute.")
+    ] = "all",
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Most processes of a layout.")] = 8,
+    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Optimizer steps of each run.")] = 3,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")] = None,
+    twin: Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")] = False,
+) -> None:
+    """Train a few iterations serially and on each layout; compare losses, gradients and weights in float64.
+
+    Where one differs, the first tensor to differ is named. Without data.dataset the tokens are random.
+    """
+    from engine.cli import read_run_config
+
+    resolved = read_run_config(config, overrides or [], twin)
+
+    from engine.parity_run import run_parity
+
+    run_parity(resolved, layouts, ranks, iterations)
+
+
+def main() -> None:
+    """Entry point."""
+    run_command(app)

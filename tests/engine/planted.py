@@ -1,0 +1,59 @@
+"""`python -m tests.engine.planted KIND …` is `mlm-train …` on one rank with a fault planted on the last rank."""
+
+import math
+import os
+import sys
+from typing import Any
+
+import torch
+
+from engine import cli
+from engine.config import RunConfig
+from engine.parallel import rendezvous
+from engine.trainer import Trainer
+
+AT = 2
+"""Iterations before the fault."""
+
+
+def nan_in(name: str, dp: int) -> None:
+    """A weight that is no number, on one data-parallel rank."""
+    original = Trainer._iterate
+
+    def iterate(self: Trainer, iteration: int) -> Any:
+        for parameter in self.model.parameters:
+            if iteration == AT and self.mesh.dp.rank == dp and parameter.name == name:
+                with torch.no_grad():
+                    parameter.local.view(-1)[0] = math.nan
+        return original(self, iteration)
+
+    Trainer._iterate = iterate  # type: ignore[method-assign]
+
+
+def other_config(key: str) -> None:
+    """The last rank reads another value of a key of `train`."""
+    if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+        original = cli.read_run_config
+
+        def read(*arguments: Any) -> RunConfig:
+            config = original(*arguments)
+            return config.model_copy(update={"train": config.train.model_copy(update={key: 77})})
+
+        cli.read_run_config = read
+
+
+def main() -> None:
+    """Plant the fault that the first argument names, and train."""
+    kind, value = sys.argv.pop(1).split("=")
+    if kind == "nan":
+        name, dp = value.split("@")
+        nan_in(name, int(dp))
+    elif kind == "config":
+        other_config(value)
+    elif kind == "join_seconds":
+        rendezvous.JOIN_SECONDS = float(value)
+    sys.exit(cli.main())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""What fails on one rank ends all of them within seconds, with one sentence that says where to look."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.training_run import begin_run
+from tests.architecture.rooms import ROOT
+from tests.engine.small_run import finish, is_running, ranks_of, small_config, start, wait_for_iteration, write_toml
+
+LAUNCH = """
+import sys
+from engine.launch import launch
+sys.exit(launch("tests.engine.planted", sys.argv[2:], int(sys.argv[1])))
+"""
+SECONDS_TO_END = 15.0
+"""From the failure to the last exit; the ranks share two cores with whatever else runs."""
+
+
+def run_python(*arguments: object, **environment: str) -> tuple[int, str, float]:
+    """Exit code, standard error and seconds of `python arguments`."""
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, *[str(argument) for argument in arguments]],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, env=clean | {"OMP_NUM_THREADS": "1"} | environment,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr, time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("pp", "fault", "sentences"),
+    [
+        (
+            1, "layers.1.mlp.dense_h_to_4h.weight@1",
+            ["data-parallel rank 1;", "first output that is not finite: layers.1.mlp.dense_h_to_4h;",
+             "first gradient: final_layernorm.", "samples of the global batch without a loss: 2, 3, 6, 7"],
+        ),
+        (
+            2, "layers.0.self_attention.dense.bias@0",
+            ["data-parallel rank 0;", "first output that is not finite: layers.0.self_attention.dense;",
+             "first gradient: embedding.word_embeddings.weight;",
+             "samples of the global batch without a loss: 0, 1, 2, 3, 4, 5, 6, 7"],
+        ),
+    ],
+    ids=["dp2", "pp2"],
+)  # fmt: skip
+def test_a_nan_on_one_rank_is_found(pp: int, fault: str, sentences: list[str], dataset: Path, tmp_path: Path) -> None:
+    toml = write_toml(tmp_path / "small.toml", dataset, microbatch_size=2)
+    code, err, _ = run_python(
+        "-c", LAUNCH, 2, f"nan={fault}", "run", toml, f"--runs={tmp_path}", "--ranks=2", f"--set=parallel.pp={pp}"
+    )
+    assert code == 3, err
+    assert err.startswith("error: iteration 3: loss nan, gradient norm nan; the weights were not updated; ")
+    assert err.count("\n") == 1
+    for sentence in sentences:
+        assert sentence in err
+
+
+def test_ranks_that_disagree_about_the_configuration_stop(dataset: Path, tmp_path: Path) -> None:
+    toml = write_toml(tmp_path / "small.toml", dataset)
+    code, err, _ = run_python("-c", LAUNCH, 2, "config=seed", "run", toml, f"--runs={tmp_path / 'runs'}", "--ranks=2")
+    assert (code, err) == (
+        2, "error: the ranks disagree about their work: train.seed is 1234 on rank 0 and 77 on rank 1\n"
+    )  # fmt: skip
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("rank", "sentence"), [(0, "1 of 2 ranks came within 3 seconds"), (1, "rank 1 of 2 found nobody at 127.0.0.1:")]
+)
+def test_a_rank_that_does_not_come_is_not_waited_for_in_vain(
+    rank: int, sentence: str, dataset: Path, tmp_path: Path
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    toml = write_toml(tmp_path / "small.toml", dataset)
+    code, err, seconds = run_python(
+        "-m", "tests.engine.planted", "join_seconds=3", "run", toml, f"--runs={tmp_path / 'runs'}",
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+    )  # fmt: skip
+    assert code == 4, err
+    said = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert sentence in said[0]
+    assert seconds < 60
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_that_is_killed_takes_the_others_with_it(lost: int, dataset: Path, tmp_path: Path) -> None:
+    toml = write_toml(tmp_path / "small.toml", dataset, iterations=100_000)
+    _, _, run = begin_run(small_config(dataset, iterations=100_000), tmp_path)
+    process = start(toml, "--runs", tmp_path, "--ranks", 2)
+    wait_for_iteration(process, run.path, 3)
+    ranks = ranks_of(process.pid)
+    os.kill(ranks[lost], signal.SIGKILL)
+    began = time.monotonic()
+    code, _, err = finish(process)
+    assert time.monotonic() - began < SECONDS_TO_END
+    assert code == 7, err
+    assert f"error: rank {lost} was ended by SIGKILL; the same command goes on" in err
+    assert not any(is_running(rank) for rank in ranks)

@@ -1,0 +1,404 @@
+"""`mlm-verify parallel`: equal layouts pass, and of a layout with a fault the first tensor that is wrong is named."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import experiments.verify
+from engine.config import RunConfig
+from engine.forked import RanksFailed, run_forked
+from engine.model import gpt2
+from engine.parallel.gradients import GradientReducer
+from engine.parallel.layers import RowParallelLinear
+from engine.parallel.layout import layout_of
+from engine.parallel.mesh import Axis, ParallelMesh
+from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
+from engine.parity import (
+    SERIAL,
+    TOLERANCE,
+    Difference,
+    ParityLayout,
+    Piece,
+    all_layouts,
+    assemble,
+    choose_layouts,
+    compare,
+    computation_order,
+    first_difference,
+    merge,
+    misfit,
+    parse_layout,
+)
+from engine.pipeline.executor import PipelineExecutor
+from engine.pipeline.schedule import compute_orders
+from engine.pipeline.stages import split_layers
+from engine.rng import Dropout
+from lineage.config import load_config
+
+CONFIG = """
+name = "tiny"
+[model]
+num_layers = 4
+hidden_size = 16
+num_heads = 4
+seq_length = 8
+vocab_size = 29
+padded_vocab_size = 32
+[train]
+iterations = 100
+global_batch_size = 4
+microbatch_size = 1
+learning_rate = 1e-2
+warmup_iterations = 1
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    old = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, old)
+
+
+Verify = Callable[..., tuple[int, list[str], str]]
+
+
+@pytest.fixture
+def verify(config: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Verify:
+    """The command in this process, whose forked ranks inherit the test's faults: code, lines and error."""
+
+    def verify(layouts: str, *more: str) -> tuple[int, list[str], str]:
+        monkeypatch.setattr(sys, "argv", ["mlm-verify", "parallel", str(config), "--layouts", layouts, *more])
+        with pytest.raises(SystemExit) as end:
+            experiments.verify.main()
+        out, err = capfd.readouterr()
+        return int(end.value.code or 0), out.splitlines(), err
+
+    return verify
+
+
+# The command
+
+
+def test_layouts_that_are_right_pass(config: Path) -> None:
+    names = "tp2,pp2-gpipe,dp2-zero1,tp2-sp-recompute,pp2-chunks2-selective,tp2-pp2-dp2-sp"
+    program = str(Path(sys.executable).with_name("mlm-verify"))
+    done = subprocess.run(
+        [program, "parallel", str(config), "--layouts", names, "--iterations", "2"],
+        capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [line.split() for line in done.stdout.splitlines()[2:-1]]
+    assert [row[0] for row in rows] == names.split(",")
+    assert all(row[2] == "ok" and 0 <= float(row[1]) <= TOLERANCE for row in rows)
+    assert done.stdout.splitlines()[-1] == ("6 layouts compute what the serial run computes, within 1e-10 in float64")
+
+
+def test_all_lists_what_does_not_fit_with_its_reason(verify: Verify) -> None:
+    small = ("--set", "model.num_layers=3", "--set", "model.num_heads=1", "--set", "train.global_batch_size=1")
+    code, lines, err = verify("all", "--ranks", "2", "--iterations", "1", *small)
+    assert (code, err) == (0, "")
+    assert sorted(lines[:3]) == [
+        "does not fit: pp = 2 with 2 chunks needs at least 4 layers; the model has 3: "
+        "pp2-chunks2, pp2-chunks2-recompute",
+        "does not fit: the global batch of 1 microbatches does not divide over 2 data-parallel ranks; their number can "
+        "be 1: dp2, dp2-recompute, dp2-zero1, dp2-zero1-recompute",
+        "does not fit: tp = 2 does not divide the 1 attention heads; it can be 1: "
+        "tp2, tp2-recompute, tp2-sp, tp2-sp-recompute",
+    ]
+    names = [line.split()[0] for line in lines[5:-1]]
+    assert names == ["recompute", "pp2", "pp2-recompute", "pp2-gpipe", "pp2-gpipe-recompute"]
+
+
+def test_the_dataset_of_the_configuration_is_used(verify: Verify, dataset: Path) -> None:
+    code, lines, _ = verify("tp2-dp2", "--set", f"data.dataset={dataset}", "--iterations", "1")
+    assert code == 0
+    assert lines[2].split()[2] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("layouts", "sentence"),
+    [
+        ("tp3", "tp3 does not fit: tp = 3 does not divide the 4 attention heads; it can be 1, 2, 4"),
+        ("tp2,pp8", "pp8 does not fit: pp = 8 with 1 chunk needs at least 8 layers; the model has 4"),
+        ("dp3", "dp3 does not fit: the global batch of 4 microbatches does not divide over 3 data-parallel ranks"),
+        ("pp2-gpipe-chunks2", "pp2-chunks2 does not fit: pp2-chunks2: "),
+        ("tp4-dp4", "tp4-dp4 needs 16 ranks and --ranks allows 8"),
+        ("tp1", "tp1 is the serial run itself; name a layout to compare with it"),
+        ("tp2-tp4", "'tp2-tp4' is not a layout: it says 'tp4' and another of its kind"),
+        ("tp2-zp3", "'tp2-zp3' is not a layout: 'zp3' is no part of a name such as tp2-pp2-dp2-chunks2-sp-recompute"),
+        ("tp0", "'tp0' is not a layout"),
+        ("", "'' is not a layout"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused(verify: Verify, layouts: str, sentence: str) -> None:
+    code, lines, err = verify(layouts)
+    assert (code, lines) == (2, [])
+    assert err.startswith(f"error: {sentence}")
+    assert err.count("\n") == 1
+
+
+def test_more_tensors_than_memory_are_refused(verify: Verify) -> None:
+    code, _, err = verify("tp2", "--iterations", "1000000000")
+    assert code == 2
+    assert "--twin" in err
+
+
+# Faults: every rank inherits them; none changes the serial run
+
+
+def forget_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The MLP's second product is not added up over the tensor-parallel ranks, in layer 2."""
+
+    def forward(self: RowParallelLinear, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
+    init = gpt2.TransformerLayer.__init__
+
+    def planted(self: gpt2.TransformerLayer, config: Any, mesh: ParallelMesh, layer: int, *more: Any) -> None:
+        init(self, config, mesh, layer, *more)
+        if layer == 2:
+            self.mlp.dense_4h_to_h.forward = forward.__get__(self.mlp.dense_4h_to_h)  # type: ignore[method-assign]
+
+    monkeypatch.setattr(gpt2.TransformerLayer, "__init__", planted)
+
+
+def keep_layernorm_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One layer norm's gradient is that of this rank's part of the sequence."""
+    finish = GradientReducer.finish
+
+    def planted(self: GradientReducer, divisor: float) -> None:
+        name = "layers.1.post_attention_layernorm.weight"
+        kept = [(p.local.grad, p.local.grad.clone()) for g in self.groups for p in g.parameters if p.name == name]
+        finish(self, divisor)
+        for gradient, mine in kept:
+            gradient.copy_(mine / divisor if self.mesh.sequence_parallel else gradient)
+
+    monkeypatch.setattr(GradientReducer, "finish", planted)
+
+
+def forget_tied_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two stages that share the word embedding do not add its gradients."""
+    finish = GradientReducer.finish
+
+    def planted(self: GradientReducer, divisor: float) -> None:
+        mesh = self.mesh
+        object.__setattr__(self, "mesh", ParallelMesh(
+            mesh.layout, mesh.tp, mesh.pp, mesh.dp, Axis(), mesh.device, mesh.sequence_parallel
+        ))  # fmt: skip
+        finish(self, divisor)
+
+    monkeypatch.setattr(GradientReducer, "finish", planted)
+
+
+def key_mask_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dropout mask depends on the rank that draws it."""
+    keep = Dropout.keep
+
+    def planted(self: Dropout, site: str, *more: Any) -> torch.Tensor:
+        if site == "layers.2.mlp_output":
+            site += os.environ["RANK"]
+        return keep(self, site, *more)
+
+    monkeypatch.setattr(Dropout, "keep", planted)
+
+
+def scale_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage's input is scaled on its way."""
+    take = PipelineExecutor._take
+    monkeypatch.setattr(PipelineExecutor, "_take", lambda self, *args: take(self, *args) * (1 + 1e-6))
+
+
+def count_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient norm counts what every tensor-parallel rank holds once per rank."""
+    monkeypatch.setattr(ShardedParameter, "is_counted", property(lambda self: not self.is_copy))
+
+
+def sum_over_dp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data-parallel gradients are added up and not averaged, from the second iteration."""
+    finish = GradientReducer.finish
+
+    def planted(self: GradientReducer, divisor: float) -> None:
+        calls[0] += 1
+        finish(self, divisor / self.mesh.dp.size if calls[0] > 1 else divisor)
+
+    calls = [0]
+    monkeypatch.setattr(GradientReducer, "finish", planted)
+
+
+@pytest.mark.parametrize(
+    ("fault", "layout", "tensor", "iteration"),
+    [
+        (forget_all_reduce, "tp2", "output of layers.2", 1),
+        (forget_all_reduce, "tp2-pp2-chunks2-recompute", "output of layers.2", 1),
+        (keep_layernorm_gradient, "tp2-sp", "gradient of layers.1.post_attention_layernorm.weight", 1),
+        (forget_tied_embedding, "pp2", f"gradient of {TIED_EMBEDDING}", 1),
+        (key_mask_by_rank, "dp2", "output of layers.2", 1),
+        (key_mask_by_rank, "pp2-gpipe-recompute", "output of layers.2", 1),
+        (scale_messages, "pp2", "output of layers.2", 1),
+        (count_copies, "tp2", "gradient norm", 1),
+        (sum_over_dp, "dp2-zero1", "gradient of final_layernorm.bias", 2),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else str(value),
+)
+def test_a_fault_is_found_and_its_first_tensor_named(
+    verify: Verify, monkeypatch: pytest.MonkeyPatch, fault: Any, layout: str, tensor: str, iteration: int
+) -> None:
+    fault(monkeypatch)
+    code, lines, err = verify(layout, "--iterations", str(iteration))
+    assert code == 3
+    assert err.startswith(f"error: layout {layout}: {tensor} in iteration {iteration} differs from the serial run by ")
+    assert err.count("\n") == 1
+    assert lines[2].split()[0] == layout
+    assert lines[2].split()[2] == "DIFFERS"
+
+
+def test_only_the_layout_with_the_fault_differs(verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_tied_embedding(monkeypatch)
+    code, lines, err = verify("tp2,pp2,dp2,pp4", "--iterations", "1")
+    assert code == 3
+    rows = [line.split() for line in lines[2:] if not line.startswith(" ")]
+    assert [(row[0], row[2]) for row in rows] == [("tp2", "ok"), ("pp2", "DIFFERS"), ("dp2", "ok"), ("pp4", "DIFFERS")]
+    assert err.startswith("error: layout pp2: ")
+    assert "1 more of 4 layouts differ" in err
+
+
+def test_a_rank_that_fails_is_named_with_its_error(verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    def planted(self: Axis, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        if os.environ["RANK"] == "1":
+            raise ValueError("no gather")
+        return tensor if self.size == 1 else torch.cat([tensor] * self.size, dim)
+
+    monkeypatch.setattr(Axis, "all_gather", planted)
+    code, lines, err = verify("tp2-sp,dp2", "--iterations", "1")
+    assert code == 3
+    assert err == "error: layout tp2-sp: rank 1 failed: ValueError: no gather\n"
+    assert [line.split()[2] for line in lines[2:] if not line.startswith(" ")] == ["DIFFERS", "ok"]
+
+
+# Which layouts there are
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 8))
+def test_the_layouts_of_all_are_different_and_small_enough(ranks: int) -> None:
+    layouts = list(all_layouts(ranks))
+    assert len(layouts) == len(set(layouts)) == len({layout.name for layout in layouts})
+    assert SERIAL not in layouts
+    assert {parse_layout(layout.name) for layout in layouts} == set(layouts)
+    assert all(layout.world_size <= ranks for layout in layouts)
+    triples = {(layout.tp, layout.pp, layout.dp) for layout in layouts}
+    assert triples == {
+        (tp, pp, dp) for tp in range(1, 9) for pp in range(1, 9) for dp in range(1, 9) if tp * pp * dp <= ranks
+    }
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 8), st.integers(1, 9), st.sampled_from([1, 2, 3, 4, 6]), st.sampled_from([1, 2, 4, 8, 12]),
+    st.sampled_from([1, 2]), st.sampled_from([6, 8, 9]),
+)  # fmt: skip
+def test_every_layout_is_either_run_or_said_not_to_fit(
+    ranks: int, num_layers: int, num_heads: int, batch: int, micro: int, seq_length: int
+) -> None:
+    model = {"num_layers": num_layers, "hidden_size": 12 * num_heads, "num_heads": num_heads, "seq_length": seq_length}
+    train = {"global_batch_size": batch * micro, "microbatch_size": micro}
+    config = RunConfig.model_validate({"name": "any", "model": model, "train": train})
+    fitting, others = choose_layouts("all", ranks, config)
+    listed = [*fitting, *(layout for layouts in others.values() for layout in layouts)]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == set(all_layouts(ranks))
+    for layout in fitting:
+        run = layout.configure(config)
+        assert layout_of(run, layout.world_size).dp == layout.dp
+        split_layers(num_layers, layout.pp, layout.chunks)
+        compute_orders(layout.schedule, layout.pp, layout.chunks, batch // layout.dp)
+        assert num_heads % layout.tp == 0
+        assert not layout.sequence_parallel or seq_length % layout.tp == 0
+    for reason, layouts in others.items():
+        assert all(misfit(layout, config) == reason for layout in layouts)
+
+
+def test_what_a_layout_does_not_decide_stays_as_configured(config: Path) -> None:
+    resolved = load_config(config, RunConfig, ["parallel.scatter_gather=false", "parallel.recompute_layers=2"])
+    parallel = ParityLayout(tp=2, pp=2, recompute="full").configure(resolved).parallel
+    assert (parallel.scatter_gather, parallel.recompute_layers) == (False, 2)
+    assert (parallel.tp, parallel.pp, parallel.recompute) == (2, 2, "full")
+
+
+# Comparing
+
+
+def test_the_place_of_a_difference_is_that_in_the_whole_tensor() -> None:
+    whole = np.zeros((4, 6))
+    value = np.zeros((2, 3))
+    value[1, 2] = -0.5
+    found = compare(Piece(0, "loss", (2, 3), value), whole, "tp 1")
+    assert found == Difference(0.5, 0, "loss", "at [3, 5] on tp 1", 6)
+    value[0, 0] = np.nan
+    assert compare(Piece(0, "loss", (2, 3), value), whole, "tp 1").largest == np.inf
+    assert not compare(Piece(0, "loss", (3, 4), value), whole, "tp 1").is_within
+    assert compare(Piece(0, "loss", (2, 3), np.zeros((2, 3))), whole, "tp 1").is_within
+
+
+def test_a_tensor_no_rank_computed_is_a_difference() -> None:
+    reference = assemble([Piece(0, "loss", (i,), np.ones(1)) for i in range(4)])
+    assert reference[0, "loss"].tolist() == [1.0] * 4
+    seen = [compare(Piece(0, "loss", (i,), np.ones(1)), reference[0, "loss"], "rank") for i in range(3)]
+    (missing,) = merge(seen, reference)
+    assert missing.sentence() == (
+        "loss in iteration 1 differs from the serial run by inf as ranks computed only 3 of its 4 elements"
+    )
+    (whole,) = merge([*seen, seen[0]], reference)
+    assert whole.is_within
+
+
+def test_the_first_difference_is_first_in_order_of_computation() -> None:
+    order = computation_order(2, ["embedding.weight", "layers.0.weight"])
+    assert order == [
+        "output of embedding", "output of layers.0", "output of layers.1", "output of final_layernorm", "loss",
+        "mean loss", "gradient of layers.0.weight", "gradient of embedding.weight", "gradient norm",
+        "updated embedding.weight", "updated layers.0.weight",
+    ]  # fmt: skip
+    differences = [Difference(1.0 + n, n % 2, tensor, "", 1) for n, tensor in enumerate(reversed(order))]
+    found = first_difference(differences, order)
+    assert found is not None
+    assert (found.iteration, found.tensor) == (0, "output of embedding")
+    assert first_difference([one._replace(largest=TOLERANCE) for one in differences], order) is None
+
+
+# Forked ranks
+
+
+def hang_on_rank_1() -> int:
+    if os.environ["RANK"] == "1":
+        torch.distributed.barrier()
+    return 7
+
+
+def test_forked_ranks_answer_in_order() -> None:
+    assert run_forked(lambda: int(os.environ["RANK"]), 3) == [0, 1, 2]
+
+
+def test_a_rank_that_hangs_or_dies_ends_the_call() -> None:
+    with pytest.raises(RanksFailed, match="rank 1 "):
+        run_forked(hang_on_rank_1, 2, timeout_seconds=3)
+    with pytest.raises(RanksFailed, match="rank 0 did not answer"):
+        run_forked(lambda: os._exit(1), 1)
