@@ -166,9 +166,13 @@ def _start(config: RunConfig, runs: Path, arguments: list[str], ranks: int | Non
             return
         if ranks > 1:
             raise SystemExit(launch("engine.cli", arguments, ranks))
+    from engine.parallel.rendezvous import leave_ranks
     from engine.trainer import train
 
-    done = train(config, runs)
+    try:
+        done = train(config, runs)
+    finally:
+        leave_ranks()
     if os.environ.get("RANK", "0") == "0":
         print(f"complete: {done.path}")
 

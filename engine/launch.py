@@ -65,7 +65,8 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
         code = _wait(processes)
         if stopped and code and all(process.poll() in (None, 0, -signal.SIGTERM) for process in processes):
             raise Interrupted("stopped before training began; the same command goes on from what was finished")
-        if killed := [rank for rank, process in enumerate(processes) if (process.poll() or 0) < 0 and not stopped]:
+        killed = [rank for rank, process in enumerate(processes) if (process.poll() or 0) < 0 and not stopped]
+        if killed and code in (1, Interrupted.exit_code):
             name = signal.Signals(-processes[killed[0]].returncode).name
             raise Interrupted(f"rank {killed[0]} was ended by {name}; the same command goes on from what was finished")
         return code

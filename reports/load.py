@@ -1,7 +1,6 @@
 """A reproduction directory as typed values, with a sentence for everything that could not be used."""
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,8 +181,6 @@ def refusal(record: Record, known_runs: set[str]) -> str | None:
         return "it has no source"
     if record.kind != "published" and not record.digest and record.source not in known_runs:
         return f"{record.source} has no digest and is not a run of this reproduction"
-    if not math.isfinite(record.value) or (record.x is not None and not math.isfinite(record.x)):
-        return f"{record.quantity} of {record.series} is not a finite number"
     if record.quantity.endswith("perplexity") and record.value <= 0:
         return f"a perplexity of {record.value:g} is impossible"
     return None

@@ -77,6 +77,12 @@ def join_ranks() -> None:
     dist.init_process_group(backend, store=store, rank=int(rank), world_size=ranks, timeout=COLLECTIVE_TIMEOUT)
 
 
+def leave_ranks() -> None:
+    """Take the process group down before the process ends; left up, it can abort an exiting process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 @contextmanager
 def telling_of_lost_ranks() -> Iterator[None]:
     """Turn what the libraries say when a peer is gone into RankLost."""

@@ -52,8 +52,7 @@ def measure_parallel(size: BenchSize, rounds: int) -> dict[str, Any]:
                     measured[contender.name, dropout].append(timed)
                 progress.advance(1, contender.name)
             load.append(round(os.getloadavg()[0], 2))
-    result = summarize(size, every, measured, gflops)
-    return result | {"load_average": load, "notes": [*NOTES, *_machine_notes(every, load)]}
+    return summarize(size, every, measured, gflops, load)
 
 
 def _on_ranks(name: str, ranks: int, function: Any, *arguments: Any) -> list[Any]:
@@ -66,11 +65,16 @@ def _on_ranks(name: str, ranks: int, function: Any, *arguments: Any) -> list[Any
 
 
 def summarize(
-    size: BenchSize, every: Sequence[Contender], measured: Measured, gflops: dict[int, float]
+    size: BenchSize,
+    every: Sequence[Contender],
+    measured: Measured,
+    gflops: dict[int, float],
+    load: Sequence[float],
 ) -> dict[str, Any]:
     """The result from what was timed on each contender that is installed.
 
-    `gflops` is what matrix products reach, by the number of ranks that compute at once.
+    `gflops` is what matrix products reach, by the number of ranks that compute at once; `load` the load averages of
+    the system after each round.
     """
     tokens_per_second = {
         key: [size.tokens / median(timed.seconds) for timed in rounds] for key, rounds in measured.items()
@@ -111,6 +115,8 @@ def summarize(
             "gemm_gflops": {str(ranks): round(rate, 1) for ranks, rate in gflops.items()},
             "tokens_per_second": {str(ranks): round(rate * 1e9 / flops_per_token, 1) for ranks, rate in gflops.items()},
         },
+        "load_average": list(load),
+        "notes": [*NOTES, *_machine_notes(every, load)],
         # the command without its --json, which may name a folder of this machine
         "environment": environment
         | {"packages": packages, "argv": ["mlm-bench", "parallel", f"--rounds={rounds}", f"--size={size.name}"]},

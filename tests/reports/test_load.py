@@ -45,8 +45,6 @@ def test_building_the_report_leaves_the_sealed_files_as_they_were(tmp_path: Path
     [
         ({"source": " "}, "no source"),
         ({"digest": None}, "no digest"),
-        ({"value": float("nan")}, "not a finite number"),
-        ({"x": float("inf")}, "not a finite number"),
         ({"value": 0.0}, "impossible"),
     ],
 )
