@@ -1,0 +1,32 @@
+"""Fast paths that must give the reference's answer: checked at start-up, given up when they do not."""
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def checked(
+    name: str,
+    fast: Callable[[], Callable[[T], R]],
+    reference: Callable[[T], R],
+    samples: Iterable[T],
+    same: Callable[[R, R], bool] = lambda left, right: left == right,
+) -> Callable[[T], R]:
+    """The fast function `fast` makes if it agrees with `reference` on every sample, else `reference`.
+
+    Giving a fast path up is announced on standard error; the result of the work is the same either way.
+    """
+    try:
+        candidate = fast()
+        differing = next((sample for sample in samples if not same(candidate(sample), reference(sample))), None)
+    except Exception as error:
+        reason = f"failed with {type(error).__name__}: {error}"
+    else:
+        if differing is None:
+            return candidate
+        reason = f"differs on {differing!r:.80}"
+    print(f"WARNING: the fast {name} {reason}; its reference is used, which is slower", file=sys.stderr)
+    return reference
