@@ -85,7 +85,7 @@ class StrictCloze:
         nll = math.fsum(scores.nll)
         num_examples = len(self._chosen)
         num_scored = sum(request.num_scored for request in self._requests)
-        num_correct = int(scores.greedy.sum())
+        num_correct = int(scores.all_greedy.sum())
         accuracy = num_correct / num_examples
         partial = num_examples < self._num_passages
         return ClozeResult(

@@ -33,14 +33,31 @@ class Request:
 
 @dataclass(frozen=True)
 class Scores:
-    """A model's answer, one element per request.
+    """A model's answer: one element per scored token, request after request, each request's in order."""
 
-    `nll` is the summed negative log-likelihood of the scored tokens in nats, float64; `greedy` says whether
-    every scored token was the model's most likely one.
-    """
-
-    nll: NDArray[np.float64]
+    log_probabilities: NDArray[np.float64]
+    """Of the token, in nats."""
     greedy: NDArray[np.bool_]
+    """Whether the token was the model's most likely one."""
+    greedy_allowed: NDArray[np.bool_]
+    """Whether it was the most likely one of those that are not banned."""
+    num_scored: NDArray[np.int64]
+    """Scored tokens of each request."""
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Where each request's tokens begin."""
+        return np.cumsum(self.num_scored) - self.num_scored
+
+    @property
+    def nll(self) -> NDArray[np.float64]:
+        """Summed negative log-likelihood of each request's scored tokens, in nats."""
+        return -np.add.reduceat(self.log_probabilities, self.starts)
+
+    @property
+    def all_greedy(self) -> NDArray[np.bool_]:
+        """Whether every scored token of a request was the model's most likely one."""
+        return np.logical_and.reduceat(self.greedy, self.starts)
 
 
 class Provenance(Config):

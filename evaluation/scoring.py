@@ -64,8 +64,9 @@ def score(
     batch_size: int | None = None,
     workers: int | None = None,
     on_progress: Callable[[int], None] = lambda count: None,
+    banned: NDArray[np.int64] | None = None,
 ) -> Scores:
-    """Score every request; `on_progress` is told how many more are done.
+    """Score every request; `on_progress` is told how many more are done, `banned` token ids are not allowed.
 
     Requests are batched in order of length. On a CPU, contiguous ranges of the batches go to `workers`
     processes of one thread each (all available cores unless given); elsewhere there is one worker. Raises
@@ -84,19 +85,23 @@ def score(
     order = sorted(range(len(requests)), key=lambda index: len(requests[index].tokens))
     batches = [order[first : first + size] for first in range(0, len(order), size)]
 
-    def score_one(batch: int) -> Scores:
-        return score_batch(model, [requests[index] for index in batches[batch]])
+    counts = np.array([request.num_scored for request in requests], dtype=np.int64)
+    starts = np.cumsum(counts) - counts
+    scores = Scores(np.empty(counts.sum()), *np.empty((2, counts.sum()), dtype=np.bool_), counts)
 
-    nll = np.empty(len(requests), dtype=np.float64)
-    greedy = np.empty(len(requests), dtype=np.bool_)
-    for batch, scores in in_workers(score_one, len(batches), workers, one_thread=on_cpu):
-        nll[batches[batch]], greedy[batches[batch]] = scores.nll, scores.greedy
+    def score_one(batch: int) -> Scores:
+        return score_batch(model, [requests[index] for index in batches[batch]], banned)
+
+    for batch, part in in_workers(score_one, len(batches), workers, one_thread=on_cpu):
+        places = np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in batches[batch]])
+        scores.log_probabilities[places] = part.log_probabilities
+        scores.greedy[places], scores.greedy_allowed[places] = part.greedy, part.greedy_allowed
         on_progress(len(batches[batch]))
-    return Scores(nll, greedy)
+    return scores
 
 
 @torch.inference_mode()
-def score_batch(model: ScoringModel, requests: Sequence[Request]) -> Scores:
+def score_batch(model: ScoringModel, requests: Sequence[Request], banned: NDArray[np.int64] | None = None) -> Scores:
     """Score requests in one forward pass."""
     b = len(requests)
     s = max(len(request.tokens) for request in requests) - 1
@@ -107,18 +112,18 @@ def score_batch(model: ScoringModel, requests: Sequence[Request]) -> Scores:
     targets = np.concatenate([request.tokens[-request.num_scored :] for request in requests])
     hidden = model.network.hidden_states(torch.from_numpy(inputs).to(model.device))  # [s, b, h]
     scored = hidden.flatten(0, 1).index_select(0, torch.from_numpy(positions).to(model.device))  # [n, h]
+    mask = None if banned is None else torch.from_numpy(banned).to(model.device)
     parts = [
-        _score_rows(model, rows, labels)
+        _score_rows(model, rows, labels, mask)
         for rows, labels in zip(
             scored.split(model.rows_per_head()),
             torch.from_numpy(targets).to(model.device).split(model.rows_per_head()),
             strict=True,
         )
     ]
-    nll = np.concatenate([part[0] for part in parts])
-    greedy = np.concatenate([part[1] for part in parts])
-    starts = np.cumsum([0, *(request.num_scored for request in requests[:-1])])
-    return Scores(np.add.reduceat(nll, starts), np.logical_and.reduceat(greedy, starts))
+    counts = np.array([request.num_scored for request in requests], dtype=np.int64)
+    log_probabilities, greedy, allowed = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Scores(log_probabilities, greedy, allowed, counts)
 
 
 def _scored_rows(request: Request, row: int, b: int) -> NDArray[np.int64]:
@@ -127,11 +132,15 @@ def _scored_rows(request: Request, row: int, b: int) -> NDArray[np.int64]:
     return np.arange(stop - request.num_scored, stop, dtype=np.int64) * b + row
 
 
-def _score_rows(model: ScoringModel, hidden: Tensor, targets: Tensor) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Negative log-likelihood and correctness of each target [n], from states [n, h]."""
+def _score_rows(
+    model: ScoringModel, hidden: Tensor, targets: Tensor, banned: Tensor | None
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Log-probability of each target [n], whether it is the best and the best allowed, from states [n, h]."""
     logits = model.network.logits(hidden)[:, : model.vocab_size].float()  # [n, v]
     highest, best = logits.max(dim=1)
     target = logits.gather(1, targets[:, None]).squeeze(1)
+    greedy = best == targets
+    allowed = greedy if banned is None else logits.index_fill(1, banned, float("-inf")).argmax(dim=1) == targets
     total = (logits - highest[:, None]).exp_().sum(dim=1)
-    nll = total.double().log() + (highest.double() - target.double())
-    return nll.cpu().numpy(), (best == targets).cpu().numpy()
+    log_probability = target.double() - highest.double() - total.double().log()
+    return log_probability.cpu().numpy(), greedy.cpu().numpy(), allowed.cpu().numpy()

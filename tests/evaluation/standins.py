@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -16,6 +17,7 @@ from engine.model.gpt2 import GPT2
 from engine.optim.adam import FlatAdamW
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
+from evaluation.protocol import Request, Scores
 from evaluation.scoring import LanguageModel, ScoringModel
 from lineage.digest import content_digest, seal
 from lineage.run import RunDirectory
@@ -51,6 +53,13 @@ class Bytes:
 
 def scoring_model(network: LanguageModel, vocab_size: int, seq_length: int = 32, hidden_size: int = 32) -> ScoringModel:
     return ScoringModel(network, vocab_size, seq_length, hidden_size, torch.float32, torch.device("cpu"))
+
+
+def made_up_scores(requests: Sequence[Request], nll_per_token: float, greedy: Sequence[bool]) -> Scores:
+    """Scores in which every token costs the same and all tokens of a request are right or wrong as given."""
+    counts = np.array([request.num_scored for request in requests])
+    right = np.repeat(np.array(greedy), counts)
+    return Scores(np.full(counts.sum(), -nll_per_token), right, right, counts)
 
 
 def tiny_config(vocab_size: int = 61, seq_length: int = 32) -> ModelConfig:

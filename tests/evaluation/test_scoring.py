@@ -35,16 +35,18 @@ def random_requests(count: int, seed: int = 0) -> list[Request]:
 def one_at_a_time(requests: Sequence[Request]) -> Scores:
     """Full logits, float64 softmax, no batch: what the scores should be."""
     network = tiny_gpt2(CONFIG)
-    nll, greedy = [], []
+    log_probabilities, greedy, counts = [], [], []
     with torch.no_grad():
         for request in requests:
             tokens = torch.from_numpy(request.tokens)
             logits = network.logits(network.hidden_states(tokens[None, :-1]))[:, 0, : CONFIG.vocab_size].double()
             targets = tokens[1:]
             losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
-            nll.append(losses[-request.num_scored :].sum().item())
-            greedy.append(bool((logits.argmax(1) == targets)[-request.num_scored :].all()))
-    return Scores(np.array(nll), np.array(greedy))
+            log_probabilities.append(-losses[-request.num_scored :].numpy())
+            greedy.append((logits.argmax(1) == targets)[-request.num_scored :].numpy())
+            counts.append(request.num_scored)
+    best = np.concatenate(greedy)
+    return Scores(np.concatenate(log_probabilities), best, best, np.array(counts))
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16, None])
@@ -52,6 +54,7 @@ def test_scores_are_those_of_a_plain_loop_for_any_batch_size(model: ScoringModel
     requests = random_requests(40)
     expected, found = one_at_a_time(requests), score(model, requests, batch_size, workers=1)
     np.testing.assert_allclose(found.nll, expected.nll, rtol=1e-6)
+    np.testing.assert_allclose(found.log_probabilities, expected.log_probabilities, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(found.greedy, expected.greedy)
 
 
@@ -92,8 +95,8 @@ def test_a_hand_computed_bigram() -> None:
     request = Request(np.array([0, 1, 0, 0]), 3)
     scores = score(scoring_model(Bigram(table), 2), [request], workers=1)
     assert scores.nll[0] == pytest.approx(-math.log(3 / 4 * 1 / 2 * 1 / 4), rel=1e-7)
-    assert not scores.greedy[0]
-    assert score(scoring_model(Bigram(table), 2), [Request(np.array([0, 1]), 1)], workers=1).greedy[0]
+    assert not scores.all_greedy[0]
+    assert score(scoring_model(Bigram(table), 2), [Request(np.array([0, 1]), 1)], workers=1).greedy.all()
 
 
 @pytest.mark.parametrize("padding", [0.0, 50.0, 1e30, float("nan")])
@@ -104,7 +107,7 @@ def test_padded_columns_have_no_part_in_the_softmax_or_the_argmax(padding: float
     padded = score(scoring_model(Bigram(torch.cat([table, torch.full((5, 3), padding)], 1)), 5), requests, workers=1)
     np.testing.assert_array_equal(bare.nll, padded.nll)
     np.testing.assert_array_equal(bare.greedy, padded.greedy)
-    assert bare.greedy[1]
+    assert bare.greedy[-1]
 
 
 def test_scored_rows_go_through_the_output_layer_in_parts(model: ScoringModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,15 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from evaluation.cloze import StrictCloze, split_last_word
 from evaluation.perplexity import UNCHANGED, SlidingPerplexity, count_original_tokens
-from evaluation.protocol import PerplexityResult, Provenance, Scores, SourceText, perplexity
+from evaluation.protocol import PerplexityResult, Provenance, SourceText, perplexity
 from evaluation.scoring import score
 from lineage.errors import BadInput, IntegrityFailure
-from tests.evaluation.standins import Bigram, Bytes, scoring_model
+from tests.evaluation.standins import Bigram, Bytes, made_up_scores, scoring_model
 
 SOURCE = SourceText("some-task", "some text", "digest of the text")
 PROVENANCE = Provenance(
@@ -70,11 +69,10 @@ def test_a_limit_keeps_the_scale_and_says_that_it_is_partial() -> None:
 def test_guessing_is_warned_of() -> None:
     assert "untrained or was loaded wrongly" in uniform_perplexity().warnings[0]
     task = SlidingPerplexity(SOURCE, TEXT, UNCHANGED, Bytes(), 64)
-    counts = np.array([request.num_scored for request in task.requests])
-    greedy = np.zeros(len(counts), dtype=bool)
-    just_below = task.result(Scores(counts * math.log(127.0), greedy), PROVENANCE)
+    wrong = [False] * len(task.requests)
+    just_below = task.result(made_up_scores(task.requests, math.log(127.0), wrong), PROVENANCE)
     assert just_below.warnings == []
-    assert task.result(Scores(counts * math.log(129.0), greedy), PROVENANCE).warnings
+    assert task.result(made_up_scores(task.requests, math.log(129.0), wrong), PROVENANCE).warnings
 
 
 def test_the_protocol_line_says_what_was_done() -> None:
@@ -119,7 +117,7 @@ def test_every_subword_of_the_target_must_be_right() -> None:
     assert [request.num_scored for request in task.requests] == [4, 4]
     assert bytes(task.requests[1].tokens.tolist()) == b"a dog ran qyz"
     scores = score(scoring_model(successor_model("n xyz"), 256), task.requests, workers=1)
-    assert list(scores.greedy) == [True, False]  # of " qyz" the last sub-words y, z would be right
+    assert list(scores.all_greedy) == [True, False]  # of " qyz" the last sub-words y, z would be right
     result = task.result(scores, PROVENANCE)
     assert result.accuracy == 0.5
     assert result.standard_error == pytest.approx(math.sqrt(0.25 / 1))
@@ -156,7 +154,7 @@ def test_cloze_limit_is_partial_and_spread() -> None:
         b"062",
         b"087",
     ]
-    scores = Scores(np.ones(4), np.array([True, False, False, True]))
+    scores = made_up_scores(task.requests, 1.0, [True, False, False, True])
     result = task.result(scores, PROVENANCE)
     assert result.partial
     assert result.num_examples == 4
