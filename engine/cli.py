@@ -10,7 +10,7 @@ import typer
 from engine.allocator import keep_large_buffers
 from engine.config import RunConfig, shrink
 from engine.launch import default_ranks, launch
-from engine.parallel.layout import layout_of
+from engine.parallel.layout import Layout, layout_of
 from engine.pipeline.lowering import format_grid, lower
 from engine.pipeline.schedule import compute_orders, ideal_bubble, parse_schedule, peak_in_flight
 from engine.pipeline.stages import split_layers
@@ -128,13 +128,14 @@ def print_plan(config: RunConfig, ranks: int | None = None) -> None:
     )
 
     model, train, parallel = config.model, config.train, config.parallel
-    memory = rank_memory_bytes(model, train, parallel)
+    layout = layout_of(config, ranks or parallel.tp * parallel.pp)
+    memory = rank_memory_bytes(model, train, parallel, layout.dp)
     print(config.model_dump_json(indent=2))
     print(f"config digest      {sha256_json(config.model_dump(mode='json'))}")
     print(f"parameters         {parameter_count(model):,}")
     print(f"tokens             {tokens_trained(model, train):,}")
     print(f"FLOPs              {flops_per_iteration(model, train) * train.iterations:.3e}")
-    print(f"layout             {_describe_layout(config, ranks)}")
+    print(f"layout             {_describe_layout(config, layout)}")
     print(
         f"memory per rank    {sum(memory.values()) / 2**30:.2f} GiB: model and optimizer "
         f"{memory['state'] / 2**30:.2f}, activations {memory['activations'] / 2**30:.2f}"
@@ -142,9 +143,8 @@ def print_plan(config: RunConfig, ranks: int | None = None) -> None:
     print(f"checkpoint         {checkpoint_bytes(model, train.precision) / 2**30:.2f} GiB")
 
 
-def _describe_layout(config: RunConfig, ranks: int | None) -> str:
+def _describe_layout(config: RunConfig, layout: Layout) -> str:
     parallel = config.parallel
-    layout = layout_of(config, ranks or parallel.tp * parallel.pp)
     microbatches = config.train.global_batch_size // (config.train.microbatch_size * layout.dp)
     split_layers(config.model.num_layers, parallel.pp, parallel.chunks)
     compute_orders(parallel.schedule, parallel.pp, parallel.chunks, microbatches)

@@ -26,7 +26,7 @@ def default_ranks(config: RunConfig) -> int:
 
 
 def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
-    """Run `python -m module arguments` as `ranks` processes that find each other; returns the exit code.
+    """Run `python -P -m module arguments` as `ranks` processes that find each other; returns the exit code.
 
     When one fails the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive this
     process, however it ends. One thread per rank. Raises Interrupted if it was stopped before training began
@@ -43,7 +43,7 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-P", "-m", module, *arguments],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             start_new_session=True,
             preexec_fn=_end_with_parent if LIBC else None,

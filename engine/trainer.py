@@ -17,9 +17,10 @@ from data_pipeline.token_file import TokenFile
 from engine.batches import TrainingBatches, ValidationBatches
 from engine.checkpoint import TrainingState, complete_checkpoints, load_checkpoint, save_checkpoint
 from engine.config import RunConfig
-from engine.costs import flops_per_iteration, parameter_count
+from engine.costs import flops_per_iteration, parameter_count, rank_memory_bytes
 from engine.dataset import DatasetFacts
 from engine.diagnosis import diagnose
+from engine.memory import PeakMemory
 from engine.optim.adam import FlatAdamW
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
@@ -69,6 +70,8 @@ class Trainer:
     def __init__(self, config: RunConfig, run: RunDirectory, dataset: DatasetFacts, mesh: ParallelMesh) -> None:
         self.config, self.run, self.dataset, self.mesh = config, run, dataset, mesh
         train, model = config.train, config.model
+        self.memory = PeakMemory(mesh.device)
+        self.peak_bytes = 0
         self.model = PartitionedModel(model, config.parallel, mesh, DTYPES[train.precision], train.seed)
         self.optimizer = FlatAdamW(self.model.parameters, train, mesh, config.parallel.shard_optimizer)
         self.reducer = self.model.reducer(self.optimizer.groups)
@@ -99,6 +102,8 @@ class Trainer:
                 self._write(metrics, self._validate(0, train.validation_samples))
             for iteration in range(first, train.iterations):
                 line, stop = self._iterate(iteration)
+                if iteration == first:
+                    self.peak_bytes = self.memory.bytes()
                 self._write(metrics, line)
                 done = iteration + 1
                 if done % train.validation_interval == 0 or done == train.iterations:
@@ -117,8 +122,9 @@ class Trainer:
                 progress.advance(1, self._console(line))
             final = self._validate(train.iterations, self.validation.num_samples)
             self._write(metrics, final | {"kind": "final-validation"})
+        peaks = self.mesh.gather_objects(self.peak_bytes)
         if self.mesh.is_first:
-            self._finish(final)
+            self._finish(final, peaks)
         self.mesh.barrier()
 
     def _iterate(self, iteration: int) -> tuple[dict[str, Any], bool]:
@@ -201,8 +207,9 @@ class Trainer:
             self.dataset.tokenizer,
         )
 
-    def _finish(self, final: dict[str, Any]) -> None:
-        train, model = self.config.train, self.config.model
+    def _finish(self, final: dict[str, Any], peaks: list[int]) -> None:
+        train, model, parallel = self.config.train, self.config.model, self.config.parallel
+        closed_form = rank_memory_bytes(model, train, parallel, self.mesh.dp.size)
         tokens = train.iterations * train.global_batch_size * model.seq_length
         write_json(
             self.run.path / SUMMARY,
@@ -214,6 +221,11 @@ class Trainer:
                 "layout": vars(self.mesh.layout),
                 "train_seconds": round(self.state.seconds, 2),
                 "tokens_per_second": round(tokens / self.state.seconds, 1),
+                "memory": {
+                    "closed_form_bytes": round(sum(closed_form.values())),
+                    "measured_bytes": peaks,  # of each rank, after the first iteration
+                    "measured_by": self.memory.measured_by,
+                },
                 "validation_samples": final["samples"],
                 "validation_loss": final["loss"],
                 "validation_perplexity": final["perplexity"],

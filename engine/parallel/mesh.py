@@ -40,7 +40,7 @@ class Axis:
         if self.size == 1:
             return tensor
         part = tensor.new_empty(tensor.size(0) // self.size, *tensor.shape[1:])
-        dist.reduce_scatter_tensor(part, tensor.contiguous(), group=self.group)
+        dist.reduce_scatter_single(part, tensor.contiguous(), group=self.group)
         return part
 
 

@@ -41,7 +41,7 @@ class Contender:
 def contenders() -> list[Contender]:
     """All of them, in the order in which every round measures them: ours and peers in turn."""
     from experiments.bench.ours import build_ours
-    from experiments.bench.peers import build_huggingface, build_nanogpt
+    from experiments.bench.peers import build_huggingface, build_nanogpt, build_zero3
 
     return [
         Contender("serial", 1, build_ours, is_ours=True),
@@ -52,6 +52,7 @@ def contenders() -> list[Contender]:
         Contender("nanoGPT-style", 1, build_nanogpt),
         Contender("dp2", 2, build_ours, is_ours=True),
         Contender("nanoGPT-style, DDP", 2, build_nanogpt),
+        Contender("ZeRO-3 (FSDP2)", 2, build_zero3),
     ]
 
 
@@ -63,7 +64,7 @@ NOTES = (
     "Every process has the memory allocator setting that this engine's own command makes (engine/allocator.py).",
     "Hugging Face GPT-2 is transformers' GPT2LMHeadModel in eager mode with its default attention; nanoGPT-style is "
     "written in the benchmark from nanoGPT's published definition. Both use fused torch.optim.AdamW, and with two "
-    "ranks torch's DistributedDataParallel.",
+    "ranks torch's DistributedDataParallel. ZeRO-3 is this engine's model under torch's FSDP2.",
     "megatron-core: does not run on CPU unmodified",
     "picotron: does not run on CPU unmodified",
 )

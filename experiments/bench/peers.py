@@ -1,4 +1,4 @@
-"""Other programs as contenders, given this engine's initial weights: transformers' GPT-2 and a nanoGPT-style model."""
+"""Other programs as contenders, given this engine's initial weights: transformers' GPT-2, nanoGPT's, FSDP2."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ def build_huggingface(contender: Contender, size: BenchSize) -> Step:
         logits = module(input_ids=tokens, use_cache=False).logits
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    def set_dropout(probability: float) -> None:
+    def set_dropout(probability: float, iteration: int, places: range) -> None:
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = probability
@@ -40,7 +40,7 @@ def build_nanogpt(contender: Contender, size: BenchSize) -> Step:
 
     from experiments.bench.nanogpt import nanogpt
 
-    model, set_dropout = nanogpt(size.model)
+    model, set_probability = nanogpt(size.model)
     weights = _their_weights(size)
     for name, parameter in model.named_parameters():
         whole = weights[f"transformer.{name}"]
@@ -51,7 +51,31 @@ def build_nanogpt(contender: Contender, size: BenchSize) -> Step:
         value: torch.Tensor = module(tokens, targets)
         return value
 
-    return _step(contender, size, model, loss, set_dropout)
+    return _step(contender, size, model, loss, lambda probability, *_: set_probability(probability))
+
+
+def build_zero3(contender: Contender, size: BenchSize) -> Step:
+    """A step of this engine's model under torch's FSDP2, the 2021 paper's baseline."""
+    import torch
+
+    from engine.model.gpt2 import GPT2
+    from engine.parallel.mesh import serial_mesh
+    from engine.rng import Dropout
+    from engine.zero3 import shard_zero3
+
+    model = GPT2(size.model, serial_mesh())
+    model.initialize(size.train.seed)
+    masks: Dropout | None = None
+
+    def set_dropout(probability: float, iteration: int, places: range) -> None:
+        nonlocal masks
+        masks = Dropout(probability, size.train.seed, iteration, tuple(places)) if probability else None
+
+    def loss(module: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        value: torch.Tensor = module(tokens, targets, masks)
+        return value
+
+    return _step(contender, size, shard_zero3(model), loss, set_dropout, replicate=False)
 
 
 def _their_weights(size: BenchSize) -> "dict[str, torch.Tensor]":
@@ -73,9 +97,10 @@ def _step(
     size: BenchSize,
     model: "torch.nn.Module",
     loss: "Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]",
-    set_dropout: Callable[[float], None],
+    set_dropout: Callable[[float, int, range], None],
+    replicate: bool = True,
 ) -> Step:
-    """An iteration as such programs write it; with more than one rank, under DistributedDataParallel."""
+    """An iteration as such programs write it; on several ranks under DistributedDataParallel, or already divided."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -90,14 +115,15 @@ def _step(
         ],
         lr=train.learning_rate, betas=(train.adam_beta1, train.adam_beta2), eps=train.adam_epsilon, fused=True,
     )  # fmt: skip
-    module = DistributedDataParallel(model) if ranks > 1 else model
+    module = DistributedDataParallel(model) if ranks > 1 and replicate else model
     share = train.global_batch_size // ranks
     rank = dist.get_rank() if ranks > 1 else 0
     torch.manual_seed(train.seed + rank)
 
     def step(iteration: int, dropout: float) -> float:
-        set_dropout(dropout)
-        rows = torch.from_numpy(size.batch(iteration))[rank * share : (rank + 1) * share]
+        places = range(rank * share, (rank + 1) * share)
+        set_dropout(dropout, iteration, places)
+        rows = torch.from_numpy(size.batch(iteration))[places.start : places.stop]
         value = loss(module, rows[:, :-1], rows[:, 1:])
         value.backward()
         torch.nn.utils.clip_grad_norm_(parameters, train.clip_gradient)

@@ -22,7 +22,7 @@ MODEL = ModelConfig(num_layers=4, hidden_size=16, num_heads=4, seq_length=8, voc
 BATCH, MICROBATCHES = 2, 4
 ACTIVATION = MODEL.seq_length * BATCH * MODEL.hidden_size
 """Elements of one microbatch's residual stream, s·b·h."""
-COUNTED = ("all_reduce", "all_gather", "reduce_scatter_tensor", "isend")
+COUNTED = ("all_reduce", "all_gather", "reduce_scatter_single", "isend")
 
 Calls = Counter[tuple[str, int]]
 
@@ -41,7 +41,7 @@ def count_calls(layout: Layout, parallel: ParallelConfig) -> Calls:
 
     def counting(name: str, original: Any) -> Any:
         def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            payload = args[0] if name in ("all_gather", "reduce_scatter_tensor") else tensor
+            payload = args[0] if name in ("all_gather", "reduce_scatter_single") else tensor
             calls[name, payload.numel()] += 1
             return original(tensor, *args, **kwargs)
 
@@ -79,7 +79,7 @@ def test_sequence_parallelism_gathers_and_scatters_instead() -> None:
     embedding_or_head = 1
     gathers = 4 * MODEL.num_layers + 2 * embedding_or_head
     assert calls["all_gather", ACTIVATION // 2] == gathers * MICROBATCHES
-    assert calls["reduce_scatter_tensor", ACTIVATION] == gathers * MICROBATCHES
+    assert calls["reduce_scatter_single", ACTIVATION] == gathers * MICROBATCHES
 
 
 @pytest.mark.parametrize("scatter_gather", [True, False])

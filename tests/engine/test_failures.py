@@ -29,7 +29,8 @@ def run_python(*arguments: object, **environment: str) -> tuple[int, str, float]
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, *[str(argument) for argument in arguments]],
-        cwd=ROOT, capture_output=True, text=True, timeout=100, env=clean | {"OMP_NUM_THREADS": "1"} | environment,
+        cwd=ROOT, capture_output=True, text=True, timeout=100,
+        env=clean | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment,
     )  # fmt: skip
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr, time.monotonic() - began

@@ -19,7 +19,13 @@ from experiments.bench.table import show_parallel
 from experiments.bench.timing import Timed, median_ratio
 
 OURS = {"serial": 1, "tp2": 2, "pp2": 2, "dp2": 2}
-PEERS = {"Hugging Face GPT-2": 1, "Hugging Face GPT-2, DDP": 2, "nanoGPT-style": 1, "nanoGPT-style, DDP": 2}
+PEERS = {
+    "Hugging Face GPT-2": 1,
+    "Hugging Face GPT-2, DDP": 2,
+    "nanoGPT-style": 1,
+    "nanoGPT-style, DDP": 2,
+    "ZeRO-3 (FSDP2)": 2,
+}
 RANKS = OURS | PEERS
 TWIN = read_size("twin")
 
@@ -159,7 +165,9 @@ def test_a_peer_that_is_not_installed_is_said_to_be_missing(capsys: pytest.Captu
     missing = [row for row in result["contenders"] if row["status"] == "not installed"]
     assert {row["name"] for row in missing} == {"Hugging Face GPT-2", "Hugging Face GPT-2, DDP"}
     assert all(row["median"] is None and row["tokens_per_second"] == [] for row in missing)
-    assert result["ratios"]["dropout 0"]["ours_to_peer"].keys() == {"nanoGPT-style", "nanoGPT-style, DDP"}
+    assert result["ratios"]["dropout 0"]["ours_to_peer"].keys() == {
+        "nanoGPT-style", "nanoGPT-style, DDP", "ZeRO-3 (FSDP2)"
+    }  # fmt: skip
     show_parallel(result)
     assert "not installed" in capsys.readouterr().out
 
