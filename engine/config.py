@@ -14,6 +14,12 @@ from lineage.config import Config
 Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 
 
+def _check_at_least_one(config: Config, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} = {getattr(config, name)} must be at least 1")
+
+
 class ModelConfig(Config):
     """Shape of a GPT-2 (2019 paper, Tables 1 and 2)."""
 
@@ -36,9 +42,7 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name in ("num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+        _check_at_least_one(self, "num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size")
         if self.hidden_size % self.num_heads:
             raise ValueError(f"hidden_size = {self.hidden_size} is not a multiple of num_heads = {self.num_heads}")
         if self.padded_vocab_size < self.vocab_size:
@@ -98,11 +102,10 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        positive = ("iterations", "global_batch_size", "microbatch_size", "validation_interval",
-                    "validation_samples", "checkpoint_interval", "keep_checkpoints")  # fmt: skip
-        for name in positive:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+        _check_at_least_one(
+            self, "iterations", "global_batch_size", "microbatch_size", "validation_interval", "validation_samples",
+            "checkpoint_interval", "keep_checkpoints",
+        )  # fmt: skip
         for name in ("learning_rate", "min_learning_rate", "warmup_iterations", "weight_decay", "clip_gradient",
                      "adam_epsilon"):  # fmt: skip
             if not 0 <= getattr(self, name) < math.inf:
@@ -148,9 +151,7 @@ class ParallelConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name in ("tp", "pp", "chunks", "recompute_layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+        _check_at_least_one(self, "tp", "pp", "chunks", "recompute_layers")
         if self.chunks > 1 and self.schedule != "interleaved":
             raise ValueError(f"chunks = {self.chunks} needs schedule = 'interleaved', not {self.schedule!r}")
         return self

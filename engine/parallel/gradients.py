@@ -41,9 +41,9 @@ class GradientReducer:
 
     def __post_init__(self) -> None:
         for group in self.groups:
+            views = dict(zip(map(id, group.parameters), group.views(group.main_gradient), strict=True))
             for members in _in_buckets(group.parameters):
                 first, last = members[0], members[-1]
-                views = dict(zip(map(id, group.parameters), group.views(group.main_gradient), strict=True))
                 start = views[id(first)].storage_offset()
                 end = views[id(last)].storage_offset() + views[id(last)].numel()
                 bucket = _Bucket(group.main_gradient[start:end], len(members))
