@@ -19,7 +19,8 @@ from engine.model.gpt2 import GPT2
 from engine.optim.adam import FlatAdamW
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
-from engine.shards import INDEX, check_names, describe, merge_descriptions, read_into, write_shard
+from engine.pipeline.stages import split_layers
+from engine.shards import INDEX, check_names, describe, merge_descriptions, read_into, stored_dtype, write_shard
 from lineage.atomic import publish_directory, write_json
 from lineage.config import parse_config
 from lineage.digest import check_seal, is_sealed, seal
@@ -107,21 +108,30 @@ def load_checkpoint(path: Path, parameters: Sequence[ShardedParameter], optimize
     return state
 
 
-def load_for_inference(path: Path, device: str = "cpu") -> LoadedCheckpoint:
-    """The model of a checkpoint or run directory in fp32 and evaluation mode, its digest checked.
+def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: bool = False) -> LoadedCheckpoint:
+    """The model of a checkpoint or run directory in evaluation mode, its digest checked.
 
-    Raises BadInput for a directory that is neither, IntegrityFailure for one that is incomplete or changed.
+    With a mesh, this rank's part of it on the mesh's device. In fp32, or `as_stored` in the format it was trained in.
+    Raises BadInput for a directory that is neither or a mesh that does not divide the model, IntegrityFailure for a
+    directory that is incomplete or changed.
     """
+    mesh = mesh or serial_mesh()
     directory = resolve_checkpoint(path)
     digest = check_seal(directory)
     values = _read_json(directory / "config.json")
     config = parse_config(values.get("model", {}), ModelConfig, str(directory / "config.json"))
-    model = GPT2(config, serial_mesh(device)).to(device)
-    index = _read_json(directory / INDEX)
+    for size, what in ((config.num_heads, "attention heads"), (config.padded_vocab_size, "vocabulary rows")):
+        if size % mesh.tp.size:
+            raise BadInput(f"tp = {mesh.tp.size} does not divide the {size} {what} of {directory}")
+    index = {n: e for n, e in _read_json(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)}
+    stage = split_layers(config.num_layers, mesh.layout.pp, chunks=1)[mesh.pp.rank]
+    with torch.device("meta"):
+        whole = sharded_parameters(GPT2(config, serial_mesh()), serial_mesh())
+    check_names(directory, index, {parameter.name for parameter in whole})
+    dtype = stored_dtype(directory, index) if as_stored else torch.float32
+    model = GPT2(config, mesh, stage).to(mesh.device, dtype)
     with torch.no_grad():
-        weights = {p.name: (p, p.local.data) for p in sharded_parameters(model, model.mesh)}
-        check_names(directory, {n: e for n, e in index.items() if not n.startswith(OPTIMIZER_STATE)}, set(weights))
-        read_into(directory, index, weights)
+        read_into(directory, index, {p.name: (p, p.local.data) for p in sharded_parameters(model, mesh)})
     return LoadedCheckpoint(model.eval(), config, directory, digest)
 
 

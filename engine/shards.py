@@ -80,6 +80,23 @@ def read_into(
             raise IntegrityFailure(f"{directory} cannot be read: {error}") from error
 
 
+def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
+    """Number format of the weights in the files, that of the first tensor of the index.
+
+    Raises IntegrityFailure if it is none that a model is trained in or the file cannot be read.
+    """
+    try:
+        name, entry = next(iter(index.items()))
+        with safe_open(directory / Path(entry["files"][0]).name, framework="pt") as file:
+            found = str(file.get_slice(name).get_dtype())
+    except (SafetensorError, OSError, KeyError, TypeError, IndexError, StopIteration) as error:
+        raise IntegrityFailure(f"{directory} cannot be read: {error}") from error
+    formats = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+    if found not in formats:
+        raise IntegrityFailure(f"{directory}: {name} holds {found} numbers, not one of {', '.join(formats)}")
+    return formats[found]
+
+
 def check_names(directory: Path, index: dict[str, Entry], names: set[str]) -> None:
     """Raise IntegrityFailure if the index has tensors that the whole model does not."""
     if unexpected := sorted(index.keys() - names):

@@ -4,11 +4,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from data_pipeline.tokenizer import Tokenizer
 from engine.checkpoint import load_for_inference
 from engine.dataset import DIARY
+from engine.parallel.mesh import ParallelMesh, local_device, serial_mesh
 from evaluation.scoring import ScoringModel
 from lineage.digest import content_digest, is_sealed
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
@@ -44,13 +43,14 @@ class EvaluatedCheckpoint:
         raise DataMissing(f"the dataset {named} that {run.name} was trained on is not here")
 
 
-def load_checkpoint(path: Path) -> EvaluatedCheckpoint:
-    """Load a checkpoint, or a run's newest one, on the GPU if there is one.
+def load_checkpoint(path: Path, mesh: ParallelMesh | None = None) -> EvaluatedCheckpoint:
+    """Load a checkpoint, or a run's newest one, in the number format of its weights.
 
-    Raises BadInput if nothing is at `path` and IntegrityFailure if what is there is incomplete or damaged.
+    With a mesh, this rank's part of it; otherwise the whole on the GPU if there is one. Raises BadInput if nothing is
+    at `path` or the mesh does not divide the model, and IntegrityFailure if what is there is incomplete or damaged.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    loaded = load_for_inference(path, device=str(device))
+    mesh = mesh or serial_mesh(local_device())
+    loaded = load_for_inference(path, mesh, as_stored=True)
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
     if tokenizer.vocab_size != loaded.config.vocab_size:
         raise IntegrityFailure(
@@ -63,7 +63,7 @@ def load_checkpoint(path: Path) -> EvaluatedCheckpoint:
         seq_length=loaded.config.seq_length,
         hidden_size=loaded.config.hidden_size,
         dtype=next(loaded.model.parameters()).dtype,
-        device=device,
+        mesh=mesh,
     )
     return EvaluatedCheckpoint(loaded.directory, loaded.digest, tokenizer, model, _kind(loaded.directory))
 

@@ -1,61 +1,62 @@
-"""Log-probabilities of scored tokens, whatever the batch size and the number of workers.
+"""Log-probabilities of scored tokens, whatever the batch size and the number of workers or ranks.
 
-The number of workers changes no bit, the batch size only the last ones. Rows are padded on the right only,
-where no scored position of a causal model can look, so learned positions stay true. The padded columns of
-the vocabulary are cut off before the softmax. The softmax is float32, its logarithm and every sum after it
-float64. Only scored positions go through the output layer.
+The number of workers and of data-parallel ranks changes no bit, the batch size and tensor parallelism only the last
+ones. Rows are padded on the right only, where no scored position of a causal model can look, so learned positions stay
+true. The padded columns of the vocabulary are cut off before the softmax. The softmax is float32, its logarithm and
+every sum after it float64. Only scored positions go through the last layer and the output layer.
+
+Shapes: b requests, s inputs, q positions of a request, n scored rows, h hidden, v padded vocabulary, t tensor-parallel
+ranks.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.model.gpt2 import GPT2
+from engine.parallel.mesh import Axis, ParallelMesh, serial_mesh
+from engine.pipeline.inference import forward_at
+from evaluation.batches import digest_batches, plan_batches
 from evaluation.protocol import Request, Scores
+from evaluation.store import ScoreStore
 from evaluation.workers import in_workers
-from lineage.environment import available_cores
+from lineage.environment import available_cores, cpu_name
 from lineage.errors import BadInput
 
 ACTIVATIONS_PER_TOKEN = 16  # vectors of hidden size alive at once in a layer, rounded up
 MAX_ACTIVATION_BYTES = {"cpu": 16 * 2**20, "cuda": 4 * 2**30}  # on a CPU what its caches hold is fastest
-MAX_LOGIT_BYTES = {"cpu": 128 * 2**20, "cuda": 4 * 2**30}
-
-
-class LanguageModel(Protocol):
-    """A causal model, as the engine defines it."""
-
-    def hidden_states(self, tokens: Tensor) -> Tensor:
-        """Token ids int64 [b, s] → states after the final layer norm [s, b, h]."""
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """States [..., h] → [..., padded vocabulary]."""
+MAX_LOGIT_BYTES = {"cpu": 24 * 2**20, "cuda": 2**30}
 
 
 @dataclass(frozen=True)
 class ScoringModel:
     """A causal model and what must be known about it to score with it."""
 
-    network: LanguageModel
+    network: GPT2
+    """This rank's part of it."""
     vocab_size: int
     """Real entries; logits beyond them are padding."""
     seq_length: int
     """Longest input."""
     hidden_size: int
     dtype: torch.dtype
-    device: torch.device
+    mesh: ParallelMesh = field(default_factory=serial_mesh)
 
     def default_batch_size(self, width: int) -> int:
         """Rows of `width` inputs whose activations fit a fixed share of memory."""
         bytes_per_row = width * self.hidden_size * ACTIVATIONS_PER_TOKEN * self.dtype.itemsize
-        return max(1, MAX_ACTIVATION_BYTES[self.device.type] // bytes_per_row)
+        return max(1, MAX_ACTIVATION_BYTES[self.mesh.device.type] // bytes_per_row)
 
     def rows_per_head(self) -> int:
-        """Scored rows that go through the output layer together, counting float32 logits and two copies."""
-        return max(1, MAX_LOGIT_BYTES[self.device.type] // (3 * 4 * self.vocab_size))
+        """Scored rows whose float32 logits are in memory together."""
+        return max(1, MAX_LOGIT_BYTES[self.mesh.device.type] // (4 * self.vocab_size))
 
 
 def score(
@@ -65,82 +66,156 @@ def score(
     workers: int | None = None,
     on_progress: Callable[[int], None] = lambda count: None,
     banned: NDArray[np.int64] | None = None,
+    store: ScoreStore | None = None,
+    on_resumed: Callable[[int], None] = lambda count: None,
 ) -> Scores:
-    """Score every request; `on_progress` is told how many more are done, `banned` token ids are not allowed.
+    """Score every request; token ids that are `banned` are not allowed.
 
-    Requests are batched in order of length. On a CPU, contiguous ranges of the batches go to `workers`
-    processes of one thread each (all available cores unless given); elsewhere there is one worker. Raises
-    BadInput for a request longer than the model's context, an unknown token, or several workers on a GPU.
+    `on_progress` is told how many more requests are done, `on_resumed` how many the store had. On a mesh of several
+    ranks each calls it, and each gets all scores; batches are dealt to the data-parallel ranks. Otherwise, on a CPU,
+    they are dealt to `workers` processes of one thread each (all available cores unless given). Raises BadInput for
+    a request longer than the model's context, an unknown token, or several workers on a GPU or on a rank.
     """
+    mesh = model.mesh
+    if not requests:
+        raise BadInput("there is nothing to score")
     widest = max(len(request.tokens) for request in requests) - 1
     if widest > model.seq_length:
         raise BadInput(f"a request of {widest} tokens does not fit the model's context of {model.seq_length}")
-    if max(int(request.tokens.max()) for request in requests) >= model.vocab_size:
+    if not all(request.tokens.min() >= 0 and request.tokens.max() < model.vocab_size for request in requests):
         raise BadInput(f"the text has token ids beyond the model's vocabulary of {model.vocab_size}")
-    on_cpu = model.device.type == "cpu"
-    workers = workers or (available_cores() if on_cpu else 1)
-    if workers > 1 and not on_cpu:
-        raise BadInput(f"{workers} workers were asked for, but a model on a GPU is scored by one")
-    size = batch_size or model.default_batch_size(widest)
-    order = sorted(range(len(requests)), key=lambda index: len(requests[index].tokens))
-    batches = [order[first : first + size] for first in range(0, len(order), size)]
-
+    batches = plan_batches(requests, lambda width: batch_size or model.default_batch_size(width))
     counts = np.array([request.num_scored for request in requests], dtype=np.int64)
-    starts = np.cumsum(counts) - counts
-    scores = Scores(np.empty(counts.sum()), *np.empty((2, counts.sum()), dtype=np.bool_), counts)
 
-    def score_one(batch: int) -> Scores:
+    def score_one(batch: int) -> Scores | None:
         return score_batch(model, [requests[index] for index in batches[batch]], banned)
 
-    for batch, part in in_workers(score_one, len(batches), workers, one_thread=on_cpu):
+    with ExitStack() as stack:
+        found: dict[int, Scores] = {}
+        entry = None
+        if store:
+            settings = _describe(model, banned) | {"requests": digest_batches(requests, batches)}
+            entry = stack.enter_context(store.entry(settings))
+            if mesh.is_first:
+                found = entry.read([counts[batch] for batch in batches])
+        found = mesh.gather_objects(found)[0]
+        on_resumed(sum(len(batches[batch]) for batch in found))
+        mine = [batch for batch in range(len(batches)) if batch not in found][mesh.dp.rank :: mesh.dp.size]
+        for batch, scores in in_workers(score_one, mine, _workers(model, workers), mesh.device.type == "cpu"):
+            on_progress(len(batches[batch]))
+            if scores and mesh.tp.rank == 0:
+                found[batch] = scores
+                if entry:
+                    entry.add(batch, scores)
+        for others in mesh.gather_objects(found):
+            found |= others
+    return _in_request_order(batches, found, counts)
+
+
+def _workers(model: ScoringModel, workers: int | None) -> int:
+    if model.mesh.device.type == "cpu" and model.mesh.layout.world_size == 1:
+        return workers or available_cores()
+    if workers not in (None, 1):
+        raise BadInput(f"{workers} workers were asked for, but a model on a GPU or on several ranks is scored by one")
+    return 1
+
+
+def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str, Any]:
+    """What the bits of scores depend on, other than the weights and the batches."""
+    on_cpu = model.mesh.device.type == "cpu"
+    return {
+        "version": 1,
+        "banned": None if banned is None else banned.tolist(),
+        "vocab_size": model.vocab_size,
+        "dtype": str(model.dtype),
+        "rows_per_head": model.rows_per_head(),
+        "tp": model.mesh.tp.size,
+        "torch": torch.__version__,
+        "processor": cpu_name() if on_cpu else torch.cuda.get_device_name(model.mesh.device),
+    }
+
+
+def _in_request_order(
+    batches: Sequence[Sequence[int]], found: dict[int, Scores], counts: NDArray[np.int64]
+) -> Scores:  # fmt: skip
+    starts = np.cumsum(counts) - counts
+    total = int(counts.sum())
+    scores = Scores(np.empty(total), np.empty(total, np.bool_), np.empty(total, np.bool_), counts)
+    for batch, part in found.items():
         places = np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in batches[batch]])
         scores.log_probabilities[places] = part.log_probabilities
-        scores.greedy[places], scores.greedy_allowed[places] = part.greedy, part.greedy_allowed
-        on_progress(len(batches[batch]))
+        scores.greedy[places] = part.greedy
+        scores.greedy_allowed[places] = part.greedy_allowed
     return scores
 
 
 @torch.inference_mode()
-def score_batch(model: ScoringModel, requests: Sequence[Request], banned: NDArray[np.int64] | None = None) -> Scores:
-    """Score requests in one forward pass."""
-    b = len(requests)
-    s = max(len(request.tokens) for request in requests) - 1
-    inputs = np.zeros((b, s), dtype=np.int64)
-    for row, request in enumerate(requests):
-        inputs[row, : len(request.tokens) - 1] = request.tokens[:-1]
-    positions = np.concatenate([_scored_rows(request, row, b) for row, request in enumerate(requests)])
-    targets = np.concatenate([request.tokens[-request.num_scored :] for request in requests])
-    hidden = model.network.hidden_states(torch.from_numpy(inputs).to(model.device))  # [s, b, h]
-    scored = hidden.flatten(0, 1).index_select(0, torch.from_numpy(positions).to(model.device))  # [n, h]
-    mask = None if banned is None else torch.from_numpy(banned).to(model.device)
-    parts = [
-        _score_rows(model, rows, labels, mask)
-        for rows, labels in zip(
-            scored.split(model.rows_per_head()),
-            torch.from_numpy(targets).to(model.device).split(model.rows_per_head()),
-            strict=True,
-        )
-    ]
+def score_batch(
+    model: ScoringModel, requests: Sequence[Request], banned: NDArray[np.int64] | None = None
+) -> Scores | None:
+    """Score requests in one forward pass; None on a rank that does not have the model's last stage."""
+    device = model.mesh.device
     counts = np.array([request.num_scored for request in requests], dtype=np.int64)
-    log_probabilities, greedy, allowed = (np.concatenate(part) for part in zip(*parts, strict=True))
+    lengths = np.array([len(request.tokens) - 1 for request in requests], dtype=np.int64)
+    inputs = np.zeros((len(requests), lengths.max()), dtype=np.int64)
+    for row, request in enumerate(requests):
+        inputs[row, : lengths[row]] = request.tokens[:-1]
+    q = counts.max()
+    positions = np.maximum(lengths[:, None] - q + np.arange(q), 0)  # [b, q], those at the end are scored
+    hidden = forward_at(
+        model.network, model.mesh, torch.from_numpy(inputs).to(device), torch.from_numpy(positions).to(device)
+    )
+    if hidden is None:
+        return None
+    is_scored = torch.from_numpy(np.arange(q) >= q - counts[:, None]).to(device)  # [b, q]
+    rows = hidden.transpose(0, 1)[is_scored]  # [n, h]
+    targets = np.concatenate([request.tokens[-request.num_scored :] for request in requests])
+    size = model.rows_per_head()
+    parts = [
+        _score_rows(model, some, labels, banned)
+        for some, labels in zip(
+            rows.split(size), torch.from_numpy(targets).to(device).split(size), strict=True
+        )
+    ]  # fmt: skip
+    log_probabilities, greedy, allowed = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
     return Scores(log_probabilities, greedy, allowed, counts)
 
 
-def _scored_rows(request: Request, row: int, b: int) -> NDArray[np.int64]:
-    """Rows of the flattened [s, b] states from which the request's scored tokens are predicted."""
-    stop = len(request.tokens) - 1
-    return np.arange(stop - request.num_scored, stop, dtype=np.int64) * b + row
-
-
 def _score_rows(
-    model: ScoringModel, hidden: Tensor, targets: Tensor, banned: Tensor | None
-) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+    model: ScoringModel, hidden: Tensor, targets: Tensor, banned: NDArray[np.int64] | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability of each target [n], whether it is the best and the best allowed, from states [n, h]."""
-    logits = model.network.logits(hidden)[:, : model.vocab_size].float()  # [n, v]
-    highest, best = logits.max(dim=1)
-    target = logits.gather(1, targets[:, None]).squeeze(1)
-    greedy = best == targets
-    allowed = greedy if banned is None else logits.index_fill(1, banned, float("-inf")).argmax(dim=1) == targets
-    total = (logits - highest[:, None]).exp_().sum(dim=1)
-    log_probability = target.double() - highest.double() - total.double().log()
-    return log_probability.cpu().numpy(), greedy.cpu().numpy(), allowed.cpu().numpy()
+    axis = model.mesh.tp
+    logits = model.network.logits(hidden)  # [n, v/t]
+    start = axis.rank * logits.size(1)
+    real = max(model.vocab_size - start, 0)
+    # a rank may hold nothing but padding
+    logits = logits[:, :real].float() if real else torch.full_like(logits[:, :1], float("-inf"), dtype=torch.float32)
+    places = targets - start
+    elsewhere = (places < 0) | (places >= logits.size(1))
+    target = logits.gather(1, places.masked_fill(elsewhere, 0)[:, None]).squeeze(1)
+    target = axis.all_reduce(target.masked_fill_(elsewhere, 0.0))
+    highest = axis.all_reduce(logits.amax(dim=1), dist.ReduceOp.MAX)
+    greedy = allowed = _is_first_best(logits, start, targets, target, highest, axis)
+    if banned is not None:
+        columns = torch.from_numpy(banned).to(targets)
+        columns = columns[(columns >= start) & (columns < start + logits.size(1))] - start
+        kept = logits[:, columns]
+        logits[:, columns] = float("-inf")
+        highest_allowed = axis.all_reduce(logits.amax(dim=1), dist.ReduceOp.MAX)
+        allowed = _is_first_best(logits, start, targets, target, highest_allowed, axis)
+        logits[:, columns] = kept
+    total = axis.all_reduce(logits.sub_(highest[:, None]).exp_().sum(dim=1))
+    return target.double() - highest.double() - total.double().log(), greedy, allowed
+
+
+def _is_first_best(
+    logits: Tensor, start: int, targets: Tensor, target: Tensor, highest: Tensor, axis: Axis
+) -> Tensor:  # fmt: skip
+    """Whether each target is the token of the highest logit, and of several such tokens the first."""
+    is_best = target == highest
+    rows = is_best.nonzero().squeeze(1)
+    local, best = logits[rows].max(dim=1)
+    first = torch.where(local == highest[rows], best + start, torch.iinfo(torch.int64).max)
+    is_best[rows] = axis.all_reduce(first, dist.ReduceOp.MIN) == targets[rows]
+    return is_best

@@ -2,7 +2,7 @@
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import TypeVar
@@ -14,20 +14,22 @@ from lineage.errors import UserError
 T = TypeVar("T")
 
 
-def in_workers(work: Callable[[int], T], count: int, workers: int, one_thread: bool) -> Iterator[tuple[int, T]]:
-    """Yield `(index, work(index))` for every index below `count`, each as soon as it is there.
+def in_workers(
+    work: Callable[[int], T], items: Sequence[int], workers: int, one_thread: bool
+) -> Iterator[tuple[int, T]]:
+    """Yield `(item, work(item))` for every item, each as soon as it is there.
 
-    With several workers, each process gets a contiguous range of the indices. `one_thread` holds a single
-    worker, which stays in this process, to the one thread the others have, so that the values do not depend
-    on the number of workers.
+    With several workers, the items are dealt to the processes in turn. `one_thread` holds a single worker, which
+    stays in this process, to the one thread the others have, so that the values do not depend on the number of
+    workers.
     """
-    workers = min(workers, count)
+    workers = min(workers, len(items))
     if workers > 1:
-        yield from _in_processes(work, count, workers)
+        yield from _in_processes(work, items, workers)
         return
     with _threads(1 if one_thread else torch.get_num_threads()):
-        for index in range(count):
-            yield index, work(index)
+        for item in items:
+            yield item, work(item)
 
 
 @contextmanager
@@ -40,12 +42,12 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _in_processes(work: Callable[[int], T], count: int, workers: int) -> Iterator[tuple[int, T]]:
+def _in_processes(work: Callable[[int], T], items: Sequence[int], workers: int) -> Iterator[tuple[int, T]]:
     context = multiprocessing.get_context("fork")
     processes, readers = [], []
     try:
         for worker in range(workers):
-            share = range(count * worker // workers, count * (worker + 1) // workers)
+            share = items[worker::workers]
             reader, writer = context.Pipe(duplex=False)
             readers.append(reader)
             process = context.Process(target=_serve, args=(work, share, writer, list(readers)), daemon=True)
@@ -73,11 +75,11 @@ def _in_processes(work: Callable[[int], T], count: int, workers: int) -> Iterato
             process.join()
 
 
-def _serve(work: Callable[[int], T], share: range, writer: Connection, inherited: list[Connection]) -> None:
+def _serve(work: Callable[[int], T], share: Sequence[int], writer: Connection, inherited: list[Connection]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for reader in inherited:
         reader.close()
     torch.set_num_threads(1)
     with suppress(BrokenPipeError):  # the parent was killed
-        for index in share:
-            writer.send((index, work(index)))
+        for item in share:
+            writer.send((item, work(item)))

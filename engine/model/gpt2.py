@@ -7,6 +7,7 @@ Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabu
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +56,20 @@ class SelfAttention(nn.Module):
             context = self._attend_with_dropout(query, key, value, dropout)
         return self.dense(context.permute(2, 0, 1, 3).reshape(s, b, heads * self.head_dim))  # [s, b, h]
 
+    def forward_at(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The output at positions [b, q] alone, without dropout: [s, b, h] → [q, b, h]."""
+        heads, columns = self.num_heads // self.axis.size, x.size(2)
+        rows = x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, columns))  # [q, b, h]
+        weight = self.query_key_value.weight.view(heads, 3, self.head_dim, columns)
+        bias = self.query_key_value.bias.view(heads, 3, self.head_dim)
+        query = F.linear(rows, weight[:, 0].flatten(0, 1), bias[:, 0].flatten())  # [q, b, h/t]
+        query = query.unflatten(2, (heads, self.head_dim)).permute(1, 2, 0, 3)  # [b, n/t, q, d]
+        key_value = F.linear(x, weight[:, 1:].flatten(0, 2), bias[:, 1:].flatten())  # [s, b, 2h/t]
+        key, value = key_value.unflatten(2, (heads, 2, self.head_dim)).permute(3, 1, 2, 0, 4)  # each [b, n/t, s, d]
+        is_past = torch.arange(x.size(0), device=x.device) <= positions[:, None, :, None]  # [b, 1, q, s]
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=is_past)
+        return self.dense(context.permute(2, 0, 1, 3).flatten(2))
+
     def _attend_with_dropout(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: Dropout
     ) -> torch.Tensor:
@@ -100,6 +115,12 @@ class TransformerLayer(nn.Module):
         x = x + drop(attention, f"layers.{self.layer}.attention_output", dropout, self.mesh)
         mlp = self.mlp(self.post_attention_layernorm(x))
         return x + drop(mlp, f"layers.{self.layer}.mlp_output", dropout, self.mesh)
+
+    def forward_at(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The output at positions [b, q] alone, without dropout: [s, b, h] → [q, b, h]."""
+        rows = x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, x.size(2)))
+        rows = rows + self.self_attention.forward_at(self.input_layernorm(x), positions)
+        return rows + self.mlp(self.post_attention_layernorm(rows))
 
 
 class Embedding(nn.Module):
@@ -157,6 +178,16 @@ class GPT2(nn.Module):
         else:
             x = _run_layers(layers, x, dropout)
         return self.final_layernorm(x) if self.stage.is_last else x
+
+    def hidden_states_at(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """What `hidden_states` of the last stage has at positions [b, q], [q, b, h], up to rounding; no dropout.
+
+        The last layer computes keys and values everywhere, all else only there. Not for a divided sequence.
+        """
+        x = self.embedding(inputs, None) if self.stage.is_first else inputs
+        *layers, last = self.layers.values()
+        x = _run_layers(layers, x, None)
+        return self.final_layernorm(cast(TransformerLayer, last).forward_at(x, positions))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """States [..., h] → this rank's logits [..., v/t], through the tied word embedding."""

@@ -18,7 +18,7 @@ from engine.optim.adam import FlatAdamW
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
 from evaluation.protocol import Request, Scores
-from evaluation.scoring import LanguageModel, ScoringModel
+from evaluation.scoring import ScoringModel
 from lineage.digest import content_digest, seal
 from lineage.run import RunDirectory
 
@@ -32,8 +32,8 @@ class Bigram:
     def __init__(self, table: Tensor) -> None:
         self.table = table
 
-    def hidden_states(self, tokens: Tensor) -> Tensor:
-        return F.one_hot(tokens.T, len(self.table)).to(self.table.dtype)
+    def hidden_states_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return F.one_hot(tokens.gather(1, positions).T, len(self.table)).to(self.table.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden @ self.table
@@ -51,8 +51,10 @@ class Bytes:
         return [self.encode(text) for text in texts]
 
 
-def scoring_model(network: LanguageModel, vocab_size: int, seq_length: int = 32, hidden_size: int = 32) -> ScoringModel:
-    return ScoringModel(network, vocab_size, seq_length, hidden_size, torch.float32, torch.device("cpu"))
+def scoring_model(
+    network: GPT2 | Bigram, vocab_size: int, seq_length: int = 32, hidden_size: int = 32
+) -> ScoringModel:  # fmt: skip
+    return ScoringModel(network, vocab_size, seq_length, hidden_size, torch.float32)  # type: ignore[arg-type]
 
 
 def made_up_scores(requests: Sequence[Request], nll_per_token: float, greedy: Sequence[bool]) -> Scores:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.parallel.mesh import serial_mesh
 from evaluation.protocol import Request, Scores
 from evaluation.scoring import ScoringModel, score
 from lineage.errors import BadInput, UserError
@@ -142,7 +143,7 @@ def test_what_does_not_fit_the_model_is_refused(model: ScoringModel) -> None:
         score(model, [Request(np.zeros(CONFIG.seq_length + 2, dtype=np.int64), 1)])
     with pytest.raises(BadInput, match="vocabulary"):
         score(model, [Request(np.array([1, CONFIG.vocab_size]), 1)])
-    on_gpu = ScoringModel(model.network, 61, 32, 32, torch.float32, torch.device("cuda"))
+    on_gpu = ScoringModel(model.network, 61, 32, 32, torch.float32, serial_mesh("cuda"))
     with pytest.raises(BadInput, match="GPU"):
         score(on_gpu, random_requests(2), workers=2)
 
@@ -155,7 +156,7 @@ def test_a_request_must_leave_something_to_predict_from(num_scored: int) -> None
 
 def test_a_worker_that_dies_is_noticed() -> None:
     class Dying(Bigram):
-        def hidden_states(self, tokens: Tensor) -> Tensor:
+        def hidden_states_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
             os._exit(9)
 
     requests = [Request(np.array([0, 1]), 1)] * 4

@@ -1,0 +1,135 @@
+"""Scores kept on disk, batch by batch, so that a killed evaluation goes on and a finished one is not repeated.
+
+Below the folder each evaluation has a directory, named by a digest of all that its bits depend on, and each process
+that computes for it adds one file of records:
+
+    index u32, tokens u32, CRC-32 of the rest u32, log-probabilities f64[tokens], greedy u8[tokens], allowed u8[tokens]
+
+A record is trusted if its checksum is right; what follows a wrong one in a file, such as the torn end that a kill
+leaves, is computed again. WikiText-103 takes 2.6 MiB and LAMBADA 64 KiB; beyond LARGEST_BYTES the evaluations that were
+used longest ago are removed.
+"""
+
+import os
+import shutil
+import struct
+import tempfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from evaluation.protocol import Scores
+from lineage.digest import sha256_json
+
+LARGEST_BYTES = 256 * 2**20
+HEADER = struct.Struct("<III")
+BYTES_PER_TOKEN = 10
+SUFFIX = ".scores"
+
+
+def default_folder() -> Path:
+    """`$XDG_CACHE_HOME/mlm-repro/scores`, or the same below `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlm-repro" / "scores"
+
+
+@dataclass(frozen=True)
+class ScoreStore:
+    """The scores of one checkpoint with one tokenizer."""
+
+    folder: Path
+    checkpoint_digest: str
+    tokenizer_digest: str
+
+    def entry(self, settings: dict[str, Any]) -> "StoredScores":
+        """The place of one evaluation; `settings` are JSON values that say all else its bits depend on."""
+        key = {"checkpoint": self.checkpoint_digest, "tokenizer": self.tokenizer_digest, **settings}
+        return StoredScores(self.folder / sha256_json(key)[:32])
+
+
+class StoredScores:
+    """Scores of one evaluation by number of the batch. A context manager; only one that adds makes a file.
+
+    A folder that cannot be written is no error: then nothing is kept.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file: IO[bytes] | None = None
+        self._is_writable = True
+
+    def __enter__(self) -> "StoredScores":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file:
+            self._file.close()
+            remove_oldest(self._directory.parent)
+
+    def read(self, num_scored: list[np.ndarray]) -> dict[int, Scores]:
+        """What is kept of the batches, whose requests score so many tokens each."""
+        found: dict[int, Scores] = {}
+        for path in sorted(self._directory.glob(f"*{SUFFIX}")):
+            try:
+                found |= _parse(path.read_bytes(), num_scored)
+                os.utime(self._directory)
+            except OSError:
+                continue
+        return found
+
+    def add(self, batch: int, scores: Scores) -> None:
+        """Keep a batch; it outlives the process from now on."""
+        body = scores.log_probabilities.astype("<f8").tobytes() + scores.greedy.tobytes()
+        body += scores.greedy_allowed.tobytes()
+        lengths = struct.pack("<II", batch, len(scores.greedy))
+        record = lengths + struct.pack("<I", zlib.crc32(lengths + body)) + body
+        try:
+            if file := self._open():
+                file.write(record)
+        except OSError:
+            self._is_writable = False
+
+    def _open(self) -> IO[bytes] | None:
+        if self._file is None and self._is_writable:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            handle, _ = tempfile.mkstemp(suffix=SUFFIX, dir=self._directory)
+            self._file = os.fdopen(handle, "wb", buffering=0)
+        return self._file if self._is_writable else None
+
+
+def remove_oldest(folder: Path, largest_bytes: int = LARGEST_BYTES) -> None:
+    """Remove the evaluations used longest ago until the others take at most `largest_bytes`."""
+    used: list[tuple[float, int, Path]] = []
+    for directory in folder.iterdir():
+        try:
+            size = sum(file.stat().st_size for file in directory.glob(f"*{SUFFIX}"))
+            used.append((directory.stat().st_mtime, size, directory))
+        except OSError:
+            continue
+    total = sum(size for _, size, _ in used)
+    for _, size, directory in sorted(used)[:-1]:
+        if total <= largest_bytes:
+            return
+        shutil.rmtree(directory, ignore_errors=True)
+        total -= size
+
+
+def _parse(data: bytes, num_scored: list[np.ndarray]) -> dict[int, Scores]:
+    found: dict[int, Scores] = {}
+    start = 0
+    while start + HEADER.size <= len(data):
+        batch, count, checksum = HEADER.unpack_from(data, start)
+        first = start + HEADER.size
+        end = first + BYTES_PER_TOKEN * count
+        body = data[first:end]
+        if end > len(data) or zlib.crc32(data[start : start + 8] + body) != checksum:
+            break
+        if batch >= len(num_scored) or count != num_scored[batch].sum():
+            break
+        log_probabilities = np.frombuffer(body, "<f8", count)
+        greedy, allowed = np.frombuffer(body, np.bool_, 2 * count, 8 * count).reshape(2, count)
+        found[batch] = Scores(log_probabilities, greedy, allowed, num_scored[batch])
+        start = end
+    return found
