@@ -7,7 +7,10 @@ megatron/data/indexed_dataset.py, class MMapIndexedDataset).
 """
 
 import os
+import shutil
 import struct
+from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,11 +18,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lineage.atomic import sync_directory
 from lineage.errors import BadInput, IntegrityFailure
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+CHECKED_AT_ONCE = 1 << 20
+"""Sequences whose places are checked together."""
 
 
 def token_dtype(vocab_size: int) -> "np.dtype[Any]":
@@ -48,43 +54,56 @@ class TokenFile:
         for path in (bin_path, idx_path):
             if not path.is_file():
                 raise BadInput(f"token file {path} does not exist")
-        index = idx_path.read_bytes()
-        if len(index) < HEADER.size:
+        with idx_path.open("rb") as file:
+            header = file.read(HEADER.size)
+        if len(header) < HEADER.size:
             raise IntegrityFailure(f"{idx_path} is too short to be a token index")
-        magic, version, code, sequences, documents = HEADER.unpack_from(index)
+        magic, version, code, sequences, documents = HEADER.unpack(header)
         if magic != MAGIC or version != 1 or code not in DTYPES:
             raise IntegrityFailure(f"{idx_path} is not a version 1 token index with integer tokens")
-        if len(index) < HEADER.size + 12 * sequences + 8 * documents:
-            raise IntegrityFailure(f"{idx_path} is shorter than its header says")
+        length = HEADER.size + 12 * sequences + 8 * documents
+        if idx_path.stat().st_size not in (length, length + sequences):  # the latter with a mode for each sequence
+            raise IntegrityFailure(f"{idx_path} is not as long as its header says")
+        index = np.asarray(np.memmap(idx_path, np.uint8, "r"))[HEADER.size :]
         self.dtype = np.dtype(DTYPES[code]).newbyteorder("<")
-        self.sizes = np.frombuffer(index, "<i4", sequences, HEADER.size).copy()
-        offsets = np.frombuffer(index, "<i8", sequences, HEADER.size + 4 * sequences)
-        self.document_index = np.frombuffer(index, "<i8", documents, HEADER.size + 12 * sequences).copy()
-        size = bin_path.stat().st_size
-        ends = offsets + self.sizes.astype(np.int64) * self.dtype.itemsize
-        if size % self.dtype.itemsize or (sequences and (offsets.min() < 0 or ends.max() > size)):
-            raise IntegrityFailure(f"{bin_path} does not hold the tokens that {idx_path.name} lists")
-        self._starts = offsets // self.dtype.itemsize
-        self.tokens = np.memmap(bin_path, self.dtype, "r") if size else np.empty(0, self.dtype)
+        self.sizes = index[: 4 * sequences].view("<i4").copy()
+        self._offsets = index[4 * sequences : 12 * sequences].view("<i8")
+        self.document_index = index[12 * sequences : 12 * sequences + 8 * documents].view("<i8").copy()
+        self._check(bin_path, idx_path)
+        self.tokens = np.memmap(bin_path, self.dtype, "r") if bin_path.stat().st_size else np.empty(0, self.dtype)
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def __getitem__(self, sequence: int) -> NDArray[Any]:
         """The tokens of one sequence."""
-        start = int(self._starts[sequence])
+        start = int(self._offsets[sequence]) // self.dtype.itemsize
         return self.tokens[start : start + int(self.sizes[sequence])]
+
+    def _check(self, bin_path: Path, idx_path: Path) -> None:
+        end, starts = 0, self.document_index
+        for low in range(0, len(self), CHECKED_AT_ONCE):
+            part = slice(low, low + CHECKED_AT_ONCE)
+            ends = end + np.cumsum(self.sizes[part], dtype=np.int64) * self.dtype.itemsize
+            expected = ends - self.sizes[part].astype(np.int64) * self.dtype.itemsize
+            if self.sizes[part].min() < 0 or not np.array_equal(self._offsets[part], expected):
+                raise IntegrityFailure(f"{idx_path} lists sequences that do not lie back to back")
+            end = int(ends[-1])
+        if end != bin_path.stat().st_size:
+            raise IntegrityFailure(f"{bin_path} does not hold the tokens that {idx_path.name} lists")
+        if not len(starts) or starts[0] != 0 or starts[-1] != len(self) or (starts[1:] < starts[:-1]).any():
+            raise IntegrityFailure(f"{idx_path} lists documents that do not cover its sequences in order")
 
 
 class TokenFileWriter:
-    """Writes a token file, one sequence per document; both files appear when the block ends without an error."""
+    """Writes a token file; both files appear when the block ends without an error."""
 
     def __init__(self, prefix: Path, dtype: "np.dtype[Any]") -> None:
         self._paths = token_paths(prefix)
         self._partial = [path.with_name(f".{path.name}.partial-{os.getpid()}") for path in self._paths]
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._code = next(code for code, known in DTYPES.items() if np.dtype(known) == np.dtype(dtype))
-        self._sizes: list[int] = []
+        self._sizes, self._document_ends = array("i"), array("q", [0])
 
     def __enter__(self) -> Self:
         self._paths[0].parent.mkdir(parents=True, exist_ok=True)
@@ -93,12 +112,35 @@ class TokenFileWriter:
 
     def add_document(self, ids: ArrayLike) -> None:
         """Append one document's tokens. Raises ValueError for a token the dtype cannot hold."""
-        array = np.asarray(ids, dtype=np.int64)
+        tokens = np.asarray(ids)
+        self.add_documents(tokens, [tokens.size])
+
+    def add_documents(self, tokens: ArrayLike, sizes: Sequence[int] | NDArray[Any]) -> None:
+        """Append documents that lie back to back in `tokens`, of `sizes` tokens each.
+
+        Raises ValueError for a token the dtype cannot hold, or where sizes and tokens disagree.
+        """
+        values, lengths = np.asarray(tokens), np.asarray(sizes, np.int32)
         limits = np.iinfo(self._dtype)
-        if array.size and (array.min() < limits.min or array.max() > limits.max):
+        if values.size and (values.min() < limits.min or values.max() > limits.max):
             raise ValueError(f"a token lies outside {self._dtype}")
-        self._bin.write(array.astype(self._dtype).tobytes())
-        self._sizes.append(array.size)
+        if lengths.sum(dtype=np.int64) != values.size or (lengths < 0).any():
+            raise ValueError(f"sizes add up to {lengths.sum(dtype=np.int64)} and not to {values.size} tokens")
+        self._bin.write(values.astype(self._dtype).tobytes())
+        self._extend(lengths, np.arange(1, len(lengths) + 1))
+
+    def add_file(self, prefix: Path) -> None:
+        """Append a token file with its documents. Raises BadInput if its tokens are of another dtype."""
+        other = TokenFile(prefix)
+        if other.dtype != self._dtype:
+            raise BadInput(f"token file {prefix} holds {other.dtype} tokens, and {self._paths[0].stem} {self._dtype}")
+        with token_paths(prefix)[0].open("rb") as file:
+            shutil.copyfileobj(file, self._bin, 1 << 20)
+        self._extend(other.sizes, other.document_index[1:])
+
+    def _extend(self, sizes: NDArray[np.int32], document_ends: NDArray[np.int64]) -> None:
+        self._document_ends.frombytes((document_ends.astype(np.int64) + len(self._sizes)).tobytes())
+        self._sizes.frombytes(sizes.astype(np.int32).tobytes())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -109,20 +151,40 @@ class TokenFileWriter:
             self._bin.close()
             if kind is None:
                 self._write_index()
-                for partial, path in zip(self._partial, self._paths, strict=True):
-                    os.replace(partial, path)
+                self._publish()
         finally:
             for partial in self._partial:
                 partial.unlink(missing_ok=True)
 
+    def _publish(self) -> None:
+        """Name both files; an index never stands beside tokens it does not describe."""
+        directory = self._paths[0].parent
+        self._paths[1].unlink(missing_ok=True)
+        sync_directory(directory)
+        for partial, path in zip(self._partial, self._paths, strict=True):
+            os.replace(partial, path)
+        sync_directory(directory)
+
     def _write_index(self) -> None:
-        sizes = np.array(self._sizes, "<i8")
-        offsets = (np.cumsum(sizes) - sizes) * self._dtype.itemsize
-        count = len(sizes)
+        sizes = np.frombuffer(self._sizes, np.int32)
+        offsets = np.cumsum(sizes, dtype=np.int64)
+        offsets -= sizes
+        offsets *= self._dtype.itemsize
         with self._partial[1].open("wb") as file:
-            file.write(HEADER.pack(MAGIC, 1, self._code, count, count + 1))
-            file.write(sizes.astype("<i4").tobytes())
-            file.write(offsets.astype("<i8").tobytes())
-            file.write(np.arange(count + 1, dtype="<i8").tobytes())
+            file.write(HEADER.pack(MAGIC, 1, self._code, len(sizes), len(self._document_ends)))
+            for column in (sizes.astype("<i4"), offsets.astype("<i8"), np.array(self._document_ends, "<i8")):
+                column.tofile(file)
             file.flush()
             os.fsync(file.fileno())
+
+
+def merge_token_files(prefixes: Sequence[Path], out: Path) -> None:
+    """Write the token files at `prefixes`, one after the other, as one at the prefix `out`.
+
+    Raises BadInput if there are none or their tokens are of different dtypes.
+    """
+    if not prefixes:
+        raise BadInput(f"there are no token files to merge into {out}")
+    with TokenFileWriter(out, TokenFile(prefixes[0]).dtype) as writer:
+        for prefix in prefixes:
+            writer.add_file(prefix)

@@ -1,24 +1,39 @@
 """GPT-2's byte-level BPE: the published vocabulary, or one of any size trained on text.
 
+Text is encoded by `fast_bpe.py`, which is held against Hugging Face `tokenizers` when a vocabulary is first used.
+
 No special token is recognised in text: the literal `<|endoftext|>` is split like any other characters, as in
 Megatron-LM; only the pipeline writes the end-of-text token.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from data_pipeline.exact import checked
 from lineage.atomic import write_text
 from lineage.errors import BadInput, IntegrityFailure
 
 END_OF_TEXT = "<|endoftext|>"
 FILE_NAME = "tokenizer.json"
+CHECKED_TEXTS = (
+    "It's they'll we're I've 'D' don''t rock'n'roll 's",
+    "  two  spaces,\ttabs\t\t and\r\n\r\n lines \n",
+    "\u00a0no\u00a0\u00a0break\u3000wide\u2028line \x85\x1c\x0b",
+    "x2 ½ ٣٤ Ⅷ 第十二 12,345.67e-8 naïve cafe\u0301 Straße ΑΒΓ русский язык हिन्दी ภาษาไทย 日本語のテキスト 한국어",
+    "🙂👩‍👩‍👧 \U00011de1\U00020000\U000323b0\U000e0041\U0010ffff \ufeff\x00\x7f",
+    "def f(x):\n    return {**x, 'a': [1, 2]}  # <|endoftext|>\n",
+    "pneumonoultramicroscopicsilicovolcanoconiosis " + "ab" * 100 + "=" * 70 + " " * 40,
+)
+"""What the fast path must encode as `tokenizers` does before it is used."""
 
 
 def padded_vocab_size(vocab_size: int, multiple: int = 128, tp: int = 1) -> int:
@@ -92,14 +107,21 @@ class Tokenizer:
         """Write `tokenizer.json` into `directory`."""
         write_text(directory / FILE_NAME, self._content())
 
-    def encode(self, text: str) -> list[int]:
+    def encode_ids(self, text: str) -> NDArray[np.int32]:
         """Token ids of the text; nothing is added."""
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return self._encode(text)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids as a list."""
+        return self._encode(text).tolist()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text."""
-        batch = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [list(encoding.ids) for encoding in batch]
+        """The ids of each text as a list."""
+        return [self.encode(text) for text in texts]
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens the text has."""
+        return len(self._encode(text))
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
@@ -117,6 +139,24 @@ class Tokenizer:
 
     def _content(self) -> str:
         return str(self._backend.to_str(pretty=True))
+
+    @cached_property
+    def _encode(self) -> Callable[[str], NDArray[np.int32]]:
+        return checked("byte-level BPE", self._fast, self._reference, CHECKED_TEXTS, np.array_equal)
+
+    def _reference(self, text: str) -> NDArray[np.int32]:
+        return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def _fast(self) -> Callable[[str], NDArray[np.int32]]:
+        from data_pipeline.fast_bpe import FastBpe
+
+        contents = [json.loads(backend.to_str()) for backend in (self._backend, _byte_level({}, []))]
+        (vocabulary, merges), _ = [
+            (content["model"].pop("vocab"), content["model"].pop("merges")) for content in contents
+        ]
+        if contents[0] != contents[1]:
+            raise BadInput("this tokenizer.json asks for more than GPT-2's byte-level BPE")
+        return FastBpe(vocabulary, merges).encode
 
 
 @lru_cache(maxsize=2)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.token_file import TokenFile, TokenFileWriter, token_dtype
+from data_pipeline.token_file import TokenFile, TokenFileWriter, merge_token_files, token_dtype
 from lineage.errors import BadInput, IntegrityFailure
 
 uint16_documents = st.lists(st.lists(st.integers(0, 65_535), max_size=20), max_size=12)
@@ -109,24 +109,107 @@ def test_failure_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.bin", "t.idx"]
 
 
+def with_header(index: bytes, sequences: int, documents: int) -> bytes:
+    return index[:18] + struct.pack("<QQ", sequences, documents) + index[34:]
+
+
+def with_number(index: bytes, at: int, letter: str, value: int) -> bytes:
+    return index[:at] + struct.pack(f"<{letter}", value) + index[at + struct.calcsize(letter) :]
+
+
 def test_damage_is_noticed(tmp_path: Path) -> None:
     prefix = tmp_path / "t"
     with pytest.raises(BadInput, match="does not exist"):
         TokenFile(prefix)
     write(prefix, [[1, 2], [3, 4, 5]], 1000)
     index, tokens = (tmp_path / "t.idx").read_bytes(), (tmp_path / "t.bin").read_bytes()
+    sizes, offsets, documents = 34, 34 + 8, 34 + 24
     for broken_index in (
         b"",
         index[:20],
         index[:-1],
+        index + b"\0",
         b"TNTIDX\0\0\0" + index[9:],
         index[:9] + b"\2" + index[10:],
+        index[:17] + b"\6" + index[18:],
+        with_header(index, 2**63, 3),
+        with_header(index, 2, 2**64 - 1),
+        with_header(index, 2**61, 2**61),
+        with_header(index, 0, 6),
+        with_header(index, 4, 0),
+        with_number(index, sizes, "i", -2),
+        with_number(index, sizes, "i", 2**31 - 1),
+        with_number(index, offsets, "q", 2),
+        with_number(index, offsets + 8, "q", 5),
+        with_number(index, offsets + 8, "q", -4),
+        with_number(index, offsets + 8, "q", 2**62),
+        with_number(index, documents, "q", 1),
+        with_number(index, documents + 8, "q", 3),
+        with_number(index, documents + 16, "q", 1),
+        with_number(index, documents + 16, "q", 2**40),
     ):
         (tmp_path / "t.idx").write_bytes(broken_index)
-        with pytest.raises(IntegrityFailure):
+        with pytest.raises(IntegrityFailure, match=r"t\.idx"):
             TokenFile(prefix)
     (tmp_path / "t.idx").write_bytes(index)
-    for broken_tokens in (tokens[:-2], tokens[:-1], b""):
+    for broken_tokens in (tokens[:-2], tokens[:-1], b"", tokens + b"\0\0"):
         (tmp_path / "t.bin").write_bytes(broken_tokens)
         with pytest.raises(IntegrityFailure):
             TokenFile(prefix)
+
+
+@settings(deadline=None, max_examples=40)
+@given(parts=st.lists(st.lists(st.lists(st.integers(0, 65_535), max_size=6), max_size=5), min_size=1, max_size=4))
+def test_merging_is_writing_one_after_the_other(
+    parts: list[list[list[int]]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("merge")
+    for number, documents in enumerate(parts):
+        write(folder / f"part-{number}", documents, 50_257)
+    merge_token_files([folder / f"part-{number}" for number in range(len(parts))], folder / "merged")
+    write(folder / "whole", [document for documents in parts for document in documents], 50_257)
+    for ending in ("bin", "idx"):
+        assert (folder / f"merged.{ending}").read_bytes() == (folder / f"whole.{ending}").read_bytes()
+
+
+@settings(deadline=None)
+@given(documents=uint16_documents)
+def test_many_documents_at_once(documents: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("bulk")
+    write(folder / "single", documents, 50_257)
+    with TokenFileWriter(folder / "bulk", token_dtype(50_257)) as writer:
+        tokens = np.array([token for document in documents for token in document], np.int64)
+        writer.add_documents(tokens, [len(document) for document in documents])
+    for ending in ("bin", "idx"):
+        assert (folder / f"bulk.{ending}").read_bytes() == (folder / f"single.{ending}").read_bytes()
+
+
+@pytest.mark.parametrize("sizes", [[1], [2, 2], [4, -1], []])
+def test_sizes_that_do_not_add_up_are_refused(sizes: list[int], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="3 tokens"), TokenFileWriter(tmp_path / "t", token_dtype(100)) as writer:
+        writer.add_documents([1, 2, 3], sizes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_merge_leaves_what_was_there(tmp_path: Path) -> None:
+    write(tmp_path / "narrow", [[1, 2]], 1000)
+    write(tmp_path / "wide", [[3]], 100_000)
+    write(tmp_path / "out", [[9]], 1000)
+    for prefixes, error, words in (
+        ([tmp_path / "narrow", tmp_path / "wide"], BadInput, "wide holds int32 tokens, and out uint16"),
+        ([tmp_path / "narrow", tmp_path / "gone"], BadInput, "gone.bin does not exist"),
+        ([], BadInput, "no token files"),
+    ):
+        with pytest.raises(error, match=words):
+            merge_token_files(prefixes, tmp_path / "out")
+    (tmp_path / "wide.bin").write_bytes(b"")
+    with pytest.raises(IntegrityFailure, match=r"wide\.bin"):
+        merge_token_files([tmp_path / "narrow", tmp_path / "wide"], tmp_path / "out")
+    assert TokenFile(tmp_path / "out")[0].tolist() == [9]
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+def test_a_file_can_be_merged_into_itself(tmp_path: Path) -> None:
+    write(tmp_path / "t", [[1, 2], []], 1000)
+    merge_token_files([tmp_path / "t", tmp_path / "t"], tmp_path / "t")
+    assert read_by_description(tmp_path / "t") == ([[1, 2], [], [1, 2], []], [0, 1, 2, 3, 4], 8)

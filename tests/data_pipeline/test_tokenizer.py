@@ -1,11 +1,13 @@
 """The tokenizer: exact GPT-2 ids, lossless text, repeatable training."""
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -105,3 +107,40 @@ def test_gpt2_ids() -> None:
     assert tokenizer.encode("<|endoftext|>") == [27, 91, 437, 1659, 5239, 91, 29]
     assert tokenizer.encode(" The quick brown fox") == [383, 2068, 7586, 21831]
     assert tokenizer.decode([15496, 995, 50_256]) == "Hello world<|endoftext|>"
+
+
+def test_ids_come_in_three_forms(trained: Tokenizer, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = trained.encode_ids(CORPUS[0])
+    assert ids.dtype == np.int32
+    assert ids.tolist() == trained.encode(CORPUS[0])
+    assert trained.count_tokens(CORPUS[0]) == len(ids)
+    assert trained.encode_ids("").shape == (0,)
+    assert capsys.readouterr().err == ""
+
+
+def test_another_kind_of_tokenizer_is_left_to_its_library(
+    trained: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained.save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Lowercase"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    lower = Tokenizer.load(tmp_path)
+    assert lower.encode("THE River") == trained.encode("the river")
+    assert lower.encode("THE River") != trained.encode("THE River")
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 1
+    assert warnings[0].startswith("WARNING: the fast byte-level BPE failed")
+
+
+def test_a_wrong_fast_path_is_given_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = Tokenizer.train(CORPUS, 400)
+    right = tokenizer.encode("Straße")
+    monkeypatch.setattr("data_pipeline.fast_bpe.FastBpe.encode", lambda self, text: np.arange(len(text)))
+    assert Tokenizer(tokenizer._backend).encode("Straße") == right
+    assert "WARNING: the fast byte-level BPE differs on" in capsys.readouterr().err
+
+
+def test_half_a_surrogate_pair_is_no_text(trained: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="surrogates"):
+        trained.encode("a\ud800b")

@@ -1,0 +1,146 @@
+"""The compiled BPE gives the ids of `tokenizers` and tiktoken, for any text and any vocabulary of ours."""
+
+import itertools
+import json
+import os
+import random
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from pydoc_data import topics
+
+import numpy as np
+import pytest
+import tiktoken
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from data_pipeline.fast_bpe import LAST_CLASSIFIED, LETTER, NUMBER, OTHER, SPACE, FastBpe, character_classes
+from data_pipeline.testsets import find_gpt2_vocabulary, find_test_set
+from data_pipeline.tokenizer import CHECKED_TEXTS, Tokenizer
+from tests.data_pipeline.conftest import sentences
+
+HAS_DATA = bool(os.environ.get("MLM_DATA_DIR"))
+needs_data = pytest.mark.skipif(not HAS_DATA, reason="MLM_DATA_DIR is not set")
+VOCABULARIES = ["trained-300", "trained-1500", pytest.param("gpt2", marks=needs_data)]
+CORPUS = [*(sentences(20, seed) for seed in range(20)), *CHECKED_TEXTS, Path(json.__file__).read_text(encoding="utf-8")]
+PIECES = st.sampled_from(
+    ["  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "'", "'s", "'S", "'re", "'ll", "'v", "the", " of", "é", "e\u0301",
+     "1", "²", "٣", "日本", "!", "...", "🙂", "\u200d", "\x00", "\x1c", "ﬀ", "<|endoftext|>", "\U00011de1"]
+)  # fmt: skip
+TEXTS = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"])),
+    st.lists(PIECES, max_size=30).map("".join),
+    st.text("abeht '\n", max_size=80),
+)
+
+
+@cache
+def vocabulary(name: str) -> tuple[Backend, FastBpe]:
+    """The `tokenizers` of a vocabulary, and ours."""
+    if name == "gpt2":
+        tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
+    else:
+        tokenizer = Tokenizer.train(CORPUS, int(name.split("-")[1]))
+    model = json.loads(tokenizer._content())["model"]
+    return tokenizer._backend, FastBpe(model["vocab"], model["merges"])
+
+
+def differing(name: str, texts: list[str]) -> Iterator[str]:
+    """The texts on which the two differ."""
+    backend, fast = vocabulary(name)
+    for text, theirs in zip(texts, backend.encode_batch_fast(texts, add_special_tokens=False), strict=True):
+        if fast.encode(text).tolist() != theirs.ids:
+            yield text[:100]
+
+
+def test_every_code_point_has_the_class_the_reference_gives_it() -> None:
+    classes = character_classes()
+    codes = np.array([code for code in range(0x110000) if not 0xD800 <= code < 0xE000])
+    text = "".join(map(chr, codes))
+    for kind, expression in ((LETTER, r"\p{L}+"), (NUMBER, r"\p{N}+"), (SPACE, r"\s+"), (OTHER, r"[^\s\p{L}\p{N}]+")):
+        others = pre_tokenizers.Split(Regex(expression), "removed").pre_tokenize_str(text)
+        expected = np.ones(len(codes), bool)
+        for _, (start, end) in others:
+            expected[start:end] = False
+        assert np.array_equal(classes[codes] == kind, expected)
+        assert np.count_nonzero(classes == kind) > 10
+    assert set(classes[LAST_CLASSIFIED + 1 :].tolist()) == {OTHER}
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+@settings(deadline=None, max_examples=300)
+@given(text=TEXTS)
+def test_any_text_has_the_ids_of_the_reference(name: str, text: str) -> None:
+    assert list(differing(name, [text])) == []
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_every_code_point_between_words_has_the_ids_of_the_reference(name: str) -> None:
+    shown = [chr(code) for code in itertools.chain(range(0xD800), range(0xE000, 0x30000, 7))]
+    texts = [f"a{one}1 {one}!{one} {one}{one}\n" for one in shown]
+    assert list(differing(name, ["".join(texts[at : at + 500]) for at in range(0, len(texts), 500)])) == []
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_words_of_any_length_have_the_ids_of_the_reference(name: str) -> None:
+    rng = random.Random(0)
+    texts = [
+        "".join(rng.choices(alphabet, k=size))
+        for alphabet in ("a", " ", "ab", "=", "the", "abcdefghijklmnopqrstuvwxyz", "日本語", "é", "\n ")
+        for size in (1, 2, 10, 31, 32, 33, 34, 64, 100, 1000, 5000)
+    ]
+    assert list(differing(name, texts)) == []
+
+
+@pytest.mark.parametrize("letter", ["a", " ", "日"])
+@pytest.mark.parametrize("name", ["trained-300", pytest.param("gpt2", marks=needs_data)])
+def test_one_word_of_a_megabyte(name: str, letter: str) -> None:
+    assert list(differing(name, [letter * (1_000_000 // len(letter.encode()))])) == []
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_real_text_has_the_ids_of_the_reference(name: str) -> None:
+    files = [Path(topics.__file__), *sorted(Path(json.__file__).parents[1].glob("*.py"))[:80]]
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+    assert sum(map(len, texts)) > 1_000_000
+    assert list(differing(name, texts)) == []
+
+
+@needs_data
+@pytest.mark.parametrize("test_set", ["wikitext103", "lambada"])
+def test_test_sets_have_the_ids_of_the_reference(test_set: str) -> None:
+    lines = find_test_set(test_set).read_text(encoding="utf-8").splitlines(keepends=True)
+    assert list(differing("gpt2", lines)) == []
+
+
+def tiktoken_gpt2() -> tiktoken.Encoding:
+    """GPT-2 in tiktoken, from the same vocabulary."""
+    letters = {chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256))}
+    hidden = (byte for byte in range(256) if chr(byte) not in letters)
+    byte_of = {letter: ord(letter) for letter in letters} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+    known = json.loads(find_gpt2_vocabulary()[0].read_text(encoding="utf-8"))
+    ranks = {bytes(byte_of[letter] for letter in token): rank for token, rank in known.items() if rank < 50_256}
+    expression = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    return tiktoken.Encoding("gpt2", pat_str=expression, mergeable_ranks=ranks, special_tokens={})
+
+
+@needs_data
+def test_a_second_outsider_agrees() -> None:
+    outsider, (_, fast) = tiktoken_gpt2(), vocabulary("gpt2")
+    texts = [*CORPUS, find_test_set("wikitext103").read_text(encoding="utf-8")]
+    for text in texts:
+        assert fast.encode(text).tolist() == outsider.encode_ordinary(text)
+
+
+def test_more_words_than_the_cache_holds() -> None:
+    rng = random.Random(1)
+    words = [f" {rng.getrandbits(40):x}" for _ in range(100_000)]
+    assert list(differing("trained-300", ["".join(words), "".join(words[::-1])])) == []
+
+
+def test_a_vocabulary_without_every_byte_is_refused() -> None:
+    with pytest.raises(KeyError):
+        FastBpe({"a": 0, "b": 1, "ab": 2}, [("a", "b")])
