@@ -1,7 +1,7 @@
-"""Where the published test sets and the GPT-2 vocabulary are on this machine.
+"""Where test sets and the GPT-2 vocabulary are on this machine.
 
-Each is looked for in `$MLM_DATA_DIR`, then in `~/.cache/mlm-repro/`, then on the Hugging Face hub; what comes from
-the hub is cached only if its SHA-256 is the published file's.
+A published one is looked for in `$MLM_DATA_DIR`, then in `~/.cache/mlm-repro/`, then on the Hugging Face hub; what
+comes from the hub is cached only if its SHA-256 is the published file's.
 """
 
 import difflib
@@ -88,23 +88,39 @@ GPT2_FILES = (
         "openai-community/gpt2",
     ),
 )
+FILE_KINDS = ("jsonl", "text")
 
 
 def check_test_set_name(name: str) -> None:
-    """Raise ValueError, with the nearest known name, for a test set that does not exist."""
-    if name not in TEST_SETS:
+    """Raise ValueError for what is neither one of `TEST_SETS`, naming the nearest, nor a file.
+
+    A file is `jsonl:PATH`, where PATH ends in `.jsonl`, or `text:PATH`, where it does not.
+    """
+    kind, colon, path = name.partition(":")
+    if colon and kind in FILE_KINDS:
+        if not path or (kind == "jsonl") != path.endswith(".jsonl"):
+            raise ValueError(f"test set {name!r}: jsonl: stands before a path that ends in .jsonl, text: before others")
+    elif name not in TEST_SETS:
         close = difflib.get_close_matches(name, TEST_SETS, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(TEST_SETS)}"
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(TEST_SETS)}, jsonl:PATH, text:PATH"
         raise ValueError(f"unknown test set {name!r}; {hint}")
 
 
 def find_test_set(name: str) -> Path:
-    """The file of a test set, one of `TEST_SETS`. Raises DataMissing when it is nowhere."""
+    """The file of a test set, named as `check_test_set_name` says.
+
+    Raises DataMissing when a published one is nowhere, BadInput for another name or a file that is not there.
+    """
     try:
         check_test_set_name(name)
     except ValueError as error:
         raise BadInput(str(error)) from error
-    return _find(TEST_SETS[name])
+    if name in TEST_SETS:
+        return _find(TEST_SETS[name])
+    path = Path(name.partition(":")[2])
+    if not path.is_file():
+        raise BadInput(f"test set {name!r}: there is no file {path}")
+    return path
 
 
 def find_gpt2_vocabulary() -> tuple[Path, Path]:

@@ -1,24 +1,56 @@
 """Cutting test-set text out of documents."""
 
+import json
 import os
+import random
 import re
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.decontaminate import decontaminate, read_task_texts, split_and_keep, task_ngrams
+from data_pipeline.decontaminate import SENTENCE_END, count_matches, decontaminate, split_and_keep
 from data_pipeline.document import Document, Drop
+from data_pipeline.passages import ngrams_of_files, read_documents
 from data_pipeline.testsets import find_test_set
-from tests.data_pipeline.conftest import WORDS, sentences
+from data_pipeline.words import Ngrams, ngrams_of
+from evaluation.detokenize import detokenize_wikitext
+from tests.data_pipeline.conftest import sentences
 
 PASSAGE = (
     "Zebras quietly admire seventeen violet umbrellas whenever gentle thunder interrupts nine sleepy accordion players"
 )
 
 
+def task_ngrams(passages: list[str], words: int = 13, min_words: int = 8) -> Ngrams:
+    return Ngrams.of(chain.from_iterable(ngrams_of(passage, words, min_words) for passage in passages))
+
+
 def words_of(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
+
+
+def split_and_search_again(text: str, ngrams: Ngrams, margin: int, min_part: int) -> list[str]:
+    """The rule as it is told: cut at the first match, then look at the rest as a text of its own."""
+    parts: list[str] = []
+    rest = text
+    while match := next(ngrams.matches(rest), None):
+        start, ngram = match
+        left = start - margin
+        while left > 0 and rest[left] not in SENTENCE_END:
+            left -= 1
+        right = start + len(ngram) + margin
+        while right < len(rest) and rest[right] not in SENTENCE_END:
+            right += 1
+        if left > 0 and left + 1 > min_part:
+            parts.append(rest[: left + 1])
+        rest = rest[right + 1 :]
+        if len(rest) <= min_part:
+            return parts
+    return [*parts, rest]
 
 
 def test_ngrams_of_a_passage_by_its_length() -> None:
@@ -97,30 +129,76 @@ def test_parts_are_clean_ordered_pieces_of_the_text(pieces: list[int], margin: i
         assert parts == [text] or len(part) > min_part
 
 
-@settings(deadline=None)
-@given(st.lists(st.sampled_from(WORDS[:3]), max_size=60), st.lists(st.sampled_from(WORDS[:3]), max_size=20))
-def test_matches_are_those_of_a_plain_search(document: list[str], passage: list[str]) -> None:
-    ngrams = task_ngrams([" ".join(passage)], words=4, min_words=2)
-    length = min(4, len(passage))
-    expected = set()
-    if length >= 2:
-        wanted = {tuple(passage[i : i + length]) for i in range(len(passage) - length + 1)}
-        expected = {i for i in range(len(document) - length + 1) if tuple(document[i : i + length]) in wanted}
-    starts = [match.start() for match in re.finditer(r"\w+", " ".join(document))]
-    assert [position for position, _ in ngrams.matches(" ".join(document))] == [starts[i] for i in sorted(expected)]
+@settings(deadline=None, max_examples=300)
+@given(
+    text=st.lists(st.sampled_from(["a", "b", "İ", "Σ", "c.", "d!", "e?", ".", ", ", "xx yy"]), max_size=80),
+    passage=st.lists(st.sampled_from(["a", "b", "İ", "ς", "xx"]), min_size=1, max_size=6),
+    glue=st.sampled_from([" ", "", " - "]),
+    words=st.integers(1, 4),
+    margin=st.integers(0, 12),
+    min_part=st.integers(0, 12),
+)
+def test_one_search_cuts_as_searching_every_rest_again(
+    text: list[str], passage: list[str], glue: str, words: int, margin: int, min_part: int
+) -> None:
+    ngrams = task_ngrams([" ".join(passage)], words, min_words=1)
+    expected = split_and_search_again(glue.join(text), ngrams, margin, min_part)
+    assert split_and_keep(glue.join(text), ngrams, margin, min_part) == expected
+
+
+def test_a_document_of_many_matches_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[str] = []
+    search = Ngrams.matches
+
+    def counted(ngrams: Ngrams, text: str) -> Iterator[tuple[int, str]]:
+        searched.append(text)
+        return search(ngrams, text)
+
+    monkeypatch.setattr(Ngrams, "matches", counted)
+    parts = split_and_keep(f"{sentences(40, 1)} {PASSAGE}. " * 50, task_ngrams([PASSAGE]))
+    assert len(parts) == 50
+    assert len(searched) == 1
+
+
+def test_matches_are_counted_over_all_files(tmp_path: Path) -> None:
+    (tmp_path / "exam.jsonl").write_text(json.dumps({"text": PASSAGE}) + "\n", encoding="utf-8")
+    (tmp_path / "lines.txt").write_text("one two three four five six seven eight nine\ntoo short\n", encoding="utf-8")
+    paths = (tmp_path / "exam.jsonl", tmp_path / "lines.txt")
+    text = f"{PASSAGE.upper()}! One, two, three four five six seven (eight) nine. {PASSAGE}; too short"
+    found = count_matches(text, paths, 8, 8)
+    first = " ".join(words_of(PASSAGE)[:8])
+    assert found[first] == 2
+    assert found["one two three four five six seven eight"] == 1
+    assert found == {ngram: found[ngram] for ngram in ngrams_of_files(paths, 8, 8).ngrams}
+
+
+def article_as_written(article: list[str], rng: random.Random) -> str:
+    """A WikiText article as a web page has it: Megatron's detokenizer, a name for each `<unk>`, curly quotes."""
+    text = detokenize_wikitext("\n".join(f" {' <unk> '.join(article)} \n".split("\n")))
+    text = re.sub("<unk>", lambda _: rng.choice(["Smith", "Ōkubo", "O'Brien", "Łódź"]), text)
+    return text.replace(" '", "‘").replace("'", "’").replace('"', "“")
 
 
 @pytest.mark.skipif(not os.environ.get("MLM_DATA_DIR"), reason="MLM_DATA_DIR is not set")
 @pytest.mark.parametrize("name", ["wikitext103", "lambada"])
 def test_planted_passages_of_the_real_test_sets_are_removed(name: str) -> None:
-    passages = [text for text in read_task_texts(find_test_set(name)) if len(words_of(text)) > 60]
-    ngrams = task_ngrams(passages)
-    for number in range(0, len(passages), len(passages) // 20):
-        middle = " ".join(words_of(passages[number])[5:40])
-        text = f"{sentences(20, 1)} {middle}. {sentences(20, 2)}"
+    """Every planted document is found and cleaned, none other is touched."""
+    path = find_test_set(name)
+    rng = random.Random(1)
+    ngrams = ngrams_of_files((path,), 13, 8)
+    planted = 0
+    for document in read_documents(path)[:: 1 if name == "wikitext103" else 20]:
+        written = article_as_written(document, rng) if name == "wikitext103" else document[0]
+        paragraphs = [line for line in written.split("\n") if len(words_of(line)) > 40]
+        if not paragraphs:
+            continue
+        words = re.findall(r"\S+", rng.choice(paragraphs))
+        begin = rng.randrange(max(1, len(words) - 40))
+        text = f"{sentences(20, planted)} {' '.join(words[begin : begin + 40])}. {sentences(20, planted + 1)}"
+        planted += 1
         parts = split_and_keep(text, ngrams)
-        assert parts != [text]
-        left = words_of(" ".join(parts))
-        assert not any(" ".join(left[i : i + 13]) in ngrams.ngrams for i in range(len(left)))
+        assert parts != [text], text
+        assert not any(next(ngrams.matches(part), None) for part in parts)
         assert sum(map(len, parts)) > 600
-    assert split_and_keep(sentences(200, 3), ngrams) == [sentences(200, 3)]
+    assert planted >= 50
+    assert split_and_keep(sentences(2_000, 3), ngrams) == [sentences(2_000, 3)]

@@ -42,6 +42,21 @@ def test_missing_files_say_where_to_put_them() -> None:
         find_test_set("lambda")
 
 
+def test_a_file_of_the_user_is_a_test_set(tmp_path: Path) -> None:
+    exam, lines = tmp_path / "exam.jsonl", tmp_path / "lines"
+    exam.touch()
+    lines.touch()
+    assert find_test_set(f"jsonl:{exam}") == exam
+    assert find_test_set(f"text:{lines}") == lines
+    with pytest.raises(BadInput, match=r"there is no file .*/other\.jsonl"):
+        find_test_set(f"jsonl:{tmp_path}/other.jsonl")
+    for name in (f"jsonl:{lines}", f"text:{exam}", "text:", "jsonl:"):
+        with pytest.raises(BadInput, match="stands before a path"):
+            find_test_set(name)
+    with pytest.raises(BadInput, match="unknown test set"):
+        find_test_set(f"csv:{lines}")
+
+
 def serve(monkeypatch: pytest.MonkeyPatch, rows: list[str]) -> None:
     monkeypatch.setattr(testsets, "hub_is_reachable", lambda: True)
     hub = types.SimpleNamespace(load_dataset=lambda *_, **__: {"text": rows})

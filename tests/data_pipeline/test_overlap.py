@@ -1,0 +1,96 @@
+"""The overlap of a corpus with a test set is the one that counting everything gives."""
+
+import json
+import os
+import re
+from functools import reduce
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_pipeline.overlap import Overlap, OverlapCounts, Share, count_overlap, overlap
+from data_pipeline.testsets import find_test_set
+from tests.data_pipeline.conftest import write_jsonl
+
+WORD_LISTS = st.lists(st.sampled_from(["a", "B", "c,", "d.", "İ"]), max_size=25).map(" ".join)
+MERGE = OverlapCounts.merge
+
+
+def brute_force(texts: list[str], documents: list[str], words: int) -> list[Share]:
+    """For each document the n-grams it has and those that stand, word for word, in a text."""
+    padded = ["".join(f" {word.lower()}" for word in re.findall(r"\w+", text)) + " " for text in texts]
+    shares = []
+    for document in documents:
+        found = [word.lower() for word in re.findall(r"\w+", document)]
+        ngrams = [" ".join(found[i : i + words]) for i in range(len(found) - words + 1)]
+        shares.append(Share(len(ngrams), sum(any(f" {ngram} " in text for text in padded) for ngram in ngrams)))
+    return shares
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shards=st.lists(st.lists(WORD_LISTS, max_size=3), min_size=1, max_size=4),
+    documents=st.lists(WORD_LISTS, min_size=1, max_size=4),
+    words=st.integers(1, 5),
+)
+def test_overlap_is_a_brute_force_count(
+    shards: list[list[str]], documents: list[str], words: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    test_set = write_jsonl(tmp_path_factory.mktemp("overlap") / "exam.jsonl", documents)
+    parts = [count_overlap(iter(texts), test_set, words) for texts in shards]
+    found = overlap(reduce(MERGE, parts), test_set, words)
+    assert found == overlap(reduce(MERGE, reversed(parts)), test_set, words)
+    texts = [text for shard in shards for text in shard]
+    shares = brute_force(texts, documents, words)
+    assert found.documents == tuple(shares)
+    assert found.texts == len(texts)
+    assert found.occurrences == Share(sum(share.ngrams for share in shares), sum(share.found for share in shares))
+    assert found.distinct.found <= found.distinct.ngrams <= found.occurrences.ngrams
+
+
+def test_an_example(tmp_path: Path) -> None:
+    test_set = write_jsonl(tmp_path / "exam.jsonl", ["a b c d", "x y", "a b c"])
+    counts = count_overlap(["A, b -- c!", "y x", "b c"], test_set, words=3)
+    assert counts == OverlapCounts(3, frozenset({"a b c"}))
+    found = overlap(counts, test_set, words=3)
+    assert found == Overlap(3, Share(3, 2), Share(2, 1), (Share(2, 1), Share(0, 0), Share(1, 1)))
+    assert found.occurrences.percent == pytest.approx(200 / 3)
+    assert found.documents[1].percent == 0
+
+
+def test_counts_of_another_test_set_are_refused(tmp_path: Path) -> None:
+    one, other = (write_jsonl(tmp_path / f"{name}.jsonl", [name * 3]) for name in ("a ", "b "))
+    with pytest.raises(ValueError, match=r"not of .*b \.jsonl in 2-grams"):
+        overlap(count_overlap(["a a a"], one, 2), other, 2)
+
+
+@pytest.mark.skipif(not os.environ.get("MLM_DATA_DIR"), reason="MLM_DATA_DIR is not set")
+def test_overlap_of_the_published_test_sets() -> None:
+    test_set = find_test_set("wikitext103")
+    lines = test_set.read_text(encoding="utf-8").split("\n")
+    whole = overlap(count_overlap(lines, test_set), test_set)
+    assert whole.occurrences.found == whole.occurrences.ngrams > 150_000
+    valid = find_test_set("wikitext103-valid").read_text(encoding="utf-8").split("\n")
+    halves = [count_overlap(valid[half::2], test_set) for half in range(2)]
+    found = overlap(MERGE(*halves), test_set)
+    trained = {
+        tuple(words[i : i + 8])
+        for line in valid
+        if (words := re.findall(r"\w+", line.lower()))
+        for i in range(len(words) - 7)
+    }
+    expected = sum(
+        tuple(words[i : i + 8]) in trained
+        for line in lines
+        for piece in line.split("<unk>")
+        if (words := re.findall(r"\w+", piece.lower()))
+        for i in range(len(words) - 7)
+    )
+    assert found.occurrences.found == expected > 0
+    assert sum(share.found for share in found.documents) == expected
+    lambada = find_test_set("lambada")
+    passages = [json.loads(line)["text"] for line in lambada.read_text(encoding="utf-8").splitlines()]
+    half = overlap(count_overlap(passages[::2], lambada), lambada)
+    assert 50 < half.occurrences.percent < 52
