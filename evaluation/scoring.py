@@ -102,11 +102,11 @@ def score(
         on_resumed(sum(len(batches[batch]) for batch in found))
         mine = [batch for batch in range(len(batches)) if batch not in found][mesh.dp.rank :: mesh.dp.size]
         for batch, scores in in_workers(score_one, mine, _workers(model, workers), mesh.device.type == "cpu"):
-            on_progress(len(batches[batch]))
             if scores and mesh.tp.rank == 0:
                 found[batch] = scores
                 if entry:
                     entry.add(batch, scores)
+            on_progress(len(batches[batch]))
         for others in mesh.gather_objects(found):
             found |= others
     return _in_request_order(batches, found, counts)

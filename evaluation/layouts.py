@@ -1,0 +1,28 @@
+"""Evaluation on several ranks: what `--layout tp=2,pp=2` means. Imports no torch."""
+
+import os
+import sys
+
+from engine.launch import launch
+from engine.parallel.layout import Layout
+from lineage.errors import BadInput
+
+
+def parse_layout(text: str) -> Layout:
+    """`tp=2,pp=2` as a layout; axes that are not named have size 1. Raises BadInput for anything else."""
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = part.strip().partition("=")
+        if axis not in ("tp", "pp", "dp") or axis in sizes or not size.isdecimal() or int(size) < 1:
+            raise BadInput(f"{text!r} is not a layout such as tp=2,pp=2: axes are tp, pp and dp, each with its ranks")
+        sizes[axis] = int(size)
+    return Layout(**sizes)
+
+
+def start_ranks(layout: Layout) -> None:
+    """Run this `mlm-eval` command again on every rank of the layout and exit with the ranks' code.
+
+    Returns on a rank that torchrun, Slurm or this function started, and for a layout of one rank.
+    """
+    if layout.world_size > 1 and "WORLD_SIZE" not in os.environ:
+        raise SystemExit(launch("evaluation.cli", sys.argv[1:], layout.world_size))

@@ -1,0 +1,135 @@
+"""Scores on tensor-, pipeline- and data-parallel ranks are those of one rank, from checkpoints of any layout."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.checkpoint import TrainingState, save_checkpoint
+from engine.config import DataSection, ParallelConfig, RunConfig
+from engine.optim.adam import FlatAdamW
+from engine.parallel.layout import Layout
+from engine.parallel.mesh import build_mesh
+from engine.pipeline.partition import PartitionedModel
+from evaluation.layouts import parse_layout, start_ranks
+from evaluation.models import load_checkpoint
+from evaluation.protocol import Scores
+from evaluation.scoring import score
+from evaluation.store import ScoreStore
+from lineage.errors import BadInput
+from lineage.run import RunDirectory
+from tests.evaluation.standins import tiny_config, write_dataset
+from tests.evaluation.test_scoring import random_requests
+from tests.ranks import run_ranks
+
+REQUESTS = random_requests(21, seed=3)
+BATCH_SIZE = 4
+BANNED = np.array([0, 5, 40, 60])
+WRITTEN_AT = Layout(tp=2, pp=2)
+
+
+@pytest.fixture(scope="module")
+def divided(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose checkpoint four ranks have written, tp 2 × pp 2."""
+    root = tmp_path_factory.mktemp("divided")
+    write_dataset(root / "words")
+    model = tiny_config(vocab_size=300).model_copy(update={"padded_vocab_size": 640})  # a rank of tp 2 is all padding
+    config = RunConfig(
+        name="tiny", model=model, data=DataSection(dataset=root / "words"), parallel=ParallelConfig(tp=2, pp=2)
+    )
+    run = RunDirectory.begin(root, config.name, "training", config.model_dump(mode="json"), {"dataset": "d"})
+    run_ranks(write_part, WRITTEN_AT.world_size, run.path, config, root / "words" / "tokenizer")
+    return run.path
+
+
+def write_part(run: Path, config: RunConfig, tokenizer: Path) -> None:
+    import torch
+
+    mesh = build_mesh(WRITTEN_AT)
+    model = PartitionedModel(config.model, config.parallel, mesh, torch.float32, config.train.seed)
+    optimizer = FlatAdamW(model.parameters, config.train, mesh)
+    save_checkpoint(run, config, TrainingState(iteration=10), model.parameters, optimizer, mesh, tokenizer)
+
+
+def score_on(layout: Layout, run: Path, folder: Path | None = None) -> tuple[Scores, int]:
+    """What one rank gets, and how many of the batches were computed on it."""
+    batches: list[int] = []
+    evaluated = load_checkpoint(run, build_mesh(layout))
+    store = ScoreStore(folder, evaluated.digest, evaluated.tokenizer.digest) if folder else None
+    scores = score(evaluated.model, REQUESTS, BATCH_SIZE, 1, batches.append, BANNED, store)
+    return scores, len(batches)
+
+
+@pytest.fixture(scope="module")
+def serial(divided: Path) -> Scores:
+    return score_on(Layout(), divided)[0]
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=2)], ids=str)
+def test_a_divided_model_scores_like_the_whole_one(divided: Path, serial: Scores, layout: Layout) -> None:
+    answers = run_ranks(score_on, layout.world_size, layout, divided)
+    for scores, _ in answers:
+        np.testing.assert_allclose(scores.nll, serial.nll, rtol=1e-6)
+        np.testing.assert_allclose(scores.log_probabilities, serial.log_probabilities, rtol=1e-5)
+        np.testing.assert_array_equal(scores.greedy, serial.greedy)
+        np.testing.assert_array_equal(scores.greedy_allowed, serial.greedy_allowed)
+        np.testing.assert_array_equal(scores.log_probabilities, answers[0][0].log_probabilities)
+
+
+@pytest.mark.parametrize("dp", [2, 3])
+def test_the_number_of_data_parallel_ranks_changes_no_bit(divided: Path, serial: Scores, dp: int) -> None:
+    answers = run_ranks(score_on, dp, Layout(dp=dp), divided)
+    assert [count for _, count in answers] == [6 // dp] * dp
+    for scores, _ in answers:
+        np.testing.assert_array_equal(scores.log_probabilities, serial.log_probabilities)
+        np.testing.assert_array_equal(scores.greedy, serial.greedy)
+        np.testing.assert_array_equal(scores.greedy_allowed, serial.greedy_allowed)
+
+
+def test_ranks_keep_their_scores_and_find_them(divided: Path, serial: Scores, tmp_path: Path) -> None:
+    layout = Layout(pp=2, dp=2)
+    first = run_ranks(score_on, 4, layout, divided, tmp_path)
+    assert all(count > 0 for _, count in first)
+    for scores, count in run_ranks(score_on, 4, layout, divided, tmp_path):
+        assert count == 0
+        np.testing.assert_array_equal(scores.log_probabilities, serial.log_probabilities)
+    alone, count = score_on(Layout(), divided, tmp_path)
+    assert count == 0
+    np.testing.assert_array_equal(alone.log_probabilities, serial.log_probabilities)
+
+
+def test_a_layout_that_does_not_divide_the_model_is_refused(divided: Path) -> None:
+    def refusal(layout: Layout) -> str:
+        with pytest.raises(BadInput) as refused:
+            load_checkpoint(divided, build_mesh(layout))
+        return str(refused.value)
+
+    assert "tp = 3 does not divide the 4 attention heads" in run_ranks(refusal, 3, Layout(tp=3))[0]
+    assert "needs at least 3 layers" in run_ranks(refusal, 3, Layout(pp=3))[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "layout"), [("tp=2,pp=2", Layout(2, 2)), ("dp=3", Layout(dp=3)), (" pp=4 , tp=1", Layout(pp=4))]
+)
+def test_a_layout_is_read(text: str, layout: Layout) -> None:
+    assert parse_layout(text) == layout
+
+
+@pytest.mark.parametrize("text", ["", "2", "tp", "tp=0", "tp=-1", "tp=two", "cp=2", "tp=2,tp=2", "tp=2;pp=2", "tp=²"])
+def test_what_is_no_layout_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="is not a layout"):
+        parse_layout(text)
+
+
+def test_ranks_are_started_only_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    start_ranks(Layout())
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    start_ranks(Layout(tp=2))
+    program = (
+        "import sys; from evaluation.layouts import *; sys.argv = ['mlm-eval', '--help']; start_ranks(Layout(dp=2))"
+    )
+    monkeypatch.delenv("WORLD_SIZE")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.count("Usage:")) == (0, 2), done.stderr
