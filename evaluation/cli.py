@@ -1,23 +1,35 @@
-"""`mlm-eval`: a checkpoint's numbers on WikiText-103 and LAMBADA."""
+"""`mlm-eval`: a checkpoint's numbers by named protocols, and on a user's own text."""
 
+import json as json_text
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from evaluation.protocol import ClozeResult, PerplexityResult, Result
-from lineage.atomic import write_json
+from engine.allocator import keep_large_buffers
+from evaluation.compare import paired_difference
+from evaluation.heldout import file_cloze, file_perplexity
+from evaluation.protocol import Encoder, Result, Task
+from evaluation.tables import print_conventions, print_differences, print_result
+from evaluation.tasks import TASKS, check_task_name
+from lineage.atomic import write_json, write_text
 from lineage.command import run_command
 from lineage.errors import BadInput
 
+if TYPE_CHECKING:
+    from evaluation.evaluate import Evaluation, MakeTask, Settings
+
 app = typer.Typer(help="Evaluate a checkpoint by a named protocol.", no_args_is_help=True)
 
-Checkpoint = Annotated[
-    Path, typer.Option("--ckpt", help="Checkpoint directory, or a run directory for its newest one.")
-]
+CKPT_HELP = "Checkpoint or run directory, a Hugging Face GPT-2 directory or hub name, or a Megatron-LM save directory."
+Checkpoint = Annotated[Path, typer.Option("--ckpt", help=CKPT_HELP)]
+TextFile = Annotated[Path, typer.Argument(help='A text file, or a .jsonl file of {"text": ...} lines.')]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
+Samples = Annotated[
+    Path | None, typer.Option("--samples", help="Also write every window or example to this .jsonl file.")
+]
 Limit = Annotated[
     int | None,
     typer.Option(min=1, help="Score only so many windows or examples, spread evenly; the result is partial."),
@@ -26,84 +38,180 @@ BatchSize = Annotated[
     int | None, typer.Option(min=1, help="Rows per forward pass; by default as many as fit in memory.")
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes on a CPU; by default one per available core.")]
+Vocab = Annotated[Path | None, typer.Option(help="Folder with vocab.json and merges.txt for a Megatron-LM checkpoint.")]
+Heads = Annotated[
+    int | None, typer.Option(min=1, help="Attention heads of a Megatron-LM checkpoint that does not say.")
+]
 
 
-@app.command("wikitext103")
-def wikitext103_command(
+def _named_command(name: str) -> Callable[..., None]:
+    def command(
+        ckpt: Checkpoint,
+        json: Json = None,
+        samples: Samples = None,
+        limit: Limit = None,
+        batch_size: BatchSize = None,
+        workers: Workers = None,
+        vocab: Vocab = None,
+        heads: Heads = None,
+    ) -> None:
+        from evaluation.evaluate import Settings, named_task
+
+        _report_one(ckpt, named_task(name), Settings(limit, batch_size, workers, vocab, heads), json, samples)
+
+    command.__doc__ = f"{TASKS[name].title[0].upper()}{TASKS[name].title[1:]}."
+    return command
+
+
+def _file_command(make: Callable[[Path, Encoder, int, int | None], Task], description: str) -> Callable[..., None]:
+    def command(
+        file: TextFile,
+        ckpt: Checkpoint,
+        json: Json = None,
+        samples: Samples = None,
+        limit: Limit = None,
+        batch_size: BatchSize = None,
+        workers: Workers = None,
+        vocab: Vocab = None,
+        heads: Heads = None,
+    ) -> None:
+        from evaluation.evaluate import Settings, file_task
+
+        _report_one(ckpt, file_task(make, file), Settings(limit, batch_size, workers, vocab, heads), json, samples)
+
+    command.__doc__ = description
+    return command
+
+
+for _name in TASKS:
+    app.command(_name)(_named_command(_name))
+app.command("perplexity")(
+    _file_command(
+        file_perplexity, "Perplexity of your own text; the documents of a .jsonl file are joined by blank lines."
+    )
+)
+app.command("cloze")(_file_command(file_cloze, "Strict last-word accuracy on your own passages, one a line."))
+
+
+@app.command("all")
+def all_command(
     ckpt: Checkpoint,
+    json: Json = None,
+    samples: Samples = None,
+    limit: Limit = None,
+    batch_size: BatchSize = None,
+    workers: Workers = None,
+    vocab: Vocab = None,
+    heads: Heads = None,
+) -> None:
+    """Every protocol in one pass, side by side."""
+    from evaluation.evaluate import Settings, evaluate, named_task
+
+    _refuse_directories(json, samples)
+    settings = Settings(limit, batch_size, workers, vocab, heads)
+    evaluations = evaluate(ckpt, {name: named_task(name) for name in TASKS}, settings)
+    results = {name: evaluation.result for name, evaluation in evaluations.done.items()}
+    print_conventions(Console(), results, evaluations.missing)
+    _write(json, {"results": _dump(results), "missing": evaluations.missing})
+    _write_samples(samples, evaluations.done.values())
+
+
+@app.command("compare")
+def compare_command(
+    first: Annotated[Path, typer.Argument(help=CKPT_HELP)],
+    second: Annotated[Path, typer.Argument(help="Another.")],
+    task: Annotated[
+        list[str], typer.Option("--task", help="A protocol of `mlm-eval list`; may be given several times.")
+    ] = ["wikitext103", "lambada"],  # noqa: B006
     json: Json = None,
     limit: Limit = None,
     batch_size: BatchSize = None,
     workers: Workers = None,
+    vocab: Vocab = None,
+    heads: Heads = None,
 ) -> None:
-    """Word-level perplexity on the WikiText-103 test file, by Megatron-LM's recipe."""
-    from evaluation.evaluate import evaluate_wikitext103
+    """Two checkpoints on the same tests: the paired difference with its standard error."""
+    from evaluation.evaluate import Settings, evaluate, named_task
 
-    _refuse_directory(json)
-    _report(evaluate_wikitext103(ckpt, limit, batch_size, workers), json)
-
-
-@app.command("lambada")
-def lambada_command(
-    ckpt: Checkpoint,
-    json: Json = None,
-    limit: Limit = None,
-    batch_size: BatchSize = None,
-    workers: Workers = None,
-) -> None:
-    """Strict last-word accuracy on OpenAI's LAMBADA test file."""
-    from evaluation.evaluate import evaluate_lambada
-
-    _refuse_directory(json)
-    _report(evaluate_lambada(ckpt, limit, batch_size, workers), json)
-
-
-def _refuse_directory(json: Path | None) -> None:
-    if json is not None and json.is_dir():
-        raise BadInput(f"--json {json} is a directory, not a file to write")
-
-
-def _report(result: Result, json: Path | None) -> None:
+    for name in task:
+        check_task_name(name)
+    _refuse_directories(json)
+    settings = Settings(limit, batch_size, workers, vocab, heads)
+    one, other = (evaluate(ckpt, {name: named_task(name) for name in task}, settings) for ckpt in (first, second))
+    names = [name for name in one.done if name in other.done]
+    if differing := [
+        name for name in names if one.done[name].result.data_digest != other.done[name].result.data_digest
+    ]:
+        raise BadInput(f"{differing[0]}: the two checkpoints were scored on different texts")
+    differences = [paired_difference(name, one.done[name].losses(), other.done[name].losses()) for name in names]
     console = Console()
-    console.print(result.protocol, soft_wrap=True, markup=False, highlight=False)
-    console.print(_table(result))
-    if result.partial:
-        console.print("PARTIAL: only part of the test was scored; this is an estimate.", style="bold", soft_wrap=True)
-    for line in (result.note, *result.warnings):
-        if line:
-            console.print(f"WARNING: {line}", style="bold", soft_wrap=True, markup=False, highlight=False)
-    if json is not None:
+    for evaluations in (one, other):
+        print_conventions(console, {name: evaluations.done[name].result for name in names}, evaluations.missing)
+    print_differences(console, differences)
+    first_results, second_results = ({name: e.done[name].result for name in names} for e in (one, other))
+    _write(
+        json,
+        {
+            "differences": [difference.model_dump(mode="json") for difference in differences],
+            "first": _dump(first_results),
+            "second": _dump(second_results),
+        },
+    )
+
+
+@app.command("list")
+def list_command() -> None:
+    """The protocols and what sets them apart."""
+    for name, task in TASKS.items():
+        print(f"{name:<24} {task.title}")
+
+
+def _report_one(ckpt: Path, task: "MakeTask", settings: "Settings", json: Path | None, samples: Path | None) -> None:
+    from evaluation.evaluate import evaluate
+
+    _refuse_directories(json, samples)
+    (evaluation,) = evaluate(ckpt, {"task": task}, settings).done.values()
+    print_result(Console(), evaluation.result)
+    _write(json, evaluation.result.model_dump(mode="json"))
+    _write_samples(samples, [evaluation])
+
+
+def _refuse_directories(json: Path | None, samples: Path | None = None) -> None:
+    for option, path in (("--json", json), ("--samples", samples)):
+        if path is not None and path.is_dir():
+            raise BadInput(f"{option} {path} is a directory, not a file to write")
+
+
+def _dump(results: dict[str, Result]) -> dict[str, Any]:
+    return {name: result.model_dump(mode="json") for name, result in results.items()}
+
+
+def _write(path: Path | None, content: Any) -> None:
+    if path is not None:
         try:
-            write_json(json, result.model_dump(mode="json"))
+            write_json(path, content)
         except OSError as error:
-            raise BadInput(f"{json} cannot be written: {error.strerror}") from error
+            raise BadInput(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _table(result: Result) -> Table:
-    table = Table(title=f"{result.task} ({result.kind}{', partial' if result.partial else ''})", show_header=False)
-    table.add_column(justify="left")
-    table.add_column(justify="right")
-    match result:
-        case PerplexityResult():
-            table.add_row("perplexity", _number(result.perplexity))
-            table.add_row("perplexity per sub-word", _number(result.subword_perplexity))
-            table.add_row("loss per sub-word", f"{result.loss_per_token:.5f}")
-            table.add_row("bits per byte", f"{result.bits_per_byte:.5f}")
-            table.add_row("original tokens", f"{result.num_original_tokens:,}")
-        case ClozeResult():
-            table.add_row("accuracy", f"{result.accuracy:.2%} ± {result.standard_error:.2%}")
-            table.add_row("correct", f"{result.num_correct:,} of {result.num_examples:,}")
-            table.add_row("perplexity of the last word", _number(result.perplexity))
-    table.add_row("sub-words scored", f"{result.num_scored_tokens:,}")
-    table.add_row("checkpoint", result.checkpoint_digest[:16])
-    table.add_row("seconds", f"{result.seconds:,.1f}")
-    return table
-
-
-def _number(value: float) -> str:
-    return f"{value:,.3f}" if value < 1e7 else f"{value:.3e}"
+def _write_samples(path: Path | None, evaluations: "Iterable[Evaluation]") -> None:
+    if path is not None:
+        lines = (
+            json_text.dumps(sample.model_dump(mode="json"), ensure_ascii=False) + "\n"
+            for evaluation in evaluations
+            for sample in evaluation.samples()
+        )
+        try:
+            write_text(path, "".join(lines))
+        except OSError as error:
+            raise BadInput(f"{path} cannot be written: {error.strerror}") from error
 
 
 def main() -> None:
     """Entry point."""
+    keep_large_buffers()
     run_command(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,95 +1,139 @@
-"""Evaluating a checkpoint by a named protocol, from a directory to a result."""
+"""Evaluating a checkpoint by named protocols, from a directory to results."""
 
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.testsets import find_test_set
-from evaluation.cloze import StrictCloze
-from evaluation.heldout import heldout_cloze, heldout_perplexity
-from evaluation.lambada import lambada
+from evaluation.checkpoints import native_checkpoint
 from evaluation.models import EvaluatedCheckpoint, load_checkpoint
-from evaluation.perplexity import SlidingPerplexity
-from evaluation.protocol import ClozeResult, PerplexityResult, Provenance, Scores, Task
+from evaluation.protocol import Encoder, Losses, Provenance, Result, Sample, Scores, Task
 from evaluation.scoring import score
-from evaluation.wikitext103 import wikitext103
+from evaluation.sharing import share, take
+from evaluation.store import ScoreStore, default_folder
+from evaluation.tasks import build_task
 from lineage.environment import describe_environment
 from lineage.errors import DataMissing
 from lineage.progress import Progress
 
+MakeTask = Callable[[EvaluatedCheckpoint, int | None], Task]
+"""(checkpoint, limit) → the task for its tokenizer and context."""
 
-def evaluate_wikitext103(
-    checkpoint: Path, limit: int | None = None, batch_size: int | None = None, workers: int | None = None
-) -> PerplexityResult:
-    """Word-level perplexity on WikiText-103 of a checkpoint, or of a run's newest one.
 
-    `limit` scores only that many windows. Where the test file cannot be had, the result is that of
-    `heldout-perplexity` and says so. Raises DataMissing if there are no held-out documents either.
+@dataclass(frozen=True)
+class Settings:
+    """How to evaluate; of these only `limit` changes what is measured."""
+
+    limit: int | None = None
+    """Score only so many windows or examples of each task."""
+    batch_size: int | None = None
+    workers: int | None = None
+    vocab: Path | None = None
+    """Vocabulary of a Megatron-LM checkpoint."""
+    heads: int | None = None
+    """Attention heads of one that does not say."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A task with its scores and its result."""
+
+    task: Task
+    scores: Scores
+    result: Result
+
+    def samples(self) -> Iterator[Sample]:
+        """The result by window or example."""
+        return self.task.samples(self.scores)
+
+    def losses(self) -> Losses:
+        """The result by article or example."""
+        return self.task.losses(self.scores)
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """All that was asked of one checkpoint."""
+
+    done: dict[str, Evaluation]
+    """By the name that was asked for."""
+    missing: dict[str, str]
+    """Why a task could not be run."""
+
+
+def named_task(name: str) -> MakeTask:
+    """A protocol of the table."""
+    return lambda evaluated, limit: build_task(
+        name, evaluated.tokenizer, evaluated.model.seq_length, limit, evaluated.training_dataset
+    )
+
+
+def file_task(make: Callable[[Path, Encoder, int, int | None], Task], path: Path) -> MakeTask:
+    """A task on a user's file."""
+    return lambda evaluated, limit: make(path, evaluated.tokenizer, evaluated.model.seq_length, limit)
+
+
+def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings) -> Evaluations:
+    """Tasks on a checkpoint of any format, or on a run's newest one, in one pass over the requests they share.
+
+    A task whose data is missing is left out. Raises DataMissing if none is left.
     """
     started = time.monotonic()
-    evaluated = load_checkpoint(checkpoint)
-    task = _wikitext103_or_heldout(evaluated, limit)
-    scores = _score(task, evaluated, batch_size, workers)
-    return task.result(scores, _provenance(evaluated, started))
+    made: dict[str, Task] = {}
+    missing: dict[str, DataMissing] = {}
+    with native_checkpoint(checkpoint, settings.vocab, settings.heads) as native:
+        evaluated = load_checkpoint(native)
+        for name, make in tasks.items():
+            try:
+                made[name] = make(evaluated, settings.limit)
+            except DataMissing as error:
+                missing[name] = error
+        if not made:
+            raise next(iter(missing.values()))
+        done = _run(list(made.values()), evaluated, checkpoint, settings, started)
+    return Evaluations(dict(zip(made, done, strict=True)), {name: str(error) for name, error in missing.items()})
 
 
-def evaluate_lambada(
-    checkpoint: Path, limit: int | None = None, batch_size: int | None = None, workers: int | None = None
-) -> ClozeResult:
-    """Strict accuracy on LAMBADA of a checkpoint, or of a run's newest one.
-
-    `limit` scores only that many examples. Where the test file cannot be had, the result is that of
-    `heldout-cloze` and says so. Raises DataMissing if there are no held-out documents either.
-    """
-    started = time.monotonic()
-    evaluated = load_checkpoint(checkpoint)
-    task = _lambada_or_heldout(evaluated, limit)
-    scores = _score(task, evaluated, batch_size, workers)
-    return task.result(scores, _provenance(evaluated, started))
-
-
-def _wikitext103_or_heldout(evaluated: EvaluatedCheckpoint, limit: int | None) -> SlidingPerplexity:
-    tokenizer, seq_length = evaluated.tokenizer, evaluated.model.seq_length
-    try:
-        path = find_test_set("wikitext103")
-    except DataMissing as missing:
-        dataset = _stand_in(evaluated, missing)
-        return heldout_perplexity(dataset, tokenizer, seq_length, limit, reason=str(missing))
-    return wikitext103(path, tokenizer, seq_length, limit)
-
-
-def _lambada_or_heldout(evaluated: EvaluatedCheckpoint, limit: int | None) -> StrictCloze:
-    tokenizer, seq_length = evaluated.tokenizer, evaluated.model.seq_length
-    try:
-        path = find_test_set("lambada")
-    except DataMissing as missing:
-        dataset = _stand_in(evaluated, missing)
-        return heldout_cloze(dataset, tokenizer, seq_length, limit, reason=str(missing))
-    return lambada(path, tokenizer, seq_length, limit)
+def _run(
+    tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, checkpoint: Path, settings: Settings, started: float
+) -> list[Evaluation]:
+    for task in tasks:
+        if task.note:
+            print(f"warning: {task.note}", file=sys.stderr)
+    requests, places = share([task.requests for task in tasks])
+    banned = next((task.banned for task in tasks if task.banned is not None), None)
+    title, unit = (tasks[0].name, tasks[0].unit) if len(tasks) == 1 else (f"{len(tasks)} protocols", "requests")
+    with Progress(title, len(requests), unit) as progress:
+        shared = score(
+            evaluated.model,
+            requests,
+            settings.batch_size,
+            settings.workers,
+            progress.advance,
+            banned=banned,
+            store=ScoreStore(default_folder(), evaluated.digest, evaluated.tokenizer.digest),
+            on_resumed=progress.start_at,
+        )
+    scores = [take(shared, place, task.requests) for task, place in zip(tasks, places, strict=True)]
+    provenance = _provenance(evaluated, checkpoint, started)
+    return [Evaluation(task, own, task.result(own, provenance)) for task, own in zip(tasks, scores, strict=True)]
 
 
-def _stand_in(evaluated: EvaluatedCheckpoint, missing: DataMissing) -> Path:
-    try:
-        return evaluated.training_dataset()
-    except DataMissing as also_missing:
-        raise DataMissing(f"{missing}; and no held-out documents stand in, as {also_missing}") from also_missing
-
-
-def _score(task: Task, evaluated: EvaluatedCheckpoint, batch_size: int | None, workers: int | None) -> Scores:
-    if task.note:
-        print(f"warning: {task.note}", file=sys.stderr)
-    requests = task.requests
-    with Progress(task.name, len(requests), task.unit) as progress:
-        return score(evaluated.model, requests, batch_size, workers, progress.advance)
-
-
-def _provenance(evaluated: EvaluatedCheckpoint, started: float) -> Provenance:
+def _provenance(evaluated: EvaluatedCheckpoint, checkpoint: Path, started: float) -> Provenance:
     return Provenance(
         kind=evaluated.kind,
-        checkpoint=f"{evaluated.directory.parent.parent.name}/{evaluated.directory.name}",
+        checkpoint=_shown(evaluated.directory, checkpoint),
         checkpoint_digest=evaluated.digest,
         tokenizer_digest=evaluated.tokenizer.digest,
         dtype=str(evaluated.model.dtype).removeprefix("torch."),
         seconds=time.monotonic() - started,
         environment=describe_environment(),
     )
+
+
+def _shown(directory: Path, asked: Path) -> str:
+    """Run and iteration of our own checkpoint, the name of an imported one."""
+    if asked.exists() and directory.is_relative_to(asked.resolve()):
+        return f"{directory.parent.parent.name}/{directory.name}"
+    return asked.resolve().name if asked.exists() else str(asked)

@@ -1,7 +1,7 @@
-"""`heldout-perplexity` and `heldout-cloze`: a checkpoint's own validation documents through the same code.
+"""Texts without published numbers: a checkpoint's own validation documents and a user's files, through the same code.
 
-They stand in where the published test files cannot be had, under their own names, and say that they are not
-those.
+The validation documents stand in where the published test files cannot be had, under their own names, and say that
+they are not those.
 """
 
 import json
@@ -9,11 +9,13 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from evaluation.cloze import StrictCloze
-from evaluation.perplexity import UNCHANGED, SlidingPerplexity
+from evaluation.cloze import STRICT, ClozeTask
+from evaluation.documents import RunningText
+from evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
 from evaluation.protocol import Encoder, SourceText
+from evaluation.windows import STRIDES_PER_WINDOW
 from lineage.digest import sha256_file
-from lineage.errors import DataMissing, IntegrityFailure
+from lineage.errors import BadInput, DataMissing, IntegrityFailure
 
 VALIDATION_DOCUMENTS = Path("documents") / "valid.jsonl"
 PASSAGE_WORDS = 64
@@ -22,22 +24,40 @@ SHORTEST_PASSAGE_WORDS = 40
 
 def heldout_perplexity(
     dataset: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None, reason: str = ""
-) -> SlidingPerplexity:
+) -> PerplexityTask:
     """Sliding-window perplexity of all validation documents, joined by blank lines."""
-    documents = read_documents(dataset)
     source = _source("heldout-perplexity", dataset, reason, "WikiText-103")
-    return SlidingPerplexity(source, "\n\n".join(documents), UNCHANGED, tokenizer, seq_length, limit)
+    return _perplexity(source, read_documents(dataset), tokenizer, seq_length, limit)
 
 
 def heldout_cloze(
     dataset: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None, reason: str = ""
-) -> StrictCloze:
+) -> ClozeTask:
     """Strict last-word accuracy on passages cut from the validation documents."""
     passages = [passage for text in read_documents(dataset) for passage in cut_passages(text)]
     if not passages:
         raise DataMissing(f"no validation document of {dataset} has {SHORTEST_PASSAGE_WORDS} words")
     source = _source("heldout-cloze", dataset, reason, "LAMBADA")
-    return StrictCloze(source, passages, tokenizer, seq_length, limit)
+    return ClozeTask(source, passages, STRICT, tokenizer, seq_length, limit)
+
+
+def file_perplexity(path: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None) -> PerplexityTask:
+    """Sliding-window perplexity of a text file, or of a `.jsonl` file's documents joined by blank lines."""
+    content = _read_text(path)
+    documents = _read_lines(path, content) if path.suffix == ".jsonl" else [content]
+    source = SourceText("perplexity", path.name, sha256_file(path))
+    return _perplexity(source, documents, tokenizer, seq_length, limit)
+
+
+def file_cloze(path: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None) -> ClozeTask:
+    """Strict last-word accuracy on the lines of a text file, or of a `.jsonl` file's documents."""
+    content = _read_text(path)
+    passages = _read_lines(path, content) if path.suffix == ".jsonl" else content.split("\n")
+    passages = [passage for passage in passages if passage.strip()]
+    for number, passage in enumerate(passages, 1):
+        if len(passage.split()) < 2:
+            raise BadInput(f"{path}: passage {number}, {passage.strip()!r}, has no words before its last")
+    return ClozeTask(SourceText("cloze", path.name, sha256_file(path)), passages, STRICT, tokenizer, seq_length, limit)
 
 
 def read_documents(dataset: Path) -> list[str]:
@@ -46,10 +66,9 @@ def read_documents(dataset: Path) -> list[str]:
     if not path.is_file():
         raise DataMissing(f"the checkpoint's validation documents are not at {path}")
     try:
-        with path.open(encoding="utf-8") as file:
-            documents = [str(json.loads(line)["text"]) for line in file]
-    except (ValueError, KeyError, TypeError) as error:
-        raise IntegrityFailure(f"{path} is not a file of documents: {error!r}") from error
+        documents = _read_lines(path, path.read_text(encoding="utf-8"))
+    except (ValueError, BadInput) as error:
+        raise IntegrityFailure(str(error)) from error
     if not any(map(str.strip, documents)):
         raise DataMissing(f"{path} holds no text")
     return documents
@@ -62,6 +81,37 @@ def cut_passages(text: str) -> Iterator[str]:
         passage = words[first : first + PASSAGE_WORDS]
         if len(passage) >= SHORTEST_PASSAGE_WORDS:
             yield text[passage[0].start() : passage[-1].end()]
+
+
+def _perplexity(
+    source: SourceText, documents: list[str], tokenizer: Encoder, seq_length: int, limit: int | None
+) -> PerplexityTask:
+    text = RunningText.of_documents(source, documents)
+    stream = sliding_stream(text, UNCHANGED, tokenizer, seq_length, max(1, seq_length // STRIDES_PER_WINDOW))
+    return PerplexityTask(text, stream, tokenizer, limit=limit)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not UTF-8 text: byte {error.start} cannot be read") from error
+
+
+def _read_lines(path: Path, content: str) -> list[str]:
+    documents = []
+    for number, line in enumerate(content.split("\n"), 1):
+        if line.strip():
+            try:
+                document = json.loads(line)["text"]
+                if not isinstance(document, str):
+                    raise TypeError("its text is not a string")
+            except (ValueError, KeyError, TypeError) as error:
+                raise BadInput(f"{path} is not a file of documents: line {number}: {error!r}") from error
+            documents.append(document)
+    return documents
 
 
 def _source(task: str, dataset: Path, reason: str, published: str) -> SourceText:

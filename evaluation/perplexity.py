@@ -1,26 +1,35 @@
-"""Word-normalised perplexity of a running text by sliding windows."""
+"""Perplexity of a running text: from windows over its sub-words to every convention's number.
+
+What is scored (`Stream`) is a matter of the protocol; what the summed loss is divided by is a column of the result.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from evaluation.documents import RunningText, count_original_tokens, cut_articles
 from evaluation.protocol import (
+    Block,
     Encoder,
+    Losses,
     PerplexityResult,
     Provenance,
     Request,
+    Sample,
     Scores,
-    SourceText,
     Tokens,
     misload_warnings,
     perplexity,
 )
-from evaluation.windows import STRIDES_PER_WINDOW, Window, evenly_spread, sliding_windows
+from evaluation.uncertainty import ratio_standard_error
+from evaluation.windows import evenly_spread, sliding_windows
 from lineage.errors import BadInput
 
 MEGATRON_LARGEST_EXPONENT = 20.0
+LONGEST_WINDOW = 1024
 
 
 @dataclass(frozen=True)
@@ -34,38 +43,92 @@ class Detokenizer:
 UNCHANGED = Detokenizer("none", lambda text: text)
 
 
-def count_original_tokens(text: str) -> int:
-    """Space-separated tokens of the text as published, T_o; a newline between spaces counts as one."""
-    return len(text.strip().split(" "))
+@dataclass(frozen=True)
+class Stream:
+    """A text as requests that score each of its targets once, in order."""
+
+    recipe: str
+    """How it was made, for the protocol line."""
+    num_tokens: int
+    """Sub-words of the text."""
+    requests: list[Request]
+    blocks: list[Block]
+    """Consecutive parts of the text that are taken as independent, for the standard error."""
 
 
-class SlidingPerplexity:
-    """The task for one text: one stream, nothing put before or between documents, token 0 not scored."""
+def sliding_stream(
+    text: RunningText, detokenizer: Detokenizer, tokenizer: Encoder, seq_length: int, stride: int
+) -> Stream:
+    """The whole text in one stream by sliding windows: nothing before or between documents, token 0 not scored.
+
+    Its blocks are its articles, or stretches of one window where it has none.
+    """
+    detokenized = detokenizer.apply(text.text)
+    tokens: Tokens = np.asarray(tokenizer.encode(detokenized), dtype=np.int64)
+    requests = [
+        Request(tokens[window.start : window.stop], window.num_scored)
+        for window in sliding_windows(len(tokens), seq_length, stride)
+    ]
+    if text.articles:
+        sizes = _share_out(len(tokens), [len(ids) for ids in tokenizer.encode_batch(cut_articles(text, detokenized))])
+        sizes[next(index for index, size in enumerate(sizes) if size)] -= 1  # token 0
+        ends = [*(start for _, start in text.articles[1:]), None]
+        blocks = [
+            Block(title=title, num_targets=size, num_original_tokens=count_original_tokens(text.text[start:end]))
+            for (title, start), end, size in zip(text.articles, ends, sizes, strict=True)
+        ]
+    else:
+        blocks = _stretches(len(tokens) - 1, seq_length, text.num_original_tokens)
+    return Stream(
+        f"detokenizer {detokenizer.name}; window {seq_length}, stride {stride}", len(tokens), requests, blocks
+    )
+
+
+def _share_out(total: int, sizes: list[int]) -> list[int]:
+    """`sizes` so that they add up to `total`, should a cut have changed a sub-word or two."""
+    bounds = np.minimum(np.cumsum([0, *sizes]), total)
+    bounds[-1] = total
+    return [int(size) for size in np.diff(bounds)]
+
+
+def _stretches(num_targets: int, size: int, num_original_tokens: int) -> list[Block]:
+    stretches = [(start, min(size, num_targets - start)) for start in range(0, num_targets, size)]
+    return [
+        Block(
+            title=f"sub-words {start + 1}-{start + length}",
+            num_targets=length,
+            num_original_tokens=num_original_tokens * length / num_targets,
+        )
+        for start, length in stretches
+    ]
+
+
+class PerplexityTask:
+    """The task for one text and one stream of it."""
 
     unit = "windows"
+    banned: Tokens | None = None
 
     def __init__(
         self,
-        source: SourceText,
-        text: str,
-        detokenizer: Detokenizer,
+        text: RunningText,
+        stream: Stream,
         tokenizer: Encoder,
-        seq_length: int,
+        per_lm_eval_word: bool = False,
         limit: int | None = None,
     ) -> None:
-        """`limit` scores only that many windows, spread evenly over the text."""
-        self._source, self._detokenizer = source, detokenizer
-        self._vocab_size = tokenizer.vocab_size
-        self._num_original_tokens = count_original_tokens(text)
+        """`per_lm_eval_word` divides by lm-evaluation-harness's words instead of the original tokens.
+
+        `limit` scores only that many windows, spread evenly over the text.
+        """
+        self._text, self._source, self._tokenizer = text, text.source, tokenizer
+        self.stream = stream
+        self._num_original_tokens = text.num_original_tokens
         if self._num_original_tokens < 2:
-            raise BadInput(f"{source.title} is too short to measure a perplexity on")
-        self._num_bytes = len(text.encode("utf-8"))
-        self.tokens: Tokens = np.asarray(tokenizer.encode(detokenizer.apply(text)), dtype=np.int64)
-        self._window = seq_length
-        self._stride = max(1, seq_length // STRIDES_PER_WINDOW)
-        windows = sliding_windows(len(self.tokens), self._window, self._stride)
-        self.windows: list[Window] = [windows[index] for index in evenly_spread(len(windows), limit)]
-        self._num_all_windows = len(windows)
+            raise BadInput(f"{text.source.title} is too short to measure a perplexity on")
+        self._per_lm_eval_word = per_lm_eval_word
+        self._chosen = evenly_spread(len(stream.requests), limit)
+        self.requests = [stream.requests[index] for index in self._chosen]
 
     @property
     def name(self) -> str:
@@ -75,50 +138,88 @@ class SlidingPerplexity:
     def note(self) -> str:
         return self._source.note
 
-    @property
-    def requests(self) -> list[Request]:
-        return [Request(self.tokens[window.start : window.stop], window.num_scored) for window in self.windows]
+    def losses(self, scores: Scores) -> Losses:
+        """One element per block of which something was scored, weighted by its original tokens."""
+        blocks = self._scored_blocks(scores)
+        return Losses(
+            names=[block.title for block in blocks],
+            nll=np.array([block.nll for block in blocks]),
+            weight=np.array([block.num_original_tokens * block.num_scored / block.num_targets for block in blocks]),
+        )
+
+    def samples(self, scores: Scores) -> Iterator[Sample]:
+        """One per window; its text is what it scores."""
+        for index, request, start in zip(self._chosen, self.requests, scores.starts, strict=True):
+            text = self._tokenizer.decode(request.tokens[-request.num_scored :])
+            yield Sample.of(self.name, index, text, request, scores, int(start))
 
     def result(self, scores: Scores, provenance: Provenance) -> PerplexityResult:
-        """Perplexity = exp(summed loss / original tokens)."""
+        """Perplexity = exp(summed loss / words), with the columns of every convention beside it."""
+        text, stream = self._text, self.stream
         nll = math.fsum(scores.nll)
-        num_targets = len(self.tokens) - 1
-        num_scored = sum(window.num_scored for window in self.windows)
+        num_targets = sum(block.num_targets for block in stream.blocks)
+        num_scored = len(scores.log_probabilities)
         share = num_scored / num_targets
-        partial = len(self.windows) < self._num_all_windows
+        partial = len(self.requests) < len(stream.requests)
         loss = nll / num_scored
         subword = perplexity(nll, num_scored)
         token_ratio = num_targets / (self._num_original_tokens - 1)
+        normaliser = (text.num_lm_eval_words if self._per_lm_eval_word else self._num_original_tokens) * share
+        losses = self.losses(scores)
         return PerplexityResult(
             **provenance.model_dump(),
             task=self.name,
             protocol=self._describe(provenance.dtype, partial),
             partial=partial,
             note=self.note,
-            warnings=misload_warnings(subword, self._vocab_size),
+            warnings=misload_warnings(subword, self._tokenizer.vocab_size),
             data_digest=self._source.digest,
-            perplexity=perplexity(nll, self._num_original_tokens * share),
+            perplexity=perplexity(nll, normaliser),
+            log_perplexity_standard_error=ratio_standard_error(losses.nll, losses.weight),
             num_original_tokens=self._num_original_tokens,
-            num_tokens=len(self.tokens),
+            num_lm_eval_words=text.num_lm_eval_words,
+            num_tokens=stream.num_tokens,
             num_scored_tokens=num_scored,
-            normaliser=self._num_original_tokens * share,
+            normaliser=normaliser,
             loss_per_token=loss,
             subword_perplexity=subword,
-            bits_per_byte=nll / math.log(2) / (self._num_bytes * share),
+            original_token_perplexity=perplexity(nll, self._num_original_tokens * share),
+            lm_eval_word_perplexity=perplexity(nll, text.num_lm_eval_words * share),
+            bits_per_byte=nll / math.log(2) / (text.num_bytes * share),
             token_ratio=token_ratio,
-            num_windows=len(self.windows),
+            num_windows=len(self.requests),
             megatron={
                 "avg loss": loss,
                 "ppl": math.exp(min(MEGATRON_LARGEST_EXPONENT, loss)),
                 "adjusted ppl": math.exp(min(MEGATRON_LARGEST_EXPONENT, loss * token_ratio)),
                 "token ratio": token_ratio,
             },
+            blocks=self._scored_blocks(scores),
         )
 
+    def _scored_blocks(self, scores: Scores) -> list[Block]:
+        blocks = self.stream.blocks
+        owner = np.repeat(np.arange(len(blocks)), [block.num_targets for block in blocks])[self._scored_targets()]
+        nll = -np.bincount(owner, weights=scores.log_probabilities, minlength=len(blocks))
+        counts = np.bincount(owner, minlength=len(blocks))
+        return [
+            block.model_copy(update={"nll": float(loss), "num_scored": int(count)})
+            for block, loss, count in zip(blocks, nll, counts, strict=True)
+            if count
+        ]
+
+    def _scored_targets(self) -> NDArray[np.int64]:
+        sizes = [request.num_scored for request in self.stream.requests]
+        ends = np.cumsum(sizes)
+        return np.concatenate([np.arange(ends[index] - sizes[index], ends[index]) for index in self._chosen])
+
     def _describe(self, dtype: str, partial: bool) -> str:
-        part = f"; only {len(self.windows)} of {self._num_all_windows} windows, divisor pro rata" if partial else ""
-        return (
-            f"{self._source.title}; detokenizer {self._detokenizer.name}; window {self._window}, "
-            f"stride {self._stride}; perplexity = exp(summed loss / {self._num_original_tokens} "
-            f"space-separated tokens of the original); {dtype}{part}"
+        divisor = (
+            f"{self._text.num_lm_eval_words} words as lm-evaluation-harness counts them"
+            if self._per_lm_eval_word
+            else f"{self._num_original_tokens} space-separated tokens of the original"
         )
+        part = (
+            f"; only {len(self.requests)} of {len(self.stream.requests)} windows, divisor pro rata" if partial else ""
+        )
+        return f"{self._source.title}; {self.stream.recipe}; perplexity = exp(summed loss / {divisor}); {dtype}{part}"

@@ -4,8 +4,9 @@ A protocol is a named thing: a name stands for one recipe, written out in the re
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,18 @@ class Provenance(Config):
     environment: dict[str, Any]
 
 
+class Block(Config):
+    """A part of a running text that is taken as independent of the others, and its loss."""
+
+    title: str
+    num_targets: int
+    """Sub-words of it that the whole test scores."""
+    num_original_tokens: float
+    num_scored: int = 0
+    nll: float = 0.0
+    """Summed negative log-likelihood of the sub-words scored, in nats."""
+
+
 class Result(Provenance):
     """One evaluation of one checkpoint by one protocol."""
 
@@ -88,7 +101,7 @@ class Result(Provenance):
     """SHA-256 of the test file."""
     perplexity: float
     num_original_tokens: int
-    """What the perplexity is divided by when the whole test is scored: words, not sub-words."""
+    """Words, not sub-words: space-separated tokens T_o of a running text, or examples."""
     num_tokens: int
     """Sub-words of the whole test."""
     num_scored_tokens: int
@@ -99,10 +112,17 @@ class PerplexityResult(Result):
     """Word-level perplexity of a running text."""
 
     normaliser: float
-    """Divisor of the summed loss: `num_original_tokens`, pro rata when partial."""
+    """Divisor of the summed loss: `num_original_tokens` or `num_lm_eval_words`, pro rata when partial."""
+    log_perplexity_standard_error: float | None
+    """Of ln perplexity, by a bootstrap over `blocks`; None for a single one."""
     loss_per_token: float
     """Mean negative log-likelihood of a scored sub-word, in nats."""
     subword_perplexity: float
+    original_token_perplexity: float
+    """Of the same loss per original token."""
+    lm_eval_word_perplexity: float
+    """Of the same loss per word as lm-evaluation-harness counts them."""
+    num_lm_eval_words: int
     bits_per_byte: float
     """Per UTF-8 byte of the text before the detokenizer."""
     token_ratio: float
@@ -111,20 +131,71 @@ class PerplexityResult(Result):
     """Windows scored."""
     megatron: dict[str, float]
     """The same under Megatron's names, with its divisor (T_o - 1) and its clamp (exp of at most 20)."""
+    blocks: list[Block]
+    """The articles, or stretches of a text without."""
 
 
 class ClozeResult(Result):
-    """Last-word prediction. `perplexity` is that of the target word."""
+    """Last-word prediction. `perplexity` is that of the target."""
 
     accuracy: float
-    """Share of examples in which every sub-word of the target was the most likely one."""
+    """Share of examples that the protocol calls right."""
     standard_error: float
     """Of the accuracy."""
+    perplexity_standard_error: float | None
+    """Of the perplexity, from the spread of the examples' losses; None for a single example."""
     num_examples: int
     """Examples scored."""
     num_correct: int
     num_truncated: int
     """Examples scored that lost their beginning because the model's context is shorter."""
+
+
+class Sample(Config):
+    """One window or example of an evaluation, as a line of `--samples`."""
+
+    task: str
+    index: int
+    """Of the window or example in the whole test."""
+    text: str
+    num_context_tokens: int
+    """Sub-words before the scored ones."""
+    tokens: list[int]
+    """The scored sub-words; the lists below go with them."""
+    log_probabilities: list[float]
+    greedy: list[bool]
+    """Whether each was the most likely one."""
+    correct: bool | None = None
+    """The protocol's verdict on an example."""
+
+    @classmethod
+    def of(
+        cls, task: str, index: int, text: str, request: Request, scores: Scores, start: int, correct: bool | None = None
+    ) -> Self:
+        """The sample of a request whose scored tokens begin at `start` of the scores."""
+        part = slice(start, start + request.num_scored)
+        return cls(
+            task=task,
+            index=index,
+            text=text,
+            num_context_tokens=len(request.tokens) - request.num_scored,
+            tokens=request.tokens[-request.num_scored :].tolist(),
+            log_probabilities=scores.log_probabilities[part].tolist(),
+            greedy=scores.greedy[part].tolist(),
+            correct=correct,
+        )
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What two checkpoints are compared by: one element per article or example."""
+
+    names: list[str]
+    nll: NDArray[np.float64]
+    """Summed negative log-likelihood, in nats."""
+    weight: NDArray[np.float64]
+    """What it is divided by: words or examples."""
+    correct: NDArray[np.bool_] | None = None
 
 
 class Encoder(Protocol):
@@ -135,7 +206,12 @@ class Encoder(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
+    @property
+    def end_of_text(self) -> int: ...
+
     def encode_batch(self, texts: list[str]) -> list[list[int]]: ...
+
+    def decode(self, ids: Iterable[int]) -> str: ...
 
 
 class Task(Protocol):
@@ -154,6 +230,16 @@ class Task(Protocol):
 
     @property
     def requests(self) -> list[Request]: ...
+
+    @property
+    def banned(self) -> Tokens | None:
+        """Tokens that do not count as predictions."""
+
+    def samples(self, scores: Scores) -> Iterator[Sample]:
+        """Each request with its scores."""
+
+    def losses(self, scores: Scores) -> Losses:
+        """The scores by article or example."""
 
     def result(self, scores: Scores, provenance: Provenance) -> Result:
         """Aggregate the scores of `requests`."""

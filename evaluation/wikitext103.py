@@ -1,37 +1,72 @@
-"""`wikitext103`: word-level perplexity on the WikiText-103 test file by Megatron's recipe, and nothing else.
+"""WikiText-103's test file by every convention. `wikitext103` alone is Megatron-LM's recipe.
 
-The recipe's constants are those of the GPT-2 vocabulary on the official file. The window is the model's
-context, at most 1024 tokens, and the stride a thirty-second of it, which at 1024 is the published 32.
+The constants are those of the GPT-2 vocabulary on the official file. The window is the model's context, at most 1024
+tokens; strides are named for a window of 1024 and keep their share of a shorter one.
 """
 
 from pathlib import Path
 
 from data_pipeline.testsets import TEST_SETS
+from evaluation import invertible
 from evaluation.detokenize import NAME, detokenize_wikitext
+from evaluation.documents import RunningText
+from evaluation.harness import document_stream
 from evaluation.official import has_gpt2_vocabulary, read_official
-from evaluation.perplexity import Detokenizer, SlidingPerplexity, count_original_tokens
+from evaluation.perplexity import LONGEST_WINDOW, UNCHANGED, Detokenizer, PerplexityTask, Stream, sliding_stream
 from evaluation.protocol import Encoder, SourceText
 from lineage.errors import IntegrityFailure
 
 TEST_FILE_SHA256 = TEST_SETS["wikitext103"].sha256
 NUM_ORIGINAL_TOKENS = 245_566
-NUM_GPT2_TOKENS = 270_330
-LONGEST_WINDOW = 1024
+NUM_LM_EVAL_WORDS = 241_335
+MEGATRON = Detokenizer(NAME, detokenize_wikitext)
+INVERTIBLE = Detokenizer(invertible.NAME, invertible.detokenize)
+NUM_GPT2_TOKENS = {MEGATRON: 270_330, UNCHANGED: 285_234, INVERTIBLE: 270_213}
+NUM_GPT2_TOKENS_BY_DOCUMENT = 270_263
 
 
-def wikitext103(path: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None) -> SlidingPerplexity:
-    """The task on the official test file at `path`.
+def read_wikitext103(name: str, path: Path) -> RunningText:
+    """The official test file at `path`, for the protocol `name`.
 
     Raises IntegrityFailure if the file is another, or if its counts are not the published ones.
     """
-    text = read_official(path, TEST_FILE_SHA256, "the WikiText-103 test file wiki.test.tokens")
-    _expect(count_original_tokens(text), NUM_ORIGINAL_TOKENS, "original tokens")
-    source = SourceText("wikitext103", "WikiText-103 test file", TEST_FILE_SHA256)
-    detokenizer = Detokenizer(NAME, detokenize_wikitext)
-    task = SlidingPerplexity(source, text, detokenizer, tokenizer, min(LONGEST_WINDOW, seq_length), limit)
+    content = read_official(path, TEST_FILE_SHA256, "the WikiText-103 test file wiki.test.tokens")
+    text = RunningText.of_wikitext(SourceText(name, "WikiText-103 test file", TEST_FILE_SHA256), content)
+    _expect(text.num_original_tokens, NUM_ORIGINAL_TOKENS, "original tokens")
+    _expect(text.num_lm_eval_words, NUM_LM_EVAL_WORDS, "words as lm-evaluation-harness counts them")
+    return text
+
+
+def sliding_wikitext103(
+    name: str,
+    path: Path,
+    tokenizer: Encoder,
+    seq_length: int,
+    limit: int | None = None,
+    detokenizer: Detokenizer = MEGATRON,
+    stride: int = 32,
+) -> PerplexityTask:
+    """The whole file in one stream by sliding windows, with `stride` new tokens in each window of 1024."""
+    text = read_wikitext103(name, path)
+    window = min(LONGEST_WINDOW, seq_length)
+    stream = sliding_stream(text, detokenizer, tokenizer, window, max(1, window * stride // LONGEST_WINDOW))
+    _expect_gpt2(tokenizer, stream, NUM_GPT2_TOKENS[detokenizer])
+    return PerplexityTask(text, stream, tokenizer, limit=limit)
+
+
+def lm_eval_wikitext103(
+    name: str, path: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None
+) -> PerplexityTask:
+    """The file as lm-evaluation-harness takes `wikitext`, but with its `<unk>`s; the window is the whole context."""
+    text = read_wikitext103(name, path)
+    stream = document_stream(text, tokenizer, seq_length)
+    _expect_gpt2(tokenizer, stream, NUM_GPT2_TOKENS_BY_DOCUMENT)
+    return PerplexityTask(text, stream, tokenizer, per_lm_eval_word=True, limit=limit)
+
+
+def _expect_gpt2(tokenizer: Encoder, stream: Stream, published: int) -> None:
     if has_gpt2_vocabulary(tokenizer):
-        _expect(len(task.tokens), NUM_GPT2_TOKENS, "GPT-2 tokens")
-    return task
+        _expect(stream.num_tokens, published, "GPT-2 tokens")
 
 
 def _expect(found: int, published: int, what: str) -> None:

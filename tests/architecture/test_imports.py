@@ -10,8 +10,8 @@ from tests.architecture.rooms import ROOMS, imported_names, modules
 MAY_IMPORT = {
     "lineage": (),
     "data_pipeline": ("lineage",),
-    "engine": ("lineage", "data_pipeline.token_file", "data_pipeline.tokenizer"),
-    "evaluation": ("lineage", "engine", "data_pipeline.tokenizer", "data_pipeline.testsets"),
+    "engine": ("lineage", "data_pipeline.samples", "data_pipeline.token_file", "data_pipeline.tokenizer"),
+    "evaluation": ("lineage", "engine", "data_pipeline.tokenizer", "data_pipeline.testsets", "data_pipeline.hub"),
     "experiments": ("lineage", "data_pipeline", "engine", "evaluation"),
     "reports": ("lineage",),
 }

@@ -15,7 +15,7 @@ PURE = {
         "engine.launch", "engine.training_run", "engine.optim.schedule", "engine.cli",
         "engine.parity",
     ],
-    "evaluation": ["evaluation.windows", "evaluation.detokenize", "evaluation.cli"],
+    "evaluation": ["evaluation.tasks", "evaluation.tables", "evaluation.compare", "evaluation.cli"],
     "experiments": [module_name(path) for path in modules("experiments")],
     "reports": [module_name(path) for path in modules("reports")],
 }  # fmt: skip

@@ -24,6 +24,12 @@ def gpt2_tokenizer(published: Path) -> Tokenizer:
     return Tokenizer.from_gpt2_files(published / "gpt2-bpe" / "vocab.json", published / "gpt2-bpe" / "merges.txt")
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores kept by one test are not those of another."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def nothing_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty data directory, an empty home and no hub; returns the data directory."""

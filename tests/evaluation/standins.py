@@ -1,7 +1,7 @@
 """Models, a tokenizer and checkpoints small enough to compute by hand or in a moment."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,10 @@ class Bytes:
     """A tokenizer whose sub-words are bytes."""
 
     vocab_size = 256
+    end_of_text = 0
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(ids).decode("utf-8", "replace")
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8"))

@@ -104,6 +104,7 @@ def test_results_are_the_same_for_any_batch_and_workers(
     values = []
     for batch_size, workers in ((1, 1), (3, 2), (16, 1), (16, 2)):
         target = tmp_path / f"{batch_size}-{workers}.json"
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache-{batch_size}-{workers}"))
         options = ("--json", target, "--limit", 48, "--batch-size", batch_size, "--workers", workers)
         assert mlm_eval(monkeypatch, "wikitext103", "--ckpt", run, *options) == 0
         values.append(json.loads(target.read_text())["perplexity"])

@@ -6,11 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.evaluate import evaluate_lambada, evaluate_wikitext103
+from evaluation.evaluate import Settings, evaluate, named_task
 from evaluation.heldout import cut_passages, read_documents
+from evaluation.protocol import ClozeResult, PerplexityResult
 from lineage.digest import seal, sha256_file
 from lineage.errors import DataMissing, IntegrityFailure
 from tests.evaluation.standins import sentences, write_run
+
+
+def wikitext103(run: Path, limit: int | None = None) -> PerplexityResult:
+    result = evaluate(run, {"it": named_task("wikitext103")}, Settings(limit, workers=1)).done["it"].result
+    assert isinstance(result, PerplexityResult)
+    return result
+
+
+def lambada(run: Path, limit: int | None = None) -> ClozeResult:
+    result = evaluate(run, {"it": named_task("lambada")}, Settings(limit, workers=1)).done["it"].result
+    assert isinstance(result, ClozeResult)
+    return result
 
 
 @pytest.fixture
@@ -32,7 +45,7 @@ def test_passages_are_consecutive_and_long_enough() -> None:
 def test_wikitext103_falls_back_under_another_name_and_says_so(
     run: Path, dataset: Path, nothing_published: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = evaluate_wikitext103(run, limit=20, workers=1)
+    result = wikitext103(run, limit=20)
     assert result.task == "heldout-perplexity"
     assert "NOT WikiText-103" in result.note
     assert "not WikiText-103" in result.protocol
@@ -44,7 +57,7 @@ def test_wikitext103_falls_back_under_another_name_and_says_so(
 
 
 def test_lambada_falls_back_under_another_name_and_says_so(run: Path, nothing_published: Path) -> None:
-    result = evaluate_lambada(run, workers=1)
+    result = lambada(run)
     assert result.task == "heldout-cloze"
     assert "NOT LAMBADA" in result.note
     expected = sum(len(list(cut_passages(text))) for text in sentences(40))
@@ -55,7 +68,7 @@ def test_lambada_falls_back_under_another_name_and_says_so(run: Path, nothing_pu
 def test_a_dataset_that_moved_beside_the_run_is_found(tmp_path: Path, nothing_published: Path) -> None:
     run = write_run(tmp_path / "runs")
     moved = shutil.move(tmp_path / "runs", tmp_path / "elsewhere")
-    assert evaluate_lambada(Path(moved) / run.name, limit=2, workers=1).task == "heldout-cloze"
+    assert lambada(Path(moved) / run.name, limit=2).task == "heldout-cloze"
 
 
 @pytest.mark.parametrize("damage", ["gone", "replaced", "no manifest"])
@@ -70,7 +83,7 @@ def test_without_the_training_dataset_the_data_is_missing(tmp_path: Path, nothin
     else:
         (run / "manifest.json").unlink()
     with pytest.raises(DataMissing, match=r"wiki\.test\.tokens.*no held-out documents stand in"):
-        evaluate_wikitext103(run, workers=1)
+        wikitext103(run)
 
 
 def test_documents_that_are_not_documents(tmp_path: Path) -> None:

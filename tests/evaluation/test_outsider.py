@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from engine.model.gpt2 import GPT2
-from evaluation.perplexity import UNCHANGED, SlidingPerplexity
-from evaluation.protocol import SourceText
 from evaluation.scoring import score
-from tests.evaluation.standins import Bytes, scoring_model, tiny_config, tiny_gpt2
+from tests.evaluation.standins import scoring_model, tiny_config, tiny_gpt2
+from tests.evaluation.test_tasks import sliding_task
 
 transformers = pytest.importorskip("transformers")
 
@@ -66,17 +65,18 @@ def test_perplexity_is_that_of_a_plain_loop_in_transformers() -> None:
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0, 0.2, generator=torch.Generator().manual_seed(len(name)))
-    task = SlidingPerplexity(SourceText("t", "t", "d"), TEXT, UNCHANGED, Bytes(), config.seq_length)
+    task = sliding_task(TEXT, config.seq_length)
     scores = score(scoring_model(model, 256, config.seq_length), task.requests, workers=1)
 
+    tokens = np.frombuffer(TEXT.encode(), dtype=np.uint8).astype(np.int64)
     outsider = transplanted(model)
     stride = config.seq_length // 32
     expected = []
     with torch.no_grad():
-        for target in range(1, len(task.tokens)):
+        for target in range(1, task.stream.num_tokens):
             start = stride * max(0, math.ceil((target - config.seq_length) / stride))
-            logits = outsider(torch.from_numpy(task.tokens[start:target])[None]).logits[0, -1, :256]
-            expected.append(-torch.log_softmax(logits.double(), 0)[task.tokens[target]].item())
+            logits = outsider(torch.from_numpy(tokens[start:target])[None]).logits[0, -1, :256]
+            expected.append(-torch.log_softmax(logits.double(), 0)[tokens[target]].item())
     bounds = np.cumsum([0, *(request.num_scored for request in task.requests)])
     by_window = [sum(expected[a:b]) for a, b in itertools.pairwise(bounds)]
     np.testing.assert_allclose(scores.nll, by_window, rtol=1e-4)

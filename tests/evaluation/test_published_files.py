@@ -7,11 +7,18 @@ import pytest
 
 from data_pipeline.tokenizer import Tokenizer
 from evaluation import wikitext103 as wikitext103_module
+from evaluation.cloze import ClozeTask
 from evaluation.detokenize import detokenize_wikitext
-from evaluation.lambada import lambada, read_passages
-from evaluation.perplexity import SlidingPerplexity, count_original_tokens
-from evaluation.wikitext103 import wikitext103
-from lineage.errors import IntegrityFailure
+from evaluation.documents import count_original_tokens, cut_articles, lm_eval_documents
+from evaluation.lambada import openai_lambada
+from evaluation.perplexity import UNCHANGED, Detokenizer, PerplexityTask
+from evaluation.tasks import TASKS, build_task
+from evaluation.wikitext103 import INVERTIBLE, MEGATRON, read_wikitext103, sliding_wikitext103
+from lineage.errors import DataMissing, IntegrityFailure
+
+
+def no_dataset() -> Path:
+    raise DataMissing("no dataset is needed")
 
 
 @pytest.fixture(scope="module")
@@ -20,30 +27,87 @@ def wikitext_file(published: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wikitext_task(wikitext_file: Path, gpt2_tokenizer: Tokenizer) -> SlidingPerplexity:
-    return wikitext103(wikitext_file, gpt2_tokenizer, 1024)
+def perplexity_tasks(published: Path, gpt2_tokenizer: Tokenizer) -> dict[str, PerplexityTask]:
+    tasks = {name: build_task(name, gpt2_tokenizer, 1024, None, no_dataset) for name in TASKS if "wiki" in name}
+    return {name: task for name, task in tasks.items() if isinstance(task, PerplexityTask)}
 
 
-def test_wikitext103_counts(wikitext_file: Path, wikitext_task: SlidingPerplexity) -> None:
-    assert count_original_tokens(wikitext_file.read_bytes().decode()) == 245_566
-    assert len(wikitext_task.tokens) == 270_330
-    assert len(wikitext_task.windows) == 8417
-    assert sum(request.num_scored for request in wikitext_task.requests) == 270_329
+@pytest.fixture(scope="module")
+def cloze_tasks(published: Path, gpt2_tokenizer: Tokenizer) -> dict[str, ClozeTask]:
+    tasks = {name: build_task(name, gpt2_tokenizer, 1024, None, no_dataset) for name in TASKS if "lambada" in name}
+    return {name: task for name, task in tasks.items() if isinstance(task, ClozeTask)}
 
 
-def test_megatron_s_token_ratio_to_the_last_digit(wikitext_task: SlidingPerplexity) -> None:
-    assert (len(wikitext_task.tokens) - 1) / (245_566 - 1) == 1.1008449901248143
+@pytest.mark.parametrize(
+    ("name", "num_tokens", "num_scored", "num_windows", "scored_last"),
+    [
+        ("wikitext103", 270_330, 270_329, 8417, 25),
+        ("wikitext103-stride512", 270_330, 270_329, 527, 505),
+        ("wikitext103-stride1024", 270_330, 270_329, 264, 1017),
+        ("wikitext103-raw", 285_234, 285_233, 8883, 17),
+        ("wikitext103-correct", 270_213, 270_212, 8414, 4),
+        ("wikitext103-lm-eval", 270_263, 270_263, 296, 703),
+    ],
+)
+def test_wikitext103_counts(
+    perplexity_tasks: dict[str, PerplexityTask],
+    name: str,
+    num_tokens: int,
+    num_scored: int,
+    num_windows: int,
+    scored_last: int,
+) -> None:
+    task = perplexity_tasks[name]
+    assert task.stream.num_tokens == num_tokens
+    assert len(task.requests) == num_windows
+    assert sum(request.num_scored for request in task.requests) == num_scored
+    assert task.requests[-1].num_scored == scored_last
+    assert sum(block.num_targets for block in task.stream.blocks) == num_scored
+    assert len(task.stream.blocks) == (62 if name == "wikitext103-lm-eval" else 60)
+
+
+def test_every_name_is_in_the_table(
+    perplexity_tasks: dict[str, PerplexityTask], cloze_tasks: dict[str, ClozeTask]
+) -> None:
+    assert {**perplexity_tasks, **cloze_tasks}.keys() == TASKS.keys()
+    assert all(task.name == name for name, task in {**perplexity_tasks, **cloze_tasks}.items())
+
+
+def test_words_by_each_count(wikitext_file: Path) -> None:
+    text = read_wikitext103("wikitext103", wikitext_file)
+    assert count_original_tokens(text.text) == text.num_original_tokens == 245_566
+    assert text.num_lm_eval_words == 241_335
+    assert text.num_bytes == 1_281_077
+    documents = list(lm_eval_documents(text.text))
+    assert (len(text.articles), len(documents)) == (60, 62)
+    assert "\n".join([" ", *documents]) == text.text
+
+
+@pytest.mark.parametrize("detokenizer", [MEGATRON, UNCHANGED, INVERTIBLE])
+def test_articles_tokenized_apart_are_the_whole_file(
+    wikitext_file: Path, gpt2_tokenizer: Tokenizer, detokenizer: Detokenizer
+) -> None:
+    text = read_wikitext103("wikitext103", wikitext_file)
+    detokenized = detokenizer.apply(text.text)
+    articles = cut_articles(text, detokenized)
+    assert "".join(articles) == detokenized
+    assert [token for ids in gpt2_tokenizer.encode_batch(articles) for token in ids] == gpt2_tokenizer.encode(
+        detokenized
+    )
+    for (title, _), article in zip(text.articles, articles, strict=True):
+        assert article.lstrip().startswith(f"= {title[:3]}")
+
+
+def test_megatron_s_token_ratio_to_the_last_digit(perplexity_tasks: dict[str, PerplexityTask]) -> None:
+    assert (perplexity_tasks["wikitext103"].stream.num_tokens - 1) / (245_566 - 1) == 1.1008449901248143
 
 
 def test_detokenized_file_begins_and_ends_as_megatron_s(
-    wikitext_task: SlidingPerplexity, gpt2_tokenizer: Tokenizer
+    perplexity_tasks: dict[str, PerplexityTask], gpt2_tokenizer: Tokenizer
 ) -> None:
-    assert gpt2_tokenizer.decode(wikitext_task.tokens[:1]) == "\n"
-    assert gpt2_tokenizer.decode(wikitext_task.tokens[-1:]) == "\n\n"
-
-
-def test_raw_file_has_285234_tokens(wikitext_file: Path, gpt2_tokenizer: Tokenizer) -> None:
-    assert len(gpt2_tokenizer.encode(wikitext_file.read_bytes().decode())) == 285_234
+    requests = perplexity_tasks["wikitext103"].requests
+    assert gpt2_tokenizer.decode(requests[0].tokens[:1]) == "\n"
+    assert gpt2_tokenizer.decode(requests[-1].tokens[-1:]) == "\n\n"
 
 
 def test_detokenizer_loses_no_word(wikitext_file: Path) -> None:
@@ -59,42 +123,71 @@ def test_detokenizer_loses_no_word(wikitext_file: Path) -> None:
 
 
 def test_window_and_stride_follow_the_model_s_context(wikitext_file: Path, gpt2_tokenizer: Tokenizer) -> None:
-    short = wikitext103(wikitext_file, gpt2_tokenizer, 128, limit=10)
+    short = sliding_wikitext103("x", wikitext_file, gpt2_tokenizer, 128, limit=10)
     assert [len(request.tokens) for request in short.requests] == [129] * 10
     assert [request.num_scored for request in short.requests] == [4] * 10
-    long = wikitext103(wikitext_file, gpt2_tokenizer, 4096, limit=10)
+    half = sliding_wikitext103("x", wikitext_file, gpt2_tokenizer, 128, limit=10, stride=512)
+    assert [request.num_scored for request in half.requests] == [64] * 10
+    long = sliding_wikitext103("x", wikitext_file, gpt2_tokenizer, 4096, limit=10)
     assert [len(request.tokens) for request in long.requests] == [1025] * 10
 
 
 def test_another_wikitext_file_is_refused(published: Path, tmp_path: Path, gpt2_tokenizer: Tokenizer) -> None:
     with pytest.raises(IntegrityFailure, match="is not the WikiText-103 test file"):
-        wikitext103(published / "wikitext-103" / "wiki.valid.tokens", gpt2_tokenizer, 1024)
+        sliding_wikitext103("x", published / "wikitext-103" / "wiki.valid.tokens", gpt2_tokenizer, 1024)
     changed = tmp_path / "wiki.test.tokens"
     changed.write_bytes((published / "wikitext-103" / "wiki.test.tokens").read_bytes() + b" ")
     with pytest.raises(IntegrityFailure, match="SHA-256"):
-        wikitext103(changed, gpt2_tokenizer, 1024)
+        sliding_wikitext103("x", changed, gpt2_tokenizer, 1024)
 
 
 def test_a_detokenizer_that_gives_another_count_is_refused(
     wikitext_file: Path, gpt2_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wikitext103_module, "detokenize_wikitext", lambda text: text)
-    with pytest.raises(IntegrityFailure, match="285234 GPT-2 tokens here, not the published 270330"):
-        wikitext103(wikitext_file, gpt2_tokenizer, 1024)
+    monkeypatch.setitem(wikitext103_module.NUM_GPT2_TOKENS, MEGATRON, 270_329)
+    with pytest.raises(IntegrityFailure, match="270330 GPT-2 tokens here, not the published 270329"):
+        sliding_wikitext103("x", wikitext_file, gpt2_tokenizer, 1024)
 
 
-def test_lambada_counts(published: Path, gpt2_tokenizer: Tokenizer) -> None:
-    path = published / "lambada" / "lambada_test.jsonl"
-    passages = read_passages(path)
-    assert len(passages) == 5153
-    assert sum("\n" in passage for passage in passages) == 4642
-    task = lambada(path, gpt2_tokenizer, 1024)
-    assert Counter(request.num_scored for request in task.requests) == {1: 4013, 2: 913, 3: 208, 4: 16, 5: 3}
-    assert sum(request.num_scored for request in task.requests) == 6542
-    assert sum(len(request.tokens) for request in task.requests) == 430_217
-    assert max(len(request.tokens) for request in task.requests) == 224
+@pytest.mark.parametrize(
+    ("name", "sub_words"),
+    [
+        ("lambada", {1: 4013, 2: 913, 3: 208, 4: 16, 5: 3}),
+        ("lambada-lm-eval", {1: 4010, 2: 913, 3: 205, 4: 17, 5: 4, 8: 3, 10: 1}),
+        ("lambada-last-token", {1: 5153}),
+        ("lambada-stopword-filter", {1: 4013, 2: 913, 3: 208, 4: 16, 5: 3}),
+        ("lambada-standard", {1: 2819, 2: 1876, 3: 438, 4: 20}),
+    ],
+)
+def test_lambada_counts(cloze_tasks: dict[str, ClozeTask], name: str, sub_words: dict[int, int]) -> None:
+    assert Counter(request.num_scored for request in cloze_tasks[name].requests) == sub_words
+
+
+def test_lambada_lengths(cloze_tasks: dict[str, ClozeTask]) -> None:
+    lengths = {name: [len(request.tokens) for request in task.requests] for name, task in cloze_tasks.items()}
+    assert (sum(lengths["lambada"]), max(lengths["lambada"])) == (430_217, 224)
+    assert (sum(lengths["lambada-standard"]), max(lengths["lambada-standard"])) == (419_406, 223)
+
+
+def test_the_rules_differ_on_the_seven_examples_with_a_newline_before_the_last_word(
+    cloze_tasks: dict[str, ClozeTask],
+) -> None:
+    strict, theirs = cloze_tasks["lambada"].requests, cloze_tasks["lambada-lm-eval"].requests
+    differing = [
+        n for n, (a, b) in enumerate(zip(strict, theirs, strict=True)) if a.tokens.tolist() != b.tokens.tolist()
+    ]
+    assert differing == [426, 1053, 2881, 3047, 3977, 4351, 4462]
+
+
+def test_stop_words_are_whole_tokens(cloze_tasks: dict[str, ClozeTask], gpt2_tokenizer: Tokenizer) -> None:
+    banned = cloze_tasks["lambada-stopword-filter"].banned
+    assert banned is not None
+    assert cloze_tasks["lambada"].banned is None
+    texts = {gpt2_tokenizer.decode([token]) for token in banned}
+    assert {" the", " her", " The", "and", " I"} <= texts
+    assert not {" Helen", " there's", ".", " signs", " theatre"} & texts
 
 
 def test_the_original_plain_text_lambada_is_refused(published: Path, gpt2_tokenizer: Tokenizer) -> None:
     with pytest.raises(IntegrityFailure, match="is not OpenAI's LAMBADA"):
-        lambada(published / "lambada" / "lambada_test_plain_text.txt", gpt2_tokenizer, 1024)
+        openai_lambada("lambada", published / "lambada" / "lambada_test_plain_text.txt", gpt2_tokenizer, 1024)

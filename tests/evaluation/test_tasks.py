@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from evaluation.cloze import StrictCloze, split_last_word
-from evaluation.perplexity import UNCHANGED, SlidingPerplexity, count_original_tokens
+from evaluation.cloze import STRICT, ClozeTask, split_last_word
+from evaluation.documents import RunningText, count_original_tokens
+from evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
 from evaluation.protocol import PerplexityResult, Provenance, SourceText, perplexity
 from evaluation.scoring import score
 from lineage.errors import BadInput, IntegrityFailure
@@ -25,8 +26,14 @@ PROVENANCE = Provenance(
 TEXT = "Some words stand here , in a row of words that nobody would ever want to read aloud . " * 7
 
 
+def sliding_task(text: str, seq_length: int, limit: int | None = None) -> PerplexityTask:
+    running = RunningText.of_documents(SOURCE, [text])
+    stream = sliding_stream(running, UNCHANGED, Bytes(), seq_length, max(1, seq_length // 32))
+    return PerplexityTask(running, stream, Bytes(), limit=limit)
+
+
 def uniform_perplexity(limit: int | None = None) -> PerplexityResult:
-    task = SlidingPerplexity(SOURCE, TEXT, UNCHANGED, Bytes(), 64, limit)
+    task = sliding_task(TEXT, 64, limit)
     model = scoring_model(Bigram(torch.zeros(256, 256)), 256, 64)
     return task.result(score(model, task.requests, workers=1), PROVENANCE)
 
@@ -68,7 +75,7 @@ def test_a_limit_keeps_the_scale_and_says_that_it_is_partial() -> None:
 
 def test_guessing_is_warned_of() -> None:
     assert "untrained or was loaded wrongly" in uniform_perplexity().warnings[0]
-    task = SlidingPerplexity(SOURCE, TEXT, UNCHANGED, Bytes(), 64)
+    task = sliding_task(TEXT, 64)
     wrong = [False] * len(task.requests)
     just_below = task.result(made_up_scores(task.requests, math.log(127.0), wrong), PROVENANCE)
     assert just_below.warnings == []
@@ -83,8 +90,8 @@ def test_the_protocol_line_says_what_was_done() -> None:
 
 def test_stride_is_a_thirty_second_of_the_window_but_never_nothing() -> None:
     for window, stride in ((1024, 32), (128, 4), (100, 3), (16, 1)):
-        task = SlidingPerplexity(SOURCE, TEXT * 3, UNCHANGED, Bytes(), window)
-        assert task.windows[1].start == stride
+        task = sliding_task(TEXT * 3, window)
+        assert task.requests[1].num_scored == stride
 
 
 @pytest.mark.parametrize("nll", [float("nan"), float("inf"), 1e9])
@@ -113,7 +120,7 @@ def test_the_last_word_is_split_off_as_megatron_does() -> None:
 
 def test_every_subword_of_the_target_must_be_right() -> None:
     passages = ["a dog ran xyz", "a dog ran qyz"]
-    task = StrictCloze(SOURCE, passages, Bytes(), 32)
+    task = ClozeTask(SOURCE, passages, STRICT, Bytes(), 32)
     assert [request.num_scored for request in task.requests] == [4, 4]
     assert bytes(task.requests[1].tokens.tolist()) == b"a dog ran qyz"
     scores = score(scoring_model(successor_model("n xyz"), 256), task.requests, workers=1)
@@ -126,12 +133,12 @@ def test_every_subword_of_the_target_must_be_right() -> None:
 
 
 def test_white_space_before_the_target_becomes_one_space() -> None:
-    task = StrictCloze(SOURCE, ["full of\n\nPower"], Bytes(), 32)
+    task = ClozeTask(SOURCE, ["full of\n\nPower"], STRICT, Bytes(), 32)
     assert bytes(task.requests[0].tokens.tolist()) == b"full of Power"
 
 
 def test_long_examples_lose_their_beginning_and_are_counted() -> None:
-    task = StrictCloze(SOURCE, ["one two three four", "a b"], Bytes(), 9)
+    task = ClozeTask(SOURCE, ["one two three four", "a b"], STRICT, Bytes(), 9)
     assert bytes(task.requests[0].tokens.tolist()) == b"three four"
     model = scoring_model(Bigram(torch.zeros(256, 256)), 256, 9)
     result = task.result(score(model, task.requests, workers=1), PROVENANCE)
@@ -142,12 +149,12 @@ def test_long_examples_lose_their_beginning_and_are_counted() -> None:
 
 def test_a_target_longer_than_the_context_is_refused() -> None:
     with pytest.raises(BadInput, match="does not fit"):
-        StrictCloze(SOURCE, ["a incomprehensible"], Bytes(), 8)
+        ClozeTask(SOURCE, ["a incomprehensible"], STRICT, Bytes(), 8)
 
 
 def test_cloze_limit_is_partial_and_spread() -> None:
     passages = [f"this is passage number {number:03d}" for number in range(100)]
-    task = StrictCloze(SOURCE, passages, Bytes(), 64, limit=4)
+    task = ClozeTask(SOURCE, passages, STRICT, Bytes(), 64, limit=4)
     assert [bytes(request.tokens.tolist())[-3:] for request in task.requests] == [
         b"012",
         b"037",

@@ -1,0 +1,63 @@
+"""Any checkpoint that can be named, as one of this suite's: ours, a Hugging Face GPT-2 directory, Megatron-LM's."""
+
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from data_pipeline.hub import hub_is_reachable
+from data_pipeline.testsets import find_gpt2_vocabulary
+from engine.checkpoint import FOLDER
+from engine.formats.megatron import TRACKER
+from engine.formats.recognise import import_checkpoint
+from engine.shards import INDEX
+from lineage.digest import is_sealed
+from lineage.errors import BadInput, DataMissing
+
+HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+HUB_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json", "vocab.json", "merges.txt"]
+
+
+@contextmanager
+def native_checkpoint(path: Path, vocab: Path | None = None, heads: int | None = None) -> Iterator[Path]:
+    """A checkpoint or run directory of this suite's own: `path` itself, or what is imported from it meanwhile.
+
+    What is not there but has the form `owner/name` is asked of the Hugging Face hub. Megatron-LM checkpoints have no
+    vocabulary: it is `vocab`, or the published one. Raises BadInput for what is no checkpoint, and what imports raise.
+    """
+    directory = path if path.exists() else _download(path)
+    if not directory.is_dir() or _is_native(directory):
+        yield directory
+        return
+    if vocab is None and (directory / TRACKER).is_file():
+        vocab = _published_vocabulary()
+    with tempfile.TemporaryDirectory(prefix="mlm-eval-") as temporary:
+        yield import_checkpoint(directory, Path(temporary) / "imported", vocab, heads)
+
+
+def _is_native(directory: Path) -> bool:
+    return (
+        directory.resolve().name == FOLDER
+        or (directory / FOLDER).is_dir()
+        or is_sealed(directory)
+        or (directory / INDEX).is_file()
+    )
+
+
+def _published_vocabulary() -> Path | None:
+    try:
+        return find_gpt2_vocabulary()[0].parent
+    except DataMissing:
+        return None
+
+
+def _download(path: Path) -> Path:
+    if not HUB_NAME.fullmatch(str(path)) or not hub_is_reachable():
+        raise BadInput(f"there is no checkpoint directory {path}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(path), allow_patterns=HUB_FILES))
+    except Exception as error:  # the hub's client raises errors of many libraries
+        raise BadInput(f"there is no checkpoint directory {path}, nor could the hub give it: {error}") from error

@@ -1,0 +1,107 @@
+"""Running texts: what is counted in them, and where their articles begin before and after a detokenizer."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluation.protocol import SourceText
+
+_HEADING = re.compile(r"(?:(?<=\n \n)|(?<=\A \n)) = (?!= )([^\n]+?)(?<! =) = \n(?= \n)")
+"""A first-level heading of WikiText between empty lines."""
+_UNSTABLE = "@\\"
+"""What detokenizers add or take away besides white space: WikiText's marks, and the invertible one's escape."""
+
+
+@dataclass(frozen=True)
+class RunningText:
+    """A text to measure perplexity on, as published."""
+
+    source: SourceText
+    text: str
+    articles: Sequence[tuple[str, int]]
+    """Title and character offset of each; the first begins where the text does. Empty where it has none."""
+    num_lm_eval_words: int
+    """Words as lm-evaluation-harness counts them, document by document."""
+
+    @classmethod
+    def of_wikitext(cls, source: SourceText, text: str) -> Self:
+        """A WikiText file."""
+        starts = [(match[1], match.start()) for match in _HEADING.finditer(text)]
+        articles = [(title, start if number else 0) for number, (title, start) in enumerate(starts)]
+        return cls(source, text, articles, sum(map(lm_eval_words, lm_eval_documents(text))))
+
+    @classmethod
+    def of_documents(cls, source: SourceText, documents: Sequence[str]) -> Self:
+        """Documents joined by blank lines; each is an article. A single one has none."""
+        ends = np.cumsum([len(text) + 2 for text in documents])
+        articles = [
+            (f"document {number}", int(end) - len(text) - 2)
+            for number, (text, end) in enumerate(zip(documents, ends, strict=True))
+        ]
+        return cls(
+            source, "\n\n".join(documents), articles if len(documents) > 1 else [], sum(map(lm_eval_words, documents))
+        )
+
+    @property
+    def num_original_tokens(self) -> int:
+        """T_o, see `count_original_tokens`."""
+        return count_original_tokens(self.text)
+
+    @property
+    def num_bytes(self) -> int:
+        """UTF-8 bytes."""
+        return len(self.text.encode("utf-8"))
+
+
+def count_original_tokens(text: str) -> int:
+    """Space-separated tokens of the text as published, T_o; a newline between spaces counts as one."""
+    return len(text.strip().split(" "))
+
+
+def lm_eval_documents(text: str) -> Iterator[str]:
+    """WikiText's documents as lm-evaluation-harness cuts them: 62 for the test file, which has 60 articles.
+
+    A line that begins and ends like a first-level heading starts one, wherever it stands; two equations do
+    (`wikitext_document_level.py` of the data set EleutherAI/wikitext_document_level).
+    """
+    lines: list[str] = []
+    for line in text.split("\n"):
+        heading = line.replace("= = =", "===").replace("= =", "==").strip()
+        if heading.startswith("= ") and heading.endswith(" ="):
+            if (document := "\n".join(lines)).strip():
+                yield document
+            lines = []
+        lines.append(line)
+    yield "\n".join(lines)
+
+
+def lm_eval_words(document: str) -> int:
+    r"""Pieces between runs of white space, with the empty ones at the ends (`re.split(r"\s+", page)`)."""
+    return len(re.split(r"\s+", document))
+
+
+def cut_articles(text: RunningText, detokenized: str) -> list[str]:
+    """The articles of a text after a detokenizer; together they are `detokenized`.
+
+    Detokenizers change white space and marks only, so an article begins after as many other characters as in
+    the original. The cut is before white space, where byte-level BPE never joins.
+    """
+    starts = _carry_over(text.text, detokenized, [start for _, start in text.articles])
+    return [detokenized[start:stop] for start, stop in zip(starts, [*starts[1:], None], strict=True)]
+
+
+def _carry_over(original: str, changed: str, offsets: Iterable[int]) -> list[int]:
+    stable = np.cumsum(_is_stable(original))
+    places = np.flatnonzero(_is_stable(changed))  # of each stable character
+    counts = [int(stable[offset - 1]) if offset else 0 for offset in offsets]
+    return [int(places[count - 1]) + 1 if count else 0 for count in counts]
+
+
+def _is_stable(text: str) -> NDArray[np.bool_]:
+    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    unstable = [ord(character) for character in set(text) if character.isspace() or character in _UNSTABLE]
+    return ~np.isin(codes, unstable)

@@ -1,0 +1,58 @@
+"""lm-evaluation-harness's rules (version 0.4), which give other numbers than Megatron-LM's on the same files.
+
+Sources: `lm_eval/tasks/wikitext`, `lm_eval/tasks/lambada`, `lm_eval/utils.py get_rolling_token_windows`,
+`lm_eval/api/model.py _encode_pair`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from evaluation.detokenize import NAME, detokenize_wikitext
+from evaluation.documents import RunningText, count_original_tokens, lm_eval_documents
+from evaluation.perplexity import Stream
+from evaluation.protocol import Block, Encoder, Request, Tokens
+
+
+def rolling_requests(document: Sequence[int], end_of_text: int, seq_length: int) -> list[Request]:
+    """A document's sub-words, each scored once, after one end-of-text token.
+
+    Windows are disjoint and each sees the token before it; the last one is extended to the left to a full context.
+    """
+    tokens: Tokens = np.asarray([end_of_text, *document], dtype=np.int64)
+    requests = []
+    for first in range(1, len(tokens), seq_length):
+        stop = min(first + seq_length, len(tokens))
+        start = 0 if first == 1 else stop - seq_length - 1
+        requests.append(Request(tokens[start:stop], stop - first))
+    return requests
+
+
+def document_stream(text: RunningText, tokenizer: Encoder, seq_length: int) -> Stream:
+    """A WikiText file document by document, each detokenized by itself, in rolling windows."""
+    documents = list(lm_eval_documents(text.text))
+    encoded = tokenizer.encode_batch([detokenize_wikitext(document) for document in documents])
+    return Stream(
+        recipe=f"{len(documents)} documents, detokenizer {NAME} on each, end-of-text first; disjoint windows of "
+        f"{seq_length}, the last extended to the left",
+        num_tokens=sum(map(len, encoded)),
+        requests=[r for tokens in encoded for r in rolling_requests(tokens, tokenizer.end_of_text, seq_length)],
+        blocks=[
+            Block(
+                title=document.partition("\n")[0].strip(" ="),
+                num_targets=len(tokens),
+                num_original_tokens=count_original_tokens(document),
+            )
+            for document, tokens in zip(documents, encoded, strict=True)
+        ],
+    )
+
+
+def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> list[tuple[list[int], int]]:
+    """Each passage's sub-words and how many of them are its target: what follows the last space.
+
+    Context and target are encoded together and cut where the context alone, without white space at its end, does.
+    """
+    whole = tokenizer.encode_batch(list(passages))
+    before = tokenizer.encode_batch([passage.rpartition(" ")[0].rstrip() for passage in passages])
+    return [(tokens, len(tokens) - len(context)) for tokens, context in zip(whole, before, strict=True)]

@@ -1,0 +1,112 @@
+"""Results on a terminal."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from evaluation.compare import Difference
+from evaluation.protocol import ClozeResult, PerplexityResult, Result
+
+
+def print_result(console: Console, result: Result) -> None:
+    """One result: its protocol, its numbers under every convention, and what is to be said about it."""
+    console.print(result.protocol, soft_wrap=True, markup=False, highlight=False)
+    table = Table(title=f"{result.task} ({_kind(result)})", show_header=False)
+    table.add_column(justify="left")
+    table.add_column(justify="right")
+    match result:
+        case PerplexityResult():
+            table.add_row("perplexity", _perplexity(result))
+            table.add_row(
+                f"per original token, {result.num_original_tokens:,}", _number(result.original_token_perplexity)
+            )
+            table.add_row("as Megatron prints it, one token less", _number(result.megatron["adjusted ppl"]))
+            table.add_row(f"per lm-eval word, {result.num_lm_eval_words:,}", _number(result.lm_eval_word_perplexity))
+            table.add_row("per sub-word", _number(result.subword_perplexity))
+            table.add_row("loss per sub-word", f"{result.loss_per_token:.5f}")
+            table.add_row("bits per byte", f"{result.bits_per_byte:.5f}")
+        case ClozeResult():
+            table.add_row("accuracy", f"{result.accuracy:.2%} ± {result.standard_error:.2%}")
+            table.add_row("correct", f"{result.num_correct:,} of {result.num_examples:,}")
+            table.add_row("perplexity of the target", _perplexity(result))
+    table.add_row("sub-words scored", f"{result.num_scored_tokens:,}")
+    table.add_row("checkpoint", result.checkpoint_digest[:16])
+    table.add_row("seconds", f"{result.seconds:,.1f}")
+    console.print(table)
+    _print_remarks(console, {result.task: result})
+
+
+def print_conventions(console: Console, results: Mapping[str, Result], missing: Mapping[str, str]) -> None:
+    """Many protocols side by side."""
+    texts = {name: result for name, result in results.items() if isinstance(result, PerplexityResult)}
+    clozes = {name: result for name, result in results.items() if isinstance(result, ClozeResult)}
+    if texts:
+        table = _numbers(
+            f"word perplexity ({_kind(next(iter(texts.values())))})",
+            ["perplexity", "per original token", "per lm-eval word", "per sub-word", "bits per byte"],
+        )
+        for name, text in texts.items():
+            values = (text.original_token_perplexity, text.lm_eval_word_perplexity, text.subword_perplexity)
+            table.add_row(name, _perplexity(text), *map(_number, values), f"{text.bits_per_byte:.4f}")
+        console.print(table)
+    if clozes:
+        table = _numbers(
+            f"last word ({_kind(next(iter(clozes.values())))})", ["accuracy", "correct", "perplexity of the target"]
+        )
+        for name, cloze in clozes.items():
+            accuracy = f"{cloze.accuracy:.2%} ± {cloze.standard_error:.2%}"
+            table.add_row(name, accuracy, f"{cloze.num_correct:,} of {cloze.num_examples:,}", _perplexity(cloze))
+        console.print(table)
+    for name, result in results.items():
+        console.print(f"{name}: {result.protocol}", soft_wrap=True, markup=False, highlight=False)
+    for name, reason in missing.items():
+        console.print(f"{name}: NOT RUN: {reason}", soft_wrap=True, markup=False, highlight=False)
+    _print_remarks(console, results)
+
+
+def print_differences(console: Console, differences: Sequence[Difference]) -> None:
+    """Second checkpoint less the first."""
+    table = _numbers("second less first, paired", ["ln perplexity", "accuracy", "pairs"])
+    for row in differences:
+        accuracy = "" if row.accuracy is None else f"{row.accuracy:+.2%}{_error(row.accuracy_standard_error, '.2%')}"
+        loss = f"{row.log_perplexity:+.5f}{_error(row.log_perplexity_standard_error, '.5f')}"
+        table.add_row(row.task, loss, accuracy, f"{row.num_pairs:,}")
+    console.print(table)
+
+
+def _print_remarks(console: Console, results: Mapping[str, Result]) -> None:
+    if any(result.partial for result in results.values()):
+        console.print("PARTIAL: only part of the test was scored; this is an estimate.", style="bold", soft_wrap=True)
+    remarks = [remark for result in results.values() for remark in (result.note, *result.warnings) if remark]
+    for remark in dict.fromkeys(remarks):
+        console.print(f"WARNING: {remark}", style="bold", soft_wrap=True, markup=False, highlight=False)
+
+
+def _numbers(title: str, heads: Sequence[str]) -> Table:
+    table = Table(title=title)
+    table.add_column("")
+    for head in heads:
+        table.add_column(head, justify="right")
+    return table
+
+
+def _kind(result: Result) -> str:
+    return f"{result.kind}{', partial' if result.partial else ''}"
+
+
+def _perplexity(result: PerplexityResult | ClozeResult) -> str:
+    if isinstance(result, ClozeResult):
+        error = result.perplexity_standard_error
+    else:
+        spread = result.log_perplexity_standard_error
+        error = None if spread is None else result.perplexity * spread
+    return _number(result.perplexity) + ("" if error is None else f" ± {_number(error)}")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.3f}" if value < 1e7 else f"{value:.3e}"
+
+
+def _error(value: float | None, form: str) -> str:
+    return "" if value is None else f" ± {value:{form}}"
