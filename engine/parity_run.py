@@ -57,8 +57,8 @@ class Work:
 
     config: RunConfig
     iterations: int
-    tokens: Path
-    """Prefix of the token file."""
+    tokens: tuple[tuple[Path, float], ...]
+    """Prefixes of the token files, with their weights."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,11 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int) -> No
     _check_memory(config, iterations)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        prefix = facts.prefix("train") if facts else _write_tokens(config, iterations, Path(folder) / "random")
-        outcomes = list(_compare_all(Work(config, iterations, prefix), chosen))
+        if facts:
+            tokens = tuple(zip(facts.prefixes("train"), facts.weights, strict=True))
+        else:
+            tokens = ((_write_tokens(config, iterations, Path(folder) / "random"), 1.0),)
+        outcomes = list(_compare_all(Work(config, iterations, tokens), chosen))
     wrong = [outcome for outcome in outcomes if outcome.finding]
     if wrong:
         more = f" ({len(wrong) - 1} more of {len(outcomes)} layouts differ)" if len(wrong) > 1 else ""
@@ -169,8 +172,8 @@ def train_and_show(work: Work, layout: ParityLayout, take: Callable[[Piece, str]
     optimizer = FlatAdamW(model.parameters, train, mesh, config.parallel.shard_optimizer)
     reducer = model.reducer(optimizer.groups)
     batches = TrainingBatches(
-        TokenFile(work.tokens), config.model.seq_length, train.global_batch_size, train.microbatch_size,
-        work.iterations, train.seed,
+        [(TokenFile(prefix), weight) for prefix, weight in work.tokens], config.model.seq_length,
+        train.global_batch_size, train.microbatch_size, work.iterations, train.seed,
     )  # fmt: skip
     place = f"tp {mesh.tp.rank}, pp {mesh.pp.rank}, dp {mesh.dp.rank}"
     for iteration in range(work.iterations):

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from data_pipeline.token_file import TokenFile
 from engine.batches import TrainingBatches, ValidationBatches
 from engine.checkpoint import TrainingState, complete_checkpoints, load_checkpoint, save_checkpoint
 from engine.config import RunConfig
@@ -82,10 +81,10 @@ class Trainer:
             if self.scaler and self.state.loss_scaler:
                 self.scaler = LossScaler(**self.state.loss_scaler)
         self.batches = TrainingBatches(
-            TokenFile(dataset.prefix("train")), model.seq_length, train.global_batch_size, train.microbatch_size,
+            dataset.token_files("train"), model.seq_length, train.global_batch_size, train.microbatch_size,
             train.iterations, train.seed,
         )  # fmt: skip
-        self.validation = ValidationBatches(TokenFile(dataset.prefix("valid")), model.seq_length)
+        self.validation = ValidationBatches(dataset.token_files("valid"), model.seq_length)
         self.validated = math.nan
         self.stop_requested = False
 

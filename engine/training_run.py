@@ -21,8 +21,8 @@ def begin_run(config: RunConfig, root: Path) -> tuple[RunConfig, DatasetFacts, R
     """The configuration with its dataset's vocabulary, the dataset, and the directory this work has below `root`."""
     dataset = DatasetFacts.read(config.data.dataset)
     config = config.model_copy(update={"model": dataset.resize(config.model)})
-    parents = {"dataset": dataset.digest}
-    run = RunDirectory.begin(root, config.name, "training", config.model_dump(mode="json"), parents, PLACES)
+    described = config.model_dump(mode="json")
+    run = RunDirectory.begin(root, config.name, "training", described, dataset.parents, PLACES)
     return config, dataset, run
 
 

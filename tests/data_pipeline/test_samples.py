@@ -1,0 +1,139 @@
+"""Samples and their order are Megatron-LM's, for one token file and for a blend of several."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline.samples import BlendedSamples, PackedSamples, blending_indices, build_sample_index, normalized
+from data_pipeline.token_file import TokenFile, TokenFileWriter, token_dtype
+from lineage.errors import BadInput
+
+SIZES = np.array([5, 3, 7, 4, 6], dtype=np.int32)
+GOLDEN = {
+    5: (
+        [4, 0, 1, 2, 3],
+        [[0, 0], [0, 4], [1, 2], [2, 1], [3, 2], [3, 6], [4, 3]],
+        [5, 2, 3, 1, 0, 4],
+    ),
+    8: (
+        [4, 0, 1, 2, 3, 3, 2, 1, 0, 4],
+        [[0, 0], [0, 4], [1, 2], [2, 1], [3, 2], [3, 6], [4, 3], [5, 3], [6, 3], [7, 0], [8, 1], [9, 0], [9, 4]],
+        [0, 4, 3, 2, 5, 1, 7, 6, 9, 8, 11, 10],
+    ),
+    11: (
+        [2, 2, 4, 1, 0, 3, 4, 0, 1, 3],
+        [[0, 0], [0, 4], [1, 1], [1, 5], [2, 2], [3, 0], [4, 1], [5, 0], [6, 0], [6, 4], [7, 2], [8, 1], [9, 2]],
+        [3, 11, 2, 1, 7, 5, 4, 0, 8, 6, 10, 9],
+    ),
+}  # produced by Megatron-LM v2.6's own index functions: seed 1234, sequence length 4
+
+
+@pytest.mark.parametrize("num_samples", GOLDEN)
+def test_index_equals_megatron(num_samples: int) -> None:
+    index = build_sample_index(SIZES, num_samples, seq_length=4, seed=1234)
+    documents, samples, shuffle = GOLDEN[num_samples]
+    assert index.documents.tolist() == documents
+    assert index.samples.tolist() == samples
+    assert index.shuffle.tolist() == shuffle
+
+
+def write_file(prefix: Path, sizes: list[int], first: int = 0) -> TokenFile:
+    """A token file whose tokens count up from `first`."""
+    with TokenFileWriter(prefix, token_dtype(100)) as writer:
+        writer.add_documents(np.arange(first, first + sum(sizes)), sizes)
+    return TokenFile(prefix)
+
+
+def test_samples_are_cut_from_the_packed_documents(tmp_path: Path) -> None:
+    token_file = write_file(tmp_path / "train", SIZES.tolist())
+    samples = PackedSamples(token_file, 5, 4, seed=1234)
+    packed = np.concatenate([token_file[int(d)] for d in samples.index.documents])
+    for number in range(5):
+        start = int(samples.index.shuffle[number]) * 4
+        assert samples.sample(number).tolist() == packed[start : start + 5].tolist()
+        for document, first, tokens in samples.pieces(number):
+            assert token_file[document][first : first + len(tokens)].tolist() == tokens.tolist()
+
+
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=3, max_size=20),
+    num_samples=st.integers(1, 60),
+    seq_length=st.integers(1, 6),
+)
+def test_enough_samples_each_inside_its_document(sizes: list[int], num_samples: int, seq_length: int) -> None:
+    array = np.array(sizes, dtype=np.int32)
+    if array.sum() <= seq_length:
+        with pytest.raises(BadInput):
+            build_sample_index(array, num_samples, seq_length, seed=1)
+        return
+    index = build_sample_index(array, num_samples, seq_length, seed=1)
+    assert len(index.shuffle) >= num_samples
+    assert sorted(index.shuffle.tolist()) == list(range(len(index.shuffle)))
+    assert len(index.samples) == len(index.shuffle) + 1
+    for position, offset in index.samples:
+        assert 0 <= offset < array[index.documents[position]]
+
+
+def test_blend_is_megatrons() -> None:
+    datasets, numbers = blending_indices(np.array([0.5, 0.3, 0.2]), 12)
+    expected = "0:0 1:0 2:0 0:1 1:1 0:2 2:1 0:3 1:2 0:4 0:5 1:3"  # by Megatron-LM v2.6's own function
+    assert " ".join(f"{d}:{n}" for d, n in zip(datasets, numbers, strict=True)) == expected
+
+
+WEIGHTS = st.lists(st.floats(0.01, 100), min_size=1, max_size=9)
+
+
+@settings(deadline=None)
+@given(weights=WEIGHTS, size=st.integers(0, 400))
+@pytest.mark.filterwarnings("ignore")
+def test_blend_equals_megatron_core(weights: list[float], size: int) -> None:
+    from megatron.core.datasets.helpers_cpp import build_blending_indices
+
+    shares = normalized(weights)
+    datasets, numbers = np.empty(size, np.int16), np.empty(size, np.int64)
+    build_blending_indices(datasets, numbers, normalized(shares), len(weights), size, False)
+    ours = blending_indices(shares, size)
+    assert np.array_equal(ours[0], datasets)
+    assert np.array_equal(ours[1], numbers)
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=3, max_size=20),
+    num_samples=st.integers(1, 60),
+    seq_length=st.integers(1, 6),
+)
+@pytest.mark.filterwarnings("ignore")
+def test_sample_index_equals_megatron_core(sizes: list[int], num_samples: int, seq_length: int) -> None:
+    from megatron.core.datasets.helpers import build_sample_idx
+
+    array = np.array(sizes, dtype=np.int32)
+    if array.sum() <= seq_length:
+        return
+    index = build_sample_index(array, num_samples, seq_length, seed=5)
+    epochs = len(index.documents) // len(sizes)
+    theirs = build_sample_idx(array, index.documents, seq_length, epochs, int(array.sum()), True, 1)
+    tokens = np.concatenate([[0], np.cumsum(array[index.documents])])
+    starts = [tokens[position] + offset for position, offset in index.samples.tolist()]
+    assert starts == [tokens[position] + offset for position, offset in theirs.tolist()]
+
+
+@settings(deadline=None, max_examples=50)
+@given(weights=st.lists(st.floats(0.01, 100), min_size=2, max_size=4), num_samples=st.integers(1, 40))
+def test_a_blend_draws_from_each_in_its_own_order(
+    weights: list[float], num_samples: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("blend")
+    files = [write_file(folder / str(part), [7, 2, 9], 100 * part) for part in range(len(weights))]
+    blend = BlendedSamples(list(zip(files, weights, strict=True)), num_samples, 3, seed=2)
+    seen = [blend.sample(number) for number in range(num_samples)]
+    datasets = [int(tokens[0]) // 100 for tokens in seen]
+    for part, share in enumerate(normalized(weights)):
+        count = datasets.count(part)
+        assert abs(count - share * num_samples) <= len(weights)
+        alone = PackedSamples(files[part], max(int(np.ceil(num_samples * share * 1.005)), count), 3, seed=2)
+        own = [tokens.tolist() for tokens, dataset in zip(seen, datasets, strict=True) if dataset == part]
+        assert own == [alone.sample(number).tolist() for number in range(count)]
