@@ -1,0 +1,300 @@
+"""langdetect 1.0.9 with seed 0 as compiled loops over arrays: the same language and the same bits of probability.
+
+A text is one array of character classes (characters that langdetect normalises to the same one, and characters in no
+profile, share a class), an n-gram is a number made of classes, and a table leads from it to its row of probabilities.
+The random draws are those of Python's generator, and sums are in langdetect's order.
+"""
+
+import math
+import random
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+
+import numpy as np
+from langdetect.detector import Detector
+from langdetect.detector_factory import DetectorFactory
+from langdetect.utils.ngram import NGram
+from numpy.typing import NDArray
+
+from data_pipeline.kernels import call_first, compiled
+
+Detection = tuple[str | None, tuple[float, ...]]
+"""A language (None for a text without features) and the probability of each language, in order of the profiles."""
+
+SUPPORTED = "1.0.9"
+MAX_LENGTH = 10_000
+"""Characters that langdetect looks at, counted when addresses are gone."""
+LOOKAHEAD = 3_000
+"""More than a URL, a mail address and a Vietnamese pair together can be: 8 + 2076, 64 + 1 + 255 + 255, and 2."""
+TRIALS = 7
+PADDED = 56
+"""Columns of a row of probabilities: 55 languages, and a zero to fill a vector register."""
+
+NOTHING, SPACE, LOWER, UPPER = range(4)
+"""Classes: before the first character of a short n-gram; a space; a character in no profile, by `str.isupper`."""
+DENSE = 64
+"""Classes below this (those, and A-Z and a-z) have a table of their own, which stays in the processor's cache."""
+SLOTS_LOG2 = 18
+
+
+def fast_detect(factory: DetectorFactory) -> Callable[[str], Detection]:
+    """A function equal to langdetect's detection with the factory's profiles and seed 0.
+
+    Raises RuntimeError if langdetect is not the version that this was derived from.
+    """
+    if version("langdetect") != SUPPORTED or len(factory.langlist) >= PADDED:
+        raise RuntimeError(f"langdetect {version('langdetect')} is not {SUPPORTED} with its {PADDED - 1} profiles")
+    languages = list(factory.langlist)
+    probabilities = np.zeros((len(factory.word_lang_prob_map), PADDED))
+    probabilities[:, : len(languages)] = list(factory.word_lang_prob_map.values())
+    tables = (
+        *_character_classes(factory),
+        *_gram_tables(factory),
+        probabilities,
+        _draws(),
+        len(languages),
+        sys.version_info >= (3, 12),
+    )
+
+    def detect(text: str) -> Detection:
+        characters = np.frombuffer(_without_addresses(text).encode("utf-32-le", "surrogatepass"), np.uint32)
+        found = _probabilities(characters, *tables)
+        if not found.size:
+            return None, ()
+        best = int(found.argmax())
+        return languages[best] if found[best] > Detector.PROB_THRESHOLD else Detector.UNKNOWN_LANG, tuple(
+            found.tolist()
+        )
+
+    call_first(_probabilities, np.frombuffer(bytes(4), np.uint32), *tables)
+    return detect
+
+
+def _without_addresses(text: str) -> str:
+    """What `Detector.append` would look at, before it merges spaces: a long text is read only as far as needed."""
+    size = 2 * MAX_LENGTH
+    while True:
+        head = text[:size]
+        if "http" in head:
+            head = Detector.URL_RE.sub(" ", head)
+        if "@" in head:
+            head = Detector.MAIL_RE.sub(" ", head)
+        if size >= len(text) or len(head) >= MAX_LENGTH + LOOKAHEAD:
+            break
+        size *= 2
+    if any(mark in head for mark in NGram.DMARK_CLASS):
+        head = NGram.normalize_vi(head)
+    return head[:MAX_LENGTH]
+
+
+def _letters(factory: DetectorFactory) -> dict[str, int]:
+    """The class of each character in a profile; ASCII letters first."""
+    letters = sorted({letter for word in factory.word_lang_prob_map for letter in word} - {" "})
+    return {" ": SPACE} | {letter: number for number, letter in enumerate(letters, UPPER + 1)}
+
+
+def _character_classes(factory: DetectorFactory) -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
+    """The class of each code point after normalisation, and whether a class is of upper case.
+
+    langdetect normalises nothing outside the basic plane.
+    """
+    letters = _letters(factory)
+    classes = np.full(sys.maxunicode + 1, LOWER, np.uint16)
+    for code in range(sys.maxunicode + 1):
+        letter = NGram.normalize(chr(code)) if code < 0x10000 else chr(code)
+        if known := letters.get(letter):
+            classes[code] = known
+        elif letter.isupper():
+            classes[code] = UPPER
+    upper = np.zeros(max(letters.values()) + 1, np.bool_)
+    upper[[UPPER, *(number for letter, number in letters.items() if letter.isupper())]] = True
+    return classes, upper
+
+
+def _gram_tables(factory: DetectorFactory) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
+    """From n-grams to rows of probabilities: a dense table, and open addressing (keys, rows) for all others."""
+    letters = _letters(factory)
+    dense = np.full(DENSE**3, -1, np.int32)
+    keys = np.full(1 << SLOTS_LOG2, -1, np.int64)
+    rows = np.full(1 << SLOTS_LOG2, -1, np.int32)
+    for row, word in enumerate(factory.word_lang_prob_map):
+        if not 1 <= len(word) <= NGram.N_GRAM or word == " ":
+            continue
+        first, second, third = [NOTHING] * (NGram.N_GRAM - len(word)) + [letters[letter] for letter in word]
+        if max(first, second, third) < DENSE:
+            dense[(first * DENSE + second) * DENSE + third] = row
+            continue
+        key = (first << 32) | (second << 16) | third
+        slot = _hash(key)
+        while keys[slot] >= 0:
+            slot = (slot + 1) & (len(keys) - 1)
+        keys[slot], rows[slot] = key, row
+    return dense, keys, rows
+
+
+def _hash(key: int) -> int:
+    return ((key * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF) >> (64 - SLOTS_LOG2)
+
+
+def _draws() -> NDArray[np.uint32]:
+    """Outputs of Python's generator with seed 0, as many as a detection can use.
+
+    A draw below n from n.bit_length() bits is accepted at the latest when the highest bit is 0; a trial draws for its
+    first 1,001 n-grams at most, and every second trial takes four outputs for its two Gaussians.
+    """
+    generator = random.Random(0)
+    draws: list[int] = []
+    accepted = TRIALS * (Detector.ITERATION_LIMIT + 1) + 4 * TRIALS
+    while accepted:
+        draws.append(generator.getrandbits(32))
+        accepted -= draws[-1] < 1 << 31
+    return np.array(draws, np.uint32)
+
+
+@compiled
+def _lookup(
+    first: int, second: int, third: int, dense: NDArray[np.int32], keys: NDArray[np.int64], rows: NDArray[np.int32]
+) -> int:
+    """The row of an n-gram, or -1."""
+    if first < DENSE and second < DENSE and third < DENSE:
+        return dense[(first * DENSE + second) * DENSE + third]
+    key = (first << 32) | (second << 16) | third
+    slot = np.int64((np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - SLOTS_LOG2))
+    while keys[slot] >= 0:
+        if keys[slot] == key:
+            return rows[slot]
+        slot = (slot + 1) & (len(keys) - 1)
+    return -1
+
+
+@compiled
+def _features(
+    characters: NDArray[np.uint32],
+    classes: NDArray[np.uint16],
+    upper: NDArray[np.bool_],
+    dense: NDArray[np.int32],
+    keys: NDArray[np.int64],
+    rows: NDArray[np.int32],
+) -> NDArray[np.int32]:
+    """Rows of the text's n-grams (`append`, `cleaning_text` and `_extract_ngrams` of langdetect's Detector).
+
+    langdetect means to count Latin Extended Additional as Latin and does not: it compares a number with a name.
+    """
+    text = np.empty(len(characters), np.uint32)
+    length = latin = other = 0
+    previous = np.uint32(0)
+    for character in characters:
+        if character != 32 or previous != 32:
+            text[length] = character
+            length += 1
+            if 65 <= character <= 122:
+                latin += 1
+            elif character >= 0x300:
+                other += 1
+        previous = character
+    latin_is_dropped = latin * 2 < other
+
+    found = np.empty(3 * length, np.int32)
+    count = 0
+    first = second = np.int64(SPACE)
+    for place in range(length):
+        character = text[place]
+        if latin_is_dropped and 65 <= character <= 122:
+            continue
+        third = np.int64(classes[character])
+        if not (upper[second] and upper[third]):
+            if third != SPACE:
+                row = _lookup(NOTHING, NOTHING, third, dense, keys, rows)
+                if row >= 0:
+                    found[count] = row
+                    count += 1
+            if second != SPACE or third != SPACE:
+                row = _lookup(NOTHING, second, third, dense, keys, rows)
+                if row >= 0:
+                    found[count] = row
+                    count += 1
+            if second != SPACE:
+                row = _lookup(first, second, third, dense, keys, rows)
+                if row >= 0:
+                    found[count] = row
+                    count += 1
+        first, second = second, third
+    return found[:count]
+
+
+@compiled
+def _sum(values: NDArray[np.float64], count: int, compensated: bool) -> float:
+    """The first `count` values added as `sum()` adds floats: from Python 3.12 on with Neumaier's compensation."""
+    total = compensation = 0.0
+    if not compensated:
+        for j in range(count):
+            total += values[j]
+        return total
+    for j in range(count):
+        value = values[j]
+        new = total + value
+        compensation += (total - new) + value if abs(total) >= abs(value) else (value - new) + total
+        total = new
+    return total + compensation
+
+
+@compiled
+def _probabilities(
+    characters: NDArray[np.uint32],
+    classes: NDArray[np.uint16],
+    upper: NDArray[np.bool_],
+    dense: NDArray[np.int32],
+    keys: NDArray[np.int64],
+    rows: NDArray[np.int32],
+    probabilities: NDArray[np.float64],
+    draws: NDArray[np.uint32],
+    languages: int,
+    compensated: bool,
+) -> NDArray[np.float64]:
+    """Probability of each language (`Detector._detect_block`); empty for a text without features."""
+    features = _features(characters, classes, upper, dense, keys, rows)
+    mean = np.zeros(PADDED)
+    if len(features) == 0:
+        return mean[:0]
+    bits = 0
+    while len(features) >> bits:
+        bits += 1
+    shift = np.uint32(32 - bits)
+    place = 0
+    spare = 0.0
+    current = np.empty(PADDED)
+    for trial in range(TRIALS):
+        if trial % 2 == 0:
+            x = ((draws[place] >> 5) * 67108864.0 + (draws[place + 1] >> 6)) * (1.0 / 9007199254740992.0)
+            y = ((draws[place + 2] >> 5) * 67108864.0 + (draws[place + 3] >> 6)) * (1.0 / 9007199254740992.0)
+            place += 4
+            radius = math.sqrt(-2.0 * math.log(1.0 - y))
+            gauss, spare = math.cos(x * (2.0 * math.pi)) * radius, math.sin(x * (2.0 * math.pi)) * radius
+        else:
+            gauss = spare
+        weight = (0.5 + gauss * 0.05) / 10000
+        current[:] = 1.0 / languages
+        current[languages:] = 0.0
+        step = 0
+        while True:
+            choice = draws[place] >> shift
+            place += 1
+            while choice >= len(features):
+                choice = draws[place] >> shift
+                place += 1
+            row = probabilities[features[choice]]
+            for j in range(PADDED):
+                current[j] *= weight + row[j]
+            if step % 5 == 0:
+                total = _sum(current, languages, compensated)
+                highest = 0.0
+                for j in range(PADDED):
+                    current[j] /= total
+                    highest = max(highest, current[j])
+                if highest > 0.99999 or step >= 1000:
+                    break
+            step += 1
+        for j in range(PADDED):
+            mean[j] += current[j] / TRIALS
+    return mean[:languages]

@@ -1,0 +1,36 @@
+"""Loops compiled by numba, once per machine: the machine code is kept on disk and later processes load it."""
+
+import fcntl
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numba
+
+Kernel = Callable[..., Any]
+
+
+def compiled(function: Kernel) -> Kernel:
+    """`function` compiled at its first call, without fast-math: float operations happen as written, in that order.
+
+    numba keeps the machine code beside the source or, where that is read-only, in its own directory under the user's
+    cache directory; where neither can be written, each process compiles for itself.
+    """
+    try:
+        return numba.njit(cache=True)(function)
+    except RuntimeError:
+        return numba.njit(function)
+
+
+def call_first(kernel: Kernel, *arguments: object) -> Any:
+    """What `kernel` returns; of several processes that start together one compiles while the others wait to load."""
+    folder = -1
+    with suppress(OSError, AttributeError, TypeError):
+        folder = os.open(kernel.stats.cache_path, os.O_RDONLY)  # type: ignore[attr-defined]
+        fcntl.flock(folder, fcntl.LOCK_EX)
+    try:
+        return kernel(*arguments)
+    finally:
+        if folder >= 0:
+            os.close(folder)

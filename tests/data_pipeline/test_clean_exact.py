@@ -1,0 +1,154 @@
+"""The fast cleaning gives ftfy's text, character for character."""
+
+import os
+import re
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import ftfy
+import pytest
+from ftfy.badness import MOJIBAKE_CATEGORIES
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from data_pipeline import clean as clean_module
+from data_pipeline import exact_ftfy
+from data_pipeline.clean import SAMPLES, clean
+from data_pipeline.document import Document
+from data_pipeline.exact_ftfy import SEGMENT, Normalization, fast_fix_text
+from tests.data_pipeline.foreign_text import found_texts, made_texts, package_descriptions
+
+FAST = {form: fast_fix_text(form) for form in ("NFC", "NFKC")}
+forms = st.sampled_from(("NFC", "NFKC"))
+
+ENCODINGS = (
+    "latin-1", "cp1252", "cp1251", "cp1250", "cp1253", "cp1254", "cp1257", "iso8859-2", "mac_roman", "cp437",
+)  # fmt: skip
+MOJIBAKE = sorted(
+    character
+    for character in map(chr, range(0x80, 0x10000))
+    if re.match("[" + "".join(MOJIBAKE_CATEGORIES.values()) + "]", character)
+)
+GAPS = (*[""] * 6, "x" * 6, "x" * 7, "x" * 14, "\n")
+PIECES = [
+    *"ab &<>;\n\r\t'\"\\", "&amp;", "&lt;", "&#39;", "&#x110000;", "&nbsp;", "&NTILDE;", "&amp\u037e", "<b>", "\x1b[0m",
+    "\x00", "\x0b", "\x0c", "\x7f", "\x85", "\x92", "\xa0", "\u2028", "\ufeff", "\ufffc", "\ufffd", "\u206a", "\ud83d",
+    "\ude00", "😀", "â€™", "Ã©", "Â ", "Ã", "ÃÂ", "à", "“", "”", "‘", "’", "„", "…", "—", "é", "e\u0301", "\u0338",
+    "\u212b", "\u1fef", "\uac00", "\u11a8", "ﬁ", "ŉ", "Ǆ", "Ａ", "ｶﾞ", "\u3000", "€", "™", "×²", "œ ", "Ä", "°", "Ø",
+    "Ù", "в", "Ђ", "˜", "plain words ", "one line\n",
+]  # fmt: skip
+
+
+def assert_same(text: str, form: Normalization = "NFC") -> None:
+    assert FAST[form](text) == ftfy.fix_text(text, normalization=form)
+
+
+@pytest.mark.parametrize("form", FAST)
+@pytest.mark.parametrize("text", SAMPLES)
+def test_samples(text: str, form: Normalization) -> None:
+    assert_same(text, form)
+
+
+@given(
+    text=st.lists(st.sampled_from(PIECES), max_size=16).map("".join),
+    block=st.sampled_from((1, 16, exact_ftfy.BLOCK)),
+    form=forms,
+)
+@example(text="x &amp; y\n<p> &amp;\n&amp;", block=16, form="NFC")
+@example(text="&am‘p; &amp\u037e", block=16, form="NFC")
+@settings(max_examples=700, deadline=None)
+def test_pieces_that_ftfy_repairs(text: str, block: int, form: Normalization) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact_ftfy, "BLOCK", block)
+        assert_same(text, form)
+
+
+@given(
+    text=st.lists(
+        st.tuples(st.sampled_from([*MOJIBAKE, *"aZ. "]), st.sampled_from(GAPS)),
+        max_size=10,
+    ).map(lambda parts: "".join(character + gap for character, gap in parts)),
+    form=forms,
+)
+@settings(max_examples=800, deadline=None)
+def test_suspect_characters_near_and_far(text: str, form: Normalization) -> None:
+    assert_same(text, form)
+
+
+@given(
+    text=st.text(st.characters(codec=None, categories=None), max_size=20),
+    encoding=st.sampled_from(ENCODINGS),
+    rounds=st.integers(0, 2),
+    form=forms,
+)
+@settings(max_examples=700, deadline=None)
+def test_text_decoded_with_another_encoding(text: str, encoding: str, rounds: int, form: Normalization) -> None:
+    for _ in range(rounds):
+        text = text.encode("utf-8", "surrogatepass").decode(encoding, "replace")
+    assert_same(text, form)
+
+
+@pytest.mark.parametrize("form", FAST)
+def test_every_thirteenth_code_point_in_a_line(form: Normalization) -> None:
+    assert_same("\n".join(f"a{chr(code)}b" for code in (*range(0x3100), *range(0x3100, sys.maxunicode, 131))), form)
+    assert_same("\n".join(f"a{chr(code)}b" for code in range(0xF900, 0x10000)), form)
+
+
+def real_texts() -> Iterator[str]:
+    yield from package_descriptions()
+    yield from found_texts(150)
+    yield from made_texts(2, seed=1)
+    if root := os.environ.get("MLM_DATA_DIR"):
+        yield from Path(root, "wikitext-103", "wiki.test.tokens").read_text(encoding="utf-8").split("\n = ")
+
+
+def test_real_text_and_the_same_text_broken() -> None:
+    texts = list(real_texts())
+    assert sum(not text.isascii() for text in texts) > 100
+    for number, text in enumerate(texts):
+        assert_same(text)
+        if number % 10 == 0:
+            assert_same(text, "NFKC")
+            broken = text[:3000].encode("utf-8", "surrogatepass").decode(ENCODINGS[number // 10 % 10], "replace")
+            assert_same(broken)
+            assert_same("a < b\n" + broken)
+
+
+@pytest.mark.parametrize("distance", [-1, 0, 1])
+def test_lines_longer_than_ftfys_segments(distance: int) -> None:
+    plain = "plain " * (SEGMENT // 6 + 1)
+    head = plain[: SEGMENT + distance]
+    assert_same(f"first &amp; line\n{head}“é&amp;\n&lt; last é\n")
+    assert_same(f"{head}\n{head}<b>&amp;“{head}&amp;e\u0301")
+    assert_same(f"{head[:-1]}e\u0301&amp; â€™")
+
+
+def test_a_document_of_one_endless_line_in_memory_of_its_size() -> None:
+    text = "R&D & “é” & so on; " * 60_000
+    expected = 'R&D & "é" & so on; ' * 60_000
+    tracemalloc.start()
+    try:
+        fixed = FAST["NFC"](text)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert fixed == expected
+    assert peak < 4 * sys.getsizeof(text)
+
+
+def test_an_unknown_ftfy_is_used_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(exact_ftfy, "SUPPORTED", "7.0.")
+    clean_module._fix_text.cache_clear()
+    try:
+        assert [clean(Document("a", "schÃ¶n")) for _ in range(3)] == [Document("a", "schön")] * 3
+    finally:
+        clean_module._fix_text.cache_clear()
+    assert capsys.readouterr().err.count("WARNING: the fast cleaning failed with RuntimeError: ftfy 6.3") == 1
+
+
+def test_another_badness_expression_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact_ftfy, "BADNESS_RE", re.compile("é a | [a-z] x", re.VERBOSE))
+    with pytest.raises(ValueError, match="arg"):
+        fast_fix_text("NFC")
