@@ -55,6 +55,31 @@ def parallel(
         raise Diverged("; ".join(result["disagreements"]))
 
 
+@app.command("eval")
+def evaluation(
+    json: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often both of each comparison are measured, in turn.")] = 3,
+) -> None:
+    """Evaluation beside the plain loop over full logits and lm-evaluation-harness: processor time and memory.
+
+    Ends with code 3 if the answers differ by more than rounding.
+    """
+    from experiments.bench.eval import measure_eval
+    from experiments.bench.table import show_eval
+
+    if json is not None:
+        _check_output(json)
+    result = measure_eval(rounds)
+    show_eval(result)
+    if json is not None:
+        try:
+            write_json(json, result)
+        except OSError as error:
+            raise BadInput(f"{json} cannot be written: {error.strerror}") from error
+    if result["disagreements"]:
+        raise Diverged("; ".join(result["disagreements"]))
+
+
 def _check_output(path: Path) -> None:
     """Minutes of measuring should not end at a name that cannot be written."""
     if path.is_dir():

@@ -65,3 +65,35 @@ def _ours_to_peers(heading: str, rows: list[dict[str, Any]], ratios: dict[str, d
         cells = [f"{found[name]:.2f}" if name in found else "" for name in ours] if found else [row["status"]]
         table.add_row(row["name"], *cells)
     return table
+
+
+def show_eval(result: dict[str, Any]) -> None:
+    """Print how much faster evaluation is than its rivals, what memory it takes, and the notes."""
+    console = Console()
+    speed = Table(title="Evaluation, processor seconds", title_justify="left")
+    for name in ("requests", "model", "rival"):
+        speed.add_column(name)
+    for name in ("ours", "theirs", "batch", "times faster", "goal"):
+        speed.add_column(name, justify="right", no_wrap=True)
+    for row in result["comparisons"]:
+        named = [f"{row['name']} ({row['requests']})", row["size"], row["rival"]]
+        if row["status"] != "measured":
+            speed.add_row(*named, row["status"])
+            continue
+        seconds = row["median_seconds"]
+        speed.add_row(
+            *named, f"{seconds['ours']:.2f}", f"{seconds['theirs']:.2f}", str(row["batch_size"]),
+            f"{row['times_faster']:.2f}", f"{row['goal']:g}{'' if row['reached'] else ' missed'}",
+        )  # fmt: skip
+    console.print(speed)
+    memory = Table(title="Peak memory above the model's", title_justify="left")
+    memory.add_column("model")
+    for name in ("ours", "plain loop", "its batch", "share", "goal"):
+        memory.add_column(name, justify="right")
+    for row in result["memory"]:
+        peaks = [f"{row['peak_bytes'][name] / 2**20:,.0f} MiB" for name in ("ours", "plain loop")]
+        goal = f"{row['goal']:.0%}{'' if row['reached'] else ' missed'}"
+        memory.add_row(row["size"], *peaks, str(row["plain_batch_size"]), f"{row['share']:.1%}", goal)
+    console.print(memory)
+    for note in result["notes"]:
+        console.print(f"- {note}", highlight=False)

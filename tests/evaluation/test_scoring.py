@@ -131,6 +131,53 @@ def test_only_scored_rows_go_through_the_output_layer() -> None:
     assert sum(rows) == 5
 
 
+def test_the_last_layer_computes_only_scored_rows_and_the_others_all() -> None:
+    network = tiny_gpt2(CONFIG)
+    rows: dict[str, int] = {}
+    for number, layer in network.layers.items():
+        layer.mlp.register_forward_hook(
+            lambda module, inputs, output, number=number: rows.update({number: output[..., 0].numel()})
+        )
+    requests = [Request(np.arange(20), 3), Request(np.arange(15), 2)]
+    found = score(scoring_model(network, CONFIG.vocab_size), requests, workers=1)
+    assert rows == {"0": 2 * 19, "1": 2 * 3}
+    np.testing.assert_allclose(found.nll, one_at_a_time(requests).nll, rtol=1e-6)
+
+
+def test_of_equal_logits_the_first_is_the_most_likely() -> None:
+    table = torch.tensor([[1.0, 3.0, 3.0, 0.0], [2.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 9.0]])
+    pairs = {(0, 1): True, (0, 2): False, (1, 0): True, (1, 1): False, (2, 3): False, (3, 3): True}
+    requests = [Request(np.array(pair), 1) for pair in pairs]
+    assert score(scoring_model(Bigram(table), 4), requests, 4, workers=1).greedy.tolist() == list(pairs.values())
+
+
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_banned_tokens_are_no_answer_but_keep_their_probability(model: ScoringModel, batch_size: int) -> None:
+    requests, banned = random_requests(40), np.arange(0, CONFIG.vocab_size, 3)
+    found = score(model, requests, batch_size, workers=1, banned=banned)
+    network = tiny_gpt2(CONFIG)
+    allowed = []
+    with torch.no_grad():
+        for request in requests:
+            tokens = torch.from_numpy(request.tokens)
+            logits = network.logits(network.hidden_states(tokens[None, :-1]))[:, 0, : CONFIG.vocab_size]
+            logits[:, torch.from_numpy(banned)] = float("-inf")
+            allowed.append((logits.argmax(1) == tokens[1:])[-request.num_scored :].numpy())
+    np.testing.assert_array_equal(found.greedy_allowed, np.concatenate(allowed))
+    assert (found.greedy_allowed != found.greedy).any()
+    plain = score(model, requests, batch_size, workers=1)
+    np.testing.assert_array_equal(found.log_probabilities, plain.log_probabilities)
+    np.testing.assert_array_equal(found.greedy, plain.greedy)
+    np.testing.assert_array_equal(plain.greedy_allowed, plain.greedy)
+
+
+def test_nothing_to_score_and_negative_tokens_are_refused(model: ScoringModel) -> None:
+    with pytest.raises(BadInput, match="nothing to score"):
+        score(model, [])
+    with pytest.raises(BadInput, match="vocabulary"):
+        score(model, [Request(np.array([-1, 2]), 1)])
+
+
 def test_default_batches_shrink_with_the_model(model: ScoringModel) -> None:
     small = model.default_batch_size(32)
     assert small > 1

@@ -1,0 +1,112 @@
+"""Who scores the same requests: this engine, the plain loop over full logits, and lm-evaluation-harness."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.tokenizer import Tokenizer
+from engine.config import ModelConfig
+from evaluation.protocol import Request
+
+if TYPE_CHECKING:
+    from evaluation.scoring import ScoringModel
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of each request: negative log-likelihood in nats, and whether all its tokens were the likeliest."""
+
+    nll: NDArray[np.float64]
+    all_greedy: NDArray[np.bool_]
+
+
+Score = Callable[[Sequence[Request], int | None], Answer]
+"""(requests, rows per forward pass) → answer. Only our own batch size may be left to the program."""
+
+
+def our_model(config: ModelConfig, seed: int = 1234) -> "ScoringModel":
+    """A model with initial weights, in fp32."""
+    import torch
+
+    from engine.model.gpt2 import GPT2
+    from engine.parallel.mesh import serial_mesh
+    from evaluation.scoring import ScoringModel
+
+    network = GPT2(config, serial_mesh()).eval()
+    network.initialize(seed)
+    return ScoringModel(network, config.vocab_size, config.seq_length, config.hidden_size, torch.float32)
+
+
+def ours(model: "ScoringModel") -> Score:
+    """This engine in this process."""
+    from evaluation.scoring import score
+
+    def run(requests: Sequence[Request], batch_size: int | None) -> Answer:
+        scores = score(model, requests, batch_size, workers=1)
+        return Answer(scores.nll, scores.all_greedy)
+
+    return run
+
+
+def plain_loop(model: "ScoringModel") -> Score:
+    """Megatron-LM's evaluation loop: float logits and log-softmax at every position, then those that count.
+
+    `tasks/zeroshot_gpt2/evaluate.py` of Megatron-LM v1.0, on the same network with the same fused attention.
+    Requests of one batch have the same length.
+    """
+    import torch
+    from torch.nn import functional as F
+
+    @torch.inference_mode()
+    def run(requests: Sequence[Request], batch_size: int | None) -> Answer:
+        nll: list[float] = []
+        greedy: list[bool] = []
+        size = batch_size or 1
+        for first in range(0, len(requests), size):
+            batch = requests[first : first + size]
+            tokens = torch.from_numpy(np.stack([request.tokens for request in batch]))
+            targets = tokens[:, 1:]
+            hidden = model.network.hidden_states(tokens[:, :-1])
+            logits = model.network.logits(hidden)[..., : model.vocab_size].float().transpose(0, 1)  # [b, s, v]
+            log_probabilities = F.log_softmax(logits, dim=-1).gather(2, targets[..., None]).squeeze(2)
+            is_best = logits.argmax(dim=-1) == targets
+            for row, request in enumerate(batch):
+                nll.append(-log_probabilities[row, -request.num_scored :].double().sum().item())
+                greedy.append(bool(is_best[row, -request.num_scored :].all()))
+        return Answer(np.array(nll), np.array(greedy))
+
+    return run
+
+
+def export_model(model: "ScoringModel", config: ModelConfig, tokenizer: Tokenizer, folder: Path) -> Path:
+    """The model as a Hugging Face directory below `folder`."""
+    from engine.formats import Imported, write_checkpoint
+    from engine.formats.huggingface import export_huggingface
+
+    weights = {name: tensor.detach() for name, tensor in model.network.named_parameters()}
+    write_checkpoint(folder / "ours", Imported("benchmark", config, weights, tokenizer, origin={}))
+    return export_huggingface(folder / "ours", folder / "theirs")
+
+
+def harness(directory: Path, seq_length: int) -> Score:
+    """lm-evaluation-harness's Hugging Face backend in fp32, from the tokens on: its batching, forward and softmax."""
+    from lm_eval.models.huggingface import HFLM
+
+    program = HFLM(
+        pretrained=str(directory), device="cpu", dtype="float32", max_length=seq_length, batch_size=1
+    )  # fmt: skip
+
+    def run(requests: Sequence[Request], batch_size: int | None) -> Answer:
+        program.batch_size_per_gpu = batch_size or 1
+        asked = [
+            (("", ""), request.tokens[: -request.num_scored].tolist(), request.tokens[-request.num_scored :].tolist())
+            for request in requests
+        ]
+        found = program._loglikelihood_tokens(asked, disable_tqdm=True)
+        return Answer(-np.array([value for value, _ in found]), np.array([greedy for _, greedy in found]))
+
+    return run
