@@ -1,4 +1,20 @@
-"""Character shingles and the exact Jaccard similarity of two texts."""
+"""Character shingles of a text: as strings, and as 64-bit keys that are told apart without collisions."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.kernels import compiled
+
+CHUNK = 1024
+"""Shingles packed at a time: their keys and places stay in a core's first cache."""
+EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
+"""No shingle has this key."""
+
+_BYTE = np.uint64(8)
+_LONG = np.uint64(0xFE << 56)
+_LONG_MASK = np.uint64((1 << 56) - 1)
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_HALF = np.uint64(32)
 
 
 def shingles(text: str, characters: int = 5) -> frozenset[str]:
@@ -11,3 +27,72 @@ def jaccard(left: frozenset[str], right: frozenset[str]) -> float:
     shared = len(left & right)
     union = len(left) + len(right) - shared
     return shared / union if union else 1.0
+
+
+def as_bytes(text: str) -> NDArray[np.uint8]:
+    """The text in UTF-8; a lone surrogate keeps its own three bytes."""
+    return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+
+
+@compiled
+def width(lead: int) -> int:
+    """Bytes of the UTF-8 character whose first byte is `lead`."""
+    if lead < 0x80:
+        return 1
+    if lead < 0xE0:
+        return 2
+    return 3 if lead < 0xF0 else 4
+
+
+@compiled
+def first_end(data: NDArray[np.uint8], characters: int) -> int:
+    """Where the first shingle ends, in bytes; past the end of the data if it holds too few characters."""
+    end = 0
+    for _ in range(characters):
+        end += width(data[end]) if end < data.shape[0] else 1
+    return end
+
+
+@compiled
+def pack(
+    data: NDArray[np.uint8],
+    start: int,
+    end: int,
+    keys: NDArray[np.uint64],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> tuple[int, int, int]:
+    """Write keys and places of the shingles from `data[start:end]` on, as many as fit.
+
+    A shingle of at most eight bytes is its own key: among shingles of one number of characters no two share it,
+    because that number restores leading NULs. A longer one has a hash as its key, in a range that no short one
+    reaches (no character begins with the byte 0xFE), and equal keys of long shingles must be compared byte by byte.
+
+    Returns how many were written, and start and end of the next; an end past the data says that there is none.
+    """
+    size = data.shape[0]
+    recent = np.uint64(0)
+    for place in range(max(0, end - 8), min(end, size)):
+        recent = (recent << _BYTE) | np.uint64(data[place])
+    count = 0
+    while end <= size and count < keys.shape[0]:
+        length = end - start
+        if length <= 8:
+            keys[count] = recent & (EMPTY >> np.uint64(64 - 8 * length))
+        else:
+            mixed = np.uint64(0)
+            for place in range(start, end):
+                mixed = (mixed ^ np.uint64(data[place])) * _ODD
+            keys[count] = _LONG | ((mixed ^ (mixed >> _HALF)) & _LONG_MASK)
+        starts[count] = start
+        ends[count] = end
+        count += 1
+        start += width(data[start])
+        if end == size:
+            end += 1
+            break
+        new_end = end + width(data[end])
+        for place in range(end, new_end):
+            recent = (recent << _BYTE) | np.uint64(data[place])
+        end = new_end
+    return count, start, end

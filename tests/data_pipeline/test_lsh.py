@@ -1,0 +1,164 @@
+"""Buckets against datasketch's index, components against networkx."""
+
+import random
+from itertools import combinations, pairwise
+
+import networkx
+import numpy as np
+import pytest
+from datasketch import MinHashLSH
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline.components import components, flatten, link, merge
+from data_pipeline.config import DeduplicateConfig
+from data_pipeline.lsh import agreement, band_keys, buckets, fingerprint, fingerprint_words, required_agreement, sketch
+from data_pipeline.minhash import as_sketch, signature
+from tests.data_pipeline.conftest import WORDS, sentences
+
+SHARES_A_BAND = DeduplicateConfig(rule="megatron-2019", bands=25, rows=5)
+
+
+def edited(text: str, share: float, rng: random.Random) -> str:
+    """The text with this share of its words replaced."""
+    return " ".join(rng.choice(WORDS) if rng.random() < share else word for word in text.split(" "))
+
+
+def related_texts(seed: int, count: int) -> list[str]:
+    rng = random.Random(seed)
+    texts = [sentences(20, rng.randrange(10**6)) for _ in range(count // 4)]
+    while len(texts) < count:
+        texts.append(edited(rng.choice(texts), rng.random() * 0.2, rng))
+    return texts
+
+
+def pairs_of(found: tuple[np.ndarray, np.ndarray]) -> set[tuple[int, int]]:
+    documents, starts = found
+    return {pair for start, end in pairwise(starts) for pair in combinations(documents[start:end].tolist(), 2)}
+
+
+@pytest.mark.parametrize(("bands", "rows"), [(25, 5), (10, 10), (4, 2), (2, 1)])
+def test_candidate_pairs_are_datasketchs(bands: int, rows: int) -> None:
+    texts = related_texts(bands, 120)
+    minima = [signature(text, bands * rows) for text in texts]
+    index = MinHashLSH(num_perm=bands * rows, params=(bands, rows))
+    for number, values in enumerate(minima):
+        index.insert(number, as_sketch(values, bands * rows))
+    expected = {
+        (number, other)
+        for number, values in enumerate(minima)
+        for other in index.query(as_sketch(values, bands * rows))
+        if number < other
+    }
+    keys = np.stack([band_keys(values, bands) for values in minima])
+    found = set().union(*(pairs_of(buckets(keys[:, band])) for band in range(bands)))
+    assert found == expected
+    assert len(expected) > 10
+
+    config = SHARES_A_BAND.model_copy(update={"bands": bands, "rows": rows})
+    sketches = np.stack([sketch(values) for values in minima])
+    assert sets_of(components(keys.T, sketches, config)) == sets_of_graph(len(texts), expected)
+
+
+@settings(deadline=None)
+@given(keys=st.lists(st.sampled_from([0, 1, 2**60, 2**63, 2**64 - 1, 2**64 - 2, 5 << 60]), max_size=40))
+def test_buckets_hold_equal_keys_in_order(keys: list[int]) -> None:
+    documents, starts = buckets(np.array(keys, np.uint64))
+    found = [documents[start:end].tolist() for start, end in pairwise(starts)]
+    expected = [[number for number, key in enumerate(keys) if key == one] for one in sorted(set(keys))]
+    assert found == [bucket for bucket in expected if len(bucket) > 1]
+
+
+def test_buckets_of_a_memory_map(tmp_path: object) -> None:
+    keys = np.random.default_rng(0).integers(0, 2**64, 5000, np.uint64)
+    keys[2500:] = keys[:2500]
+    np.save(f"{tmp_path}/keys.npy", keys)
+    documents, starts = buckets(np.load(f"{tmp_path}/keys.npy", mmap_mode="r"))
+    assert np.array_equal(np.diff(starts), np.full(2500, 2))
+    assert np.array_equal(documents[1::2] - documents[::2], np.full(2500, 2500))
+
+
+@settings(deadline=None)
+@given(
+    left=st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    right=st.lists(st.integers(0, 3), min_size=40, max_size=40),
+)
+def test_agreement_counts_equal_minima(left: list[int], right: list[int]) -> None:
+    right = right[: len(left)]
+    pair = sketch(np.array(left, np.uint32)), sketch(np.array(right, np.uint32))
+    filling = -len(left) % 8
+    assert agreement(*pair) - filling == sum(a == b for a, b in zip(left, right, strict=True))
+
+
+def test_a_fingerprint_is_keys_and_sketch() -> None:
+    config = DeduplicateConfig()
+    text = sentences(10, 3)
+    row = fingerprint(text, config)
+    minima = signature(text, 125)
+    assert row.dtype == np.uint64
+    assert len(row) == fingerprint_words(config) == 25 + 16
+    assert np.array_equal(row[:25], band_keys(minima, 25))
+    assert np.array_equal(row[25:].view(np.uint8)[:125], minima.astype(np.uint8))
+
+
+def sets_of(forest: np.ndarray) -> set[frozenset[int]]:
+    found: dict[int, set[int]] = {}
+    for document, first in enumerate(forest.tolist()):
+        found.setdefault(first, set()).add(document)
+    assert all(min(members) == first for first, members in found.items())
+    return {frozenset(members) for members in found.values()}
+
+
+def sets_of_graph(count: int, pairs: set[tuple[int, int]]) -> set[frozenset[int]]:
+    graph = networkx.Graph(list(pairs))
+    graph.add_nodes_from(range(count))
+    return {frozenset(members) for members in networkx.connected_components(graph)}
+
+
+@settings(deadline=None)
+@given(data=st.data(), count=st.integers(1, 30), bands=st.integers(1, 4), required=st.integers(0, 4))
+def test_components_are_those_of_the_graph_of_agreeing_pairs(
+    data: st.DataObject, count: int, bands: int, required: int
+) -> None:
+    keys = np.array(data.draw(st.lists(st.lists(st.integers(0, 5), min_size=count, max_size=count),
+                                       min_size=bands, max_size=bands)), np.uint64)  # fmt: skip
+    minima = np.array(data.draw(st.lists(st.lists(st.integers(0, 1), min_size=4, max_size=4),
+                                         min_size=count, max_size=count)), np.uint32)  # fmt: skip
+    config = DeduplicateConfig(bands=1, rows=4, threshold=1)
+    assert required_agreement(config) == 4 + 4
+    config = Demanding(bands=1, rows=4, demanded=required)
+    pairs = {
+        pair
+        for band in keys
+        for pair in pairs_of(buckets(band))
+        if (minima[pair[0]] == minima[pair[1]]).sum() >= required
+    }
+    sketches = np.stack([sketch(values) for values in minima])
+    expected = sets_of_graph(count, pairs)
+    assert sets_of(components(keys, sketches, config)) == expected
+
+    forests = [np.arange(count) for _ in keys]
+    for forest, band in zip(forests, keys, strict=True):
+        link(forest, buckets(band), sketches, config)
+    for forest in forests[1:]:
+        merge(forests[0], forest)
+    assert sets_of(flatten(forests[0])) == expected
+
+
+class Demanding(DeduplicateConfig):
+    """A configuration whose agreement is chosen."""
+
+    demanded: int
+
+    @property
+    def min_agreement(self) -> int:
+        return self.demanded
+
+
+def test_a_bucket_of_many_near_duplicates_is_linked_quickly() -> None:
+    minima = np.random.default_rng(0).integers(0, 256, 128).astype(np.uint32)
+    rows = np.repeat(minima[None], 100_000, 0)
+    rows[np.arange(100_000), np.arange(100_000) % 128] += 1
+    sketches = rows.astype(np.uint8).view(np.uint64)
+    forest = components([np.zeros(100_000, np.uint64)] * 25, sketches, DeduplicateConfig())
+    assert not forest.any()

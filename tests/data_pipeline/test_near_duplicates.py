@@ -1,0 +1,266 @@
+"""Near-duplicates against exact comparison of all pairs, and against the published scripts' rules."""
+
+import os
+import random
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse import csr_matrix
+
+from data_pipeline.components import components
+from data_pipeline.config import DeduplicateConfig
+from data_pipeline.lsh import agreement, fingerprint, required_agreement
+from data_pipeline.near_duplicates import Decision, resolve
+from data_pipeline.s_curve import histogram, recall
+from data_pipeline.shingles import jaccard, shingles
+from tests.data_pipeline.conftest import sentences
+from tests.data_pipeline.test_lsh import edited, related_texts
+
+DEFAULT = DeduplicateConfig()
+PUBLISHED = DeduplicateConfig(rule="megatron-2019", bands=10, rows=10)
+DATA = os.environ.get("MLM_DATA_DIR")
+
+Fingerprints = np.ndarray
+
+
+def fingerprints_of(texts: Sequence[str], config: DeduplicateConfig) -> Fingerprints:
+    return np.stack([fingerprint(text, config) for text in texts])
+
+
+def decide(texts: Sequence[str], config: DeduplicateConfig) -> tuple[list[Decision], np.ndarray]:
+    """Decisions component by component, in order of document, and how often which similarity was met."""
+    rows = fingerprints_of(texts, config)
+    first = components(rows[:, : config.bands].T, rows[:, config.bands :], config)
+    decisions, compared = [], np.zeros(20, np.int64)
+    for one in np.unique(first):
+        members = np.flatnonzero(first == one)
+        found = resolve(members, rows[members], texts.__getitem__, config)
+        decisions += found.decisions
+        compared += found.compared
+    return sorted(decisions), compared
+
+
+def all_pairs(texts: Sequence[str]) -> np.ndarray:
+    """Exact Jaccard similarity of every two texts, by the product of their incidence matrix with itself."""
+    number: dict[str, int] = {}
+    sets = [shingles(text) for text in texts]
+    places = [number.setdefault(shingle, len(number)) for each in sets for shingle in each]
+    sizes = np.array([len(each) for each in sets])
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    matrix = csr_matrix((np.ones(len(places), np.int32), places, bounds), (len(texts), len(number)))
+    shared = (matrix @ matrix.T).toarray()
+    return shared / (sizes[:, None] + sizes[None, :] - shared)
+
+
+def planted(passages: Sequence[str], seed: int) -> list[str]:
+    """Every passage, copies with up to a fifth of the words replaced, exact copies, and chains of growing edits."""
+    rng = random.Random(seed)
+    texts = list(passages)
+    for passage in passages:
+        texts += [edited(passage, rng.random() * 0.2, rng) for _ in range(3)]
+        if rng.random() < 0.2:
+            texts.append(passage)
+        if rng.random() < 0.2:
+            texts.append(edited(texts[-1], 0.07, rng))
+            texts.append(edited(texts[-1], 0.07, rng))
+    rng.shuffle(texts)
+    return texts
+
+
+def invented_passages(count: int) -> list[str]:
+    """Text of three thousand invented words, the shorter the more frequent."""
+    rng = random.Random(5)
+    parts = [a + b for a in "bcdfghklmnprst" for b in ("a", "e", "i", "o", "u", "an", "er", "ing")]
+    words = sorted(("".join(rng.choice(parts) for _ in range(rng.randint(1, 4))) for _ in range(3000)), key=len)
+    return [" ".join(words[int(3000 * rng.random() ** 2)] for _ in range(150)) for _ in range(count)]
+
+
+def wikitext_passages(count: int) -> list[str]:
+    if not DATA:
+        pytest.skip("MLM_DATA_DIR does not name the published test sets")
+    text = (Path(DATA) / "wikitext-103" / "wiki.test.tokens").read_text(encoding="utf-8")
+    return [line for line in re.split(r"\n+", text) if len(line) > 500][:count]
+
+
+@pytest.mark.parametrize("passages", [invented_passages, wikitext_passages])
+def test_recall_and_precision_against_all_pairs(passages: Callable[[int], list[str]]) -> None:
+    texts = planted(passages(400), seed=1)
+    exact = all_pairs(texts)
+    decisions, compared = decide(texts, DEFAULT)
+    survivor = {decision.document: decision.survivor for decision in decisions}
+    kept = [document for document in range(len(texts)) if document not in survivor]
+
+    right = [exact[decision.document, decision.survivor] >= 0.7 for decision in decisions]
+    assert all(right)
+    for document, chosen, similarity in decisions:
+        assert chosen < document
+        assert chosen not in survivor
+        assert similarity == exact[document, chosen]
+
+    upper = np.triu(exact, 1)
+    rows = fingerprints_of(texts, DEFAULT)
+    shared = np.any(rows[:, None, :25] == rows[None, :, :25], axis=2)
+    for bound in (0.75, 0.8, 0.9):
+        pairs = np.argwhere(upper >= bound)
+        found = [
+            shared[pair] and agreement(rows[pair[0], 25:], rows[pair[1], 25:]) >= required_agreement(DEFAULT)
+            for pair in map(tuple, pairs)
+        ]
+        missed = int((upper[np.ix_(kept, kept)] >= bound).sum())
+        should_go = missed + sum(decision.jaccard >= bound for decision in decisions)
+        print(
+            f"J >= {bound}: {np.mean(found):.4f} of {len(pairs):,} pairs are candidates (expected at {bound}: "
+            f"{recall(bound, 25, 5, DEFAULT.min_agreement):.4f}), {1 - missed / should_go:.4f} of {should_go:,} dropped"
+        )
+        assert len(pairs) > 300
+        assert np.mean(found) >= 0.99
+        assert missed <= 0.01 * should_go
+    print(f"precision {np.mean(right):.4f} of {len(decisions):,} drops; {compared.sum():,} pairs compared")
+
+
+def pair_is_candidate(rows: Fingerprints, left: int, right: int, config: DeduplicateConfig) -> bool:
+    return bool(
+        (rows[left, : config.bands] == rows[right, : config.bands]).any()
+        and agreement(rows[left, config.bands :], rows[right, config.bands :]) >= required_agreement(config)
+    )
+
+
+def decide_plainly(
+    texts: Sequence[str], config: DeduplicateConfig, most: int = 1000
+) -> tuple[list[Decision], np.ndarray]:
+    """The rule `verified`, a sentence at a time."""
+    rows = fingerprints_of(texts, config)
+    kept: list[int] = []
+    decisions, similarities = [], []
+    for document in range(len(texts)):
+        near = [earlier for earlier in kept if pair_is_candidate(rows, earlier, document, config)]
+        near.sort(key=lambda earlier: -agreement(rows[earlier, config.bands :], rows[document, config.bands :]))
+        for earlier in sorted(near[:most]):
+            similarities.append(jaccard(shingles(texts[earlier]), shingles(texts[document])))
+            if similarities[-1] >= config.threshold:
+                decisions.append(Decision(document, earlier, similarities[-1]))
+                break
+        else:
+            kept.append(document)
+    return decisions, histogram(similarities)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000), config=st.sampled_from([DEFAULT, DeduplicateConfig(bands=3, rows=2, threshold=0.5)])
+)
+def test_decisions_are_those_of_the_rule_and_need_only_the_component(seed: int, config: DeduplicateConfig) -> None:
+    texts = [*related_texts(seed, 24), "", "abc", "abc", ""]
+    random.Random(seed).shuffle(texts)
+    expected, similarities = decide_plainly(texts, config)
+    by_component, compared = decide(texts, config)
+    at_once = resolve(np.arange(len(texts)), fingerprints_of(texts, config), texts.__getitem__, config)
+    assert by_component == at_once.decisions == expected
+    assert np.array_equal(compared, similarities)
+    assert np.array_equal(at_once.compared, similarities)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_most_similar_of_too_many_candidates_are_compared(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = related_texts(seed, 60)
+    config = DeduplicateConfig(bands=25, rows=2, threshold=0.85)
+    unlimited, all_compared = decide(texts, config)
+    monkeypatch.setattr("data_pipeline.near_duplicates.MOST_COMPARED", 2)
+    decisions, compared = decide(texts, config)
+    expected, similarities = decide_plainly(texts, config, most=2)
+    assert decisions == expected
+    assert np.array_equal(compared, similarities)
+    assert compared.sum() < all_compared.sum()
+    assert len(decisions) > 0.9 * len(unlimited) > 5
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_a_documents_number_does_not_matter(seed: int) -> None:
+    texts = related_texts(seed, 16)
+    numbers = np.cumsum(np.random.default_rng(seed).integers(1, 9, len(texts)))
+    rows = fingerprints_of(texts, DEFAULT)
+    named = dict(zip(numbers.tolist(), texts, strict=True))
+    found = resolve(numbers, rows, named.__getitem__, DEFAULT).decisions
+    plain = resolve(np.arange(len(texts)), rows, texts.__getitem__, DEFAULT).decisions
+    assert found == [Decision(numbers[one.document], numbers[one.survivor], one.jaccard) for one in plain]
+
+
+def chain(links: int) -> list[str]:
+    words = sentences(40, 1).split(" ")
+    return [" ".join([f"new{n}" for n in range(10 * step)] + words[10 * step :]) for step in range(links)]
+
+
+def test_a_chain_keeps_what_is_not_similar_to_a_survivor() -> None:
+    texts = [sentences(40, 2), *chain(12), sentences(40, 3)]
+    assert jaccard(shingles(texts[1]), shingles(texts[-2])) < 0.7
+    decisions, _ = decide(texts, DEFAULT)
+    kept = set(range(len(texts))) - {decision.document for decision in decisions}
+    assert {0, 1, len(texts) - 1} < kept
+    assert all(jaccard(shingles(texts[one]), shingles(texts[other])) < 0.7 for one in kept for other in kept - {one})
+
+
+def test_the_published_rule_follows_a_chain() -> None:
+    texts = [sentences(40, 2), *chain(12), sentences(40, 3)]
+    decisions, _ = decide(texts, PUBLISHED)
+    assert [(decision.document, decision.survivor) for decision in decisions] == [(n, 1) for n in range(2, 13)]
+
+
+def published_similarity(left: str, right: str) -> float:
+    sets = [{text[head : head + 5] for head in range(len(text) - 5)} for text in (left, right)]
+    return len(sets[0] & sets[1]) / len(sets[0] | sets[1]) if all(sets) else 0.0
+
+
+def groups_as_published(texts: Sequence[str], config: DeduplicateConfig) -> list[set[int]]:
+    """Lines {main: others above 0.5} for every bucket of every band, then their groups, as the two scripts do it."""
+    rows = fingerprints_of(texts, config)
+    groups: list[set[int]] = []
+    for band in range(config.bands):
+        for key in np.unique(rows[:, band]):
+            main, *others = np.flatnonzero(rows[:, band] == key).tolist()
+            listed = {other: published_similarity(texts[main], texts[other]) for other in others}
+            line = {main} | {other for other, value in listed.items() if value > 0.5 and value >= config.threshold}
+            touched = [group for group in groups if group & line]
+            groups = [group for group in groups if not group & line] + [line.union(*touched)]
+    return groups
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), threshold=st.sampled_from([0.7, 0.9, 0.3]))
+def test_groups_are_the_published_scripts(seed: int, threshold: float) -> None:
+    texts = [*related_texts(seed, 24), "", "abcde", "abcde", "abcdef", "abcdef"]
+    random.Random(seed).shuffle(texts)
+    config = PUBLISHED.model_copy(update={"rows": 4, "threshold": threshold})
+    decisions, _ = decide(texts, config)
+    expected = {document: min(group) for group in groups_as_published(texts, config) for document in group}
+    assert {one.document: one.survivor for one in decisions} == {
+        document: first for document, first in expected.items() if document != first
+    }
+    assert all(one.jaccard >= threshold for one in decisions)
+
+
+@pytest.mark.parametrize("config", [DEFAULT, PUBLISHED], ids=lambda config: config.rule)
+def test_a_bucket_of_equal_and_nearly_equal_documents_is_linear(config: DeduplicateConfig) -> None:
+    base = sentences(30, 7)
+    count = 3000
+    texts = [base if number % 2 else f"{base} {number}" for number in range(count)]
+    decisions, compared = decide(texts, config)
+    assert len(decisions) == count - 1
+    assert {decision.survivor for decision in decisions} == {0}
+    assert compared.sum() < 3 * count
+    assert compared[-2:].sum() == compared.sum()
+
+
+def test_texts_are_not_read_without_candidates() -> None:
+    texts = [sentences(20, seed) for seed in range(3)]
+    rows = np.random.default_rng(0).integers(0, 2**64, fingerprints_of(texts, DEFAULT).shape, np.uint64)
+
+    def text_of(number: int) -> str:
+        raise AssertionError(number)
+
+    assert resolve(np.arange(3), rows, text_of, DEFAULT).decisions == []
