@@ -1,77 +1,145 @@
-"""`mlm-data`: build a dataset from a recipe, look at its text, read its ledger."""
+"""`mlm-data`: build a dataset from a recipe, run one stage on any text, look at a dataset and its ledger."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from data_pipeline.config import DataConfig
+from data_pipeline.executors import NAMES as EXECUTORS
+from data_pipeline.source_names import FILE_KINDS
+from data_pipeline.stages import STAGES, StageKind
 from lineage.command import run_command
-from lineage.config import load_config
+from lineage.config import load_config, override_config, parse_config
 from lineage.digest import is_sealed, sha256_json
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.run import RunDirectory
 
 app = typer.Typer(help="Clean, deduplicate, decontaminate and tokenize text.", no_args_is_help=True)
 
+Settings = Annotated[list[str] | None, typer.Option("--set", help="Override one setting: section.key=value.")]
+WorkersOption = Annotated[int | None, typer.Option(help="Worker processes; 0 means one for each core.", min=0)]
+ExecutorOption = Annotated[
+    str, typer.Option(help=f"Where the work is done: {' or '.join(EXECUTORS)} (the cluster that RAY_ADDRESS names).")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the resolved recipe and its digest.")]
+Source = Annotated[
+    str, typer.Argument(metavar="IN", help="jsonl:PATH, parquet:PATH, text:PATH, or a directory that a verb wrote.")
+]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="Directory for the result, empty or new.")]
+
 
 @app.command()
 def run(
     config: Annotated[Path, typer.Argument(help="Recipe, a TOML file such as data_pipeline/recipes/twin.toml.")],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="Override one setting: section.key=value.")
-    ] = None,
+    overrides: Settings = None,
     runs: Annotated[Path, typer.Option(help="Directory that holds run directories.")] = Path("runs"),
-    workers: Annotated[int | None, typer.Option(help="Worker processes; 0 means one for each core.", min=0)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the resolved recipe and its digest.")] = False,
+    workers: WorkersOption = None,
+    executor: ExecutorOption = "local",
+    dry_run: DryRun = False,
 ) -> None:
     """Build the dataset of a recipe, or find it if it is already built."""
-    settings = [*(overrides or []), *([] if workers is None else [f"workers={workers}"])]
-    recipe = load_config(config, DataConfig, settings)
+    recipe = load_config(config, DataConfig, _overrides(overrides, workers))
     if dry_run:
         print(json.dumps(recipe.model_dump(mode="json"), indent=2, ensure_ascii=False))
         print(f"digest {sha256_json(recipe.identity())}")
         return
     from data_pipeline.runner import build_dataset
 
-    directory = build_dataset(recipe, runs).path
-    splits = _read_json(directory / "dataset.json")["splits"]
-    counts = "; ".join(
-        f"{name} {split['documents']:,} documents, {split['tokens']:,} tokens" for name, split in splits.items()
-    )
-    print(f"dataset {directory}: {counts}")
+    directory = build_dataset(recipe, runs, executor).path
+    print(f"dataset {directory}: {_counts(directory)}")
+
+
+def _add_verb(name: str, summary: str, work: Callable[[DataConfig, Path, str], RunDirectory]) -> None:
+    def verb(
+        source: Source,
+        out: Out,
+        overrides: Settings = None,
+        workers: WorkersOption = None,
+        executor: ExecutorOption = "local",
+    ) -> None:
+        config = override_config(_one_source(source), _overrides(overrides, workers))
+        directory = work(config, out, executor).path
+        print(f"{name} {directory}: {_counts(directory)}")
+
+    app.command(name, help=f"{summary} Reads IN, writes OUT.")(verb)
+
+
+def _run_stage(stage: StageKind) -> Callable[[DataConfig, Path, str], RunDirectory]:
+    def work(config: DataConfig, out: Path, executor: str) -> RunDirectory:
+        from data_pipeline.runner import run_stage
+
+        return run_stage(stage, config, out, executor)
+
+    return work
+
+
+def _run_overlap(config: DataConfig, out: Path, executor: str) -> RunDirectory:
+    from data_pipeline.runner import run_overlap
+
+    return run_overlap(config, out, executor)
+
+
+for _stage in STAGES:
+    _add_verb(_stage.verb, _stage.summary, _run_stage(_stage))
+_add_verb("overlap", "Measure which share of the test sets' 8-grams a corpus contains.", _run_overlap)
 
 
 @app.command()
 def inspect(
     dataset: Annotated[Path, typer.Argument(help="Dataset directory.")],
-    sample: Annotated[int, typer.Option(help="Training documents to print.", min=1)] = 3,
+    sample: Annotated[int, typer.Option(help="Number of the training sample, from 0.", min=0)] = 0,
+    seq_length: Annotated[int, typer.Option(help="Tokens of a sample that are predicted.", min=1)] = 1024,
 ) -> None:
-    """Print training documents as a model sees them: decoded from the token file, evenly spread over it."""
+    """Print the text of a training sample as the engine feeds it, with the documents it was packed from."""
+    from data_pipeline.inspect_sample import show_sample
     from data_pipeline.token_file import TokenFile
     from data_pipeline.tokenizer import Tokenizer
 
     directory = _open(dataset)
     tokenizer = Tokenizer.load(directory / "tokenizer")
-    tokens = TokenFile(directory / _read_json(directory / "dataset.json")["splits"]["train"]["prefix"])
-    for number in np.unique(np.linspace(0, len(tokens) - 1, sample).astype(int)):
-        print(f"--- training document {number:,}: {tokens.sizes[number]:,} tokens")
-        print(tokenizer.decode(tokens[number]))
+    split = next(iter(_read_json(directory / "dataset.json")["splits"].values()))
+    for line in show_sample(TokenFile(directory / split["prefix"]), tokenizer, sample, seq_length):
+        print(line)
 
 
 @app.command()
-def stats(dataset: Annotated[Path, typer.Argument(help="Dataset directory.")]) -> None:
+def stats(directory: Annotated[Path, typer.Argument(help="What `run` or a verb wrote.")]) -> None:
     """Print the attrition ledger: what each stage kept and dropped, and why."""
     from data_pipeline.ledger import format_ledger
 
-    print(format_ledger(_read_json(_open(dataset) / "ledger.json")))
+    print(format_ledger(_read_json(_open(directory) / "ledger.json")))
+
+
+def _one_source(source: str) -> DataConfig:
+    """The configuration whose only source is the argument of a verb."""
+    kind, colon, _ = source.partition(":")
+    name = f"documents:{source}" if Path(source).is_dir() and not (colon and kind in FILE_KINDS) else source
+    return parse_config({"name": "documents", "sources": {"names": [name]}}, DataConfig, "IN")
+
+
+def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:
+    return [*(overrides or []), *([] if workers is None else [f"workers={workers}"])]
+
+
+def _counts(directory: Path) -> str:
+    """What a finished directory holds."""
+    if (directory / "overlap.json").is_file():
+        found = _read_json(directory / "overlap.json")["test_sets"]
+        return "; ".join(f"{name} {result['percent']:.2f} % found" for name, result in found.items())
+    splits = _read_json(directory / "ledger.json")["splits"]
+    return "; ".join(
+        f"{name} {split['documents']:,} documents, "
+        + (f"{split['bytes']:,} bytes" if split["tokens"] is None else f"{split['tokens']:,} tokens")
+        for name, split in splits.items()
+    )
 
 
 def _open(dataset: Path) -> Path:
     run = RunDirectory.open(dataset)
-    if run.manifest.get("kind") != "data":
+    if not str(run.manifest.get("kind")).startswith("data"):
         raise BadInput(f"{dataset} is not a dataset")
     if not is_sealed(run.path):
         raise IntegrityFailure(f"{dataset} is not complete: build it again")
@@ -87,4 +155,4 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point."""
-    run_command(app, "run", ("run", "inspect", "stats"))
+    run_command(app, "run", ("run", *(stage.verb for stage in STAGES), "overlap", "inspect", "stats"))

@@ -3,8 +3,9 @@
 from math import floor, sqrt
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from data_pipeline.readers import Limits
 from data_pipeline.source_names import check_source_name
 from data_pipeline.testsets import check_test_set_name
 from lineage.config import Config
@@ -14,14 +15,26 @@ class SourcesConfig(Config):
     """Where text comes from."""
 
     names: tuple[str, ...] = Field(min_length=1)
-    """`wikipedia`, `openwebtext`, `realnews`, `cc-stories`, `installed-docs`, `jsonl:PATH`, `parquet:PATH` or
-    `text:PATH`, read in this order; PATH is a file, a directory or a pattern."""
+    """`wikipedia`, `openwebtext`, `realnews`, `cc-stories`, `installed-docs`, `jsonl:PATH`, `parquet:PATH`,
+    `text:PATH` or `documents:PATH`, read in this order; PATH is a file, a directory or a pattern, of `documents` a
+    directory that a verb wrote."""
     offline_fallback: Literal["installed-docs"] | None = None
     """Source used instead when the Hugging Face hub is needed and cannot be reached; without it the run stops."""
     max_documents: PositiveInt | None = None
     """Most documents taken from each source."""
     max_bytes: PositiveInt | None = None
     """Most UTF-8 bytes taken from each source. Streams and files are cut off; `installed-docs` is sampled."""
+    max_line_bytes: PositiveInt = 256 << 20
+    """A longer line, or text file, is no document."""
+    max_decompression_ratio: PositiveFloat = 200.0
+    """A compressed file is read until it exceeds this many times its compressed size, and 16 MiB."""
+    max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of the lines that may be malformed; above it the run stops."""
+
+    @property
+    def limits(self) -> Limits:
+        """What a line and a file may be."""
+        return Limits(self.max_line_bytes, self.max_decompression_ratio)
 
     @field_validator("names")
     @classmethod
@@ -88,7 +101,8 @@ class DecontaminateConfig(Config):
     """Removal of test-set text by word n-grams (Megatron-LM tools/openwebtext/filter_ngrams.py)."""
 
     test_sets: tuple[str, ...] = ("wikitext103", "lambada")
-    """Test sets whose text is removed."""
+    """Test sets whose text is removed: `wikitext103`, `wikitext103-valid`, `lambada`, `lambada-standard`,
+    `jsonl:PATH` (the `text` of each line) or `text:PATH` (each line)."""
     ngram_words: PositiveInt = 13
     """Words in an n-gram."""
     min_ngram_words: PositiveInt = 8
@@ -101,6 +115,22 @@ class DecontaminateConfig(Config):
     """A remaining part must be longer than this to be kept."""
     max_parts: PositiveInt = 10
     """A document cut into more parts than this is dropped."""
+
+    @field_validator("test_sets")
+    @classmethod
+    def _test_sets_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            check_test_set_name(name)
+        return names
+
+
+class OverlapConfig(Config):
+    """The share of test-set n-grams that a corpus contains (Shoeybi et al. 2019; Radford et al. 2019, section 4)."""
+
+    test_sets: tuple[str, ...] = ("wikitext103", "lambada")
+    """Test sets, named as in `decontaminate`."""
+    ngram_words: PositiveInt = 8
+    """Words in an n-gram."""
 
     @field_validator("test_sets")
     @classmethod
@@ -145,15 +175,18 @@ class DataConfig(Config):
     """Seed of the sample of `installed-docs` and of the shuffle before the split."""
     workers: Annotated[int, Field(ge=0)] = 0
     """Worker processes; 0 means one for each core. The dataset does not depend on it."""
+    shard_bytes: PositiveInt | None = None
+    """Input bytes in a unit of work: 64 MiB, less for a corpus under 1 GiB. The dataset does not depend on it."""
     sources: SourcesConfig
     clean: CleanConfig = CleanConfig()
     language: LanguageConfig = LanguageConfig()
     length: LengthConfig = LengthConfig()
     deduplicate: DeduplicateConfig = DeduplicateConfig()
     decontaminate: DecontaminateConfig = DecontaminateConfig()
+    overlap: OverlapConfig = OverlapConfig()
     split: SplitConfig = SplitConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
 
     def identity(self) -> dict[str, Any]:
         """The plain values the dataset depends on."""
-        return self.model_dump(mode="json", exclude={"workers"})
+        return self.model_dump(mode="json", exclude={"workers", "shard_bytes", "overlap"})

@@ -2,13 +2,23 @@
 RealNews, CC-Stories)."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
 
 from data_pipeline.document import Document, Malformed
-from data_pipeline.file_sources import mend_surrogates
-from data_pipeline.workers import Workers
+from data_pipeline.pieces import Piece, cut_lines
+from data_pipeline.readers import mend_surrogates
+from data_pipeline.tasks import NO_ROOM, Counts, Settings
+from data_pipeline.workspace import Job, Workspace
 from lineage.digest import sha256_json
-from lineage.errors import DataMissing
+from lineage.errors import DataMissing, Interrupted
+
+HARVESTED = "documents.jsonl"
+LARGE_BYTES = 20 << 30
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ def refuse_withdrawn(names: Sequence[str]) -> None:
 
 
 class HubSource:
-    """One corpus of the hub, read as a stream."""
+    """One corpus of the hub, each of its files harvested as a stream into a local file first."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -50,20 +60,48 @@ class HubSource:
         place = self._location
         return f"{self.name} ({'/'.join(filter(None, (place.repository, place.subset)))} on the Hugging Face hub)"
 
-    def read(self, workers: Workers) -> Iterator[Document | Malformed]:
-        """Raises DataMissing if the hub stops answering."""
-        from datasets import load_dataset
+    @property
+    def total_bytes(self) -> int:
+        return LARGE_BYTES
 
-        place = self._location
-        try:
-            rows = load_dataset(place.repository, place.subset, revision=place.revision, split="train", streaming=True)
-            for number, row in enumerate(rows, 1):
-                text = row.get("text")
-                if isinstance(text, str):
-                    yield Document(f"{self.name}:{number}", mend_surrogates(text))
-                else:
-                    yield Malformed(self.name, number, "text is not a string", str(text)[:300])
-        except GeneratorExit:
+    def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
+        """Raises Interrupted if the hub stops answering."""
+        with _answering(self.name):
+            files = int(_open(self._location).num_shards)
+        settings = {"name": self.name, "location": asdict(self._location), "files": files}
+        jobs: Iterator[Job] = (({**settings, "file": number}, ()) for number in range(files))
+        for done in workspace.each(f"harvest-{self.name}", harvest, jobs, self.name, files):
+            path = done.path / HARVESTED
+            yield from cut_lines(Piece("harvest", self.name, str(path), done.digest, path.stat().st_size), shard_bytes)
+
+
+def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """Write one file of a corpus as JSON lines. Raises Interrupted if the hub stops answering."""
+    name, number = settings["name"], settings["file"]
+    with (directory / HARVESTED).open("wb") as file, _answering(name):
+        rows = _open(Location(**settings["location"])).shard(num_shards=settings["files"], index=number)
+        for row_number, row in enumerate(rows, 1):
+            text, place = row.get("text"), f"{name}/{number}"
+            found: Document | Malformed = Malformed(place, row_number, "text is not a string", str(text)[:300])
+            if isinstance(text, str):
+                found = Document(f"{place}:{row_number}", mend_surrogates(text))
+            file.write(orjson.dumps(asdict(found)) + b"\n")
+    return {}
+
+
+def _open(place: Location) -> Any:
+    from datasets import load_dataset
+
+    return load_dataset(place.repository, place.subset, revision=place.revision, split="train", streaming=True)
+
+
+@contextmanager
+def _answering(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
             raise
-        except Exception as error:  # the hub's client raises errors of many libraries
-            raise DataMissing(f"{self.name} could not be read from the Hugging Face hub: {error}") from error
+        raise Interrupted(f"{name} could not be read from the Hugging Face hub: {error}") from error
+    except Exception as error:  # the hub's client raises errors of many libraries
+        raise Interrupted(f"{name} could not be read from the Hugging Face hub: {error}") from error

@@ -6,29 +6,36 @@ depend on what else is installed. Nothing is imported: Python files are parsed.
 
 import ast
 import hashlib
+import json
 import os
 import platform
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import asdict
 from email import message_from_string
 from functools import cached_property
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath
 
+import orjson
 from packaging.requirements import Requirement
 
-from data_pipeline.document import Document, Malformed
-from data_pipeline.file_sources import mend_surrogates
+from data_pipeline.document import Document, Malformed, size_bytes
 from data_pipeline.limit import Limit
+from data_pipeline.pieces import Piece, cut_lines
+from data_pipeline.readers import mend_surrogates
 from data_pipeline.source_names import INSTALLED_DOCS
-from data_pipeline.workers import Workers
+from data_pipeline.tasks import MARKER, Counts, Input, Settings
+from data_pipeline.workspace import Workspace
 from lineage.digest import sha256_json
 from lineage.errors import DataMissing
-from lineage.progress import Progress
 
 PACKAGE = "mlm-repro"
+HARVESTED = "documents.jsonl"
+GROUP_FILES = 64
+TYPICAL_BYTES = 40_000_000
 TEXT_SUFFIXES = (".md", ".rst", ".txt")
 LEGAL = re.compile(r"(licen[cs]e|copying|notice|authors|readme)", re.IGNORECASE)
 TOPICS = "pydoc_data/topics.py"
@@ -64,31 +71,70 @@ class InstalledDocs:
         version, count = platform.python_version(), len(self._distributions)
         return f"{self.name}: documentation of Python {version} and {count} installed packages{self._sample}"
 
-    def read(self, workers: Workers) -> Iterator[Document | Malformed]:
+    @property
+    def total_bytes(self) -> int:
+        return self._max_bytes or TYPICAL_BYTES
+
+    def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
         places = [*_distribution_files(self._distributions), *_standard_library_files()]
         order = list(range(len(places)))
         if self._max_documents or self._max_bytes:
             order.sort(key=lambda number: hashlib.sha256(f"{self._seed}:{places[number][:2]}".encode()).digest())
-        read = self._until_limit(workers.map(extract, (places[number] for number in order), chunk=16), len(places))
-        found = dict(zip(order, read, strict=False))
-        if len(found) < len(places):
-            self._sample = f", a sample of {len(found):,} of {len(places):,} files"
-        for _, items in sorted(found.items()):
-            yield from items
-
-    def _until_limit(
-        self, files: Iterable[list[Document | Malformed]], total: int
-    ) -> Iterator[list[Document | Malformed]]:
-        """What is in each file, ending with the last document that is within the limits."""
+        groups = [order[start : start + GROUP_FILES] for start in range(0, len(order), GROUP_FILES)]
+        jobs = (({"places": [[*places[n][:2], str(places[n][2])] for n in group]}, ()) for group in groups)
         limit = Limit(self._max_documents, self._max_bytes)
-        with Progress(self.name, total, "files") as progress:
-            for items in files:
-                for number, item in enumerate(items):
-                    if isinstance(item, Document) and not limit.admits(item):
-                        yield items[:number]
-                        return
-                yield items
-                progress.advance(1, f"{limit.bytes / 1e6:,.1f} MB")
+        takes: list[tuple[int, int, int]] = []
+        read = []
+        for group, done in zip(groups, workspace.each("harvest", harvest, jobs, self.name, len(groups)), strict=False):
+            read.append(done.digest)
+            first = (len(read) - 1) * GROUP_FILES
+            for place, sizes in enumerate(done.counts["sizes"]):
+                takes.append((group[place], first + place, _within(limit, sizes)))
+                if limit.reached:
+                    break
+            if limit.reached:
+                break
+        used = [take for take in takes if take[2]]
+        if len(takes) < len(places):
+            self._sample = f", a sample of {len(used):,} of {len(places):,} files"
+        harvested = Input(workspace.path / "harvest", sha256_json(read))
+        arranged = workspace.one("arrange", arrange, {"takes": sorted(takes), "groups": len(read)}, harvested)
+        path = arranged.path / "00000" / HARVESTED
+        whole = Piece("harvest", self.name, str(path), arranged.digest, path.stat().st_size)
+        yield from cut_lines(whole, shard_bytes)
+
+
+def _within(limit: Limit, sizes: list[int | None]) -> int:
+    """How many of a file's items come before one that is not within the limit; None is no document."""
+    for number, size in enumerate(sizes):
+        if size is not None and not limit.admits(size):
+            return number
+    return len(sizes)
+
+
+def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """Extract a group of files; counts the bytes of each file's documents."""
+    sizes = []
+    with (directory / HARVESTED).open("wb") as file:
+        for owner, inside, path in settings["places"]:
+            items = extract((owner, inside, Path(path)))
+            file.writelines(orjson.dumps(asdict(item)) + b"\n" for item in items)
+            sizes.append([size_bytes(item.text) if isinstance(item, Document) else None for item in items])
+    return {"sizes": sizes}
+
+
+def arrange(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """Put what was taken of each harvested file into the order of the files' names."""
+    files: list[list[bytes]] = []
+    for group in range(settings["groups"]):
+        folder = inputs[0] / f"{group:05d}"
+        sizes = json.loads((folder / MARKER).read_text(encoding="utf-8"))["counts"]["sizes"]
+        with (folder / HARVESTED).open("rb") as file:
+            files += ([file.readline() for _ in items] for items in sizes)
+    with (directory / HARVESTED).open("wb") as file:
+        for _, place, take in settings["takes"]:
+            file.writelines(files[place][:take])
+    return {}
 
 
 def run_time_distributions(package: str) -> dict[str, Distribution]:

@@ -1,12 +1,9 @@
 """The attrition ledger: what every stage received, kept, changed and dropped, and why."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from data_pipeline.document import Document, Drop, size_bytes
+from data_pipeline.document import Document
 from lineage.errors import BadInput
 
 MAX_SAMPLES = 5
@@ -21,11 +18,11 @@ class Amount:
     bytes: int = 0
     tokens: int = 0
 
-    def add(self, document: Document, tokens: int) -> None:
-        """Count one document."""
-        self.documents += 1
-        self.bytes += size_bytes(document.text)
-        self.tokens += tokens
+    def add(self, other: "Amount") -> None:
+        """Count what the other counted."""
+        self.documents += other.documents
+        self.bytes += other.bytes
+        self.tokens += other.tokens
 
 
 @dataclass
@@ -39,25 +36,38 @@ class Stage:
     samples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     changed: int = 0
     seconds: float = 0.0
+    """Of all processes together."""
     note: str = ""
 
-    def take(self, document: Document, tokens: int = 0) -> None:
-        """Count a document that came in."""
-        self.incoming.add(document, tokens)
+    def take(self, size: int, tokens: int = 0) -> None:
+        """Count a document that came in, of `size` bytes."""
+        self.incoming.add(Amount(1, size, tokens))
 
-    def keep(self, document: Document, tokens: int = 0) -> None:
+    def keep(self, size: int, tokens: int = 0) -> None:
         """Count a document that went on to the next stage."""
-        self.kept.add(document, tokens)
+        self.kept.add(Amount(1, size, tokens))
 
-    def drop(self, document: Document, drop: Drop, tokens: int = 0) -> None:
+    def drop(self, document: Document, reason: str, size: int, tokens: int = 0) -> None:
         """Count a dropped document; the first few of each reason are kept as samples."""
-        self.dropped.setdefault(drop.reason, Amount()).add(document, tokens)
-        samples = self.samples.setdefault(drop.reason, [])
+        self.dropped.setdefault(reason, Amount()).add(Amount(1, size, tokens))
+        samples = self.samples.setdefault(reason, [])
         if len(samples) < MAX_SAMPLES:
             samples.append({"id": document.id, "excerpt": document.text[:EXCERPT_CHARACTERS]})
 
-    def to_json(self) -> dict[str, Any]:
-        """The stage as `ledger.json` holds it, most frequent reason first."""
+    def merge(self, counts: dict[str, Any]) -> None:
+        """Add what a task counted in a stage of the same name, given as `asdict` makes it."""
+        self.incoming.add(Amount(**counts["incoming"]))
+        self.kept.add(Amount(**counts["kept"]))
+        for reason, amount in counts["dropped"].items():
+            self.dropped.setdefault(reason, Amount()).add(Amount(**amount))
+        for reason, samples in counts["samples"].items():
+            mine = self.samples.setdefault(reason, [])
+            mine += samples[: MAX_SAMPLES - len(mine)]
+        self.changed += counts["changed"]
+        self.seconds += counts["seconds"]
+
+    def to_json(self, in_tokens: bool) -> dict[str, Any]:
+        """The stage as `ledger.json` holds it, most frequent reason first; tokens are null if they were not counted."""
         reasons = sorted(self.dropped, key=lambda reason: (-self.dropped[reason].documents, reason))
         return {
             "name": self.name,
@@ -65,9 +75,9 @@ class Stage:
             "documents_out": self.kept.documents,
             "bytes_in": self.incoming.bytes,
             "bytes_out": self.kept.bytes,
-            "tokens_in": self.incoming.tokens,
-            "tokens_out": self.kept.tokens,
-            "dropped": {reason: asdict(self.dropped[reason]) for reason in reasons},
+            "tokens_in": self.incoming.tokens if in_tokens else None,
+            "tokens_out": self.kept.tokens if in_tokens else None,
+            "dropped": {reason: amount_json(self.dropped[reason], in_tokens) for reason in reasons},
             "changed": self.changed,
             "samples": {reason: self.samples[reason] for reason in reasons},
             "seconds": round(self.seconds, 3),
@@ -75,24 +85,48 @@ class Stage:
         }
 
 
+def amount_json(amount: Amount, in_tokens: bool) -> dict[str, Any]:
+    """An amount as `ledger.json` holds it."""
+    return asdict(amount) | ({} if in_tokens else {"tokens": None})
+
+
 @dataclass
 class Ledger:
     """The stages in order."""
 
     source: str
+    in_tokens: bool = True
+    """Whether tokens are counted; without a tokenizer they are not."""
     stages: list[Stage] = field(default_factory=list)
     malformed: int = 0
+    blank: int = 0
+    shards: list[dict[str, Any]] = field(default_factory=list)
+    """Of each shard of the input: what it was read from, how many documents the first pass kept, their digest."""
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[Stage]:
-        """Open the next stage and time it. Raises BadInput if it ends with no documents."""
-        stage = Stage(name)
-        self.stages.append(stage)
-        start = time.monotonic()
-        yield stage
-        stage.seconds += time.monotonic() - start
-        if not stage.kept.documents:
-            raise BadInput(self._sentence_about_nothing(stage))
+    def enter(self, tasks: list[dict[str, Any]]) -> None:
+        """Add what the tasks counted, each a list of stages."""
+        for counts in tasks:
+            for stage in counts["stages"]:
+                self.stage(stage["name"]).merge(stage)
+
+    def stage(self, name: str) -> Stage:
+        """The stage of that name, the last one if it is new."""
+        found = next((stage for stage in self.stages if stage.name == name), None)
+        if found is None:
+            found = Stage(name)
+            self.stages.append(found)
+        return found
+
+    def check(self, max_bad_fraction: float) -> None:
+        """Raise BadInput if a stage kept nothing, or if more of the input is malformed than may be."""
+        if empty := next((stage for stage in self.stages if not stage.kept.documents), None):
+            raise BadInput(self._sentence_about_nothing(empty))
+        found = self.malformed + self.stages[0].incoming.documents
+        if self.malformed > max_bad_fraction * found:
+            raise BadInput(
+                f"{self.malformed:,} of {found:,} lines are no documents, more than sources.max_bad_fraction = "
+                f"{max_bad_fraction:g} allows"
+            )
 
     def _sentence_about_nothing(self, stage: Stage) -> str:
         if stage.name == "source":
@@ -105,9 +139,11 @@ class Ledger:
         """The whole of `ledger.json`."""
         return {
             "source": self.source,
-            "stages": [stage.to_json() for stage in self.stages],
+            "stages": [stage.to_json(self.in_tokens) for stage in self.stages],
             "splits": splits,
             "malformed_lines": self.malformed,
+            "blank_lines": self.blank,
+            "shards": self.shards,
         }
 
 
@@ -116,15 +152,15 @@ def format_ledger(ledger: dict[str, Any]) -> str:
     rows: list[tuple[str, ...]] = [("stage", "documents", "bytes", "tokens", "changed", "seconds")]
     notes = []
     for stage in ledger["stages"]:
-        counts = (f"{stage[f'{unit}_out']:,}" for unit in ("documents", "bytes", "tokens"))
+        counts = (_cell(stage[f"{unit}_out"]) for unit in ("documents", "bytes", "tokens"))
         rows.append((stage["name"], *counts, f"{stage['changed']:,}", f"{stage['seconds']:.1f}"))
         for reason, amount in stage["dropped"].items():
-            lost = (f"-{amount[unit]:,}" for unit in ("documents", "bytes", "tokens"))
+            lost = (_cell(amount[unit], "-") for unit in ("documents", "bytes", "tokens"))
             rows.append((f"  {reason}", *lost, "", ""))
         if stage["note"]:
             notes.append(f"{stage['name']}: {stage['note']}")
     for name, split in ledger["splits"].items():
-        counts = (f"{split[unit]:,}" for unit in ("documents", "bytes", "tokens"))
+        counts = (_cell(split[unit]) for unit in ("documents", "bytes", "tokens"))
         rows.append((f"= {name}", *counts, "", ""))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
@@ -132,3 +168,7 @@ def format_ledger(ledger: dict[str, Any]) -> str:
         numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
         lines.append("  ".join([name.ljust(widths[0]), *numbers]).rstrip())
     return "\n".join([f"source: {ledger['source']}", *lines, f"malformed lines: {ledger['malformed_lines']:,}", *notes])
+
+
+def _cell(number: int | None, sign: str = "") -> str:
+    return "" if number is None else f"{sign}{number:,}"

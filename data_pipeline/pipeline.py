@@ -1,203 +1,232 @@
-"""The stages in order, each run over every document and entered in the ledger.
+"""Stages in order, as tasks in a workspace, each entered in the ledger.
 
-source, clean, language, length, deduplicate, decontaminate, split, tokenize. A stage itself is a pure function in
-its own module; here are the files between stages, the workers and the counters.
+Two passes go over every shard: `prepare` (source and the stages that need only text) and `measure` (everything the
+rest needs to know). Then decisions are made about numbers, `select` keeps or cuts each shard's documents, and `gather`
+writes them in their final order.
 """
 
-import json
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
-from functools import partial
+import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from data_pipeline.aggregates import CountTokens, run_decontaminate, run_deduplicate
-from data_pipeline.clean import clean
 from data_pipeline.config import DataConfig
-from data_pipeline.document import Document, Drop
-from data_pipeline.document_file import DocumentFile
-from data_pipeline.early_counts import EarlyStage
-from data_pipeline.language import keep_language
-from data_pipeline.ledger import Amount, Ledger, Stage
-from data_pipeline.length import keep_long
+from data_pipeline.deduplicate import find_duplicates
+from data_pipeline.gather import SLICE_BYTES, choose_order, gather_slice
+from data_pipeline.ledger import Amount, Ledger
+from data_pipeline.measure import measure
+from data_pipeline.pieces import Piece, choose_shard_bytes
+from data_pipeline.prepare import JUDGES, prepare
+from data_pipeline.s_curve import describe as describe_banding
+from data_pipeline.selection import find_rare_ngrams, select_documents
 from data_pipeline.sources import OpenedSources
-from data_pipeline.split import split
-from data_pipeline.token_file import TokenFileWriter, token_dtype
-from data_pipeline.tokenizer import Tokenizer, load_once, padded_vocab_size
-from data_pipeline.workers import Workers
-from lineage.atomic import write_json
+from data_pipeline.stages import STAGES
+from data_pipeline.tasks import Input
+from data_pipeline.testsets import find_gpt2_vocabulary
+from data_pipeline.token_file import token_dtype
+from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.train_tokenizer import copy_published, train
+from data_pipeline.workspace import Finished, Job, Workspace
 from lineage.errors import BadInput
 
-Judge = Callable[[Document], Document | Drop]
-MakeTokenizer = Callable[[Iterable[str]], Tokenizer]
-RunStage = Callable[[Stage, DocumentFile, DocumentFile], None]
+
+@dataclass(frozen=True)
+class Result:
+    """What a pipeline has left in its workspace."""
+
+    ledger: Ledger
+    tokenizer: Tokenizer | None
+    slices: Finished
+    splits: dict[str, list[int]]
+    """The numbers of the slices of each split."""
+    stages: dict[str, Finished]
+    """Finished stages that leave more: `prepare`, `measure`, and `decisions` if there are any."""
+    banding: dict[str, Any] | None
+    """What the hashing of near-duplicates finds, if it was done."""
 
 
+@dataclass
 class Pipeline:
-    """One pass through all stages, writing a dataset into `directory`.
+    """The stages named in `stages` over the sources, in `workspace`.
 
-    `test_sets` are the files to search for, None for one that is missing; `make_tokenizer` is given the texts in the
-    kept language.
+    `test_sets` are the files to search for, None for one that is missing.
     """
 
-    def __init__(
-        self,
-        config: DataConfig,
-        sources: OpenedSources,
-        test_sets: dict[str, Path | None],
-        make_tokenizer: MakeTokenizer,
-        directory: Path,
-        workers: Workers,
-    ) -> None:
-        self._config, self._sources, self._test_sets = config, sources, test_sets
-        self._make_tokenizer, self._directory, self._workers = make_tokenizer, directory, workers
-        self._work = directory / "work"
-        self._ledger = Ledger(sources.describe())
-        self._early: list[EarlyStage] = []
+    config: DataConfig
+    stages: tuple[str, ...]
+    sources: OpenedSources
+    test_sets: dict[str, Path | None]
+    workspace: Workspace
+    _ledger: Ledger = field(init=False)
+    _tokenizer: Tokenizer | None = field(init=False, default=None)
+    _banding: dict[str, Any] | None = field(init=False, default=None)
+    _left: dict[str, Finished] = field(init=False, default_factory=dict)
 
-    def run(self) -> None:
-        """Write every file of the dataset but the manifest."""
-        config, workers = self._config, self._workers
-        self._work.mkdir()
-        documents = self._read_sources()
-        judge_clean = partial(clean, normalization=config.clean.normalization)
-        documents = self._stage("clean", documents, partial(self._judge, judge=judge_clean))
-        judge_language = partial(keep_language, code=config.language.keep)
-        documents = self._stage("language", documents, partial(self._judge, judge=judge_language))
-        tokenizer = self._make_tokenizer(documents.texts("tokenizer"))
-        tokenizer.save(self._directory / "tokenizer")
-        count = partial(self._count, tokenizer)
-        documents = self._stage("length", documents, partial(self._drop_short, count=count))
-        deduplicate = partial(run_deduplicate, config=config.deduplicate, workers=workers)
-        documents = self._stage("deduplicate", documents, deduplicate)
-        decontaminate = partial(
-            run_decontaminate,
-            config=config.decontaminate,
-            test_sets=self._test_sets,
-            workers=workers,
-            count=count,
-        )
-        documents = self._stage("decontaminate", documents, decontaminate)
-        orders = self._split(documents)
-        splits = self._tokenize(documents, orders, tokenizer)
-        documents.discard()
-        self._work.rmdir()
-        write_json(self._directory / "ledger.json", self._ledger.to_json(splits))
-        write_json(self._directory / "dataset.json", self._describe(tokenizer, splits))
+    def run(self) -> Result:
+        """Do what is not done yet. Raises BadInput if nothing is left of the corpus."""
+        self._ledger = Ledger(self.sources.describe())
+        shards = self._cut()
+        prepared = self._left["prepare"] = self._prepare(shards)
+        tokenizer = self._make_tokenizer(prepared)
+        measured = self._left["measure"] = self._measure(prepared, tokenizer)
+        selected = self._select(prepared, measured, tokenizer)
+        splits, jobs = self._order([shard[0].split for shard in shards], prepared, measured, selected)
+        slices = self._gather(jobs)
+        return Result(self._ledger, self._tokenizer, slices, splits, self._left, self._banding)
 
-    def _read_sources(self) -> DocumentFile:
-        documents = DocumentFile(self._work / "source")
-        quarantine_path = self._directory / "quarantine.jsonl"
-        with self._ledger.stage("source") as stage, quarantine_path.open("w", encoding="ascii") as quarantine:
-            for found in self._sources.read(self._workers):
-                if isinstance(found, Document):
-                    stage.take(found)
-                    stage.keep(found)
-                    documents.append(found)
-                else:
-                    self._ledger.malformed += 1
-                    quarantine.write(json.dumps(asdict(found)) + "\n")
-            self._ledger.source = self._sources.describe()
-        if self._ledger.malformed:
-            print(f"{self._ledger.malformed:,} malformed inputs are in quarantine.jsonl", file=sys.stderr)
-        return documents
+    def _section(self, name: str) -> dict[str, Any] | None:
+        """Plain values of a stage's configuration, None if the stage is not run."""
+        return getattr(self.config, name).model_dump(mode="json") if name in self.stages else None
 
-    def _stage(self, name: str, documents: DocumentFile, run: RunStage) -> DocumentFile:
-        """Run one stage from its documents into a new file of those it kept."""
-        kept = DocumentFile(self._work / name)
-        with self._ledger.stage(name) as stage:
-            run(stage, documents, kept)
-        documents.discard()
-        return kept
+    def _cut(self) -> list[list[Piece]]:
+        size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
+        shards = self.sources.shards(self.workspace, size)
+        self._ledger.source = self.sources.describe()
+        return shards
 
-    def _judge(self, stage: Stage, documents: DocumentFile, kept: DocumentFile, judge: Judge) -> None:
-        """A stage that judges each document by itself, before there is a tokenizer to count tokens with."""
-        early = EarlyStage(stage, self._work)
-        self._early.append(early)
-        outcomes = self._workers.map(judge, documents.documents())
-        for before, after in zip(documents.documents(stage.name), outcomes, strict=True):
-            early.record(before, after)
-            if isinstance(after, Document):
-                kept.append(after)
+    def _prepare(self, shards: list[list[Piece]]) -> Finished:
+        judges = [(name, self._section(name)) for name in self.stages if name in JUDGES]
+        fixed = {"limits": asdict(self.config.sources.limits), "judges": judges}
+        jobs: list[Job] = [({**fixed, "pieces": [piece.to_json() for piece in shard]}, ()) for shard in shards]
+        prepared = self.workspace.all("prepare", prepare, jobs, " and ".join(["read", *(name for name, _ in judges)]))
+        for name in ("source", *(name for name, _ in judges)):
+            self._ledger.stage(name)
+        self._ledger.enter(prepared.counts)
+        self._ledger.malformed = sum(counts["malformed"] for counts in prepared.counts)
+        self._ledger.blank = sum(counts["blank"] for counts in prepared.counts)
+        for shard, counts, digest in zip(shards, prepared.counts, prepared.digests, strict=True):
+            read = [[piece.name, piece.start, piece.end] for piece in shard]
+            self._ledger.shards.append({"read": read, "documents": counts["documents"], "digest": digest})
+        self._ledger.check(self.config.sources.max_bad_fraction)
+        return prepared
 
-    def _count(self, tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[int]:
-        encode = partial(encode_text, directory=self._directory / "tokenizer", digest=tokenizer.digest)
-        return (len(ids) for ids in self._workers.map(encode, texts))
+    def _make_tokenizer(self, prepared: Finished) -> Finished | None:
+        self._ledger.in_tokens = any(stage.needs_tokenizer for stage in STAGES if stage.name in self.stages)
+        if not self._ledger.in_tokens:
+            return None
+        config, counts = self.config.tokenizer, [each["documents"] for each in prepared.counts]
+        if config.kind == "train":
+            kept = self._ledger.stages[-1].kept.bytes
+            settings = {"vocab_size": config.vocab_size, "shards": len(counts), "bytes": kept}
+            made = self.workspace.one("tokenizer", train, settings, prepared.input)
+        else:
+            files = [str(path.resolve()) for path in find_gpt2_vocabulary()]
+            made = self.workspace.one("tokenizer", copy_published, {"files": files})
+        self._tokenizer = Tokenizer.load(made.path / "00000")
+        return made
 
-    def _drop_short(self, stage: Stage, documents: DocumentFile, kept: DocumentFile, count: CountTokens) -> None:
-        """The first stage that knows tokens: it completes the counts of the stages before it."""
-        counts = count(documents.texts())
-        for document, tokens in zip(documents.documents(stage.name), counts, strict=True):
-            stage.take(document, tokens)
-            outcome = keep_long(document, tokens, self._config.length.min_tokens)
-            if isinstance(outcome, Drop):
-                stage.drop(document, outcome, tokens)
-            else:
-                stage.keep(document, tokens)
-                kept.append(document, tokens)
-        total = stage.incoming.tokens
-        for early in reversed(self._early):
-            total = early.complete(total, count)
-        source = self._ledger.stages[0]
-        source.incoming.tokens = source.kept.tokens = total
-
-    def _split(self, documents: DocumentFile) -> dict[str, NDArray[np.int64]]:
-        """The document numbers of each split, whose texts are written out."""
-        config, seed = self._config.split, self._config.seed
-        with self._ledger.stage("split") as stage:
-            if len(documents) < 2:
-                raise BadInput("one document is left of the corpus, too few for a training and a validation split")
-            order = split(len(documents), config.train, config.valid, seed)
-            orders = dict(zip(("train", "valid"), order, strict=True))
-            (self._directory / "documents").mkdir()
-            for name, numbers in orders.items():
-                with (self._directory / "documents" / f"{name}.jsonl").open("w", encoding="utf-8") as file:
-                    for number in numbers:
-                        document, tokens = documents[number]
-                        stage.take(document, tokens)
-                        stage.keep(document, tokens)
-                        file.write(json.dumps(asdict(document), ensure_ascii=False) + "\n")
-            stage.note = f"shuffled with seed {seed}; {config.train}:{config.valid} training to validation"
-        return orders
-
-    def _tokenize(
-        self, documents: DocumentFile, orders: dict[str, NDArray[np.int64]], tokenizer: Tokenizer
-    ) -> dict[str, Any]:
-        """Write the token files; returns what each split holds."""
-        splits: dict[str, Any] = {}
-        encode = partial(encode_text, directory=self._directory / "tokenizer", digest=tokenizer.digest)
-        with self._ledger.stage("tokenize") as stage:
-            for name, numbers in orders.items():
-                amount, prefix = Amount(), f"{name}_text_document"
-                encoded = self._workers.map(encode, (documents[number][0].text for number in numbers))
-                with TokenFileWriter(self._directory / prefix, token_dtype(tokenizer.vocab_size)) as writer:
-                    for number, ids in zip(numbers, encoded, strict=True):
-                        writer.add_document(ids)
-                        for counter in (amount, stage.incoming, stage.kept):
-                            counter.add(documents[number][0], len(ids))
-                splits[name] = {"prefix": prefix, **asdict(amount)}
-            stage.note = f"vocabulary of {tokenizer.vocab_size:,}; each document ends with an end-of-text token"
-        return splits
-
-    def _describe(self, tokenizer: Tokenizer, splits: dict[str, Any]) -> dict[str, Any]:
-        config = self._config.tokenizer
-        return {
-            "name": self._config.name,
-            "source": self._ledger.source,
-            "seed": self._config.seed,
-            "tokenizer": {"kind": config.kind, "digest": tokenizer.digest},
-            "vocab_size": tokenizer.vocab_size,
-            "padded_vocab_size": padded_vocab_size(tokenizer.vocab_size, config.multiple, config.tp),
-            "end_of_text": tokenizer.end_of_text,
-            "splits": splits,
+    def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
+        paths = [str(path) for path in self.test_sets.values() if path] if "decontaminate" in self.stages else []
+        settings = {
+            "early": [stage.name for stage in self._ledger.stages],
+            **{name: self._section(name) for name in ("length", "deduplicate", "decontaminate")},
+            "test_sets": paths,
+            "tokenizer": self._tokenizer.digest if self._tokenizer else None,
         }
+        shared = (tokenizer.input,) if tokenizer else ()
+        jobs: list[Job] = [(settings, (prepared.task(number), *shared)) for number in range(len(prepared.counts))]
+        measured = self.workspace.all("measure", measure, jobs)
+        self._ledger.enter(measured.counts)
+        self._ledger.check(1.0)
+        return measured
 
+    def _select(self, prepared: Finished, measured: Finished, tokenizer: Finished | None) -> Finished:
+        """Decide about duplicates and test-set text, and apply it."""
+        counts = [each["documents"] for each in measured.counts]
+        starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
+        decided: list[Input] = []
+        for name, decide in (("deduplicate", self._deduplicate), ("decontaminate", self._decontaminate)):
+            if name in self.stages:
+                start = time.monotonic()
+                decided.append(decide(prepared, measured, list(decided)))
+                stage = self._ledger.stage(name)
+                stage.seconds = time.monotonic() - start + sum(each["seconds"].get(name, 0) for each in measured.counts)
+        fixed = {
+            "deduplicate": "deduplicate" in self.stages,
+            "decontaminate": self._section("decontaminate"),
+            "tokenizer": self._tokenizer.digest if self._tokenizer else None,
+        }
+        shared = (*decided, *((tokenizer.input,) if tokenizer else ()))
+        jobs: list[Job] = [
+            ({**fixed, "start": starts[n], "count": counts[n]}, (prepared.task(n), measured.task(n), *shared))
+            for n in range(len(counts))
+        ]
+        selected = self.workspace.all("select", select_documents, jobs)
+        self._ledger.enter(selected.counts)
+        self._ledger.check(1.0)
+        return selected
 
-def encode_text(text: str, directory: Path, digest: str) -> NDArray[np.int32]:
-    """Token ids of a text with the end-of-text token appended."""
-    tokenizer = load_once(directory, digest)
-    return np.array([*tokenizer.encode(text), tokenizer.end_of_text], np.int32)
+    def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
+        found, compared = find_duplicates(self.workspace, prepared, measured, self.config.deduplicate)
+        self._left["decisions"] = found
+        self._banding = describe_banding(self.config.deduplicate, compared)
+        recall = self._banding["expected_recall"]
+        expected = ", ".join(f"{float(recall[j]):.3f} at {j}" for j in recall)
+        self._ledger.stage("deduplicate").note = (
+            f"{self.config.deduplicate.bands} bands of {self.config.deduplicate.rows} rows, "
+            f"{self._banding['compared_pairs']:,} pairs compared; a duplicate has a Jaccard similarity of at least "
+            f"{self.config.deduplicate.threshold} with the document kept for it; expected recall {expected}; "
+            f"{self._banding['expected_candidate_precision']:.2f} of compared pairs expected to be duplicates"
+        )
+        return found.input
+
+    def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
+        counts = [each["documents"] for each in measured.counts]
+        settings = {"counts": counts, "frequent": self.config.decontaminate.frequent}
+        rare = self.workspace.one("ngrams", find_rare_ngrams, settings, measured.input, *decided)
+        searched = [name for name, path in self.test_sets.items() if path is not None]
+        missing = [name for name, path in self.test_sets.items() if path is None]
+        documents, common = rare.counts[0]["documents"], rare.counts[0]["common"]
+        note = f"searched for {' and '.join(searched) or 'no test set'}: {documents:,} documents matched"
+        if common:
+            note += f"; {common:,} n-grams found {self.config.decontaminate.frequent} times or more were left in"
+        if missing:
+            note += f"; NOT searched for {' and '.join(missing)}, which this machine does not have"
+        self._ledger.stage("decontaminate").note = note
+        return rare.input
+
+    def _order(
+        self, of_shards: list[str], prepared: Finished, measured: Finished, selected: Finished
+    ) -> tuple[dict[str, list[int]], list[Job]]:
+        """The numbers of the slices of each split, and the tasks that write the slices."""
+        config, counts = self.config.split, [each["documents"] for each in selected.counts]
+        is_split = "split" in self.stages
+        if is_split and sum(counts) < 2:
+            raise BadInput("one document is left of the corpus, too few for a training and a validation split")
+        shuffle = {"train": config.train, "valid": config.valid, "seed": self.config.seed} if is_split else None
+        order = self.workspace.one("order", choose_order, {"counts": counts, "splits": of_shards, "shuffle": shuffle})
+        of_slice = max(1, round(SLICE_BYTES * sum(counts) / self._ledger.stages[-1].kept.bytes))
+        dtype = token_dtype(self._tokenizer.vocab_size) if self._tokenizer and "tokenize" in self.stages else None
+        fixed = {"lines": self.stages != ("tokenize",), "dtype": dtype and str(dtype)}
+        inputs = (order.input, prepared.input, measured.input, selected.input)
+        jobs: list[Job] = []
+        splits: dict[str, list[int]] = {}
+        for name, count in order.counts[0]["documents"].items():
+            first_slice = len(jobs)
+            for first in range(0, max(1, count), of_slice):
+                last = min(first + of_slice, count)
+                jobs.append(({**fixed, "split": name, "first": first, "last": last}, inputs))
+            splits[name] = list(range(first_slice, len(jobs)))
+        if is_split:
+            self._ledger.stage(
+                "split"
+            ).note = f"shuffled with seed {self.config.seed}; {config.train}:{config.valid} training to validation"
+        if self._tokenizer and dtype:
+            self._ledger.stage(
+                "tokenize"
+            ).note = f"vocabulary of {self._tokenizer.vocab_size:,}; each document ends with an end-of-text token"
+        return splits, jobs
+
+    def _gather(self, jobs: list[Job]) -> Finished:
+        start = time.monotonic()
+        slices = self.workspace.all("gather", gather_slice, jobs)
+        for name in ("split", "tokenize"):
+            if name in self.stages:
+                stage = self._ledger.stage(name)
+                for amount in slices.counts:
+                    stage.incoming.add(Amount(**amount))
+                stage.kept = Amount(**asdict(stage.incoming))
+                stage.seconds = (time.monotonic() - start) / len({"split", "tokenize"} & set(self.stages))
+        return slices

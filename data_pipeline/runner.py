@@ -1,70 +1,168 @@
-"""From a configuration to a finished dataset directory, or to one that already exists."""
+"""From a configuration to a finished directory, or to one that already exists."""
 
 import shutil
+import signal
 import sys
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from data_pipeline.config import DataConfig, TokenizerConfig
-from data_pipeline.pipeline import MakeTokenizer, Pipeline
-from data_pipeline.sources import open_sources
+from data_pipeline.config import DataConfig
+from data_pipeline.executors import make_executor
+from data_pipeline.overlap_tasks import measure_overlap
+from data_pipeline.pipeline import Pipeline
+from data_pipeline.publish import publish
+from data_pipeline.sources import OpenedSources, open_sources
+from data_pipeline.stages import ALL, STAGES, StageKind
+from data_pipeline.tasks import NO_ROOM, disk_is_full
 from data_pipeline.testsets import find_gpt2_vocabulary, find_test_set
 from data_pipeline.tokenizer import Tokenizer
-from data_pipeline.workers import Workers
-from lineage.atomic import new_directory
+from data_pipeline.workspace import FOLDER, Workspace, locked
 from lineage.digest import sha256_file
-from lineage.errors import BadInput, DataMissing, Interrupted
-from lineage.run import MANIFEST, RunDirectory
+from lineage.errors import BadInput, DataMissing, Interrupted, UserError
+from lineage.run import RunDirectory
+
+ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS = 6, 3
+"""Disk space that the work takes at most, as a multiple of the input."""
+
+Begin = Callable[[], RunDirectory]
+Build = Callable[[Workspace, Path], None]
 
 
-def build_dataset(config: DataConfig, root: Path) -> RunDirectory:
+def build_dataset(config: DataConfig, root: Path, executor: str = "local") -> RunDirectory:
     """Build the dataset of `config` under `root`, or return it at once, saying so, if it is complete there.
 
-    The files appear together at the end; until then they are in a hidden directory beside the run's, and after an
-    error nothing is left. Raises BadInput for input or a root that cannot be used, DataMissing for input that is not
-    here, Interrupted when stopped.
+    What was finished is kept in a hidden directory of the run until all is, and the same call goes on from there after
+    any interruption; after a mistake nothing is left. Raises BadInput for input or a root that cannot be used,
+    DataMissing for input that is not here, Interrupted when stopped.
     """
+    sources, test_sets, parents = _open(config, ALL, config.decontaminate.test_sets)
+
+    def begin() -> RunDirectory:
+        return RunDirectory.begin(root, config.name, "data", config.identity(), parents)
+
+    def build(workspace: Workspace, directory: Path) -> None:
+        result = Pipeline(config, ALL, sources, test_sets, workspace).run()
+        publish(result, config, ALL, workspace, directory)
+
+    return _complete(begin, build, config, executor, ROOM_OF_A_DATASET * sources.total_bytes)
+
+
+def run_stage(stage: StageKind, config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
+    """Run one stage over the sources of `config` into the directory `out`, as `build_dataset` does with all stages."""
+    wanted = config.decontaminate.test_sets if stage.name == "decontaminate" else ()
+    sources, test_sets, parents = _open(config, (stage.name,), wanted)
+    sections = {"sources", "seed", "shard_bytes", stage.name} | ({"tokenizer"} if stage.needs_tokenizer else set())
+
+    def begin() -> RunDirectory:
+        values = config.model_dump(mode="json", include=sections)
+        return RunDirectory.begin_at(out, f"data-{stage.verb}", values, parents)
+
+    def build(workspace: Workspace, directory: Path) -> None:
+        result = Pipeline(config, (stage.name,), sources, test_sets, workspace).run()
+        publish(result, config, (stage.name,), workspace, directory)
+
+    return _complete(begin, build, config, executor, ROOM_OF_DOCUMENTS * sources.total_bytes)
+
+
+def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
+    """Measure how much of the test sets the sources of `config` contain, into `overlap.json` in `out`."""
+    found = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
+    sources, _, parents = _open(config, (), ())
+    parents |= {f"test set {name}": sha256_file(path) for name, path in found.items()}
+
+    def begin() -> RunDirectory:
+        values = config.model_dump(mode="json", include={"sources", "overlap"})
+        return RunDirectory.begin_at(out, "data-overlap", values, parents)
+
+    def build(workspace: Workspace, directory: Path) -> None:
+        measure_overlap(config, sources, found, workspace, directory)
+
+    return _complete(begin, build, config, executor, 0)
+
+
+def _open(
+    config: DataConfig, stages: tuple[str, ...], wanted: tuple[str, ...]
+) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str]]:
+    """The sources, the test sets, and the digests of everything that is read."""
     sources = open_sources(config.sources, config.seed)
-    test_sets = {name: _find_or_none(name) for name in config.decontaminate.test_sets}
-    parents = sources.fingerprints()
+    test_sets = {name: _find_or_none(name) for name in wanted}
+    needs_tokenizer = any(stage.needs_tokenizer for stage in STAGES if stage.name in stages)
+    parents = {}
+    if needs_tokenizer and config.tokenizer.kind == "gpt2":
+        parents["tokenizer"] = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()).digest
     for name, path in test_sets.items():
         parents[f"test set {name}"] = sha256_file(path) if path else "missing"
-    make_tokenizer, digests = _prepare_tokenizer(config.tokenizer)
-    parents |= digests
-    try:
-        run = RunDirectory.begin(root, config.name, "data", config.identity(), parents)
-        if run.is_complete:
-            print(f"already complete: {run.path}", file=sys.stderr)
-            run.link()
-            return run
+    return sources, test_sets, sources.fingerprints() | parents
+
+
+def _complete(begin: Begin, build: Build, config: DataConfig, executor: str, room: int) -> RunDirectory:
+    """Build in the directory of a run, alone, and seal it; or find it sealed."""
+    run = begin()
+    if run.is_complete and not (run.path / FOLDER).exists():
+        return _found(run)
+    with locked(run.path) as work, _interruptible():
         try:
-            for leftover in root.glob(f".{run.path.name}.partial-*"):
-                shutil.rmtree(leftover)
-            with new_directory(run.path) as directory, Workers(config.workers) as workers:
-                shutil.copyfile(run.path / MANIFEST, directory / MANIFEST)
-                Pipeline(config, sources, test_sets, make_tokenizer, directory, workers).run()
-        except BaseException:
+            run = begin()
+            if run.is_complete:
+                shutil.rmtree(work)
+                return _found(run)
+            _check_room(run.path, work, room)
+            with make_executor(executor, config.workers) as place:
+                build(Workspace(work.resolve(), place), run.path)
+            run.complete()
+            shutil.rmtree(work)
+        except Interrupted:
+            raise
+        except UserError:
             shutil.rmtree(run.path, ignore_errors=True)
             raise
-        run.complete()
-    except KeyboardInterrupt as error:
-        raise Interrupted("interrupted; the same command builds the dataset from the beginning") from error
-    except OSError as error:
-        raise BadInput(f"the dataset cannot be written: {error}") from error
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise disk_is_full(run.path / FOLDER, error) from error
+            raise Interrupted(f"{run.path} cannot be written: {error}; the same command goes on") from error
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted; the same command goes on from what was finished") from error
     return run
+
+
+def _found(run: RunDirectory) -> RunDirectory:
+    print(f"already complete: {run.path}", file=sys.stderr)
+    run.link()
+    return run
+
+
+def _check_room(path: Path, work: Path, room: int) -> None:
+    used = sum(file.stat().st_size for file in work.rglob("*") if file.is_file())
+    free = shutil.disk_usage(path).free
+    if room - used > free:
+        raise BadInput(
+            f"{path.parent} has {free / 1e9:,.1f} GB of free space, and the work may take {(room - used) / 1e9:,.1f} GB"
+        )
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread, which alone receives signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _find_or_none(name: str) -> Path | None:
     try:
-        return find_test_set(name)
+        return find_test_set(name).resolve()
     except DataMissing as error:
         print(f"WARNING: no decontamination against {name}: {error}", file=sys.stderr)
         return None
-
-
-def _prepare_tokenizer(config: TokenizerConfig) -> tuple[MakeTokenizer, dict[str, str]]:
-    """What makes the tokenizer, and the digests of the files it is made from."""
-    if config.kind == "train":
-        return partial(Tokenizer.train, vocab_size=config.vocab_size), {}
-    published = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
-    return lambda texts: published, {"tokenizer": published.digest}

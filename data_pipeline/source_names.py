@@ -3,7 +3,7 @@
 import difflib
 
 HUB_NAMES = ("wikipedia", "openwebtext", "realnews", "cc-stories")
-FILE_KINDS = ("jsonl", "parquet", "text")
+FILE_KINDS = ("jsonl", "parquet", "text", "documents")
 INSTALLED_DOCS = "installed-docs"
 
 

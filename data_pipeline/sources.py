@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from data_pipeline.config import SourcesConfig
-from data_pipeline.document import Document, Malformed
 from data_pipeline.file_sources import FileSource
 from data_pipeline.hub import hub_is_reachable
 from data_pipeline.hub_sources import HubSource, refuse_withdrawn
 from data_pipeline.installed_docs import InstalledDocs
-from data_pipeline.limit import Limit
+from data_pipeline.limit import Limit, pieces_within
+from data_pipeline.pieces import Piece, pack
 from data_pipeline.source_names import HUB_NAMES, INSTALLED_DOCS
-from data_pipeline.workers import Workers
+from data_pipeline.workspace import Workspace
 from lineage.errors import DataMissing
 
 
@@ -30,8 +30,12 @@ class Source(Protocol):
     def describe(self) -> str:
         """What the source is, for people; complete once it has been read."""
 
-    def read(self, workers: Workers) -> Iterator[Document | Malformed]:
-        """Its documents in a fixed order, and what was found instead of one."""
+    @property
+    def total_bytes(self) -> int:
+        """About how much there is to read."""
+
+    def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
+        """The files that hold its documents, in order, cut to at most `shard_bytes` where they can be."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,15 @@ class OpenedSources:
         described = "; ".join(source.describe() for source in self.sources)
         return f"{described} -- {self.stand_in}" if self.stand_in else described
 
-    def read(self, workers: Workers) -> Iterator[Document | Malformed]:
-        """Everything in all sources."""
-        for source in self.sources:
-            yield from source.read(workers)
+    @property
+    def total_bytes(self) -> int:
+        """About how much there is to read."""
+        return sum(source.total_bytes for source in self.sources)
+
+    def shards(self, workspace: Workspace, shard_bytes: int) -> list[list[Piece]]:
+        """All pieces of all sources in order, gathered into shards."""
+        pieces = (piece for source in self.sources for piece in source.pieces(workspace, shard_bytes))
+        return pack(pieces, shard_bytes)
 
 
 def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
@@ -83,14 +92,16 @@ def _open(name: str, config: SourcesConfig, seed: int) -> Source:
     if name == INSTALLED_DOCS:
         return InstalledDocs(config.max_documents, config.max_bytes, seed)
     source = HubSource(name) if name in HUB_NAMES else FileSource(name)
-    return Limited(source, config.max_documents, config.max_bytes)
+    if config.max_documents is None and config.max_bytes is None:
+        return source
+    return Limited(source, config)
 
 
 class Limited:
     """The beginning of a source."""
 
-    def __init__(self, source: Source, max_documents: int | None, max_bytes: int | None) -> None:
-        self._source, self._max_documents, self._max_bytes = source, max_documents, max_bytes
+    def __init__(self, source: Source, config: SourcesConfig) -> None:
+        self._source, self._config = source, config
         self._cut = ""
 
     @property
@@ -103,10 +114,13 @@ class Limited:
     def describe(self) -> str:
         return self._source.describe() + self._cut
 
-    def read(self, workers: Workers) -> Iterator[Document | Malformed]:
-        limit = Limit(self._max_documents, self._max_bytes)
-        for found in self._source.read(workers):
-            if isinstance(found, Document) and not limit.admits(found):
-                self._cut = f", the first {limit.documents:,} documents"
-                return
-            yield found
+    @property
+    def total_bytes(self) -> int:
+        return min(self._source.total_bytes, self._config.max_bytes or self._source.total_bytes)
+
+    def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
+        limit = Limit(self._config.max_documents, self._config.max_bytes)
+        pieces = self._source.pieces(workspace, shard_bytes)
+        yield from pieces_within(limit, pieces, self._config.limits)
+        if limit.reached:
+            self._cut = f", the first {limit.documents:,} documents"

@@ -43,13 +43,32 @@ class RunDirectory:
         inputs lie and are no part of the identity. Raises BadInput if `root` cannot hold directories.
         """
         what = {section: value for section, value in config.items() if section not in without}
-        identity = sha256_json({"kind": kind, "config": what, "parents": parents, "version": VERSION})
+        identity = _identity(kind, what, parents)
         run = cls(root / f"{name}-{identity[:8]}")
-        if not (run.path / MANIFEST).exists():
+        run._write_manifest(name, kind, identity, config, parents)
+        return run
+
+    @classmethod
+    def begin_at(cls, path: Path, kind: str, config: dict[str, Any], parents: dict[str, str]) -> "RunDirectory":
+        """Open `path` itself for this work. Raises BadInput if it holds anything else."""
+        run, identity = cls(path), _identity(kind, config, parents)
+        if (path / MANIFEST).exists():
+            if run.manifest.get("identity") != identity:
+                raise BadInput(f"{path} holds the result of other work: name another place or remove it")
+        elif path.is_file() or (path.is_dir() and not all(_is_leftover(file) for file in path.iterdir())):
+            raise BadInput(f"{path} is in use: name a place that is empty or new")
+        run._write_manifest(path.name, kind, identity, config, parents)
+        return run
+
+    def _write_manifest(
+        self, name: str, kind: str, identity: str, config: dict[str, Any], parents: dict[str, str]
+    ) -> None:
+        """Write what comes first, unless it is there."""
+        if not (self.path / MANIFEST).exists():
             try:
-                run.path.mkdir(parents=True, exist_ok=True)
+                self.path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise BadInput(f"the run directory {run.path} cannot be made: {error.strerror}") from error
+                raise BadInput(f"the run directory {self.path} cannot be made: {error.strerror}") from error
             manifest = {
                 "name": name,
                 "kind": kind,
@@ -60,8 +79,7 @@ class RunDirectory:
                 "parents": parents,
                 "environment": describe_environment(),
             }
-            write_json(run.path / MANIFEST, manifest)
-        return run
+            write_json(self.path / MANIFEST, manifest)
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
@@ -106,3 +124,12 @@ class RunDirectory:
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(self.path.name)
         os.replace(temporary, link)
+
+
+def _identity(kind: str, config: dict[str, Any], parents: dict[str, str]) -> str:
+    return sha256_json({"kind": kind, "config": config, "parents": parents, "version": VERSION})
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether a file is a manifest whose writing was cut short, or the work of a run that had none."""
+    return path.name.startswith(f".{MANIFEST}.partial-") or path.name == ".work"

@@ -83,6 +83,7 @@ def test_layout_and_seal(built: Path) -> None:
         "dataset.json",
         "documents/train.jsonl",
         "documents/valid.jsonl",
+        "duplicates.jsonl",
         "quarantine.jsonl",
         "tokenizer/tokenizer.json",
         "train_text_document.bin",

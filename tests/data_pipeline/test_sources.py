@@ -14,19 +14,26 @@ import pytest
 from data_pipeline import hub
 from data_pipeline.config import SourcesConfig
 from data_pipeline.document import Document, Malformed
+from data_pipeline.executors.local import LocalExecutor
 from data_pipeline.file_sources import FileSource
 from data_pipeline.hub_sources import HubSource
 from data_pipeline.installed_docs import InstalledDocs, extract, run_time_distributions
 from data_pipeline.limit import Limit
-from data_pipeline.sources import OpenedSources, open_sources
-from data_pipeline.workers import Workers
-from lineage.errors import BadInput, DataMissing
+from data_pipeline.readers import Limits, read_pieces
+from data_pipeline.sources import Source, open_sources
+from data_pipeline.workspace import Workspace
+from lineage.errors import BadInput, DataMissing, Interrupted
 
-ONE = Workers(1)
+
+def found_in(source: Source, folder: Path, workers: int = 1, shard_bytes: int = 1 << 26) -> list[Document | Malformed]:
+    """Everything in a source but blank lines; tasks leave their files in `folder`."""
+    with LocalExecutor(workers) as executor:
+        pieces = list(source.pieces(Workspace(folder, executor), shard_bytes))
+    return [found for found in read_pieces(pieces, Limits()) if found is not None]
 
 
 def read(name: str) -> list[Document | Malformed]:
-    return list(FileSource(name).read(ONE))
+    return found_in(FileSource(name), Path("/nonexistent"))
 
 
 def test_each_bad_line_costs_only_itself(tmp_path: Path) -> None:
@@ -113,34 +120,44 @@ def test_fingerprint_is_of_the_content(tmp_path: Path) -> None:
 
 def test_limit_admits_until_one_document_is_too_many() -> None:
     limit = Limit(2, None)
-    assert [limit.admits(Document("", "x")) for _ in range(3)] == [True, True, False]
+    assert [limit.admits(1) for _ in range(3)] == [True, True, False]
     limit = Limit(None, 5)
-    assert [limit.admits(Document("", "éé")), limit.admits(Document("", "é"))] == [True, False]
-    assert (limit.documents, limit.bytes) == (1, 4)
+    assert [limit.admits(4), limit.admits(2)] == [True, False]
+    assert (limit.documents, limit.bytes, limit.reached) == (1, 4, True)
 
 
-def test_hub_corpora_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+class Rows(list[dict[str, object]]):
+    """What the hub's client gives, in two files."""
+
+    num_shards = 2
+
+    def shard(self, num_shards: int, index: int) -> "Rows":
+        assert num_shards == 2
+        return Rows(self[:2] if index == 0 else self[2:])
+
+
+def test_hub_corpora_are_harvested_file_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def load_dataset(repository: str, subset: str | None, **options: object) -> list[dict[str, object]]:
+    def load_dataset(repository: str, subset: str | None, **options: object) -> Rows:
         asked.append((repository, subset, options["streaming"]))
-        return [{"text": "one"}, {"text": None}, {"text": "three"}]
+        return Rows([{"text": "one"}, {"text": None}, {"text": "three"}])
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    found = list(HubSource("wikipedia").read(ONE))
-    assert asked == [("wikimedia/wikipedia", "20231101.en", True)]
+    found = found_in(HubSource("wikipedia"), tmp_path)
+    assert set(asked) == {("wikimedia/wikipedia", "20231101.en", True)}
     assert found == [
-        Document("wikipedia:1", "one"),
-        Malformed("wikipedia", 2, "text is not a string", "None"),
-        Document("wikipedia:3", "three"),
+        Document("wikipedia/0:1", "one"),
+        Malformed("wikipedia/0", 2, "text is not a string", "None"),
+        Document("wikipedia/1:1", "three"),
     ]
 
     def fail(*_: object, **__: object) -> None:
         raise ConnectionError("no route")
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=fail))
-    with pytest.raises(DataMissing, match="no route"):
-        list(HubSource("openwebtext").read(ONE))
+    with pytest.raises(Interrupted, match="no route"):
+        found_in(HubSource("openwebtext"), tmp_path)
 
 
 @pytest.fixture
@@ -203,22 +220,21 @@ def test_package_description_and_topics(tmp_path: Path) -> None:
     assert [item.text for item in found if isinstance(item, Document)] == ["first", "second"]
 
 
-def installed(workers: Workers, seed: int = 1, **limits: int) -> list[Document]:
+def installed(folder: Path, workers: int = 1, seed: int = 1, **limits: int) -> list[Document]:
     source = InstalledDocs(**limits, seed=seed)
-    return [item for item in source.read(workers) if isinstance(item, Document)]
+    return [item for item in found_in(source, folder, workers) if isinstance(item, Document)]
 
 
-def test_sample_of_installed_docs_is_spread_and_repeatable() -> None:
-    documents = installed(ONE, max_bytes=400_000)
+def test_sample_of_installed_docs_is_spread_and_repeatable(tmp_path: Path) -> None:
+    documents = installed(tmp_path / "one", max_bytes=400_000)
     size = sum(len(document.text.encode()) for document in documents)
     assert 300_000 < size <= 400_000
     owners = [document.id.partition(":")[0] for document in documents]
     assert len(set(owners)) > 5
     assert owners == sorted(owners, key=lambda owner: (owner == "python", owner))
-    with Workers(2) as two:
-        assert installed(two, max_bytes=400_000) == documents
-    assert installed(ONE, seed=2, max_bytes=400_000) != documents
-    assert len(installed(ONE, max_documents=10)) == 10
+    assert installed(tmp_path / "two", workers=2, max_bytes=400_000) == documents
+    assert installed(tmp_path / "other", seed=2, max_bytes=400_000) != documents
+    assert len(installed(tmp_path / "ten", max_documents=10)) == 10
 
 
 def test_installation_is_recognised_by_its_versions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +249,8 @@ def test_sources_are_read_in_the_order_given(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": f"{name}{n}"}) + "\n" for n in range(3)))
     names = (f"jsonl:{tmp_path}/b.jsonl", f"jsonl:{tmp_path}/a.jsonl")
     opened = open_sources(SourcesConfig(names=names, max_documents=2), 1)
-    assert isinstance(opened, OpenedSources)
-    texts = [item.text for item in opened.read(ONE) if isinstance(item, Document)]
-    assert texts == ["b0", "b1", "a0", "a1"]
+    with LocalExecutor(1) as executor:
+        shards = opened.shards(Workspace(tmp_path / "work", executor), 1 << 20)
+    found = read_pieces([piece for shard in shards for piece in shard], Limits())
+    assert [item.text for item in found if isinstance(item, Document)] == ["b0", "b1", "a0", "a1"]
     assert "the first 2 documents" in opened.describe()

@@ -1,0 +1,69 @@
+"""The documents of one shard on disk: JSON lines, and where each begins."""
+
+import os
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import orjson
+
+from data_pipeline.document import Document
+
+LINES, STARTS = "documents.jsonl", "documents.npy"
+
+
+class DocumentWriter:
+    """Writes the documents of a shard into a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._starts = array("q", [0])
+
+    def __enter__(self) -> Self:
+        self._file = (self._directory / LINES).open("wb")
+        return self
+
+    def append(self, document: Document) -> None:
+        """Write one document at the end."""
+        line = orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
+        self._file.write(line)
+        self._starts.append(self._starts[-1] + len(line))
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        np.save(self._directory / STARTS, np.array(self._starts))
+
+
+class DocumentShard:
+    """What a DocumentWriter wrote, read in order or by number."""
+
+    def __init__(self, directory: Path) -> None:
+        self._starts = np.load(directory / STARTS, mmap_mode="r")
+        self._file = (directory / LINES).open("rb")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def line(self, number: int) -> bytes:
+        """A document as it is written, with its newline."""
+        start, end = int(self._starts[number]), int(self._starts[number + 1])
+        return os.pread(self._file.fileno(), end - start, start)
+
+    def __getitem__(self, number: int) -> Document:
+        return Document(**orjson.loads(self.line(number)))
+
+    def __iter__(self) -> Iterator[Document]:
+        self._file.seek(0)
+        return (Document(**orjson.loads(line)) for line in self._file)

@@ -1,0 +1,84 @@
+"""Lines of files that may be hostile: in bounded memory, whatever their length and however they were compressed."""
+
+import gzip
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+
+CHUNK_BYTES = 1 << 20
+ALLOWED_BYTES = 16 << 20
+"""What a compressed file may always expand to."""
+WINDOW_BYTES = 1 << 27
+"""Largest zstandard window: the memory its decompression takes."""
+COMPRESSED = (".gz", ".zst")
+
+
+class TooCompressed(Exception):
+    """A file expands more than it may."""
+
+
+class _Guarded(io.RawIOBase):
+    """Decompressed bytes, as long as they are at most `ratio` times the compressed ones read so far."""
+
+    def __init__(self, stream: BinaryIO, compressed: BinaryIO, ratio: float) -> None:
+        self._stream, self._compressed, self._ratio, self._count = stream, compressed, ratio, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._stream.read(len(buffer))
+        self._count += len(data)
+        if self._count > max(ALLOWED_BYTES, self._ratio * self._compressed.tell()):
+            raise TooCompressed
+        buffer[: len(data)] = data
+        return len(data)
+
+
+@contextmanager
+def open_bytes(path: Path, ratio: float) -> Iterator[BinaryIO]:
+    """The bytes of a file, decompressed by its ending. Reading raises TooCompressed where they exceed `ratio`."""
+    with path.open("rb") as file:
+        if path.suffix == ".gz":
+            stream: BinaryIO = gzip.GzipFile(fileobj=file)  # type: ignore[assignment]
+        elif path.suffix == ".zst":
+            decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES)
+            stream = decompressor.stream_reader(file, read_across_frames=True, closefd=False)
+        else:
+            yield file
+            return
+        yield io.BufferedReader(_Guarded(stream, file, ratio), CHUNK_BYTES)
+
+
+def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """Each line with its length in bytes; of one that is longer than `max_bytes` only the beginning."""
+    while line := stream.readline(max_bytes + 1):
+        length = len(line)
+        if length > max_bytes and not line.endswith(b"\n"):
+            line = line[:CHUNK_BYTES]
+            while rest := stream.readline(CHUNK_BYTES):
+                length += len(rest)
+                if rest.endswith(b"\n"):
+                    break
+        yield line, length
+
+
+def seek_line(file: BinaryIO, start: int, end: int) -> int | None:
+    """Move to the first line that begins in `[start, end)`; its position, or None if there is none."""
+    if start == 0:
+        return 0 if end else None
+    file.seek(start - 1)
+    position = start - 1
+    while position < end - 1:
+        chunk = file.read(min(CHUNK_BYTES, end - 1 - position))
+        if not chunk:
+            return None
+        if (found := chunk.find(b"\n")) >= 0:
+            file.seek(position + found + 1)
+            return position + found + 1
+        position += len(chunk)
+    return None

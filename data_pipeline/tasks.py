@@ -1,0 +1,112 @@
+"""Units of work that may be lost, repeated and moved: files in, one directory out, whole or not at all."""
+
+import errno
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from lineage import VERSION
+from lineage.atomic import new_directory, write_json
+from lineage.digest import sha256_file, sha256_json
+from lineage.errors import Interrupted
+
+MARKER = "DONE"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+Settings = dict[str, Any]
+Counts = dict[str, Any]
+Work = Callable[[Settings, list[Path], Path], Counts]
+"""What a task does: given its settings, the directories it reads and an empty directory, fills that directory and
+returns what it counted. It must be importable and depend on nothing else."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """A directory that a task reads, with the digest of its content."""
+
+    path: Path
+    digest: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """One piece of work; `settings` and counts are JSON."""
+
+    work: Work
+    settings: Settings
+    inputs: tuple[Input, ...]
+    output: Path
+
+    @property
+    def digest(self) -> str:
+        """What it does to what: equal tasks have equal results."""
+        what = {"work": f"{self.work.__module__}.{self.work.__qualname__}", "settings": self.settings}
+        return sha256_json({**what, "inputs": [each.digest for each in self.inputs], "version": VERSION})
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished task."""
+
+    path: Path
+    digest: str
+    """Digest of the files it wrote."""
+    counts: Counts
+
+
+class Executor(Protocol):
+    """Runs tasks somewhere."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def run(self, tasks: Iterable[Task], at_once: int | None = None) -> Iterator[Done]:
+        """The tasks' results in the order of the tasks, at most `at_once` of them at a time."""
+
+
+def run_task(task: Task) -> Done:
+    """Do the work, or find that it was done: its marker names the same task and its files are as written.
+
+    Raises Interrupted when the disk or the memory is full.
+    """
+    if (done := _finished(task)) is not None:
+        return done
+    try:
+        with new_directory(task.output) as directory:
+            counts = task.work(task.settings, [each.path for each in task.inputs], directory)
+            files = _files(directory)
+            write_json(directory / MARKER, {"task": task.digest, "counts": counts, "files": files})
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise disk_is_full(task.output, error) from error
+        raise
+    except MemoryError as error:
+        raise Interrupted("there is not enough memory; fewer --workers need less") from error
+    return Done(task.output, sha256_json(files), counts)
+
+
+def disk_is_full(path: Path, error: OSError) -> Interrupted:
+    """What to say when nothing more can be written at `path`."""
+    return Interrupted(
+        f"{path.parent} cannot take more ({error.strerror}): make room, or name another place, and give the same "
+        "command again; what was finished is kept"
+    )
+
+
+def _finished(task: Task) -> Done | None:
+    try:
+        marker = json.loads((task.output / MARKER).read_text(encoding="utf-8"))
+        if marker["task"] == task.digest and marker["files"] == _files(task.output):
+            return Done(task.output, sha256_json(marker["files"]), marker["counts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def _files(directory: Path) -> dict[str, list[Any]]:
+    """Size and SHA-256 of each file of a task."""
+    found = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MARKER)
+    return {str(path.relative_to(directory)): [path.stat().st_size, sha256_file(path)] for path in found}

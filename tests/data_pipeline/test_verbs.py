@@ -1,0 +1,164 @@
+"""Each stage as a command: one after another they give what `run` gives, and each starts anywhere."""
+
+import gzip
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lineage.digest import check_seal, sha256_file
+from tests.data_pipeline.builds import PASSAGE, config_for, files_of, mixed_texts, write_mixed
+from tests.data_pipeline.conftest import Cli, leftovers, sentences, write_jsonl
+from tests.data_pipeline.test_token_file import read_by_description
+
+TEST_SET = "decontaminate.test_sets=['lambada']"
+
+
+def texts_in(directory: Path) -> list[str]:
+    return [json.loads(line)["text"] for file in sorted(directory.rglob("shard-*.jsonl")) for line in file.open("rb")]
+
+
+def ledger_in(directory: Path) -> dict[str, Any]:
+    return dict(json.loads((directory / "ledger.json").read_text(encoding="utf-8")))
+
+
+def test_verbs_in_a_row_are_a_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_mixed(tmp_path, 80)
+    monkeypatch.setenv("MLM_DATA_DIR", str(tmp_path / "data"))
+    values = config_for(f"jsonl:{source}").model_dump(mode="json")
+    Path("r.toml").write_text(
+        f'name = "small"\nworkers = 1\n[sources]\nnames = ["jsonl:{source}"]\n[tokenizer]\nkind = "train"\n'
+        'vocab_size = 300\n[decontaminate]\ntest_sets = ["lambada"]\nfrequent = 1000\n'
+    )
+    assert values["tokenizer"]["vocab_size"] == 300
+    assert cli("run", "r.toml").code == 0
+    trained = ("--set", "tokenizer.kind=train", "--set", "tokenizer.vocab_size=300")
+    steps = [
+        ("clean", ()),
+        ("language", ()),
+        ("length", trained),
+        ("dedup", ()),
+        ("decontaminate", ("--set", TEST_SET, "--set", "decontaminate.frequent=1000")),
+        ("split", ()),
+    ]
+    place: object = f"jsonl:{source}"
+    for verb, options in steps:
+        outcome = cli(verb, place, f"out-{verb}", "--workers", 1, *options)
+        assert outcome.code == 0, outcome.err
+        place = f"out-{verb}"
+        check_seal(Path(place))
+        assert cli("stats", place).code == 0
+    assert ledger_in(Path("out-clean"))["malformed_lines"] == 3
+    assert ledger_in(Path("out-clean"))["blank_lines"] == 1
+    assert ledger_in(Path("out-clean"))["stages"][0]["tokens_in"] is None
+    for split in ("train", "valid"):
+        lines = Path(f"runs/small/documents/{split}.jsonl").read_bytes().splitlines()
+        made = [json.loads(line)["text"] for line in lines]
+        assert texts_in(Path("out-split", split)) == made
+    assert not any(PASSAGE[20:60] in text for text in texts_in(Path("out-decontaminate")))
+
+    outcome = cli("tokenize", "out-split", "out-tokens", *trained)
+    assert outcome.code == 0, outcome.err
+    described = json.loads(Path("out-tokens/dataset.json").read_text())
+    assert set(described["splits"]) == {"train", "valid"}
+    documents, _, _ = read_by_description(Path("out-tokens/valid_text_document"))
+    assert len(documents) == len(texts_in(Path("out-split/valid")))
+    assert cli("inspect", "out-tokens", "--seq-length", 32).code == 0
+
+
+def test_output_is_kept_reused_and_never_overwritten(cli: Cli) -> None:
+    write_jsonl(Path("a.jsonl"), [sentences(5, n) for n in range(20)])
+    assert cli("clean", "jsonl:a.jsonl", "out", "--workers", 1).code == 0
+    before = files_of(Path("out"))
+    assert "already complete" in cli("clean", "jsonl:a.jsonl", "out", "--workers", 2).err
+    for arguments in (["language", "jsonl:a.jsonl"], ["clean", "jsonl:a.jsonl", "--set", "clean.normalization=NFKC"]):
+        outcome = cli(arguments[0], arguments[1], "out", *arguments[2:])
+        assert outcome.code == 2
+        assert "out holds the result of other work" in outcome.err
+    write_jsonl(Path("a.jsonl"), ["changed"])
+    assert cli("clean", "jsonl:a.jsonl", "out").code == 2
+    assert files_of(Path("out")) == before
+    Path("mine").mkdir()
+    Path("mine/precious.txt").write_text("keep")
+    assert "is in use" in cli("clean", "jsonl:a.jsonl", "mine").err
+    assert leftovers(Path("mine")) == ["precious.txt"]
+
+
+def test_mistakes_leave_nothing(cli: Cli) -> None:
+    write_jsonl(Path("a.jsonl"), [sentences(5, n) for n in range(5)])
+    for arguments, code, sentence in (
+        (["clean", "nowhere", "out"], 2, "unknown source"),
+        (["clean", "jsonl:nowhere", "out"], 2, "no such file"),
+        (["clean", "documents:nowhere", "out"], 2, "no such directory"),
+        (["clean", ".", "out"], 2, "no shard-"),
+        (["language", "jsonl:a.jsonl", "out", "--set", "language.keep=fr"], 2, "nothing is left"),
+        (["clean", "jsonl:a.jsonl", "out", "--executor", "slurm"], 2, "local and ray"),
+        (["tokenize", "jsonl:a.jsonl", "out"], 5, "MLM_DATA_DIR"),
+        (["overlap", "jsonl:a.jsonl", "out"], 5, "MLM_DATA_DIR"),
+        (["clean", "jsonl:a.jsonl", "out", "--set", "clean.normalizaton=NFC"], 2, "did you mean"),
+    ):
+        outcome = cli(*arguments)
+        assert (outcome.code, "Traceback" in outcome.err) == (code, False), outcome.err
+        assert sentence in outcome.err
+        assert not Path("out").exists()
+    write_jsonl(Path("b.jsonl"), [*(sentences(5, n) for n in range(5))])
+    with Path("b.jsonl").open("a") as file:
+        file.write("nonsense\n")
+    outcome = cli("clean", "jsonl:b.jsonl", "out", "--set", "sources.max_bad_fraction=0.1")
+    assert (outcome.code, Path("out").exists()) == (2, False)
+    assert "1 of 6 lines are no documents" in outcome.err
+
+
+def test_an_incomplete_directory_is_not_read(cli: Cli) -> None:
+    write_jsonl(Path("a.jsonl"), [sentences(5, n) for n in range(5)])
+    assert cli("clean", "jsonl:a.jsonl", "out", "--workers", 1).code == 0
+    Path("out/COMPLETE").unlink()
+    outcome = cli("language", "out", "next")
+    assert outcome.code == 6
+    assert "not complete" in outcome.err
+
+
+def test_compressed_inputs_are_the_same_documents(cli: Cli) -> None:
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
+    import zstandard
+
+    texts = mixed_texts(40)
+    write_jsonl(Path("a.jsonl"), texts)
+    Path("a.jsonl.gz").write_bytes(gzip.compress(Path("a.jsonl").read_bytes()))
+    Path("a.jsonl.zst").write_bytes(zstandard.compress(Path("a.jsonl").read_bytes()))
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), "a.parquet", row_group_size=7)
+    for source in ("jsonl:a.jsonl", "jsonl:a.jsonl.gz", "jsonl:a.jsonl.zst", "parquet:a.parquet"):
+        out = source.replace(":", "-")
+        outcome = cli("clean", source, out, "--workers", 1, "--set", "shard_bytes=65536")
+        assert outcome.code == 0, outcome.err
+        assert texts_in(Path(out)) == texts_in(Path("jsonl-a.jsonl"))
+
+
+def test_overlap_is_measured(cli: Cli) -> None:
+    planted = sentences(4, 7).split(" ")
+    write_jsonl(Path("t.jsonl"), [" ".join(planted), sentences(3, 8)])
+    write_jsonl(Path("a.jsonl"), [sentences(8, 1), " ".join(planted[:20])])
+    outcome = cli("overlap", "jsonl:a.jsonl", "out", "--set", "overlap.test_sets=['jsonl:t.jsonl']")
+    assert outcome.code == 0, outcome.err
+    found = json.loads(Path("out/overlap.json").read_text())["test_sets"]["jsonl:t.jsonl"]
+    assert found["texts"] == 2
+    assert found["occurrences"]["found"] == 13
+    assert f"{found['percent']:.2f} % found" in outcome.out
+
+
+def test_nothing_is_written_outside_the_output(cli: Cli, tmp_path: Path) -> None:
+    """Hostile ids and links in the input stay text."""
+    Path("in").mkdir()
+    lines = [{"id": "../../escape", "text": sentences(5, 1)}, {"id": "/etc/passwd\x00", "text": sentences(5, 2)}]
+    Path("in/shard-00000.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    (tmp_path / "in" / "link.txt").symlink_to(secret)
+    before = {path: sha256_file(path) for path in tmp_path.rglob("*") if path.is_file()}
+    assert cli("clean", "jsonl:in", "out", "--workers", 1).code == 0
+    after = {path: sha256_file(path) for path in tmp_path.rglob("*") if path.is_file() and "out" not in path.parts}
+    assert after == before
+    assert subprocess.run(["find", "out", "-type", "l"], capture_output=True, check=True).stdout == b""
