@@ -238,7 +238,8 @@ class FastBpe:
         self._keys, self._ranks = np.full(size, EMPTY, np.int64), np.empty(size, np.int32)
         _index_pairs(pairs, self._keys, self._ranks)
         self._words, self._lengths = np.empty((SLOTS, LONGEST_CACHED), np.uint8), np.zeros(SLOTS, np.uint8)
-        self._tokens, self._counts = np.empty((SLOTS, LONGEST_CACHED), np.int32), np.empty(SLOTS, np.uint8)
+        dtype = np.uint16 if max(vocabulary.values()) < 1 << 16 else np.int32  # half the memory to wait for
+        self._tokens, self._counts = np.empty((SLOTS, LONGEST_CACHED), dtype), np.empty(SLOTS, np.uint8)
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Token ids of the text. Raises BadInput for text of more than 2 GiB."""

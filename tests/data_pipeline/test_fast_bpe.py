@@ -144,3 +144,10 @@ def test_more_words_than_the_cache_holds() -> None:
 def test_a_vocabulary_without_every_byte_is_refused() -> None:
     with pytest.raises(KeyError):
         FastBpe({"a": 0, "b": 1, "ab": 2}, [("a", "b")])
+
+
+def test_ids_beyond_16_bits() -> None:
+    model = json.loads(vocabulary("trained-1500")[0].to_str())["model"]
+    wide = FastBpe({token: number + 100_000 for token, number in model["vocab"].items()}, model["merges"])
+    for text in CORPUS:
+        assert np.array_equal(wide.encode(text), vocabulary("trained-1500")[1].encode(text) + 100_000)
