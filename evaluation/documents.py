@@ -79,6 +79,11 @@ def lm_eval_documents(text: str) -> Iterator[str]:
     yield "\n".join(lines)
 
 
+def join_rows(text: str) -> str:
+    """A WikiText file's rows, as the hub's data set has them, joined by blank lines; an empty line is an empty row."""
+    return "\n\n".join("" if line == " \n" else line for line in text.splitlines(keepends=True))
+
+
 def lm_eval_words(document: str) -> int:
     r"""Pieces between runs of white space, with the empty ones at the ends (`re.split(r"\s+", page)`)."""
     return len(re.split(r"\s+", document))

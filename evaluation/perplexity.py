@@ -6,6 +6,7 @@ What is scored (`Stream`) is a matter of the protocol; what the summed loss is d
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,10 @@ class Detokenizer:
 
 
 UNCHANGED = Detokenizer("none", lambda text: text)
+
+Divisor = Literal["original tokens", "lm-eval words", "transformers labels"]
+"""What the summed loss is divided by. The last is transformers' recipe, which counts one target too few in every window
+but the first, and weights the window's mean loss accordingly."""
 
 
 @dataclass(frozen=True)
@@ -114,19 +119,16 @@ class PerplexityTask:
         text: RunningText,
         stream: Stream,
         tokenizer: Encoder,
-        per_lm_eval_word: bool = False,
+        divisor: Divisor = "original tokens",
         limit: int | None = None,
     ) -> None:
-        """`per_lm_eval_word` divides by lm-evaluation-harness's words instead of the original tokens.
-
-        `limit` scores only that many windows, spread evenly over the text.
-        """
+        """`limit` scores only that many windows, spread evenly over the text."""
         self._text, self._source, self._tokenizer = text, text.source, tokenizer
         self.stream = stream
         self._num_original_tokens = text.num_original_tokens
         if self._num_original_tokens < 2:
             raise BadInput(f"{text.source.title} is too short to measure a perplexity on")
-        self._per_lm_eval_word = per_lm_eval_word
+        self._divisor = divisor
         self._chosen = evenly_spread(len(stream.requests), limit)
         self.requests = [stream.requests[index] for index in self._chosen]
 
@@ -164,7 +166,16 @@ class PerplexityTask:
         loss = nll / num_scored
         subword = perplexity(nll, num_scored)
         token_ratio = num_targets / (self._num_original_tokens - 1)
-        normaliser = (text.num_lm_eval_words if self._per_lm_eval_word else self._num_original_tokens) * share
+        if self._divisor == "transformers labels":
+            weights = np.array(
+                [request.num_scored - (index > 0) for index, request in zip(self._chosen, self.requests, strict=True)]
+            )
+            divided, normaliser = math.fsum(scores.nll / scores.num_scored * weights), float(weights.sum())
+        else:
+            words = {"original tokens": self._num_original_tokens, "lm-eval words": text.num_lm_eval_words}[
+                self._divisor
+            ]
+            divided, normaliser = nll, words * share
         losses = self.losses(scores)
         return PerplexityResult(
             **provenance.model_dump(),
@@ -174,7 +185,7 @@ class PerplexityTask:
             note=self.note,
             warnings=misload_warnings(subword, self._tokenizer.vocab_size),
             data_digest=self._source.digest,
-            perplexity=perplexity(nll, normaliser),
+            perplexity=perplexity(divided, normaliser),
             log_perplexity_standard_error=ratio_standard_error(losses.nll, losses.weight),
             num_original_tokens=self._num_original_tokens,
             num_lm_eval_words=text.num_lm_eval_words,
@@ -214,11 +225,11 @@ class PerplexityTask:
         return np.concatenate([np.arange(ends[index] - sizes[index], ends[index]) for index in self._chosen])
 
     def _describe(self, dtype: str, partial: bool) -> str:
-        divisor = (
-            f"{self._text.num_lm_eval_words} words as lm-evaluation-harness counts them"
-            if self._per_lm_eval_word
-            else f"{self._num_original_tokens} space-separated tokens of the original"
-        )
+        divisor = {
+            "original tokens": f"{self._num_original_tokens} space-separated tokens of the original",
+            "lm-eval words": f"{self._text.num_lm_eval_words} words as lm-evaluation-harness counts them",
+            "transformers labels": "sub-words scored, one too few in each window but the first",
+        }[self._divisor]
         part = (
             f"; only {len(self.requests)} of {len(self.stream.requests)} windows, divisor pro rata" if partial else ""
         )

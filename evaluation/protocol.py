@@ -112,7 +112,7 @@ class PerplexityResult(Result):
     """Word-level perplexity of a running text."""
 
     normaliser: float
-    """Divisor of the summed loss: `num_original_tokens` or `num_lm_eval_words`, pro rata when partial."""
+    """Divisor of the summed loss: `num_original_tokens` or `num_lm_eval_words`, pro rata when partial, or sub-words."""
     log_perplexity_standard_error: float | None
     """Of ln perplexity, by a bootstrap over `blocks`; None for a single one."""
     loss_per_token: float

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -44,19 +45,23 @@ def print_conventions(console: Console, results: Mapping[str, Result], missing: 
     if texts:
         table = _numbers(
             f"word perplexity ({_kind(next(iter(texts.values())))})",
-            ["perplexity", "per original token", "per lm-eval word", "per sub-word", "bits per byte"],
+            ["ppl", "±", "per T_o", "per lm-eval word", "per sub-word", "bits per byte"],
         )
         for name, text in texts.items():
+            error = "" if (e := text.log_perplexity_standard_error) is None else f"{e:.1%}"
             values = (text.original_token_perplexity, text.lm_eval_word_perplexity, text.subword_perplexity)
-            table.add_row(name, _perplexity(text), *map(_number, values), f"{text.bits_per_byte:.4f}")
+            table.add_row(name, _short(text.perplexity), error, *map(_short, values), f"{text.bits_per_byte:.4f}")
         console.print(table)
     if clozes:
         table = _numbers(
-            f"last word ({_kind(next(iter(clozes.values())))})", ["accuracy", "correct", "perplexity of the target"]
+            f"last word ({_kind(next(iter(clozes.values())))})",
+            ["accuracy", "correct", "perplexity of the target", "±"],
         )
         for name, cloze in clozes.items():
             accuracy = f"{cloze.accuracy:.2%} ± {cloze.standard_error:.2%}"
-            table.add_row(name, accuracy, f"{cloze.num_correct:,} of {cloze.num_examples:,}", _perplexity(cloze))
+            error = "" if (e := cloze.perplexity_standard_error) is None else f"{e / cloze.perplexity:.1%}"
+            correct = f"{cloze.num_correct:,}/{cloze.num_examples:,}"
+            table.add_row(name, accuracy, correct, _short(cloze.perplexity), error)
         console.print(table)
     for name, result in results.items():
         console.print(f"{name}: {result.protocol}", soft_wrap=True, markup=False, highlight=False)
@@ -78,14 +83,16 @@ def print_differences(console: Console, differences: Sequence[Difference]) -> No
 def _print_remarks(console: Console, results: Mapping[str, Result]) -> None:
     if any(result.partial for result in results.values()):
         console.print("PARTIAL: only part of the test was scored; this is an estimate.", style="bold", soft_wrap=True)
-    remarks = [remark for result in results.values() for remark in (result.note, *result.warnings) if remark]
-    for remark in dict.fromkeys(remarks):
+    notes = [result.note for result in results.values() if result.note]
+    warnings = [warning for result in results.values() for warning in result.warnings]
+    more = f" (and {len(warnings) - 1} more such warnings)" if len(warnings) > 1 else ""
+    for remark in (*dict.fromkeys(notes), *(warning + more for warning in warnings[:1])):
         console.print(f"WARNING: {remark}", style="bold", soft_wrap=True, markup=False, highlight=False)
 
 
 def _numbers(title: str, heads: Sequence[str]) -> Table:
-    table = Table(title=title)
-    table.add_column("")
+    table = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
     for head in heads:
         table.add_column(head, justify="right")
     return table
@@ -106,6 +113,10 @@ def _perplexity(result: PerplexityResult | ClozeResult) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.3f}" if value < 1e7 else f"{value:.3e}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}" if value < 1e5 else f"{value:.2e}"
 
 
 def _error(value: float | None, form: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from data_pipeline.testsets import TEST_SETS
 from evaluation import invertible
 from evaluation.detokenize import NAME, detokenize_wikitext
-from evaluation.documents import RunningText
+from evaluation.documents import RunningText, join_rows
 from evaluation.harness import document_stream
 from evaluation.official import has_gpt2_vocabulary, read_official
 from evaluation.perplexity import LONGEST_WINDOW, UNCHANGED, Detokenizer, PerplexityTask, Stream, sliding_stream
@@ -21,7 +21,8 @@ NUM_ORIGINAL_TOKENS = 245_566
 NUM_LM_EVAL_WORDS = 241_335
 MEGATRON = Detokenizer(NAME, detokenize_wikitext)
 INVERTIBLE = Detokenizer(invertible.NAME, invertible.detokenize)
-NUM_GPT2_TOKENS = {MEGATRON: 270_330, UNCHANGED: 285_234, INVERTIBLE: 270_213}
+ROWS = Detokenizer("rows-by-blank-lines", join_rows)
+NUM_GPT2_TOKENS = {MEGATRON: 270_330, UNCHANGED: 285_234, INVERTIBLE: 270_213, ROWS: 286_657}
 NUM_GPT2_TOKENS_BY_DOCUMENT = 270_263
 
 
@@ -61,7 +62,21 @@ def lm_eval_wikitext103(
     text = read_wikitext103(name, path)
     stream = document_stream(text, tokenizer, seq_length)
     _expect_gpt2(tokenizer, stream, NUM_GPT2_TOKENS_BY_DOCUMENT)
-    return PerplexityTask(text, stream, tokenizer, per_lm_eval_word=True, limit=limit)
+    return PerplexityTask(text, stream, tokenizer, divisor="lm-eval words", limit=limit)
+
+
+def huggingface_wikitext103(
+    name: str, path: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None
+) -> PerplexityTask:
+    """The file in transformers' strided recipe (`docs/source/en/perplexity.md`), which counts sub-words.
+
+    Its windows hold the whole context, the target included, so the first target has one token less before it than in
+    Megatron-LM's; they overlap by half.
+    """
+    text = read_wikitext103(name, path)
+    stream = sliding_stream(text, ROWS, tokenizer, seq_length - 1, seq_length // 2)
+    _expect_gpt2(tokenizer, stream, NUM_GPT2_TOKENS[ROWS])
+    return PerplexityTask(text, stream, tokenizer, divisor="transformers labels", limit=limit)
 
 
 def _expect_gpt2(tokenizer: Encoder, stream: Stream, published: int) -> None:

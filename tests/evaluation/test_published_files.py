@@ -13,7 +13,7 @@ from evaluation.documents import count_original_tokens, cut_articles, lm_eval_do
 from evaluation.lambada import openai_lambada
 from evaluation.perplexity import UNCHANGED, Detokenizer, PerplexityTask
 from evaluation.tasks import TASKS, build_task
-from evaluation.wikitext103 import INVERTIBLE, MEGATRON, read_wikitext103, sliding_wikitext103
+from evaluation.wikitext103 import INVERTIBLE, MEGATRON, ROWS, read_wikitext103, sliding_wikitext103
 from lineage.errors import DataMissing, IntegrityFailure
 
 
@@ -47,6 +47,7 @@ def cloze_tasks(published: Path, gpt2_tokenizer: Tokenizer) -> dict[str, ClozeTa
         ("wikitext103-raw", 285_234, 285_233, 8883, 17),
         ("wikitext103-correct", 270_213, 270_212, 8414, 4),
         ("wikitext103-lm-eval", 270_263, 270_263, 296, 703),
+        ("wikitext103-huggingface", 286_657, 286_656, 559, 449),
     ],
 )
 def test_wikitext103_counts(
@@ -83,7 +84,7 @@ def test_words_by_each_count(wikitext_file: Path) -> None:
     assert "\n".join([" ", *documents]) == text.text
 
 
-@pytest.mark.parametrize("detokenizer", [MEGATRON, UNCHANGED, INVERTIBLE])
+@pytest.mark.parametrize("detokenizer", [MEGATRON, UNCHANGED, INVERTIBLE, ROWS])
 def test_articles_tokenized_apart_are_the_whole_file(
     wikitext_file: Path, gpt2_tokenizer: Tokenizer, detokenizer: Detokenizer
 ) -> None:
