@@ -11,6 +11,7 @@ from rich.console import Console
 from engine.allocator import keep_large_buffers
 from evaluation.compare import paired_difference
 from evaluation.heldout import file_cloze, file_perplexity
+from evaluation.layouts import ONE_RANK, is_first_rank, parse_layout, start_ranks
 from evaluation.protocol import Encoder, Result, Task
 from evaluation.tables import print_conventions, print_differences, print_result
 from evaluation.tasks import TASKS, check_task_name
@@ -43,6 +44,10 @@ Heads = Annotated[
     int | None, typer.Option(min=1, help="Attention heads of a Megatron-LM checkpoint that does not say.")
 ]
 
+LayoutText = Annotated[
+    str, typer.Option("--layout", help="Ranks that share the model, such as tp=2,pp=2; started here if nobody has.")
+]
+
 
 def _named_command(name: str) -> Callable[..., None]:
     def command(
@@ -54,10 +59,11 @@ def _named_command(name: str) -> Callable[..., None]:
         workers: Workers = None,
         vocab: Vocab = None,
         heads: Heads = None,
+        layout: LayoutText = ONE_RANK,
     ) -> None:
-        from evaluation.evaluate import Settings, named_task
+        from evaluation.evaluate import named_task
 
-        _report_one(ckpt, named_task(name), Settings(limit, batch_size, workers, vocab, heads), json, samples)
+        _report_one(ckpt, named_task(name), _settings(limit, batch_size, workers, vocab, heads, layout), json, samples)
 
     command.__doc__ = f"{TASKS[name].title[0].upper()}{TASKS[name].title[1:]}."
     return command
@@ -74,10 +80,13 @@ def _file_command(make: Callable[[Path, Encoder, int, int | None], Task], descri
         workers: Workers = None,
         vocab: Vocab = None,
         heads: Heads = None,
+        layout: LayoutText = ONE_RANK,
     ) -> None:
-        from evaluation.evaluate import Settings, file_task
+        from evaluation.evaluate import file_task
 
-        _report_one(ckpt, file_task(make, file), Settings(limit, batch_size, workers, vocab, heads), json, samples)
+        _report_one(
+            ckpt, file_task(make, file), _settings(limit, batch_size, workers, vocab, heads, layout), json, samples
+        )
 
     command.__doc__ = description
     return command
@@ -103,13 +112,16 @@ def all_command(
     workers: Workers = None,
     vocab: Vocab = None,
     heads: Heads = None,
+    layout: LayoutText = ONE_RANK,
 ) -> None:
     """Every protocol in one pass, side by side."""
-    from evaluation.evaluate import Settings, evaluate, named_task
+    from evaluation.evaluate import evaluate, named_task
 
     _refuse_directories(json, samples)
-    settings = Settings(limit, batch_size, workers, vocab, heads)
+    settings = _settings(limit, batch_size, workers, vocab, heads, layout)
     evaluations = evaluate(ckpt, {name: named_task(name) for name in TASKS}, settings)
+    if not is_first_rank():
+        return
     results = {name: evaluation.result for name, evaluation in evaluations.done.items()}
     print_conventions(Console(), results, evaluations.missing)
     _write(json, {"results": _dump(results), "missing": evaluations.missing})
@@ -129,15 +141,18 @@ def compare_command(
     workers: Workers = None,
     vocab: Vocab = None,
     heads: Heads = None,
+    layout: LayoutText = ONE_RANK,
 ) -> None:
     """Two checkpoints on the same tests: the paired difference with its standard error."""
-    from evaluation.evaluate import Settings, evaluate, named_task
+    from evaluation.evaluate import evaluate, named_task
 
     for name in task:
         check_task_name(name)
     _refuse_directories(json)
-    settings = Settings(limit, batch_size, workers, vocab, heads)
+    settings = _settings(limit, batch_size, workers, vocab, heads, layout)
     one, other = (evaluate(ckpt, {name: named_task(name) for name in task}, settings) for ckpt in (first, second))
+    if not is_first_rank():
+        return
     names = [name for name in one.done if name in other.done]
     if differing := [
         name for name in names if one.done[name].result.data_digest != other.done[name].result.data_digest
@@ -171,9 +186,22 @@ def _report_one(ckpt: Path, task: "MakeTask", settings: "Settings", json: Path |
 
     _refuse_directories(json, samples)
     (evaluation,) = evaluate(ckpt, {"task": task}, settings).done.values()
+    if not is_first_rank():
+        return
     print_result(Console(), evaluation.result)
     _write(json, evaluation.result.model_dump(mode="json"))
     _write_samples(samples, [evaluation])
+
+
+def _settings(
+    limit: int | None, batch_size: int | None, workers: int | None, vocab: Path | None, heads: int | None, layout: str
+) -> "Settings":
+    """The settings, on every rank of the layout."""
+    ranks = parse_layout(layout)
+    start_ranks(ranks)
+    from evaluation.evaluate import Settings
+
+    return Settings(limit, batch_size, workers, vocab, heads, ranks)
 
 
 def _refuse_directories(json: Path | None, samples: Path | None = None) -> None:

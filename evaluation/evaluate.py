@@ -3,9 +3,12 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.parallel.layout import Layout
+from engine.parallel.mesh import build_mesh
+from engine.parallel.rendezvous import telling_of_lost_ranks
 from evaluation.checkpoints import native_checkpoint
 from evaluation.models import EvaluatedCheckpoint, load_checkpoint
 from evaluation.protocol import Encoder, Losses, Provenance, Result, Sample, Scores, Task
@@ -33,6 +36,8 @@ class Settings:
     """Vocabulary of a Megatron-LM checkpoint."""
     heads: int | None = None
     """Attention heads of one that does not say."""
+    layout: Layout = field(default_factory=Layout)
+    """Ranks that share the model; this process is one of them."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings
     made: dict[str, Task] = {}
     missing: dict[str, DataMissing] = {}
     with native_checkpoint(checkpoint, settings.vocab, settings.heads) as native:
-        evaluated = load_checkpoint(native)
+        evaluated = load_checkpoint(native, build_mesh(settings.layout))
         for name, make in tasks.items():
             try:
                 made[name] = make(evaluated, settings.limit)
@@ -98,13 +103,14 @@ def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings
 def _run(
     tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, checkpoint: Path, settings: Settings, started: float
 ) -> list[Evaluation]:
+    is_first = evaluated.model.mesh.is_first
     for task in tasks:
-        if task.note:
+        if task.note and is_first:
             print(f"warning: {task.note}", file=sys.stderr)
     requests, places = share([task.requests for task in tasks])
     banned = next((task.banned for task in tasks if task.banned is not None), None)
     title, unit = (tasks[0].name, tasks[0].unit) if len(tasks) == 1 else (f"{len(tasks)} protocols", "requests")
-    with Progress(title, len(requests), unit) as progress:
+    with Progress(title, len(requests), unit, quiet=not is_first) as progress, telling_of_lost_ranks():
         shared = score(
             evaluated.model,
             requests,

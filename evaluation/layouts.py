@@ -1,11 +1,19 @@
 """Evaluation on several ranks: what `--layout tp=2,pp=2` means. Imports no torch."""
 
+import atexit
 import os
 import sys
 
 from engine.launch import launch
 from engine.parallel.layout import Layout
 from lineage.errors import BadInput
+
+ONE_RANK = "tp=1"
+
+
+def is_first_rank() -> bool:
+    """Whether this process speaks to the user and writes files."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def parse_layout(text: str) -> Layout:
@@ -26,3 +34,11 @@ def start_ranks(layout: Layout) -> None:
     """
     if layout.world_size > 1 and "WORLD_SIZE" not in os.environ:
         raise SystemExit(launch("evaluation.cli", sys.argv[1:], layout.world_size))
+    if layout.world_size > 1:
+        atexit.register(_leave_ranks)
+
+
+def _leave_ranks() -> None:
+    from engine.parallel.rendezvous import leave_ranks
+
+    leave_ranks()

@@ -91,7 +91,7 @@ def telling_of_lost_ranks() -> Iterator[None]:
     except RuntimeError as error:
         if not any(words in str(error).lower() for words in PEER_GONE):
             raise
-        raise RankLost("another rank ended; the same command goes on from the newest checkpoint") from error
+        raise RankLost("another rank ended; the same command goes on from what was finished") from error
 
 
 def check_agreement(config: dict[str, Any]) -> None:
