@@ -9,9 +9,12 @@ Shapes: b requests, s inputs, q positions of a request, n scored rows, h hidden,
 ranks.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +24,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.model.gpt2 import GPT2
+from engine.parallel.layers import ColumnParallelLinear
 from engine.parallel.mesh import Axis, ParallelMesh, serial_mesh
 from engine.pipeline.inference import forward_at
 from evaluation.batches import digest_batches, plan_batches
 from evaluation.protocol import Request, Scores
 from evaluation.store import ScoreStore
 from evaluation.workers import in_workers
+from lineage.digest import sha256_file, sha256_json
 from lineage.environment import available_cores, cpu_name
 from lineage.errors import BadInput
 
@@ -124,7 +129,7 @@ def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str
     """What the bits of scores depend on, other than the weights and the batches."""
     on_cpu = model.mesh.device.type == "cpu"
     return {
-        "version": 1,
+        "code": _code_digest(),
         "banned": None if banned is None else banned.tolist(),
         "vocab_size": model.vocab_size,
         "dtype": str(model.dtype),
@@ -135,9 +140,14 @@ def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str
     }
 
 
-def _in_request_order(
-    batches: Sequence[Sequence[int]], found: dict[int, Scores], counts: NDArray[np.int64]
-) -> Scores:  # fmt: skip
+@cache
+def _code_digest() -> str:
+    """SHA-256 of the source files that decide how scores are computed."""
+    modules = (GPT2.__module__, ColumnParallelLinear.__module__, forward_at.__module__, __name__)
+    return sha256_json([sha256_file(Path(str(sys.modules[name].__file__))) for name in modules])
+
+
+def _in_request_order(batches: Sequence[Sequence[int]], found: dict[int, Scores], counts: NDArray[np.int64]) -> Scores:
     starts = np.cumsum(counts) - counts
     total = int(counts.sum())
     scores = Scores(np.empty(total), np.empty(total, np.bool_), np.empty(total, np.bool_), counts)
@@ -209,9 +219,7 @@ def _score_rows(
     return target.double() - highest.double() - total.double().log(), greedy, allowed
 
 
-def _is_first_best(
-    logits: Tensor, start: int, targets: Tensor, target: Tensor, highest: Tensor, axis: Axis
-) -> Tensor:  # fmt: skip
+def _is_first_best(logits: Tensor, start: int, targets: Tensor, target: Tensor, highest: Tensor, axis: Axis) -> Tensor:
     """Whether each target is the token of the highest logit, and of several such tokens the first."""
     is_best = target == highest
     rows = is_best.nonzero().squeeze(1)

@@ -15,11 +15,13 @@ import shutil
 import struct
 import tempfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evaluation.protocol import Scores
 from lineage.digest import sha256_json
@@ -68,7 +70,7 @@ class StoredScores:
             self._file.close()
             remove_oldest(self._directory.parent)
 
-    def read(self, num_scored: list[np.ndarray]) -> dict[int, Scores]:
+    def read(self, num_scored: Sequence[NDArray[np.int64]]) -> dict[int, Scores]:
         """What is kept of the batches, whose requests score so many tokens each."""
         found: dict[int, Scores] = {}
         for path in sorted(self._directory.glob(f"*{SUFFIX}")):
@@ -116,7 +118,7 @@ def remove_oldest(folder: Path, largest_bytes: int = LARGEST_BYTES) -> None:
         total -= size
 
 
-def _parse(data: bytes, num_scored: list[np.ndarray]) -> dict[int, Scores]:
+def _parse(data: bytes, num_scored: Sequence[NDArray[np.int64]]) -> dict[int, Scores]:
     found: dict[int, Scores] = {}
     start = 0
     while start + HEADER.size <= len(data):

@@ -95,7 +95,9 @@ def export_model(model: "ScoringModel", config: ModelConfig, tokenizer: Tokenize
 def harness(directory: Path, seq_length: int) -> Score:
     """lm-evaluation-harness's Hugging Face backend in fp32, from the tokens on: its batching, forward and softmax."""
     from lm_eval.models.huggingface import HFLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     program = HFLM(
         pretrained=str(directory), device="cpu", dtype="float32", max_length=seq_length, batch_size=1
     )  # fmt: skip
