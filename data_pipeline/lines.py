@@ -7,13 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-import zstandard
-
 CHUNK_BYTES = 1 << 20
 ALLOWED_BYTES = 16 << 20
 """What a compressed file may always expand to."""
-WINDOW_BYTES = 1 << 27
-"""Largest zstandard window: the memory its decompression takes."""
 COMPRESSED = (".gz", ".zst")
 
 
@@ -46,8 +42,9 @@ def open_bytes(path: Path, ratio: float) -> Iterator[BinaryIO]:
         if path.suffix == ".gz":
             stream: BinaryIO = gzip.GzipFile(fileobj=file)  # type: ignore[assignment]
         elif path.suffix == ".zst":
-            decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES)
-            stream = decompressor.stream_reader(file, read_across_frames=True, closefd=False)
+            import pyarrow
+
+            stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "rb"), "zstd")
         else:
             yield file
             return
@@ -55,7 +52,7 @@ def open_bytes(path: Path, ratio: float) -> Iterator[BinaryIO]:
 
 
 def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Each line with its length in bytes; of one that is longer than `max_bytes` only the beginning."""
+    """Each line with its length in bytes, its newline counted; of one with more than `max_bytes` only the beginning."""
     while line := stream.readline(max_bytes + 1):
         length = len(line)
         if length > max_bytes and not line.endswith(b"\n"):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import zstandard
 
 from data_pipeline.document import Document, Malformed
 from data_pipeline.lines import TooCompressed, open_bytes, read_lines, seek_line
@@ -43,7 +42,7 @@ def read_pieces(pieces: Iterable[Piece], limits: Limits) -> Iterator[Found]:
                 taken += isinstance(found, Document)
                 if taken == piece.take:
                     break
-        except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise BadInput(f"{piece.path} cannot be read: {error}") from error
 
 
@@ -70,7 +69,7 @@ def _read_lines(piece: Piece, limits: Limits) -> Iterator[Found]:
         try:
             for line, length in read_lines(file, limits.max_line_bytes):
                 number += 1
-                if length > limits.max_line_bytes:
+                if length - line.endswith(b"\n") > limits.max_line_bytes:
                     yield malformed(piece.name, number, f"longer than {limits.max_line_bytes:,} bytes", line)
                 else:
                     yield _parse(piece, number, line.strip())
