@@ -1,0 +1,45 @@
+"""A corpus several times larger takes hardly more memory: nothing holds all texts."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.data_pipeline.conftest import WORDS
+
+BUILD = """
+import resource, sys
+from pathlib import Path
+from tests.data_pipeline.builds import build, config_for
+folder = Path(sys.argv[1])
+build(folder, config_for(f"jsonl:{folder / sys.argv[2]}", "shard_bytes=1048576", "decontaminate.test_sets=[]"), sys.argv[2] + "-runs")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+"""  # noqa: E501
+
+
+def write_corpus(path: Path, total_bytes: int) -> Path:
+    rng = random.Random(3)
+    written = 0
+    with path.open("w") as file:
+        while written < total_bytes:
+            text = re.sub(r"((?:\w+ ){11}\w+) ", r"\1. ", " ".join(rng.choices(WORDS, k=400)))
+            written += file.write(json.dumps({"text": text}) + "\n")
+    return path
+
+
+def peak_bytes(folder: Path, name: str) -> int:
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", BUILD, str(folder), name]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=280, check=True)
+    return int(done.stdout.splitlines()[-1])
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+    small, large = 3_000_000, 27_000_000
+    write_corpus(tmp_path / "small.jsonl", small)
+    write_corpus(tmp_path / "large.jsonl", large)
+    grown = peak_bytes(tmp_path, "large.jsonl") - peak_bytes(tmp_path, "small.jsonl")
+    print(f"{(large - small) / 1e6:.0f} MB more text took {grown / 1e6:.1f} MB more memory")
+    assert grown < (large - small) / 2
