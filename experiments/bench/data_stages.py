@@ -1,0 +1,163 @@
+"""The stages of the data pipeline, each beside the plain use of the library whose answers it must give."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import ftfy
+import numpy as np
+from datasketch import MinHashLSH
+from numpy.typing import NDArray
+from tokenizers import Tokenizer as Backend
+
+from data_pipeline.clean import clean
+from data_pipeline.config import DeduplicateConfig
+from data_pipeline.document import Document
+from data_pipeline.language import detect, detect_reference
+from data_pipeline.lsh import band_keys, buckets, sketch
+from data_pipeline.minhash import as_sketch, reference_signature, signature
+from data_pipeline.near_duplicates import resolve
+from data_pipeline.passages import ngrams_of_files
+from data_pipeline.shingles import jaccard, shingles
+from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.words import indexed_search, reference_search
+
+BATCH = 1000
+Signature = NDArray[np.uint32]
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage that takes each document by itself: two functions from texts to one answer for each."""
+
+    name: str
+    library: str
+    goal: float
+    """Times faster than the library that it should be."""
+    plain: Callable[[Sequence[str]], list[Any]]
+    ours: Callable[[Sequence[str]], list[Any]]
+
+
+def cleaning() -> Stage:
+    """ftfy with its default settings."""
+
+    def ours(text: str) -> str:
+        outcome = clean(Document("", text))
+        return outcome.text if isinstance(outcome, Document) else ftfy.fix_text(text)
+
+    return Stage("clean", "ftfy.fix_text", 10, _each(ftfy.fix_text), _each(ours))
+
+
+def language() -> Stage:
+    """langdetect with a fixed seed and its profiles in a fixed order."""
+    return Stage("language", "langdetect", 25, _each(detect_reference), _each(detect))
+
+
+def encoding(directory: Path) -> Stage:
+    """Hugging Face tokenizers on `tokenizer.json` in the directory, a thousand documents at a time, on one thread."""
+    tokenizer, backend = Tokenizer.load(directory), Backend.from_file(str(directory / "tokenizer.json"))
+
+    def plain(texts: Sequence[str]) -> list[list[int]]:
+        return [
+            encoding.ids
+            for start in range(0, len(texts), BATCH)
+            for encoding in backend.encode_batch(list(texts[start : start + BATCH]), add_special_tokens=False)
+        ]
+
+    return Stage("encode", "tokenizers", 5, plain, _each(tokenizer.encode_ids))
+
+
+def signing(config: DeduplicateConfig) -> Stage:
+    """datasketch's MinHash.update_batch over a document's set of shingles."""
+
+    def sign(function: Callable[[str, int, int], Signature]) -> Callable[[Sequence[str]], list[Any]]:
+        return _each(lambda text: function(text, config.num_permutations, config.shingle_characters))
+
+    return Stage("signatures", "datasketch update_batch", 10, sign(reference_signature), sign(signature))
+
+
+def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> Stage:
+    """Sets of strings: every match of a test set's n-grams, with its place."""
+    ngrams = ngrams_of_files(test_sets, words, min_words)
+
+    def search(function: Callable[..., Any]) -> Callable[[Sequence[str]], list[Any]]:
+        return _each(lambda text: list(function((ngrams, text))))
+
+    return Stage("decontaminate", "sets of strings", 12, search(reference_search), search(indexed_search))
+
+
+def plain_grouping(signatures: Sequence[Signature], config: DeduplicateConfig) -> list[Sequence[int]]:
+    """datasketch's index: for each document the earlier ones that share a band with it."""
+    index = MinHashLSH(num_perm=config.num_permutations, params=(config.bands, config.rows))
+    found = []
+    for document, values in enumerate(signatures):
+        minhash = as_sketch(values, config.num_permutations)
+        found.append(index.query(minhash))
+        index.insert(document, minhash, check_duplication=False)
+    return found
+
+
+def our_grouping(signatures: Sequence[Signature], config: DeduplicateConfig) -> list[Any]:
+    """The buckets of each band."""
+    keys = band_keys(np.stack(signatures), config.bands)
+    return [buckets(np.ascontiguousarray(keys[:, band])) for band in range(config.bands)]
+
+
+def pairs_of_buckets(bands: Sequence[Any]) -> set[Pair]:
+    """Every two documents that share a bucket."""
+    found: set[Pair] = set()
+    for documents, starts in bands:
+        for start, end in pairwise(starts):
+            found.update(combinations(map(int, documents[start:end]), 2))
+    return found
+
+
+def pairs_of_queries(queries: Sequence[Sequence[int]]) -> set[Pair]:
+    """Every document with each earlier one that was found for it."""
+    return {(earlier, document) for document, found in enumerate(queries) for earlier in found}
+
+
+def plain_verification(texts: Sequence[str], candidates: set[Pair], config: DeduplicateConfig) -> list[tuple[int, int]]:
+    """Each document that goes and the earlier one that is kept for it, by sets of strings."""
+    earlier: dict[int, list[int]] = defaultdict(list)
+    for first, second in sorted(candidates):
+        earlier[second].append(first)
+    gone: dict[int, int] = {}
+    for document in sorted(earlier):
+        mine = shingles(texts[document], config.shingle_characters)
+        for other in earlier[document]:
+            if other in gone:
+                continue
+            if jaccard(shingles(texts[other], config.shingle_characters), mine) >= config.threshold:
+                gone[document] = other
+                break
+    return list(gone.items())
+
+
+def our_verification(
+    texts: Sequence[str], fingerprints: NDArray[np.uint64], components: NDArray[np.int64], config: DeduplicateConfig
+) -> list[tuple[int, int]]:
+    """The same, component by component."""
+    order = np.argsort(components, kind="stable")
+    bounds = np.flatnonzero(np.diff(components[order], prepend=-1, append=-1))
+    decisions = []
+    for start, end in pairwise(bounds):
+        if end - start > 1:
+            members = order[start:end]
+            found = resolve(members, fingerprints[members], lambda number: texts[number], config)
+            decisions += [(one.document, one.survivor) for one in found.decisions]
+    return sorted(decisions)
+
+
+def fingerprints_of(signatures: Sequence[Signature], config: DeduplicateConfig) -> NDArray[np.uint64]:
+    """Band keys and sketch of each signature."""
+    minima = np.stack(signatures)
+    return np.concatenate([band_keys(minima, config.bands), sketch(minima)], axis=1)
+
+
+def _each(function: Callable[[str], Any]) -> Callable[[Sequence[str]], list[Any]]:
+    return lambda texts: [function(text) for text in texts]

@@ -1,0 +1,74 @@
+"""The pipeline as users run it, on one core, and the programs it is compared with: each in processes of its own."""
+
+import importlib.util
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from lineage.errors import UserError
+
+OFFLINE = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+TINY_DOCUMENTS = 40
+"""In the corpus whose run shows what starting costs."""
+
+
+def run_pipeline(corpus: Path, vocabulary: str, work: Path) -> tuple[float, Path]:
+    """Processor seconds of `mlm-data run` with one worker, every process and file of it included; its dataset.
+
+    `vocabulary` is the TOML of the recipe's tokenizer section.
+    """
+    recipe = work / "recipe.toml"
+    recipe.write_text(
+        f'name = "bench"\nworkers = 1\n[sources]\nnames = [{json.dumps(f"jsonl:{corpus.absolute()}")}]\n'
+        f"[tokenizer]\n{vocabulary}\n",
+        encoding="utf-8",
+    )
+    seconds = _program(Path(sys.executable).with_name("mlm-data"), "run", recipe, "--runs", work / "runs")[0]
+    return seconds, work / "runs" / "bench"
+
+
+def texts_of(dataset: Path) -> Counter[str]:
+    """Every document of the dataset's splits."""
+    return Counter(
+        json.loads(line)["text"]
+        for path in sorted((dataset / "documents").glob("**/*.jsonl"))
+        for line in path.open(encoding="utf-8")
+    )
+
+
+def run_datatrove(corpus: Path, tokenizer: Path, work: Path) -> dict[str, float] | None:
+    """Processor seconds of datatrove's stages; None where it or its word tokenizer is not installed."""
+    if any(importlib.util.find_spec(name) is None for name in ("datatrove", "spacy")):
+        return None
+    printed = _program(sys.executable, "-m", "experiments.bench.data_datatrove", corpus, tokenizer, work)[1]
+    return dict(json.loads(printed.splitlines()[-1]))
+
+
+def datatrove_version() -> str:
+    """As installed."""
+    return version("datatrove")
+
+
+def first_documents(corpus: Path, path: Path) -> Path:
+    """A corpus of the first few lines."""
+    with corpus.open("rb") as file:
+        path.write_bytes(b"".join(line for _, line in zip(range(TINY_DOCUMENTS), file, strict=False)))
+    return path
+
+
+def _program(*arguments: Any) -> tuple[float, str]:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [str(argument) for argument in arguments], env=os.environ | OFFLINE, capture_output=True, text=True, check=False
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise UserError(f"{Path(arguments[0]).name} {' '.join(map(str, arguments[1:3]))} failed: {lines[-1]}")
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout

@@ -1,0 +1,82 @@
+"""`mlm-bench data`: every answer is compared, and a wrong one is found."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+
+from experiments.bench.data import core_hours, measure_stage
+from experiments.bench.data_stages import cleaning, pairs_of_buckets, pairs_of_queries
+
+TEXTS = [topics[name] for name in sorted(topics)][:40]
+STAGES = ["clean", "language", "encode", "signatures", "group", "verify"]
+
+
+def bench(corpus: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    program = Path(sys.executable).with_name("mlm-bench")
+    done = subprocess.run(
+        [str(program), "data", "--corpus", str(corpus), *map(str, arguments)],
+        capture_output=True, text=True, timeout=280, env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    """The result on documents of which five come twice, one hardly changed, and what was printed."""
+    folder = tmp_path_factory.mktemp("bench")
+    texts = [*TEXTS, *TEXTS[:5], TEXTS[7].replace("the", "thé", 3)]
+    lines = [json.dumps({"text": text}) for text in texts]
+    (folder / "corpus.jsonl").write_text("\n".join([*lines, "not json"]) + "\n", encoding="utf-8")
+    done = bench(folder / "corpus.jsonl", "--json", folder / "data.json")
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "data.json").read_text(encoding="utf-8")), done.stdout
+
+
+def test_every_stage_is_compared_and_nothing_differs(run: tuple[dict[str, Any], str]) -> None:
+    result, printed = run
+    rows = {row["stage"]: row for row in result["stages"]}
+    assert list(rows)[: len(STAGES)] == STAGES
+    assert (result["corpus"]["documents"], result["corpus"]["malformed"]) == (len(TEXTS) + 6, 1)
+    assert rows["clean"]["compared"] == len(TEXTS) + 6
+    assert rows["group"]["compared"] >= rows["verify"]["compared"] >= 6
+    assert all(row["differing"] == 0 and row["ours_seconds"] > 0 for row in rows.values())
+    assert result["whole"]["differing"] == 0
+    assert 0 < result["whole"]["documents"] <= len(TEXTS)
+    assert result["whole"]["plain_seconds"] == pytest.approx(
+        sum(row["plain_seconds"] for row in rows.values()), abs=1e-2
+    )
+    for name in [*STAGES, "whole"]:
+        assert name in printed
+
+
+def test_a_wrong_answer_is_found() -> None:
+    stage = cleaning()
+    wrong = replace(stage, ours=lambda texts: [text.replace("“", "'") for text in stage.ours(texts)])
+    assert measure_stage(stage, ["a “b” c", "d"])[0]["differing"] == 0
+    assert measure_stage(replace(wrong, plain=lambda texts: list(texts)), ["a “b” c", "d"])[0]["differing"] == 1
+
+
+def test_buckets_and_queries_are_pairs() -> None:
+    assert pairs_of_buckets([([3, 5, 8, 1, 2], [0, 3, 5]), ([3, 5], [0, 2])]) == {(3, 5), (3, 8), (5, 8), (1, 2)}
+    assert pairs_of_queries([[], [0], [], [0, 1]]) == {(0, 1), (0, 3), (1, 3)}
+
+
+def test_core_hours_are_those_of_the_papers_corpus() -> None:
+    assert core_hours(3600, 174_000) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("content", ["", "not json\n", '{"text": "too short"}\n'])
+def test_a_corpus_that_is_too_small_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text(content, encoding="utf-8")
+    done = bench(tmp_path / "corpus.jsonl")
+    assert done.returncode == 2
+    assert "too little of the corpus is left" in done.stderr
+    assert bench(tmp_path / "missing.jsonl").returncode == 2
