@@ -20,7 +20,7 @@ from engine.optim.adam import FlatAdamW
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from engine.pipeline.stages import split_layers
-from engine.shards import INDEX, check_names, describe, merge_descriptions, read_into, stored_dtype, write_shard
+from engine.shards import INDEX, check_entries, describe, merge_descriptions, read_into, stored_dtype, write_shard
 from lineage.atomic import publish_directory, write_json
 from lineage.config import parse_config
 from lineage.digest import check_seal, is_sealed, seal
@@ -117,6 +117,8 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
     """
     mesh = mesh or serial_mesh()
     directory = resolve_checkpoint(path)
+    if link := next((entry for entry in directory.rglob("*") if entry.is_symlink()), None):
+        raise IntegrityFailure(f"{link} is a symbolic link, which no checkpoint has")
     digest = check_seal(directory)
     values = _read_json(directory / "config.json")
     config = parse_config(values.get("model", {}), ModelConfig, str(directory / "config.json"))
@@ -124,10 +126,12 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
         if size % mesh.tp.size:
             raise BadInput(f"tp = {mesh.tp.size} does not divide the {size} {what} of {directory}")
     index = {n: e for n, e in _read_json(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)}
+    if len(index) < config.num_layers:  # before a model of that size is made
+        raise IntegrityFailure(f"{directory} has {len(index)} tensors, too few for its {config.num_layers} layers")
     stage = split_layers(config.num_layers, mesh.layout.pp, chunks=1)[mesh.pp.rank]
     with torch.device("meta"):
         whole = sharded_parameters(GPT2(config, serial_mesh()), serial_mesh())
-    check_names(directory, index, {parameter.name for parameter in whole})
+    check_entries(directory, index, {parameter.name: parameter.global_shape for parameter in whole})
     dtype = stored_dtype(directory, index) if as_stored else torch.float32
     model = GPT2(config, mesh, stage).to(mesh.device, dtype)
     with torch.no_grad():
@@ -161,5 +165,5 @@ def complete_checkpoints(run: Path) -> list[Path]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise IntegrityFailure(f"{path} cannot be read: {error}") from error

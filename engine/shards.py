@@ -4,6 +4,7 @@ Each tensor- and pipeline-parallel rank writes its parts to one safetensors file
 the whole shape, the dim along which it is divided and the files that hold the parts in order.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from engine.parallel.sharding import ShardedParameter
 from lineage.errors import IntegrityFailure
 
 INDEX = "index.json"
+FILE_NAME = re.compile(r"\w[\w.-]*")
 Entry = dict[str, Any]
 """{"shape": whole shape, "dim": int or None, "files": names in the order of the parts}"""
 
@@ -60,8 +62,7 @@ def read_into(
         opened: dict[str, Any] = {}
 
         def file(name: str) -> Any:
-            if Path(name).name != name:
-                raise IntegrityFailure(f"{directory}: the index names {name!r}, which is not a file of the checkpoint")
+            _check_file_name(directory, name)
             if name not in opened:
                 opened[name] = stack.enter_context(safe_open(directory / name, framework="pt"))
             return opened[name]
@@ -97,12 +98,33 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
     return formats[found]
 
 
-def check_names(directory: Path, index: dict[str, Entry], names: set[str]) -> None:
-    """Raise IntegrityFailure if the index has tensors that the whole model does not."""
-    if unexpected := sorted(index.keys() - names):
+def check_entries(directory: Path, index: dict[str, Entry], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise IntegrityFailure unless the index describes exactly the whole model's tensors, by name and shape."""
+    if unexpected := sorted(index.keys() - shapes.keys()):
         raise IntegrityFailure(
             f"{directory}: tensor {unexpected[0]!r} is unexpected ({len(unexpected)} such tensors): another model's?"
         )
+    for name, shape in shapes.items():
+        if name not in index:
+            raise IntegrityFailure(f"{directory}: tensor {name!r} is missing")
+        entry = index[name]
+        if not isinstance(entry, dict) or not _is_list_of(entry.get("shape"), int):
+            raise IntegrityFailure(f"{directory}: {INDEX} does not describe tensor {name!r}")
+        if tuple(entry["shape"]) != shape:
+            raise IntegrityFailure(f"{directory}: {name} has shape {entry['shape']}, the model's is {list(shape)}")
+        if not _is_list_of(entry.get("files"), str) or entry.get("dim") not in (None, *range(len(shape))):
+            raise IntegrityFailure(f"{directory}: {INDEX} does not say where tensor {name!r} is")
+        for file in entry["files"]:
+            _check_file_name(directory, file)
+
+
+def _check_file_name(directory: Path, name: str) -> None:
+    if not FILE_NAME.fullmatch(name):
+        raise IntegrityFailure(f"{directory}: the index names {name!r}, which is not a file of the checkpoint")
+
+
+def _is_list_of(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is kind for item in value)
 
 
 def _read_part(name: str, entry: Entry, parameter: ShardedParameter, target: torch.Tensor, file: Any) -> None:
@@ -111,10 +133,12 @@ def _read_part(name: str, entry: Entry, parameter: ShardedParameter, target: tor
         raise IntegrityFailure(f"{name} is divided along dim {dim}, the model's along {parameter.dim}")
     along = dim if dim is not None else parameter.dim
     if along is None:
-        target.copy_(file(files[0]).get_tensor(name))
+        _copy(name, target, file(files[0]).get_tensor(name))
         return
     whole = parameter.global_shape[along]
-    size = whole // len(files)
+    size, rest = divmod(whole, len(files))
+    if rest:
+        raise IntegrityFailure(f"{name} of {whole} rows is divided over {len(files)} files")
     start = parameter.axis.rank * target.shape[along] if parameter.dim is not None else 0
     end = start + target.shape[along]
     for number, source in enumerate(files):
@@ -123,4 +147,13 @@ def _read_part(name: str, entry: Entry, parameter: ShardedParameter, target: tor
             cut: list[slice] = [slice(None)] * target.dim()
             cut[along] = slice(low - number * size, high - number * size)
             part = file(source).get_slice(name)[tuple(cut)]
-            target.narrow(along, low - start, high - low).copy_(part)
+            _copy(name, target.narrow(along, low - start, high - low), part)
+
+
+def _copy(name: str, target: torch.Tensor, source: torch.Tensor) -> None:
+    if source.shape != target.shape or not source.is_floating_point():
+        raise IntegrityFailure(
+            f"{name}: a file holds {source.dtype} of shape {list(source.shape)}, "
+            f"not weights of shape {list(target.shape)}"
+        )
+    target.copy_(source)

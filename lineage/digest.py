@@ -89,9 +89,11 @@ def _read_marker(directory: Path) -> dict[str, Any]:
         raise IntegrityFailure(f"{directory} has no {MARKER} file: what made it did not finish")
     try:
         marker = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(marker["digest"], str) or not isinstance(marker["files"], dict):
+        if not isinstance(marker["digest"], str) or not all(
+            isinstance(file["bytes"], int) and isinstance(file["sha256"], str) for file in marker["files"].values()
+        ):
             raise ValueError
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityFailure(f"{path} is not a readable completion marker") from error
     return dict(marker)
 

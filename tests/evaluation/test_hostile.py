@@ -1,0 +1,267 @@
+"""Checkpoints made to do harm: refused with one sentence, and nothing in them is run or followed.
+
+A seal only says that files are as they were sealed, so every damage here is sealed again.
+"""
+
+import json
+import os
+import re
+import shutil
+import struct
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.formats.huggingface import export_huggingface
+from evaluation.cli import main
+from lineage.digest import seal, sha256_json
+
+WEIGHTS = "model-tp00-pp000.safetensors"
+FIRST = "embedding.word_embeddings.weight"
+
+
+def refused(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and sentence of `mlm-eval lambada`; anything but a sentence would be raised."""
+    monkeypatch.setattr(sys, "argv", ["mlm-eval", "lambada", "--ckpt", str(path), "--limit", "2", "--workers", "1"])
+    capsys.readouterr()
+    started = time.monotonic()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert time.monotonic() - started < 60
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ")
+    return int(ended.value.code or 0), error
+
+
+@pytest.fixture
+def checkpoint(run: Path, tmp_path: Path) -> Path:
+    """A checkpoint that may be damaged."""
+    return Path(shutil.copytree(run / "checkpoints" / "iter_0000010", tmp_path / "deep" / "checkpoint"))
+
+
+def edit(path: Path, change: Callable[[Any], Any]) -> None:
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(change(content) or content))
+
+
+def rewrite(checkpoint: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(checkpoint / WEIGHTS)
+    change(tensors)
+    save_file(tensors, checkpoint / WEIGHTS)
+
+
+def set_file(name: str) -> Callable[[Path], None]:
+    return lambda c: edit(c / "index.json", lambda index: index[FIRST].update(files=[name]))
+
+
+def set_entry(**values: Any) -> Callable[[Path], None]:
+    return lambda c: edit(c / "index.json", lambda index: index[FIRST].update(values))
+
+
+def set_model(**values: Any) -> Callable[[Path], None]:
+    return lambda c: edit(c / "config.json", lambda config: config["model"].update(values))
+
+
+def set_weights(content: bytes) -> Callable[[Path], None]:
+    def damage(checkpoint: Path) -> None:
+        (checkpoint / WEIGHTS).write_bytes(content)
+
+    return damage
+
+
+def truncate(checkpoint: Path) -> None:
+    path = checkpoint / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def link_weights(checkpoint: Path) -> None:
+    outside = checkpoint.parent.parent / "outside.safetensors"
+    (checkpoint / WEIGHTS).rename(outside)
+    (checkpoint / WEIGHTS).symlink_to(outside)
+
+
+def link_folder(checkpoint: Path) -> None:
+    (checkpoint / "more").symlink_to("/usr")
+
+
+def link_itself(checkpoint: Path) -> None:
+    (checkpoint / "again").symlink_to(checkpoint)
+
+
+HEADER = json.dumps({FIRST: {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (truncate, "cannot be read"),
+        (set_weights(b"\xff" * 8 + b"{}"), "cannot be read"),
+        (set_weights(struct.pack("<Q", 2**62) + b"{}"), "cannot be read"),
+        (set_weights(struct.pack("<Q", len(HEADER)) + HEADER), "cannot be read"),
+        (set_weights(b"\x80\x04cposix\nsystem\n"), "cannot be read"),
+        (set_weights(b""), "cannot be read"),
+        (lambda c: rewrite(c, lambda t: t.update({FIRST: t[FIRST][:7].clone()})), "shape"),
+        (lambda c: rewrite(c, lambda t: t.update({FIRST: t[FIRST].long()})), "holds I64 numbers"),
+        (lambda c: rewrite(c, lambda t: t.pop(FIRST)), "cannot be read"),
+        (lambda c: rewrite(c, lambda t: t[FIRST].fill_(float("nan"))), "diverged or its weights are damaged"),
+        (lambda c: rewrite(c, lambda t: t[FIRST][5:].fill_(float("inf"))), "diverged or its weights are damaged"),
+        (set_file("../outside.safetensors"), "not a file of the checkpoint"),
+        (set_file("/etc/passwd"), "not a file of the checkpoint"),
+        (set_file(".."), "not a file of the checkpoint"),
+        (set_file(""), "not a file of the checkpoint"),
+        (set_file("absent.safetensors"), "cannot be read"),
+        (set_entry(files=[]), FIRST),
+        (set_entry(files="abc"), FIRST),
+        (set_entry(files=[3]), FIRST),
+        (set_entry(dim=7), FIRST),
+        (set_entry(dim="0"), FIRST),
+        (set_entry(shape=[1, 1]), "shape"),
+        (set_entry(shape="no"), "does not describe"),
+        (lambda c: edit(c / "index.json", lambda i: dict.fromkeys(i, 3)), "index.json"),
+        (lambda c: edit(c / "index.json", lambda i: list(i)), "index.json"),
+        (lambda c: (c / "index.json").write_text("[" * 100_000), "index.json cannot be read"),
+        (lambda c: (c / "config.json").write_text("[" * 100_000), "config.json cannot be read"),
+        (lambda c: (c / "config.json").write_text('{"model": 3}'), "config.json"),
+        (set_model(num_layers=10**9), "tensor"),
+        (set_model(hidden_size=4 * 10**7), "shape"),
+        (set_model(seq_length=10**12), "shape"),
+        (set_model(padded_vocab_size=10**12), "shape"),
+        (lambda c: (c / "tokenizer" / "tokenizer.json").write_text("[" * 100_000), "tokenizer"),
+        (link_weights, "symbolic link"),
+        (link_folder, "symbolic link"),
+        (link_itself, "symbolic link"),
+    ],
+)
+def test_a_damaged_checkpoint_of_ours_is_refused(
+    damage: Callable[[Path], Any],
+    words: str,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    lambada_file: None,
+) -> None:
+    damage(checkpoint)
+    if not any(path.is_symlink() for path in checkpoint.iterdir()):
+        seal(checkpoint)
+    code, sentence = refused(checkpoint, monkeypatch, capsys)
+    assert code in (2, 6)
+    assert words in sentence
+
+
+@pytest.mark.parametrize("files", [{"index.json": 3}, {"index.json": {"bytes": 1}}, ["index.json"], 3, "deep"])
+def test_a_seal_that_is_none_is_refused(
+    files: Any, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marker = {"digest": sha256_json(files), "files": files}
+    (checkpoint / "COMPLETE").write_text("[" * 100_000 if files == "deep" else json.dumps(marker))
+    code, sentence = refused(checkpoint, monkeypatch, capsys)
+    assert (code, "not a readable completion marker" in sentence) == (6, True)
+
+
+@pytest.fixture
+def lambada_file(published: Path, nothing_published: Path) -> None:
+    """Only LAMBADA's file is there."""
+    shutil.copytree(published / "lambada", nothing_published / "lambada")
+
+
+@pytest.fixture
+def huggingface(run: Path, tmp_path: Path) -> Path:
+    return export_huggingface(run, tmp_path / "huggingface")
+
+
+def bend_theirs(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def escape_theirs(place: str) -> Callable[[Path], None]:
+    def damage(directory: Path) -> None:
+        (directory / "model.safetensors").rename(directory.parent / "model.safetensors")
+        index = {"weight_map": dict.fromkeys(["wte.weight"], place)}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return damage
+
+
+WORDS = "transformer.wte.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda d: os.truncate(d / "model.safetensors", 1000), "cannot be read"),
+        (lambda d: (d / "model.safetensors").write_bytes(b"\xff" * 8), "cannot be read"),
+        (lambda d: bend_theirs(d, lambda t: t.update({WORDS: t[WORDS][:9].clone()})), "wte.weight"),
+        (lambda d: bend_theirs(d, lambda t: t.pop("transformer.ln_f.bias")), "ln_f.bias"),
+        (lambda d: bend_theirs(d, lambda t: t.update({"transformer.more": torch.zeros(2)})), "more"),
+        (lambda d: bend_theirs(d, lambda t: t[WORDS].fill_(float("nan"))), "diverged or its weights are damaged"),
+        (lambda d: edit(d / "config.json", lambda c: c.update(n_layer=10**9)), "n_layer|layers"),
+        (lambda d: edit(d / "config.json", lambda c: c.update(n_embd=10**9)), "shape"),
+        (lambda d: (d / "config.json").write_text("[" * 100_000), "config.json cannot be read"),
+        (escape_theirs("../model.safetensors"), "not a file of the directory"),
+        (escape_theirs("/etc/passwd"), "not a file of the directory"),
+        (lambda d: (d / "model.safetensors").rename(d / "pytorch_model.bin"), "is neither"),
+    ],
+)
+def test_a_damaged_directory_of_hugging_face_is_refused(
+    damage: Callable[[Path], Any],
+    words: str,
+    huggingface: Path,
+    lambada_file: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    damage(huggingface)
+    code, sentence = refused(huggingface, monkeypatch, capsys)
+    assert code in (2, 6)
+    assert re.search(words, sentence)
+
+
+class Payload:
+    """Pickles as a call that makes a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (f"touch '{self.marker}'",)
+
+
+@pytest.mark.parametrize("place", ["args", "model", "whole"])
+def test_a_pickle_with_a_payload_is_not_run(
+    place: str, tmp_path: Path, published: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marker = tmp_path / "marker"
+    content: Any = {"model": {"language_model": {}}, "args": Namespace(), "checkpoint_version": 3.0}
+    content = Payload(marker) if place == "whole" else content | {place: Payload(marker)}
+    file = tmp_path / "megatron" / "iter_0000001" / "mp_rank_00" / "model_optim_rng.pt"
+    file.parent.mkdir(parents=True)
+    torch.save(content, file)
+    (tmp_path / "megatron" / "latest_checkpointed_iteration.txt").write_text("1")
+    code, sentence = refused(tmp_path / "megatron", monkeypatch, capsys)
+    assert code == 6
+    assert "nothing in it was run" in sentence
+    assert not marker.exists()
+    torch.load(file, weights_only=False)
+    assert marker.exists()  # where it is let, it runs
+
+
+def test_what_is_no_checkpoint_is_named(
+    tmp_path: Path, nothing_published: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("evaluation.checkpoints.hub_is_reachable", lambda: False)
+    for path, words in (
+        (tmp_path, "is neither"),
+        (tmp_path / "no", "there is no"),
+        (Path("openai/none"), "there is no"),
+    ):
+        code, sentence = refused(path, monkeypatch, capsys)
+        assert (code, words in sentence) == (2, True)
