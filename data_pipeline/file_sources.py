@@ -2,6 +2,7 @@
 
 import glob
 import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -11,7 +12,7 @@ from data_pipeline.lines import COMPRESSED
 from data_pipeline.pieces import GRAIN_BYTES, Piece, cut_lines
 from data_pipeline.readers import mend_surrogates
 from data_pipeline.workspace import Workspace
-from lineage.digest import is_sealed, sha256_file, sha256_json
+from lineage.digest import MARKER, is_sealed, sha256_file, sha256_json
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.progress import Progress
 
@@ -114,7 +115,14 @@ class FileSource:
             progress.advance(size >> 20)
         else:
             digest, newlines = _count_newlines(path, progress)
+        if self._kind == "documents" and digest != self._sealed_digests.get(name):
+            raise IntegrityFailure(f"{path} was changed after it was written")
         return replace(piece, sha256=digest), newlines
+
+    @cached_property
+    def _sealed_digests(self) -> dict[str, str]:
+        marker = json.loads((Path(self._path).expanduser() / MARKER).read_text(encoding="utf-8"))
+        return {name: entry["sha256"] for name, entry in marker["files"].items()}
 
 
 def _count_newlines(path: Path, progress: Progress) -> tuple[str, list[int]]:

@@ -16,6 +16,8 @@ from data_pipeline.source_names import HUB_NAMES, INSTALLED_DOCS
 from data_pipeline.workspace import Workspace
 from lineage.errors import DataMissing
 
+TYPICAL_DOCUMENT_BYTES = 10_000
+
 
 class Source(Protocol):
     """Where documents come from."""
@@ -116,7 +118,8 @@ class Limited:
 
     @property
     def total_bytes(self) -> int:
-        return min(self._source.total_bytes, self._config.max_bytes or self._source.total_bytes)
+        config, whole = self._config, self._source.total_bytes
+        return min(whole, config.max_bytes or whole, (config.max_documents or whole) * TYPICAL_DOCUMENT_BYTES)
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
         limit = Limit(self._config.max_documents, self._config.max_bytes)

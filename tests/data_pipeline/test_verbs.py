@@ -111,9 +111,12 @@ def test_mistakes_leave_nothing(cli: Cli) -> None:
     assert "1 of 6 lines are no documents" in outcome.err
 
 
-def test_an_incomplete_directory_is_not_read(cli: Cli) -> None:
+def test_an_incomplete_or_changed_directory_is_not_read(cli: Cli) -> None:
     write_jsonl(Path("a.jsonl"), [sentences(5, n) for n in range(5)])
     assert cli("clean", "jsonl:a.jsonl", "out", "--workers", 1).code == 0
+    shard = Path("out/shard-00000.jsonl")
+    shard.write_text(shard.read_text() + '{"id": "x", "text": "added"}\n')
+    assert cli("language", "out", "next").code == 6
     Path("out/COMPLETE").unlink()
     outcome = cli("language", "out", "next")
     assert outcome.code == 6
