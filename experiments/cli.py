@@ -6,9 +6,14 @@ from typing import Annotated
 
 import typer
 
+from lineage.atomic import write_text
 from lineage.command import run_command
+from lineage.errors import BadInput
 
 app = typer.Typer(help="Reproduce the papers' runs at the size this machine allows.", no_args_is_help=True)
+
+
+THIS_MACHINE = Path("runs/this-machine.toml")
 
 
 class Target(StrEnum):
@@ -49,6 +54,59 @@ def reproduce(
     print_plan(plan)
     if not dry_run:
         run(plan, runs)
+
+
+@app.command()
+def simulate(
+    rows: Annotated[Path, typer.Argument(help="CSV file of clusters, models and layouts.")],
+    out: Annotated[Path, typer.Option(help="CSV file of predictions.")],
+) -> None:
+    """Predict time, TFLOP/s and memory of an iteration for every row, or say why it cannot run."""
+    from experiments.simulator.batch import simulate_file
+
+    count, refused = simulate_file(rows, out)
+    print(f"{out}: {count - refused} rows simulated, {refused} cannot run (see the column `reason`)")
+
+
+@app.command("plan")
+def plan_(
+    model: Annotated[str, typer.Argument(help="A shipped model, such as 8.3b or ptd-p/145.6b, or a TOML file.")],
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs, or ranks where there are none.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="A shipped cluster, such as dgx-2h-v100, or a TOML file.")] = None,
+    mine: Annotated[bool, typer.Option("--mine", help="Measure this machine, in two minutes, and plan it.")] = False,
+    twin: Annotated[bool, typer.Option("--twin", help="Plan the model's laptop size.")] = False,
+) -> None:
+    """Rank the layouts of a model that fit a cluster: time, days per epoch, GPU-hours, with intervals."""
+    from engine.cli import read_run_config
+    from experiments.simulator.cluster import load_cluster
+    from experiments.simulator.planner import format_plan, model_path, ranked_layouts
+
+    if (cluster is None) == (not mine):
+        raise BadInput("name a cluster with --cluster, or measure this machine with --mine")
+    config = read_run_config(model_path(model), twin=twin)
+    if cluster:
+        machine = load_cluster(cluster)
+    else:
+        from experiments.simulator.cluster_file import cluster_toml
+        from experiments.simulator.measure import measure_machine
+
+        machine = measure_machine()
+        write_text(THIS_MACHINE, cluster_toml(machine))
+        print(f"measured: {THIS_MACHINE}, which --cluster takes")
+    wanted = gpus or machine.max_gpus
+    if wanted is None:
+        raise BadInput(f"say how many GPUs of {machine.title} with --gpus")
+    print(format_plan(config, machine, ranked_layouts(config, machine, wanted)))
+
+
+@app.command()
+def calibrate(
+    out: Annotated[Path, typer.Option(help="Folder for constants and figure.")] = Path("runs/calibration"),
+) -> None:
+    """Fit the simulator on measured iterations; print its errors on those left out, and draw them."""
+    from experiments.simulator.validate import calibrate as run
+
+    run(out)
 
 
 def main() -> None:

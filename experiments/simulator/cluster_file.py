@@ -1,0 +1,60 @@
+"""Clusters as files that commands write: fitted constants (`calibrate`) and measured machines (`plan --mine`)."""
+
+from collections.abc import Mapping
+
+from experiments.simulator.cluster import FOLDER, Cluster, Constant, Constants, Interval, Intervals, Machine
+
+FITTED = FOLDER / "fitted"
+
+DATASHEET = (
+    "gpus_per_node",
+    "memory_bytes",
+    "state_bytes_per_parameter",
+    "matmul_flops_per_second",
+    "memory_bytes_per_second",
+    "link_bytes_per_second",
+    "network_bytes_per_second",
+)
+"""Constants that the cluster's own file states."""
+DIGITS = 4
+
+
+def fitted_constants(
+    machine: Machine, sources: Mapping[str, tuple[str, str]], otherwise: tuple[str, str]
+) -> dict[str, Constant]:
+    """Every constant that is not a datasheet's, rounded, with kind and source by name."""
+    names = [name for name in Constants.model_fields if name not in DATASHEET]
+    return {
+        name: Constant(value=rounded(getattr(machine, name)), kind=kind, source=source)  # type: ignore[arg-type]
+        for name in names
+        for kind, source in [sources.get(name, otherwise)]
+    }
+
+
+def fitted_toml(constants: Mapping[str, Constant], intervals: Mapping[str, Interval]) -> str:
+    """The text of a file that a cluster extends."""
+    return "\n".join(["# Written by `mlm-experiment calibrate`.", *_tables(constants, intervals)]) + "\n"
+
+
+def cluster_toml(cluster: Cluster) -> str:
+    """The text of a cluster's own file, which `load_cluster` reads back."""
+    constants = {name: getattr(cluster.constants, name) for name in Constants.model_fields}
+    intervals = {name: getattr(cluster.intervals, name) for name in Intervals.model_fields}
+    head = [f'title = "{cluster.title}"', f'precision = "{cluster.precision}"', f"max_gpus = {cluster.max_gpus}", ""]
+    return "\n".join(["# Written by `mlm-experiment plan --mine`.", *head, *_tables(constants, intervals)]) + "\n"
+
+
+def _tables(constants: Mapping[str, Constant], intervals: Mapping[str, Interval]) -> list[str]:
+    lines = ["[constants]"]
+    lines += [
+        f'{name} = {{ value = {one.value!r}, kind = "{one.kind}", source = "{one.source}" }}'
+        for name, one in constants.items()
+    ]
+    for name, one in intervals.items():
+        lines += ["", f"[intervals.{name}]", f"low = {one.low!r}", f"high = {one.high!r}", f'source = "{one.source}"']
+    return lines
+
+
+def rounded(value: float) -> float:
+    """The value to as many digits as are kept."""
+    return float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,98 @@
+"""Time of one rank's computation in a layer, the output head and the optimizer. Imports no torch.
+
+Matrix products run at a share of the peak that falls with each of their dimensions; element-wise operations move bytes.
+Shapes: b microbatch, s sequence, h hidden, t tensor-parallel ranks, v vocabulary, as in the papers.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.simulator.cluster import Machine
+from experiments.simulator.collectives import tensor_all_reduce_seconds
+from experiments.simulator.workload import Floats, Workloads
+
+HIDDEN_FORWARD, HIDDEN_BACKWARD = 11.0, 17.0
+"""Elements moved per element of [s, b, h]: two layer norms (read, write; backward read twice, write), two
+dropout-and-add (read twice, write, mask of half an element), in backward two sums of gradients."""
+DIVIDED_FORWARD, DIVIDED_BACKWARD = 10.0, 14.0
+"""The same of what tensor parallelism divides: GeLU at 4h (read, write; backward read twice, write), a transpose."""
+SCORES_FORWARD, SCORES_BACKWARD = 4.5, 5.5
+"""The same per attention score: masked softmax (read, write; backward read twice, write), dropout with its mask."""
+ACCUMULATED = 3.0
+"""Elements moved per parameter and microbatch: its gradient is read and added to the sum (read, write)."""
+LOGITS_BYTES = 24.0
+"""Per logit: written, converted to fp32, exponentiated, and back."""
+OPTIMIZER_BYTES = 40.0
+"""Per parameter: gradient unscaled and its norm taken, Adam's four inputs and three outputs, a half-precision copy."""
+
+
+class Passes(NamedTuple):
+    """Seconds of a forward pass and of a backward pass with what it computes again, of one microbatch.
+
+    One element per workload, or per stage of one workload, or one number.
+    """
+
+    forward: Any
+    backward: Any
+
+
+def matmul_seconds(machine: Machine, rows: Floats, columns: Floats, depth: Floats) -> Floats:
+    """One product [rows, depth] × [depth, columns]."""
+    half = machine.matmul_half_size
+    share = rows / (rows + half) * columns / (columns + half) * depth / (depth + half)
+    return 2 * rows * columns * depth / (machine.matmul_flops_per_second * machine.matmul_efficiency * share)
+
+
+def bytes_seconds(machine: Machine, moved_bytes: Floats) -> Floats:
+    """Element-wise work that moves so many bytes."""
+    return moved_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
+
+
+def layer_passes(machine: Machine, w: Workloads) -> Passes:
+    """One transformer layer with its tensor-parallel all-reduces, two in each direction (2019 paper, Figure 4)."""
+    tokens, elements = w.b * w.s, w.b * w.s * w.h * machine.element_bytes
+    linears = (
+        matmul_seconds(machine, tokens, 3 * w.h / w.t, w.h)
+        + matmul_seconds(machine, tokens, w.h, w.h / w.t)
+        + matmul_seconds(machine, tokens, 4 * w.h / w.t, w.h)
+        + matmul_seconds(machine, tokens, w.h, 4 * w.h / w.t)
+    )
+    width = w.h / w.heads
+    products = matmul_seconds(machine, w.s, w.s, width) + matmul_seconds(machine, w.s, width, w.s)
+    attention = products * w.b * w.heads / w.t
+    scores = w.b * w.heads * w.s * w.s / w.t * machine.element_bytes
+    all_reduces = 2 * tensor_all_reduce_seconds(machine, w, elements)
+
+    def moved(hidden: float, divided: float, per_score: float) -> Floats:
+        return bytes_seconds(machine, elements * (hidden + divided / w.t) + scores * per_score)
+
+    accumulated = bytes_seconds(machine, 12 * w.h * w.h / w.t * machine.element_bytes * ACCUMULATED)
+    core = attention + bytes_seconds(machine, scores * SCORES_FORWARD)
+    forward = linears + attention + moved(HIDDEN_FORWARD, DIVIDED_FORWARD, SCORES_FORWARD) + all_reduces
+    backward = 2 * (linears + attention) + moved(HIDDEN_BACKWARD, DIVIDED_BACKWARD, SCORES_BACKWARD) + all_reduces
+    again = w.full * forward + w.selective * core
+    host = machine.host_layer_seconds + np.where(w.t > 1, 2 * machine.host_collective_seconds, 0.0)
+    return Passes(
+        _overlapped(machine, host, forward), _overlapped(machine, host * (2 + w.full), backward + accumulated + again)
+    )
+
+
+def head_passes(machine: Machine, w: Workloads) -> Passes:
+    """Logits, cross-entropy and their gradients; the host's work per microbatch is counted here."""
+    tokens = w.b * w.s
+    product = matmul_seconds(machine, tokens, w.v / w.t, w.h)
+    moved = bytes_seconds(machine, tokens * w.v / w.t * LOGITS_BYTES) / 2
+    host = machine.host_microbatch_seconds / 2
+    return Passes(product + moved + host, 2 * product + moved + host)
+
+
+def optimizer_seconds(machine: Machine, parameters: Floats) -> Floats:
+    """One step of Adam over a rank's parameters."""
+    return bytes_seconds(machine, parameters * OPTIMIZER_BYTES)
+
+
+def _overlapped(machine: Machine, host: Floats, device: Floats) -> Floats:
+    power = machine.host_exponent
+    largest = np.maximum(host, device)
+    return largest * ((host / largest) ** power + (device / largest) ** power) ** (1 / power)

@@ -1,0 +1,207 @@
+"""Measures the machine at hand: matrix products, copies, small operations, all-reduces, and small iterations.
+
+`python -m experiments.simulator.measure FILE` is one rank of it; torch is imported only there.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from engine.config import ModelConfig, ParallelConfig, TrainConfig
+from engine.launch import launch
+from experiments.simulator.cluster import Cluster, Constant, Interval, Intervals, load_cluster, machine_of
+from experiments.simulator.cluster_file import rounded
+from experiments.simulator.local_fit import fit_local
+from experiments.simulator.measurements import AllReduce, Observation
+from experiments.simulator.workload import Workload
+from lineage.atomic import write_json
+from lineage.environment import available_cores, cpu_name, list_gpus, memory_bytes
+from lineage.errors import HardwareMissing
+
+MATMUL_WIDTHS = (32, 64, 128, 256, 512, 1024, 2048)
+ALL_REDUCE_BYTES = (2**12, 2**16, 2**20, 2**24, 2**26)
+COPIED_BYTES = 2**28
+SMALL_OPERATIONS = 30
+"""Operations of one layer's forward pass in `engine/model/gpt2.py`, rounded."""
+SECONDS_PER_MEASUREMENT = 0.5
+SHAPES = tuple(
+    Workload(gpus=1, global_batch=batch, micro_batch=micro_batch, hidden=hidden, heads=heads, layers=layers, seq=seq,
+             tp=1, dp=1, pp=1, vocab=vocab, recompute="none")
+    for layers, hidden, heads, seq, vocab, batch, micro_batch in (
+        (12, 128, 2, 128, 2048, 4, 4), (6, 256, 4, 128, 4096, 4, 2), (4, 256, 4, 256, 4096, 2, 1),
+        (4, 512, 8, 256, 8192, 1, 1), (2, 768, 12, 256, 8192, 1, 1), (2, 512, 8, 512, 4096, 1, 1))
+)  # fmt: skip
+"""Iterations of the engine itself, on each rank alone, that say how much of the benchmarks' rates it reaches."""
+
+
+class Measured(NamedTuple):
+    """What rank 0 saw while all ranks did the same."""
+
+    matmul: list[tuple[int, float]]
+    """Width and seconds of square products."""
+    copy_bytes_per_second: float
+    """Read and written."""
+    small_operation: float
+    """Seconds."""
+    all_reduce: list[tuple[int, float]]
+    """Bytes and seconds; empty with one rank."""
+    iterations: list[float]
+    """Seconds of one iteration of each of `SHAPES`."""
+
+
+def measure_machine() -> Cluster:
+    """A cluster of this one machine, measured in less than two minutes.
+
+    Ranks are GPUs, or cores where there is none. Raises HardwareMissing when the ranks cannot run.
+    """
+    gpus = list_gpus()
+    ranks = len(gpus) or available_cores()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "measured.json"
+        if launch("experiments.simulator.measure", [str(path)], ranks) or not path.is_file():
+            raise HardwareMissing(f"{ranks} ranks could not be measured on this machine; what they said is above")
+        measured = Measured(**json.loads(path.read_text(encoding="utf-8")))
+    memory = min(gpu["memory_bytes"] for gpu in gpus) if gpus else (memory_bytes() or 0) / ranks
+    what = gpus[0]["name"] if gpus else f"core of {cpu_name()}"
+    like = load_cluster("h100" if gpus else "cpu")
+    return as_cluster(like, measured, ranks, float(memory), f"one node of {ranks} × {what}")
+
+
+def as_cluster(like: Cluster, measured: Measured, ranks: int, memory: float, title: str) -> Cluster:
+    """`like` with the constants that were measured."""
+    reduced = [AllReduce("this machine", ranks, sent, seconds) for sent, seconds in measured.all_reduce]
+    rows = [Observation("this machine", shape, "iteration_seconds", seconds)
+            for shape, seconds in zip(SHAPES, measured.iterations, strict=True)]  # fmt: skip
+    host = measured.small_operation * SMALL_OPERATIONS
+    stated = machine_of(like)._replace(
+        gpus_per_node=float(ranks),
+        memory_bytes=memory,
+        memory_bytes_per_second=measured.copy_bytes_per_second,
+        host_layer_seconds=host,
+        host_microbatch_seconds=host,
+    )
+    machine, ratios = fit_local(stated, measured.matmul, reduced, rows)
+    machine = machine._replace(link_bytes_per_second=machine.node_bus_bytes_per_second)
+    benchmarked = ("gpus_per_node", "memory_bytes", "memory_bytes_per_second", "host_layer_seconds",
+                   "host_microbatch_seconds", "matmul_flops_per_second", "matmul_half_size", "node_latency_seconds",
+                   "node_bus_bytes_per_second", "link_bytes_per_second")  # fmt: skip
+    fitted = ("matmul_efficiency", "memory_efficiency")
+    constants = {
+        name: Constant(value=rounded(getattr(machine, name)), kind=kind, source=source)  # type: ignore[arg-type]
+        for names, kind, source in (
+            (benchmarked, "micro-benchmark", "mlm-experiment plan --mine"),
+            (fitted, "fit", f"{len(SHAPES)} small iterations of the engine, mlm-experiment plan --mine"),
+        )
+        for name in names
+    }
+    source = f"each of {len(SHAPES)} small iterations on one rank predicted from the others: the extremes"
+    interval = Interval(low=rounded(float(ratios.min())), high=rounded(float(ratios.max())), source=source)
+    return like.model_copy(
+        update={
+            "title": title,
+            "max_gpus": ranks,
+            "constants": like.constants.model_copy(update=constants),
+            "intervals": Intervals(one_node=interval, several_nodes=interval),
+        }
+    )
+
+
+def _rank(path: Path) -> None:
+    """One rank's part; rank 0 writes what it measured."""
+    import torch
+    import torch.distributed as dist
+
+    on_gpu = torch.cuda.is_available()
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    device = torch.device("cuda", dist.get_rank()) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    torch.set_num_threads(1)
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+
+    def seconds(operation: Callable[[], object]) -> float:
+        return _median_seconds(operation, time.perf_counter if on_gpu else time.process_time)
+
+    matmul = []
+    for width in MATMUL_WIDTHS:
+        a, b, out = (torch.ones(width, width, dtype=dtype, device=device) for _ in range(3))
+        matmul.append((width, seconds(partial(torch.mm, a, b, out=out))))
+    source, target = (torch.ones(COPIED_BYTES // 4, device=device) for _ in range(2))
+    copy = seconds(lambda: target.copy_(source))
+    small = torch.ones(8, 8, device=device)
+    many = seconds(lambda: [small.add(1.0) for _ in range(100)])
+    reduced = []
+    for sent in ALL_REDUCE_BYTES if dist.get_world_size() > 1 else ():
+        tensor = torch.ones(sent // 4, device=device)
+        reduced.append((sent, _median_seconds(partial(dist.all_reduce, tensor), time.perf_counter)))
+    iterations = [seconds(_iteration(shape, device.type, dtype)) for shape in SHAPES]
+    if dist.get_rank() == 0:
+        rate = 2 * COPIED_BYTES / copy
+        write_json(path, Measured(matmul, rate, many / 100, reduced, iterations)._asdict())
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _iteration(w: Workload, device: str, dtype: Any) -> Callable[[], object]:
+    """One training iteration of the engine on this rank alone: forward, backward, optimizer."""
+    import torch
+
+    from engine.optim.adam import FlatAdamW
+    from engine.parallel.mesh import serial_mesh
+    from engine.pipeline.executor import PipelineInput
+    from engine.pipeline.partition import PartitionedModel
+    from engine.rng import Dropout
+
+    model = ModelConfig(num_layers=w.layers, hidden_size=w.hidden, num_heads=w.heads, seq_length=w.seq,
+                        vocab_size=w.vocab, padded_vocab_size=w.vocab)  # fmt: skip
+    train = TrainConfig(global_batch_size=w.global_batch, microbatch_size=w.micro_batch)
+    mesh = serial_mesh(device)
+    parts = PartitionedModel(model, ParallelConfig(), mesh, dtype, train.seed)
+    optimizer = FlatAdamW(parts.parameters, train, mesh)
+    reducer = parts.reducer(optimizer.groups)
+    tokens = torch.ones(w.micro_batch, w.seq, dtype=torch.long, device=device)
+    microbatches = [
+        PipelineInput(tokens, tokens, Dropout(model.dropout, train.seed, 0, tuple(range(start, start + w.micro_batch))))
+        for start in range(0, w.global_batch, w.micro_batch)
+    ]
+
+    def step() -> None:
+        optimizer.zero_gradients()
+        parts.forward_backward(microbatches, reducer)
+        reducer.finish(len(microbatches))
+        optimizer.step(train.learning_rate, optimizer.gradient_norm())
+
+    return step
+
+
+def _median_seconds(operation: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Median of repeated runs that start together on all ranks; their number is the same on all.
+
+    Computation on cores is timed by the process's own clock, so that other work on the machine does not count.
+    """
+    import torch
+    import torch.distributed as dist
+
+    def once() -> float:
+        dist.barrier()
+        begin = clock()
+        operation()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return clock() - begin
+
+    once()
+    repeats = [int(np.clip(SECONDS_PER_MEASUREMENT / max(once(), 1e-6), 3, 50))]
+    dist.broadcast_object_list(repeats)
+    return float(np.median([once() for _ in range(repeats[0])]))
+
+
+if __name__ == "__main__":
+    _rank(Path(sys.argv[1]))

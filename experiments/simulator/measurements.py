@@ -1,0 +1,165 @@
+"""Measured and published iteration times as observations that the simulator is fitted on or held against.
+
+The files stand in `experiments/published`, whose README says where they come from. Imports no torch.
+"""
+
+import csv
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from engine.costs import flops_per_iteration, parameter_count
+from experiments.simulator.cluster import Machine
+from experiments.simulator.simulate import iteration_parts
+from experiments.simulator.workload import Floats, Workload, checked_config
+from lineage.errors import BadInput
+
+FOLDER = Path(__file__).parent.parent / "published"
+COLUMNS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "vocab", "tp", "dp", "pp",
+           "chunks", "recompute")  # fmt: skip
+"""Columns of a workload in files."""
+LARGEST_CELL = 1e9
+ITERATIONS_PER_EPOCH = 68_507
+"""2019 paper, Section 4.2."""
+
+
+class Observation(NamedTuple):
+    """One published number that an iteration's time decides."""
+
+    experiment: str
+    workload: Workload
+    quantity: str
+    """iteration_seconds, tflops_per_gpu, days_per_epoch, or of the set's first row: speedup, scaling_percent."""
+    value: float
+
+
+class AllReduce(NamedTuple):
+    """One timed all-reduce inside a node."""
+
+    gpu: str
+    ranks: int
+    sent_bytes: int
+    seconds: float
+
+
+def single_node() -> list[Observation]:
+    """724 iterations on 2 to 8 A100s."""
+    return _times("vtrain-single-node.csv")
+
+
+def multi_node() -> list[Observation]:
+    """61 iterations on 64 to 512 A100s."""
+    return _times("vtrain-multi-node.csv")
+
+
+def ptd_p_table_1() -> list[Observation]:
+    """2021 paper, Table 1."""
+    return [one for one in _ptd_p() if one.experiment == "ptd-p/table-1"]
+
+
+def ptd_p_others() -> list[Observation]:
+    """2021 paper, PTD-P rows of Table 2 and Figures 11 to 16."""
+    return [one for one in _ptd_p() if one.experiment != "ptd-p/table-1"]
+
+
+def megatron_2019() -> list[Observation]:
+    """2019 paper, Figures 1 and 5, Tables 2, 7 and 8; the first row is the one on a single GPU."""
+    return [
+        Observation(row["experiment"], workload_of(row), row["quantity"], float(row["value"]))
+        for row in _rows("megatron-2019-runs.csv")
+    ]
+
+
+def all_reduces() -> list[AllReduce]:
+    """NCCL all-reduces inside one A100 and one V100 server."""
+    return [
+        AllReduce(row["gpu"], int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
+        for row in _rows("vtrain-all-reduce.csv")
+    ]
+
+
+def workload_of(row: dict[str, str]) -> Workload:
+    """The workload in a row's cells; absent or empty ones take their defaults.
+
+    Raises BadInput naming a column that has no default and is empty, or is not a whole number.
+    """
+    values: dict[str, Any] = {}
+    for name in COLUMNS:
+        cell = (row.get(name) or "").strip()
+        if name == "recompute" and cell:
+            values[name] = cell
+        elif cell:
+            values[name] = _whole(name, cell)
+        elif name not in Workload._field_defaults:
+            raise BadInput(f"{name} is empty")
+    return Workload(**values)
+
+
+def _whole(name: str, cell: str) -> int:
+    try:
+        number = float(cell)
+    except ValueError:
+        number = math.nan
+    if not number.is_integer() or abs(number) > LARGEST_CELL:
+        raise BadInput(f"{name} = {cell!r} is not a whole number below a billion")
+    return int(number)
+
+
+def predicted(machine: Machine, observations: Sequence[Observation]) -> Floats:
+    """The simulator's values of the same quantities, in order."""
+    workloads = [one.workload for one in observations]
+    seconds = iteration_parts(machine, workloads).total
+    first = workloads[0]
+    return np.array([_QUANTITIES[one.quantity](one.workload, time, first, seconds[0])
+                     for one, time in zip(observations, seconds.tolist(), strict=True)])  # fmt: skip
+
+
+def published_values(observations: Sequence[Observation]) -> Floats:
+    """What was measured or published, in order."""
+    return np.array([one.value for one in observations])
+
+
+def _tflops(workload: Workload, seconds: float) -> float:
+    config = checked_config(workload)
+    flops = flops_per_iteration(config.model, config.train, recompute=workload.recompute == "full")
+    return flops / (seconds * workload.gpus * 1e12)
+
+
+def _scaling_percent(workload: Workload, seconds: float, first: Workload, first_seconds: float) -> float:
+    """Throughput per GPU relative to the first row's, counting parameters × sequences: the normalisation that fits
+    the 2019 paper's Figure 5."""
+    work, first_work = (
+        one.global_batch / one.gpus * parameter_count(checked_config(one).model) for one in (workload, first)
+    )
+    return 100 * (work / seconds) / (first_work / first_seconds)
+
+
+_QUANTITIES: dict[str, Callable[[Workload, float, Workload, float], float]] = {
+    "iteration_seconds": lambda workload, seconds, *_: seconds,
+    "tflops_per_gpu": lambda workload, seconds, *_: _tflops(workload, seconds),
+    "days_per_epoch": lambda workload, seconds, *_: seconds * ITERATIONS_PER_EPOCH / 86400,
+    "speedup": lambda workload, seconds, first, first_seconds: first_seconds / seconds,
+    "scaling_percent": _scaling_percent,
+}
+
+
+def _times(name: str) -> list[Observation]:
+    return [
+        Observation(name.removesuffix(".csv"), workload_of(row), "iteration_seconds", float(row["iteration_ms"]) / 1e3)
+        for row in _rows(name)
+    ]
+
+
+def _ptd_p() -> list[Observation]:
+    return [
+        Observation(row["experiment"], workload_of(row), "tflops_per_gpu", float(row["tflops_per_gpu"]))
+        for row in _rows("ptd-p-runs.csv")
+    ]
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with (FOLDER / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))

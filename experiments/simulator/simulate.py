@@ -1,0 +1,127 @@
+"""Iteration time, TFLOP/s and memory of workloads on a cluster. Imports no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.config import RunConfig
+from engine.costs import flops_per_iteration
+from engine.pipeline.lowering import Interval
+from engine.pipeline.stages import split_layers
+from experiments.simulator.cluster import Cluster, Machine, machine_of
+from experiments.simulator.collectives import gradient_all_reduce_seconds, stage_message_seconds
+from experiments.simulator.compute import Passes, head_passes, layer_passes, optimizer_seconds
+from experiments.simulator.memory import rank_peak_bytes
+from experiments.simulator.timeline import makespan_seconds, order_of, timeline
+from experiments.simulator.workload import Floats, Workload, Workloads, checked_config
+from lineage.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of an iteration's parts, one element per workload."""
+
+    pipeline: Floats
+    """From the first forward to the last backward."""
+    gradients: Floats
+    """Of their reduction, what computation does not hide."""
+    optimizer: Floats
+    total: Floats
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a workload takes, or why it cannot run."""
+
+    reason: str = ""
+    """Empty where it runs."""
+    seconds: float = 0.0
+    low_seconds: float = 0.0
+    high_seconds: float = 0.0
+    tflops_per_gpu: float = 0.0
+    """By the papers' count (2021 paper, Equation 3) over time and GPUs."""
+    memory_bytes: float = 0.0
+    """Of the fullest rank."""
+
+
+def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
+    """Time of every workload. They must have been checked (`checked_config`)."""
+    w = Workloads.of(workloads)
+    layer, head = layer_passes(machine, w), head_passes(machine, w)
+    message = stage_message_seconds(machine, w)
+    pipeline = np.array(
+        [
+            makespan_seconds(
+                order_of(one.pp, one.chunks, one.microbatches),
+                *stage_passes(one, Passes(*layer_times), Passes(*head_times), message_seconds),
+            )
+            for one, layer_times, head_times, message_seconds in zip(
+                workloads, np.transpose(layer), np.transpose(head), message, strict=True
+            )
+        ]
+    )
+    parameters = (12 * w.h * w.h * np.ceil(w.layers / w.p) + (w.v + w.s) * w.h) / w.t
+    reduction = gradient_all_reduce_seconds(machine, w, parameters * machine.element_bytes)
+    last_backward = w.layers * layer.backward + head.backward
+    hidden = np.where(w.p == 1, machine.gradient_overlap * last_backward, 0.0)
+    gradients = np.maximum(reduction - hidden, 0.0)
+    optimizer = optimizer_seconds(machine, parameters)
+    total = pipeline + gradients + optimizer + machine.host_iteration_seconds
+    return Parts(pipeline, gradients, optimizer, total)
+
+
+def iteration_timeline(machine: Machine, workload: Workload) -> list[list[Interval]]:
+    """When each pipeline rank computes what, in seconds from the first forward. The workload must have been checked."""
+    w = Workloads.of([workload])
+    layer, head = (Passes(*np.ravel(passes(machine, w))) for passes in (layer_passes, head_passes))
+    stages = stage_passes(workload, layer, head, float(stage_message_seconds(machine, w)[0]))
+    return timeline(order_of(workload.pp, workload.chunks, workload.microbatches), *stages)
+
+
+def stage_passes(workload: Workload, layer: Passes, head: Passes, message_seconds: float) -> Passes:
+    """Forward and backward time of every stage, each with the message it sends to the next."""
+    counts = np.array([len(stage.layers) for stage in split_layers(workload.layers, workload.pp, workload.chunks)])
+    forward, backward = counts * layer.forward, counts * layer.backward
+    forward[:-1] += message_seconds
+    backward[1:] += message_seconds
+    forward[-1] += head.forward
+    backward[-1] += head.backward
+    return Passes(forward, backward)
+
+
+def simulate(cluster: Cluster, workloads: Sequence[Workload]) -> list[Prediction]:
+    """A prediction per workload, in order; one that cannot run gets the reason and no numbers."""
+    predictions, runnable = [Prediction()] * len(workloads), []
+    for place, workload in enumerate(workloads):
+        try:
+            config = checked_config(workload, cluster.precision)
+            runnable.append((place, workload, config, _fitting_bytes(cluster, workload, config)))
+        except BadInput as error:
+            predictions[place] = Prediction(reason=str(error))
+    seconds = iteration_parts(machine_of(cluster), [workload for _, workload, _, _ in runnable]).total
+    for (place, workload, config, memory), total in zip(runnable, seconds.tolist(), strict=True):
+        one_node = workload.gpus <= cluster.constants.gpus_per_node.value
+        interval = cluster.intervals.one_node if one_node else cluster.intervals.several_nodes
+        flops = flops_per_iteration(config.model, config.train, recompute=workload.recompute == "full")
+        predictions[place] = Prediction(
+            seconds=total,
+            low_seconds=total * interval.low,
+            high_seconds=total * interval.high,
+            tflops_per_gpu=flops / (total * workload.gpus * 1e12),
+            memory_bytes=memory,
+        )
+    return predictions
+
+
+def _fitting_bytes(cluster: Cluster, workload: Workload, config: RunConfig) -> float:
+    if cluster.max_gpus and workload.gpus > cluster.max_gpus:
+        raise BadInput(f"{workload.gpus} GPUs are more than the cluster's {cluster.max_gpus}")
+    order = order_of(workload.pp, workload.chunks, workload.microbatches)
+    peaks = rank_peak_bytes(config, order, cluster.constants.state_bytes_per_parameter.value)
+    needed, has = max(peaks), cluster.constants.memory_bytes.value
+    if needed > has:
+        raise BadInput(
+            f"pipeline rank {peaks.index(needed)} needs {needed / 2**30:.1f} GiB of memory; a GPU has {has / 2**30:.1f}"
+        )
+    return needed

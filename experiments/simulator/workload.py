@@ -1,0 +1,137 @@
+"""What is simulated: a model, a batch and a layout, checked by the engine's own rules. Imports no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.config import Precision, RunConfig
+from engine.parallel.layout import layout_of
+from engine.pipeline.stages import split_layers
+from lineage.config import parse_config
+from lineage.errors import BadInput
+
+Floats = NDArray[np.float64]
+MOST_COMPUTATIONS = 10_000_000
+"""Forward and backward passes of all stages in one iteration; published runs have fewer than 100,000."""
+
+
+class Workload(NamedTuple):
+    """One training iteration to be timed."""
+
+    gpus: int
+    global_batch: int
+    micro_batch: int
+    hidden: int
+    heads: int
+    layers: int
+    seq: int
+    tp: int
+    dp: int
+    pp: int
+    vocab: int = 51200
+    chunks: int = 1
+    recompute: str = "full"
+    scatter_gather: bool = True
+    """Whether messages between stages are divided over the tensor-parallel ranks (2021 paper, Section 4.1)."""
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of one data-parallel rank in an iteration."""
+        return self.global_batch // (self.micro_batch * self.dp)
+
+    @property
+    def padded_vocab(self) -> int:
+        """Vocabulary padded to a multiple of 128 · tp, as Megatron-LM does."""
+        unit = 128 * self.tp
+        return -(-self.vocab // unit) * unit
+
+
+def checked_config(workload: Workload, precision: Precision = "fp16") -> RunConfig:
+    """The run the engine would be asked for.
+
+    Raises BadInput with the engine's own reason where it would refuse: sizes that do not divide, too few layers.
+    """
+    w = workload
+    for name in ("gpus", "dp", "tp", "vocab"):  # the engine's configuration checks the others
+        if getattr(w, name) < 1:
+            raise BadInput(f"{name} = {getattr(w, name)} must be at least 1")
+    config = parse_config(_values(w, precision), RunConfig, "this row")
+    computations = 2 * w.pp * w.chunks * w.microbatches
+    if computations > MOST_COMPUTATIONS:
+        raise BadInput(f"{computations:,} passes in one iteration are more than the {MOST_COMPUTATIONS:,} it may have")
+    if w.tp * w.pp * w.dp != w.gpus:
+        raise BadInput(f"tp × pp × dp = {w.tp} × {w.pp} × {w.dp} = {w.tp * w.pp * w.dp} is not the {w.gpus} GPUs")
+    layout_of(config, w.gpus)
+    split_layers(w.layers, w.pp, w.chunks)
+    if w.chunks > 1 and w.microbatches % w.pp:
+        raise BadInput(f"interleaving needs a multiple of pp = {w.pp} microbatches, not {w.microbatches}")
+    return config
+
+
+def _values(w: Workload, precision: Precision) -> dict[str, Any]:
+    return {
+        "name": "simulated",
+        "model": {
+            "num_layers": w.layers,
+            "hidden_size": w.hidden,
+            "num_heads": w.heads,
+            "seq_length": w.seq,
+            "vocab_size": w.vocab,
+            "padded_vocab_size": w.padded_vocab,
+        },
+        "train": {
+            "global_batch_size": w.global_batch,
+            "microbatch_size": w.micro_batch,
+            "precision": precision,
+        },
+        "parallel": {
+            "tp": w.tp,
+            "pp": w.pp,
+            "chunks": w.chunks,
+            "schedule": "interleaved" if w.chunks > 1 else "1f1b",
+            "recompute": w.recompute,
+            "scatter_gather": w.scatter_gather,
+        },
+    }
+
+
+@dataclass(frozen=True)
+class Workloads:
+    """Many workloads as columns, so that the cost model is arithmetic on arrays; one letter as in the papers."""
+
+    gpus: Floats
+    b: Floats
+    """Sequences of a microbatch."""
+    s: Floats
+    h: Floats
+    heads: Floats
+    layers: Floats
+    v: Floats
+    """Padded vocabulary."""
+    t: Floats
+    p: Floats
+    d: Floats
+    chunks: Floats
+    m: Floats
+    """Microbatches of a rank in an iteration."""
+    full: Floats
+    """1 where whole layers are computed again, otherwise 0."""
+    selective: Floats
+    """1 where attention is computed again, otherwise 0."""
+    message_share: Floats
+    """Share of an activation that a rank sends to the next stage."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Workload]) -> Self:
+        """Columns of checked workloads."""
+        columns = [
+            [w.gpus, w.micro_batch, w.seq, w.hidden, w.heads, w.layers, w.padded_vocab, w.tp, w.pp, w.dp, w.chunks,
+             w.microbatches, w.recompute == "full", w.recompute == "selective",
+             1 / w.tp if w.scatter_gather else 1.0]
+            for w in rows
+        ]  # fmt: skip
+        table = np.array(columns, np.float64).reshape(len(rows), len(fields(cls)))
+        return cls(*table.T)

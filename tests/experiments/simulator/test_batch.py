@@ -1,0 +1,77 @@
+"""`mlm-experiment simulate`: CSV in, CSV out."""
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+
+from experiments.simulator.batch import INPUTS, RESULTS
+from experiments.simulator.measurements import FOLDER
+from tests.experiments.machines import call
+
+HEADER = "cluster,gpus,global_batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp"
+GOOD = "dgx-a100-80g,64,512,2,3072,32,30,2048,1,64,1"
+
+
+def answers(tmp_path: Path, *lines: str) -> list[dict[str, str]]:
+    rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
+    rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    done = call(dict(os.environ), "mlm-experiment", "simulate", str(rows), "--out", str(out))
+    assert (done.returncode, done.stderr) == (0, "")
+    with out.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_row_is_answered_in_order(tmp_path: Path) -> None:
+    found = answers(
+        tmp_path,
+        HEADER + ",vocab,chunks,recompute",
+        GOOD + ",,,",
+        GOOD.replace("dgx-a100-80g", "cray-1") + ",,,",
+        GOOD.replace(",64,512", ",63,512") + ",51200,1,full",
+        GOOD.replace(",2,3072", ",two,3072") + ",,,",
+        GOOD.replace(",2,3072", ",,3072") + ",,,",
+        GOOD + ",51200.0,1.0,full",
+        GOOD.replace("2048", "1e12") + ",,,",
+    )
+    assert list(found[0]) == [*INPUTS, *RESULTS]
+    assert [row["fits"] for row in found] == ["true", "false", "false", "false", "false", "true", "false"]
+    first = found[0]
+    assert float(first["low_ms"]) < float(first["iteration_ms"]) < float(first["high_ms"])
+    assert float(first["iteration_ms"]) == pytest.approx(3700.5, rel=0.25)  # measured
+    assert [found[5][name] for name in RESULTS] == [first[name] for name in RESULTS]
+    reasons = ["", "no cluster 'cray-1'", "is not the 63 GPUs", "'two' is not a whole number", "micro_batch is empty",
+               "", "'1e12' is not a whole number below a billion"]  # fmt: skip
+    for row, reason in zip(found, reasons, strict=True):
+        assert reason in row["reason"]
+        assert bool(row["reason"]) == bool(reason)
+        if reason:
+            assert {row[name] for name in RESULTS[:5]} == {""}
+
+
+def test_measured_files_are_accepted_as_they_are(tmp_path: Path) -> None:
+    lines = (FOLDER / "vtrain-multi-node.csv").read_text(encoding="utf-8").splitlines()
+    found = answers(tmp_path, *lines)
+    assert len(found) == 61
+    assert {row["fits"] for row in found} == {"true"}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"cluster,gpus\ncpu,1\n", "has no column global_batch, micro_batch"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"", "has no column cluster, gpus"),
+        (None, "cannot be read"),
+    ],
+)
+def test_an_unreadable_file_is_one_sentence(tmp_path: Path, content: bytes | None, words: str) -> None:
+    rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
+    if content is not None:
+        rows.write_bytes(content)
+    done = call(dict(os.environ), "mlm-experiment", "simulate", str(rows), "--out", str(out))
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not out.exists()

@@ -1,0 +1,125 @@
+"""Predictions: what they depend on, what is refused, and with which reason."""
+
+from typing import Any
+
+import pytest
+
+from experiments.simulator.cluster import Cluster, cluster_names, load_cluster, machine_of
+from experiments.simulator.memory import rank_peak_bytes
+from experiments.simulator.simulate import Prediction, iteration_parts, iteration_timeline, simulate
+from experiments.simulator.timeline import order_of
+from experiments.simulator.workload import Workload, checked_config
+
+GPT_3 = Workload(768, 1536, 1, 12288, 96, 96, 2048, 8, 8, 12)
+
+
+@pytest.fixture(scope="module")
+def a100() -> Cluster:
+    return load_cluster("dgx-a100-80g")
+
+
+def predict(cluster: Cluster, **changed: Any) -> Prediction:
+    return simulate(cluster, [GPT_3._replace(**changed)])[0]
+
+
+@pytest.mark.parametrize("name", cluster_names())
+def test_a_cluster_states_where_every_constant_comes_from(name: str) -> None:
+    cluster = load_cluster(name)
+    assert cluster.title
+    for field in type(cluster.constants).model_fields:
+        constant = getattr(cluster.constants, field)
+        assert len(constant.source) > 3, field
+    assert cluster.intervals.one_node.low < 1 < cluster.intervals.several_nodes.high
+
+
+def test_the_issue_s_clusters_are_shipped() -> None:
+    assert cluster_names() == ["cpu", "dgx-2h-v100", "dgx-a100-80g", "h100", "h200"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"gpus": 760}, "tp × pp × dp = 8 × 12 × 8 = 768 is not the 760 GPUs"),
+        ({"heads": 100}, "hidden_size = 12288 is not a multiple of num_heads = 100"),
+        ({"tp": 5, "gpus": 480}, "tp = 5 does not divide the 96 attention heads"),
+        ({"micro_batch": 7}, "global_batch_size = 1536 is not a multiple of microbatch_size = 7"),
+        ({"global_batch": 1540}, "does not divide over 8 data-parallel ranks"),
+        ({"pp": 128, "gpus": 8192}, "needs at least 128 layers; the model has 96"),
+        ({"chunks": 2, "micro_batch": 64}, "multiple of pp = 12 microbatches, not 3"),
+        ({"pp": 1, "gpus": 64}, "GiB of memory; a GPU has 80.0"),
+        ({"recompute": "some"}, "recompute"),
+        ({"seq": 0}, "seq_length = 0 must be at least 1"),
+        ({"dp": 0, "gpus": 0}, "must be at least 1"),
+        ({"dp": -8, "tp": -8}, "must be at least 1"),
+        ({"global_batch": 8 * 10**8}, "passes in one iteration"),
+    ],
+)
+def test_what_cannot_run_is_answered_with_the_reason(a100: Cluster, changed: dict[str, Any], words: str) -> None:
+    prediction = predict(a100, **changed)
+    assert words in prediction.reason
+    assert "\n" not in prediction.reason
+    assert prediction == Prediction(reason=prediction.reason)
+
+
+def test_a_small_machine_says_how_small_it_is() -> None:
+    small = Workload(4, 8, 1, 64, 4, 4, 64, 1, 4, 1, vocab=1024)
+    assert simulate(load_cluster("cpu"), [small])[0].reason == "4 GPUs are more than the cluster's 2"
+
+
+def test_one_refused_row_does_not_move_the_others(a100: Cluster) -> None:
+    bad = GPT_3._replace(heads=100)
+    alone, mixed = simulate(a100, [GPT_3]), simulate(a100, [bad, GPT_3, bad])
+    assert mixed[1] == alone[0]
+    assert [bool(one.reason) for one in mixed] == [True, False, True]
+
+
+def test_numbers_agree_with_each_other(a100: Cluster) -> None:
+    one = predict(a100)
+    assert one.low_seconds < one.seconds < one.high_seconds
+    flops = 96 * 1536 * 2048 * 96 * 12288**2 * (1 + 2048 / (6 * 12288) + 51200 / (16 * 96 * 12288))
+    assert one.tflops_per_gpu == pytest.approx(flops / one.seconds / 768 / 1e12)
+    assert one.tflops_per_gpu == pytest.approx(149, rel=0.08)  # 2021 paper, Table 2
+
+
+def test_directions(a100: Cluster) -> None:
+    """What the 2021 paper finds: Figures 12, 13, 17 and 18, Section 4.1."""
+    base = predict(a100)
+    assert predict(a100, chunks=2, global_batch=192).seconds < predict(a100, global_batch=192).seconds
+    assert predict(a100, scatter_gather=False).seconds > base.seconds
+    assert predict(a100, recompute="none", global_batch=96).seconds < predict(a100, global_batch=96).seconds
+    assert predict(a100, tp=32, pp=3).seconds > 1.5 * base.seconds
+    assert predict(a100, dp=16, gpus=1536).seconds == pytest.approx(base.seconds / 2, rel=0.1)
+
+
+def test_recomputation_costs_at_most_a_third(a100: Cluster) -> None:
+    machine = machine_of(a100)
+    times = [float(iteration_parts(machine, [GPT_3._replace(recompute=mode)]).total[0])
+             for mode in ("none", "selective", "full")]  # fmt: skip
+    assert times[0] < times[1] < times[2] < times[0] * 1.37
+
+
+def test_memory_by_hand(a100: Cluster) -> None:
+    """One layer a rank: state, activations of the microbatches in flight, one layer recomputed, logits."""
+    w = Workload(4, 32, 2, 256, 4, 4, 128, 1, 1, 4, vocab=1024)
+    config = checked_config(w)
+    peaks = rank_peak_bytes(config, order_of(4, 1, 16), 16.0)
+    sbh = 128 * 2 * 256
+    layer = 12 * 256**2 + 13 * 256
+    embedding = (1024 + 128) * 256
+    whole = sbh * (34 + 5 * 4 * 128 / 256)
+    assert peaks == pytest.approx(
+        [
+            16 * (layer + embedding) + 4 * 2 * sbh + whole,
+            16 * layer + 3 * 2 * sbh + whole,
+            16 * layer + 2 * 2 * sbh + whole,
+            16 * (layer + embedding) + 2 * sbh + whole + 4 * 2 * 128 * 1024,
+        ]
+    )
+    assert simulate(a100, [w])[0].memory_bytes == max(peaks)
+
+
+def test_the_timeline_ends_when_the_pipeline_does(a100: Cluster) -> None:
+    machine = machine_of(a100)
+    intervals = iteration_timeline(machine, GPT_3)
+    assert len(intervals) == 12
+    assert max(rank[-1].end for rank in intervals) == pytest.approx(iteration_parts(machine, [GPT_3]).pipeline[0])
