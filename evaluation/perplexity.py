@@ -141,12 +141,16 @@ class PerplexityTask:
         return self._source.note
 
     def losses(self, scores: Scores) -> Losses:
-        """One element per block of which something was scored, weighted by its original tokens."""
+        """One element per block of which something was scored, weighted so that all weights add up to the divisor."""
         blocks = self._scored_blocks(scores)
+        if self._divisor == "transformers labels":
+            weight = np.array([float(block.num_scored) for block in blocks])
+        else:
+            weight = np.array([block.num_original_tokens * block.num_scored / block.num_targets for block in blocks])
         return Losses(
             names=[block.title for block in blocks],
             nll=np.array([block.nll for block in blocks]),
-            weight=np.array([block.num_original_tokens * block.num_scored / block.num_targets for block in blocks]),
+            weight=weight * (self._divided(scores)[1] / weight.sum()),
         )
 
     def samples(self, scores: Scores) -> Iterator[Sample]:
@@ -161,21 +165,12 @@ class PerplexityTask:
         nll = math.fsum(scores.nll)
         num_targets = sum(block.num_targets for block in stream.blocks)
         num_scored = len(scores.log_probabilities)
-        share = num_scored / num_targets
+        share = self._share(scores)
         partial = len(self.requests) < len(stream.requests)
         loss = nll / num_scored
         subword = perplexity(nll, num_scored)
         token_ratio = num_targets / (self._num_original_tokens - 1)
-        if self._divisor == "transformers labels":
-            weights = np.array(
-                [request.num_scored - (index > 0) for index, request in zip(self._chosen, self.requests, strict=True)]
-            )
-            divided, normaliser = math.fsum(scores.nll / scores.num_scored * weights), float(weights.sum())
-        else:
-            words = {"original tokens": self._num_original_tokens, "lm-eval words": text.num_lm_eval_words}[
-                self._divisor
-            ]
-            divided, normaliser = nll, words * share
+        divided, normaliser = self._divided(scores)
         losses = self.losses(scores)
         return PerplexityResult(
             **provenance.model_dump(),
@@ -207,6 +202,21 @@ class PerplexityTask:
             },
             blocks=self._scored_blocks(scores),
         )
+
+    def _divided(self, scores: Scores) -> tuple[float, float]:
+        """What the protocol divides, and by what."""
+        if self._divisor == "transformers labels":
+            labels = scores.num_scored - np.array([index > 0 for index in self._chosen])
+            return math.fsum(scores.nll / scores.num_scored * labels), float(labels.sum())
+        words = {
+            "original tokens": self._num_original_tokens,
+            "lm-eval words": self._text.num_lm_eval_words,
+        }[self._divisor]
+        return math.fsum(scores.nll), words * self._share(scores)
+
+    def _share(self, scores: Scores) -> float:
+        """Of the targets, how many were scored."""
+        return len(scores.log_probabilities) / sum(block.num_targets for block in self.stream.blocks)
 
     def _scored_blocks(self, scores: Scores) -> list[Block]:
         blocks = self.stream.blocks

@@ -1,0 +1,137 @@
+"""`mlm-eval` on everything: all protocols at once, two checkpoints, a user's own text, others' formats."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.formats.huggingface import export_huggingface
+from evaluation.tasks import TASKS
+from tests.evaluation.standins import sentences, write_run
+from tests.evaluation.test_cli import mlm_eval
+
+
+def evaluated(monkeypatch: pytest.MonkeyPatch, target: Path, *arguments: object) -> Any:
+    assert mlm_eval(monkeypatch, *arguments, "--json", target, "--workers", 1) == 0
+    return json.loads(target.read_text())
+
+
+def test_all_protocols_in_one_pass(
+    run: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, samples = tmp_path / "all.json", tmp_path / "samples.jsonl"
+    results = evaluated(monkeypatch, target, "all", "--ckpt", run, "--limit", 5, "--samples", samples)["results"]
+    out = capsys.readouterr().out
+    assert results.keys() == TASKS.keys()
+    assert all(name in out and result["protocol"] in out for name, result in results.items())
+    assert len({result["protocol"] for result in results.values()}) == len(TASKS)
+    single = evaluated(monkeypatch, tmp_path / "one.json", "lambada-standard", "--ckpt", run, "--limit", 5)
+    assert results["lambada-standard"]["perplexity"] == pytest.approx(single["perplexity"], rel=1e-6)
+
+    lines = [json.loads(line) for line in samples.read_text().splitlines()]
+    assert [line["task"] for line in lines] == [name for name in TASKS for _ in range(5)]
+    for name, result in results.items():
+        own = [line for line in lines if line["task"] == name]
+        assert sum(len(line["tokens"]) for line in own) == result["num_scored_tokens"]
+        if "accuracy" in result:
+            assert result["num_correct"] == sum(line["correct"] for line in own)
+            nll = -sum(map(sum, (line["log_probabilities"] for line in own)))
+            assert result["perplexity"] == pytest.approx(math.exp(nll / 5), rel=1e-9)
+
+
+def test_conventions_of_one_run_differ_by_the_divisor_alone(
+    run: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = evaluated(monkeypatch, tmp_path / "r.json", "wikitext103", "--ckpt", run, "--limit", 30)
+    nll, share = result["loss_per_token"] * result["num_scored_tokens"], result["normaliser"] / 245_566
+    assert result["original_token_perplexity"] == result["perplexity"]
+    assert math.log(result["lm_eval_word_perplexity"]) == pytest.approx(nll / (241_335 * share))
+    assert result["bits_per_byte"] == pytest.approx(nll / math.log(2) / (1_281_077 * share))
+    assert sum(block["nll"] for block in result["blocks"]) == pytest.approx(nll)
+    assert sum(block["num_scored"] for block in result["blocks"]) == result["num_scored_tokens"]
+    assert result["log_perplexity_standard_error"] > 0
+
+
+def test_two_checkpoints(
+    run: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uniform = write_run(tmp_path / "runs", zero=True)
+    found = evaluated(monkeypatch, tmp_path / "c.json", "compare", run, uniform, "--limit", 6, "--task", "wikitext103",
+                      "--task", "lambada")  # fmt: skip
+    words, cloze = found["differences"]
+    first, second = (found[which]["wikitext103"]["perplexity"] for which in ("first", "second"))
+    assert words["log_perplexity"] == pytest.approx(math.log(second / first))
+    assert words["log_perplexity_standard_error"] > 0
+    assert cloze["num_pairs"] == 6
+    assert "second less first" in capsys.readouterr().out
+    same = evaluated(monkeypatch, tmp_path / "s.json", "compare", run, run, "--limit", 6)["differences"]
+    assert [(d["log_perplexity"], d["log_perplexity_standard_error"]) for d in same] == [(0, 0)] * 2
+    assert mlm_eval(monkeypatch, "compare", run, run, "--task", "wikitext") == 2
+
+
+def test_a_user_s_own_text(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, lines = tmp_path / "mine.txt", tmp_path / "mine.jsonl"
+    documents = sentences(6)
+    text.write_text("\n\n".join(documents))
+    lines.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    whole = evaluated(monkeypatch, tmp_path / "a.json", "perplexity", text, "--ckpt", run)
+    parts = evaluated(monkeypatch, tmp_path / "b.json", "perplexity", lines, "--ckpt", run)
+    assert whole["perplexity"] == parts["perplexity"]
+    assert len(parts["blocks"]) == 6
+    assert [block["num_targets"] for block in whole["blocks"]][:-1] == [64] * (len(whole["blocks"]) - 1)
+    assert sum(b["num_targets"] for b in parts["blocks"]) == whole["num_scored_tokens"] == whole["num_tokens"] - 1
+
+    text.write_text("\n".join(documents))
+    cloze = evaluated(monkeypatch, tmp_path / "c.json", "cloze", text, "--ckpt", run)
+    assert (cloze["task"], cloze["num_examples"]) == ("cloze", 6)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "cannot be read"), (b"\xff\xfe", "not UTF-8"), (b"one", "no words before its last"), (b"", "no passage")],
+)
+def test_a_text_that_cannot_be_used(
+    content: bytes | None,
+    words: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "mine.txt"
+    if content is not None:
+        path.write_bytes(content)
+    assert mlm_eval(monkeypatch, "cloze", path, "--ckpt", run) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_hugging_face_directory_gives_our_checkpoint_s_number(
+    run: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = export_huggingface(run, tmp_path / "theirs")
+    results = [
+        evaluated(monkeypatch, tmp_path / f"{n}.json", "wikitext103", "--ckpt", path, "--limit", 6)
+        for n, path in enumerate((run, theirs))
+    ]
+    assert results[0]["perplexity"] == results[1]["perplexity"]
+    assert [result["checkpoint"] for result in results] == [f"{run.name}/iter_0000010", "theirs"]
+    assert results[0]["kind"] == results[1]["kind"] == "scaled"
+    again = evaluated(monkeypatch, tmp_path / "again.json", "wikitext103", "--ckpt", theirs, "--limit", 6)
+    assert again["checkpoint_digest"] == results[1]["checkpoint_digest"]
+
+
+def test_list_names_every_protocol(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert mlm_eval(monkeypatch, "list") == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(TASKS)
+
+
+def test_all_without_the_files_says_what_was_not_run(
+    tmp_path: Path, nothing_published: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "runs")
+    found = evaluated(monkeypatch, tmp_path / "all.json", "all", "--ckpt", run, "--limit", 3)
+    assert [result["task"] for result in found["results"].values()] == ["heldout-perplexity", "heldout-cloze"]
+    assert found["missing"].keys() == TASKS.keys() - {"wikitext103", "lambada"}
+    assert "NOT RUN" in capsys.readouterr().out
