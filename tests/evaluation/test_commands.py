@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from engine.formats.huggingface import export_huggingface
+from engine.formats.recognise import import_checkpoint
 from evaluation.tasks import TASKS
+from tests.engine.test_formats_checkpoint import rough_model
+from tests.engine.test_formats_megatron import save, write_vocabulary_files
 from tests.evaluation.standins import sentences, write_run
 from tests.evaluation.test_cli import mlm_eval
 
@@ -135,3 +138,19 @@ def test_all_without_the_files_says_what_was_not_run(
     assert [result["task"] for result in found["results"].values()] == ["heldout-perplexity", "heldout-cloze"]
     assert found["missing"].keys() == TASKS.keys() - {"wikitext103", "lambada"}
     assert "NOT RUN" in capsys.readouterr().out
+
+
+def test_a_megatron_checkpoint_with_its_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = rough_model()
+    save(tmp_path / "megatron", model, version=3)
+    vocab = write_vocabulary_files(tmp_path / "vocab")
+    text = tmp_path / "mine.txt"
+    text.write_text(" ".join(sentences(3)))
+    native = import_checkpoint(tmp_path / "megatron", tmp_path / "native", vocab)
+    direct = evaluated(monkeypatch, tmp_path / "a.json", "perplexity", text, "--ckpt", tmp_path / "megatron",
+                       "--vocab", vocab)  # fmt: skip
+    ours = evaluated(monkeypatch, tmp_path / "b.json", "perplexity", text, "--ckpt", native)
+    assert direct["perplexity"] == ours["perplexity"]
+    assert (direct["checkpoint"], direct["checkpoint_digest"]) == ("megatron", ours["checkpoint_digest"])

@@ -2,13 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from evaluation.cloze import STRICT, ClozeTask, split_last_word
+from evaluation.cloze import LAST_TOKEN, LM_EVAL, STOP_WORD_FILTER, STRICT, ClozeTask, split_last_word
 from evaluation.documents import RunningText, count_original_tokens
 from evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
-from evaluation.protocol import PerplexityResult, Provenance, SourceText, perplexity
+from evaluation.protocol import PerplexityResult, Provenance, Scores, SourceText, perplexity
 from evaluation.scoring import score
 from lineage.errors import BadInput, IntegrityFailure
 from tests.evaluation.standins import Bigram, Bytes, made_up_scores, scoring_model
@@ -167,3 +168,34 @@ def test_cloze_limit_is_partial_and_spread() -> None:
     assert result.num_examples == 4
     assert result.num_original_tokens == 100
     assert "only 4 of 100" in result.protocol
+
+
+def test_a_stop_word_is_forgiven_at_the_first_sub_word_only() -> None:
+    passages = [f"passage {number} with a last word" for number in range(4)]
+    strict, filtered = (ClozeTask(SOURCE, passages, rule, Bytes(), 64) for rule in (STRICT, STOP_WORD_FILTER))
+    assert strict.banned is None
+    assert filtered.banned is not None
+    assert {chr(token) for token in filtered.banned} == set("aistAIST")
+    counts = np.array([request.num_scored for request in filtered.requests])
+    greedy, allowed = np.ones(counts.sum(), dtype=bool), np.ones(counts.sum(), dtype=bool)
+    first = np.cumsum(counts) - counts
+    greedy[first[1]] = False  # a stop word came first: forgiven
+    greedy[first[2]] = allowed[first[2]] = False  # so did another word
+    greedy[first[3] + 1] = False  # wrong later, where stop words are not forgiven
+    scores = Scores(np.full(counts.sum(), -1.0), greedy, allowed, counts)
+    results = [task.result(scores, PROVENANCE) for task in (strict, filtered)]
+    assert [result.num_correct for result in results] == [1, 2]
+    assert results[0].perplexity == results[1].perplexity
+    assert "no stop word" in results[1].protocol
+
+
+def test_only_the_last_sub_word() -> None:
+    task = ClozeTask(SOURCE, ["a dog ran qyz"], LAST_TOKEN, Bytes(), 32)
+    assert [request.num_scored for request in task.requests] == [1]
+    assert score(scoring_model(successor_model("n xyz"), 256), task.requests, workers=1).all_greedy.all()
+
+
+def test_lm_evaluation_harness_takes_what_follows_the_last_space() -> None:
+    task = ClozeTask(SOURCE, ["he was full of\n\nPower", "the cat \n sat"], LM_EVAL, Bytes(), 32)
+    targets = [bytes(request.tokens[-request.num_scored :].tolist()) for request in task.requests]
+    assert targets == [b" of\n\nPower", b" \n sat"]
