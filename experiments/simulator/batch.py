@@ -19,7 +19,8 @@ RESULTS = ("iteration_ms", "low_ms", "high_ms", "tflops_per_gpu", "memory_gib", 
 def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
     """Write a prediction for every row; returns how many there are and how many have a reason in place of numbers.
 
-    Raises BadInput where the file cannot be read or a column without a default is missing; nothing is then written.
+    Raises BadInput where the file cannot be read, a column without a default is missing, or `out` cannot be written;
+    nothing is then left behind.
     """
     rows = _read(rows_path)
     predictions = _predict(rows)
@@ -28,7 +29,10 @@ def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
     writer.writerow((*INPUTS, *RESULTS))
     for row, prediction in zip(rows, predictions, strict=True):
         writer.writerow((*(row.get(name) or "" for name in INPUTS), *_cells(prediction)))
-    write_text(out, buffer.getvalue())
+    try:
+        write_text(out, buffer.getvalue())
+    except OSError as error:
+        raise BadInput(f"{out} cannot be written: {error}") from error
     return len(rows), sum(bool(prediction.reason) for prediction in predictions)
 
 

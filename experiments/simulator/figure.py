@@ -25,6 +25,7 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = path.name
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     figure, places = pyplot.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.0), layout="constrained")
     for place, panel in zip(places, panels, strict=True):
@@ -35,6 +36,10 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
         place.plot(panel.measured, panel.predicted, "o", markersize=3, alpha=0.6)
         place.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=panel.title,
                   xlabel=f"measured ({panel.unit})", ylabel=f"simulated ({panel.unit})")  # fmt: skip
+        for axis in (place.xaxis, place.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axis.set_minor_formatter(NullFormatter())
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     pyplot.close(figure)

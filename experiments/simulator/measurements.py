@@ -90,7 +90,7 @@ def workload_of(row: dict[str, str]) -> Workload:
     for name in COLUMNS:
         cell = (row.get(name) or "").strip()
         if name == "recompute" and cell:
-            values[name] = cell
+            values[name] = cell.lower()
         elif cell:
             values[name] = _whole(name, cell)
         elif name not in Workload._field_defaults:

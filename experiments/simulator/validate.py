@@ -33,6 +33,7 @@ from experiments.simulator.measurements import (
 )
 from experiments.simulator.workload import Floats
 from lineage.atomic import write_text
+from lineage.errors import BadInput
 
 A100, V100 = "dgx-a100-80g", "dgx-2h-v100"
 A100_FIT = ("fit", "vTrain's single-node and multi-node rows; 2021 paper, Table 2 and Figures 11 to 16")
@@ -43,8 +44,12 @@ TABLE = ("micro-benchmark", "vTrain's NCCL all-reduces inside one {} server")
 def calibrate(out: Path) -> None:
     """Fit both clusters, write their files below `out`, draw predicted against measured and print every error.
 
-    The files are what `experiments/clusters/fitted` holds.
+    The files are what `experiments/clusters/fitted` holds. Raises BadInput when `out` cannot be a folder.
     """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{out} cannot be written: {error}") from error
     machine = fit_a100(machine_of(load_cluster(A100)))
     rows = [*single_node(), *multi_node()]
     by_row = cross_validate(machine, random_folds(len(rows)))

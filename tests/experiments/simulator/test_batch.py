@@ -32,7 +32,7 @@ def test_every_row_is_answered_in_order(tmp_path: Path) -> None:
         GOOD.replace(",64,512", ",63,512") + ",51200,1,full",
         GOOD.replace(",2,3072", ",two,3072") + ",,,",
         GOOD.replace(",2,3072", ",,3072") + ",,,",
-        GOOD + ",51200.0,1.0,full",
+        GOOD + ",51200.0,1.0,Full",
         GOOD.replace("2048", "1e12") + ",,,",
     )
     assert list(found[0]) == [*INPUTS, *RESULTS]
@@ -55,6 +55,18 @@ def test_measured_files_are_accepted_as_they_are(tmp_path: Path) -> None:
     found = answers(tmp_path, *lines)
     assert len(found) == 61
     assert {row["fits"] for row in found} == {"true"}
+
+
+@pytest.mark.parametrize("command", [["simulate", "ROWS"], ["calibrate"]])
+def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "file").touch()
+    rows = tmp_path / "rows.csv"
+    rows.write_text(f"{HEADER}\n{GOOD}\n", encoding="utf-8")
+    words = [str(rows) if word == "ROWS" else word for word in command]
+    done = call(dict(os.environ), "mlm-experiment", *words, "--out", str(tmp_path / "file" / "below"))
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

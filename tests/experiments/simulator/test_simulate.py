@@ -91,6 +91,25 @@ def test_directions(a100: Cluster) -> None:
     assert predict(a100, dp=16, gpus=1536).seconds == pytest.approx(base.seconds / 2, rel=0.1)
 
 
+def test_figure_17_of_2021_with_and_without_recomputation(a100: Cluster) -> None:
+    """Sequences per second of the 145B model, printed to a tenth; not among the rows of the fit."""
+    printed = {
+        "full": {2: 1.0, 4: 1.8, 8: 3.0, 16: 4.3, 32: 5.7, 64: 6.8, 128: 7.4, 256: 7.8},
+        "none": {1: 0.7, 2: 1.3, 4: 2.3, 8: 3.9},
+    }
+    for recompute, rates in printed.items():
+        for batch, rate in rates.items():
+            workload = Workload(128, batch, 1, 12288, 96, 80, 2048, 8, 1, 16, recompute=recompute)
+            assert batch / simulate(a100, [workload])[0].seconds == pytest.approx(rate, rel=0.05, abs=0.05)
+
+
+def test_figure_18_of_2021_without_scatter_and_gather(a100: Cluster) -> None:
+    """TFLOP/s of GPT-3 with interleaving and undivided messages; not among the rows of the fit."""
+    for batch, tflops in ((12, 107), (24, 121), (36, 127), (48, 130), (60, 131)):
+        workload = Workload(96, batch, 1, 12288, 96, 96, 2048, 8, 1, 12, chunks=4, scatter_gather=False)
+        assert simulate(a100, [workload])[0].tflops_per_gpu == pytest.approx(tflops, rel=0.08)
+
+
 def test_recomputation_costs_at_most_a_third(a100: Cluster) -> None:
     machine = machine_of(a100)
     times = [float(iteration_parts(machine, [GPT_3._replace(recompute=mode)]).total[0])
