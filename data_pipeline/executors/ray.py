@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -12,6 +13,7 @@ from lineage.errors import BadInput, Interrupted
 
 RETRIES = 5
 AHEAD = 4
+ANSWER_SECONDS = 10
 
 
 class RayExecutor:
@@ -30,6 +32,8 @@ class RayExecutor:
     def __enter__(self) -> Self:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         address = os.environ.get("RAY_ADDRESS")
+        if address:
+            _check_answer(address)
         own: dict[str, Any] = {} if address else {"num_cpus": self._workers or None, "include_dashboard": False}
         try:
             self._ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **own)
@@ -63,3 +67,13 @@ class RayExecutor:
         finally:
             for _, reference in pending:
                 ray.cancel(reference, force=True)
+
+
+def _check_answer(address: str) -> None:
+    """Raise BadInput if nothing listens at `host:port`; Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
+        except OSError as error:
+            raise BadInput(f"nothing answers at RAY_ADDRESS = {address}: {error}") from error

@@ -161,3 +161,6 @@ def test_ray_that_is_missing_or_unreachable_is_said(monkeypatch: pytest.MonkeyPa
         patch.setitem(__import__("sys").modules, "ray", None)
         with pytest.raises(BadInput, match=r"mlm-repro\[ray\]"):
             RayExecutor(1)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(BadInput, match="nothing answers"), RayExecutor(1):
+        pass
