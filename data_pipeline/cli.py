@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from data_pipeline.config import DataConfig
-from data_pipeline.executors import NAMES as EXECUTORS
-from data_pipeline.source_names import FILE_KINDS
+from data_pipeline.reading.source_names import FILE_KINDS
 from data_pipeline.stages import STAGES, StageKind
+from data_pipeline.work.executors import NAMES as EXECUTORS
 from lineage.command import run_command
 from lineage.config import load_config, override_config, parse_config
 from lineage.digest import is_sealed, sha256_json
@@ -94,9 +94,9 @@ def inspect(
     seq_length: Annotated[int, typer.Option(help="Tokens of a sample that are predicted.", min=1)] = 1024,
 ) -> None:
     """Print the text of a training sample as the engine feeds it, with the documents it was packed from."""
-    from data_pipeline.inspect_sample import show_sample
-    from data_pipeline.token_file import TokenFile
-    from data_pipeline.tokenizer import Tokenizer
+    from data_pipeline.tokens.inspect_sample import show_sample
+    from data_pipeline.tokens.token_file import TokenFile
+    from data_pipeline.tokens.tokenizer import Tokenizer
 
     directory = _open(dataset)
     tokenizer = Tokenizer.load(directory / "tokenizer")

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from data_pipeline.readers import Limits
-from data_pipeline.source_names import check_source_name
-from data_pipeline.testsets import check_test_set_name
+from data_pipeline.contamination.testsets import check_test_set_name
+from data_pipeline.reading.readers import Limits
+from data_pipeline.reading.source_names import check_source_name
 from lineage.config import Config
 
 

@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.config import DataConfig
-from data_pipeline.deduplicate import find_duplicates
-from data_pipeline.gather import SLICE_BYTES, choose_order, gather_slice
+from data_pipeline.contamination.testsets import find_gpt2_vocabulary
+from data_pipeline.duplicates.deduplicate import find_duplicates
+from data_pipeline.duplicates.s_curve import describe as describe_banding
 from data_pipeline.ledger import Amount, Ledger
-from data_pipeline.measure import measure
-from data_pipeline.pieces import Piece, choose_shard_bytes
-from data_pipeline.prepare import JUDGES, prepare
-from data_pipeline.s_curve import describe as describe_banding
-from data_pipeline.selection import find_rare_ngrams, select_documents
-from data_pipeline.sources import OpenedSources
+from data_pipeline.passes.gather import SLICE_BYTES, choose_order, gather_slice
+from data_pipeline.passes.measure import measure
+from data_pipeline.passes.prepare import JUDGES, prepare
+from data_pipeline.passes.selection import find_rare_ngrams, select_documents
+from data_pipeline.passes.train_tokenizer import copy_published, train
+from data_pipeline.reading.pieces import Piece, choose_shard_bytes
+from data_pipeline.reading.sources import OpenedSources
 from data_pipeline.stages import STAGES
-from data_pipeline.tasks import Input
-from data_pipeline.testsets import find_gpt2_vocabulary
-from data_pipeline.token_file import token_dtype
-from data_pipeline.tokenizer import Tokenizer
-from data_pipeline.train_tokenizer import copy_published, train
-from data_pipeline.workspace import Finished, Job, Workspace
+from data_pipeline.tokens.token_file import token_dtype
+from data_pipeline.tokens.tokenizer import Tokenizer
+from data_pipeline.work.tasks import Input
+from data_pipeline.work.workspace import Finished, Job, Workspace
 from lineage.errors import BadInput
 
 

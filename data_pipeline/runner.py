@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.config import DataConfig
-from data_pipeline.executors import make_executor
-from data_pipeline.overlap_tasks import measure_overlap
+from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
+from data_pipeline.passes.overlap_tasks import measure_overlap
+from data_pipeline.passes.publish import publish
 from data_pipeline.pipeline import Pipeline
-from data_pipeline.publish import publish
-from data_pipeline.sources import OpenedSources, open_sources
+from data_pipeline.reading.sources import OpenedSources, open_sources
 from data_pipeline.stages import ALL, STAGES, StageKind
-from data_pipeline.tasks import NO_ROOM, disk_is_full
-from data_pipeline.testsets import find_gpt2_vocabulary, find_test_set
-from data_pipeline.tokenizer import Tokenizer
-from data_pipeline.workspace import FOLDER, Workspace, locked
+from data_pipeline.tokens.tokenizer import Tokenizer
+from data_pipeline.work.executors import make_executor
+from data_pipeline.work.tasks import NO_ROOM, disk_is_full
+from data_pipeline.work.workspace import FOLDER, Workspace, locked
 from lineage.digest import sha256_file
 from lineage.errors import BadInput, DataMissing, Interrupted, UserError
 from lineage.run import RunDirectory

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.samples import BlendedSamples, PackedSamples, blending_indices, normalized
-from data_pipeline.token_file import TokenFile
+from data_pipeline.tokens.samples import BlendedSamples, PackedSamples, blending_indices, normalized
+from data_pipeline.tokens.token_file import TokenFile
 from lineage.errors import BadInput
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.samples import normalized
-from data_pipeline.token_file import TokenFile
-from data_pipeline.tokenizer import FILE_NAME
+from data_pipeline.tokens.samples import normalized
+from data_pipeline.tokens.token_file import TokenFile
+from data_pipeline.tokens.tokenizer import FILE_NAME
 from engine.config import ModelConfig
 from lineage.digest import content_digest, is_sealed, sha256_file, sha256_json
 from lineage.errors import BadInput, DataMissing, IntegrityFailure

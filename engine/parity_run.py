@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from data_pipeline.token_file import TokenFile, TokenFileWriter, token_dtype
+from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
 from engine.batches import TrainingBatches
 from engine.config import RunConfig
 from engine.costs import parameter_count

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from data_pipeline.hub import hub_is_reachable
-from data_pipeline.testsets import find_gpt2_vocabulary
+from data_pipeline.contamination.testsets import find_gpt2_vocabulary
+from data_pipeline.reading.hub import hub_is_reachable
 from engine.checkpoint import FOLDER
 from engine.formats.megatron import TRACKER
 from engine.formats.recognise import import_checkpoint

@@ -7,7 +7,7 @@ OpenAI's file keeps case, punctuation and newlines. Megatron's instructions call
 import json
 from pathlib import Path
 
-from data_pipeline.testsets import TEST_SETS
+from data_pipeline.contamination.testsets import TEST_SETS
 from evaluation.cloze import STRICT, ClozeRule, ClozeTask
 from evaluation.official import read_official
 from evaluation.protocol import Encoder, SourceText

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint import load_for_inference
 from engine.dataset import DIARY
 from engine.parallel.mesh import ParallelMesh, local_device, serial_mesh

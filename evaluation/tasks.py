@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from data_pipeline.testsets import find_test_set
+from data_pipeline.contamination.testsets import find_test_set
 from evaluation.cloze import LAST_TOKEN, LM_EVAL, STOP_WORD_FILTER
 from evaluation.heldout import heldout_cloze, heldout_perplexity
 from evaluation.lambada import openai_lambada, standard_lambada
@@ -27,7 +27,7 @@ class NamedTask:
 
     title: str
     test_set: str
-    """Its file, a name of `data_pipeline.testsets.TEST_SETS`."""
+    """Its file, a name of `data_pipeline.contamination.testsets.TEST_SETS`."""
     build: Build
     stand_in: StandIn | None = None
     """What is measured, under its own name, where the file cannot be had."""

@@ -6,7 +6,7 @@ tokens; strides are named for a window of 1024 and keep their share of a shorter
 
 from pathlib import Path
 
-from data_pipeline.testsets import TEST_SETS
+from data_pipeline.contamination.testsets import TEST_SETS
 from evaluation import invertible
 from evaluation.detokenize import NAME, detokenize_wikitext
 from evaluation.documents import RunningText, join_rows

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.config import DataConfig
-from data_pipeline.file_sources import FileSource
+from data_pipeline.reading.file_sources import FileSource
 from engine.cli import read_run_config
 from engine.config import RunConfig
 from engine.costs import checkpoint_bytes, flops_per_iteration, parameter_count, rank_memory_bytes, tokens_trained

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from data_pipeline.config import DataConfig
-from data_pipeline.testsets import find_test_set
+from data_pipeline.contamination.testsets import find_test_set
 from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.dataset import DatasetFacts

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig, TwinScale
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh

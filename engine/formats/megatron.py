@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig
 from engine.formats import Imported, check_tensors, check_vocabulary, digests, is_tied, parameters_of
 from engine.formats.megatron_names import HEAD, our_names, reorder_query_key_value, require_gpt2

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.tokenizer import END_OF_TEXT, FILE_NAME, Tokenizer
+from data_pipeline.tokens.tokenizer import END_OF_TEXT, FILE_NAME, Tokenizer
 from lineage.atomic import write_json, write_text
 from lineage.errors import BadInput, IntegrityFailure
 

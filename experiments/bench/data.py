@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from data_pipeline.components import components
 from data_pipeline.config import DataConfig, DeduplicateConfig, SourcesConfig
-from data_pipeline.decontaminate import decontaminate
+from data_pipeline.contamination.decontaminate import decontaminate
+from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
+from data_pipeline.contamination.words import Ngrams
 from data_pipeline.document import Document, Drop
-from data_pipeline.pieces import Piece
-from data_pipeline.readers import Limits, read_pieces
-from data_pipeline.testsets import find_gpt2_vocabulary, find_test_set
-from data_pipeline.tokenizer import Tokenizer
-from data_pipeline.words import Ngrams
+from data_pipeline.duplicates.components import components
+from data_pipeline.reading.pieces import Piece
+from data_pipeline.reading.readers import Limits, read_pieces
+from data_pipeline.tokens.tokenizer import Tokenizer
 from experiments.bench.data_stages import (
     Pair,
     Signature,

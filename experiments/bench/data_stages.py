@@ -13,17 +13,17 @@ from datasketch import MinHashLSH
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 
-from data_pipeline.clean import clean
 from data_pipeline.config import DeduplicateConfig
+from data_pipeline.contamination.passages import ngrams_of_files
+from data_pipeline.contamination.words import indexed_search, reference_search
 from data_pipeline.document import Document
-from data_pipeline.language import detect, detect_reference
-from data_pipeline.lsh import band_keys, buckets, sketch
-from data_pipeline.minhash import as_sketch, reference_signature, signature
-from data_pipeline.near_duplicates import resolve
-from data_pipeline.passages import ngrams_of_files
-from data_pipeline.shingles import jaccard, shingles
-from data_pipeline.tokenizer import Tokenizer
-from data_pipeline.words import indexed_search, reference_search
+from data_pipeline.duplicates.lsh import band_keys, buckets, sketch
+from data_pipeline.duplicates.minhash import as_sketch, reference_signature, signature
+from data_pipeline.duplicates.near_duplicates import resolve
+from data_pipeline.duplicates.shingles import jaccard, shingles
+from data_pipeline.text.clean import clean
+from data_pipeline.text.language import detect, detect_reference
+from data_pipeline.tokens.tokenizer import Tokenizer
 
 BATCH = 1000
 Signature = NDArray[np.uint32]

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.testsets import find_gpt2_vocabulary
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.contamination.testsets import find_gpt2_vocabulary
+from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.allocator import keep_large_buffers
 from engine.config import ModelConfig
 from evaluation.protocol import Request

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig
 from evaluation.protocol import Request
 

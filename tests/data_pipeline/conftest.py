@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline import hub
 from data_pipeline.cli import main
+from data_pipeline.reading import hub
 
 WORDS = re.findall(
     r"\w+",

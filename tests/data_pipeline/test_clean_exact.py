@@ -13,11 +13,11 @@ from ftfy.badness import MOJIBAKE_CATEGORIES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import clean as clean_module
-from data_pipeline import exact_ftfy
-from data_pipeline.clean import SAMPLES, clean
 from data_pipeline.document import Document
-from data_pipeline.exact_ftfy import SEGMENT, Normalization, fast_fix_text
+from data_pipeline.text import clean as clean_module
+from data_pipeline.text import exact_ftfy
+from data_pipeline.text.clean import SAMPLES, clean
+from data_pipeline.text.exact_ftfy import SEGMENT, Normalization, fast_fix_text
 from tests.data_pipeline.foreign_text import found_texts, made_texts, package_descriptions
 
 FAST = {form: fast_fix_text(form) for form in ("NFC", "NFKC")}

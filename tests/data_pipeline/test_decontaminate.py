@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.decontaminate import SENTENCE_END, count_matches, decontaminate, split_and_keep
+from data_pipeline.contamination.decontaminate import SENTENCE_END, count_matches, decontaminate, split_and_keep
+from data_pipeline.contamination.passages import ngrams_of_files, read_documents
+from data_pipeline.contamination.testsets import find_test_set
+from data_pipeline.contamination.words import Ngrams, ngrams_of
 from data_pipeline.document import Document, Drop
-from data_pipeline.passages import ngrams_of_files, read_documents
-from data_pipeline.testsets import find_test_set
-from data_pipeline.words import Ngrams, ngrams_of
 from evaluation.detokenize import detokenize_wikitext
 from tests.data_pipeline.conftest import sentences
 

@@ -11,9 +11,9 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from data_pipeline.executors.local import ATTEMPTS, LocalExecutor
-from data_pipeline.executors.ray import RayExecutor
-from data_pipeline.tasks import Counts, Settings, Task, run_task
+from data_pipeline.work.executors.local import ATTEMPTS, LocalExecutor
+from data_pipeline.work.executors.ray import RayExecutor
+from data_pipeline.work.tasks import Counts, Settings, Task, run_task
 from lineage.errors import BadInput, Interrupted
 from tests.data_pipeline.builds import build, config_for, files_of, ledger_of, write_mixed
 

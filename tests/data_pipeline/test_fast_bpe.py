@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from data_pipeline.fast_bpe import LAST_CLASSIFIED, LETTER, NUMBER, OTHER, SPACE, FastBpe, character_classes
-from data_pipeline.testsets import find_gpt2_vocabulary, find_test_set
-from data_pipeline.tokenizer import CHECKED_TEXTS, Tokenizer
+from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
+from data_pipeline.tokens.fast_bpe import LAST_CLASSIFIED, LETTER, NUMBER, OTHER, SPACE, FastBpe, character_classes
+from data_pipeline.tokens.tokenizer import CHECKED_TEXTS, Tokenizer
 from tests.data_pipeline.conftest import sentences
 
 HAS_DATA = bool(os.environ.get("MLM_DATA_DIR"))

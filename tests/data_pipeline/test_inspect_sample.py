@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.inspect_sample import show_sample
-from data_pipeline.samples import PackedSamples
-from data_pipeline.token_file import TokenFile, TokenFileWriter, token_dtype
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokens.inspect_sample import show_sample
+from data_pipeline.tokens.samples import PackedSamples
+from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
+from data_pipeline.tokens.tokenizer import Tokenizer
 from lineage.errors import BadInput
 from tests.data_pipeline.conftest import sentences
 

@@ -10,10 +10,18 @@ from datasketch import MinHashLSH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.components import components, flatten, link, merge
 from data_pipeline.config import DeduplicateConfig
-from data_pipeline.lsh import agreement, band_keys, buckets, fingerprint, fingerprint_words, required_agreement, sketch
-from data_pipeline.minhash import as_sketch, signature
+from data_pipeline.duplicates.components import components, flatten, link, merge
+from data_pipeline.duplicates.lsh import (
+    agreement,
+    band_keys,
+    buckets,
+    fingerprint,
+    fingerprint_words,
+    required_agreement,
+    sketch,
+)
+from data_pipeline.duplicates.minhash import as_sketch, signature
 from tests.data_pipeline.conftest import WORDS, sentences
 
 SHARES_A_BAND = DeduplicateConfig(rule="megatron-2019", bands=25, rows=5)

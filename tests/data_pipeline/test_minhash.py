@@ -9,9 +9,9 @@ from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import minhash
-from data_pipeline.minhash import signature
-from data_pipeline.sha1 import LONGEST, sha1_hash32
+from data_pipeline.duplicates import minhash
+from data_pipeline.duplicates.minhash import signature
+from data_pipeline.duplicates.sha1 import LONGEST, sha1_hash32
 from tests.data_pipeline.conftest import sentences
 
 ALPHABET = st.one_of(

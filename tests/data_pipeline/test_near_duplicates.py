@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
-from data_pipeline.components import components
 from data_pipeline.config import DeduplicateConfig
-from data_pipeline.lsh import agreement, fingerprint, required_agreement
-from data_pipeline.near_duplicates import Decision, resolve
-from data_pipeline.s_curve import histogram, recall
-from data_pipeline.shingles import jaccard, shingles
+from data_pipeline.duplicates.components import components
+from data_pipeline.duplicates.lsh import agreement, fingerprint, required_agreement
+from data_pipeline.duplicates.near_duplicates import Decision, resolve
+from data_pipeline.duplicates.s_curve import histogram, recall
+from data_pipeline.duplicates.shingles import jaccard, shingles
 from tests.data_pipeline.conftest import sentences
 from tests.data_pipeline.test_lsh import edited, related_texts
 
@@ -170,7 +170,7 @@ def test_the_most_similar_of_too_many_candidates_are_compared(seed: int, monkeyp
     texts = related_texts(seed, 60)
     config = DeduplicateConfig(bands=25, rows=2, threshold=0.85)
     unlimited, all_compared = decide(texts, config)
-    monkeypatch.setattr("data_pipeline.near_duplicates.MOST_COMPARED", 2)
+    monkeypatch.setattr("data_pipeline.duplicates.near_duplicates.MOST_COMPARED", 2)
     decisions, compared = decide(texts, config)
     expected, similarities = decide_plainly(texts, config, most=2)
     assert decisions == expected

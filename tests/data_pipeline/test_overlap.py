@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.overlap import Overlap, OverlapCounts, Share, count_overlap, overlap
-from data_pipeline.testsets import find_test_set
+from data_pipeline.contamination.overlap import Overlap, OverlapCounts, Share, count_overlap, overlap
+from data_pipeline.contamination.testsets import find_test_set
 from tests.data_pipeline.conftest import write_jsonl
 
 WORD_LISTS = st.lists(st.sampled_from(["a", "B", "c,", "d.", "İ"]), max_size=25).map(" ".join)

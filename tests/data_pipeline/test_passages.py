@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.passages import ngrams_of_files, read_documents
-from data_pipeline.testsets import find_test_set
+from data_pipeline.contamination.passages import ngrams_of_files, read_documents
+from data_pipeline.contamination.testsets import find_test_set
 from lineage.errors import BadInput
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from data_pipeline.config import DataConfig
 from data_pipeline.runner import build_dataset
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokens.tokenizer import Tokenizer
 from lineage.config import load_config
 from lineage.digest import check_seal, sha256_file
 from tests.data_pipeline.conftest import Cli, sentences, write_jsonl, write_recipe

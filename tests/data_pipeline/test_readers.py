@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.document import Document, Malformed
-from data_pipeline.pieces import Piece, cut_lines
-from data_pipeline.prepare import prepare
-from data_pipeline.readers import Limits, read_pieces
+from data_pipeline.passes.prepare import prepare
+from data_pipeline.reading.pieces import Piece, cut_lines
+from data_pipeline.reading.readers import Limits, read_pieces
 from lineage.errors import BadInput
 
 VALID = b'{"text": "a fine text"}'
@@ -94,8 +94,8 @@ def test_of_a_hundred_thousand_hostile_lines_none_is_lost(tmp_path: Path) -> Non
 def test_a_file_cut_anywhere_is_the_same_lines(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], end: bool, shard_bytes: int
 ) -> None:
-    from data_pipeline.file_sources import FileSource
-    from data_pipeline.workspace import Workspace
+    from data_pipeline.reading.file_sources import FileSource
+    from data_pipeline.work.workspace import Workspace
 
     path = tmp_path_factory.mktemp("cut") / "a.jsonl"
     path.write_bytes(b"\n".join(lines) + (b"\n" if end and lines else b""))

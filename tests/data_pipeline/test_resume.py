@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.config import DataConfig
-from data_pipeline.workspace import locked
+from data_pipeline.work.workspace import locked
 from lineage.digest import check_seal
 from lineage.errors import BadInput, Interrupted
 from tests.data_pipeline.builds import build, config_for, files_of, in_child, ledger_of, write_mixed

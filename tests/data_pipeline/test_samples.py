@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.samples import BlendedSamples, PackedSamples, blending_indices, build_sample_index, normalized
-from data_pipeline.token_file import TokenFile, TokenFileWriter, token_dtype
+from data_pipeline.tokens.samples import BlendedSamples, PackedSamples, blending_indices, build_sample_index, normalized
+from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
 from lineage.errors import BadInput
 
 SIZES = np.array([5, 3, 7, 4, 6], dtype=np.int32)

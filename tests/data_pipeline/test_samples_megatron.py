@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch.distributed
 
-from data_pipeline.samples import BlendedSamples
-from data_pipeline.token_file import TokenFile, TokenFileWriter, token_dtype
+from data_pipeline.tokens.samples import BlendedSamples
+from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
 
 
 @pytest.fixture

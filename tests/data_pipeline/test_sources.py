@@ -11,17 +11,17 @@ import pyarrow  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
 import pytest
 
-from data_pipeline import hub
 from data_pipeline.config import SourcesConfig
 from data_pipeline.document import Document, Malformed
-from data_pipeline.executors.local import LocalExecutor
-from data_pipeline.file_sources import FileSource
-from data_pipeline.hub_sources import HubSource
-from data_pipeline.installed_docs import InstalledDocs, extract, run_time_distributions
-from data_pipeline.limit import Limit
-from data_pipeline.readers import Limits, read_pieces
-from data_pipeline.sources import Source, open_sources
-from data_pipeline.workspace import Workspace
+from data_pipeline.reading import hub
+from data_pipeline.reading.file_sources import FileSource
+from data_pipeline.reading.hub_sources import HubSource
+from data_pipeline.reading.installed_docs import InstalledDocs, extract, run_time_distributions
+from data_pipeline.reading.limit import Limit
+from data_pipeline.reading.readers import Limits, read_pieces
+from data_pipeline.reading.sources import Source, open_sources
+from data_pipeline.work.executors.local import LocalExecutor
+from data_pipeline.work.workspace import Workspace
 from lineage.errors import BadInput, DataMissing, Interrupted
 
 

@@ -4,11 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.clean import clean
 from data_pipeline.document import Document, Drop
-from data_pipeline.language import keep_language
-from data_pipeline.length import keep_long
 from data_pipeline.split import split
+from data_pipeline.text.clean import clean
+from data_pipeline.text.language import keep_language
+from data_pipeline.text.length import keep_long
 from tests.data_pipeline.conftest import sentences
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline import testsets
-from data_pipeline.testsets import TEST_SETS, find_gpt2_vocabulary, find_test_set
+from data_pipeline.contamination import testsets
+from data_pipeline.contamination.testsets import TEST_SETS, find_gpt2_vocabulary, find_test_set
 from lineage.errors import BadInput, DataMissing
 
 DATA = os.environ.get("MLM_DATA_DIR")

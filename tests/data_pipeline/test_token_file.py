@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.token_file import TokenFile, TokenFileWriter, merge_token_files, token_dtype
+from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, merge_token_files, token_dtype
 from lineage.errors import BadInput, IntegrityFailure
 
 uint16_documents = st.lists(st.lists(st.integers(0, 65_535), max_size=20), max_size=12)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_pipeline.token_file import TokenFile, TokenFileWriter, merge_token_files, token_dtype
+from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, merge_token_files, token_dtype
 
 DOCUMENTS = [[1, 2, 3], [], [65_499], *([number] * (number % 7) for number in range(100))]
 pytestmark = pytest.mark.filterwarnings("ignore")

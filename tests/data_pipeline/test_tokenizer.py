@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.testsets import find_gpt2_vocabulary
-from data_pipeline.tokenizer import Tokenizer, padded_vocab_size
+from data_pipeline.contamination.testsets import find_gpt2_vocabulary
+from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from lineage.errors import BadInput, IntegrityFailure
 from tests.data_pipeline.conftest import sentences
 
@@ -77,7 +77,7 @@ def test_saved_tokenizer_is_the_same(trained: Tokenizer, tmp_path: Path) -> None
 
 def test_training_does_not_depend_on_threads(trained: Tokenizer) -> None:
     code = (
-        "from data_pipeline.tokenizer import Tokenizer; from tests.data_pipeline.test_tokenizer import CORPUS; "
+        "from data_pipeline.tokens.tokenizer import Tokenizer; from tests.data_pipeline.test_tokenizer import CORPUS; "
         "print(Tokenizer.train(CORPUS, 400).digest)"
     )
     for setting in ({"RAYON_NUM_THREADS": "3"}, {"TOKENIZERS_PARALLELISM": "false"}):
@@ -136,7 +136,7 @@ def test_another_kind_of_tokenizer_is_left_to_its_library(
 def test_a_wrong_fast_path_is_given_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = Tokenizer.train(CORPUS, 400)
     right = tokenizer.encode("Straße")
-    monkeypatch.setattr("data_pipeline.fast_bpe.FastBpe.encode", lambda self, text: np.arange(len(text)))
+    monkeypatch.setattr("data_pipeline.tokens.fast_bpe.FastBpe.encode", lambda self, text: np.arange(len(text)))
     assert Tokenizer(tokenizer._backend).encode("Straße") == right
     assert "WARNING: the fast byte-level BPE differs on" in capsys.readouterr().err
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from data_pipeline.token_file import TokenFileWriter, token_dtype
-from data_pipeline.tokenizer import Tokenizer, padded_vocab_size
+from data_pipeline.tokens.token_file import TokenFileWriter, token_dtype
+from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from engine.trainer import train
 from lineage.digest import seal
 from tests.engine.small_run import LONG, small_config

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.token_file import TokenFile, TokenFileWriter, token_dtype
+from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
 from engine.batches import TrainingBatches, ValidationBatches
 from lineage.errors import BadInput
 

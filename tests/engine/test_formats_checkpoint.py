@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint import load_for_inference
 from engine.config import ModelConfig, TwinScale
 from engine.formats import Imported, write_checkpoint

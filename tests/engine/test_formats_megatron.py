@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint import load_for_inference
 from engine.formats.huggingface import export_huggingface
 from engine.formats.recognise import import_checkpoint

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokens.tokenizer import Tokenizer
 from tests.evaluation.standins import write_run
 
 
@@ -37,7 +37,7 @@ def nothing_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data.mkdir()
     monkeypatch.setenv("MLM_DATA_DIR", str(data))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("data_pipeline.testsets.hub_is_reachable", lambda: False)
+    monkeypatch.setattr("data_pipeline.contamination.testsets.hub_is_reachable", lambda: False)
     return data
 
 

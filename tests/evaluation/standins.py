@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint import TrainingState, save_checkpoint
 from engine.config import DataSection, ModelConfig, RunConfig, TwinScale
 from engine.dataset import DIARY

@@ -10,8 +10,33 @@ from evaluation.invertible import ESCAPE, detokenize, retokenize
 
 words = st.one_of(
     st.sampled_from(
-        ["a", "s", "Mr", "Mr.", "U.S.", "boys", "5", "1,000", "3-4", "@-@", "@,@", "@.@", "'s", "'t", "'", '"', "<unk>"]
-        + [*"()[]{}.,;:!?%°$£€=-\\", "==", "--", "...", ". . .", "don't", "(a)", "\\ a"]
+        [
+            "a",
+            "s",
+            "Mr",
+            "Mr.",
+            "U.S.",
+            "boys",
+            "5",
+            "1,000",
+            "3-4",
+            "@-@",
+            "@,@",
+            "@.@",
+            "'s",
+            "'t",
+            "'",
+            '"',
+            "<unk>",
+            *"()[]{}.,;:!?%°$£€=-\\",
+            "==",
+            "--",
+            "...",
+            ". . .",
+            "don't",
+            "(a)",
+            "\\ a",
+        ]
     ),
     st.text(st.characters(codec="utf-8"), max_size=4),
 )

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokens.tokenizer import Tokenizer
 from evaluation.cloze import LM_EVAL, STRICT, ClozeTask
 from evaluation.documents import RunningText, lm_eval_documents
 from evaluation.evaluate import Evaluation, MakeTask, Settings, evaluate

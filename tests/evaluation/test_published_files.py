@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokens.tokenizer import Tokenizer
 from evaluation import wikitext103 as wikitext103_module
 from evaluation.cloze import ClozeTask
 from evaluation.detokenize import detokenize_wikitext

@@ -60,7 +60,7 @@ def test_the_plain_loop_gives_our_answers() -> None:
 
 @pytest.mark.skipif(not has_harness(), reason="lm-evaluation-harness or accelerate is not installed")
 def test_the_harness_gives_our_answers(tmp_path: Path) -> None:
-    from data_pipeline.tokenizer import Tokenizer
+    from data_pipeline.tokens.tokenizer import Tokenizer
 
     write_dataset(tmp_path / "words")
     model = our_model(CONFIG)

@@ -1,0 +1,1 @@
+"""Test sets, and what of their text a corpus holds."""

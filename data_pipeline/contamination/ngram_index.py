@@ -1,0 +1,195 @@
+"""A hash index of word n-grams: where in a text one may begin, found by compiled code in one pass.
+
+Words are those of `re.finditer(r"\\w+")` on the running Python, lower-cased. Each is hashed character by character, a
+run of words by a rolling polynomial, all modulo 2**64 (Karp and Rabin 1987). Equal n-grams have equal hashes, so none
+is missed; different ones may have equal hashes too, so the caller compares the words.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.contamination.words import WORD
+from data_pipeline.kernels import compiled
+
+CHUNK_CHARACTERS = 1 << 16
+BATCH_NGRAMS = 1 << 12
+FILTER_BITS_PER_NGRAM = 16
+PRIME = np.uint64(0x100000001B3)
+RADIX = np.uint64(0x9E3779B97F4A7C15)
+ZERO, ONE, SIX, HALF, LOW_SIX = (np.uint64(number) for number in (0, 1, 6, 32, 63))
+Codes = NDArray[np.uint8] | NDArray[np.uint32]
+Numbers = NDArray[np.uint64]
+HASHES, STARTS, MATCHES = 0, 1, 2
+"""Rows of the array of words: hash and character position of each word, and the positions of the matches."""
+
+
+class NgramIndex:
+    """The hashes of n-grams of one length; memory is about 20 to 40 bytes for each.
+
+    `ngrams` are words, lower-cased and joined by one space. Raises ValueError when one has another length, and when
+    this Python lower-cases in a way the index does not know.
+    """
+
+    def __init__(self, ngrams: Iterable[str], words: int) -> None:
+        self._words = words
+        self._fold = fold_table()
+        hashes = np.concatenate([np.empty(0, np.uint64), *self._hashes(list(ngrams))])
+        self._filter = np.zeros(_power_of_two(len(hashes) * FILTER_BITS_PER_NGRAM) // 64, np.uint64)
+        self._table = np.zeros(_power_of_two(len(hashes) * 2), np.uint64)
+        _fill(hashes, self._filter, self._table)
+
+    def candidates(self, text: str) -> Iterator[int]:
+        """Character positions, ascending, of the words where an n-gram of the index may begin.
+
+        The text is read in chunks: memory beyond it is constant.
+        """
+        found = _word_arrays(min(len(text), CHUNK_CHARACTERS) + 1, self._words)
+        found[STARTS, 0] = 0
+        count, within_word = 0, False
+        for origin in range(0, len(text), CHUNK_CHARACTERS):
+            chunk = text[origin : origin + CHUNK_CHARACTERS]
+            if origin + CHUNK_CHARACTERS >= len(text):
+                chunk += " "
+            codes = _code_points(chunk)
+            count, within_word, matches = _search(
+                codes, origin, self._fold, found, count, within_word, self._words, self._filter, self._table
+            )
+            yield from found[MATCHES, :matches].tolist()
+            again = min(count, self._words - 1)
+            found[:, : again + 1] = found[:, count - again : count + 1]
+            count = again
+
+    def _hashes(self, ngrams: list[str]) -> Iterator[Numbers]:
+        for first in range(0, len(ngrams), BATCH_NGRAMS):
+            batch = ngrams[first : first + BATCH_NGRAMS]
+            codes = _code_points(re.sub(r"[^\w ]", "", " ".join(batch)) + " ")
+            found = _word_arrays(len(codes), self._words)
+            count, _ = _hash_words(codes, 0, self._fold, found, 0, False)
+            total = np.zeros(len(batch), np.uint64)
+            for column in found[HASHES, :count].reshape(len(batch), self._words).T:
+                total = total * RADIX + column
+            yield total
+
+
+@cache
+def fold_table() -> NDArray[np.uint32]:
+    """For each code point the first code point of its lower case, 0 for one outside words, [0x110000].
+
+    Words that are equal in lower case are equal folded: the three sigmas fold to one, because which small sigma a
+    capital becomes depends on its place, and what follows the first code point is nothing in a word (in Unicode only
+    U+0130 has more than one). Raises ValueError where that does not hold.
+    """
+    every = "".join(map(chr, range(sys.maxunicode + 1)))
+    members = [code for run in WORD.finditer(every) for code in range(run.start(), run.end())]
+    lower = [chr(code).lower() for code in members]
+    fold = np.zeros(len(every), np.uint32)
+    fold[members] = [ord(letter[0]) for letter in lower]
+    fold[ord("ς")] = ord("σ")
+    if (fold[fold[members]] != fold[members]).any() or any(WORD.search(letter, 1) for letter in lower):
+        raise ValueError("this Python's lower case is not a fold of single characters")
+    return fold
+
+
+def _code_points(text: str) -> Codes:
+    if text.isascii():
+        return np.frombuffer(text.encode("ascii"), np.uint8)
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.dtype("<u4"))
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << max(6, (least - 1).bit_length())
+
+
+def _word_arrays(characters: int, words: int) -> Numbers:
+    """Room for the words of so many characters, the last words before them and a word that does not end."""
+    return np.empty((3, characters // 2 + words + 2), np.uint64)
+
+
+@compiled
+def _hash_words(
+    codes: Codes, origin: int, fold: NDArray[np.uint32], found: Numbers, count: int, within_word: bool
+) -> tuple[int, bool]:
+    """Append the words that end in `codes`; the word that does not stands, so far, behind them.
+
+    There are no branches, which a processor cannot foresee at the ends of words; instead the place behind the last
+    word is written again for every character.
+    """
+    hashes, starts = found[HASHES], found[STARTS]
+    value = hashes[count] if within_word else ZERO
+    start = starts[count]
+    for place in range(len(codes)):
+        letter = np.uint64(fold[codes[place]])
+        hashes[count] = value ^ (value >> HALF)
+        starts[count] = start
+        inside = letter != 0
+        count += within_word & (not inside)
+        start = start if inside else np.uint64(origin + place + 1)
+        value = (value ^ letter) * (PRIME if inside else ZERO)
+        within_word = inside
+    hashes[count], starts[count] = value, start
+    return count, within_word
+
+
+@compiled
+def _scramble(value: np.uint64) -> np.uint64:
+    """The key of a hash, never 0; its high bits depend on all of the hash."""
+    return ((value ^ (value >> HALF)) * RADIX) | ONE
+
+
+@compiled
+def _find_key(key: np.uint64, table: Numbers) -> np.uint64:
+    """The slot of a key or, if it is not there, the one it would take."""
+    last = np.uint64(len(table) - 1)
+    slot = (key >> HALF) & last
+    while table[slot] != 0 and table[slot] != key:
+        slot = (slot + ONE) & last
+    return slot
+
+
+@compiled
+def _fill(hashes: Numbers, filter_bits: Numbers, table: Numbers) -> None:
+    last_bit = np.uint64(len(filter_bits) * 64 - 1)
+    for value in hashes:
+        key = _scramble(value)
+        table[_find_key(key, table)] = key
+        bit = (key >> HALF) & last_bit
+        filter_bits[bit >> SIX] |= ONE << (bit & LOW_SIX)
+
+
+@compiled
+def _search(
+    codes: Codes,
+    origin: int,
+    fold: NDArray[np.uint32],
+    found: Numbers,
+    count: int,
+    within_word: bool,
+    words: int,
+    filter_bits: Numbers,
+    table: Numbers,
+) -> tuple[int, bool, int]:
+    """Append the words of `codes` and look up every run of `words` words; returns the number of matches last."""
+    count, within_word = _hash_words(codes, origin, fold, found, count, within_word)
+    hashes = found[HASHES]
+    last_bit = np.uint64(len(filter_bits) * 64 - 1)
+    oldest = ONE
+    for _ in range(words):
+        oldest *= RADIX
+    matches = 0
+    run = np.uint64(0)
+    for place in range(count):
+        run = run * RADIX + hashes[place]
+        if place >= words:
+            run -= hashes[place - words] * oldest
+        if place >= words - 1:
+            key = _scramble(run)
+            bit = (key >> HALF) & last_bit
+            if (filter_bits[bit >> SIX] >> (bit & LOW_SIX)) & ONE and table[_find_key(key, table)] == key:
+                found[MATCHES, matches] = found[STARTS, place - words + 1]
+                matches += 1
+    return count, within_word, matches

@@ -1,0 +1,1 @@
+"""Near-duplicates: signatures, buckets, components, decisions."""

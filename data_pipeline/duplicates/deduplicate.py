@@ -1,0 +1,132 @@
+"""Near-duplicates over all shards: fingerprints side by side, components of linked documents, decisions in each.
+
+Every task here is sized by documents alone, never by shards or workers.
+"""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.config import DeduplicateConfig
+from data_pipeline.duplicates.components import flatten, link, merge
+from data_pipeline.duplicates.lsh import buckets, fingerprint_words
+from data_pipeline.duplicates.near_duplicates import resolve
+from data_pipeline.duplicates.s_curve import HISTOGRAM_BINS
+from data_pipeline.passes.measure import read_fingerprints
+from data_pipeline.work.corpus import Corpus
+from data_pipeline.work.tasks import Counts, Settings
+from data_pipeline.work.workspace import Finished, Job, Workspace
+from lineage.environment import memory_bytes
+
+LINK_TASKS = 5
+SMALL_MEMORY_BYTES = 8 << 30
+"""Assumed where the memory of the machine is not known."""
+MEMBERS_OF_A_TASK = 1 << 14
+LINK_BYTES_PER_DOCUMENT = 32
+DECISION = np.dtype([("document", np.int64), ("survivor", np.int64), ("jaccard", np.float64)])
+SKETCHES, FOREST, MEMBERS, COMPONENTS, DECISIONS, COMPARED = (
+    "sketches.npy", "forest.npy", "members.npy", "components.npy", "decisions.npy", "compared.npy",
+)  # fmt: skip
+
+
+def find_duplicates(
+    workspace: Workspace, prepared: Finished, measured: Finished, config: DeduplicateConfig
+) -> tuple[Finished, NDArray[np.int64]]:
+    """The stage whose single task holds all decisions, and how many compared pairs had which similarity."""
+    section = config.model_dump(mode="json")
+    counts = [each["documents"] for each in measured.counts]
+    documents = sum(counts)
+    whole = {"config": section, "counts": counts}
+    side_by_side = workspace.one("fingerprints", lay_side_by_side, whole, measured.input)
+    groups = [list(range(first, config.bands, LINK_TASKS)) for first in range(min(LINK_TASKS, config.bands))]
+    jobs: list[Job] = [({"config": section, "bands": bands}, (side_by_side.input,)) for bands in groups]
+    at_once = max(1, (memory_bytes() or SMALL_MEMORY_BYTES) // 2 // (LINK_BYTES_PER_DOCUMENT * documents + 1))
+    forests = workspace.all("link", link_bands, jobs, "buckets", at_once)
+    found = workspace.one("components", gather_components, {"tasks": len(jobs)}, forests.input)
+    inputs = (found.input, prepared.input, measured.input)
+    resolving: list[Job] = [
+        ({**whole, "first": first, "last": last}, inputs) for first, last in found.counts[0]["tasks"]
+    ]
+    decided = workspace.all("resolve", resolve_components, resolving, "duplicates")
+    decisions = workspace.one("decisions", collect_decisions, {"tasks": len(resolving)}, decided.input)
+    return decisions, np.array(decisions.counts[0]["compared"])
+
+
+def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """The keys of each band and the sketches of all documents in files of their own."""
+    config, counts = DeduplicateConfig(**settings["config"]), settings["counts"]
+    words, documents = fingerprint_words(config), sum(counts)
+    create = np.lib.format.open_memmap
+    bands = [create(directory / f"band-{band:04d}.npy", "w+", np.uint64, (documents,)) for band in range(config.bands)]
+    sketches = create(directory / SKETCHES, "w+", np.uint64, (documents, words - config.bands))
+    start = 0
+    for shard, count in enumerate(counts):
+        rows = read_fingerprints(inputs[0] / f"{shard:05d}", config)
+        for band, keys in enumerate(bands):
+            keys[start : start + count] = rows[:, band]
+        sketches[start : start + count] = rows[:, config.bands :]
+        start += count
+    for written in (*bands, sketches):
+        written.flush()
+    return {}
+
+
+def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """A forest that joins the documents linked through some of the bands."""
+    folder = inputs[0] / "00000"
+    sketches = np.load(folder / SKETCHES, mmap_mode="r")
+    forest = np.arange(len(sketches))
+    for band in settings["bands"]:
+        keys = np.load(folder / f"band-{band:04d}.npy", mmap_mode="r")
+        link(forest, buckets(keys), sketches, DeduplicateConfig(**settings["config"]))
+    np.save(directory / FOREST, forest)
+    return {}
+
+
+def gather_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """Components of two or more documents, one after another, cut into tasks of about as many documents."""
+    forest = np.load(inputs[0] / "00000" / FOREST)
+    for task in range(1, settings["tasks"]):
+        merge(forest, np.load(inputs[0] / f"{task:05d}" / FOREST, mmap_mode="r"))
+    first = flatten(forest)
+    sizes = np.bincount(first, minlength=len(first))
+    members = np.flatnonzero(sizes[first] > 1)
+    members = members[np.argsort(first[members], kind="stable")]
+    sizes = sizes[sizes > 1]
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    np.save(directory / MEMBERS, members)
+    np.save(directory / COMPONENTS, starts)
+    of_task = starts[:-1] // MEMBERS_OF_A_TASK
+    cuts = np.flatnonzero(np.diff(of_task, prepend=-1, append=-1)) if len(sizes) else np.empty(0, np.int64)
+    return {"tasks": [[int(a), int(b)] for a, b in pairwise(cuts)]}
+
+
+def resolve_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """The decisions in the components from `first` to before `last`."""
+    components, prepared, measured = inputs
+    config = DeduplicateConfig(**settings["config"])
+    members = np.load(components / "00000" / MEMBERS, mmap_mode="r")
+    starts = np.load(components / "00000" / COMPONENTS, mmap_mode="r")
+    corpus = Corpus(prepared, measured, np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)]))
+    decisions: list[Any] = []
+    compared = np.zeros(HISTOGRAM_BINS, np.int64)
+    for component in range(settings["first"], settings["last"]):
+        own = np.array(members[starts[component] : starts[component + 1]])
+        found = resolve(own, corpus.fingerprints(own, config), corpus.text, config)
+        decisions += found.decisions
+        compared += found.compared
+    np.save(directory / DECISIONS, np.array([tuple(each) for each in decisions], DECISION))
+    np.save(directory / COMPARED, compared)
+    return {}
+
+
+def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """All decisions in order of document."""
+    folders = [inputs[0] / f"{task:05d}" for task in range(settings["tasks"])]
+    decisions = np.concatenate([np.empty(0, DECISION), *(np.load(folder / DECISIONS) for folder in folders)])
+    np.save(directory / DECISIONS, decisions[np.argsort(decisions["document"])])
+    compared = sum((np.load(folder / COMPARED) for folder in folders), np.zeros(HISTOGRAM_BINS, np.int64))
+    return {"compared": compared.tolist(), "documents": len(decisions)}

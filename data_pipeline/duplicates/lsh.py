@@ -1,0 +1,129 @@
+"""Locality-sensitive hashing: documents whose signatures agree in a whole band share a bucket.
+
+A document's fingerprint is a row of 64-bit words: one key for each band, then its sketch, the lowest byte of every
+minimum. Keys propose pairs; sketches estimate the similarity of a pair (two minima agree with a probability equal to
+the Jaccard similarity), so that unrelated documents, which share a bucket of few rows by the thousand in a large
+corpus, are told apart without their texts.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.config import DeduplicateConfig
+from data_pipeline.duplicates.minhash import signature
+from data_pipeline.kernels import compiled
+
+WORD_BYTES = 8
+PARTITIONS = 16
+"""One for each value of a key's highest four bits."""
+
+Buckets = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Documents of all buckets, one bucket after another, and where each bucket starts, ending with the total."""
+
+
+def fingerprint(text: str, config: DeduplicateConfig) -> NDArray[np.uint64]:
+    """Band keys and sketch of a text, [bands + sketch words]."""
+    minima = signature(text, config.num_permutations, config.shingle_characters)
+    return np.concatenate([band_keys(minima, config.bands), sketch(minima)])
+
+
+def fingerprint_words(config: DeduplicateConfig) -> int:
+    """Length of a fingerprint in 64-bit words."""
+    return config.bands + -(-config.num_permutations // WORD_BYTES)
+
+
+def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
+    """A 64-bit hash of each band of signatures [..., permutations], [..., bands]: equal bands have equal keys."""
+    keys: NDArray[np.uint64] = _band_keys(minima.reshape(-1, bands, minima.shape[-1] // bands))
+    return keys.reshape(*minima.shape[:-1], bands)
+
+
+def buckets(keys: NDArray[np.uint64]) -> Buckets:
+    """Documents with equal keys of one band, in buckets of two or more.
+
+    `keys` [documents] may be a memory map. The documents of a bucket are in order. Needs 16 bytes for each document in
+    a bucket, half of it in passing, and in passing 40 / PARTITIONS for each document: keys are random, so equal
+    shares of them begin with each value of their highest bits.
+    """
+    documents, sizes = [], []
+    for partition in range(PARTITIONS):
+        members = _members(keys, partition)
+        own = keys[members]
+        order = np.argsort(own)
+        found, counts = _runs(members[order], own[order])
+        documents.append(found)
+        sizes.append(counts)
+    return np.concatenate(documents), np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
+
+
+def sketch(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """The lowest byte of each minimum of signatures [..., permutations]; zeros fill the last word."""
+    words = np.zeros((*minima.shape[:-1], -(-minima.shape[-1] // WORD_BYTES)), np.uint64)
+    words.view(np.uint8)[..., : minima.shape[-1]] = minima & 0xFF
+    return words
+
+
+@compiled
+def agreement(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> np.int64:
+    """Equal bytes of two sketches, filling included."""
+    low = np.uint64(0x7F7F7F7F7F7F7F7F)
+    count = np.uint64(0)
+    for word in range(left.shape[0]):
+        different = left[word] ^ right[word]
+        equal = ~(((different & low) + low) | different | low) >> np.uint64(7)
+        count += (equal * np.uint64(0x0101010101010101)) >> np.uint64(56)
+    return np.int64(count)
+
+
+def required_agreement(config: DeduplicateConfig) -> int:
+    """Equal bytes that two sketches need to be compared: `min_agreement` and the filling, which is always equal."""
+    return config.min_agreement + -config.num_permutations % WORD_BYTES
+
+
+@compiled
+def _members(keys: NDArray[np.uint64], partition: int) -> NDArray[np.int64]:
+    count = 0
+    for document in range(keys.shape[0]):
+        count += np.int64(keys[document] >> np.uint64(60)) == partition
+    members = np.empty(count, np.int64)
+    count = 0
+    for document in range(keys.shape[0]):
+        if np.int64(keys[document] >> np.uint64(60)) == partition:
+            members[count] = document
+            count += 1
+    return members
+
+
+@compiled
+def _runs(documents: NDArray[np.int64], keys: NDArray[np.uint64]) -> Buckets:
+    """Documents of each run of equal keys that is longer than one, in order, and the lengths of these runs."""
+    found = np.empty(documents.shape[0], np.int64)
+    sizes = np.empty(documents.shape[0] // 2, np.int64)
+    start, filled, runs = 0, 0, 0
+    for end in range(1, documents.shape[0] + 1):
+        if end < documents.shape[0] and keys[end] == keys[start]:
+            continue
+        if end - start > 1:
+            size = end - start
+            found[filled : filled + size] = np.sort(documents[start:end])
+            filled += size
+            sizes[runs] = size
+            runs += 1
+        start = end
+    return found[:filled].copy(), sizes[:runs].copy()
+
+
+@compiled
+def _band_keys(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    documents, bands, rows = minima.shape
+    keys = np.empty((documents, bands), np.uint64)
+    for document in range(documents):
+        for band in range(bands):
+            key = np.uint64(band)
+            for row in range(rows):
+                key = (key ^ np.uint64(minima[document, band, row])) * np.uint64(0x9E3779B97F4A7C15)
+                key ^= key >> np.uint64(29)
+                key *= np.uint64(0xBF58476D1CE4E5B9)
+                key ^= key >> np.uint64(32)
+            keys[document, band] = key
+    return keys

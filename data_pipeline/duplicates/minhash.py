@@ -1,0 +1,162 @@
+"""MinHash signatures: datasketch's `affine32` scheme over SHA-1 hashes of UTF-8 shingles.
+
+`signature` compiles what `reference_signature` has datasketch do. Equal hashes add nothing to a minimum, so each is
+permuted once; SHA-1 of a shingle is remembered in a table of fixed size. Neither changes a bit of the result.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import numpy as np
+from datasketch import MinHash
+from numpy.typing import NDArray
+
+from data_pipeline.duplicates.sha1 import sha1_hash32
+from data_pipeline.duplicates.shingles import CHUNK, EMPTY, as_bytes, first_end, pack, shingles
+from data_pipeline.exact import checked
+from data_pipeline.kernels import call_first, compiled
+
+SCHEME = "affine32"
+BATCH_SHINGLES = 1 << 16
+TABLE_BITS = 20
+RECENT_HASHES = 1 << 14
+UNIQUE_HASHES = 1 << 13
+
+Sign = Callable[[str], NDArray[np.uint32]]
+
+SAMPLES = (
+    "",
+    "abc",
+    "abcde",
+    "\0\0abc\0\0\0\0\0\0",
+    "The quick brown fox jumps over the lazy dog. " * 3,
+    "naïve café, “quoted” – Straße, ﬁn; привет мир; 漢字かな交じり文; 👩‍👩‍👧 \U0010ffff",
+    " ".join(str(number * number) for number in range(4000)),
+)
+
+
+def signature(text: str, num_permutations: int = 128, shingle_characters: int = 5) -> NDArray[np.uint32]:
+    """Smallest permuted hash of the text's shingles for each permutation, [num_permutations]."""
+    return _signer(num_permutations, shingle_characters)(text)
+
+
+def reference_signature(text: str, num_permutations: int = 128, shingle_characters: int = 5) -> NDArray[np.uint32]:
+    """The same by datasketch itself."""
+    sketch = as_sketch(None, num_permutations)
+    found = [shingle.encode("utf-8", "surrogatepass") for shingle in shingles(text, shingle_characters)]
+    for start in range(0, len(found), BATCH_SHINGLES):
+        sketch.update_batch(found[start : start + BATCH_SHINGLES])
+    return np.asarray(sketch.hashvalues, np.uint32)
+
+
+def as_sketch(values: NDArray[np.uint32] | None, num_permutations: int) -> MinHash:
+    """datasketch's object for a signature, or an empty one."""
+    return MinHash(
+        num_perm=num_permutations,
+        hashvalues=values,
+        permutations=_permutations(num_permutations),
+        scheme=SCHEME,
+    )
+
+
+@cache
+def _signer(num_permutations: int, shingle_characters: int) -> Sign:
+    reference = partial(reference_signature, num_permutations=num_permutations, shingle_characters=shingle_characters)
+    return checked(
+        "MinHash",
+        lambda: _compiled_signer(num_permutations, shingle_characters, reference),
+        reference,
+        SAMPLES,
+        lambda left, right: np.array_equal(left, right),
+    )
+
+
+@cache
+def _permutations(count: int) -> NDArray[np.uint32]:
+    return np.asarray(MinHash(num_perm=count, seed=1, scheme=SCHEME).permutations)
+
+
+def _compiled_signer(num_permutations: int, shingle_characters: int, reference: Sign) -> Sign:
+    multipliers, offsets = np.ascontiguousarray(_permutations(num_permutations))
+    known = np.full(1 << TABLE_BITS, EMPTY)
+    known_hashes = np.zeros(1 << TABLE_BITS, np.uint32)
+    recent = np.zeros(RECENT_HASHES, np.uint64)
+    tables = (multipliers, offsets, known, known_hashes, recent)
+    document = 0
+
+    def sign(text: str) -> NDArray[np.uint32]:
+        nonlocal document
+        if len(text) < shingle_characters:
+            return reference(text)
+        document += 1
+        minima: NDArray[np.uint32] = _signature(as_bytes(text), shingle_characters, *tables, document)
+        return minima
+
+    call_first(_signature, as_bytes(""), shingle_characters, *tables, document)
+    return sign
+
+
+@compiled
+def _signature(
+    data: NDArray[np.uint8],
+    characters: int,
+    multipliers: NDArray[np.uint32],
+    offsets: NDArray[np.uint32],
+    known: NDArray[np.uint64],
+    known_hashes: NDArray[np.uint32],
+    recent: NDArray[np.uint64],
+    document: int,
+) -> NDArray[np.uint32]:
+    """`known` and `known_hashes` remember hashes of shingles, `recent` the hashes met in this document."""
+    minima = np.full(multipliers.shape[0], np.uint32(0xFFFFFFFF))
+    keys, starts, ends = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.int64), np.empty(CHUNK, np.int64)
+    hashes = np.empty(UNIQUE_HASHES, np.uint32)
+    schedule = np.empty(80, np.uint32)
+    tag = np.uint64(document) << np.uint64(32)
+    start, end, unique = 0, first_end(data, characters), 0
+    while end <= data.shape[0]:
+        count, start, end = pack(data, start, end, keys, starts, ends)
+        for number in range(count):
+            key = keys[number]
+            slot = np.int64((key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - TABLE_BITS))
+            if known[slot] == key:
+                mixed = known_hashes[slot]
+            else:
+                mixed = _mix(sha1_hash32(data, starts[number], ends[number], schedule))
+                if ends[number] - starts[number] <= 8:
+                    known[slot] = key
+                    known_hashes[slot] = mixed
+            place = np.int64(mixed) & (RECENT_HASHES - 1)
+            tagged = tag | np.uint64(mixed)
+            if recent[place] != tagged:
+                recent[place] = tagged
+                hashes[unique] = mixed
+                unique += 1
+        if unique > UNIQUE_HASHES - CHUNK or end > data.shape[0]:
+            _lower(minima, hashes[:unique], multipliers, offsets)
+            unique = 0
+    return minima
+
+
+@compiled
+def _lower(
+    minima: NDArray[np.uint32],
+    hashes: NDArray[np.uint32],
+    multipliers: NDArray[np.uint32],
+    offsets: NDArray[np.uint32],
+) -> None:
+    for permutation in range(minima.shape[0]):
+        multiplier, offset, lowest = multipliers[permutation], offsets[permutation], minima[permutation]
+        for number in range(hashes.shape[0]):
+            lowest = min(lowest, np.uint32(hashes[number] * multiplier + offset))
+        minima[permutation] = lowest
+
+
+@compiled
+def _mix(value: np.uint32) -> np.uint32:
+    """MurmurHash3's finalizer, which datasketch applies before it permutes."""
+    value ^= value >> np.uint32(16)
+    value = np.uint32(value * np.uint32(0x85EBCA6B))
+    value ^= value >> np.uint32(13)
+    value = np.uint32(value * np.uint32(0xC2B2AE35))
+    return np.uint32(value ^ (value >> np.uint32(16)))

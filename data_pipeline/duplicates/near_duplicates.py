@@ -1,0 +1,195 @@
+"""Which documents of one component are dropped, and for which survivor: independent of every other component."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.config import DeduplicateConfig
+from data_pipeline.duplicates.components import flatten, join
+from data_pipeline.duplicates.lsh import agreement, required_agreement
+from data_pipeline.duplicates.s_curve import histogram
+from data_pipeline.duplicates.similarity import ShingledTexts
+from data_pipeline.kernels import compiled
+
+LISTED_ABOVE = 0.5
+"""Similarity above which Megatron-LM's find_duplicates.py lists a pair."""
+
+
+MOST_COMPARED = 1000
+"""Most earlier documents that one is compared with: a hundred thousand pages of one template, each similar to all
+others but not enough, would take more than a day without a limit."""
+
+
+class Decision(NamedTuple):
+    """A document that is dropped."""
+
+    document: int
+    survivor: int
+    """The earlier document that is kept for it."""
+    jaccard: float
+    """Exact similarity of the two; with `megatron-2019`, of the document and the one it was most similar to."""
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What was decided for a component."""
+
+    decisions: list[Decision]
+    """In order of document."""
+    compared: NDArray[np.int64]
+    """`s_curve.histogram` of the similarities of all pairs whose texts were compared."""
+
+
+def resolve(
+    members: NDArray[np.int64],
+    fingerprints: NDArray[np.uint64],
+    text_of: Callable[[int], str],
+    config: DeduplicateConfig,
+) -> Resolution:
+    """Decide for the documents `members`, in order, with their fingerprints [members, words].
+
+    By the rule `verified`, a document is dropped if and only if its exact Jaccard similarity to an earlier document
+    that is kept, shares a bucket with it and agrees with it in `min_agreement` minima is at least the threshold; its
+    survivor is the first such document. Of more than MOST_COMPARED such documents those are compared that agree in
+    most minima. Members without such a partner may be added to the component or left out: nothing changes.
+
+    By the rule `megatron-2019` (tools/openwebtext/{find_duplicates,group_duplicate_url,remove_group_duplicates}.py of
+    v2.6) one document of a bucket is compared with all others of it, pairs above 0.5 are listed, those of at least
+    the threshold are linked, and one document of each linked group is kept. Where the published code takes any (a
+    random one of a bucket, the first of an unordered set) the first in input order is taken. As there, the last
+    shingle of a text is left out of the comparison, and a text without shingles is similar to none.
+    """
+    held = _Held(fingerprints, config)
+    documents: list[int] = members.tolist()
+    if config.rule == "megatron-2019":
+        texts = ShingledTexts(lambda place: text_of(documents[place])[:-1], config.shingle_characters)
+        return _group(documents, held, texts, config.threshold)
+    texts = ShingledTexts(lambda place: text_of(documents[place]), config.shingle_characters)
+    return _verify(documents, held, texts, config.threshold)
+
+
+class _Held:
+    """The documents held in the buckets of a component, by their place among its members."""
+
+    def __init__(self, fingerprints: NDArray[np.uint64], config: DeduplicateConfig) -> None:
+        self._bucket_of, self._starts = _local_buckets(np.ascontiguousarray(fingerprints[:, : config.bands]))
+        self._sketches = np.ascontiguousarray(fingerprints[:, config.bands :])
+        self._required = required_agreement(config)
+        self._held = np.empty(self._starts[-1], np.int64)
+        self._counts = np.zeros(len(self._starts) - 1, np.int64)
+        self._seen = np.full(len(fingerprints), -1)
+
+    def candidates(self, place: int) -> list[int]:
+        """Held documents, in order, that share a bucket with this one and agree with it often enough."""
+        arrays = (self._bucket_of, self._starts, self._held, self._counts, self._seen, self._sketches)
+        found, agreements = _candidates(place, *arrays, self._required)
+        if len(found) > MOST_COMPARED:
+            found = found[np.lexsort((found, -agreements))[:MOST_COMPARED]]
+        candidates: list[int] = np.sort(found).tolist()
+        return candidates
+
+    def hold(self, place: int, most: int) -> None:
+        """Hold a document in those of its buckets that hold fewer than `most`."""
+        _hold(place, self._bucket_of, self._starts, self._held, self._counts, most)
+
+
+def _verify(documents: list[int], held: _Held, texts: ShingledTexts, threshold: float) -> Resolution:
+    decisions: list[Decision] = []
+    similarities: list[float] = []
+    for place, document in enumerate(documents):
+        for candidate, similarity in texts.similarities(place, held.candidates(place)):
+            similarities.append(similarity)
+            if similarity >= threshold:
+                decisions.append(Decision(document, documents[candidate], similarity))
+                break
+        else:
+            held.hold(place, len(documents))
+    return Resolution(decisions, histogram(similarities))
+
+
+def _group(documents: list[int], held: _Held, texts: ShingledTexts, threshold: float) -> Resolution:
+    forest = np.arange(len(documents))
+    best = np.zeros(len(documents))
+    similarities: list[float] = []
+    for place in range(len(documents)):
+        for candidate, similarity in texts.similarities(place, held.candidates(place)):
+            similarities.append(similarity if texts[place].size else 0.0)
+            if similarities[-1] > LISTED_ABOVE and similarity >= threshold:
+                join(forest, candidate, place)
+                best[[candidate, place]] = np.maximum(best[[candidate, place]], similarity)
+        held.hold(place, 1)
+    first = flatten(forest).tolist()
+    dropped = [place for place, survivor in enumerate(first) if survivor != place]
+    decisions = [Decision(documents[place], documents[first[place]], float(best[place])) for place in dropped]
+    return Resolution(decisions, histogram(similarities))
+
+
+@compiled
+def _local_buckets(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The bucket of each member in each band, [members, bands], -1 where it is alone, and where each would start."""
+    members, bands = keys.shape
+    bucket_of = np.full((members, bands), -1)
+    starts = np.zeros(members * bands // 2 + 1, np.int64)
+    buckets = 0
+    for band in range(bands):
+        own = keys[:, band].copy()
+        order = np.argsort(own)
+        start = 0
+        for end in range(1, members + 1):
+            if end < members and own[order[end]] == own[order[start]]:
+                continue
+            if end - start > 1:
+                bucket_of[order[start:end], band] = buckets
+                starts[buckets + 1] = starts[buckets] + end - start
+                buckets += 1
+            start = end
+    return bucket_of, starts[: buckets + 1].copy()
+
+
+@compiled
+def _candidates(
+    place: int,
+    bucket_of: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    held: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    seen: NDArray[np.int64],
+    sketches: NDArray[np.uint64],
+    required: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Held documents that qualify and their agreement; `seen` holds for each member the last it was looked at for."""
+    most = 0
+    for bucket in bucket_of[place]:
+        if bucket >= 0:
+            most += counts[bucket]
+    found, agreements, count = np.empty(most, np.int64), np.empty(most, np.int64), 0
+    for bucket in bucket_of[place]:
+        if bucket < 0:
+            continue
+        for slot in range(starts[bucket], starts[bucket] + counts[bucket]):
+            other = held[slot]
+            if seen[other] != place:
+                seen[other] = place
+                agreements[count] = agreement(sketches[other], sketches[place])
+                if agreements[count] >= required:
+                    found[count] = other
+                    count += 1
+    return found[:count], agreements[:count]
+
+
+@compiled
+def _hold(
+    place: int,
+    bucket_of: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    held: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    most: int,
+) -> None:
+    for bucket in bucket_of[place]:
+        if bucket >= 0 and counts[bucket] < most:
+            held[starts[bucket] + counts[bucket]] = place
+            counts[bucket] += 1

@@ -1,0 +1,1 @@
+"""What the pipeline has its tasks do, pass by pass."""

@@ -1,0 +1,106 @@
+"""What is left of a shard once the whole corpus has been looked at: duplicates go, test-set text is cut out."""
+
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.contamination.decontaminate import decontaminate
+from data_pipeline.contamination.words import Ngrams
+from data_pipeline.document import Document, Drop, size_bytes
+from data_pipeline.duplicates.deduplicate import DECISIONS
+from data_pipeline.ledger import Amount, Stage
+from data_pipeline.passes.measure import NUMBERS, SIZES, TOKENS, encode, read_matches
+from data_pipeline.tokens.token_file import token_dtype
+from data_pipeline.tokens.tokenizer import load_once
+from data_pipeline.work.document_shard import DocumentShard, DocumentWriter
+from data_pipeline.work.tasks import Counts, Settings
+
+ENTRIES, RARE = "entries.npy", "rare.txt"
+
+
+def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """The test sets' n-grams found fewer than `frequent` times in documents that are not duplicates."""
+    measured, *decisions = inputs
+    frequency: Counter[str] = Counter()
+    documents = start = 0
+    for shard, count in enumerate(settings["counts"]):
+        gone = _dropped(decisions, start, count)
+        for number, found in read_matches(measured / f"{shard:05d}"):
+            if not gone[number]:
+                documents += 1
+                frequency.update(found)
+        start += count
+    rare = sorted(ngram for ngram, times in frequency.items() if times < settings["frequent"])
+    (directory / RARE).write_text("".join(f"{ngram}\n" for ngram in rare), encoding="utf-8")
+    return {"documents": documents, "common": len(frequency) - len(rare)}
+
+
+def select_documents(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """The documents of a shard that are left, and the parts of those that were cut.
+
+    `entries` [documents, 3] are a document's number in the shard, or -1 - the number of a part; its bytes; its tokens.
+    Settings: `start` (the shard's first number in the corpus), `count`, `deduplicate` (whether it was done),
+    `decontaminate` (section or None), `tokenizer`. Inputs: the shard after each pass, then decisions, n-grams and
+    tokenizer as far as there are any.
+    """
+    prepared, measured, *more = inputs
+    section = settings["decontaminate"]
+    decisions = [more.pop(0)] if settings["deduplicate"] else []
+    rare = more.pop(0) / "00000" / RARE if section else None
+    tokenizer = load_once(more.pop(0) / "00000", settings["tokenizer"]) if settings["tokenizer"] else None
+    documents, numbers, sizes = DocumentShard(prepared), np.load(measured / NUMBERS), np.load(measured / SIZES)
+    gone = _dropped(decisions, settings["start"], settings["count"])
+    deduplicate, cut = Stage("deduplicate"), Stage("decontaminate")
+    for number in np.flatnonzero(gone):
+        deduplicate.drop(documents[int(numbers[number])], "near-duplicate", *map(int, sizes[number]))
+    deduplicate.incoming.add(_amount(sizes))
+    deduplicate.kept.add(_amount(sizes[~gone]))
+    matched = {number for number, _ in read_matches(measured)} if section else set()
+    ngrams = Ngrams.of(rare.read_text(encoding="utf-8").split("\n")[:-1] if rare else ())
+    entries: list[tuple[int, int, int]] = []
+    with DocumentWriter(directory) as parts, (directory / TOKENS).open("wb") as token_file:
+        for number in np.flatnonzero(~gone):
+            size, tokens = map(int, sizes[number])
+            found: list[Document] | Drop | None = None
+            if number in matched:
+                document = documents[int(numbers[number])]
+                margins = (section["margin_characters"], section["min_part_characters"], section["max_parts"])
+                found = decontaminate(document, ngrams, *margins)
+            if found is None or found == [document]:
+                entries.append((int(number), size, tokens))
+                cut.take(size, tokens)
+                cut.keep(size, tokens)
+                continue
+            cut.take(size, tokens)
+            if isinstance(found, Drop):
+                cut.drop(document, found.reason, size, tokens)
+                continue
+            cut.changed += 1
+            for part in found:
+                ids = encode(tokenizer, part.text) if tokenizer else np.empty(0, np.int32)
+                if tokenizer:
+                    token_file.write(ids.astype(token_dtype(tokenizer.vocab_size)).tobytes())
+                entries.append((-1 - len(parts), size_bytes(part.text), len(ids)))
+                cut.keep(*entries[-1][1:])
+                parts.append(part)
+    table = np.array(entries, np.int64).reshape(-1, 3)
+    np.save(directory / ENTRIES, table)
+    stages = [stage for stage, done in ((deduplicate, settings["deduplicate"]), (cut, section)) if done]
+    return {"stages": [asdict(stage) for stage in stages], "documents": len(table)}
+
+
+def _amount(sizes: NDArray[np.int64]) -> Amount:
+    return Amount(len(sizes), int(sizes[:, 0].sum()), int(sizes[:, 1].sum()))
+
+
+def _dropped(decisions: list[Path], start: int, count: int) -> NDArray[np.bool_]:
+    """Which of the `count` documents from number `start` are duplicates, [count]."""
+    gone = np.zeros(count, bool)
+    for folder in decisions:
+        documents = np.load(folder / "00000" / DECISIONS, mmap_mode="r")["document"]
+        first, last = np.searchsorted(documents, [start, start + count])
+        gone[documents[first:last] - start] = True
+    return gone

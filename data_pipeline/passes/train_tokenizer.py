@@ -1,0 +1,33 @@
+"""The tokenizer of a dataset as a task: trained on its text, or the published one."""
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from data_pipeline.tokens.tokenizer import Tokenizer
+from data_pipeline.work.document_shard import DocumentShard
+from data_pipeline.work.tasks import Counts, Settings
+
+TRAINING_BYTES = 2 << 30
+"""Of a larger corpus a sample of about this size is used, which bounds the memory of training."""
+
+
+def train(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """Train `vocab_size` tokens on the documents of all `shards` of the first pass, `bytes` in all."""
+    Tokenizer.train(_sample(inputs[0], settings["shards"], settings["bytes"]), settings["vocab_size"]).save(directory)
+    return {}
+
+
+def copy_published(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """GPT-2's vocabulary from its two `files`."""
+    Tokenizer.from_gpt2_files(*map(Path, settings["files"])).save(directory)
+    return {}
+
+
+def _sample(prepared: Path, shards: int, size: int) -> Iterator[str]:
+    """Texts in order; of a large corpus those whose checksum is low, whatever the shards are."""
+    below = (TRAINING_BYTES << 32) // max(size, 1)
+    for shard in range(shards):
+        for document in DocumentShard(prepared / f"{shard:05d}"):
+            if below >= 1 << 32 or zlib.crc32(document.text.encode("utf-8")) < below:
+                yield document.text

@@ -1,0 +1,159 @@
+"""Local files as sources: JSON lines, Parquet tables, plain text, and directories that a verb wrote."""
+
+import glob
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from data_pipeline.reading.lines import COMPRESSED
+from data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines
+from data_pipeline.reading.readers import mend_surrogates
+from data_pipeline.work.workspace import Workspace
+from lineage.digest import MARKER, is_sealed, sha256_file, sha256_json
+from lineage.errors import BadInput, IntegrityFailure
+from lineage.progress import Progress
+
+SUFFIXES = {
+    "jsonl": (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst"),
+    "parquet": (".parquet",),
+    "text": (".txt", ".md", ".rst"),
+    "documents": (".jsonl",),
+}
+SHOWN_BYTES = 1 << 30
+"""Size of a source from which on there is time to look at progress."""
+
+
+class FileSource:
+    """`jsonl:PATH`, `parquet:PATH`, `text:PATH` or `documents:PATH`. Raises BadInput if PATH names no file.
+
+    A directory stands for the files of that kind below it, in order of path. JSON lines and Parquet tables hold a
+    document in each `text`; a text file is one document. `documents` is a directory that a verb wrote, whose documents
+    keep their ids; it raises IntegrityFailure if it is not complete.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._kind, _, self._path = name.partition(":")
+
+    @cached_property
+    def files(self) -> list[tuple[str, Path]]:
+        """Name and path of each file."""
+        path = Path(self._path).expanduser()
+        if self._kind == "documents":
+            return self._written_by_a_verb(path)
+        if path.is_file():
+            return [(path.name, path)]
+        if path.is_dir():
+            found = list(self._below(path))
+        else:
+            matching = sorted(glob.glob(str(path), recursive=True))
+            found = [(Path(file).name, Path(file)) for file in matching if Path(file).is_file()]
+        if not found:
+            raise BadInput(f"source {self.name}: there is no such file")
+        return found
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of the files."""
+        return sum(path.stat().st_size for _, path in self.files)
+
+    def fingerprint(self) -> str:
+        return sha256_json([[piece.name, piece.sha256] for piece, _ in self._surveyed])
+
+    def describe(self) -> str:
+        count = len(self.files)
+        return self.name if count == 1 else f"{self.name} ({count:,} files)"
+
+    def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
+        """The files in order, cut where they can be."""
+        for piece, newlines in self._surveyed:
+            if piece.kind == "parquet":
+                yield from _cut_parquet(piece, shard_bytes)
+            elif newlines:
+                yield from cut_lines(piece, shard_bytes, newlines)
+            else:
+                yield piece
+
+    def _below(self, path: Path) -> Iterator[tuple[str, Path]]:
+        for file in sorted(path.rglob("*")):
+            hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+            if file.name.endswith(SUFFIXES[self._kind]) and file.is_file() and not hidden:
+                yield file.relative_to(path).as_posix(), file
+
+    def _written_by_a_verb(self, path: Path) -> list[tuple[str, Path]]:
+        if not path.is_dir():
+            raise BadInput(f"source {self.name}: there is no such directory")
+        found = [(name, file) for name, file in self._below(path) if file.name.startswith("shard-")]
+        if found and not is_sealed(path):
+            raise IntegrityFailure(f"{path} is not complete: give the command that makes it again")
+        if not found:
+            raise BadInput(f"{path} holds no documents: it has no shard-*.jsonl")
+        return found
+
+    @cached_property
+    def _surveyed(self) -> list[tuple[Piece, list[int]]]:
+        """Each file with its digest and, if it can be cut at any line, its newlines before each grain."""
+        surveys = []
+        try:
+            size = self.total_bytes
+            with Progress(f"digest of {self.name}", size >> 20, "MiB", quiet=size < SHOWN_BYTES) as progress:
+                for name, path in self.files:
+                    surveys.append(self._survey(name, path, progress))
+        except OSError as error:
+            raise BadInput(f"source {self.name} cannot be read: {error}") from error
+        return surveys
+
+    def _survey(self, name: str, path: Path, progress: Progress) -> tuple[Piece, list[int]]:
+        size = path.stat().st_size
+        split = name.split("/")[0] if self._kind == "documents" and "/" in name else ""
+        piece = Piece(self._kind, mend_surrogates(name), str(path.resolve()), "", size, split=split)
+        if self._kind in ("text", "parquet") or path.suffix in COMPRESSED:
+            digest, newlines = sha256_file(path), list[int]()
+            progress.advance(size >> 20)
+        else:
+            digest, newlines = _count_newlines(path, progress)
+        if self._kind == "documents" and digest != self._sealed_digests.get(name):
+            raise IntegrityFailure(f"{path} was changed after it was written")
+        return replace(piece, sha256=digest), newlines
+
+    @cached_property
+    def _sealed_digests(self) -> dict[str, str]:
+        marker = json.loads((Path(self._path).expanduser() / MARKER).read_text(encoding="utf-8"))
+        return {name: entry["sha256"] for name, entry in marker["files"].items()}
+
+
+def _count_newlines(path: Path, progress: Progress) -> tuple[str, list[int]]:
+    digest, counts = hashlib.sha256(), [0]
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(GRAIN_BYTES):
+            digest.update(chunk)
+            counts.append(counts[-1] + chunk.count(b"\n"))
+            if len(counts) % 16 == 0:
+                progress.advance()
+    return digest.hexdigest(), counts
+
+
+def _cut_parquet(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
+    """A table as runs of row groups. Raises BadInput for a file that is no table of texts."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(piece.path) as table:
+            if "text" not in table.schema_arrow.names:
+                raise BadInput(f"{piece.path} has no column named text")
+            groups = [table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)]
+            sizes = [(group.num_rows, group.total_byte_size) for group in groups]
+    except (pyarrow.ArrowException, OSError) as error:
+        raise BadInput(f"{piece.path} is not a readable Parquet file: {error}") from error
+    start = rows = 0
+    size = passed = 0
+    for number, (group_rows, group_bytes) in enumerate(sizes, 1):
+        passed += group_rows
+        size += group_bytes
+        if size >= shard_bytes or number == len(sizes):
+            yield replace(piece, start=start, end=number, before=rows, bytes=size)
+            start, rows, size = number, passed, 0

@@ -1,0 +1,107 @@
+"""The paper's corpora as the Hugging Face hub has them, streamed (Megatron-LM section 4.1: Wikipedia, OpenWebText,
+RealNews, CC-Stories)."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from data_pipeline.document import Document, Malformed
+from data_pipeline.reading.pieces import Piece, cut_lines
+from data_pipeline.reading.readers import mend_surrogates
+from data_pipeline.work.tasks import NO_ROOM, Counts, Settings
+from data_pipeline.work.workspace import Job, Workspace
+from lineage.digest import sha256_json
+from lineage.errors import DataMissing, Interrupted
+
+HARVESTED = "documents.jsonl"
+LARGE_BYTES = 20 << 30
+
+
+@dataclass(frozen=True)
+class Location:
+    """A dataset on the hub."""
+
+    repository: str
+    subset: str | None
+    revision: str | None
+
+
+LOCATIONS = {
+    "wikipedia": Location("wikimedia/wikipedia", "20231101.en", None),
+    "openwebtext": Location("Skylion007/openwebtext", None, "refs/convert/parquet"),
+}
+WITHDRAWN = ("realnews", "cc-stories")
+
+
+def refuse_withdrawn(names: Sequence[str]) -> None:
+    """Raise DataMissing for corpora that nobody can download any more."""
+    if gone := [name for name in names if name in WITHDRAWN]:
+        raise DataMissing(
+            f"{' and '.join(gone)} can no longer be downloaded from the original hosts: "
+            f"get a copy from someone who has it and name it as jsonl:PATH in its place, or leave it out"
+        )
+
+
+class HubSource:
+    """One corpus of the hub, each of its files harvested as a stream into a local file first."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._location = LOCATIONS[name]
+
+    def fingerprint(self) -> str:
+        return sha256_json(asdict(self._location))
+
+    def describe(self) -> str:
+        place = self._location
+        return f"{self.name} ({'/'.join(filter(None, (place.repository, place.subset)))} on the Hugging Face hub)"
+
+    @property
+    def total_bytes(self) -> int:
+        return LARGE_BYTES
+
+    def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
+        """Raises Interrupted if the hub stops answering."""
+        with _answering(self.name):
+            files = int(_open(self._location).num_shards)
+        settings = {"name": self.name, "location": asdict(self._location), "files": files}
+        jobs: Iterator[Job] = (({**settings, "file": number}, ()) for number in range(files))
+        for done in workspace.each(f"harvest-{self.name}", harvest, jobs, self.name, files):
+            path = done.path / HARVESTED
+            yield from cut_lines(Piece("harvest", self.name, str(path), done.digest, path.stat().st_size), shard_bytes)
+
+
+def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """Write one file of a corpus as JSON lines. Raises Interrupted if the hub stops answering."""
+    name, number = settings["name"], settings["file"]
+    with (directory / HARVESTED).open("wb") as file, _answering(name):
+        rows = _open(Location(**settings["location"])).shard(num_shards=settings["files"], index=number)
+        for row_number, row in enumerate(rows, 1):
+            text, place = row.get("text"), f"{name}/{number}"
+            found: Document | Malformed = Malformed(place, row_number, "text is not a string", str(text)[:300])
+            if isinstance(text, str):
+                found = Document(f"{place}:{row_number}", mend_surrogates(text))
+            file.write(orjson.dumps(asdict(found)) + b"\n")
+    return {}
+
+
+def _open(place: Location) -> Any:
+    from datasets import load_dataset
+
+    return load_dataset(place.repository, place.subset, revision=place.revision, split="train", streaming=True)
+
+
+@contextmanager
+def _answering(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
+        raise Interrupted(f"{name} could not be read from the Hugging Face hub: {error}") from error
+    except Exception as error:  # the hub's client raises errors of many libraries
+        raise Interrupted(f"{name} could not be read from the Hugging Face hub: {error}") from error

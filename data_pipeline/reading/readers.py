@@ -1,0 +1,162 @@
+"""The documents in a piece of a file, and what was found instead of one."""
+
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from data_pipeline.document import Document, Malformed
+from data_pipeline.reading.lines import TooCompressed, open_bytes, read_lines, seek_line
+from data_pipeline.reading.pieces import Piece
+from lineage.errors import BadInput
+
+EXCERPT_CHARACTERS = 300
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+BATCH_ROWS = 64
+
+Found = Document | Malformed | None
+"""A document, something else, or a blank line."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one line and one compressed file may be."""
+
+    max_line_bytes: int = 256 << 20
+    max_ratio: float = 200.0
+
+
+def read_pieces(pieces: Iterable[Piece], limits: Limits) -> Iterator[Found]:
+    """Everything in the pieces, in order. Raises BadInput for a file that cannot be read or was changed."""
+    for piece in pieces:
+        read = {"parquet": _read_parquet, "text": _read_text}.get(piece.kind, _read_lines)
+        taken = 0
+        try:
+            for found in read(piece, limits):
+                yield found
+                taken += isinstance(found, Document)
+                if taken == piece.take:
+                    break
+        except (OSError, EOFError, zlib.error) as error:
+            raise BadInput(f"{piece.path} cannot be read: {error}") from error
+
+
+def mend_surrogates(text: str) -> str:
+    """Half surrogate pairs, which no encoding can write, become U+FFFD as in ftfy."""
+    return LONE_SURROGATE.sub("\ufffd", text)
+
+
+def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:
+    """What stands in a place where a document should, with its beginning."""
+    excerpt = content[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace")[:EXCERPT_CHARACTERS]
+    return Malformed(name, line, reason, excerpt)
+
+
+def _read_lines(piece: Piece, limits: Limits) -> Iterator[Found]:
+    number = piece.before
+    with open_bytes(Path(piece.path), limits.max_ratio) as file:
+        position = 0
+        if piece.end:
+            found = seek_line(file, piece.start, piece.end)
+            if found is None:
+                return
+            position, number = found, piece.before + (found > piece.start)
+        try:
+            for line, length in read_lines(file, limits.max_line_bytes):
+                number += 1
+                if length - line.endswith(b"\n") > limits.max_line_bytes:
+                    yield malformed(piece.name, number, f"longer than {limits.max_line_bytes:,} bytes", line)
+                else:
+                    yield _parse(piece, number, line.strip())
+                position += length
+                if piece.end and position >= piece.end:
+                    return
+        except TooCompressed:
+            reason = f"expands more than {limits.max_ratio:g} times, the rest of the file is not read"
+            yield malformed(piece.name, number + 1, reason, b"")
+
+
+def _parse(piece: Piece, number: int, line: bytes) -> Found:
+    if not line:
+        return None
+    try:
+        value = _load(line)
+        if piece.kind == "harvest" and "text" not in value:
+            return Malformed(**value)
+        text = _text_of(value)
+    except UnicodeDecodeError as error:
+        return malformed(piece.name, number, f"invalid UTF-8 at byte {error.start}", line)
+    except json.JSONDecodeError as error:
+        return malformed(piece.name, number, f"not JSON: {error.msg} at character {error.pos}", line)
+    except RecursionError:
+        return malformed(piece.name, number, "not JSON: nested too deeply", line)
+    except ValueError as error:
+        return malformed(piece.name, number, str(error), line)
+    own = value.get("id") if piece.kind != "jsonl" else None
+    return Document(mend_surrogates(own) if isinstance(own, str) else f"{piece.name}:{number}", text)
+
+
+def _load(line: bytes) -> Any:
+    """The JSON of a line. orjson refuses half surrogate pairs and says less of what is wrong than `json`."""
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return json.loads(line.decode("utf-8").removeprefix("\ufeff"))
+
+
+def _text_of(value: object) -> str:
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    if "text" not in value:
+        raise ValueError("no text")
+    text = value["text"]
+    if not isinstance(text, str):
+        raise ValueError("text is not a string")
+    return text if text.isascii() else mend_surrogates(text)
+
+
+def _read_parquet(piece: Piece, limits: Limits) -> Iterator[Found]:
+    import pyarrow
+    from pyarrow import parquet
+
+    number = piece.before
+    try:
+        with parquet.ParquetFile(piece.path) as table:
+            groups = range(piece.start, piece.end)
+            for batch in table.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, columns=["text"]):
+                for value in batch.column(0):
+                    number += 1
+                    yield _parquet_value(piece.name, number, value, limits)
+    except pyarrow.ArrowException as error:
+        raise BadInput(f"{piece.path} is not a readable Parquet file: {error}") from error
+
+
+def _parquet_value(name: str, number: int, value: Any, limits: Limits) -> Found:
+    try:
+        text = _text_of({"text": value.as_py()})
+    except UnicodeDecodeError as error:
+        return malformed(name, number, f"invalid UTF-8 at byte {error.start}", b"")
+    except ValueError as error:
+        return malformed(name, number, str(error), str(value.as_py()).encode("utf-8", "replace"))
+    if len(text) > limits.max_line_bytes:
+        return malformed(name, number, f"longer than {limits.max_line_bytes:,} bytes", text[:1000].encode())
+    return Document(f"{name}:{number}", text)
+
+
+def _read_text(piece: Piece, limits: Limits) -> Iterator[Found]:
+    path = Path(piece.path)
+    with path.open("rb") as file:
+        content = file.read(limits.max_line_bytes + 1)
+    if len(content) > limits.max_line_bytes:
+        yield malformed(piece.name, 1, f"longer than {limits.max_line_bytes:,} bytes", content)
+        return
+    try:
+        yield Document(piece.name, content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        yield malformed(piece.name, line, f"invalid UTF-8 at byte {error.start}", content)

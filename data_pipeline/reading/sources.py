@@ -1,0 +1,129 @@
+"""The sources of a configuration, opened: what each is, its fingerprint, its documents."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from data_pipeline.config import SourcesConfig
+from data_pipeline.reading.file_sources import FileSource
+from data_pipeline.reading.hub import hub_is_reachable
+from data_pipeline.reading.hub_sources import HubSource, refuse_withdrawn
+from data_pipeline.reading.installed_docs import InstalledDocs
+from data_pipeline.reading.limit import Limit, pieces_within
+from data_pipeline.reading.pieces import Piece, pack
+from data_pipeline.reading.source_names import HUB_NAMES, INSTALLED_DOCS
+from data_pipeline.work.workspace import Workspace
+from lineage.errors import DataMissing
+
+TYPICAL_DOCUMENT_BYTES = 10_000
+
+
+class Source(Protocol):
+    """Where documents come from."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the configuration."""
+
+    def fingerprint(self) -> str:
+        """A digest that changes whenever the documents may."""
+
+    def describe(self) -> str:
+        """What the source is, for people; complete once it has been read."""
+
+    @property
+    def total_bytes(self) -> int:
+        """About how much there is to read."""
+
+    def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
+        """The files that hold its documents, in order, cut to at most `shard_bytes` where they can be."""
+
+
+@dataclass(frozen=True)
+class OpenedSources:
+    """The sources of one run, in order."""
+
+    sources: tuple[Source, ...]
+    stand_in: str = ""
+    """A sentence about a source that stands in for others; empty if none does."""
+
+    def fingerprints(self) -> dict[str, str]:
+        """Digest of each source."""
+        return {f"source {number} {source.name}": source.fingerprint() for number, source in enumerate(self.sources)}
+
+    def describe(self) -> str:
+        """What is read, for people; complete once it has been read."""
+        described = "; ".join(source.describe() for source in self.sources)
+        return f"{described} -- {self.stand_in}" if self.stand_in else described
+
+    @property
+    def total_bytes(self) -> int:
+        """About how much there is to read."""
+        return sum(source.total_bytes for source in self.sources)
+
+    def shards(self, workspace: Workspace, shard_bytes: int) -> list[list[Piece]]:
+        """All pieces of all sources in order, gathered into shards."""
+        pieces = (piece for source in self.sources for piece in source.pieces(workspace, shard_bytes))
+        return pack(pieces, shard_bytes)
+
+
+def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
+    """The sources to read; a source standing in for the hub is announced on standard error.
+
+    Raises DataMissing for a corpus that is withdrawn, or for the hub out of reach without a fallback.
+    """
+    refuse_withdrawn(config.names)
+    wanted = [name for name in config.names if name in HUB_NAMES]
+    if not wanted or hub_is_reachable():
+        return OpenedSources(tuple(_open(name, config, seed) for name in config.names))
+    if config.offline_fallback is None:
+        raise DataMissing(
+            f"the Hugging Face hub cannot be reached for {' and '.join(wanted)}: connect, name local files as "
+            f"jsonl:PATH, or set sources.offline_fallback={INSTALLED_DOCS}"
+        )
+    replaced = " and ".join(wanted)
+    stand_in = f"{config.offline_fallback} used in place of {replaced}: the Hugging Face hub cannot be reached"
+    print(f"WARNING: {stand_in}", file=sys.stderr)
+    others = [name for name in config.names if name not in (*wanted, config.offline_fallback)]
+    names = (config.offline_fallback, *others)
+    return OpenedSources(tuple(_open(name, config, seed) for name in names), stand_in)
+
+
+def _open(name: str, config: SourcesConfig, seed: int) -> Source:
+    if name == INSTALLED_DOCS:
+        return InstalledDocs(config.max_documents, config.max_bytes, seed)
+    source = HubSource(name) if name in HUB_NAMES else FileSource(name)
+    if config.max_documents is None and config.max_bytes is None:
+        return source
+    return Limited(source, config)
+
+
+class Limited:
+    """The beginning of a source."""
+
+    def __init__(self, source: Source, config: SourcesConfig) -> None:
+        self._source, self._config = source, config
+        self._cut = ""
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    def fingerprint(self) -> str:
+        return self._source.fingerprint()
+
+    def describe(self) -> str:
+        return self._source.describe() + self._cut
+
+    @property
+    def total_bytes(self) -> int:
+        config, whole = self._config, self._source.total_bytes
+        return min(whole, config.max_bytes or whole, (config.max_documents or whole) * TYPICAL_DOCUMENT_BYTES)
+
+    def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
+        limit = Limit(self._config.max_documents, self._config.max_bytes)
+        pieces = self._source.pieces(workspace, shard_bytes)
+        yield from pieces_within(limit, pieces, self._config.limits)
+        if limit.reached:
+            self._cut = f", the first {limit.documents:,} documents"

@@ -1,0 +1,1 @@
+"""Stages that look at one document: repair, language, length."""

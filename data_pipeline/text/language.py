@@ -1,0 +1,97 @@
+"""Language filter (the paper's langdetect step), made repeatable.
+
+langdetect samples at random and adds probabilities in the order in which it read its profiles from the directory;
+here the seed is 0 and the profiles are read in order of name, so that the answer is the same on every machine.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from langdetect import LangDetectException
+from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
+
+from data_pipeline.document import Document, Drop
+from data_pipeline.exact import checked
+from data_pipeline.text.exact_langdetect import Detection, fast_detect
+
+SAMPLES = (
+    "",
+    "12345 67890 !!!",
+    "Two people met at the river, and WENT HOME Early.  It was a  wet day; ÉTÉ, ÄÖÜ, NASA.",
+    "See https://example.org/a?b=c#d or write to some.one@mail.example.org: the answer is in the second letter.",
+    "Der Hund lief schnell über die Straße, weil das Wetter am Abend schlechter wurde.",
+    "Sint in te pro et a no in me",
+    "În această țară și în orașul său, oamenii știu să trăiască frumos.",
+    "Tie\u0302\u0301ng Vie\u0323\u0302t co\u0301 nhie\u0300u da\u0301u, tiếng Việt được viết bằng chữ Quốc ngữ.",
+    "ể ệ ễ ở ừ ự am",
+    "Собака быстро бежала по улице, потому что the weather вечером испортилась.",
+    "این یک متن فارسی است که برای آزمون نوشته شده است. هذا نص عربي.",
+    "これは日本語の文章です。カタカナもあります。",
+    "這是一段中文文字,用來測試語言。这是一段中文文字。",
+    "이것은 한국어 문장입니다.",
+    "ภาษาไทยเป็นภาษาที่มีวรรณยุกต์",
+    "plain words \ud800 \U0001f600 \U0001f130\U0001f131 \x00 ﬁn \u2028 \u00a0 ǅ ㄅㄆ",
+    "mail@" + "a" * 700 + " https://" + "b" * 2100 + " the end of this text is here",
+    "the words of this text are repeated until it is too long " * 220,
+)
+
+
+def keep_language(document: Document, code: str = "en") -> Document | Drop:
+    """The document if it is in the language with that ISO 639-1 code; a text without a language is dropped."""
+    found = detect(document.text)
+    if found is None:
+        return Drop("language not detectable")
+    return document if found == code else Drop(f"language {found}")
+
+
+def detect(text: str) -> str | None:
+    """The language that langdetect finds, "unknown" if none is likely, None if the text has no features."""
+    return _detection()(text)[0]
+
+
+def detect_reference(text: str) -> str | None:
+    """What `detect` finds, by langdetect itself."""
+    return reference_detection()(text)[0]
+
+
+@cache
+def reference_detection() -> Callable[[str], Detection]:
+    """Detection by langdetect itself, repeatable."""
+    factory = language_factory()
+
+    def detection(text: str) -> Detection:
+        detector = factory.create()
+        detector.append(text)
+        try:
+            found = detector.detect()
+        except LangDetectException:
+            return None, ()
+        return found, tuple(detector.langprob)
+
+    return detection
+
+
+@cache
+def _detection() -> Callable[[str], Detection]:
+    """The fast detection if it is exact here; langdetect's own tables are then freed."""
+    reference = reference_detection()
+    found = checked("language detection", lambda: fast_detect(language_factory()), reference, SAMPLES)
+    if found is not reference:
+        reference_detection.cache_clear()
+        language_factory.cache_clear()
+    return found
+
+
+@cache
+def language_factory() -> DetectorFactory:
+    """langdetect's detectors with seed 0 and profiles in order of name."""
+    profiles = [
+        path.read_text(encoding="utf-8")
+        for path in sorted(Path(PROFILES_DIRECTORY).iterdir())
+        if not path.name.startswith(".") and path.is_file()
+    ]
+    factory = DetectorFactory()
+    factory.load_json_profile(profiles)
+    factory.set_seed(0)
+    return factory

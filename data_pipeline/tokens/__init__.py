@@ -1,0 +1,1 @@
+"""Tokenizer, token files and the samples cut from them."""

@@ -1,0 +1,146 @@
+"""How a training sample is cut from token files: packed documents in Megatron-LM's order, blended by weight.
+
+The index is Megatron-LM's, array for array (`data/gpt_dataset.py` and `data/blendable_dataset.py`, v2.6): documents
+shuffled and packed end to end, cut into samples of `seq_length` + 1 tokens that overlap by one, samples shuffled.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from data_pipeline.tokens.token_file import TokenFile
+from lineage.errors import BadInput
+
+
+@dataclass(frozen=True)
+class SampleIndex:
+    """Megatron-LM's three index arrays."""
+
+    documents: NDArray[np.int32]
+    """Order of documents over all epochs, [E·N]."""
+    samples: NDArray[np.int64]
+    """Start of each sample as (position in `documents`, token offset), [n + 1, 2]."""
+    shuffle: NDArray[np.int64]
+    """Order in which samples are visited, [n]."""
+
+
+def build_sample_index(sizes: NDArray[np.int32], num_samples: int, seq_length: int, seed: int) -> SampleIndex:
+    """Index for at least `num_samples` samples over documents of `sizes` tokens.
+
+    When the last epoch would be used by less than 80 %, it is shuffled apart from the others, so that no document
+    comes once more often than the rest before the others have come (Megatron-LM v2, `separate_last_epoch`).
+    """
+    total = int(sizes.sum(dtype=np.int64))
+    if total <= seq_length:
+        raise BadInput(f"the dataset has {total} tokens, fewer than one sample of {seq_length} + 1")
+    epochs = 1
+    while (epochs * total - 1) // seq_length < num_samples:
+        epochs += 1
+    all_samples = (epochs * total - 1) // seq_length
+    before_last = ((epochs - 1) * total - 1) // seq_length
+    separate = epochs > 1 and num_samples - before_last < int(0.80 * ((total - 1) // seq_length))
+    random = np.random.RandomState(seed)
+    one_epoch = np.arange(len(sizes), dtype=np.int32)
+    repeats = [epochs - 1, 1] if separate else [epochs]
+    parts = [np.tile(one_epoch, repeat) for repeat in repeats]
+    for part in parts:
+        random.shuffle(part)
+    documents = np.concatenate(parts)
+    ends = np.concatenate([[0], np.cumsum(sizes[documents], dtype=np.int64)])
+    starts = np.arange(all_samples + 1, dtype=np.int64) * seq_length
+    position = np.searchsorted(ends, starts, side="right") - 1
+    samples = np.stack([position, starts - ends[position]], axis=1)
+    cuts = [0, before_last, all_samples] if separate else [0, all_samples]
+    orders = [np.arange(low, high, dtype=np.int64) for low, high in pairwise(cuts)]
+    for order in orders:
+        random.shuffle(order)
+    return SampleIndex(documents, samples, np.concatenate(orders))
+
+
+class Piece(NamedTuple):
+    """What a sample takes from one document."""
+
+    document: int
+    start: int
+    """First token of the document that it takes."""
+    tokens: NDArray[Any]
+
+
+class PackedSamples:
+    """Samples of one token file."""
+
+    def __init__(self, token_file: TokenFile, num_samples: int, seq_length: int, seed: int) -> None:
+        self._file, self._seq_length = token_file, seq_length
+        self.index = build_sample_index(token_file.sizes, num_samples, seq_length, seed)
+
+    def __len__(self) -> int:
+        return len(self.index.shuffle)
+
+    def pieces(self, number: int) -> Iterator[Piece]:
+        """The documents, or parts of them, that make up the `number`-th sample in training order."""
+        (position, offset), wanted = self.index.samples[self.index.shuffle[number]], self._seq_length + 1
+        while wanted > 0:
+            document = int(self.index.documents[position])
+            tokens = self._file[document][offset : offset + wanted]
+            if len(tokens):
+                yield Piece(document, int(offset), tokens)
+            wanted -= len(tokens)
+            position, offset = position + 1, 0
+
+    def sample(self, number: int) -> NDArray[np.int64]:
+        """The `number`-th sample in training order, [s + 1] token ids."""
+        return np.concatenate([piece.tokens for piece in self.pieces(number)]).astype(np.int64)
+
+
+class BlendedSamples:
+    """Samples of several token files, each taken as often as its weight says."""
+
+    def __init__(
+        self, parts: Sequence[tuple[TokenFile, float]], num_samples: int, seq_length: int, seed: int
+    ) -> None:  # fmt: skip
+        weights = normalized([weight for _, weight in parts])
+        self.datasets, self.numbers = blending_indices(weights, num_samples)
+        used = np.bincount(self.datasets, minlength=len(parts))
+        self._parts = [
+            PackedSamples(token_file, max(math.ceil(num_samples * weight * 1.005), int(count)), seq_length, seed)
+            for (token_file, _), weight, count in zip(parts, weights, used, strict=True)
+        ]
+
+    def sample(self, number: int) -> NDArray[np.int64]:
+        """The `number`-th sample in training order, [s + 1] token ids."""
+        return self._parts[self.datasets[number]].sample(int(self.numbers[number]))
+
+
+def normalized(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """The weights divided by their sum."""
+    array = np.array(weights, np.float64)
+    return array / array.sum()
+
+
+def blending_indices(weights: NDArray[np.float64], size: int) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+    """Which dataset each of `size` samples comes from, and its number there.
+
+    Each time it is the dataset that is furthest behind its weight, the first of equals
+    (Megatron-LM megatron/data/helpers.cpp, build_blending_indices). `weights` add up to 1.
+    """
+    datasets, numbers = np.empty(size, np.int16), np.empty(size, np.int64)
+    _blend(
+        normalized(weights), datasets, numbers
+    )  # Megatron-LM divides by the sum a second time, which can change an ulp
+    return datasets, numbers
+
+
+@njit(cache=True)
+def _blend(weights: Any, datasets: Any, numbers: Any) -> None:
+    taken = np.zeros(len(weights), np.int64)
+    for number in range(len(datasets)):
+        behind = weights * max(number, 1) - taken
+        chosen = np.argmax(behind)
+        datasets[number], numbers[number] = chosen, taken[chosen]
+        taken[chosen] += 1

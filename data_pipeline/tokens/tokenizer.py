@@ -1,0 +1,177 @@
+"""GPT-2's byte-level BPE: the published vocabulary, or one of any size trained on text.
+
+Text is encoded by `fast_bpe.py`, which is held against Hugging Face `tokenizers` when a vocabulary is first used.
+
+No special token is recognised in text: the literal `<|endoftext|>` is split like any other characters, as in
+Megatron-LM; only the pipeline writes the end-of-text token.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from data_pipeline.exact import checked
+from lineage.atomic import write_text
+from lineage.errors import BadInput, IntegrityFailure
+
+END_OF_TEXT = "<|endoftext|>"
+FILE_NAME = "tokenizer.json"
+CHECKED_TEXTS = (
+    "It's they'll we're I've 'D' don''t rock'n'roll 's",
+    "  two  spaces,\ttabs\t\t and\r\n\r\n lines \n",
+    "\u00a0no\u00a0\u00a0break\u3000wide\u2028line \x85\x1c\x0b",
+    "x2 ½ ٣٤ Ⅷ 第十二 12,345.67e-8 naïve cafe\u0301 Straße ΑΒΓ русский язык हिन्दी ภาษาไทย 日本語のテキスト 한국어",
+    "🙂👩‍👩‍👧 \U00011de1\U00020000\U000323b0\U000e0041\U0010ffff \ufeff\x00\x7f",
+    "def f(x):\n    return {**x, 'a': [1, 2]}  # <|endoftext|>\n",
+    "pneumonoultramicroscopicsilicovolcanoconiosis " + "ab" * 100 + "=" * 70 + " " * 40,
+)
+"""What the fast path must encode as `tokenizers` does before it is used."""
+
+
+def padded_vocab_size(vocab_size: int, multiple: int = 128, tp: int = 1) -> int:
+    """Smallest multiple of `multiple * tp` that is at least `vocab_size` (Megatron-LM _vocab_size_with_padding)."""
+    step = multiple * tp
+    return -(-vocab_size // step) * step
+
+
+class Tokenizer:
+    """Text to token ids and back."""
+
+    end_of_text: int
+    """Id of the token that ends a document."""
+
+    def __init__(self, backend: Backend) -> None:
+        end_of_text = backend.token_to_id(END_OF_TEXT)
+        if end_of_text is None:
+            raise BadInput(f"the vocabulary has no {END_OF_TEXT} token")
+        self._backend = backend
+        self.end_of_text = end_of_text
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """Read `tokenizer.json` in `directory`. Raises BadInput if missing, IntegrityFailure if unreadable."""
+        path = directory / FILE_NAME
+        if not path.is_file():
+            raise BadInput(f"there is no {FILE_NAME} in {directory}")
+        try:
+            return cls(Backend.from_str(path.read_text(encoding="utf-8")))
+        except BadInput:
+            raise
+        except Exception as error:  # the library raises bare Exception
+            raise IntegrityFailure(f"{path} is not a readable tokenizer: {error}") from error
+
+    @classmethod
+    def from_gpt2_files(cls, vocab_json: Path, merges_txt: Path) -> Self:
+        """Build from a `vocab.json` (token to id) and a `merges.txt` (one merge a line, after a version line)."""
+        try:
+            vocabulary = json.loads(vocab_json.read_text(encoding="utf-8"))
+            _, *lines = merges_txt.read_text(encoding="utf-8").split("\n")
+            merges = [_pair(line) for line in lines if line]
+            return cls(_byte_level(vocabulary, merges))
+        except BadInput:
+            raise
+        except Exception as error:  # the library raises bare Exception
+            raise BadInput(f"{vocab_json} and {merges_txt} are not a byte-level BPE vocabulary: {error}") from error
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> Self:
+        """Byte-level BPE with exactly `vocab_size` tokens, end-of-text being the last.
+
+        The result depends only on the texts. Raises BadInput if they have too few distinct pairs for that many.
+        """
+        backend = _byte_level({}, [])
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size - 1,
+            show_progress=False,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        )
+        backend.train_from_iterator(texts, trainer)
+        model = json.loads(backend.to_str())["model"]
+        vocabulary: dict[str, int] = model["vocab"]
+        if len(vocabulary) != vocab_size - 1:
+            raise BadInput(
+                f"the text is too small for a vocabulary of {vocab_size:,}: it gives {len(vocabulary) + 1:,} tokens"
+            )
+        vocabulary[END_OF_TEXT] = vocab_size - 1
+        return cls(_byte_level(vocabulary, [(left, right) for left, right in model["merges"]]))
+
+    def save(self, directory: Path) -> None:
+        """Write `tokenizer.json` into `directory`."""
+        write_text(directory / FILE_NAME, self._content())
+
+    def encode_ids(self, text: str) -> NDArray[np.int32]:
+        """Token ids of the text; nothing is added."""
+        return self._encode(text)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids as a list."""
+        return self._encode(text).tolist()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text as a list."""
+        return [self.encode(text) for text in texts]
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens the text has."""
+        return len(self._encode(text))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, end-of-text included, without padding."""
+        return int(self._backend.get_vocab_size())
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the content of `tokenizer.json`."""
+        return hashlib.sha256(self._content().encode("utf-8")).hexdigest()
+
+    def _content(self) -> str:
+        return str(self._backend.to_str(pretty=True))
+
+    @cached_property
+    def _encode(self) -> Callable[[str], NDArray[np.int32]]:
+        return checked("byte-level BPE", self._fast, self._reference, CHECKED_TEXTS, np.array_equal)
+
+    def _reference(self, text: str) -> NDArray[np.int32]:
+        return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def _fast(self) -> Callable[[str], NDArray[np.int32]]:
+        from data_pipeline.tokens.fast_bpe import FastBpe
+
+        contents = [json.loads(backend.to_str()) for backend in (self._backend, _byte_level({}, []))]
+        (vocabulary, merges), _ = [
+            (content["model"].pop("vocab"), content["model"].pop("merges")) for content in contents
+        ]
+        if contents[0] != contents[1]:
+            raise BadInput("this tokenizer.json asks for more than GPT-2's byte-level BPE")
+        return FastBpe(vocabulary, merges).encode
+
+
+@lru_cache(maxsize=2)
+def load_once(directory: Path, digest: str) -> Tokenizer:
+    """The tokenizer in `directory`, read once per process; `digest` tells contents apart."""
+    return Tokenizer.load(directory)
+
+
+def _pair(line: str) -> tuple[str, str]:
+    left, right = line.split(" ")
+    return left, right
+
+
+def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Backend:
+    backend: Any = Backend(models.BPE(vocab=vocabulary, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    return backend

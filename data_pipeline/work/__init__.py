@@ -1,0 +1,1 @@
+"""Idempotent tasks, where they run and what they leave on disk."""

@@ -1,0 +1,19 @@
+"""Where tasks run: processes of this machine, or a Ray cluster."""
+
+from data_pipeline.work.tasks import Executor
+from lineage.errors import BadInput
+
+NAMES = ("local", "ray")
+
+
+def make_executor(name: str, workers: int) -> Executor:
+    """The executor of that name; `workers` is the number of its processes, 0 for one on each core."""
+    if name == "local":
+        from data_pipeline.work.executors.local import LocalExecutor
+
+        return LocalExecutor(workers)
+    if name == "ray":
+        from data_pipeline.work.executors.ray import RayExecutor
+
+        return RayExecutor(workers)
+    raise BadInput(f"there is no executor {name!r}: choose from {' and '.join(NAMES)}")

@@ -1,0 +1,143 @@
+"""Tasks in processes of this machine. A process that is killed is replaced and its task repeated."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Self
+
+from data_pipeline.work.tasks import Done, Task, run_task
+from lineage.environment import available_cores
+from lineage.errors import Interrupted
+
+ATTEMPTS = 3
+"""A task that costs so many processes is given up."""
+AHEAD = 4
+"""Tasks that may be finished before their turn, for each process."""
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    number: int | None = None
+    """The task it is at."""
+
+
+class LocalExecutor:
+    """`count` processes (0: one for each core); one is this process itself."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count or available_cores()
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.join()
+        self._workers.clear()
+
+    def run(self, tasks: Iterable[Task], at_once: int | None = None) -> Iterator[Done]:
+        """The tasks' results in order. Raises Interrupted for a task whose process is killed again and again."""
+        count = min(self.count, at_once or self.count)
+        if count == 1:
+            yield from map(run_task, tasks)
+            return
+        while len(self._workers) < count:
+            self._workers.append(_start())
+        coming = enumerate(tasks)
+        given: dict[int, Task] = {}
+        finished: dict[int, Done] = {}
+        losses: dict[int, int] = {}
+        turn, exhausted = 0, False
+        try:
+            while True:
+                for place in range(count):
+                    if self._workers[place].number is None and not exhausted and len(given) < AHEAD * count:
+                        number, task = next(coming, (-1, None))
+                        exhausted = task is None
+                        if task is not None:
+                            given[number] = task
+                            self._give(place, number, task)
+                if turn not in given:
+                    return
+                while turn not in finished:
+                    self._collect(given, finished, losses)
+                yield finished.pop(turn)
+                del given[turn]
+                turn += 1
+        finally:
+            for worker in self._workers:
+                if worker.number is not None:
+                    worker.process.kill()
+            self._workers = [worker for worker in self._workers if worker.number is None]
+
+    def _give(self, place: int, number: int, task: Task) -> None:
+        worker = self._workers[place]
+        worker.number = number
+        with contextlib.suppress(BrokenPipeError):  # its death is met when its answer is awaited
+            worker.pipe.send(task)
+
+    def _collect(self, given: dict[int, Task], finished: dict[int, Done], losses: dict[int, int]) -> None:
+        """Wait for at least one process to answer or to die."""
+        places = {worker.pipe: place for place, worker in enumerate(self._workers) if worker.number is not None}
+        for pipe in wait(list(places)):
+            assert isinstance(pipe, Connection)
+            place = places[pipe]
+            number = self._workers[place].number
+            assert number is not None
+            try:
+                answer = pipe.recv()
+            except (EOFError, ConnectionResetError):
+                losses[number] = losses.get(number, 0) + 1
+                self._workers[place] = _start()
+                if losses[number] == ATTEMPTS:
+                    raise Interrupted(
+                        f"the worker process at {given[number].output.name} was killed {ATTEMPTS} times, most often "
+                        "for lack of memory; fewer --workers need less"
+                    ) from None
+                self._give(place, number, given[number])
+                continue
+            self._workers[place].number = None
+            if isinstance(answer, BaseException):
+                raise answer
+            finished[number] = answer
+
+
+def _start() -> _Worker:
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(process, ours)
+
+
+def _serve(pipe: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    while True:
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer: Done | BaseException = run_task(task)
+        except Exception as error:
+            answer = error
+        pipe.send(answer)
+
+
+def _die_with_parent() -> None:
+    if parent := parent_process():
+        parent.join()
+        os._exit(1)

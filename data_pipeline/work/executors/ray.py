@@ -1,0 +1,79 @@
+"""Tasks on a Ray cluster, whose nodes share the file system that holds the output and the input."""
+
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Self
+
+from data_pipeline.work.tasks import Done, Task, run_task
+from lineage.errors import BadInput, Interrupted
+
+RETRIES = 5
+AHEAD = 4
+ANSWER_SECONDS = 10
+
+
+class RayExecutor:
+    """Ray core tasks on the cluster that `RAY_ADDRESS` names, or on one started here with `workers` processes.
+
+    A task whose node or process is lost is run again elsewhere. Raises BadInput if Ray is not installed.
+    """
+
+    def __init__(self, workers: int = 0) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise BadInput("--executor ray needs Ray: pip install 'mlm-repro[ray]'") from error
+        self._ray, self._workers = ray, workers
+
+    def __enter__(self) -> Self:
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        address = os.environ.get("RAY_ADDRESS")
+        if address:
+            _check_answer(address)
+        own: dict[str, Any] = {} if address else {"num_cpus": self._workers or None, "include_dashboard": False}
+        try:
+            self._ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **own)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise BadInput(f"the Ray cluster {address or 'of this machine'} cannot be used: {error}") from error
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ray.shutdown()
+
+    def run(self, tasks: Iterable[Task], at_once: int | None = None) -> Iterator[Done]:
+        """The tasks' results in order. Raises Interrupted for a task that is lost again and again."""
+        ray = self._ray
+        remote = ray.remote(max_retries=RETRIES, num_cpus=1)(run_task)
+        window = at_once or AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        iterator = iter(tasks)
+        pending = deque((task, remote.remote(task)) for task in islice(iterator, window))
+        try:
+            while pending:
+                task, reference = pending.popleft()
+                try:
+                    done: Done = ray.get(reference)
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from None
+                except ray.exceptions.RayError as error:
+                    raise Interrupted(f"the cluster lost {task.output.name} again and again: {error}") from error
+                if not task.output.is_dir():
+                    raise BadInput(f"{task.output} was written on another node: the cluster's nodes must share it")
+                yield done
+                pending.extend((task, remote.remote(task)) for task in islice(iterator, 1))
+        finally:
+            for _, reference in pending:
+                ray.cancel(reference, force=True)
+
+
+def _check_answer(address: str) -> None:
+    """Raise BadInput if nothing listens at `host:port`; Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
+        except OSError as error:
+            raise BadInput(f"nothing answers at RAY_ADDRESS = {address}: {error}") from error
