@@ -106,6 +106,28 @@ def data(
         raise Diverged(", ".join(f"{name}: {count} answers differ" for name, count in differing.items() if count))
 
 
+@app.command()
+def data_scale(
+    corpus: Annotated[Path, typer.Option("--corpus", help="A .jsonl file whose paragraphs the corpora are made of.")],
+    json: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
+    megabytes: Annotated[list[float] | None, typer.Option(help="Size of a corpus; may be repeated.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+) -> None:
+    """Throughput and peak memory of the data pipeline at 20, 200 and 2,000 MB, held to the stated bound."""
+    from experiments.bench.data_scale import measure_scale
+    from experiments.bench.table import show_data_scale
+
+    if json is not None:
+        _check_output(json)
+    result = measure_scale(corpus, megabytes or [20, 200, 2000], workers)
+    show_data_scale(result)
+    if json is not None:
+        try:
+            write_json(json, result)
+        except OSError as error:
+            raise BadInput(f"{json} cannot be written: {error.strerror}") from error
+
+
 def _check_output(path: Path) -> None:
     """Minutes of measuring should not end at a name that cannot be written."""
     if path.is_dir():

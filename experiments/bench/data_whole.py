@@ -18,19 +18,21 @@ TINY_DOCUMENTS = 40
 """In the corpus whose run shows what starting costs."""
 
 
-def run_pipeline(corpus: Path, vocabulary: str, work: Path) -> tuple[float, Path]:
-    """Processor seconds of `mlm-data run` with one worker, every process and file of it included; its dataset.
-
-    `vocabulary` is the TOML of the recipe's tokenizer section.
-    """
-    recipe = work / "recipe.toml"
-    recipe.write_text(
-        f'name = "bench"\nworkers = 1\n[sources]\nnames = [{json.dumps(f"jsonl:{corpus.absolute()}")}]\n'
+def write_recipe(path: Path, corpus: Path, vocabulary: str, workers: int) -> Path:
+    """The default recipe on a corpus; `vocabulary` is the TOML of its tokenizer section."""
+    path.write_text(
+        f'name = "bench"\nworkers = {workers}\n[sources]\nnames = [{json.dumps(f"jsonl:{corpus.absolute()}")}]\n'
         f"[tokenizer]\n{vocabulary}\n",
         encoding="utf-8",
     )
-    seconds = _program(Path(sys.executable).with_name("mlm-data"), "run", recipe, "--runs", work / "runs")[0]
-    return seconds, work / "runs" / "bench"
+    return path
+
+
+def run_pipeline(corpus: Path, vocabulary: str, work: Path) -> tuple[float, Path]:
+    """Processor seconds of `mlm-data run` with one worker, every process and file of it included; its dataset."""
+    recipe = write_recipe(work / "recipe.toml", corpus, vocabulary, workers=1)
+    program = Path(sys.executable).with_name("mlm-data")
+    return _program(program, "run", recipe, "--runs", work / "runs")[0], work / "runs" / "bench"
 
 
 def texts_of(dataset: Path) -> Counter[str]:

@@ -132,6 +132,28 @@ def show_data(result: dict[str, Any]) -> None:
         console.print(f"- {note}", highlight=False)
 
 
+def show_data_scale(result: dict[str, Any]) -> None:
+    """Print throughput and memory at each size, and whether they stay linear and bounded."""
+    console = Console()
+    table = Table(title=f"Data pipeline, {result['workers']} workers", title_justify="left")
+    for name in ("input MB", "documents", "wall s", "cpu s", "MB/s per core", "peak MB", "bound MB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in result["rows"]:
+        table.add_row(
+            f"{row['megabytes']:,.0f}", f"{row['documents']:,}", f"{row['seconds']:,.1f}", f"{row['cpu_seconds']:,.1f}",
+            f"{row['megabytes_per_second']:.2f}", f"{row['peak_bytes'] / 1e6:,.0f}", f"{row['bound_bytes'] / 1e6:,.0f}",
+        )  # fmt: skip
+    console.print(table)
+    linear = "within" if result["is_linear"] else "NOT within"
+    bounded = "within" if result["is_within_bound"] else "NOT within"
+    console.print(
+        f"Throughput differs by {result['spread']:.1%} between sizes, {linear} 20 %; memory is {bounded} the bound.",
+        highlight=False,
+    )
+    for note in result["notes"]:
+        console.print(f"- {note}", highlight=False)
+
+
 def _against_goal(row: dict[str, Any]) -> tuple[str, str]:
     if row["goal"] is None:
         return f"{row['ratio']:.1f}", ""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from data_pipeline.work.memory import memory_bound_bytes
 from experiments.bench.data import core_hours, measure_stage
 from experiments.bench.data_stages import cleaning, pairs_of_buckets, pairs_of_queries
 
@@ -80,3 +81,21 @@ def test_a_corpus_that_is_too_small_is_refused(content: str, tmp_path: Path) -> 
     assert done.returncode == 2
     assert "too little of the corpus is left" in done.stderr
     assert bench(tmp_path / "missing.jsonl").returncode == 2
+
+
+def test_scale_is_measured_within_the_bound(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": text}) for text in topics.values()]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    program = Path(sys.executable).with_name("mlm-bench")
+    command = [str(program), "data-scale", f"--corpus={tmp_path / 'corpus.jsonl'}", f"--json={tmp_path / 'scale.json'}"]
+    done = subprocess.run(
+        [*command, "--megabytes=4", "--workers=1"], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "scale.json").read_text(encoding="utf-8"))
+    [row] = result["rows"]
+    assert row["megabytes"] == pytest.approx(4, rel=0.05)
+    assert row["cpu_seconds"] > result["base_seconds"]
+    assert row["bound_bytes"] == memory_bound_bytes(row["documents"], row["largest_document_bytes"], 1)
+    assert 100e6 < row["peak_bytes"] <= row["bound_bytes"]
+    assert str(tmp_path) not in json.dumps(result)

@@ -1,0 +1,166 @@
+"""Throughput and memory of the data pipeline against the size of its input."""
+
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.document import Document
+from data_pipeline.reading.pieces import Piece
+from data_pipeline.reading.readers import Limits, read_pieces
+from data_pipeline.work.memory import memory_bound_bytes
+from experiments.bench.data_whole import OFFLINE, write_recipe
+from lineage.digest import sha256_file
+from lineage.environment import describe_environment
+from lineage.errors import BadInput, UserError
+
+SEED = 1234
+PARAGRAPHS = (4, 16)
+"""Least and most paragraphs in a document."""
+BASE_MEGABYTES = 2
+"""For each worker, in the build whose cost is that of starting."""
+TOLERANCE = 0.2
+POLL_SECONDS = 0.1
+NOTES = (
+    "A corpus of a given size is made of paragraphs of the named one, drawn at random for each document, so that few "
+    "documents are near-duplicates at any size.",
+    "Throughput is that of the megabytes beyond a base of 2 MB for each worker, in which all of them start: processor "
+    "seconds of every process. Memory is the resident memory of all processes together, the most at any moment; no "
+    "process may hold more data than the bound.",
+)
+
+
+def measure_scale(corpus: Path, megabytes: Sequence[float], workers: int) -> dict[str, Any]:
+    """A row for each size; the result as plain JSON values. Raises BadInput for a corpus without paragraphs."""
+    paragraphs = _paragraphs(corpus)
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        base = write_corpus(work / "base.jsonl", paragraphs, BASE_MEGABYTES * workers)[0]
+        base_megabytes, starting = base.stat().st_size / 1e6, _build(base, workers, None)["cpu_seconds"]
+        rows = []
+        for size in megabytes:
+            path, documents, largest = write_corpus(work / "corpus.jsonl", paragraphs, size)
+            bound = memory_bound_bytes(documents, largest, workers)
+            found = _build(path, workers, bound)
+            read = path.stat().st_size / 1e6
+            rate = (read - base_megabytes) / (found["cpu_seconds"] - starting)
+            rows.append(
+                {"megabytes": round(read, 3), "documents": documents, "largest_document_bytes": largest}
+                | found
+                | {"megabytes_per_second": round(rate, 3), "bound_bytes": bound}
+            )
+    fastest = max(row["megabytes_per_second"] for row in rows)
+    slowest = min(row["megabytes_per_second"] for row in rows)
+    return {
+        "benchmark": "data-scale",
+        "corpus": {"name": corpus.name, "sha256": sha256_file(corpus)},
+        "workers": workers,
+        "base_megabytes": round(base_megabytes, 3),
+        "base_seconds": round(starting, 3),
+        "bound_bytes": max(row["bound_bytes"] for row in rows),
+        "rows": rows,
+        "spread": round(fastest / slowest - 1, 4),
+        "is_linear": fastest / slowest - 1 <= TOLERANCE,
+        "is_within_bound": all(row["peak_bytes"] <= row["bound_bytes"] for row in rows),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+        "notes": list(NOTES),
+        "environment": describe_environment() | {"argv": ["mlm-bench", "data-scale", f"--corpus={corpus.name}"]},
+    }
+
+
+def write_corpus(path: Path, paragraphs: Sequence[str], megabytes: float) -> tuple[Path, int, int]:
+    """A corpus of about that size; its path, number of documents and largest document in bytes."""
+    chance = random.Random(SEED)
+    written = documents = largest = 0
+    with path.open("wb") as file:
+        while written < megabytes * 1e6:
+            text = "\n\n".join(chance.choices(paragraphs, k=chance.randint(*PARAGRAPHS)))
+            line = json.dumps({"text": text}, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+            written += file.write(line)
+            documents += 1
+            largest = max(largest, len(line))
+    return path, documents, largest
+
+
+def _paragraphs(corpus: Path) -> list[str]:
+    piece = Piece("jsonl", corpus.name, str(corpus), "", 0)
+    found = {
+        part.strip()
+        for one in read_pieces([piece], Limits())
+        if isinstance(one, Document)
+        for part in one.text.split("\n\n")
+        if 200 <= len(part.strip()) <= 4000
+    }
+    if len(found) < 100:
+        raise BadInput(f"{corpus} has {len(found)} paragraphs of 200 to 4000 characters, too few to make a corpus of")
+    return sorted(found)
+
+
+def _build(corpus: Path, workers: int, bound: int | None) -> dict[str, Any]:
+    """Wall and processor seconds and peak memory of a build; `bound` is the most data a process may hold."""
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = write_recipe(Path(folder) / "recipe.toml", corpus, _vocabulary(), workers)
+        command = [str(Path(sys.executable).with_name("mlm-data")), "run", str(recipe), "--runs", folder]
+        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        process = subprocess.Popen(
+            command, env=os.environ | OFFLINE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))) if bound else None,
+        )  # fmt: skip
+        peaks = [0]
+        watcher = threading.Thread(target=_watch, args=(process, peaks), daemon=True)
+        watcher.start()
+        said = process.communicate()[1]
+        watcher.join()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if process.returncode:
+        raise UserError(f"building {corpus.name} failed: {(said.strip().splitlines() or ['it said nothing'])[-1]}")
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "seconds": round(time.monotonic() - start, 3),
+        "cpu_seconds": round(cpu, 3),
+        "peak_bytes": peaks[0],
+    }
+
+
+def _vocabulary() -> str:
+    from data_pipeline.contamination.testsets import find_gpt2_vocabulary
+    from lineage.errors import DataMissing
+
+    try:
+        find_gpt2_vocabulary()
+    except DataMissing:
+        return 'kind = "train"\nvocab_size = 4096'
+    return 'kind = "gpt2"'
+
+
+def _watch(process: "subprocess.Popen[str]", peaks: list[int]) -> None:
+    while process.poll() is None:
+        peaks[0] = max(peaks[0], sum(map(_resident_bytes, _family(process.pid))))
+        time.sleep(POLL_SECONDS)
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and its descendants."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = task.read_text().split()
+        except OSError:
+            continue
+        for child in children:
+            yield from _family(int(child))
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return 0
