@@ -31,9 +31,11 @@ def readme_commands() -> list[str]:
 def at_smoke_size(command: str, scratch: Path) -> list[str]:
     """The command with the smoke run's directories, the smallest sizes, and its output files in `scratch`."""
     command = command.replace("recipes/twin.toml", "recipes/smoke.toml").replace("-twin", "-smoke")
-    command = command.replace("runs/reproduce-8.3b", "runs/reproduce-8.3b-smoke").replace(
-        "--json ", f"--json {scratch}/"
-    )
+    command = command.replace("runs/reproduce-8.3b", "runs/reproduce-8.3b-smoke")
+    for option in ("--json", "--out"):
+        command = command.replace(f"{option} ", f"{option} {scratch}/")
+    for written in ("runs/cleaned", "runs/unique", "runs/overlap"):
+        command = command.replace(written, f"{scratch}/{written}")
     words = shlex.split(command.replace("data-available-2019", "data-smoke"))
     program = Path(words[0]).name
     if program == "torchrun":
@@ -45,10 +47,12 @@ def at_smoke_size(command: str, scratch: Path) -> list[str]:
         words[words.index("--smoke")] = "--twin"
     elif program == "mlm-verify" and words[1] == "parallel":
         words[words.index("--smoke")] = "--twin"
-    elif program == "mlm-eval":
+    elif program == "mlm-eval" and words[1] != "list":
         words += ["--limit", "40"]
-    elif program == "mlm-experiment" and "--dry-run" not in words:
+    elif program == "mlm-experiment" and words[1] == "reproduce" and "--dry-run" not in words:
         words += ["--smoke"]
+    elif program == "mlm-experiment" and words[1] == "calibrate":
+        words += [f"--out={scratch}/calibration"]
     return words
 
 
