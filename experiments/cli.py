@@ -2,13 +2,16 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lineage.atomic import write_text
 from lineage.command import run_command
-from lineage.errors import BadInput
+from lineage.errors import BadInput, Diverged
+
+if TYPE_CHECKING:
+    from experiments.catalogue import Experiment
 
 app = typer.Typer(help="Reproduce the papers' runs at the size this machine allows.", no_args_is_help=True)
 
@@ -30,6 +33,16 @@ class Mode(StrEnum):
     AUTO = "auto"
     FULL = "full"
     SCALED = "scaled"
+
+
+class RunMode(StrEnum):
+    """What is done for an experiment."""
+
+    AUTO = "auto"
+    MEASURE = "measure"
+    SCALED = "scaled"
+    SIMULATE = "simulate"
+    PLAN = "plan"
 
 
 @app.callback()
@@ -107,6 +120,64 @@ def calibrate(
     from experiments.simulator.validate import calibrate as run
 
     run(out)
+
+
+@app.command("list")
+def list_(
+    results: Annotated[list[Path] | None, typer.Option(help="Folders of run directories.")] = None,
+) -> None:
+    """Every published table and figure with what became of its claims."""
+    from experiments.catalogue import load_experiments
+    from experiments.verdicts import count_outcomes, judge, load_results
+
+    found = load_results(_result_folders(results))
+    for experiment in load_experiments().values():
+        print(f"{experiment.name:<27}{experiment.title}\n{'':<27}{count_outcomes(judge([experiment], found))}")
+
+
+@app.command("run")
+def run_(
+    name: Annotated[str | None, typer.Argument(help="An experiment, such as 2021/figure-11.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All but those that train models.")] = False,
+    mode: Annotated[RunMode, typer.Option(help="auto: what this machine can do.")] = RunMode.AUTO,
+    runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
+) -> None:
+    """Produce the numbers of a published table or figure, or print what would run."""
+    from experiments.runner import run_named
+
+    run_named(_chosen(name, every), mode.value, runs)
+
+
+@app.command()
+def compare(
+    name: Annotated[str | None, typer.Argument(help="An experiment, such as 2021/figure-11.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every claim of the catalogue.")] = False,
+    results: Annotated[list[Path] | None, typer.Option(help="Folders of run directories; results and runs.")] = None,
+) -> None:
+    """A verdict for every published claim, from the records of sealed runs; exit code 3 where one diverged."""
+    from experiments.verdicts import format_verdicts, judge, load_results, unanswered
+
+    chosen = _chosen(name, every)
+    found = load_results(_result_folders(results))
+    for sentence in found.left_out:
+        print(sentence)
+    verdicts = [*judge(chosen, found), *(unanswered(chosen) if every else [])]
+    print(format_verdicts(verdicts))
+    if diverged := [one.claim.id for one in verdicts if one.outcome == "DIVERGED"]:
+        more = f" and {len(diverged) - 1} more" if len(diverged) > 1 else ""
+        raise Diverged(f"{diverged[0]}{more}: the number found here is beyond the claim's tolerance")
+
+
+def _chosen(name: str | None, every: bool) -> "list[Experiment]":
+    from experiments.catalogue import find_experiment, load_experiments
+
+    if (name is None) != every:
+        raise BadInput("name an experiment (`mlm-experiment list` shows them) or say --all")
+    return [find_experiment(name)] if name else list(load_experiments().values())
+
+
+def _result_folders(given: list[Path] | None) -> list[Path]:
+    return given or [path for path in (Path("results"), Path("runs")) if path.is_dir()]
 
 
 def main() -> None:

@@ -3,15 +3,15 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import FiniteFloat
+from pydantic import FiniteFloat, model_validator
 
 from lineage.atomic import write_text
 from lineage.config import Config, parse_config
 from lineage.errors import BadInput
 
-Kind = Literal["measured", "scaled", "simulated", "published"]
+Kind = Literal["measured", "computed", "scaled", "simulated", "published"]
 
 
 class Record(Config):
@@ -25,11 +25,14 @@ class Record(Config):
     """What was counted, such as `validation_perplexity`."""
     value: FiniteFloat
     kind: Kind
-    """measured: on the published configuration; scaled: on a shrunk twin; simulated: by the cost model;
-    published: read from the source."""
+    """measured: on the published configuration; computed: by a closed form, as the source itself did; scaled: on a
+    shrunk twin; simulated: by the cost model; published: read from the source."""
     source: str
     """For a published number the document; otherwise the run directory's name."""
     unit: str = ""
+    low: FiniteFloat | None = None
+    """With `high`, where nine in ten measurements lie; only a simulated number has it."""
+    high: FiniteFloat | None = None
     x: FiniteFloat | None = None
     """Position on the x axis, for a curve."""
     x_name: str = ""
@@ -38,6 +41,12 @@ class Record(Config):
     """Digest of the run or checkpoint behind the number."""
     seed: int | None = None
     note: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.kind != "simulated" and (self.low, self.high) != (None, None):
+            raise ValueError(f"a {self.kind} number has no interval; only a simulated one has")
+        return self
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:

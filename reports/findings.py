@@ -14,6 +14,7 @@ SUBJECT: dict[Kind, str] = {
     "published": "the published curves",
     "scaled": "the scaled twins",
     "measured": "the models trained here",
+    "computed": "the closed form",
     "simulated": "the simulation",
 }
 

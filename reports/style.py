@@ -44,12 +44,13 @@ DARK = {
     "alert": "#f2a071",
 }
 MARKERS = ("o", "s", "^", "D", "v")
-KIND_GLYPHS: dict[Kind, str] = {"published": "○", "scaled": "●", "measured": "■", "simulated": "◇"}
+KIND_GLYPHS: dict[Kind, str] = {"published": "○", "scaled": "●", "measured": "■", "computed": "△", "simulated": "◇"}
 KIND_MEANINGS: dict[Kind, str] = {
     "published": "read from the cited document, not produced here",
     "scaled": "measured here on a shrunk twin of the published model",
     "measured": "measured here on the published configuration",
-    "simulated": "computed by a cost model; nothing was run",
+    "computed": "worked out by the source's own closed form; nothing was run",
+    "simulated": "predicted by a cost model; nothing was run",
 }
 
 

@@ -113,7 +113,7 @@ def predicted(machine: Machine, observations: Sequence[Observation]) -> Floats:
     workloads = [one.workload for one in observations]
     seconds = iteration_parts(machine, workloads).total
     first = workloads[0]
-    return np.array([_QUANTITIES[one.quantity](one.workload, time, first, seconds[0])
+    return np.array([QUANTITIES[one.quantity](one.workload, time, first, seconds[0])
                      for one, time in zip(observations, seconds.tolist(), strict=True)])  # fmt: skip
 
 
@@ -137,13 +137,14 @@ def _scaling_percent(workload: Workload, seconds: float, first: Workload, first_
     return 100 * (work / seconds) / (first_work / first_seconds)
 
 
-_QUANTITIES: dict[str, Callable[[Workload, float, Workload, float], float]] = {
+QUANTITIES: dict[str, Callable[[Workload, float, Workload, float], float]] = {
     "iteration_seconds": lambda workload, seconds, *_: seconds,
     "tflops_per_gpu": lambda workload, seconds, *_: _tflops(workload, seconds),
     "days_per_epoch": lambda workload, seconds, *_: seconds * ITERATIONS_PER_EPOCH / 86400,
     "speedup": lambda workload, seconds, first, first_seconds: first_seconds / seconds,
     "scaling_percent": _scaling_percent,
 }
+"""Published quantities from a workload, the seconds of its iteration, and the same of the row it is held against."""
 
 
 def _times(name: str) -> list[Observation]:

@@ -43,7 +43,11 @@ START_WITHOUT = {
     "mlm-train": [["run", "experiments/models/355m.toml", "--twin", "--dry-run"], ["run", "--help"]],
     "mlm-data": [["run", "data_pipeline/recipes/smoke.toml", "--dry-run"]],
     "mlm-eval": [["lambada", "--help"]],
-    "mlm-experiment": [["reproduce", "355m", "--smoke", "--dry-run"]],
+    "mlm-experiment": [
+        ["reproduce", "355m", "--smoke", "--dry-run"],
+        ["list"],
+        ["run", "2021/figure-11", "--mode", "plan"],
+    ],
     "mlm-report": [["build", "--help"]],
     "mlm-verify": [["run", "--help"], ["parallel", "--help"]],
 }

@@ -1,0 +1,144 @@
+"""The published claims and the experiments that answer them, read from the files beside this one. Imports no torch."""
+
+import csv
+import re
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import FiniteFloat, model_validator
+
+from lineage.config import Config, load_config, parse_config, read_toml
+from lineage.errors import BadInput
+
+HERE = Path(__file__).parent
+CLAIMS = HERE / "claims"
+
+
+class Claim(Config):
+    """One published number."""
+
+    id: str
+    source: str
+    """Document it was read in."""
+    where: str
+    """Table, figure or part of the document."""
+    series: str
+    """Row or curve."""
+    x: FiniteFloat | None
+    """Position on the x axis, for a curve."""
+    quantity: str
+    value: Decimal
+    """With the digits that were printed."""
+    unit: str
+    protocol: str
+    """How it was measured, as far as the source says."""
+    tolerance: str
+    """`5%`: of the value; `±0.5`: in the claim's unit; `digits`: half a unit of the last printed digit."""
+    confidence: Literal["seen", "vec", "dig", "derived"]
+    """seen: read in the source; vec: exact from its vector graphics; dig: digitised from a bitmap; derived: worked out
+    of numbers that were seen."""
+    notes: str
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not re.fullmatch(r"digits|±\d+(\.\d+)?|\d+(\.\d+)?%", self.tolerance):
+            raise ValueError(f"tolerance = {self.tolerance!r} is none of 5%, ±0.5, digits")
+        return self
+
+    @property
+    def allowed(self) -> float:
+        """How far a number may lie from the claim, in the claim's unit."""
+        if self.tolerance == "digits":
+            return float(Decimal(1).scaleb(int(self.value.as_tuple().exponent)) / 2)
+        if self.tolerance.startswith("±"):
+            return float(self.tolerance[1:])
+        return abs(float(self.value)) * float(self.tolerance[:-1]) / 100
+
+
+class Part(Config):
+    """Workloads of an experiment and what is made of them."""
+
+    workloads: str
+    """Name of a set in the `*-runs.csv` files of `experiments/published`."""
+    x: str = ""
+    """Column that stands on the x axis."""
+    baseline: str = ""
+    """Set whose first row ratios are held against; this set's own where empty."""
+    simulated: tuple[str, ...] = ()
+    """Quantities that an iteration's time decides."""
+    computed: tuple[str, ...] = ()
+    """Quantities in closed form."""
+
+
+class Expected(Config):
+    """expected.toml: the claims an experiment answers."""
+
+    claims: tuple[str, ...]
+    """Ids; `*` stands for any characters."""
+
+
+class Experiment(Config):
+    """experiment.toml: a published table or figure."""
+
+    name: str
+    title: str
+    shows: str
+    """What one sees in it, in a sentence."""
+    parts: tuple[Part, ...] = ()
+    reproduction: str = ""
+    """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
+    not_run: str = ""
+    """Why claims of quantities that no part names are not answered."""
+    expected: Expected
+
+    @cached_property
+    def claims(self) -> tuple[Claim, ...]:
+        """The claims it answers, in the catalogue's order."""
+        return tuple(
+            claim for claim in load_claims() if any(fnmatchcase(claim.id, one) for one in self.expected.claims)
+        )
+
+    def produces(self, quantity: str) -> bool:
+        """Whether a run of it gives numbers of this quantity."""
+        return bool(self.reproduction) or any(quantity in (*part.simulated, *part.computed) for part in self.parts)
+
+
+def load_claims(folder: Path = CLAIMS) -> tuple[Claim, ...]:
+    """Every claim of the folder's CSV files. Raises BadInput naming file and line that hold none, or a repeated id."""
+    claims: dict[str, Claim] = {}
+    for path in sorted(folder.glob("*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            for line, row in enumerate(csv.DictReader(file), 2):
+                claim = parse_config({**row, "x": row["x"] or None}, Claim, f"{path} line {line}")
+                if claim.id in claims:
+                    raise BadInput(f"{path} line {line}: there are two claims {claim.id!r}")
+                claims[claim.id] = claim
+    return tuple(claims.values())
+
+
+def load_experiments() -> dict[str, Experiment]:
+    """Every experiment by its name, in the order of the papers."""
+    found = [_load(path.parent) for path in HERE.glob("*/*/experiment.toml")]
+    return {one.name: one for one in sorted(found, key=lambda one: _natural(one.name))}
+
+
+def find_experiment(name: str) -> Experiment:
+    """The experiment of that name. Raises BadInput for any other."""
+    experiments = load_experiments()
+    if name not in experiments:
+        raise BadInput(f"there is no experiment {name!r}; `mlm-experiment list` shows the {len(experiments)} there are")
+    return experiments[name]
+
+
+def _load(folder: Path) -> Experiment:
+    expected = load_config(folder / "expected.toml", Expected)
+    path = folder / "experiment.toml"
+    return parse_config({**read_toml(path), "expected": expected}, Experiment, str(path))
+
+
+def _natural(name: str) -> list[int | str]:
+    """Sorts figure-6 before figure-11, and years before names."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

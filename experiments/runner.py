@@ -1,0 +1,230 @@
+"""Runs an experiment: its numbers, each with its kind, in a sealed run directory. Imports no torch."""
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.costs import flops_per_iteration, parameter_count
+from engine.pipeline.schedule import ideal_bubble
+from experiments.catalogue import Experiment, Part
+from experiments.plan import make_plan, print_plan
+from experiments.reproduce import reproduce
+from experiments.simulator.cluster import Cluster, load_cluster
+from experiments.simulator.measurements import COLUMNS, FOLDER, QUANTITIES, workload_of
+from experiments.simulator.simulate import Prediction
+from experiments.simulator.simulate import simulate as predict
+from experiments.simulator.workload import Workload, checked_config
+from experiments.verdicts import NOT_RUN, RECORDS
+from lineage.atomic import write_json
+from lineage.digest import sha256_json
+from lineage.errors import BadInput, HardwareMissing
+from lineage.records import Record, write_records
+from lineage.run import RunDirectory
+
+Row = dict[str, str]
+TABLE_2_TOKENS = 300e9
+"""2021 paper, Table 2: tokens trained on."""
+PEAK_TFLOPS = {"dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0}
+"""What the papers take percentages of."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One workload's prediction beside that of the row it is held against."""
+
+    workload: Workload
+    cluster: str
+    seconds: float
+    first: Workload
+    first_seconds: float
+
+
+def quantity_of(name: str, one: Simulated) -> float:
+    """A published quantity from a predicted time. Raises BadInput for one that time does not decide."""
+    if name in QUANTITIES:
+        return QUANTITIES[name](one.workload, one.seconds, one.first, one.first_seconds)
+    tflops = QUANTITIES["tflops_per_gpu"](one.workload, one.seconds, one.first, one.first_seconds)
+    found = {
+        "sequences_per_second": one.workload.global_batch / one.seconds,
+        "aggregate_petaflops": tflops * one.workload.gpus / 1e3,
+        "percent_of_peak": 100 * tflops / PEAK_TFLOPS[one.cluster],
+    }
+    if name not in found:
+        raise BadInput(f"no prediction gives {name!r}; there are {', '.join((*QUANTITIES, *found))}")
+    return found[name]
+
+
+def _training_days(row: Row, first: Row) -> float:
+    workload = workload_of(row)
+    config = checked_config(workload)
+    flops = flops_per_iteration(config.model, config.train, recompute=True)
+    iterations = TABLE_2_TOKENS / (workload.global_batch * workload.seq)
+    return flops * iterations / (workload.gpus * float(row["tflops_per_gpu"]) * 1e12) / 86400
+
+
+def _training_days_equation_4(row: Row, first: Row) -> float:
+    parameters = parameter_count(checked_config(workload_of(row)).model)
+    return 8 * float(row["tokens"]) * parameters / (int(row["gpus"]) * float(row["tflops_per_gpu"]) * 1e12) / 86400
+
+
+def _bubble_fraction(row: Row, first: Row) -> float:
+    workload = workload_of(row)
+    return ideal_bubble("1f1b", workload.pp, 1, workload.microbatches)
+
+
+def _relative_throughput(row: Row, first: Row) -> float:
+    def seconds(one: Row) -> float:
+        workload = workload_of(one)
+        return (workload.microbatches + workload.pp - 1) * workload.micro_batch / float(one["tflops_per_gpu"])
+
+    return seconds(first) / seconds(row)
+
+
+FORMULAS: dict[str, Callable[[Row, Row], float]] = {
+    "parameters": lambda row, first: parameter_count(checked_config(workload_of(row)).model) / 1e9,
+    "percent_of_peak": lambda row, first: 100 * float(row["tflops_per_gpu"]) / PEAK_TFLOPS[row["cluster"]],
+    "aggregate_petaflops": lambda row, first: float(row["tflops_per_gpu"]) * int(row["gpus"]) / 1e3,
+    "training_days": _training_days,  # 2021 paper, Equation 3 over its throughput
+    "training_days_equation_4": _training_days_equation_4,
+    "bubble_fraction": _bubble_fraction,
+    "relative_throughput": _relative_throughput,  # 2021 paper, Equation 1 on Figure 7
+    "speedup": lambda row, first: float(row["examples_per_second"]) / float(first["examples_per_second"]),
+}
+"""Quantities in closed form, of a row and of the first row of its series."""
+
+
+def workload_rows(name: str) -> list[Row]:
+    """The rows of a set in the `*-runs.csv` files of `experiments/published`. Raises BadInput where there is none."""
+    rows: list[Row] = []
+    for path in sorted(FOLDER.glob("*-runs.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            rows += [row for row in csv.DictReader(file) if row["experiment"] == name]
+    if not rows:
+        raise BadInput(f"there are no workloads {name!r} in {FOLDER.name}/*-runs.csv")
+    return rows
+
+
+def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, int, int]:
+    """Simulate and compute everything the experiment names.
+
+    Returns its sealed run, how many numbers it has and how many rows could not run. The same numbers are found again,
+    not written again.
+    """
+    numbers: list[dict[str, Any]] = []
+    refused: list[dict[str, Any]] = []
+    clusters: dict[str, Cluster] = {}
+    for part in experiment.parts:
+        rows = workload_rows(part.workloads)
+        numbers += _computed(part, rows)
+        for line in _simulated(part, rows, clusters):
+            (refused if "reason" in line else numbers).append({"experiment": experiment.name} | line)
+    numbers = [{"experiment": experiment.name} | line for line in numbers]
+    config = {
+        "experiment": experiment.model_dump(mode="json"),
+        "mode": "simulate",
+        "clusters": {name: cluster.model_dump(mode="json") for name, cluster in clusters.items()},
+        "numbers": sha256_json([numbers, refused]),
+    }
+    name = "experiment-" + experiment.name.replace("/", "-")
+    run = RunDirectory.begin(runs, name, "experiment", config, {})
+    if run.is_complete:
+        run.link()
+    else:
+        digest = sha256_json(config)
+        write_records(run.path / RECORDS, (Record(source=run.path.name, digest=digest, **line) for line in numbers))
+        write_json(run.path / NOT_RUN, refused)
+        run.complete()
+    return run, len(numbers), len(refused)
+
+
+def format_rows(experiment: Experiment) -> str:
+    """What would run on the published machines: every workload with its cluster and layout."""
+    columns = ("series", "cluster", *COLUMNS)
+    lines: list[tuple[str, ...]] = [columns]
+    for part in experiment.parts:
+        if part.simulated:
+            lines += [tuple(row.get(column) or "" for column in columns) for row in workload_rows(part.workloads)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+                     for line in lines)  # fmt: skip
+
+
+def _position(part: Part, row: Row) -> dict[str, Any]:
+    return {"series": row["series"], "x": float(row[part.x]) if part.x else None, "x_name": part.x}
+
+
+def _computed(part: Part, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    first: dict[str, Row] = {}
+    for row in rows:
+        first.setdefault(row["series"], row)
+    return [
+        _position(part, row)
+        | {"quantity": name, "kind": "computed", "value": FORMULAS[name](row, first[row["series"]])}
+        for row in rows
+        for name in part.computed
+    ]
+
+
+def _simulated(part: Part, rows: Sequence[Row], clusters: dict[str, Cluster]) -> Iterator[dict[str, Any]]:
+    if not part.simulated:
+        return
+    base = workload_rows(part.baseline)[0] if part.baseline else rows[0]
+    predictions = [_predict(row, clusters) for row in (base, *rows)]
+    first, first_prediction = predictions[0]
+    for row, (workload, prediction) in zip(rows, predictions[1:], strict=True):
+        reason = prediction.reason or first_prediction.reason
+        if reason:
+            yield {key: value for key, value in _position(part, row).items() if key != "x_name"} | {"reason": reason}
+            continue
+        for name in part.simulated:
+            point, *ends = (
+                quantity_of(name, Simulated(workload, row["cluster"], seconds, first,
+                                            seconds if workload == first else first_prediction.seconds))
+                for seconds in (prediction.seconds, prediction.low_seconds, prediction.high_seconds)
+            )  # fmt: skip
+            values = {"quantity": name, "kind": "simulated", "value": point, "low": min(ends), "high": max(ends)}
+            yield _position(part, row) | values
+
+
+def _predict(row: Row, clusters: dict[str, Cluster]) -> tuple[Workload, Prediction]:
+    name = row["cluster"]
+    if name not in clusters:
+        clusters[name] = load_cluster(name)
+    workload = workload_of(row)._replace(scatter_gather=row.get("scatter_gather") != "false")
+    return workload, predict(clusters[name], [workload])[0]
+
+
+def run_named(experiments: Sequence[Experiment], mode: str, runs: Path) -> None:
+    """Do what `mode` says for each experiment and print what came of it; of several, those that train are left out.
+
+    Raises HardwareMissing where published machines are asked for that this is not.
+    """
+    several = len(experiments) > 1
+    for experiment in experiments:
+        if experiment.reproduction:
+            if several:
+                print(f"{experiment.name}: left out; `make reproduce-{experiment.reproduction}` trains its models")
+            else:
+                _reproduce(experiment, mode, runs)
+        elif mode == "plan":
+            print(f"{experiment.name}: {experiment.title}\n{format_rows(experiment)}")
+        elif mode in ("measure", "scaled"):
+            raise HardwareMissing(
+                f"{experiment.name} is measured on the published machines alone; `--mode plan` prints what runs there, "
+                "`--mode simulate` predicts it"
+            )
+        else:
+            run, numbers, refused = run_experiment(experiment, runs)
+            what = "simulated or computed, nothing was measured: the published machines are not here"
+            print(f"{experiment.name}: {numbers} numbers {what}; {refused} rows cannot run; {run.path}")
+
+
+def _reproduce(experiment: Experiment, mode: str, runs: Path) -> None:
+    if mode == "simulate":
+        raise BadInput(f"{experiment.name} is about trained models, which nothing simulates; leave --mode out")
+    plan = make_plan(experiment.reproduction, {"measure": "full", "plan": "auto"}.get(mode, mode), False, None)
+    print_plan(plan)
+    if mode != "plan":
+        reproduce(plan, runs)

@@ -1,0 +1,183 @@
+"""What became of every published claim, from the records of sealed runs alone. Imports no torch."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from experiments.catalogue import Claim, Experiment, load_claims
+from lineage.digest import check_seal, is_sealed
+from lineage.errors import BadInput, IntegrityFailure
+from lineage.records import Kind, Record, read_records
+from lineage.run import MANIFEST, RunDirectory
+
+RECORDS, NOT_RUN = "records.jsonl", "not_run.json"
+ORDER: tuple[Kind, ...] = ("measured", "computed", "scaled", "simulated")
+"""Of several numbers for one claim the first kind here speaks, and of that kind the newest run."""
+NEVER: dict[str, frozenset[Kind]] = {
+    "simulate": frozenset({"measured", "scaled"}),
+    "scaled": frozenset({"measured"}),
+}
+"""Kinds that a run of this mode cannot have made."""
+
+Outcome = Literal["REPRODUCED", "DIVERGED", "SCALED", "SIMULATED", "NOT_RUN"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim and what was found."""
+
+    experiment: str
+    """Empty where none runs the claim."""
+    claim: Claim
+    outcome: Outcome
+    record: Record | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """The records of several runs."""
+
+    records: tuple[Record, ...]
+    """Newest run first."""
+    refused: dict[tuple[str, str, float | None], str]
+    """Why a run has no number for (experiment, series, x)."""
+    left_out: tuple[str, ...]
+    """A sentence for each directory with records that was never finished."""
+
+
+def load_results(folders: Iterable[Path]) -> Results:
+    """Records of the sealed runs that stand in `folders`, or are one of them.
+
+    Raises IntegrityFailure where a sealed file was changed or a run holds a kind of number that it cannot have made,
+    BadInput where a folder is not there.
+    """
+    runs: dict[Path, str] = {}
+    left_out = []
+    for path in _directories(folders):
+        if not is_sealed(path):
+            left_out.append(f"{path} was never finished (it has no seal): left out")
+        else:
+            check_seal(path)
+            runs[path] = str(RunDirectory.open(path).manifest.get("created", ""))
+    records: list[Record] = []
+    refused: dict[tuple[str, str, float | None], str] = {}
+    for path in sorted(runs, key=lambda one: runs[one], reverse=True):
+        records += _records(path)
+        if (path / NOT_RUN).is_file():
+            for line in json.loads((path / NOT_RUN).read_text(encoding="utf-8")):
+                refused.setdefault((line["experiment"], line["series"], line["x"]), line["reason"])
+    return Results(tuple(records), refused, tuple(left_out))
+
+
+def judge(experiments: Iterable[Experiment], results: Results) -> list[Verdict]:
+    """A verdict for every claim of the experiments."""
+    found = []
+    for experiment in experiments:
+        mine = [record for record in results.records if record.experiment == experiment.name]
+        for claim in experiment.claims:
+            found.append(_verdict(experiment, claim, mine, results))
+    return found
+
+
+def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
+    """The catalogue's claims that none of the experiments answers."""
+    answered = {claim.id for experiment in experiments for claim in experiment.claims}
+    return [
+        Verdict("", claim, "NOT_RUN", None, "no experiment runs it")
+        for claim in load_claims()
+        if claim.id not in answered
+    ]
+
+
+def format_verdicts(verdicts: Sequence[Verdict]) -> str:
+    """The table: claim, published value, ours, its kind, verdict, reason; then how many there are of each."""
+    rows = [("claim", "published", "ours", "kind", "verdict", "reason"), *(_cells(one) for one in verdicts)]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    lines = ["  ".join(map(str.ljust, row, (*widths, 0))).rstrip() for row in rows]
+    return "\n".join([*lines, "", f"{len(verdicts)} claims: {count_outcomes(verdicts)}"])
+
+
+def count_outcomes(verdicts: Iterable[Verdict]) -> str:
+    """How many verdicts there are of each kind, the commonest first."""
+    counts = Counter(one.outcome for one in verdicts)
+    return ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common()) or "no claims"
+
+
+def _directories(folders: Iterable[Path]) -> Iterator[Path]:
+    for folder in folders:
+        if not folder.is_dir():
+            raise BadInput(f"{folder} is not a directory of results")
+        for path in (folder, *sorted(folder.iterdir())):
+            if not path.is_symlink() and (path / RECORDS).is_file():
+                yield path.resolve()
+
+
+def _records(path: Path) -> list[Record]:
+    if not (path / MANIFEST).is_file():
+        raise IntegrityFailure(f"{path} holds records but no {MANIFEST}: nothing says what made them")
+    mode = str(RunDirectory.open(path).manifest["config"].get("mode", ""))
+    records = [record for record in read_records(path / RECORDS) if record.kind != "published"]
+    for record in records:
+        if record.kind in NEVER.get(mode, frozenset()):
+            raise IntegrityFailure(f"{path} is of mode {mode} and yet calls a number {record.kind} ({record.series})")
+    return records
+
+
+def _verdict(experiment: Experiment, claim: Claim, records: list[Record], results: Results) -> Verdict:
+    record = _find(experiment, claim, records)
+    if record is None:
+        return Verdict(experiment.name, claim, "NOT_RUN", None, _reason(experiment, claim, results))
+    deviation = record.value - float(claim.value)
+    shown = f"{100 * deviation / float(claim.value):+.1f} %" if claim.value else f"{deviation:+.3g}"
+    if record.kind == "scaled":
+        return Verdict(experiment.name, claim, "SCALED", record, "a twin's number, not held against the published")
+    if record.kind == "simulated":
+        if record.low is not None and record.high is not None:
+            side = "inside" if record.low <= claim.value <= record.high else "outside"
+            shown += f"; published lies {side} {record.low:.4g} to {record.high:.4g}"
+        return Verdict(experiment.name, claim, "SIMULATED", record, shown)
+    good = abs(deviation) <= claim.allowed * (1 + 1e-9)
+    tolerance = "the printed digits" if claim.tolerance == "digits" else claim.tolerance
+    return Verdict(
+        experiment.name, claim, "REPRODUCED" if good else "DIVERGED", record,
+        f"{shown}, {'within' if good else 'beyond'} {tolerance}",
+    )  # fmt: skip
+
+
+def _find(experiment: Experiment, claim: Claim, records: list[Record]) -> Record | None:
+    """The record that speaks for the claim. A twin's x is taken as the same share of its training."""
+    matching = [one for one in records if (one.series, one.quantity) == (claim.series, claim.quantity)]
+    for kind in ORDER:
+        of_kind = [one for one in matching if one.kind == kind]
+        stretch = 1.0
+        if kind == "scaled" and experiment.reproduction and claim.x is not None:
+            mine = max((one.x for one in of_kind if one.x is not None), default=1.0)
+            curve = [one for one in experiment.claims if (one.series, one.quantity) == (claim.series, claim.quantity)]
+            stretch = mine / max(one.x for one in curve if one.x is not None)
+        for record in of_kind:
+            if (record.x is None) == (claim.x is None) and math.isclose(record.x or 0, (claim.x or 0) * stretch):
+                return record
+    return None
+
+
+def _reason(experiment: Experiment, claim: Claim, results: Results) -> str:
+    if reason := results.refused.get((experiment.name, claim.series, claim.x)):
+        return reason
+    was_run = any(record.experiment == experiment.name for record in results.records)
+    if was_run or not experiment.produces(claim.quantity):
+        return experiment.not_run or "the run found here has no number for it"
+    if experiment.reproduction:
+        return f"no run was found; `make reproduce-{experiment.reproduction}` makes one"
+    return f"no run was found; `mlm-experiment run {experiment.name}` makes one"
+
+
+def _cells(one: Verdict) -> tuple[str, ...]:
+    unit = f" {one.claim.unit}" if one.claim.unit else ""
+    ours = f"{one.record.value:.4g}" if one.record else ""
+    kind = one.record.kind if one.record else ""
+    return one.claim.id, f"{one.claim.value}{unit}", ours, kind, one.outcome, one.reason

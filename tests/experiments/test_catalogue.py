@@ -1,0 +1,172 @@
+"""The catalogue of published claims: to the digit of the reference files, each answered by at most one experiment."""
+
+import csv
+import os
+from collections import Counter
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from experiments.catalogue import CLAIMS, HERE, find_experiment, load_claims, load_experiments
+from experiments.runner import FORMULAS, workload_rows
+from lineage.errors import BadInput
+
+FOLDERS = sorted(path.parent for path in HERE.glob("*/*/experiment.toml"))
+ISSUE = [
+    f"2019/{one}" for one in ("table-1", "table-2", "table-3", "table-7", "table-8", "figure-1", "figure-5", "figure-6")
+]
+ISSUE += [f"2021/{one}" for one in ("table-1", "table-2", *(f"figure-{n}" for n in (6, 7, 8, *range(11, 19))))]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Path:
+    """The folder of reference values beside the folder of test sets."""
+    data = os.environ.get("MLM_DATA_DIR")
+    if not data:
+        pytest.skip("MLM_DATA_DIR is not set: no reference values to compare with")
+    folder = Path(data).resolve().parent / "published"
+    if not folder.is_dir():
+        pytest.skip(f"there are no reference values at {folder}")
+    return folder
+
+
+NOT_RESULTS = {
+    "hidden", "heads", "layers", "mp_gpus", "mp_dp_gpus", "gpus", "hidden_per_head", "batch", "mbs_script", "tp", "pp",
+    "layers_per_vstage_script", "v_chunks", "mp", "microbatch", "x", "figure",
+}  # fmt: skip
+CLAIMED = {  # file of reference values, start of the claims' ids
+    "A_megatron2019_table1_scaling_configs.csv": ("2019/table-1/", "2019/figure-1/", "2019/figure-5/"),
+    "A_megatron2019_table2_gpt2.csv": ("2019/table-2/*/days", "2019/table-3/[238]", "2019/blog-september/[238]"),
+    "A_megatron2019_table4_bert.csv": ("2019/table-4/",),
+    "A_megatron2019_table5_bert_tasks.csv": ("2019/table-5/",),
+    "A_megatron2019_table7_heads.csv": ("2019/table-7/",),
+    "A_megatron2019_table8_strong.csv": ("2019/table-8/",),
+    "B_ptdp_table1.csv": ("2021/table-1/*/parameters", "2021/table-1/*/tflops", "2021/table-1/*/share",
+                          "2021/table-1/*/total"),
+    "B_ptdp_table2_zero3.csv": ("2021/table-2/",),
+    "D_gpt2_table3.csv": ("gpt-2/table-3/",),
+    "fig6_valppl_digitized.csv": ("2019/figure-6/",),
+    "ptdp_figures.csv": ("2021/figure-",),
+}  # fmt: skip
+
+
+def numbers(path: Path) -> Counter[Decimal]:
+    """Every result in a reference file, with how often it is there."""
+    named = {"params_B"} if path.name == "B_ptdp_table2_zero3.csv" else set()
+    found: Counter[Decimal] = Counter()
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            for column, cell in row.items():
+                if column in NOT_RESULTS | named or not cell:
+                    continue
+                try:
+                    found[Decimal(cell)] += 1
+                except ArithmeticError:
+                    continue
+    return found
+
+
+@pytest.mark.parametrize("name", CLAIMED)
+def test_every_number_of_the_reference_files_is_a_claim_and_no_other(name: str, reference: Path) -> None:
+    claims = [one for one in load_claims() if any(fnmatchcase(one.id, start + "*") for start in CLAIMED[name])]
+    assert Counter(one.value for one in claims) == numbers(reference / name)
+
+
+def test_the_curves_of_august_2019_are_claims_to_the_digit(reference: Path) -> None:
+    claims = Counter(
+        (claim.series, claim.x, claim.value)
+        for claim in load_claims()
+        if claim.quantity == "webtext_validation_perplexity"
+    )
+    expected: Counter[tuple[str, float, Decimal]] = Counter()
+    for path in reference.glob("aug2019_*.csv"):
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                expected.update(
+                    (key.lower(), float(row["x"]), Decimal(row[key])) for key in row if key != "x" and row[key]
+                )
+    assert claims == expected
+
+
+def test_conflicting_sources_are_both_kept() -> None:
+    values = {claim.id: str(claim.value) for claim in load_claims()}
+    assert values["2019/table-3/2.5b/wikitext103"] == "12.76"
+    assert values["2019/blog-september/2.5b/wikitext103"] == "12.68"
+    at_512 = [claim for claim in find_experiment("2019/figure-5").claims if claim.x == 512]
+    assert {str(claim.value) for claim in at_512} == {"60", "74", "76"}
+    assert values["2019/figure-5/model-parallel/8"] == "77"
+
+
+def test_the_experiments_are_those_of_the_papers() -> None:
+    assert set(load_experiments()) == {*ISSUE, "transformer-xl/throughput"}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=[path.name for path in FOLDERS])
+def test_a_folder_has_its_three_files_and_every_pattern_finds_a_claim(folder: Path) -> None:
+    assert {path.name for path in folder.iterdir()} == {"README.md", "expected.toml", "experiment.toml"}
+    (experiment,) = (
+        one for one in load_experiments().values() if f"name = {one.name!r}".replace("'", '"')
+        in (folder / "experiment.toml").read_text(encoding="utf-8")
+    )  # fmt: skip
+    for pattern in experiment.expected.claims:
+        assert any(fnmatchcase(claim.id, pattern) for claim in experiment.claims), pattern
+    assert experiment.parts or experiment.reproduction
+
+
+def test_no_claim_is_answered_twice() -> None:
+    answered = Counter(claim.id for one in load_experiments().values() for claim in one.claims)
+    assert [name for name, count in answered.items() if count > 1] == []
+
+
+def test_the_workloads_throughputs_are_the_claims() -> None:
+    """What a row carries as published throughput is the claim's number."""
+    for experiment in load_experiments().values():
+        claims = {
+            (one.series, one.x): float(one.value) for one in experiment.claims if one.quantity == "tflops_per_gpu"
+        }
+        for part in experiment.parts:
+            for row in workload_rows(part.workloads) if "relative_throughput" not in part.computed else ():
+                key = (row["series"], float(row[part.x]) if part.x else None)
+                if row.get("tflops_per_gpu") and not row.get("tokens"):
+                    assert claims[key] == float(row["tflops_per_gpu"]), (experiment.name, key)
+    figure_7 = {one.x: float(one.value) for one in find_experiment("2021/figure-7").claims}
+    for row in workload_rows("ptd-p/figure-8"):
+        assert float(row["tflops_per_gpu"]) == figure_7[float(row["micro_batch"])]
+
+
+def test_every_computed_quantity_has_a_formula() -> None:
+    for experiment in load_experiments().values():
+        for part in experiment.parts:
+            assert set(part.computed) <= set(FORMULAS)
+
+
+@pytest.mark.parametrize(
+    ("value", "tolerance", "allowed"),
+    [("10.8", "digits", 0.05), ("84", "digits", 0.5), ("0.50", "digits", 0.005), ("200", "5%", 10), ("76", "±3", 3)],
+)
+def test_a_tolerance_is_what_it_says(value: str, tolerance: str, allowed: float) -> None:
+    claim = load_claims()[0].model_copy(update={"value": Decimal(value), "tolerance": tolerance})
+    assert claim.allowed == pytest.approx(allowed)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"),
+    [
+        ("tolerance", "about"),
+        ("confidence", "memory"),
+        ("value", "many"),
+        ("x", "far"),
+        ("id", "2019/table-1/1.2b/parameters"),
+    ],
+)
+def test_a_claim_that_is_none_is_refused(column: str, cell: str, tmp_path: Path) -> None:
+    with (CLAIMS / "megatron-lm-2019.csv").open(encoding="utf-8", newline="") as file:
+        first, second = (row for _, row in zip(range(2), csv.DictReader(file), strict=False))
+    with (tmp_path / "claims.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(first))
+        writer.writeheader()
+        writer.writerows((first, second | {column: cell}))
+    with pytest.raises(BadInput, match=r"claims\.csv line 3"):
+        load_claims(tmp_path)

@@ -1,0 +1,172 @@
+"""Verdicts come from sealed records alone, and a simulated number is never taken for a measured one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.catalogue import find_experiment
+from experiments.runner import run_experiment
+from experiments.verdicts import RECORDS, Verdict, judge, load_results
+from lineage.digest import seal
+from lineage.errors import BadInput, IntegrityFailure
+from lineage.records import Record, read_records, write_records
+from lineage.run import RunDirectory
+from tests.experiments.machines import ROOT, call, with_gpus
+
+EXPERIMENT = "2021/figure-11"
+CLAIM = {"experiment": EXPERIMENT, "series": "B=8", "quantity": "tflops_per_gpu", "x": 4.0}  # 121 TFLOP/s, ± 5 %
+
+
+def planted(root: Path, **values: Any) -> Path:
+    """A sealed run with one record."""
+    run = RunDirectory.begin(
+        root, "planted", "experiment", {"mode": "measure", "values": sorted(map(str, values.items()))}, {}
+    )
+    write_records(run.path / RECORDS, [Record(**({**CLAIM, "kind": "measured", "source": run.path.name} | values))])
+    run.complete()
+    return run.path
+
+
+def verdicts(*folders: Path, name: str = EXPERIMENT) -> dict[str, Verdict]:
+    return {one.claim.id: one for one in judge([find_experiment(name)], load_results(folders))}
+
+
+def verdict(*folders: Path) -> Verdict:
+    return verdicts(*folders)["2021/figure-11/b=8/4"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "outcome"),
+    [
+        ("measured", 121, "REPRODUCED"),
+        ("measured", 126.9, "REPRODUCED"),
+        ("measured", 127.2, "DIVERGED"),
+        ("measured", 60, "DIVERGED"),
+        ("computed", 121, "REPRODUCED"),
+        ("computed", 60, "DIVERGED"),
+        ("scaled", 121, "SCALED"),
+        ("simulated", 121, "SIMULATED"),
+        ("simulated", 60, "SIMULATED"),
+        ("published", 121, "NOT_RUN"),
+    ],
+)
+def test_kind_and_distance_decide(kind: str, value: float, outcome: str, tmp_path: Path) -> None:
+    planted(tmp_path, kind=kind, value=value)
+    assert verdict(tmp_path).outcome == outcome
+    assert sum(one.outcome != "NOT_RUN" for one in verdicts(tmp_path).values()) == (outcome != "NOT_RUN")
+
+
+def test_a_measurement_speaks_before_a_simulation(tmp_path: Path) -> None:
+    run_experiment(find_experiment(EXPERIMENT), tmp_path)
+    assert {one.outcome for one in verdicts(tmp_path).values()} == {"SIMULATED"}
+    planted(tmp_path, value=60)
+    assert verdict(tmp_path).outcome == "DIVERGED"
+
+
+def test_without_a_run_the_reason_names_the_command(tmp_path: Path) -> None:
+    assert verdict(tmp_path).reason == "no run was found; `mlm-experiment run 2021/figure-11` makes one"
+
+
+def test_an_edited_record_is_found(tmp_path: Path) -> None:
+    path = planted(tmp_path, value=60, kind="simulated") / RECORDS
+    path.write_text(path.read_text().replace("simulated", "measured"))
+    with pytest.raises(IntegrityFailure, match=r"records\.jsonl was changed"):
+        verdict(tmp_path)
+
+
+def test_a_simulated_number_cannot_be_called_measured_even_under_a_new_seal(tmp_path: Path) -> None:
+    run, _, _ = run_experiment(find_experiment(EXPERIMENT), tmp_path)
+    lines = [json.loads(line) for line in (run.path / RECORDS).read_text().splitlines()]
+
+    def rewrite(**values: Any) -> None:
+        (run.path / RECORDS).write_text("".join(json.dumps(line | values) + "\n" for line in lines))
+        seal(run.path)
+
+    rewrite(kind="measured")
+    with pytest.raises(BadInput, match="a measured number has no interval"):
+        verdict(tmp_path)
+    rewrite(kind="measured", low=None, high=None)
+    with pytest.raises(IntegrityFailure, match="of mode simulate and yet calls a number measured"):
+        verdict(tmp_path)
+
+
+def test_a_run_without_a_seal_or_manifest_says_nothing(tmp_path: Path) -> None:
+    unsealed = planted(tmp_path / "a", value=121)
+    (unsealed / "COMPLETE").unlink()
+    results = load_results([tmp_path / "a"])
+    assert (results.records, len(results.left_out)) == ((), 1)
+    bare = planted(tmp_path / "b", value=121)
+    (bare / "manifest.json").unlink()
+    seal(bare)
+    with pytest.raises((IntegrityFailure, BadInput), match=r"manifest\.json"):
+        load_results([tmp_path / "b"])
+
+
+def test_simulated_and_computed_numbers_are_all_there_is_here(tmp_path: Path) -> None:
+    for name in ("2021/table-1", "2021/table-2", "2021/figure-6", "2021/figure-8", "2019/table-1"):
+        run, count, refused = run_experiment(find_experiment(name), tmp_path)
+        records = read_records(run.path / RECORDS)
+        assert len(records) == count
+        assert refused == 0
+        for record in records:
+            assert record.kind in ("simulated", "computed")
+            assert record.kind == "computed" or record.low <= record.value <= record.high  # type: ignore[operator]
+        found = verdicts(tmp_path, name=name).values()
+        for one in found:
+            assert (one.outcome == "SIMULATED") == (one.record is not None and one.record.kind == "simulated")
+            assert one.outcome != "DIVERGED", one
+        assert any(one.outcome == "REPRODUCED" for one in found)
+
+
+def test_the_same_numbers_are_not_written_twice(tmp_path: Path) -> None:
+    first, *_ = run_experiment(find_experiment(EXPERIMENT), tmp_path)
+    digest = first.digest
+    again, *_ = run_experiment(find_experiment(EXPERIMENT), tmp_path)
+    assert (again.path, again.digest) == (first.path, digest)
+
+
+def test_the_kept_reproduction_is_scaled_at_the_same_share_of_training() -> None:
+    found = verdicts(ROOT / "results", name="2019/figure-6")
+    assert {one.outcome for one in found.values()} == {"SCALED"}
+    last = found["2019/figure-6/8.3b/300000"].record
+    assert last is not None
+    assert last.x == 1200
+    assert {one.outcome for one in verdicts(ROOT / "results", name="2019/table-3").values()} == {"SCALED"}
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    machine = with_gpus(tmp_path / "bin", 0, 0)
+    runs = tmp_path / "runs"
+    done = call(machine, "mlm-experiment", "run", "--all", "--mode", "simulate", "--runs", runs)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = call(machine, "mlm-experiment", "compare", "--all", "--results", runs)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    for outcome in ("REPRODUCED", "SIMULATED", "NOT_RUN"):
+        assert outcome in done.stdout
+    planted(runs, value=60)
+    done = call(machine, "mlm-experiment", "compare", "--all", "--results", runs)
+    assert done.returncode == 3
+    assert done.stderr == "error: 2021/figure-11/b=8/4: the number found here is beyond the claim's tolerance\n"
+    done = call(machine, "mlm-experiment", "list", "--results", runs)
+    assert done.returncode == 0
+    assert "1 DIVERGED" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["compare"], 2, "name an experiment"),
+        (["compare", "2021/figure-99"], 2, "there is no experiment '2021/figure-99'"),
+        (["compare", "--all", "--results", "nowhere"], 2, "nowhere is not a directory"),
+        (["run", EXPERIMENT, "--mode", "measure"], 4, "measured on the published machines alone"),
+        (["run", "2019/table-3", "--mode", "measure"], 4, "the full size cannot run here"),
+        (["run", "2019/table-3", "--mode", "simulate"], 2, "trained models, which nothing simulates"),
+    ],
+)
+def test_a_mistake_gets_a_sentence(arguments: list[str], code: int, said: str, tmp_path: Path) -> None:
+    done = call(with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", *arguments)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
