@@ -2,13 +2,15 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lineage.atomic import write_json
 from lineage.command import run_command
 from lineage.errors import BadInput, Diverged
+
+Json = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
 
 app = typer.Typer(help="Measure speed beside other programs, in one run on this machine.", no_args_is_help=True)
 
@@ -27,7 +29,7 @@ def _bench() -> None:
 
 @app.command()
 def parallel(
-    json: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
+    json: Json = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often every contender is measured, in turn.")] = 3,
     size: Annotated[
         Size, typer.Option(help="tiny: 4 layers, 256 wide, 50,304 words; twin: the 8.3b twin.")
@@ -42,22 +44,17 @@ def parallel(
     from experiments.bench.sizes import read_size
     from experiments.bench.table import show_parallel
 
-    if json is not None:
-        _check_output(json)
+    _check_output(json)
     result = measure_parallel(read_size(size.value), rounds)
     show_parallel(result)
-    if json is not None:
-        try:
-            write_json(json, result)
-        except OSError as error:
-            raise BadInput(f"{json} cannot be written: {error.strerror}") from error
+    _write(json, result)
     if result["disagreements"]:
         raise Diverged("; ".join(result["disagreements"]))
 
 
 @app.command("eval")
 def evaluation(
-    json: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
+    json: Json = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often both of each comparison are measured, in turn.")] = 3,
 ) -> None:
     """Evaluation beside the plain loop over full logits and lm-evaluation-harness: processor time and memory.
@@ -67,15 +64,10 @@ def evaluation(
     from experiments.bench.eval import measure_eval
     from experiments.bench.table import show_eval
 
-    if json is not None:
-        _check_output(json)
+    _check_output(json)
     result = measure_eval(rounds)
     show_eval(result)
-    if json is not None:
-        try:
-            write_json(json, result)
-        except OSError as error:
-            raise BadInput(f"{json} cannot be written: {error.strerror}") from error
+    _write(json, result)
     if result["disagreements"]:
         raise Diverged("; ".join(result["disagreements"]))
 
@@ -83,7 +75,7 @@ def evaluation(
 @app.command()
 def data(
     corpus: Annotated[Path, typer.Option("--corpus", help="A .jsonl file with a string `text` on every line.")],
-    json: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
+    json: Json = None,
 ) -> None:
     """The data pipeline on one core, stage by stage beside the plain libraries, and whole beside their chain.
 
@@ -92,15 +84,10 @@ def data(
     from experiments.bench.data import measure_data
     from experiments.bench.table import show_data
 
-    if json is not None:
-        _check_output(json)
+    _check_output(json)
     result = measure_data(corpus)
     show_data(result)
-    if json is not None:
-        try:
-            write_json(json, result)
-        except OSError as error:
-            raise BadInput(f"{json} cannot be written: {error.strerror}") from error
+    _write(json, result)
     differing = {row["stage"]: row["differing"] for row in [*result["stages"], result["whole"] | {"stage": "whole"}]}
     if any(differing.values()):
         raise Diverged(", ".join(f"{name}: {count} answers differ" for name, count in differing.items() if count))
@@ -109,7 +96,7 @@ def data(
 @app.command()
 def data_scale(
     corpus: Annotated[Path, typer.Option("--corpus", help="A .jsonl file whose paragraphs the corpora are made of.")],
-    json: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
+    json: Json = None,
     megabytes: Annotated[list[float] | None, typer.Option(help="Size of a corpus; may be repeated.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
 ) -> None:
@@ -117,23 +104,29 @@ def data_scale(
     from experiments.bench.data_scale import measure_scale
     from experiments.bench.table import show_data_scale
 
-    if json is not None:
-        _check_output(json)
+    _check_output(json)
     result = measure_scale(corpus, megabytes or [20, 200, 2000], workers)
     show_data_scale(result)
-    if json is not None:
-        try:
-            write_json(json, result)
-        except OSError as error:
-            raise BadInput(f"{json} cannot be written: {error.strerror}") from error
+    _write(json, result)
 
 
-def _check_output(path: Path) -> None:
+def _check_output(path: Path | None) -> None:
     """Minutes of measuring should not end at a name that cannot be written."""
+    if path is None:
+        return
     if path.is_dir():
         raise BadInput(f"--json {path} is a directory, not a file to write")
     if any(parent.exists() and not parent.is_dir() for parent in path.parents):
         raise BadInput(f"--json {path} cannot be written: a part of its path is a file")
+
+
+def _write(path: Path | None, result: dict[str, Any]) -> None:
+    if path is None:
+        return
+    try:
+        write_json(path, result)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written: {error.strerror}") from error
 
 
 def main() -> None:
