@@ -26,6 +26,8 @@ from lineage.run import RunDirectory
 Row = dict[str, str]
 TABLE_2_TOKENS = 300e9
 """2021 paper, Table 2: tokens trained on."""
+RATIOS = ("speedup", "scaling_percent")
+"""Quantities that are 1 or 100 % of the first row by definition, and then have no interval."""
 PEAK_TFLOPS = {"dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0}
 """What the papers take percentages of."""
 
@@ -181,10 +183,12 @@ def _simulated(part: Part, rows: Sequence[Row], clusters: dict[str, Cluster]) ->
         for name in part.simulated:
             point, *ends = (
                 quantity_of(name, Simulated(workload, row["cluster"], seconds, first,
-                                            seconds if workload == first else first_prediction.seconds))
+                                            first_prediction.seconds))
                 for seconds in (prediction.seconds, prediction.low_seconds, prediction.high_seconds)
             )  # fmt: skip
-            values = {"quantity": name, "kind": "simulated", "value": point, "low": min(ends), "high": max(ends)}
+            values = {"quantity": name, "kind": "simulated", "value": point}
+            if workload != first or name not in RATIOS:
+                values |= {"low": min(ends), "high": max(ends)}
             yield _position(part, row) | values
 
 

@@ -120,6 +120,20 @@ def test_simulated_and_computed_numbers_are_all_there_is_here(tmp_path: Path) ->
         assert any(one.outcome == "REPRODUCED" for one in found)
 
 
+def test_a_row_that_cannot_run_is_answered_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = "experiment,series,cluster,gpus,global_batch,micro_batch,hidden,heads,layers,seq,vocab,tp,dp,pp"
+    rows = ["ptd-p/figure-11,B=8,dgx-a100-80g,4,8,1,20480,128,80,2048,51200,1,1,4",
+            "ptd-p/figure-11,B=8,dgx-a100-80g,32,8,1,20480,128,12,2048,51200,8,1,8"]  # fmt: skip
+    (tmp_path / "large-runs.csv").write_text("\n".join((header, *rows)) + "\n")
+    monkeypatch.setattr("experiments.runner.FOLDER", tmp_path)
+    run, numbers, refused = run_experiment(find_experiment(EXPERIMENT), tmp_path / "runs")
+    assert (numbers, refused) == (0, 2)
+    found = verdicts(run.path)
+    assert "GiB of memory" in found["2021/figure-11/b=8/4"].reason
+    assert "is not the 32 GPUs" in found["2021/figure-11/b=8/8"].reason
+    assert {one.outcome for one in found.values()} == {"NOT_RUN"}
+
+
 def test_the_same_numbers_are_not_written_twice(tmp_path: Path) -> None:
     first, *_ = run_experiment(find_experiment(EXPERIMENT), tmp_path)
     digest = first.digest
