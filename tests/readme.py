@@ -51,6 +51,8 @@ def at_smoke_size(command: str, scratch: Path) -> list[str]:
         words += ["--limit", "40"]
     elif program == "mlm-experiment" and words[1] == "reproduce" and "--dry-run" not in words:
         words += ["--smoke"]
+    elif program == "mlm-experiment" and words[1] == "run":
+        words += [f"--runs={scratch}"]
     elif program == "mlm-experiment" and words[1] == "calibrate":
         words += [f"--out={scratch}/calibration"]
     return words
