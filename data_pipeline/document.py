@@ -31,4 +31,4 @@ class Malformed:
 
 def size_bytes(text: str) -> int:
     """Length of the text in UTF-8."""
-    return len(text.encode("utf-8"))
+    return len(text) if text.isascii() else len(text.encode("utf-8"))

@@ -59,13 +59,13 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     with ExitStack() as stack:
         lines = stack.enter_context((directory / SLICE_LINES).open("wb")) if settings["lines"] else None
         tokens = stack.enter_context(TokenFileWriter(directory / SLICE_TOKENS, dtype)) if dtype else None
-        for number, place in zip(shards, numbers - starts[shards], strict=True):
-            shard = opened(int(number))
+        for number, place in zip(shards.tolist(), (numbers - starts[shards]).tolist(), strict=True):
+            shard = opened(number)
             total += shard.entries[place, 1:]
             if lines:
                 lines.write(shard.line(int(shard.entries[place, 0])))
             if tokens:
-                tokens.add_document(shard.tokens(int(place)))
+                tokens.add_document(shard.tokens(place))
     return {"documents": len(numbers), "bytes": int(total[0]), "tokens": int(total[1])}
 
 
@@ -90,8 +90,8 @@ class _Shard:
 
     def __init__(self, stages: list[Path], name: str, dtype: "np.dtype[Any] | None") -> None:
         prepared, measured, selected = (stage / name for stage in stages)
-        self.entries = np.load(selected / ENTRIES, mmap_mode="r")
-        self._numbers = np.load(measured / NUMBERS, mmap_mode="r")
+        self.entries = np.asarray(np.load(selected / ENTRIES, mmap_mode="r"))
+        self._numbers = np.asarray(np.load(measured / NUMBERS, mmap_mode="r"))
         self._documents, self._parts = DocumentShard(prepared), DocumentShard(selected)
         if dtype:
             sizes = np.load(measured / SIZES)[:, 1]
@@ -113,4 +113,4 @@ class _Shard:
 
 
 def _mapped(path: Path, dtype: "np.dtype[Any]") -> NDArray[Any]:
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)

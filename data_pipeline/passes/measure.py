@@ -6,7 +6,8 @@ documents are numbered from 0, and all shards' together are the corpus's numbers
 
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from data_pipeline.work.tasks import Counts, Settings
 NUMBERS, SIZES, TOKENS, FINGERPRINTS, MATCHES = (
     "numbers.npy", "sizes.npy", "tokens.bin", "fingerprints.bin", "matches.jsonl",
 )  # fmt: skip
+BATCH_CHARACTERS = 1 << 20
+"""Of so much text one thing is done after the other, so that the tables of each stay in the processor's cache."""
 
 
 def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -40,6 +43,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     paths; `tokenizer`, a digest or None. The inputs are the shard and the tokenizer.
     """
     tokenizer = load_once(inputs[1] / "00000", settings["tokenizer"]) if settings["tokenizer"] else None
+    dtype = token_dtype(tokenizer.vocab_size) if tokenizer else None
     length, seconds = Stage("length"), _Seconds()
     numbers, sizes, all_tokens = array("q"), array("q"), array("q")
     deduplicate = DeduplicateConfig(**settings["deduplicate"]) if settings["deduplicate"] else None
@@ -50,29 +54,35 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
         (directory / FINGERPRINTS).open("wb") as fingerprints,
         (directory / MATCHES).open("wb") as matches,
     ):
-        for number, document in enumerate(DocumentShard(inputs[0])):
-            size = size_bytes(document.text)
-            ids = seconds.of("length", encode, tokenizer, document.text) if tokenizer else None
-            tokens = 0 if ids is None else len(ids)
-            all_tokens.append(tokens)
-            if settings["length"]:
-                length.take(size, tokens)
-                outcome = keep_long(document, tokens, settings["length"]["min_tokens"])
-                if isinstance(outcome, Drop):
-                    length.drop(document, outcome.reason, size, tokens)
-                    continue
-                length.keep(size, tokens)
-            if ids is not None and tokenizer is not None:
-                token_file.write(ids.astype(token_dtype(tokenizer.vocab_size)).tobytes())
+        for batch in _batches(DocumentShard(inputs[0])):
+            with seconds.of("length"):
+                encoded = [encode(tokenizer, document.text) if tokenizer else None for document in batch]
+            kept: list[Document] = []
+            for document, ids in zip(batch, encoded, strict=True):
+                size, tokens = size_bytes(document.text), 0 if ids is None else len(ids)
+                all_tokens.append(tokens)
+                if settings["length"]:
+                    length.take(size, tokens)
+                    outcome = keep_long(document, tokens, settings["length"]["min_tokens"])
+                    if isinstance(outcome, Drop):
+                        length.drop(document, outcome.reason, size, tokens)
+                        continue
+                    length.keep(size, tokens)
+                if ids is not None:
+                    token_file.write(ids.astype(dtype).data)
+                numbers.append(len(all_tokens) - 1)
+                sizes.extend((size, tokens))
+                kept.append(document)
             if deduplicate:
-                fingerprints.write(seconds.of("deduplicate", fingerprint, document.text, deduplicate).tobytes())
+                with seconds.of("deduplicate"):
+                    fingerprints.writelines(fingerprint(document.text, deduplicate).data for document in kept)
             if search:
-                found = seconds.of("decontaminate", _matches, document, paths, search)
-                if found:
-                    row = {"document": len(numbers), "ngrams": found}
-                    matches.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
-            numbers.append(number)
-            sizes.extend((size, tokens))
+                with seconds.of("decontaminate"):
+                    found = [_matches(document, paths, search) for document in kept]
+                for number, ngrams in enumerate(found, len(numbers) - len(kept)):
+                    if ngrams:
+                        row = {"document": number, "ngrams": ngrams}
+                        matches.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
     np.save(directory / NUMBERS, np.array(numbers))
     np.save(directory / SIZES, np.array(sizes).reshape(-1, 2))
     length.seconds = seconds.by_stage.pop("length", 0.0)
@@ -89,7 +99,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
     """Token ids of a text with the end-of-text token appended."""
-    return np.append(tokenizer.encode_ids(text), np.int32(tokenizer.end_of_text))
+    return np.concatenate([tokenizer.encode_ids(text), np.array([tokenizer.end_of_text], np.int32)])
 
 
 def read_fingerprints(directory: Path, config: DeduplicateConfig) -> NDArray[np.uint64]:
@@ -108,6 +118,19 @@ def read_matches(directory: Path) -> Iterator[tuple[int, dict[str, int]]]:
             yield row["document"], row["ngrams"]
 
 
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """The documents in order, a batch ending with the one that makes it BATCH_CHARACTERS long."""
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    yield batch
+
+
 def _matches(document: Document, paths: tuple[Path, ...], section: dict[str, Any]) -> dict[str, int]:
     return dict(count_matches(document.text, paths, section["ngram_words"], section["min_ngram_words"]))
 
@@ -118,7 +141,7 @@ def _early(names: list[str], shard: Path, tokens: "array[int]", tokenizer: Token
     plain = sum(tokens)
 
     def count(text: str) -> int:
-        return len(encode(tokenizer, text))
+        return tokenizer.count_tokens(text) + 1
 
     with (shard / UNCOUNTED).open("rb") as file:
         for line in file:
@@ -135,7 +158,7 @@ def _early(names: list[str], shard: Path, tokens: "array[int]", tokenizer: Token
 
 
 def _enter(stages: list[Stage], way: Way, tokens: int, count: Callable[[str], int]) -> None:
-    changes = dict(way.changes)
+    changes = {number: texts for number, *texts in way.changes}
     for number in range(way.last, -1, -1):
         stage = stages[number]
         if number == way.last and way.kept is None:
@@ -143,7 +166,8 @@ def _enter(stages: list[Stage], way: Way, tokens: int, count: Callable[[str], in
         else:
             stage.kept.tokens += tokens
         if number in changes:
-            tokens = count(changes[number])
+            before, after = changes[number]
+            tokens += count(before) - count(after)
         stage.incoming.tokens += tokens
 
 
@@ -151,8 +175,8 @@ class _Seconds:
     def __init__(self) -> None:
         self.by_stage: dict[str, float] = {}
 
-    def of(self, stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    @contextmanager
+    def of(self, stage: str) -> Iterator[None]:
         start = time.perf_counter()
-        result = function(*arguments)
+        yield
         self.by_stage[stage] = self.by_stage.get(stage, 0.0) + time.perf_counter() - start
-        return result

@@ -1,5 +1,6 @@
 """The first pass over a shard: documents out of the input, through the stages that need only their text."""
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ from data_pipeline.work.document_shard import DocumentWriter
 from data_pipeline.work.tasks import Counts, Settings
 
 QUARANTINE, UNCOUNTED = "quarantine.jsonl", "uncounted.jsonl"
+LINE_END = re.compile(r"\n(?<!\s\n)")
 
 Judge = Callable[[Document], Document | Drop]
 
@@ -35,8 +37,8 @@ class Way:
 
     last: int
     """Number of the last stage it came to, the source being 0."""
-    changes: list[tuple[int, str]]
-    """Stages that changed it, with its text before."""
+    changes: list[tuple[int, str, str]]
+    """Stages that changed it, with the `difference` of its texts before and after."""
     kept: int | None = None
     """Its number among the shard's documents, if it is kept."""
     reason: str = ""
@@ -82,6 +84,21 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     }
 
 
+def difference(before: str, after: str) -> tuple[str, str]:
+    """Parts of two texts that differ by as many tokens as the texts, in any byte-level BPE with GPT-2's expression.
+
+    That expression divides a text where white space follows something else, and what stands on either side does not
+    matter to the other; so a text has as many tokens as its pieces between such places. Pieces that are equal in both
+    are left out, but for the first: the others follow a line end.
+    """
+    old, new = LINE_END.split(before), LINE_END.split(after)
+    if len(old) != len(new):
+        return before, after
+    pairs = list(zip(old, new, strict=True))
+    differing = [pairs[0], *(pair for pair in pairs[1:] if pair[0] != pair[1])]
+    return "\n".join(pair[0] for pair in differing), "\n".join(pair[1] for pair in differing)
+
+
 def _follow(document: Document, judges: Sequence[Judge], stages: Sequence[Stage]) -> tuple[Way, Document | None]:
     """Judge a document and enter it in the stages, without its tokens."""
     size = size_bytes(document.text)
@@ -101,7 +118,7 @@ def _follow(document: Document, judges: Sequence[Judge], stages: Sequence[Stage]
             return way, None
         if outcome.text != document.text:
             stage.changed += 1
-            way.changes.append((number, document.text))
+            way.changes.append((number, *difference(document.text, outcome.text)))
             size = size_bytes(outcome.text)
         stage.keep(size)
         document = outcome

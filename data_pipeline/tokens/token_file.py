@@ -103,6 +103,7 @@ class TokenFileWriter:
         self._partial = [path.with_name(f".{path.name}.partial-{os.getpid()}") for path in self._paths]
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._code = next(code for code, known in DTYPES.items() if np.dtype(known) == np.dtype(dtype))
+        self._limits = np.iinfo(self._dtype)
         self._sizes, self._document_ends = array("i"), array("q", [0])
 
     def __enter__(self) -> Self:
@@ -121,12 +122,12 @@ class TokenFileWriter:
         Raises ValueError for a token the dtype cannot hold, or where sizes and tokens disagree.
         """
         values, lengths = np.asarray(tokens), np.asarray(sizes, np.int32)
-        limits = np.iinfo(self._dtype)
-        if values.size and (values.min() < limits.min or values.max() > limits.max):
+        fits = values.dtype == self._dtype or not values.size
+        if not fits and (values.min() < self._limits.min or values.max() > self._limits.max):
             raise ValueError(f"a token lies outside {self._dtype}")
         if lengths.sum(dtype=np.int64) != values.size or (lengths < 0).any():
             raise ValueError(f"sizes add up to {lengths.sum(dtype=np.int64)} and not to {values.size} tokens")
-        self._bin.write(values.astype(self._dtype).tobytes())
+        self._bin.write(np.ascontiguousarray(values, self._dtype).data)
         self._extend(lengths, np.arange(1, len(lengths) + 1))
 
     def add_file(self, prefix: Path) -> None:

@@ -46,7 +46,7 @@ class DocumentShard:
     """What a DocumentWriter wrote, read in order or by number."""
 
     def __init__(self, directory: Path) -> None:
-        self._starts = np.load(directory / STARTS, mmap_mode="r")
+        self._starts = np.asarray(np.load(directory / STARTS, mmap_mode="r"))
         self._file = (directory / LINES).open("rb")
 
     def close(self) -> None:

@@ -1,0 +1,57 @@
+"""What a change does to a text's number of tokens is told by the lines that changed, whatever stands around them."""
+
+import re
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+
+from data_pipeline.passes.prepare import difference
+from data_pipeline.tokens.fast_bpe import SPACE, character_classes
+from data_pipeline.tokens.tokenizer import Tokenizer
+from tests.data_pipeline.conftest import sentences
+
+WORDS = st.sampled_from(
+    ["\n", "\n\n", "\n  ", " \n", "\r\n", "\t", "\u00a0", "\u180e", "\u2028", "\x1c", " ", "'", "'s", "'re", "the",
+     " of", "é", "1", "日本", "!", "..."]
+)  # fmt: skip
+TEXTS = st.lists(WORDS, max_size=40).map("".join)
+CHANGES = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 3), WORDS), max_size=4)
+
+
+@cache
+def backend() -> Backend:
+    with tempfile.TemporaryDirectory() as folder:
+        Tokenizer.train([sentences(20, seed).replace(". ", "\n\n  ") for seed in range(20)], 600).save(Path(folder))
+        return Backend.from_file(str(Path(folder) / "tokenizer.json"))
+
+
+def count(text: str) -> int:
+    return len(backend().encode(text, add_special_tokens=False).ids)
+
+
+@given(TEXTS, CHANGES)
+def test_the_parts_differ_by_as_many_tokens_as_the_texts(before: str, changes: list[tuple[int, int, str]]) -> None:
+    after = before
+    for place, removed, added in changes:
+        after = after[:place] + added + after[place + removed :]
+    left, right = difference(before, after)
+    assert count(left) - count(right) == count(before) - count(after)
+
+
+def test_lines_that_stay_are_left_out() -> None:
+    text = "\n".join(f"line {number} is like this" for number in range(1000))
+    left, right = difference(text, text.replace("line 500 ", "line “500” "))
+    assert "line 500 " in left
+    assert "line “500” " in right
+    assert max(len(left), len(right)) < 100
+
+
+def test_white_space_of_the_tokenizer_is_white_space_here() -> None:
+    codes = np.flatnonzero(character_classes() == SPACE)
+    assert len(codes) > 20
+    assert all(re.fullmatch(r"\s", chr(code)) for code in codes)
