@@ -33,6 +33,8 @@ from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
 
 SHAPE = ("num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size")
+BENCH = Path(__file__).resolve().parents[1] / "results" / "bench"
+"""Benchmark results kept in a checkout; the report shows them where they are."""
 LOSS_POINTS = 200
 """Points of a training-loss curve that are kept as records."""
 RECIPE = ("global_batch_size", "iterations", "learning_rate")
@@ -78,12 +80,14 @@ def reproduce(plan: Plan, runs: Path) -> Path:
             records += _curve_records(config.name, plan, training)
             records += _evaluate(config.name, plan, training, run)
         write_records(run.path / "records.jsonl", records)
-        shutil.copyfile(dataset.path / "ledger.json", run.path / "ledger.json")
+        for name in ("ledger.json", "dataset.json"):
+            shutil.copyfile(dataset.path / name, run.path / name)
         write_json(run.path / "summary.json", _summary(plan, trained, dataset))
         run.complete()
     page = run.path / "report" / "index.html"
     if not page.is_file():
-        _command("mlm-report", "build", str(run.path))
+        bench = ["--bench", _shown(BENCH)] if BENCH.is_dir() else []
+        _command("mlm-report", "build", str(run.path), *bench)
     _print_results(run.path)
     print(f"report: {page}")
     print(f"done in {format_duration(time.monotonic() - start)}")

@@ -4,23 +4,20 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from lineage.config import parse_config
 from lineage.digest import MARKER, is_sealed, read_digest, sha256_file, sha256_json
-from lineage.errors import BadInput, IntegrityFailure, UserError
+from lineage.errors import BadInput, UserError
 from lineage.records import Record
 from lineage.run import MANIFEST, RunDirectory
+from reports.data_card import DataCard, NearDuplicates, Shard
+from reports.evaluations import EVALUATIONS, Evaluation, load_evaluations
+from reports.files import Document, Problem, one_line, read_json
 
-SUMMARY, RECORDS, LEDGER = "summary.json", "records.jsonl", "ledger.json"
-
-
-class Document(BaseModel):
-    """Part of a file another room wrote: known fields are checked, further ones are left alone."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
+SUMMARY, RECORDS, LEDGER, DATASET = "summary.json", "records.jsonl", "ledger.json", "dataset.json"
 
 
 class Model(Document):
@@ -28,8 +25,8 @@ class Model(Document):
 
     name: str
     run: str = ""
-    published: dict[str, Any] = {}
-    trained: dict[str, Any] = {}
+    published: dict[str, Any] = Field(default_factory=dict)
+    trained: dict[str, Any] = Field(default_factory=dict)
     seed: int | None = None
     tokens: int | None = None
     train_seconds: float | None = None
@@ -45,10 +42,10 @@ class Summary(Document):
     reason: str = ""
     source: str = ""
     twin_rule: str = ""
-    models: list[Model] = []
+    models: list[Model] = Field(default_factory=list)
     hardware: str = ""
     commit: str = ""
-    commands: dict[str, str] = {}
+    commands: dict[str, str] = Field(default_factory=dict)
 
 
 class Amount(Document):
@@ -76,9 +73,9 @@ class Stage(Document):
     bytes_out: int | None = None
     tokens_in: int | None = None
     tokens_out: int | None = None
-    dropped: dict[str, Amount] = {}
+    dropped: dict[str, Amount] = Field(default_factory=dict)
     changed: int | None = None
-    samples: dict[str, list[Sample]] = {}
+    samples: dict[str, list[Sample]] = Field(default_factory=dict)
     seconds: float | None = None
     note: str = ""
 
@@ -88,19 +85,11 @@ class Ledger(Document):
 
     source: str = ""
     stages: list[Stage] = Field(min_length=1)
-    splits: dict[str, Amount] = {}
+    splits: dict[str, Amount] = Field(default_factory=dict)
     malformed_lines: int = 0
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something the page cannot show, in one sentence."""
-
-    part: str
-    """File it concerns."""
-    sentence: str
-    damaged: bool
-    """False where the file is only absent or empty; True where it is not what it was when it was written."""
+    blank_lines: int | None = None
+    shards: list[Shard] = Field(default_factory=list)
+    near_duplicates: NearDuplicates | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +103,9 @@ class Reproduction:
     summary: Summary
     records: tuple[Record, ...]
     ledger: Ledger | None
+    card: DataCard | None
+    evaluations: dict[str, Evaluation]
+    """By file stem."""
     problems: tuple[Problem, ...]
 
     @property
@@ -156,20 +148,30 @@ def load_reproduction(directory: Path) -> Reproduction:
     if not (directory / SUMMARY).is_file():
         raise BadInput(f"{directory} is not a reproduction: it has no {SUMMARY}")
     manifest = RunDirectory.open(directory).manifest
-    summary = _read_json(directory / SUMMARY, Summary)
+    summary = read_json(directory / SUMMARY, Summary)
     problems = list(_seal_problems(directory))
     records, refused = _read_records(directory / RECORDS, {model.run for model in summary.models})
     problems += refused
     ledger = None
     if (directory / LEDGER).is_file():
         try:
-            ledger = _read_json(directory / LEDGER, Ledger)
+            ledger = read_json(directory / LEDGER, Ledger)
         except UserError as error:
             problems.append(Problem(LEDGER, f"The data ledger cannot be shown: {error}.", damaged=True))
     else:
         problems.append(Problem(LEDGER, f"This reproduction has no data ledger ({LEDGER}).", damaged=False))
+    card = None
+    if (directory / DATASET).is_file():
+        try:
+            card = read_json(directory / DATASET, DataCard)
+        except UserError as error:
+            problems.append(Problem(DATASET, f"The data card cannot be shown: {error}.", damaged=True))
+    evaluations, unreadable = load_evaluations(directory)
+    problems += unreadable
     digest = read_digest(directory) if is_sealed(directory) else None
-    return Reproduction(directory, manifest, digest, summary, tuple(records), ledger, tuple(problems))
+    return Reproduction(
+        directory, manifest, digest, summary, tuple(records), ledger, card, evaluations, tuple(problems)
+    )
 
 
 def refusal(record: Record, known_runs: set[str]) -> str | None:
@@ -196,7 +198,7 @@ def _read_records(path: Path, known_runs: set[str]) -> tuple[list[Record], list[
             record = parse_config(json.loads(line), Record, f"line {number}")
             reason = refusal(record, known_runs)
         except (ValueError, UserError) as error:
-            reason = f"it is not a record ({_one_line(error)})"
+            reason = f"it is not a record ({one_line(error)})"
         if reason is None:
             records.append(record)
         else:
@@ -215,27 +217,11 @@ def _seal_problems(directory: Path) -> Iterator[Problem]:
     files: dict[str, Any] = json.loads((directory / MARKER).read_text(encoding="utf-8")).get("files", {})
     if sha256_json(files) != read_digest(directory):
         yield Problem(MARKER, "The completion marker was edited: its digest does not match.", damaged=True)
-    for name in (MANIFEST, SUMMARY, RECORDS, LEDGER):
+    present = {f"{EVALUATIONS}/{path.name}" for path in (directory / EVALUATIONS).glob("*.json")}
+    evaluations = sorted(present | {name for name in files if name.startswith(f"{EVALUATIONS}/")})
+    for name in (MANIFEST, SUMMARY, RECORDS, LEDGER, DATASET, *evaluations):
         path, expected = directory / name, files.get(name)
         if path.is_file() and (expected is None or sha256_file(path) != expected.get("sha256")):
             yield Problem(MARKER, f"{name} is not the file that was sealed when the run finished.", damaged=True)
         elif expected is not None and not path.is_file():
             yield Problem(MARKER, f"{name} was there when the run finished and is missing now.", damaged=True)
-
-
-DocumentT = TypeVar("DocumentT", bound=Document)
-
-
-def _read_json(path: Path, model: type[DocumentT]) -> DocumentT:
-    try:
-        return model.model_validate(json.loads(path.read_bytes()))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole file"
-        raise IntegrityFailure(f"{path.name} is not what it should be: {where}: {first['msg']}") from error
-    except (ValueError, OSError) as error:
-        raise IntegrityFailure(f"{path.name} cannot be read: {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

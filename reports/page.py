@@ -1,7 +1,5 @@
 """The page: figures, tables and sentences put into one self-contained HTML file."""
 
-import base64
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,44 +9,29 @@ from markupsafe import Markup
 from lineage.atomic import new_directory
 from lineage.digest import seal
 from lineage.records import Kind, Record
-from reports import findings, tables
+from reports import data_card, findings, tables
+from reports.benchmarks import Benchmarks
 from reports.curves import build_curves, model_order
-from reports.load import LEDGER, MARKER, RECORDS, Reproduction
+from reports.evaluations import CONVENTIONS, EVALUATIONS, evaluation_rows, evaluations_csv
+from reports.exhibit import Exhibit
+from reports.load import DATASET, LEDGER, MARKER, RECORDS, Reproduction
 from reports.numbers import show
-from reports.render import Draw, Drawing, render, write_drawing
+from reports.render import Draw, render, write_drawing
 from reports.style import KIND_GLYPHS, KIND_MEANINGS, theme_css
 
 REPORT = "report"
 
 
-@dataclass(frozen=True)
-class Exhibit:
-    """A figure or table with its caption, its data and the commands that make it."""
-
-    name: str
-    title: str
-    caption: list[str]
-    csv: str
-    command: str
-    drawing: Drawing | None = None
-    rows: tuple[dict[str, str], ...] = ()
-    """The numbers behind a figure, one record each."""
-
-    @property
-    def download(self) -> Markup:
-        """The CSV as a link that needs no other file."""
-        data = base64.b64encode(self.csv.encode("utf-8", "replace")).decode("ascii")
-        return Markup(f"data:text/csv;charset=utf-8;base64,{data}")
-
-
-def build_report(reproduction: Reproduction) -> Path:
+def build_report(reproduction: Reproduction, benchmarks: Benchmarks | None = None) -> Path:
     """Write `report/` inside the reproduction directory, whole or not at all, and return the page's path.
 
     The folder holds index.html, which refers to nothing outside itself, and figures/NAME.{svg,png,csv}; it is sealed
     on its own. The same reproduction gives the same bytes.
     """
     exhibits = _exhibits(reproduction)
-    html = render_page(reproduction, exhibits)
+    if benchmarks:
+        exhibits |= {one.exhibit.name: one.exhibit for one in benchmarks.found}
+    html = render_page(reproduction, exhibits, benchmarks)
     target = reproduction.directory / REPORT
     with new_directory(target) as directory:
         figures = directory / "figures"
@@ -62,7 +45,7 @@ def build_report(reproduction: Reproduction) -> Path:
     return target / "index.html"
 
 
-def render_page(reproduction: Reproduction, exhibits: dict[str, Exhibit]) -> str:
+def render_page(reproduction: Reproduction, exhibits: dict[str, Exhibit], benchmarks: Benchmarks | None = None) -> str:
     """The HTML text; every value is escaped except drawings and styles made here."""
     environment = Environment(
         loader=PackageLoader("reports"),
@@ -73,7 +56,7 @@ def render_page(reproduction: Reproduction, exhibits: dict[str, Exhibit]) -> str
     )
     environment.filters["printable"] = printable
     environment.filters["show"] = show
-    return environment.get_template("page.html").render(_context(reproduction, exhibits))
+    return environment.get_template("page.html").render(_context(reproduction, exhibits, benchmarks))
 
 
 def printable(text: object) -> str:
@@ -81,7 +64,9 @@ def printable(text: object) -> str:
     return "".join(chr(0x2400 + ord(sign)) if ord(sign) < 32 and sign not in "\n\t" else sign for sign in str(text))
 
 
-def _context(reproduction: Reproduction, exhibits: dict[str, Exhibit]) -> dict[str, Any]:
+def _context(
+    reproduction: Reproduction, exhibits: dict[str, Exhibit], benchmarks: Benchmarks | None
+) -> dict[str, Any]:  # fmt: skip
     summary, manifest = reproduction.summary, reproduction.manifest
     folder = Path(__file__).parent / "templates"
     source_state = manifest.get("environment", {}).get("source", {})
@@ -89,6 +74,7 @@ def _context(reproduction: Reproduction, exhibits: dict[str, Exhibit]) -> dict[s
     curves = _figure_6_curves(reproduction)
     table_3 = reproduction.select("2019/table-3")
     order = model_order(reproduction)
+    texts, clozes = evaluation_rows(reproduction.evaluations, order)
     named = {model.name for model in summary.models}
     return {
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
@@ -120,16 +106,26 @@ def _context(reproduction: Reproduction, exhibits: dict[str, Exhibit]) -> dict[s
         "trainings": tables.trainings(summary.models),
         "attrition": tables.attrition(reproduction.ledger) if reproduction.ledger else [],
         "provenance": tables.provenance(reproduction),
-        "redraw": _redraw(reproduction),
+        "redraw": _redraw(reproduction, benchmarks),
+        "bench": benchmarks,
+        "card": reproduction.card,
+        "card_settings": data_card.settings(reproduction.card) if reproduction.card else [],
+        "card_files": data_card.files(reproduction.card) if reproduction.card else [],
+        "shards": data_card.shards(reproduction.ledger.shards) if reproduction.ledger else [],
+        "conventions": CONVENTIONS,
+        "texts": texts,
+        "clozes": clozes,
         "marker_problems": reproduction.problems_of(MARKER),
         "record_problems": reproduction.problems_of(RECORDS),
         "ledger_problems": reproduction.problems_of(LEDGER),
+        "card_problems": reproduction.problems_of(DATASET),
+        "evaluation_problems": reproduction.problems_of(EVALUATIONS),
     }
 
 
 def _exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
     """Everything that has numbers; what has none is absent."""
-    from reports.figures import figure_6, ledger_funnel, training_loss
+    from reports.figures import figure_6, ledger_funnel, near_duplicates, training_loss
 
     found: dict[str, Exhibit] = {}
     records = reproduction.select("2019/figure-6", "validation_perplexity")
@@ -182,6 +178,17 @@ def _exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
         title = "What each stage kept and dropped"
         text = tables.ledger_csv(ledger)
         found["data-ledger"] = Exhibit("data-ledger", title, caption, text, command, drawing)
+    banding = ledger.near_duplicates if ledger else None
+    if banding:
+        name, title = "near-duplicates", "Near-duplicates: what the banding finds"
+        drawing = render(name, lambda narrow: near_duplicates.draw(banding, narrow), data_card.banding_alt(banding))
+        command = _command(reproduction, "data-ledger", "ledger")
+        text = data_card.banding_csv(banding)
+        found[name] = Exhibit(name, title, data_card.banding_caption(banding), text, command, drawing)
+    if reproduction.evaluations:
+        text = evaluations_csv(reproduction.evaluations)
+        command = _command(reproduction, "table-3")
+        found["evaluations"] = Exhibit("evaluations", "Evaluations by convention", [], text, command)
     if reproduction.summary.models:
         text = tables.models_csv(reproduction.summary.models, _own_kind(reproduction))
         command = _command(reproduction, "models")
@@ -223,5 +230,6 @@ def _command(reproduction: Reproduction, *names: str) -> str:
     return ""
 
 
-def _redraw(reproduction: Reproduction) -> str:
-    return f"mlm-report build {reproduction.directory.parent.name}/{reproduction.name}"
+def _redraw(reproduction: Reproduction, benchmarks: Benchmarks | None) -> str:
+    bench = f" --bench {benchmarks.name}" if benchmarks else ""
+    return f"mlm-report build {reproduction.directory.parent.name}/{reproduction.name}{bench}"

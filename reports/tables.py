@@ -1,12 +1,11 @@
 """The tables of the page and the CSV files beside it."""
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lineage.records import Kind, Record
+from reports.exhibit import csv_text
 from reports.load import Ledger, Model, Reproduction
 from reports.numbers import MISSING, accuracy, duration, exact, parameters, percent, show, size_bytes
 
@@ -173,7 +172,7 @@ def record_rows(records: Iterable[Record]) -> list[dict[str, str]]:
 
 def records_csv(records: Iterable[Record]) -> str:
     """The records, one a line, under their field names."""
-    return _csv(RECORD_FIELDS, [list(row.values()) for row in record_rows(records)])
+    return csv_text(RECORD_FIELDS, [list(row.values()) for row in record_rows(records)])
 
 
 def ledger_csv(ledger: Ledger) -> str:
@@ -186,7 +185,7 @@ def ledger_csv(ledger: Ledger) -> str:
             [stage.name, "dropped", reason, *(_plain(v) for v in (lost.documents, lost.bytes, lost.tokens))]
             for reason, lost in stage.dropped.items()
         ]
-    return _csv(["stage", "decision", "reason", "documents", "bytes", "tokens"], rows)
+    return csv_text(["stage", "decision", "reason", "documents", "bytes", "tokens"], rows)
 
 
 def models_csv(models: Sequence[Model], ours: Kind) -> str:
@@ -199,15 +198,7 @@ def models_csv(models: Sequence[Model], ours: Kind) -> str:
         rows[-1] += [""] * len(training)
         rows.append([model.name, ours, *(_plain(model.trained.get(key)) for key in keys)])
         rows[-1] += [_plain(getattr(model, name)) for name in training]
-    return _csv(["model", "kind", *keys, *training], rows)
-
-
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return buffer.getvalue()
+    return csv_text(["model", "kind", *keys, *training], rows)
 
 
 def _entry(record: Record) -> Entry:

@@ -1,0 +1,186 @@
+"""Results of `mlm-bench` as exhibits: tables of ratios beside their goals, and the figure of growth with size."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lineage.errors import BadInput, IntegrityFailure, UserError
+from reports.benchmark_results import KINDS, TOLERANCE, Benchmark, Data, DataScale, Eval, Parallel
+from reports.exhibit import Exhibit, csv_text
+from reports.files import Problem, one_line, read_json
+from reports.numbers import MISSING, percent, show, size_bytes
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text under their heads; the first `words` columns are words, the others numbers."""
+
+    heads: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    words: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A benchmark as the page shows it."""
+
+    exhibit: Exhibit
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
+    where: str
+
+
+@dataclass(frozen=True)
+class Benchmarks:
+    """A folder of results; a sentence for each file that cannot be used."""
+
+    name: str
+    found: tuple[Measured, ...]
+    problems: tuple[Problem, ...]
+
+
+TITLES = {
+    "data": "Data pipeline beside the libraries it replaces",
+    "data-scale": "Data pipeline against the size of its input",
+    "eval": "Evaluation beside the plain loop and lm-evaluation-harness",
+    "parallel": "Training throughput",
+}
+
+
+def load_benchmarks(directory: Path) -> Benchmarks:
+    """Every JSON file of a folder. Raises BadInput if it is not a folder."""
+    if not directory.is_dir():
+        raise BadInput(f"{directory} is not a directory of benchmark results")
+    found: list[Measured] = []
+    problems = []
+    for path in sorted(directory.glob("*.json")):
+        try:
+            kind = _kind(path)
+            names = {one.exhibit.name for one in found}
+            name = f"bench-{kind}" if f"bench-{kind}" not in names else f"bench-{kind}-{len(names) + 1}"
+            found.append(_measured(name, kind, read_json(path, KINDS[kind])))
+        except UserError as error:
+            problems.append(Problem("benchmarks", f"A benchmark cannot be shown: {error}.", damaged=True))
+    if not found and not problems:
+        problems.append(Problem("benchmarks", f"There are no benchmark results in {directory.name}.", damaged=False))
+    resolved = directory.resolve()
+    return Benchmarks(f"{resolved.parent.name}/{resolved.name}", tuple(found), tuple(problems))
+
+
+def _kind(path: Path) -> str:
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, OSError, RecursionError) as error:
+        raise IntegrityFailure(f"{path.name} cannot be read: {one_line(error)}") from error
+    kind = content.get("benchmark") if isinstance(content, dict) else None
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise IntegrityFailure(f"{path.name} is no result of a benchmark known here ({', '.join(KINDS)})")
+    return kind
+
+
+def _measured(name: str, kind: str, result: Benchmark) -> Measured:
+    drawing, caption = None, []
+    match result:
+        case DataScale():
+            from reports.figures import data_scale
+            from reports.render import render
+
+            tables, caption = [_scale_table(result)], _scale_caption(result)
+            alt = f"Two line charts over input size. {' '.join(caption)}"
+            drawing = render(name, lambda narrow: data_scale.draw(result, narrow), alt)
+        case Data():
+            tables = [_data_table(result)]
+        case Eval():
+            tables = [_eval_table(result), _memory_table(result)]
+        case Parallel():
+            tables = [_parallel_table(result)]
+        case _:
+            raise IntegrityFailure(f"there is no page for {kind}")
+    machine = result.environment
+    text = csv_text(tables[0].heads, tables[0].rows)
+    exhibit = Exhibit(name, TITLES[kind], caption, text, shlex.join(machine.argv), drawing)
+    commit = str(machine.source.get("commit") or "")[:12]
+    where = ", ".join(part for part in (machine.cpu, f"{machine.cores} cores" if machine.cores else "") if part)
+    where = (where or "hardware not recorded") + (f"; code {commit}" if commit else "")
+    return Measured(exhibit, tuple(table for table in tables if table.rows), tuple(result.notes), where)
+
+
+def _data_table(result: Data) -> Table:
+    rows = [
+        (one.stage, one.library, f"{one.megabytes_per_second:,.1f}", show(one.core_hours),
+         *_against(one.ratio, one.goal), f"{one.compared:,}", f"{one.differing:,}")
+        for one in result.stages
+    ]  # fmt: skip
+    whole, peer = result.whole, result.datatrove
+    rows.append(
+        ("whole", "the plain stages together", f"{whole.megabytes_per_second:,.1f}", show(whole.core_hours),
+         *_against(whole.ratio, whole.goal), f"{whole.documents:,}", f"{whole.differing:,}")
+    )  # fmt: skip
+    measured = peer.status == "measured"
+    beside = f"datatrove {peer.version}" if measured else f"datatrove: {peer.status}"
+    ratio = _against(peer.ratio, peer.goal) if measured else (MISSING, MISSING)
+    rows.append(("its equivalents", beside, MISSING, MISSING, *ratio, MISSING, MISSING))
+    heads = ("stage", "beside", "MB/s", "hours for 174 GB", "times faster", "goal", "compared", "differing")
+    return Table(heads, rows, 2)
+
+
+def _eval_table(result: Eval) -> Table:
+    rows = []
+    for one in result.comparisons:
+        named = (one.name, one.size, one.rival if one.status == "measured" else f"{one.rival}: {one.status}")
+        seconds = (show(one.median_seconds.get("ours")), show(one.median_seconds.get("theirs")))
+        ratio = (MISSING, f"{one.goal:g}") if one.times_faster is None else _against(one.times_faster, one.goal)
+        rows.append((*named, *seconds, *ratio))
+    return Table(("requests", "model", "beside", "ours, s", "theirs, s", "times faster", "goal"), rows, 3)
+
+
+def _memory_table(result: Eval) -> Table:
+    rows = [
+        (one.size, f"plain loop, batch {one.plain_batch_size}", size_bytes(one.peak_bytes.get("ours")),
+         size_bytes(one.peak_bytes.get("plain loop")), percent(one.share, 1),
+         f"{one.goal:.0%}{'' if one.share <= one.goal else ' missed'}")
+        for one in result.memory
+    ]  # fmt: skip
+    return Table(("model", "beside", "our peak memory", "theirs", "share", "goal"), rows, 2)
+
+
+def _parallel_table(result: Parallel) -> Table:
+    rows = []
+    for one in result.contenders:
+        ratio = result.ratios.get(f"dropout {one.dropout:g}", {}).get("to_serial", {}).get(one.name)
+        name = f"{one.name} (ours)" if one.is_ours else one.name
+        rates = one.tokens_per_second
+        spread = f"{min(rates):,.0f} to {max(rates):,.0f}" if rates else MISSING
+        median = one.status if one.median is None else f"{one.median:,.0f}"
+        share = MISSING if one.gemm_share is None else percent(one.gemm_share, 1)
+        times = f"{ratio:.2f}" if isinstance(ratio, int | float) else MISSING
+        rows.append((name, f"{one.dropout:g}", str(one.ranks), median, spread, times, share))
+    heads = ("contender", "dropout", "ranks", "median tokens/s", "least to most", "to serial", "share of limit")
+    return Table(heads, rows, 1)
+
+
+def _scale_table(result: DataScale) -> Table:
+    rows = [
+        (f"{row.megabytes:,.1f}", f"{row.documents:,}", f"{row.cpu_seconds:,.1f}", f"{row.megabytes_per_second:.2f}",
+         size_bytes(row.peak_bytes), size_bytes(result.bound_of(row)))
+        for row in result.rows
+    ]  # fmt: skip
+    return Table(("input, MB", "documents", "processor s", "MB/s per core", "peak memory", "bound"), rows, 0)
+
+
+def _scale_caption(result: DataScale) -> list[str]:
+    rates = [row.megabytes_per_second for row in result.rows]
+    spread = max(rates) / min(rates) - 1
+    within = all(row.peak_bytes <= result.bound_of(row) for row in result.rows)
+    inside = "within" if spread <= TOLERANCE else "not within"
+    return [
+        f"With {result.workers} worker{'s' if result.workers != 1 else ''}, the fastest size is {spread:.1%} above the "
+        f"slowest, {inside} {TOLERANCE:.0%}; the band stands around the median.",
+        f"Peak memory is {'under' if within else 'not under'} the stated bound at every size.",
+    ]
+
+
+def _against(ratio: float, goal: float | None) -> Sequence[str]:
+    return f"{ratio:.2f}", MISSING if goal is None else f"{goal:g}{'' if ratio >= goal else ' missed'}"

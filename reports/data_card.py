@@ -1,0 +1,127 @@
+"""The data card: with what settings a dataset was made, by what its parts are known, what its banding finds."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from reports.exhibit import csv_text
+from reports.files import Document
+from reports.numbers import percent, size_bytes
+
+MOST_ROWS = 200
+"""Shards or files that the page lists; the files beside the dataset list all."""
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class NearDuplicates(Document):
+    """The banding of MinHash signatures: what it should find, and the pairs that were compared."""
+
+    rule: str
+    bands: int
+    rows: int
+    permutations: int
+    shingle_characters: int
+    threshold: Share
+    s_curve: list[tuple[Share, Share]] = Field(min_length=2)
+    """Jaccard similarity and the probability that a pair of it is compared."""
+    expected_recall: dict[str, Share] = Field(default_factory=dict)
+    compared_pairs: Count
+    compared_pairs_by_similarity: list[Count] = Field(min_length=1)
+    """In equal bins of [0, 1]."""
+
+
+class Shard(Document):
+    """A shard of the input: what it was read from, the documents that its first pass kept, their digest."""
+
+    read: list[tuple[str, int, int]] = Field(default_factory=list)
+    """Source, first byte, end."""
+    documents: int
+    digest: str
+
+
+class File(Document):
+    """A file of the dataset."""
+
+    bytes: int
+    sha256: str
+
+
+class TokenizerFacts(Document):
+    """What kind of tokenizer, and the digest of its files."""
+
+    kind: str
+    digest: str
+
+
+class DataCard(Document):
+    """dataset.json: what a dataset is and how it was made."""
+
+    name: str
+    seed: int
+    tokenizer: TokenizerFacts
+    vocab_size: int
+    padded_vocab_size: int
+    files: dict[str, File] = Field(default_factory=dict)
+    settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    language: dict[str, str | int] = Field(default_factory=dict)
+
+
+def settings(card: DataCard) -> list[tuple[str, list[tuple[str, str]]]]:
+    """For each stage its settings as text."""
+    return [(stage, [(name, _plain(value)) for name, value in found.items()]) for stage, found in card.settings.items()]
+
+
+def files(card: DataCard) -> list[tuple[str, str, str]]:
+    """Name, size and SHA-256 of the dataset's files, as many as the page lists."""
+    found = list(card.files.items())[:MOST_ROWS]
+    return [(name, size_bytes(file.bytes), file.sha256) for name, file in found]
+
+
+def shards(found: list[Shard]) -> list[tuple[str, int, str]]:
+    """What each shard was read from, its documents and its digest, as many as the page lists."""
+    return [(_pieces(shard), shard.documents, shard.digest) for shard in found[:MOST_ROWS]]
+
+
+def banding_caption(found: NearDuplicates) -> list[str]:
+    """What is drawn, and what was compared."""
+    above = sum(
+        count
+        for index, count in enumerate(found.compared_pairs_by_similarity)
+        if index / len(found.compared_pairs_by_similarity) >= found.threshold - 1e-9
+    )
+    return [
+        f"Above: the probability that a pair of documents is compared, with {found.bands} bands of {found.rows} rows "
+        f"of {found.permutations} permutations over shingles of {found.shingle_characters} characters.",
+        f"Below: the {found.compared_pairs:,} pairs of this corpus that were compared, by their exact similarity; "
+        f"{above:,} ({percent(above, found.compared_pairs)}) lie at or above the threshold of {found.threshold:g}.",
+    ]
+
+
+def banding_alt(found: NearDuplicates) -> str:
+    """Text alternative of the S-curve and the histogram."""
+    recalls = "; ".join(f"{value:.4f} at {similarity}" for similarity, value in found.expected_recall.items())
+    return (
+        f"Line chart of expected recall against Jaccard similarity: {recalls}. Below, a histogram of "
+        f"{found.compared_pairs:,} compared pairs by similarity, with the threshold at {found.threshold:g}."
+    )
+
+
+def banding_csv(found: NearDuplicates) -> str:
+    """The curve's points, then the bins of the histogram by their lower edge."""
+    bins = found.compared_pairs_by_similarity
+    rows = [("expected recall", similarity, value) for similarity, value in found.s_curve]
+    rows += [("compared pairs", index / len(bins), count) for index, count in enumerate(bins)]
+    return csv_text(("series", "jaccard", "value"), rows)
+
+
+def _pieces(shard: Shard) -> str:
+    if not shard.read:
+        return "not recorded"
+    name, start, end = shard.read[0]
+    more = f" and {len(shard.read) - 1} more pieces" if len(shard.read) > 1 else ""
+    return f"{name}, bytes {start:,} to {end:,}{more}"
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)

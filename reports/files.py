@@ -1,0 +1,47 @@
+"""Files that other rooms wrote, read as typed values or refused in one sentence."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from lineage.errors import IntegrityFailure
+
+
+class Document(BaseModel):
+    """Part of a file another room wrote: known fields are checked, further ones are left alone."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something the page cannot show, in one sentence."""
+
+    part: str
+    """File it concerns."""
+    sentence: str
+    damaged: bool
+    """False where the file is only absent or empty; True where it is not what it was when it was written."""
+
+
+DocumentT = TypeVar("DocumentT", bound=Document)
+
+
+def read_json(path: Path, model: type[DocumentT]) -> DocumentT:
+    """The file as a document. Raises IntegrityFailure where it is not one."""
+    try:
+        return model.model_validate(json.loads(path.read_bytes()))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole file"
+        raise IntegrityFailure(f"{path.name} is not what it should be: {where}: {first['msg']}") from error
+    except (ValueError, OSError, RecursionError) as error:
+        raise IntegrityFailure(f"{path.name} cannot be read: {one_line(error)}") from error
+
+
+def one_line(error: Exception) -> str:
+    """What the error says, short and without line breaks."""
+    return " ".join(str(error).split())[:200]
