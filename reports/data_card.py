@@ -1,5 +1,6 @@
 """The data card: with what settings a dataset was made, by what its parts are known, what its banding finds."""
 
+from math import ceil
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -23,6 +24,8 @@ class NearDuplicates(Document):
     permutations: int
     shingle_characters: int
     threshold: Share
+    min_agreement: int = 0
+    """Of all permutations, those whose minima must agree as well."""
     s_curve: list[tuple[Share, Share]] = Field(min_length=2)
     """Jaccard similarity and the probability that a pair of it is compared."""
     expected_recall: dict[str, Share] = Field(default_factory=dict)
@@ -67,9 +70,12 @@ class DataCard(Document):
     language: dict[str, str | int] = Field(default_factory=dict)
 
 
-def settings(card: DataCard) -> list[tuple[str, list[tuple[str, str]]]]:
-    """For each stage its settings as text."""
-    return [(stage, [(name, _plain(value)) for name, value in found.items()]) for stage, found in card.settings.items()]
+def settings(card: DataCard) -> list[tuple[str, str]]:
+    """Each stage with its settings as text."""
+    return [
+        (stage, "; ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in found.items()))
+        for stage, found in card.settings.items()
+    ]
 
 
 def files(card: DataCard) -> list[tuple[str, str, str]]:
@@ -83,26 +89,34 @@ def shards(found: list[Shard]) -> list[tuple[str, int, str]]:
     return [(_pieces(shard), shard.documents, shard.digest) for shard in found[:MOST_ROWS]]
 
 
+def recalls(found: NearDuplicates) -> list[str]:
+    """The expected recall at the similarities named, none rounded up to certainty."""
+    return [
+        f"{'over 0.9999' if 0.9999 < value < 1 else f'{value:.4f}'} at {similarity}"
+        for similarity, value in found.expected_recall.items()
+    ]
+
+
 def banding_caption(found: NearDuplicates) -> list[str]:
     """What is drawn, and what was compared."""
-    above = sum(
-        count
-        for index, count in enumerate(found.compared_pairs_by_similarity)
-        if index / len(found.compared_pairs_by_similarity) >= found.threshold - 1e-9
-    )
+    bins = len(found.compared_pairs_by_similarity)
+    first = ceil(round(found.threshold * bins, 6))
+    above = sum(found.compared_pairs_by_similarity[first:])
+    least = "" if abs(found.threshold * bins - first) < 1e-6 else "at least "
+    agreeing = f" and at least {found.min_agreement} equal minima" if found.min_agreement else ""
     return [
-        f"Above: the probability that a pair of documents is compared, with {found.bands} bands of {found.rows} rows "
-        f"of {found.permutations} permutations over shingles of {found.shingle_characters} characters.",
+        f"Above: the probability that a pair of documents is compared, with {found.bands} bands of {found.rows} rows"
+        f"{agreeing} of {found.permutations} permutations over shingles of {found.shingle_characters} characters.",
         f"Below: the {found.compared_pairs:,} pairs of this corpus that were compared, by their exact similarity; "
-        f"{above:,} ({percent(above, found.compared_pairs)}) lie at or above the threshold of {found.threshold:g}.",
+        f"{least}{above:,} ({percent(above, found.compared_pairs)}) lie at or above the threshold of "
+        f"{found.threshold:g}.",
     ]
 
 
 def banding_alt(found: NearDuplicates) -> str:
     """Text alternative of the S-curve and the histogram."""
-    recalls = "; ".join(f"{value:.4f} at {similarity}" for similarity, value in found.expected_recall.items())
     return (
-        f"Line chart of expected recall against Jaccard similarity: {recalls}. Below, a histogram of "
+        f"Line chart of expected recall against Jaccard similarity: {'; '.join(recalls(found))}. Below, a histogram of "
         f"{found.compared_pairs:,} compared pairs by similarity, with the threshold at {found.threshold:g}."
     )
 

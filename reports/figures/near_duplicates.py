@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from reports.data_card import NearDuplicates
+from reports.data_card import NearDuplicates, recalls
 from reports.numbers import compact
 from reports.style import LIGHT
 
@@ -21,8 +21,7 @@ def draw(found: NearDuplicates, narrow: bool = False) -> "Figure":
     curve.plot(xs, ys, color=LIGHT["model-2"], clip_on=False, zorder=3)
     marked = [(float(similarity), value) for similarity, value in found.expected_recall.items()]
     curve.plot(*zip(*marked, strict=True) if marked else ((), ()), "o", color=LIGHT["model-2"], clip_on=False, zorder=4)
-    for row, (similarity, value) in enumerate(marked):
-        curve.text(0.03, 0.95 - 0.12 * row, f"{value:.4f} at {similarity:g}", va="top", fontsize=8.5)
+    curve.text(0.03, 0.95, "\n".join(recalls(found)), va="top", linespacing=1.5, fontsize=8.5)
     curve.set_ylim(0, 1.02)
     curve.set_ylabel("expected recall")
     curve.set_title("probability that a pair is compared")

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 import pytest
 
+from reports.benchmarks import load_benchmarks
 from reports.load import load_reproduction
 from reports.page import build_report
-from tests.reports.reproduction import write_reproduction
+from tests.reports.reproduction import write_benchmarks, write_reproduction
 
 
 class Built(NamedTuple):
@@ -20,6 +21,7 @@ class Built(NamedTuple):
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    directory = write_reproduction(tmp_path_factory.mktemp("runs"))
-    page = build_report(load_reproduction(directory))
+    root = tmp_path_factory.mktemp("runs")
+    directory = write_reproduction(root)
+    page = build_report(load_reproduction(directory), load_benchmarks(write_benchmarks(root)))
     return Built(directory, page, page.read_text(encoding="utf-8"))

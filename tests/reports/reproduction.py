@@ -208,7 +208,15 @@ def ledger() -> dict[str, Any]:
         )
         documents = after
     split = {"documents": documents - 93, "tokens": (documents - 93) * 510, "bytes": (documents - 93) * 2100}
-    return {"source": "Built-in sample.", "stages": stages, "splits": {"train": split}, "malformed_lines": 3}
+    return {
+        "source": "Built-in sample.",
+        "stages": stages,
+        "splits": {"train": split},
+        "malformed_lines": 3,
+        "blank_lines": 2,
+        "shards": [{"read": [["sample", 0, 1000]], "documents": 4000, "digest": "cd" * 32}],
+        "near_duplicates": near_duplicates(),
+    }
 
 
 def write_reproduction(root: Path, name: str = "reproduce-8.3b-5e6f7a8b", sealed: bool = True) -> Path:
@@ -227,7 +235,131 @@ def write_reproduction(root: Path, name: str = "reproduce-8.3b-5e6f7a8b", sealed
     write_json(path / "manifest.json", manifest)
     write_json(path / "summary.json", summary())
     write_text(path / "ledger.json", json.dumps(ledger()))
+    write_text(path / "dataset.json", json.dumps(data_card()))
     write_records(path / "records.jsonl", records())
+    (path / "evaluations").mkdir()
+    write_text(path / "evaluations" / "8.3b-wikitext103.json", json.dumps(evaluation()))
+    cloze = evaluation("lambada", accuracy=0.0125, standard_error=0.0015, num_correct=5, num_examples=400, blocks=[])
+    write_text(path / "evaluations" / "8.3b-lambada.json", json.dumps(cloze))
     if sealed:
         seal(path)
+    return path
+
+
+def near_duplicates() -> dict[str, Any]:
+    """A banding of 25 by 5 with its S-curve, and pairs in 20 bins."""
+    curve = [[step / 20, 1 - (1 - (step / 20) ** 5) ** 25] for step in range(21)]
+    return {
+        "rule": "verified",
+        "bands": 25,
+        "rows": 5,
+        "permutations": 125,
+        "shingle_characters": 5,
+        "threshold": 0.7,
+        "min_agreement": 61,
+        "s_curve": curve,
+        "expected_recall": {str(x): 1 - (1 - x**5) ** 25 for x in (0.7, 0.75, 0.8, 0.9)},
+        "compared_pairs": 40,
+        "compared_pairs_by_similarity": [0] * 10 + [4] * 10,
+    }
+
+
+def data_card() -> dict[str, Any]:
+    """dataset.json; the name of a setting's test set is hostile text."""
+    return {
+        "name": "data-twin",
+        "source": "Built-in sample.",
+        "seed": 1234,
+        "tokenizer": {"kind": "train", "digest": "f0" * 32},
+        "vocab_size": 8000,
+        "padded_vocab_size": 8192,
+        "files": {"train_text_document.bin": {"bytes": 2_000_000, "sha256": "ab" * 32}},
+        "settings": {"length": {"min_tokens": 128}, "decontaminate": {"test_sets": ["wikitext103", HOSTILE]}},
+        "language": {"langdetect": "1.0.9", "seed": 0, "python": "3.11.7"},
+    }
+
+
+def evaluation(task: str = "wikitext103", **changes: Any) -> dict[str, Any]:
+    """A result with every column; an article's title is hostile text."""
+    block = {"title": HOSTILE, "num_targets": 100, "num_original_tokens": 50.0, "num_scored": 100, "nll": 612.5}
+    values = {
+        "task": task,
+        "kind": "scaled",
+        "protocol": "WikiText-103 test file; window 128, stride 4",
+        "checkpoint_digest": "c" * 64,
+        "partial": True,
+        "perplexity": 643.8,
+        "log_perplexity_standard_error": 0.1,
+        "subword_perplexity": 88.25,
+        "original_token_perplexity": 643.8,
+        "lm_eval_word_perplexity": 721.5,
+        "bits_per_byte": 1.52,
+        "blocks": [block],
+    }
+    return values | changes
+
+
+def _environment(name: str) -> dict[str, Any]:
+    argv = ["mlm-bench", name]
+    return {"cpu": "A processor", "cores": 2, "source": {"commit": "0" * 40}, "argv": argv}
+
+
+def benchmarks() -> dict[str, dict[str, Any]]:
+    """A result of each benchmark, with a goal met, one missed and a rival that is not installed."""
+    stage = {"library": "ftfy", "megabytes_per_second": 8.1, "core_hours": 6.0, "compared": 3000, "differing": 0}
+    whole = {"megabytes_per_second": 5.9, "core_hours": 8.2, "documents": 2900, "differing": 0}
+    comparison = {"rival": "lm-evaluation-harness", "size": "GPT-2 124M", "goal": 2.0}
+    serial = {"name": "serial", "ranks": 1, "dropout": 0.0, "status": "measured", "is_ours": True}
+    found: dict[str, dict[str, Any]] = {
+        "data": {
+            "stages": [
+                stage | {"stage": "clean", "goal": 10, "ratio": 12.1},
+                stage | {"stage": "language", "goal": 25, "ratio": 24.0},
+                stage | {"stage": "verify", "goal": None, "ratio": 3.0},
+            ],
+            "whole": whole | {"ratio": 21.0, "goal": 20},
+            "datatrove": {"status": "not installed"},
+        },
+        "eval": {
+            "comparisons": [
+                comparison
+                | {"name": "lambada", "status": "measured", "times_faster": 2.5}
+                | {"median_seconds": {"ours": 4.0, "theirs": 10.0}},
+                comparison | {"name": "wikitext103-lm-eval", "status": "not installed"},
+            ],
+            "memory": [
+                {"size": "GPT-2 124M", "plain_batch_size": 8, "share": 0.3, "goal": 0.25}
+                | {"peak_bytes": {"ours": 300_000_000, "plain loop": 1_000_000_000}}
+            ],
+        },
+        "parallel": {
+            "size": "small",
+            "contenders": [
+                serial | {"tokens_per_second": [990.0, 1010.0], "median": 1000.0, "gemm_share": 0.7},
+                serial | {"name": "nanoGPT", "is_ours": False, "status": "not installed"},
+            ],
+            "ratios": {"dropout 0": {"to_serial": {"serial": 1.0}}},
+        },
+        "data-scale": {
+            "workers": 1,
+            "bound_bytes": 2_000_000_000,
+            "rows": [
+                {"megabytes": megabytes, "documents": int(megabytes * 200), "cpu_seconds": megabytes / 5}
+                | {"seconds": megabytes / 5, "megabytes_per_second": rate, "peak_bytes": peak}
+                for megabytes, rate, peak in ((20.0, 5.2, 610_000_000), (200.0, 5.0, 690_000_000), (2e3, 4.7, 1 << 30))
+            ],
+        },
+    }
+    return {
+        name: {"benchmark": name, "environment": _environment(name), "notes": [HOSTILE]} | one
+        for name, one in found.items()
+    }
+
+
+def write_benchmarks(root: Path) -> Path:
+    """A folder with a file for each benchmark."""
+    path = root / "bench"
+    path.mkdir()
+    for name, result in benchmarks().items():
+        write_text(path / f"{name}.json", json.dumps(result))
     return path

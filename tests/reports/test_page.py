@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lineage.digest import check_seal
+from reports.benchmarks import load_benchmarks
 from reports.load import load_reproduction
 from reports.numbers import exact
 from reports.page import build_report
@@ -18,7 +19,7 @@ from reports.tables import RECORD_FIELDS
 from tests.reports.conftest import Built
 from tests.reports.reproduction import BLOG, HOSTILE, PAPER_TABLE, records, summary, write_reproduction
 
-FIGURES = ("figure-6", "training-loss", "data-ledger")
+FIGURES = ("figure-6", "training-loss", "data-ledger", "near-duplicates", "bench-data-scale")
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
@@ -103,8 +104,9 @@ def test_the_head_says_what_was_run_and_on_what(built: Built) -> None:
 
 
 def test_each_exhibit_gives_its_command_and_each_figure_a_text_alternative(built: Built) -> None:
-    redraw = f"mlm-report build {built.directory.parent.name}/{built.directory.name}"
-    assert built.html.count(f"<code>{redraw}</code>") == len(FIGURES) + 4
+    folder = built.directory.parent.name
+    redraw = f"mlm-report build {folder}/{built.directory.name} --bench {folder}/bench"
+    assert built.html.count(f"<code>{redraw}</code>") == len(FIGURES) + 8
     assert "make reproduce TARGET=8.3b" in built.html
     assert "make evaluate TARGET=8.3b" in built.html
     labels = re.findall(r'<svg class="(?:wide|narrow)"[^>]*role="img" aria-label="([^"]{40,})"', built.html)
@@ -194,7 +196,7 @@ def test_hostile_names_stay_out_of_markup(tmp_path: Path) -> None:
 
 def test_the_same_reproduction_gives_the_same_bytes(built: Built) -> None:
     before = {path: path.read_bytes() for path in built.page.parent.rglob("*") if path.is_file()}
-    build_report(load_reproduction(built.directory))
+    build_report(load_reproduction(built.directory), load_benchmarks(built.directory.parent / "bench"))
     assert {path: path.read_bytes() for path in built.page.parent.rglob("*") if path.is_file()} == before
 
 

@@ -1,0 +1,164 @@
+"""The data card, the evaluations and the benchmarks on the page: their numbers, and what becomes of bad files."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lineage.errors import BadInput
+from reports.benchmarks import load_benchmarks
+from reports.data_card import NearDuplicates, banding_caption, recalls
+from reports.load import load_reproduction
+from reports.page import build_report
+from tests.reports.conftest import Built
+from tests.reports.reproduction import benchmarks, evaluation, near_duplicates, write_benchmarks, write_reproduction
+from tests.reports.test_page import Outline, _rows
+
+
+def test_the_card_shows_settings_digests_and_versions(built: Built) -> None:
+    rows = _rows(built.html)
+    assert ["length", "min tokens 128"] in rows
+    assert ["sample, bytes 0 to 1,000", "4000", "cd" * 8] in rows
+    assert ["train_text_document.bin", "2.00 MB", "ab" * 8] in rows
+    assert "f0" * 32 in built.html
+    assert "langdetect 1.0.9, seed 0, python 3.11.7" in built.html
+    assert "2 blank ones passed over" in built.html
+
+
+def test_the_caption_counts_the_pairs_at_or_above_the_threshold() -> None:
+    found = NearDuplicates.model_validate(near_duplicates())
+    assert "; 24 (60.0 %) lie at or above the threshold of 0.7." in banding_caption(found)[1]
+    between = NearDuplicates.model_validate(near_duplicates() | {"threshold": 0.72})
+    assert "; at least 20 (50.0 %) lie" in banding_caption(between)[1]
+
+
+def test_no_recall_is_rounded_up_to_certainty() -> None:
+    found = NearDuplicates.model_validate(near_duplicates() | {"expected_recall": {"0.7": 0.99994, "0.9": 1.0}})
+    assert recalls(found) == ["over 0.9999 at 0.7", "1.0000 at 0.9"]
+
+
+def test_evaluations_show_every_convention_with_its_standard_error(built: Built) -> None:
+    rows = _rows(built.html)
+    numbers = ["643.8 ± 64.38", "88.25", "643.8", "721.5", "1.52", "c" * 16]
+    assert ["8.3b", "wikitext103", "● scaled partial", *numbers] in rows
+    assert ["8.3b", "lambada", "● scaled partial", "1.25 ± 0.15 %", "5 of 400", "643.8 ± 64.38", "c" * 16] in rows
+    assert [row for row in rows if len(row) == 3 and row[1:] == ["100", "6.12"]]
+
+
+def test_ratios_stand_beside_their_goals(built: Built) -> None:
+    rows = _rows(built.html)
+    assert ["clean", "ftfy", "8.1", "6.00", "12.10", "10", "3,000", "0"] in rows
+    assert ["language", "ftfy", "8.1", "6.00", "24.00", "25 missed", "3,000", "0"] in rows
+    assert ["lambada", "GPT-2 124M", "lm-evaluation-harness", "4.00", "10.00", "2.50", "2"] in rows
+    assert ["GPT-2 124M", "plain loop, batch 8", "300.00 MB", "1.00 GB", "30.0 %", "25% missed"] in rows
+    assert ["serial (ours)", "0", "1", "1,000", "990 to 1,010", "1.00", "70.0 %"] in rows
+    assert "10.6% above the slowest, within 20%" in built.html
+    assert "under the stated bound at every size" in built.html
+    path = built.page.parent / "figures" / "bench-data-scale.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        assert [row["MB/s per core"] for row in csv.DictReader(file)] == ["5.20", "5.00", "4.70"]
+
+
+def test_a_size_over_its_bound_or_off_the_line_is_said(tmp_path: Path) -> None:
+    path = write_benchmarks(tmp_path)
+    result = benchmarks()["data-scale"]
+    result["rows"][2] |= {"megabytes_per_second": 2.6, "bound_bytes": 1_000_000_000}
+    (path / "data-scale.json").write_text(json.dumps(result))
+    (found,) = [one for one in load_benchmarks(path).found if one.exhibit.drawing]
+    assert "100.0% above the slowest, not within 20%" in found.exhibit.caption[0]
+    assert "not under the stated bound" in found.exhibit.caption[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "\xff",
+        '{"benchmark": "other"}',
+        '{"benchmark": ["data"]}',
+        '{"benchmark": "data-scale", "workers": 1, "bound_bytes": 1, "rows": []}',
+        '{"benchmark": "data-scale", "workers": 1, "bound_bytes": 1, "rows": [{"megabytes": NaN, "documents": 1,'
+        ' "cpu_seconds": 1, "megabytes_per_second": 1, "peak_bytes": 1}]}',
+    ],
+)
+def test_a_bad_benchmark_is_one_sentence_and_the_rest_is_read(tmp_path: Path, text: str) -> None:
+    path = write_benchmarks(tmp_path)
+    (path / "bad.json").write_bytes(text.encode("latin-1"))
+    found = load_benchmarks(path)
+    assert len(found.found) == len(benchmarks())
+    (problem,) = found.problems
+    assert problem.damaged
+    assert "bad.json" in problem.sentence
+
+
+def test_two_results_of_one_benchmark_are_both_shown(tmp_path: Path) -> None:
+    path = write_benchmarks(tmp_path)
+    (path / "data-scale-again.json").write_bytes((path / "data-scale.json").read_bytes())
+    names = [one.exhibit.name for one in load_benchmarks(path).found]
+    assert len(set(names)) == len(benchmarks()) + 1
+
+
+def test_a_folder_that_is_none_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(BadInput):
+        load_benchmarks(tmp_path / "absent")
+
+
+def test_the_command_ends_with_6_for_a_bad_benchmark(tmp_path: Path) -> None:
+    path, bench = write_reproduction(tmp_path), write_benchmarks(tmp_path)
+    command = [sys.executable, "-c", "from reports.cli import main; main()", "build", str(path), "--bench", str(bench)]
+    good = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (good.returncode, good.stderr) == (0, "")
+    (bench / "bad.json").write_text("{")
+    bad = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert bad.returncode == 6
+    assert "bad.json" in bad.stderr
+    assert "Traceback" not in bad.stderr
+    html = (path / "report" / "index.html").read_text(encoding="utf-8")
+    assert "A benchmark cannot be shown: bad.json" in html
+    assert '<figure id="bench-data-scale"' in html
+    assert Outline(html).balanced
+
+
+def test_an_older_reproduction_says_what_it_does_not_keep(tmp_path: Path) -> None:
+    path = write_reproduction(tmp_path, sealed=False)
+    (path / "dataset.json").unlink()
+    ledger: dict[str, Any] = json.loads((path / "ledger.json").read_text(encoding="utf-8"))
+    for key in ("near_duplicates", "shards", "blank_lines"):
+        del ledger[key]
+    (path / "ledger.json").write_text(json.dumps(ledger))
+    older = evaluation()
+    for key in ("original_token_perplexity", "lm_eval_word_perplexity", "log_perplexity_standard_error", "blocks"):
+        del older[key]
+    (path / "evaluations" / "8.3b-wikitext103.json").write_text(json.dumps(older))
+    reproduction = load_reproduction(path)
+    assert not any(problem.damaged for problem in reproduction.problems)
+    html = build_report(reproduction).read_text(encoding="utf-8")
+    assert "keeps no data card (dataset.json)" in html
+    assert "the S-curve is not drawn" in html
+    assert ["643.8", "88.25", "—", "—", "1.52"] in [row[3:8] for row in _rows(html)]
+    assert '<figure id="data-ledger"' in html
+    assert 'id="benchmarks"' not in html
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("dataset.json", "The data card cannot be shown"),
+        ("evaluations/8.3b-wikitext103.json", "An evaluation cannot be shown"),
+    ],
+)
+def test_a_corrupted_file_is_named_in_its_place(tmp_path: Path, name: str, sentence: str) -> None:
+    path = write_reproduction(tmp_path)
+    (path / name).write_text("{")
+    reproduction = load_reproduction(path)
+    assert sum(problem.damaged for problem in reproduction.problems) == 2
+    html = build_report(reproduction).read_text(encoding="utf-8")
+    assert sentence in html
+    assert f"{name} is not the file that was sealed" in html
+    assert '<figure id="near-duplicates"' in html
+    assert Outline(html).balanced
