@@ -20,7 +20,7 @@ class PeakMemory:
         self.device = device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        self._before = 0 if device.type == "cuda" else _resident_bytes()
+        self._before = 0 if device.type == "cuda" else _resident_bytes("VmRSS")
 
     @property
     def measured_by(self) -> str:
@@ -31,12 +31,15 @@ class PeakMemory:
         """Bytes at the peak."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - self._before, 0)
+        return max(_resident_bytes("VmHWM") - self._before, 0)
 
 
-def _resident_bytes() -> int:
-    """Resident set of this process now; its peak where the system does not tell."""
+def _resident_bytes(field: str) -> int:
+    """`VmRSS`, the resident set now, or `VmHWM`, its peak; the peak in both cases where the system does not tell.
+
+    `getrusage` would not do on Linux: its peak goes back to before `exec`, to the process that started this one.
+    """
     if not STATUS.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    line = next(line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith("VmRSS:"))
+    line = next(line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024
