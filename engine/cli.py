@@ -182,8 +182,6 @@ def main() -> None:
     keep_large_buffers()
     run_command(app, default="run", verbs=("run", "resume", "schedule", "export", "import"))
 
-    run_command(app, default="run", verbs=("run", "resume", "schedule", "export", "import"))
-
 
 if __name__ == "__main__":
     main()
