@@ -16,7 +16,7 @@ import torch
 
 from engine.config import ModelConfig, RunConfig
 from engine.model.gpt2 import GPT2
-from engine.optim.adam import FlatAdamW
+from engine.optim.flat import FlatOptimizer
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from engine.pipeline.stages import split_layers
@@ -58,7 +58,7 @@ def save_checkpoint(
     config: RunConfig,
     state: TrainingState,
     parameters: Sequence[ShardedParameter],
-    optimizer: FlatAdamW,
+    optimizer: FlatOptimizer,
     mesh: ParallelMesh,
     tokenizer: Path,
 ) -> None:
@@ -93,7 +93,7 @@ def save_checkpoint(
     mesh.barrier()
 
 
-def load_checkpoint(path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatAdamW) -> TrainingState:
+def load_checkpoint(path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer) -> TrainingState:
     """Fill parameters and optimizer from the checkpoint, written at any layout, and return where the run was."""
     check_seal(path)
     state = TrainingState(**_read_json(path / "state.json"))

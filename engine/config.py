@@ -77,6 +77,9 @@ class TrainConfig(Config):
     decay: Literal["clipped-cosine", "cosine"] = "clipped-cosine"
     """`clipped-cosine` falls towards 0 and is clipped at the floor (the 2019 code); `cosine` falls to the floor
     exactly at the end (Megatron-LM since v2)."""
+    optimizer: Literal["adam", "lamb", "lamb-clamped"] = "adam"
+    """`lamb` is You et al. 2020's, with bias correction; `lamb-clamped` that of "Scaling Transformer-XL to 128 GPUs",
+    without it and with weight norms clamped to [0, 10]. Both take Adam's constants below."""
     weight_decay: float = 0.01
     """Decoupled decay of every weight matrix and embedding; biases and layer norms have none."""
     clip_gradient: float = 1.0

@@ -19,7 +19,7 @@ from engine.costs import parameter_count
 from engine.dataset import DatasetFacts
 from engine.forked import RanksFailed, run_forked
 from engine.model.gpt2 import GPT2
-from engine.optim.adam import FlatAdamW
+from engine.optim.choice import build_optimizer
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
 from engine.parallel.mesh import ParallelMesh, build_mesh
@@ -169,7 +169,7 @@ def train_and_show(work: Work, layout: ParityLayout, take: Callable[[Piece, str]
     train = config.train
     mesh = build_mesh(layout_of(config, layout.world_size), config.parallel.sequence_parallel)
     model = PartitionedModel(config.model, config.parallel, mesh, DTYPES[train.precision], train.seed)
-    optimizer = FlatAdamW(model.parameters, train, mesh, config.parallel.shard_optimizer)
+    optimizer = build_optimizer(model.parameters, train, mesh, config.parallel.shard_optimizer)
     reducer = model.reducer(optimizer.groups)
     batches = TrainingBatches(
         [(TokenFile(prefix), weight) for prefix, weight in work.tokens], config.model.seq_length,

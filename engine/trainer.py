@@ -20,7 +20,7 @@ from engine.costs import flops_per_iteration, parameter_count, rank_memory_bytes
 from engine.dataset import DatasetFacts
 from engine.diagnosis import diagnose
 from engine.memory import PeakMemory
-from engine.optim.adam import FlatAdamW
+from engine.optim.choice import build_optimizer
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
 from engine.parallel.mesh import ParallelMesh, build_mesh
@@ -72,7 +72,7 @@ class Trainer:
         self.memory = PeakMemory(mesh.device)
         self.peak_bytes = 0
         self.model = PartitionedModel(model, config.parallel, mesh, DTYPES[train.precision], train.seed)
-        self.optimizer = FlatAdamW(self.model.parameters, train, mesh, config.parallel.shard_optimizer)
+        self.optimizer = build_optimizer(self.model.parameters, train, mesh, config.parallel.shard_optimizer)
         self.reducer = self.model.reducer(self.optimizer.groups)
         self.scaler = LossScaler() if train.precision == "fp16" else None
         self.state = TrainingState()

@@ -1,141 +1,36 @@
-"""AdamW over flat storage with fp32 master weights and Megatron's weight-decay rule."""
-
-import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import cast
+"""AdamW over flat storage: Adam with decoupled weight decay (Kingma & Ba 2015; Loshchilov & Hutter 2019)."""
 
 import torch
 
 from engine.config import TrainConfig
-from engine.parallel.mesh import Axis, ParallelMesh
+from engine.optim.flat import FlatOptimizer
+from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import ShardedParameter
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
-
-class FlatGroup:
-    """Parameters that share a weight decay, laid out as views of one flat tensor; so are their gradients.
-
-    In fp16 and bf16 the optimizer works on fp32 copies, and gradients of successive microbatches are added in fp32.
-    The optimizer's part, `master` and its moments, is divided over `owners`; an axis of size 1 keeps it whole.
-    """
-
-    def __init__(self, parameters: list[ShardedParameter], weight_decay: float, owners: Axis) -> None:
-        self.parameters, self.weight_decay, self.owners = parameters, weight_decay, owners
-        first = parameters[0].local
-        each = -(-sum(p.local.numel() for p in parameters) // owners.size)
-        self.flat = torch.zeros(each * owners.size, dtype=first.dtype, device=first.device)
-        self.gradient = torch.zeros_like(self.flat)
-        for parameter, value, gradient in zip(
-            parameters, self.views(self.flat), self.views(self.gradient), strict=True
-        ):
-            value.copy_(parameter.local.data)
-            parameter.local.data = value
-            parameter.local.grad = gradient
-        self.is_mixed = first.dtype in (torch.float16, torch.bfloat16)
-        self.own = slice(owners.rank * each, (owners.rank + 1) * each)
-        self.master = self.flat[self.own].float() if self.is_mixed else self.flat[self.own]
-        self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype) if self.is_mixed else self.gradient
-        self.leaf = torch.nn.Parameter(self.master, requires_grad=True)
-        self.leaf.grad = self.main_gradient[self.own]
-
-    def publish(self) -> None:
-        """Give the model the updated weights, from every owner."""
-        if self.is_mixed:
-            self.flat[self.own].copy_(self.master)
-        if self.owners.size > 1:
-            self.flat.copy_(self.owners.all_gather(self.flat[self.own], dim=0))
-
-    def views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The parts of a flat tensor, one per parameter, in the parameters' shapes."""
-        offset = 0
-        for parameter in self.parameters:
-            count = parameter.local.numel()
-            yield flat[offset : offset + count].view(parameter.local.shape)
-            offset += count
-
-
-class FlatAdamW:
-    """AdamW with global-norm clipping. Biases and layer norms are not decayed, embeddings are."""
+class FlatAdamW(FlatOptimizer):
+    """AdamW, one fused update per group."""
 
     def __init__(
         self, parameters: list[ShardedParameter], train: TrainConfig, mesh: ParallelMesh, shard: bool = False
     ) -> None:
-        """With `shard` the state is divided over the data-parallel ranks (ZeRO stage 1)."""
-        self.mesh, self.clip = mesh, train.clip_gradient
-        owners = mesh.dp if shard else Axis()
-        decayed = [p for p in parameters if not _is_undecayed(p.name)]
-        undecayed = [p for p in parameters if _is_undecayed(p.name)]
-        halves = ((decayed, train.weight_decay), (undecayed, 0.0))
-        self.groups = [FlatGroup(half, decay, owners) for half, decay in halves if half]
+        super().__init__(parameters, train, mesh, shard)
+        leaves = [torch.nn.Parameter(group.master) for group in self.groups]
         self.adam = torch.optim.AdamW(
-            [{"params": [group.leaf], "weight_decay": group.weight_decay} for group in self.groups],
-            lr=train.learning_rate,
+            [{"params": [leaf], "weight_decay": g.weight_decay} for leaf, g in zip(leaves, self.groups, strict=True)],
             betas=(train.adam_beta1, train.adam_beta2),
             eps=train.adam_epsilon,
             fused=True,
         )
-        self.steps = 0
+        for leaf, group in zip(leaves, self.groups, strict=True):
+            leaf.grad = group.own_gradient
+            step = torch.zeros((), dtype=torch.float32, device=group.master.device)
+            self.adam.state[leaf] = {"step": step, "exp_avg": group.exp_avg, "exp_avg_sq": group.exp_avg_sq}
 
-    def zero_gradients(self) -> None:
-        """Forget the gradients of the last iteration."""
-        for group in self.groups:
-            group.main_gradient.zero_()
-
-    def gradient_norm(self) -> float:
-        """Norm of the whole gradient over tensor- and pipeline-parallel ranks, counting shared parameters once."""
-        squares = torch.zeros((), dtype=torch.float64, device=self.groups[0].master.device)
-        for group in self.groups:
-            counted = [
-                view
-                for parameter, view in zip(group.parameters, group.views(group.main_gradient), strict=True)
-                if parameter.is_counted
-            ]
-            if counted:
-                squares += torch.nn.utils.get_total_norm(counted).double() ** 2
-        return math.sqrt(self.mesh.pp.all_reduce(self.mesh.tp.all_reduce(squares)).item())
-
-    def step(self, learning_rate: float, gradient_norm: float) -> None:
-        """Clip, update the master weights and copy them to the model's."""
-        if self.clip and gradient_norm > self.clip:
-            for group in self.groups:
-                group.main_gradient.mul_(self.clip / (gradient_norm + 1e-6))
+    def update(self, learning_rate: float) -> None:
+        """One step of torch's fused AdamW on the master weights."""
         for settings in self.adam.param_groups:
             settings["lr"] = learning_rate
+        for state in self.adam.state.values():
+            state["step"].fill_(float(self.steps - 1))
         self.adam.step()
-        self.steps += 1
-        for group in self.groups:
-            group.publish()
-
-    def state(self) -> Iterator[tuple[ShardedParameter, str, torch.Tensor]]:
-        """(parameter, what, tensor) for both moments and, in mixed precision, the master weights; a collective."""
-        for group in self.groups:
-            for name, part in self._parts(group).items():
-                whole = group.owners.all_gather(part, dim=0)
-                for parameter, view in zip(group.parameters, group.views(whole), strict=True):
-                    yield parameter, name, view
-
-    def restore(self, steps: int, fill: Callable[[Iterable[tuple[ShardedParameter, str, torch.Tensor]]], None]) -> None:
-        """Take over a state: `fill` writes into the tensors it is given, named as `state` names them."""
-        self.steps = steps
-        for group in self.groups:
-            for name, part in self._parts(group).items():
-                whole = torch.zeros_like(group.flat, dtype=part.dtype)
-                views = zip(group.parameters, group.views(whole), strict=True)
-                fill([(parameter, name, view) for parameter, view in views])
-                part.copy_(whole[group.own])
-            self.adam.state[group.leaf]["step"].fill_(float(steps))
-
-    def _parts(self, group: FlatGroup) -> dict[str, torch.Tensor]:
-        """This owner's part of each tensor of the state."""
-        if not self.adam.state[group.leaf]:
-            self.adam.state[group.leaf] = {
-                "step": torch.zeros((), dtype=torch.float32, device=group.master.device),
-                **{name: torch.zeros_like(group.master) for name in MOMENTS},
-            }
-        parts = {name: cast(torch.Tensor, self.adam.state[group.leaf][name]) for name in MOMENTS}
-        return parts | ({"master": group.master} if group.is_mixed else {})
-
-
-def _is_undecayed(name: str) -> bool:
-    return name.endswith("bias") or "layernorm" in name

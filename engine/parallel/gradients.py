@@ -7,7 +7,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from engine.optim.adam import FlatGroup
+from engine.optim.flat import FlatGroup
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
 

@@ -7,7 +7,7 @@ import torch
 
 from engine.config import ModelConfig, ParallelConfig
 from engine.model.gpt2 import GPT2
-from engine.optim.adam import FlatGroup
+from engine.optim.flat import FlatGroup
 from engine.parallel.gradients import GradientReducer
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters

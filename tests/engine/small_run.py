@@ -7,11 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.torch import load_file
 
 from engine.config import RunConfig
+from engine.trainer import Trainer, train
 from engine.training_run import read_metrics
 from lineage.config import parse_config
+from lineage.errors import Interrupted
 
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "seq_length": 32}
 TRAIN = {
@@ -28,6 +31,21 @@ def small_config(dataset: Path, model: dict[str, Any] | None = None, **train: An
         "name": "small", "model": MODEL | (model or {}), "train": TRAIN | train, "data": {"dataset": str(dataset)},
     }  # fmt: skip
     return parse_config(values, RunConfig, "the test")
+
+
+def in_two_sessions(config: RunConfig, root: Path, stop_after: int, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Directory of a run asked to stop in iteration `stop_after` and then begun again."""
+    iterate = Trainer._iterate
+
+    def iterate_and_stop(trainer: Trainer, iteration: int) -> Any:
+        trainer.stop_requested = iteration + 1 == stop_after
+        return iterate(trainer, iteration)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_iterate", iterate_and_stop)
+        with pytest.raises(Interrupted, match=f"stopped after iteration {stop_after} "):
+            train(config, root)
+    return train(config, root).path
 
 
 def write_toml(path: Path, dataset: Path | None, **train: Any) -> Path:

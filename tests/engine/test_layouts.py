@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
-from engine.optim.adam import FlatAdamW
+from engine.optim.choice import build_optimizer
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import build_mesh
@@ -31,11 +31,12 @@ TRAIN = TrainConfig(
 Result = dict[str, Any]
 
 
-def train_on(layout: Layout, parallel: ParallelConfig) -> Result:
+def train_on(layout: Layout, parallel: ParallelConfig, optimizer_name: str = "adam") -> Result:
     """Five iterations in float64 on fixed data; whole gradients and weights of this rank's stages."""
     mesh = build_mesh(layout, parallel.sequence_parallel)
     model = PartitionedModel(MODEL, parallel, mesh, torch.float64, TRAIN.seed)
-    optimizer = FlatAdamW(model.parameters, TRAIN, mesh, parallel.shard_optimizer)
+    train = TRAIN.model_copy(update={"optimizer": optimizer_name})
+    optimizer = build_optimizer(model.parameters, train, mesh, parallel.shard_optimizer)
     reducer = model.reducer(optimizer.groups)
     tokens = np.random.RandomState(0).randint(0, MODEL.vocab_size, (TRAIN.iterations, TRAIN.global_batch_size, 9))
     losses, norms = [], []

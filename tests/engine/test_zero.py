@@ -46,7 +46,7 @@ def train_and_move(precision: Precision, shard: bool, restored_shard: bool) -> t
         step(*first)
     model, optimizer, _ = first
     state = whole(optimizer)
-    held = sum(t.numel() for values in optimizer.adam.state.values() for n, t in values.items() if n != "step")
+    held = sum(group.exp_avg.numel() + group.exp_avg_sq.numel() for group in optimizer.groups)
     second = build(restored_shard)
     with torch.no_grad():
         for theirs, ours in zip(model.parameters(), second[0].parameters(), strict=True):

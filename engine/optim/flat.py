@@ -1,0 +1,145 @@
+"""What every optimizer here shares: flat storage with fp32 master weights, clipping, and a state found by name."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from engine.config import TrainConfig
+from engine.parallel.mesh import Axis, ParallelMesh
+from engine.parallel.sharding import ShardedParameter
+
+
+class FlatGroup:
+    """Parameters that share a weight decay, laid out as views of one flat tensor; so are their gradients.
+
+    In fp16 and bf16 the optimizer works on fp32 copies, and gradients of successive microbatches are added in fp32.
+    The optimizer's part, `master` and its moments, is divided over `owners`; an axis of size 1 keeps it whole.
+    """
+
+    def __init__(self, parameters: list[ShardedParameter], weight_decay: float, owners: Axis) -> None:
+        self.parameters, self.weight_decay, self.owners = parameters, weight_decay, owners
+        first = parameters[0].local
+        each = -(-sum(p.local.numel() for p in parameters) // owners.size)
+        self.flat = torch.zeros(each * owners.size, dtype=first.dtype, device=first.device)
+        self.gradient = torch.zeros_like(self.flat)
+        for parameter, value, gradient in zip(
+            parameters, self.views(self.flat), self.views(self.gradient), strict=True
+        ):
+            value.copy_(parameter.local.data)
+            parameter.local.data = value
+            parameter.local.grad = gradient
+        self.is_mixed = first.dtype in (torch.float16, torch.bfloat16)
+        self.own = slice(owners.rank * each, (owners.rank + 1) * each)
+        self.master = self.flat[self.own].float() if self.is_mixed else self.flat[self.own]
+        self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype) if self.is_mixed else self.gradient
+        self.exp_avg = torch.zeros_like(self.master)
+        self.exp_avg_sq = torch.zeros_like(self.master)
+
+    @property
+    def own_gradient(self) -> torch.Tensor:
+        """The gradient of `master`."""
+        return self.main_gradient[self.own]
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """This owner's part of what a checkpoint keeps, by name."""
+        moments = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+        return moments | ({"master": self.master} if self.is_mixed else {})
+
+    def publish(self) -> None:
+        """Give the model the updated weights, from every owner."""
+        if self.is_mixed:
+            self.flat[self.own].copy_(self.master)
+        if self.owners.size > 1:
+            self.flat.copy_(self.owners.all_gather(self.flat[self.own], dim=0))
+
+    def views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The parts of a flat tensor, one per parameter, in the parameters' shapes."""
+        offset = 0
+        for parameter in self.parameters:
+            count = parameter.local.numel()
+            yield flat[offset : offset + count].view(parameter.local.shape)
+            offset += count
+
+    def pieces(self, own: torch.Tensor) -> list[torch.Tensor]:
+        """The parts, one per parameter and flat, of a tensor that lies as `master` does; empty where others own it."""
+        found, offset = [], -self.own.start
+        for parameter in self.parameters:
+            end = offset + parameter.local.numel()
+            found.append(own[max(offset, 0) : max(end, 0)])
+            offset = end
+        return found
+
+
+class FlatOptimizer(ABC):
+    """Global-norm clipping and decoupled weight decay. Biases and layer norms are not decayed, embeddings are."""
+
+    def __init__(
+        self, parameters: list[ShardedParameter], train: TrainConfig, mesh: ParallelMesh, shard: bool = False
+    ) -> None:
+        """With `shard` the state is divided over the data-parallel ranks (ZeRO stage 1)."""
+        self.mesh, self.train = mesh, train
+        owners = mesh.dp if shard else Axis()
+        decayed = [p for p in parameters if not _is_undecayed(p.name)]
+        undecayed = [p for p in parameters if _is_undecayed(p.name)]
+        halves = ((decayed, train.weight_decay), (undecayed, 0.0))
+        self.groups = [FlatGroup(half, decay, owners) for half, decay in halves if half]
+        self.steps = 0
+
+    @abstractmethod
+    def update(self, learning_rate: float) -> None:
+        """Change the master weights by their gradients, which are clipped; `steps` counts this update too."""
+
+    def zero_gradients(self) -> None:
+        """Forget the gradients of the last iteration."""
+        for group in self.groups:
+            group.main_gradient.zero_()
+
+    def gradient_norm(self) -> float:
+        """Norm of the whole gradient over tensor- and pipeline-parallel ranks, counting shared parameters once."""
+        squares = torch.zeros((), dtype=torch.float64, device=self.groups[0].master.device)
+        for group in self.groups:
+            counted = [
+                view
+                for parameter, view in zip(group.parameters, group.views(group.main_gradient), strict=True)
+                if parameter.is_counted
+            ]
+            if counted:
+                squares += torch.nn.utils.get_total_norm(counted).double() ** 2
+        return math.sqrt(self.mesh.pp.all_reduce(self.mesh.tp.all_reduce(squares)).item())
+
+    @torch.no_grad()
+    def step(self, learning_rate: float, gradient_norm: float) -> None:
+        """Clip, update the master weights and copy them to the model's."""
+        clip = self.train.clip_gradient
+        if clip and gradient_norm > clip:
+            for group in self.groups:
+                group.main_gradient.mul_(clip / (gradient_norm + 1e-6))
+        self.steps += 1
+        self.update(learning_rate)
+        for group in self.groups:
+            group.publish()
+
+    def state(self) -> Iterator[tuple[ShardedParameter, str, torch.Tensor]]:
+        """(parameter, what, tensor) for both moments and, in mixed precision, the master weights; a collective."""
+        for group in self.groups:
+            for name, part in group.state.items():
+                whole = group.owners.all_gather(part, dim=0)
+                for parameter, view in zip(group.parameters, group.views(whole), strict=True):
+                    yield parameter, name, view
+
+    def restore(self, steps: int, fill: Callable[[Iterable[tuple[ShardedParameter, str, torch.Tensor]]], None]) -> None:
+        """Take over a state: `fill` writes into the tensors it is given, named as `state` names them."""
+        self.steps = steps
+        for group in self.groups:
+            for name, part in group.state.items():
+                whole = torch.zeros_like(group.flat, dtype=part.dtype)
+                views = zip(group.parameters, group.views(whole), strict=True)
+                fill([(parameter, name, view) for parameter, view in views])
+                part.copy_(whole[group.own])
+
+
+def _is_undecayed(name: str) -> bool:
+    return name.endswith("bias") or "layernorm" in name

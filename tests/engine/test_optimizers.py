@@ -1,0 +1,100 @@
+"""Adam and LAMB against their published formulas in float64, divided in any way, and over a stop."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from engine.config import ParallelConfig, TrainConfig
+from engine.optim.choice import build_optimizer
+from engine.parallel.layout import Layout
+from engine.parallel.mesh import serial_mesh
+from engine.parallel.sharding import sharded_parameters
+from engine.trainer import train
+from tests.engine.small_run import assert_same_training, in_two_sessions, small_config
+from tests.engine.test_layouts import train_on
+from tests.ranks import run_ranks
+
+Optimizer = Literal["adam", "lamb", "lamb-clamped"]
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def published_step(
+    optimizer: Optimizer, x: Array, m: Array, v: Array, g: Array, t: int, train: TrainConfig, decay: float, rate: float
+) -> tuple[Array, Array, Array]:
+    """One tensor's step: Adam, Kingma & Ba Algorithm 1 with decoupled decay; LAMB, You et al. Algorithm 2."""
+    b1, b2, epsilon = train.adam_beta1, train.adam_beta2, train.adam_epsilon
+    m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+    m_hat, v_hat = (m, v) if optimizer == "lamb-clamped" else (m / (1 - b1**t), v / (1 - b2**t))
+    r = m_hat / (np.sqrt(v_hat) + epsilon)
+    if optimizer == "adam":
+        return x - rate * (r + decay * x), m, v
+    update = r + decay * x
+    weight_norm, update_norm = np.sqrt((x**2).sum()), np.sqrt((update**2).sum())
+    if optimizer == "lamb-clamped":
+        weight_norm = min(max(weight_norm, 0.0), 10.0)
+    ratio = weight_norm / update_norm if weight_norm > 0 and update_norm > 0 else 1.0
+    return x - rate * ratio * update, m, v
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lamb", "lamb-clamped"])
+@given(
+    seed=st.integers(0, 1000),
+    scale=st.sampled_from([1e-6, 1.0, 30.0]),
+    decay=st.sampled_from([0.0, 0.1]),
+    epsilon=st.sampled_from([1e-8, 1e-6]),
+)
+@settings(max_examples=15, deadline=None)
+def test_steps_equal_the_published_formulas(
+    optimizer: Optimizer, seed: int, scale: float, decay: float, epsilon: float
+) -> None:
+    train = TrainConfig(optimizer=optimizer, weight_decay=decay, adam_epsilon=epsilon, clip_gradient=0)
+    random = np.random.RandomState(seed)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.from_numpy(scale * random.randn(*parameter.shape)))
+        model[0].bias.zero_()
+    named = dict(model.named_parameters())
+    expected = {name: (p.detach().numpy().copy(), np.zeros(p.shape), np.zeros(p.shape)) for name, p in named.items()}
+    built = build_optimizer(sharded_parameters(model, serial_mesh()), train, serial_mesh())
+    for t, rate in enumerate((1e-2, 3e-3, 5e-2), 1):
+        built.zero_gradients()
+        for name, parameter in named.items():
+            gradient = random.randn(*parameter.shape) * 10.0 ** random.randint(-3, 2)
+            assert parameter.grad is not None
+            parameter.grad.copy_(torch.from_numpy(gradient))
+            x, m, v = expected[name]
+            decayed = 0.0 if name.endswith("bias") else decay
+            expected[name] = published_step(optimizer, x, m, v, gradient, t, train, decayed, rate)
+        built.step(rate, built.gradient_norm())
+    for name, parameter in named.items():
+        np.testing.assert_allclose(parameter.detach().numpy(), expected[name][0], rtol=1e-10, atol=1e-14 * scale)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "layout", "parallel"),
+    [
+        ("lamb", Layout(tp=2, pp=2, dp=2), ParallelConfig(tp=2, pp=2, shard_optimizer=True)),
+        ("lamb-clamped", Layout(tp=2), ParallelConfig(tp=2, sequence_parallel=True)),
+    ],
+)
+def test_lamb_divides_like_the_serial_run(optimizer: Optimizer, layout: Layout, parallel: ParallelConfig) -> None:
+    serial = run_ranks(train_on, 1, Layout(), ParallelConfig(), optimizer)[0]
+    for rank in run_ranks(train_on, layout.world_size, layout, parallel, optimizer):
+        np.testing.assert_allclose(rank["losses"], serial["losses"], rtol=0, atol=1e-10)
+        for name, value in rank["weights"].items():
+            np.testing.assert_allclose(value, serial["weights"][name], rtol=0, atol=1e-10, err_msg=name)
+
+
+def test_lamb_goes_on_bit_for_bit(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config(
+        dataset, optimizer="lamb", iterations=12, checkpoint_interval=12, keep_checkpoints=1, precision="bf16"
+    )
+    expected = train(config, tmp_path / "whole").path
+    assert_same_training(in_two_sessions(config, tmp_path / "halves", 5, monkeypatch), expected)
