@@ -193,6 +193,13 @@ class DataSection(Config):
         return self
 
 
+class RecordConfig(Config):
+    """What a run writes down beside its results; none of it changes them."""
+
+    tensorboard: bool = False
+    """Also write the metrics as a TensorBoard event file."""
+
+
 class TwinScale(Config):
     """Factors between a published recipe and its twin: published value = twin value × factor."""
 
@@ -227,6 +234,7 @@ class RunConfig(Config):
     train: TrainConfig = TrainConfig()
     parallel: ParallelConfig = ParallelConfig()
     data: DataSection = DataSection()
+    record: RecordConfig = RecordConfig()
     twin: TwinScale | None = None
     """Set when this is a shrunk twin of a published recipe."""
 

@@ -5,9 +5,9 @@ import math
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,16 +20,19 @@ from engine.costs import flops_per_iteration, parameter_count, rank_memory_bytes
 from engine.dataset import DatasetFacts
 from engine.diagnosis import diagnose
 from engine.memory import PeakMemory
+from engine.metrics import MetricsLog
 from engine.optim.choice import build_optimizer
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
 from engine.parallel.mesh import ParallelMesh, build_mesh
 from engine.parallel.rendezvous import check_agreement, join_ranks, launched_world_size, telling_of_lost_ranks
 from engine.pipeline.executor import PipelineInput
+from engine.pipeline.lowering import Interval
 from engine.pipeline.partition import PartitionedModel
+from engine.pipeline.timeline import describe_timeline
 from engine.precision import DTYPES, LossScaler
 from engine.rng import Dropout
-from engine.training_run import METRICS, SUMMARY, begin_run, read_metrics
+from engine.training_run import SUMMARY, TIMELINE, begin_run
 from lineage.atomic import write_json, write_text
 from lineage.errors import Interrupted, UserError
 from lineage.progress import Progress
@@ -93,20 +96,21 @@ class Trainer:
         train, start = self.config.train, time.monotonic()
         before = self.state.seconds
         first = self.state.iteration
-        with self._metrics() as metrics, self._stoppable(), Progress(
+        log = MetricsLog(self.run.path, first, self.config.record.tensorboard) if self.mesh.is_first else None
+        with log or nullcontext(), self._stoppable(), Progress(
             self.config.name, train.iterations, "iterations", quiet=not self.mesh.is_first
         ) as progress:  # fmt: skip
             progress.start_at(first)
             if first == 0:
-                self._write(metrics, self._validate(0, train.validation_samples))
+                self._write(log, self._validate(0, train.validation_samples))
             for iteration in range(first, train.iterations):
                 line, stop = self._iterate(iteration)
                 if iteration == first:
                     self.peak_bytes = self.memory.bytes()
-                self._write(metrics, line)
+                self._write(log, line)
                 done = iteration + 1
                 if done % train.validation_interval == 0 or done == train.iterations:
-                    self._write(metrics, self._validate(done, train.validation_samples))
+                    self._write(log, self._validate(done, train.validation_samples))
                 self.state = TrainingState(
                     done, self.optimizer.steps, before + time.monotonic() - start,
                     self.scaler.state() if self.scaler else None,
@@ -120,7 +124,7 @@ class Trainer:
                     )
                 progress.advance(1, self._console(line))
             final = self._validate(train.iterations, self.validation.num_samples)
-            self._write(metrics, final | {"kind": "final-validation"})
+            self._write(log, final | {"kind": "final-validation"})
         peaks = self.mesh.gather_objects(self.peak_bytes)
         if self.mesh.is_first:
             self._finish(final, peaks)
@@ -135,7 +139,8 @@ class Trainer:
         self.optimizer.zero_gradients()
         batches = list(self.batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size))
         microbatches = [self._input(batch.tokens, self._dropout(iteration, batch.places)) for batch in batches]
-        loss_sum = self.model.forward_backward(microbatches, self.reducer, scale)
+        timeline: list[Interval] | None = [] if iteration + 1 == train.iterations else None
+        loss_sum = self.model.forward_backward(microbatches, self.reducer, scale, timeline)
         stop = torch.tensor(float(self.stop_requested), dtype=torch.float64, device=mesh.device)
         report = torch.stack([loss_sum, mesh.tp.all_reduce(stop)])
         mesh.pp.all_reduce(mesh.dp.all_reduce(report))
@@ -167,7 +172,17 @@ class Trainer:
             "tokens_per_second": round(tokens_seen / seconds, 1),
             "model_tflops": flops_per_iteration(self.config.model, train) / seconds / 1e12,
         }
+        if timeline is not None:
+            self._write_timeline(iteration + 1, num_microbatches, timeline)
         return line, report[1].item() > 0
+
+    def _write_timeline(self, iteration: int, num_microbatches: int, mine: list[Interval]) -> None:
+        """What the pipeline of the first tensor- and data-parallel ranks computed when."""
+        everyone, layout = self.mesh.gather_objects(mine), self.mesh.layout
+        if self.mesh.is_first:
+            pipeline = [everyone[layout.rank(0, rank, 0)] for rank in range(layout.pp)]
+            described = describe_timeline(iteration, self.config.parallel, num_microbatches, pipeline)
+            write_text(self.run.path / TIMELINE, json.dumps(described) + "\n")
 
     def _dropout(self, iteration: int, places: tuple[int, ...]) -> Dropout | None:
         model, train = self.config.model, self.config.train
@@ -239,24 +254,9 @@ class Trainer:
             f"{line['tokens_per_second']:,.0f} tokens/s, {line['model_tflops'] * 1000:.0f} GFLOP/s"
         )
 
-    @contextmanager
-    def _metrics(self) -> Iterator[TextIO | None]:
-        """The metrics file, cut back to the checkpoint this session starts from; None on other ranks."""
-        path = self.run.path / METRICS
-        if not self.mesh.is_first:
-            yield None
-            return
-        reached = self.state.iteration
-        lines = read_metrics(self.run.path) if reached else []
-        kept = [line for line in lines if line["iteration"] <= reached and line["kind"] != "final-validation"]
-        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
-        with path.open("a", encoding="utf-8") as file:
-            yield file
-
-    def _write(self, metrics: TextIO | None, line: dict[str, Any]) -> None:
-        if metrics:
-            metrics.write(json.dumps(line, allow_nan=False) + "\n")
-            metrics.flush()
+    def _write(self, log: MetricsLog | None, line: dict[str, Any]) -> None:
+        if log:
+            log.write(line)
 
     @contextmanager
     def _stoppable(self) -> Iterator[None]:

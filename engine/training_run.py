@@ -13,8 +13,10 @@ from lineage.run import RunDirectory
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
-PLACES = frozenset({"data", "parallel"})
-"""Sections of the configuration that say where a run takes place, not what it computes: any layout continues it."""
+TIMELINE = "timeline.json"
+PLACES = frozenset({"data", "parallel", "record"})
+"""Sections of the configuration that say where a run takes place and what it notes down, not what it computes: any
+layout continues it."""
 
 
 def begin_run(config: RunConfig, root: Path) -> tuple[RunConfig, DatasetFacts, RunDirectory]:

@@ -3,6 +3,7 @@
 Shapes: activations between stages are [s, b, h]; with scatter/gather each tensor-parallel rank sends s·b·h/t elements.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import ParallelMesh
-from engine.pipeline.lowering import Instruction, Message
+from engine.pipeline.lowering import Instruction, Interval, Message
 from engine.pipeline.schedule import Compute, Op
 from engine.rng import Dropout
 
@@ -54,10 +55,13 @@ class PipelineExecutor:
         microbatches: Sequence[PipelineInput],
         loss_scale: float = 1.0,
         before_backward: Callable[[Compute], None] | None = None,
+        timeline: list[Interval] | None = None,
     ) -> torch.Tensor:
         """Sum over microbatches of (loss × sequences), float64; zero on ranks without the last stage.
 
-        Gradients of `loss_scale` × loss, summed over microbatches, are added to the parameters'.
+        Gradients of `loss_scale` × loss, summed over microbatches, are added to the parameters'. With `timeline`, what
+        was computed is added to it with its seconds of the clock, which ranks of one machine share; waiting for a
+        message is no part of a computation. A GPU is then waited for after each.
         """
         total = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
         inbox: dict[tuple[Op, int, int], tuple[dist.Work | None, torch.Tensor]] = {}
@@ -82,6 +86,7 @@ class PipelineExecutor:
                 else:
                     inputs = self._take(inbox, (Op.FORWARD, number, stage), batch)
                     inputs.requires_grad_(torch.is_grad_enabled())
+                start = self._now(timeline is not None)
                 hidden = self._chunks[chunk].hidden_states(inputs, batch.dropout)
                 arrived: list[torch.Tensor] = []
                 if stage == self._last:
@@ -97,15 +102,24 @@ class PipelineExecutor:
                 inputs, output, arrived = saved.pop((number, stage))
                 if stage != self._last:
                     arrived.append(self._take(inbox, (Op.BACKWARD, number, stage), batch))
+                start = self._now(timeline is not None)
                 if before_backward:
                     before_backward(instruction)
                 output.backward()
                 if stage > 0:
                     assert inputs.grad is not None
                     self._put(inbox, outbox, (Op.BACKWARD, number, stage - 1), inputs.grad)
+            if timeline is not None:
+                timeline.append(Interval(instruction, start, self._now(True)))
         for work, _ in sends:
             work.wait()
         return total
+
+    def _now(self, timed: bool) -> float:
+        """The clock; if it matters, once what was asked of a GPU is done."""
+        if timed and self._mesh.device.type == "cuda":
+            torch.cuda.synchronize(self._mesh.device)
+        return time.time()
 
     def _put(
         self,

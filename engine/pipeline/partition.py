@@ -12,7 +12,7 @@ from engine.parallel.gradients import GradientReducer
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from engine.pipeline.executor import PipelineExecutor, PipelineInput
-from engine.pipeline.lowering import Instruction, lower
+from engine.pipeline.lowering import Instruction, Interval, lower
 from engine.pipeline.schedule import Compute, ScheduleName, compute_orders, forward_orders
 from engine.pipeline.stages import split_layers
 
@@ -42,9 +42,16 @@ class PartitionedModel:
         return GradientReducer(groups, self.mesh)
 
     def forward_backward(
-        self, microbatches: Sequence[PipelineInput], reducer: GradientReducer, loss_scale: float = 1.0
+        self,
+        microbatches: Sequence[PipelineInput],
+        reducer: GradientReducer,
+        loss_scale: float = 1.0,
+        timeline: list[Interval] | None = None,
     ) -> torch.Tensor:
-        """Sum of (loss × sequences) over the microbatches, float64, zero off the last stage; adds to gradients."""
+        """Sum of (loss × sequences) over the microbatches, float64, zero off the last stage; adds to gradients.
+
+        With `timeline`, this rank's computations are added to it as they end.
+        """
         for chunk in self.chunks:
             chunk.train()
         reducer.begin()
@@ -56,7 +63,7 @@ class PartitionedModel:
                 reducer.arm(self._by_chunk[compute.chunk])
 
         program = self._program(len(microbatches), training=True)
-        return self._executor.run(program, microbatches, loss_scale, before_backward)
+        return self._executor.run(program, microbatches, loss_scale, before_backward, timeline)
 
     @torch.no_grad()
     def evaluate(self, microbatches: Sequence[PipelineInput]) -> torch.Tensor:

@@ -13,7 +13,7 @@ PURE = {
     "engine": [
         "engine.config", "engine.costs", "engine.parallel.layout", "engine.batches", "engine.dataset",
         "engine.launch", "engine.training_run", "engine.optim.schedule", "engine.cli",
-        "engine.parity",
+        "engine.parity", "engine.metrics", "engine.pipeline.timeline",
     ],
     "evaluation": ["evaluation.tasks", "evaluation.tables", "evaluation.compare", "evaluation.cli"],
     "experiments": [module_name(path) for path in modules("experiments")],

@@ -32,7 +32,7 @@ from tests.engine.small_run import (
 def test_a_finished_run_is_sealed_and_whole(uninterrupted: Path) -> None:
     check_seal(uninterrupted)
     assert {path.name for path in uninterrupted.iterdir()} == {
-        "COMPLETE", "manifest.json", "metrics.jsonl", "summary.json", "checkpoints",
+        "COMPLETE", "manifest.json", "metrics.jsonl", "summary.json", "timeline.json", "checkpoints",
     }  # fmt: skip
     assert uninterrupted.parent.joinpath("small").resolve() == uninterrupted.resolve()
     newest = uninterrupted / "checkpoints" / "iter_0000060"
