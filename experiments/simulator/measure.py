@@ -29,7 +29,7 @@ MATMUL_WIDTHS = (32, 64, 128, 256, 512, 1024, 2048)
 ALL_REDUCE_BYTES = (2**12, 2**16, 2**20, 2**24, 2**26)
 COPIED_BYTES = 2**28
 SMALL_OPERATIONS = 30
-"""Operations of one layer's forward pass in `engine/model/gpt2.py`, rounded."""
+"""Operations of one layer's forward pass in `engine/model/transformer.py`, rounded."""
 SECONDS_PER_MEASUREMENT = 0.5
 SHAPES = tuple(
     Workload(gpus=1, global_batch=batch, micro_batch=micro_batch, hidden=hidden, heads=heads, layers=layers, seq=seq,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import experiments.verify
 from engine.config import RunConfig
 from engine.forked import RanksFailed, run_forked
-from engine.model import gpt2
+from engine.model import transformer
 from engine.parallel.gradients import GradientReducer
 from engine.parallel.layers import RowParallelLinear
 from engine.parallel.layout import layout_of
@@ -170,14 +170,14 @@ def forget_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(self: RowParallelLinear, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, self.weight, self.bias)
 
-    init = gpt2.TransformerLayer.__init__
+    init = transformer.TransformerLayer.__init__
 
-    def planted(self: gpt2.TransformerLayer, config: Any, mesh: ParallelMesh, layer: int, *more: Any) -> None:
+    def planted(self: transformer.TransformerLayer, config: Any, mesh: ParallelMesh, layer: int, *more: Any) -> None:
         init(self, config, mesh, layer, *more)
         if layer == 2:
             self.mlp.dense_4h_to_h.forward = forward.__get__(self.mlp.dense_4h_to_h)  # type: ignore[method-assign]
 
-    monkeypatch.setattr(gpt2.TransformerLayer, "__init__", planted)
+    monkeypatch.setattr(transformer.TransformerLayer, "__init__", planted)
 
 
 def keep_layernorm_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,74 @@
+"""Self-attention of the transformers trained here: heads divided over the tensor-parallel axis.
+
+Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, t tensor-parallel ranks.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from engine.config import ModelConfig
+from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
+from engine.parallel.mesh import ParallelMesh
+from engine.rng import Dropout
+
+
+class SelfAttention(nn.Module):
+    """Causal multi-head attention with heads divided over the tensor-parallel axis.
+
+    The rows of `query_key_value` are ordered [n, 3, d] (Megatron checkpoint versions 2 and 3), so that a contiguous
+    slice holds whole heads.
+    """
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool = False) -> None:
+        super().__init__()
+        self.layer, self.axis, self.recompute = layer, mesh.tp, recompute
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.query_key_value = ColumnParallelLinear(
+            config.hidden_size, 3 * config.hidden_size, mesh.tp, mesh.sequence_parallel
+        )
+        self.dense = RowParallelLinear(config.hidden_size, config.hidden_size, mesh.tp, mesh.sequence_parallel)
+
+    def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+        heads = self.num_heads // self.axis.size
+        qkv = self.query_key_value(x)  # [s, b, 3h/t]
+        s, b, _ = qkv.shape
+        qkv = qkv.view(s, b, heads, 3, self.head_dim)
+        query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n/t, s, d]
+        if dropout is None:
+            context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        elif self.recompute and torch.is_grad_enabled():
+            context = checkpoint(self._attend_with_dropout, query, key, value, dropout, use_reentrant=False,
+                                 preserve_rng_state=False)  # fmt: skip
+        else:
+            context = self._attend_with_dropout(query, key, value, dropout)
+        return self.dense(context.permute(2, 0, 1, 3).reshape(s, b, heads * self.head_dim))  # [s, b, h]
+
+    def forward_at(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The output at positions [b, q] alone, without dropout: [s, b, h] → [q, b, h]."""
+        heads, columns = self.num_heads // self.axis.size, x.size(2)
+        rows = x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, columns))  # [q, b, h]
+        weight = self.query_key_value.weight.view(heads, 3, self.head_dim, columns)
+        bias = self.query_key_value.bias.view(heads, 3, self.head_dim)
+        query = F.linear(rows, weight[:, 0].flatten(0, 1), bias[:, 0].flatten())  # [q, b, h/t]
+        query = query.unflatten(2, (heads, self.head_dim)).permute(1, 2, 0, 3)  # [b, n/t, q, d]
+        key_value = F.linear(x, weight[:, 1:].flatten(0, 2), bias[:, 1:].flatten())  # [s, b, 2h/t]
+        key, value = key_value.unflatten(2, (heads, 2, self.head_dim)).permute(3, 1, 2, 0, 4)  # each [b, n/t, s, d]
+        is_past = torch.arange(x.size(0), device=x.device) <= positions[:, None, :, None]  # [b, 1, q, s]
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=is_past)
+        return self.dense(context.permute(2, 0, 1, 3).flatten(2))
+
+    def _attend_with_dropout(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: Dropout
+    ) -> torch.Tensor:
+        s, heads = query.size(2), query.size(1)
+        scores = torch.matmul(query * (1.0 / math.sqrt(self.head_dim)), key.transpose(-1, -2))  # [b, n/t, s, s]
+        future = torch.ones(s, s, dtype=torch.bool, device=scores.device).triu_(1)
+        work = scores.dtype if scores.dtype == torch.float64 else torch.float32
+        weights = torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1, dtype=work).to(scores.dtype)
+        keep = dropout.keep(f"layers.{self.layer}.attention", (self.num_heads, s, s), scores.device)
+        keep = keep[:, self.axis.rank * heads : (self.axis.rank + 1) * heads]
+        return torch.matmul(weights * dropout.scale(keep, weights.dtype), value)
