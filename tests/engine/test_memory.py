@@ -9,7 +9,7 @@ import pytest
 from tests.engine.small_run import mlm_train, write_toml
 
 SHORT = {"iterations": 2, "warmup_iterations": 1, "microbatch_size": 2, "validation_samples": 4}
-NARROW, WIDE = 64, 640
+NARROW, WIDE = 64, 384
 
 
 @pytest.mark.parametrize("tp", [1, 2])
