@@ -4,32 +4,16 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from markupsafe import Markup
 
 from lineage.errors import BadInput, IntegrityFailure, UserError
 from reports.benchmark_results import KINDS, TOLERANCE, Benchmark, Data, DataScale, Eval, Parallel
-from reports.exhibit import Exhibit, csv_text
+from reports.exhibit import Draw, Exhibit, Section, Table
 from reports.files import Problem, one_line, read_json
-from reports.numbers import MISSING, percent, show, size_bytes
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells as text under their heads; the first `words` columns are words, the others numbers."""
-
-    heads: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    words: int
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A benchmark as the page shows it."""
-
-    exhibit: Exhibit
-    tables: tuple[Table, ...]
-    notes: tuple[str, ...]
-    where: str
+from reports.numbers import MISSING, percent, printable, show, size_bytes
 
 
 @dataclass(frozen=True)
@@ -37,8 +21,13 @@ class Benchmarks:
     """A folder of results; a sentence for each file that cannot be used."""
 
     name: str
-    found: tuple[Measured, ...]
+    exhibits: tuple[Exhibit, ...]
     problems: tuple[Problem, ...]
+
+    @property
+    def section(self) -> Section:
+        """Its part of the page."""
+        return Section("benchmarks", "Benchmarks", self.exhibits, problems=[one.sentence for one in self.problems])
 
 
 TITLES = {
@@ -53,14 +42,14 @@ def load_benchmarks(directory: Path) -> Benchmarks:
     """Every JSON file of a folder. Raises BadInput if it is not a folder."""
     if not directory.is_dir():
         raise BadInput(f"{directory} is not a directory of benchmark results")
-    found: list[Measured] = []
+    found: list[Exhibit] = []
     problems = []
     for path in sorted(directory.glob("*.json")):
         try:
             kind = _kind(path)
-            names = {one.exhibit.name for one in found}
+            names = {one.name for one in found}
             name = f"bench-{kind}" if f"bench-{kind}" not in names else f"bench-{kind}-{len(names) + 1}"
-            found.append(_measured(name, kind, read_json(path, KINDS[kind])))
+            found.append(_exhibit(name, kind, read_json(path, KINDS[kind])))
         except UserError as error:
             problems.append(Problem("benchmarks", f"A benchmark cannot be shown: {error}.", damaged=True))
     if not found and not problems:
@@ -80,16 +69,17 @@ def _kind(path: Path) -> str:
     return kind
 
 
-def _measured(name: str, kind: str, result: Benchmark) -> Measured:
-    drawing, caption = None, []
+def _exhibit(name: str, kind: str, result: Benchmark) -> Exhibit:
+    draw: Draw | None = None
+    caption: list[str] = []
+    alt = ""
     match result:
         case DataScale():
             from reports.figures import data_scale
-            from reports.render import render
 
             tables, caption = [_scale_table(result)], _scale_caption(result)
             alt = f"Two line charts over input size. {' '.join(caption)}"
-            drawing = render(name, lambda narrow: data_scale.draw(result, narrow), alt)
+            draw = partial(data_scale.draw, result)
         case Data():
             tables = [_data_table(result)]
         case Eval():
@@ -98,13 +88,24 @@ def _measured(name: str, kind: str, result: Benchmark) -> Measured:
             tables = [_parallel_table(result)]
         case _:
             raise IntegrityFailure(f"there is no page for {kind}")
+    shown = tuple(table for table in tables if table.rows)
+    caption.append(f"Measured on {_where(result)}.")
+    command = shlex.join(result.environment.argv)
+    return Exhibit(name, TITLES[kind], caption, tables[0], command, draw, alt, shown, _notes(result.notes))
+
+
+def _where(result: Benchmark) -> str:
     machine = result.environment
-    text = csv_text(tables[0].heads, tables[0].rows)
-    exhibit = Exhibit(name, TITLES[kind], caption, text, shlex.join(machine.argv), drawing)
     commit = str(machine.source.get("commit") or "")[:12]
     where = ", ".join(part for part in (machine.cpu, f"{machine.cores} cores" if machine.cores else "") if part)
-    where = (where or "hardware not recorded") + (f"; code {commit}" if commit else "")
-    return Measured(exhibit, tuple(table for table in tables if table.rows), tuple(result.notes), where)
+    return (where or "hardware not recorded") + (f"; code {commit}" if commit else "")
+
+
+def _notes(notes: Sequence[str]) -> Markup:
+    if not notes:
+        return Markup("")
+    lines = Markup("").join(Markup("<li>{}</li>").format(printable(note)) for note in notes)
+    return Markup('<details class="numbers"><summary>How it was measured</summary><ul>{}</ul></details>').format(lines)
 
 
 def _data_table(result: Data) -> Table:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from reports.exhibit import csv_text
+from reports.exhibit import Table
 from reports.files import Document
 from reports.numbers import percent, size_bytes
 
@@ -121,12 +121,12 @@ def banding_alt(found: NearDuplicates) -> str:
     )
 
 
-def banding_csv(found: NearDuplicates) -> str:
+def banding_data(found: NearDuplicates) -> Table:
     """The curve's points, then the bins of the histogram by their lower edge."""
     bins = found.compared_pairs_by_similarity
-    rows = [("expected recall", similarity, value) for similarity, value in found.s_curve]
-    rows += [("compared pairs", index / len(bins), count) for index, count in enumerate(bins)]
-    return csv_text(("series", "jaccard", "value"), rows)
+    rows = [("expected recall", str(similarity), str(value)) for similarity, value in found.s_curve]
+    rows += [("compared pairs", str(index / len(bins)), str(count)) for index, count in enumerate(bins)]
+    return Table(("series", "jaccard", "value"), rows)
 
 
 def _pieces(shard: Shard) -> str:

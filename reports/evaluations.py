@@ -9,7 +9,7 @@ from pydantic import Field
 
 from lineage.errors import UserError
 from lineage.records import Kind
-from reports.exhibit import csv_text
+from reports.exhibit import Table
 from reports.files import Document, Problem, read_json
 from reports.numbers import MISSING, show
 
@@ -92,13 +92,14 @@ def evaluation_rows(found: dict[str, Evaluation], order: Sequence[str]) -> tuple
     return texts, [row for row in rows if row.result.accuracy is not None]
 
 
-def evaluations_csv(found: dict[str, Evaluation]) -> str:
+def evaluations_data(found: dict[str, Evaluation]) -> Table:
     """A line for each result, numbers as recorded."""
     fields = [name for name in Evaluation.model_fields if name not in ("protocol", "checkpoint", "blocks")]
     rows = [
-        [stem, *("" if (v := getattr(one, field)) is None else v for field in fields)] for stem, one in found.items()
+        [stem, *("" if (v := getattr(one, field)) is None else str(v) for field in fields)]
+        for stem, one in found.items()
     ]
-    return csv_text(["evaluation", *fields], rows)
+    return Table(["evaluation", *fields], rows, 3)
 
 
 def _row(model: str, result: Evaluation) -> Row:

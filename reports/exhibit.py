@@ -1,35 +1,106 @@
-"""What the page shows with its caption, its data and the commands that make it."""
+"""What the page is made of: sections of exhibits, each with its caption, its data and the command that makes it."""
 
 import base64
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from reports.render import Drawing
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Draw = Callable[[bool], "Figure"]
+"""Draws for a wide page, or for a column of 4.5 inches when given True."""
+NO_MARKUP = Markup("")
+MOST_INLINE_BYTES = 200_000
+"""Data above this stand beside the page only, not in it as well."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text under their heads; the first `words` columns are words, the others numbers."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: int = 1
+    title: str = ""
+
+    @property
+    def csv(self) -> str:
+        """Comma-separated, under the heads."""
+        return csv_text(self.heads, self.rows)
+
+    @property
+    def markdown(self) -> str:
+        """As GitHub reads it, numbers to the right."""
+        ruler = ["---" if place < self.words else "---:" for place in range(len(self.heads))]
+        lines = [_markdown(self.heads), f"| {' | '.join(ruler)} |", *map(_markdown, self.rows)]
+        return "\n".join(([f"**{self.title}**", ""] if self.title else []) + lines) + "\n"
+
+    @property
+    def latex(self) -> str:
+        """A tabular that needs no package."""
+        columns = "l" * self.words + "r" * (len(self.heads) - self.words)
+        body = [f"{' & '.join(map(_latex, row))} \\\\" for row in self.rows]
+        begin, heads = f"\\begin{{tabular}}{{{columns}}}", f"{' & '.join(map(_latex, self.heads))} \\\\"
+        title = [f"% {' '.join(self.title.split())}"] if self.title else []
+        return "\n".join([*title, begin, "\\hline", heads, "\\hline", *body, "\\hline", "\\end{tabular}"]) + "\n"
 
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A figure or table with its caption, its data and the commands that make it."""
+    """A figure, or tables, or both, with all that stands under it."""
+
+    name: str
+    """Id on the page and name of its files."""
+    title: str
+    caption: Sequence[str]
+    """Sentences on what to see, written from the data."""
+    data: Table
+    """The numbers as recorded: what NAME.csv holds."""
+    command: str = ""
+    """Makes the numbers again; empty where that is not known."""
+    draw: Draw | None = None
+    alt: str = ""
+    """Text alternative of the figure."""
+    tables: Sequence[Table] = ()
+    """Shown on the page, and written as Markdown and LaTeX."""
+    body: Markup = NO_MARKUP
+    """Further markup under the caption, made with escaping by who gives it."""
+    column: bool = False
+    """Drawn at column width, two beside each other on a wide page."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of numbers in it, if its data name them."""
+        if "kind" not in self.data.heads:
+            return ()
+        place = self.data.heads.index("kind")
+        return tuple(dict.fromkeys(row[place] for row in self.data.rows))
+
+    @property
+    def download(self) -> Markup | None:
+        """The CSV as a link that needs no other file; None where it is too long for a page."""
+        text = self.data.csv.encode("utf-8", "replace")
+        if len(text) > MOST_INLINE_BYTES:
+            return None
+        return Markup(f"data:text/csv;charset=utf-8;base64,{base64.b64encode(text).decode('ascii')}")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page under one heading."""
 
     name: str
     title: str
-    caption: list[str]
-    csv: str
-    command: str
-    drawing: Drawing | None = None
-    rows: tuple[dict[str, str], ...] = ()
-    """The numbers behind a figure, one record each."""
-
-    @property
-    def download(self) -> Markup:
-        """The CSV as a link that needs no other file."""
-        data = base64.b64encode(self.csv.encode("utf-8", "replace")).decode("ascii")
-        return Markup(f"data:text/csv;charset=utf-8;base64,{data}")
+    exhibits: Sequence[Exhibit]
+    lead: Sequence[str] = ()
+    """Sentences before the first exhibit."""
+    problems: Sequence[str] = ()
+    """Sentences on what is missing here, or cannot be shown."""
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -39,3 +110,16 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     writer.writerow(header)
     writer.writerows(rows)
     return buffer.getvalue()
+
+
+def _markdown(cells: Iterable[str]) -> str:
+    safe = (" ".join(cell.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;") for cell in cells)
+    return f"| {' | '.join(safe)} |"
+
+
+_LATEX = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": "\\textbackslash{}", "~": "\\textasciitilde{}",
+          "^": "\\textasciicircum{}", "\n": " "}  # fmt: skip
+
+
+def _latex(cell: str) -> str:
+    return "".join(_LATEX.get(sign, sign) for sign in cell)

@@ -67,3 +67,8 @@ def parameters(value: float | int | None) -> str:
         if value >= factor:
             return f"{value / factor:.4g} {unit}"
     return f"{value:,.0f}"
+
+
+def printable(text: object) -> str:
+    """Text with control characters made visible; line breaks and tabs are kept."""
+    return "".join(chr(0x2400 + ord(sign)) if ord(sign) < 32 and sign not in "\n\t" else sign for sign in str(text))

@@ -1,5 +1,6 @@
 """The page: figures, tables and sentences put into one self-contained HTML file."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,15 @@ from markupsafe import Markup
 
 from lineage.atomic import new_directory
 from lineage.digest import seal
-from lineage.records import Kind, Record
 from reports import data_card, findings, tables
 from reports.benchmarks import Benchmarks
-from reports.curves import build_curves, model_order
-from reports.evaluations import CONVENTIONS, EVALUATIONS, evaluation_rows, evaluations_csv
-from reports.exhibit import Exhibit
+from reports.curves import model_order
+from reports.evaluations import CONVENTIONS, EVALUATIONS, evaluation_rows
+from reports.exhibit import Exhibit, Section
 from reports.load import DATASET, LEDGER, MARKER, RECORDS, Reproduction
-from reports.numbers import show
-from reports.render import Draw, render, write_drawing
+from reports.numbers import printable, show
+from reports.render import Drawing, render, write_drawing
+from reports.reproduced import figure_6_curves, own_kind, reproduction_exhibits
 from reports.style import KIND_GLYPHS, KIND_MEANINGS, theme_css
 
 REPORT = "report"
@@ -25,27 +26,38 @@ REPORT = "report"
 def build_report(reproduction: Reproduction, benchmarks: Benchmarks | None = None) -> Path:
     """Write `report/` inside the reproduction directory, whole or not at all, and return the page's path.
 
-    The folder holds index.html, which refers to nothing outside itself, and figures/NAME.{svg,png,csv}; it is sealed
-    on its own. The same reproduction gives the same bytes.
+    The folder holds index.html, which refers to nothing outside itself, and for each exhibit figures/NAME.csv, with
+    .svg and .png where it is drawn, .md and .tex where it is tables; it is sealed on its own. The same reproduction
+    gives the same bytes.
     """
-    exhibits = _exhibits(reproduction)
-    if benchmarks:
-        exhibits |= {one.exhibit.name: one.exhibit for one in benchmarks.found}
-    html = render_page(reproduction, exhibits, benchmarks)
+    exhibits = reproduction_exhibits(reproduction)
+    sections = report_sections(reproduction, benchmarks)
+    found = [*exhibits.values(), *(exhibit for section in sections for exhibit in section.exhibits)]
+    drawings = {one.name: render(one.name, one.draw, one.alt) for one in found if one.draw}
+    html = render_page(reproduction, exhibits, sections, drawings, benchmarks)
     target = reproduction.directory / REPORT
     with new_directory(target) as directory:
         figures = directory / "figures"
         figures.mkdir()
         (directory / "index.html").write_bytes(html.encode("utf-8", "replace"))
-        for exhibit in exhibits.values():
-            (figures / f"{exhibit.name}.csv").write_bytes(exhibit.csv.encode("utf-8", "replace"))
-            if exhibit.drawing:
-                write_drawing(figures, exhibit.name, exhibit.drawing)
+        for exhibit in found:
+            _write_exhibit(figures, exhibit, drawings.get(exhibit.name))
         seal(directory)
     return target / "index.html"
 
 
-def render_page(reproduction: Reproduction, exhibits: dict[str, Exhibit], benchmarks: Benchmarks | None = None) -> str:
+def report_sections(reproduction: Reproduction, benchmarks: Benchmarks | None) -> list[Section]:
+    """The parts of the page that are lists of exhibits."""
+    return [benchmarks.section] if benchmarks else []
+
+
+def render_page(
+    reproduction: Reproduction,
+    exhibits: dict[str, Exhibit],
+    sections: Sequence[Section],
+    drawings: dict[str, Drawing],
+    benchmarks: Benchmarks | None,
+) -> str:
     """The HTML text; every value is escaped except drawings and styles made here."""
     environment = Environment(
         loader=PackageLoader("reports"),
@@ -56,22 +68,33 @@ def render_page(reproduction: Reproduction, exhibits: dict[str, Exhibit], benchm
     )
     environment.filters["printable"] = printable
     environment.filters["show"] = show
-    return environment.get_template("page.html").render(_context(reproduction, exhibits, benchmarks))
+    redraw = f"mlm-report build {reproduction.directory.parent.name}/{reproduction.name}"
+    environment.globals |= {
+        "drawings": drawings,
+        "glyphs": KIND_GLYPHS,
+        "redraw": redraw + (f" --bench {benchmarks.name}" if benchmarks else ""),
+    }
+    return environment.get_template("page.html").render(_context(reproduction, exhibits, sections))
 
 
-def printable(text: object) -> str:
-    """Text with control characters made visible; line breaks and tabs are kept."""
-    return "".join(chr(0x2400 + ord(sign)) if ord(sign) < 32 and sign not in "\n\t" else sign for sign in str(text))
+def _write_exhibit(folder: Path, exhibit: Exhibit, drawing: Drawing | None) -> None:
+    files = {"csv": exhibit.data.csv}
+    if exhibit.tables:
+        files["md"] = "\n".join(table.markdown for table in exhibit.tables)
+        files["tex"] = "\n".join(table.latex for table in exhibit.tables)
+    for form, text in files.items():
+        (folder / f"{exhibit.name}.{form}").write_bytes(text.encode("utf-8", "replace"))
+    if drawing:
+        write_drawing(folder, exhibit.name, drawing)
 
 
 def _context(
-    reproduction: Reproduction, exhibits: dict[str, Exhibit], benchmarks: Benchmarks | None
+    reproduction: Reproduction, exhibits: dict[str, Exhibit], sections: Sequence[Section]
 ) -> dict[str, Any]:  # fmt: skip
     summary, manifest = reproduction.summary, reproduction.manifest
     folder = Path(__file__).parent / "templates"
     source_state = manifest.get("environment", {}).get("source", {})
-    ours = _own_kind(reproduction)
-    curves = _figure_6_curves(reproduction)
+    ours = own_kind(reproduction)
     table_3 = reproduction.select("2019/table-3")
     order = model_order(reproduction)
     texts, clozes = evaluation_rows(reproduction.evaluations, order)
@@ -88,16 +111,15 @@ def _context(
         "identity": str(manifest.get("identity", "")),
         "parents": manifest.get("parents", {}),
         "ours": ours,
-        "glyphs": KIND_GLYPHS,
         "meanings": KIND_MEANINGS,
         "limits": findings.scale_limits(reproduction),
         "findings": [
-            findings.ordering_finding(curves, reproduction.select("2019/figure-6")),
+            findings.ordering_finding(figure_6_curves(reproduction), reproduction.select("2019/figure-6")),
             findings.evaluation_finding(table_3),
             findings.data_finding(reproduction.ledger, ours),
         ],
         "exhibits": exhibits,
-        "fields": tables.RECORD_FIELDS,
+        "sections": sections,
         "series": [name for name in order if name in named or any(r.series == name for r in table_3)],
         "benchmarks": tables.compare(table_3, tables.BENCHMARKS),
         "fallbacks": tables.compare(table_3, tables.FALLBACKS),
@@ -106,8 +128,6 @@ def _context(
         "trainings": tables.trainings(summary.models),
         "attrition": tables.attrition(reproduction.ledger) if reproduction.ledger else [],
         "provenance": tables.provenance(reproduction),
-        "redraw": _redraw(reproduction, benchmarks),
-        "bench": benchmarks,
         "card": reproduction.card,
         "card_settings": data_card.settings(reproduction.card) if reproduction.card else [],
         "card_files": data_card.files(reproduction.card) if reproduction.card else [],
@@ -121,115 +141,3 @@ def _context(
         "card_problems": reproduction.problems_of(DATASET),
         "evaluation_problems": reproduction.problems_of(EVALUATIONS),
     }
-
-
-def _exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
-    """Everything that has numbers; what has none is absent."""
-    from reports.figures import figure_6, ledger_funnel, near_duplicates, training_loss
-
-    found: dict[str, Exhibit] = {}
-    records = reproduction.select("2019/figure-6", "validation_perplexity")
-    curves = _figure_6_curves(reproduction)
-    if curves:
-        title = "Validation perplexity against iterations"
-        caption = findings.ordering_caption(curves)
-        alt = findings.figure_6_alt(curves)
-        found["figure-6"] = _figure(
-            reproduction,
-            "figure-6",
-            title,
-            caption,
-            alt,
-            lambda narrow: figure_6.draw(curves, narrow),
-            records,
-        )
-    records = reproduction.select("2019/training-loss", "training_loss")
-    losses = build_curves(records, model_order(reproduction))
-    if losses:
-        title = "Training loss against iterations"
-        found["training-loss"] = _figure(
-            reproduction,
-            "training-loss",
-            title,
-            [findings.training_loss_caption(losses)],
-            findings.training_loss_alt(losses),
-            lambda narrow: training_loss.draw(losses, narrow),
-            records,
-        )
-    records = reproduction.select("2019/table-3")
-    if records:
-        rows = tuple(tables.record_rows(records))
-        command = _command(reproduction, "table-3")
-        text = tables.records_csv(records)
-        found["table-3"] = Exhibit("table-3", "WikiText-103 and LAMBADA", [], text, command, rows=rows)
-    shown = {(row["experiment"], row["quantity"]) for exhibit in found.values() for row in exhibit.rows}
-    further = [r for r in reproduction.records if (r.experiment, r.quantity) not in shown]
-    if further:
-        text = tables.records_csv(further)
-        rows = tuple(tables.record_rows(further))
-        command = _command(reproduction, "validation")
-        found["further-numbers"] = Exhibit("further-numbers", "Further numbers", [], text, command, rows=rows)
-    ledger = reproduction.ledger
-    if ledger:
-        alt = findings.funnel_alt(ledger)
-        drawing = render("data-ledger", lambda narrow: ledger_funnel.draw(ledger.stages, narrow), alt)
-        command = _command(reproduction, "data-ledger", "ledger")
-        caption = ["Solid: kept after the stage. Hatched: dropped by the stage."]
-        title = "What each stage kept and dropped"
-        text = tables.ledger_csv(ledger)
-        found["data-ledger"] = Exhibit("data-ledger", title, caption, text, command, drawing)
-    banding = ledger.near_duplicates if ledger else None
-    if banding:
-        name, title = "near-duplicates", "Near-duplicates: what the banding finds"
-        drawing = render(name, lambda narrow: near_duplicates.draw(banding, narrow), data_card.banding_alt(banding))
-        command = _command(reproduction, "data-ledger", "ledger")
-        text = data_card.banding_csv(banding)
-        found[name] = Exhibit(name, title, data_card.banding_caption(banding), text, command, drawing)
-    if reproduction.evaluations:
-        text = evaluations_csv(reproduction.evaluations)
-        command = _command(reproduction, "table-3")
-        found["evaluations"] = Exhibit("evaluations", "Evaluations by convention", [], text, command)
-    if reproduction.summary.models:
-        text = tables.models_csv(reproduction.summary.models, _own_kind(reproduction))
-        command = _command(reproduction, "models")
-        found["models"] = Exhibit("models", "Published and trained shapes", [], text, command)
-    return found
-
-
-def _figure(
-    reproduction: Reproduction,
-    name: str,
-    title: str,
-    caption: list[str],
-    alt: str,
-    draw: Draw,
-    records: list[Record],
-) -> Exhibit:
-    rows = tuple(tables.record_rows(records))
-    text = tables.records_csv(records)
-    command = _command(reproduction, name)
-    return Exhibit(name, title, caption, text, command, render(name, draw, alt), rows)
-
-
-def _figure_6_curves(reproduction: Reproduction) -> list[Any]:
-    records = reproduction.select("2019/figure-6", "validation_perplexity")
-    return build_curves(records, model_order(reproduction))
-
-
-def _own_kind(reproduction: Reproduction) -> Kind:
-    return "scaled" if reproduction.summary.mode == "scaled" else "measured"
-
-
-def _command(reproduction: Reproduction, *names: str) -> str:
-    """The command that makes the numbers again, as the summary gives it; empty if it gives none."""
-    commands = reproduction.summary.commands
-    for name in names:
-        for key in (name, f"2019/{name}"):
-            if key in commands:
-                return commands[key]
-    return ""
-
-
-def _redraw(reproduction: Reproduction, benchmarks: Benchmarks | None) -> str:
-    bench = f" --bench {benchmarks.name}" if benchmarks else ""
-    return f"mlm-report build {reproduction.directory.parent.name}/{reproduction.name}{bench}"

@@ -2,20 +2,17 @@
 
 import io
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
+from reports.exhibit import Draw
 from reports.style import figure_style, follow_theme
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Draw = Callable[[bool], "Figure"]
-"""Draws for a wide page, or for a narrow one when given True."""
 
 _METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _UNWANTED = (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lineage.records import Kind, Record
-from reports.exhibit import csv_text
+from reports.exhibit import Table
 from reports.load import Ledger, Model, Reproduction
 from reports.numbers import MISSING, accuracy, duration, exact, parameters, percent, show, size_bytes
 
@@ -29,8 +29,9 @@ SHAPE = (
     ("learning_rate", "learning rate"),
 )
 RECORD_FIELDS = (
-    "experiment series quantity kind x_name x value unit source digest seed note".split()  # noqa: SIM905
+    "experiment series quantity kind x_name x value low high unit source digest seed note".split()  # noqa: SIM905
 )
+EXACT = ("x", "value", "low", "high")
 
 
 @dataclass(frozen=True)
@@ -159,25 +160,18 @@ def provenance(reproduction: Reproduction) -> list[dict[str, Any]]:
     return [{**dict(zip(fields, key, strict=True)), "count": count} for key, count in sorted(groups.items())]
 
 
-def record_rows(records: Iterable[Record]) -> list[dict[str, str]]:
-    """Every field of each record as text, numbers as recorded."""
+def records_data(records: Iterable[Record]) -> Table:
+    """The records, one a line, under their field names, numbers as recorded."""
     rows = []
     for record in records:
         values = record.model_dump()
-        rows.append(
-            {name: exact(values[name]) if name in ("x", "value") else _plain(values[name]) for name in RECORD_FIELDS}
-        )
-    return rows
+        rows.append([exact(values[one]) if one in EXACT else _plain(values[one]) for one in RECORD_FIELDS])
+    return Table(RECORD_FIELDS, rows, 4)
 
 
-def records_csv(records: Iterable[Record]) -> str:
-    """The records, one a line, under their field names."""
-    return csv_text(RECORD_FIELDS, [list(row.values()) for row in record_rows(records)])
-
-
-def ledger_csv(ledger: Ledger) -> str:
+def ledger_data(ledger: Ledger) -> Table:
     """A line for what each stage kept (no reason) and a line for each reason for dropping."""
-    rows: list[list[Any]] = []
+    rows: list[list[str]] = []
     for stage in ledger.stages:
         kept = (stage.documents_out, stage.bytes_out, stage.tokens_out)
         rows.append([stage.name, "kept", "", *(_plain(value) for value in kept)])
@@ -185,20 +179,20 @@ def ledger_csv(ledger: Ledger) -> str:
             [stage.name, "dropped", reason, *(_plain(v) for v in (lost.documents, lost.bytes, lost.tokens))]
             for reason, lost in stage.dropped.items()
         ]
-    return csv_text(["stage", "decision", "reason", "documents", "bytes", "tokens"], rows)
+    return Table(["stage", "decision", "reason", "documents", "bytes", "tokens"], rows, 3)
 
 
-def models_csv(models: Sequence[Model], ours: Kind) -> str:
+def models_data(models: Sequence[Model], ours: Kind) -> Table:
     """A line for each model's published and trained configuration, with how the trained one was trained."""
     training = ["run", "tokens", "seed", "train_seconds", "tokens_per_second", "checkpoint_digest"]
     keys = [key for key, _ in SHAPE]
-    rows: list[list[Any]] = []
+    rows: list[list[str]] = []
     for model in models:
         rows.append([model.name, "published", *(_plain(model.published.get(key)) for key in keys)])
         rows[-1] += [""] * len(training)
         rows.append([model.name, ours, *(_plain(model.trained.get(key)) for key in keys)])
         rows[-1] += [_plain(getattr(model, name)) for name in training]
-    return csv_text(["model", "kind", *keys, *training], rows)
+    return Table(["model", "kind", *keys, *training], rows, 2)
 
 
 def _entry(record: Record) -> Entry:

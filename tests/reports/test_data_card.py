@@ -68,9 +68,9 @@ def test_a_size_over_its_bound_or_off_the_line_is_said(tmp_path: Path) -> None:
     result = benchmarks()["data-scale"]
     result["rows"][2] |= {"megabytes_per_second": 2.6, "bound_bytes": 1_000_000_000}
     (path / "data-scale.json").write_text(json.dumps(result))
-    (found,) = [one for one in load_benchmarks(path).found if one.exhibit.drawing]
-    assert "100.0% above the slowest, not within 20%" in found.exhibit.caption[0]
-    assert "not under the stated bound" in found.exhibit.caption[1]
+    (found,) = [one for one in load_benchmarks(path).exhibits if one.draw]
+    assert "100.0% above the slowest, not within 20%" in found.caption[0]
+    assert "not under the stated bound" in found.caption[1]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_bad_benchmark_is_one_sentence_and_the_rest_is_read(tmp_path: Path, te
     path = write_benchmarks(tmp_path)
     (path / "bad.json").write_bytes(text.encode("latin-1"))
     found = load_benchmarks(path)
-    assert len(found.found) == len(benchmarks())
+    assert len(found.exhibits) == len(benchmarks())
     (problem,) = found.problems
     assert problem.damaged
     assert "bad.json" in problem.sentence
@@ -99,7 +99,7 @@ def test_a_bad_benchmark_is_one_sentence_and_the_rest_is_read(tmp_path: Path, te
 def test_two_results_of_one_benchmark_are_both_shown(tmp_path: Path) -> None:
     path = write_benchmarks(tmp_path)
     (path / "data-scale-again.json").write_bytes((path / "data-scale.json").read_bytes())
-    names = [one.exhibit.name for one in load_benchmarks(path).found]
+    names = [one.name for one in load_benchmarks(path).exhibits]
     assert len(set(names)) == len(benchmarks()) + 1
 
 

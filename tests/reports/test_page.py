@@ -71,7 +71,7 @@ def _rows(html: str) -> list[list[str]]:
 
 def test_every_record_is_on_the_page_with_its_kind_and_source(built: Built) -> None:
     rows = [row for row in _rows(built.html) if len(row) == len(RECORD_FIELDS)]
-    shown = {(*row[:3], row[3].split()[-1], row[5], row[6], row[8]) for row in rows}
+    shown = {(*row[:3], row[3].split()[-1], row[5], row[6], row[10]) for row in rows}
     for record in records():
         x, value = exact(record.x), exact(record.value)
         names = (record.experiment, record.series, record.quantity)
