@@ -17,6 +17,7 @@ import torch
 from engine.config import ModelConfig, RunConfig
 from engine.model.gpt2 import GPT2
 from engine.optim.flat import FlatOptimizer
+from engine.parallel.layout import check_tensor_parallel
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from engine.pipeline.stages import split_layers
@@ -120,11 +121,8 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
     if link := next((entry for entry in directory.rglob("*") if entry.is_symlink()), None):
         raise IntegrityFailure(f"{link} is a symbolic link, which no checkpoint has")
     digest = check_seal(directory)
-    values = _read_json(directory / "config.json")
-    config = parse_config(values.get("model", {}), ModelConfig, str(directory / "config.json"))
-    for size, what in ((config.num_heads, "attention heads"), (config.padded_vocab_size, "vocabulary rows")):
-        if size % mesh.tp.size:
-            raise BadInput(f"tp = {mesh.tp.size} does not divide the {size} {what} of {directory}")
+    config = read_model_config(directory)
+    check_tensor_parallel(config, mesh.tp.size, directory)
     index = {n: e for n, e in _read_json(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)}
     if len(index) < config.num_layers:  # before a model of that size is made
         raise IntegrityFailure(f"{directory} has {len(index)} tensors, too few for its {config.num_layers} layers")
@@ -137,6 +135,12 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
     with torch.no_grad():
         read_into(directory, index, {p.name: (p, p.local.data) for p in sharded_parameters(model, mesh)})
     return LoadedCheckpoint(model.eval(), config, directory, digest)
+
+
+def read_model_config(directory: Path) -> ModelConfig:
+    """The model of a checkpoint. Raises IntegrityFailure if its config.json cannot be read, BadInput if it is wrong."""
+    path = directory / "config.json"
+    return parse_config(_read_json(path).get("model", {}), ModelConfig, str(path))
 
 
 def resolve_checkpoint(path: Path) -> Path:

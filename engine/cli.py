@@ -64,10 +64,23 @@ def export_(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint or run directory.")],
     out: Annotated[Path, typer.Argument(help="New directory.")],
 ) -> None:
-    """Write a checkpoint as a Hugging Face GPT-2 directory."""
+    """Write a checkpoint as a Hugging Face directory; what `shard-hf` divided is merged into the files it came from."""
     from engine.formats.huggingface import export_huggingface
+    from engine.formats.huggingface_shards import is_sharded, merge_huggingface
 
-    print(f"written: {export_huggingface(checkpoint, out)}")
+    print(f"written: {(merge_huggingface if is_sharded(checkpoint) else export_huggingface)(checkpoint, out)}")
+
+
+@app.command("shard-hf")
+def shard_hf(
+    directory: Annotated[Path, typer.Argument(help="Hugging Face GPT-2 or BERT directory, with safetensors.")],
+    out: Annotated[Path, typer.Argument(help="New checkpoint directory.")],
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks, a file each.")] = 1,
+) -> None:
+    """Divide a Hugging Face model over tensor-parallel ranks, bit for bit; `export` merges it again."""
+    from engine.formats.huggingface_shards import shard_huggingface
+
+    print(f"written: {shard_huggingface(directory, out, tp)}")
 
 
 @app.command("import")
@@ -180,7 +193,7 @@ def _start(config: RunConfig, runs: Path, arguments: list[str], ranks: int | Non
 def main() -> None:
     """Entry point."""
     keep_large_buffers()
-    run_command(app, default="run", verbs=("run", "resume", "schedule", "export", "import"))
+    run_command(app, default="run", verbs=("run", "resume", "schedule", "export", "import", "shard-hf"))
 
 
 if __name__ == "__main__":

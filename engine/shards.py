@@ -46,9 +46,23 @@ def merge_descriptions(descriptions: Iterable[dict[str, Entry]]) -> dict[str, En
     }
 
 
-def whole_index(shapes: Mapping[str, tuple[int, ...]], file: str) -> dict[str, Entry]:
-    """The index of undivided tensors in one file."""
-    return {name: {"shape": list(shape), "dim": None, "files": [file]} for name, shape in shapes.items()}
+def read_whole(directory: Path, index: dict[str, Entry], name: str) -> torch.Tensor:
+    """A tensor as the undivided model has it, in its own number format.
+
+    Raises IntegrityFailure if the index or a file does not have it.
+    """
+    parts = []
+    try:
+        for file in index[name]["files"]:
+            _check_file_name(directory, file)
+            with safe_open(directory / file, framework="pt") as opened:
+                parts.append(opened.get_tensor(name))
+        whole = torch.cat(parts, index[name]["dim"]) if len(parts) > 1 else parts[0]
+    except (SafetensorError, OSError, KeyError, TypeError, RuntimeError, IndexError) as error:
+        raise IntegrityFailure(f"{directory}: tensor {name!r} cannot be read: {error}") from error
+    if list(whole.shape) != index[name]["shape"]:
+        raise IntegrityFailure(f"{directory}: {name} has shape {list(whole.shape)}, not {index[name]['shape']}")
+    return whole
 
 
 def read_into(

@@ -1,11 +1,12 @@
-"""Weights in published formats: Hugging Face GPT-2 directories in and out, Megatron-LM checkpoints in.
+"""Weights in published formats: Hugging Face directories in and out, Megatron-LM checkpoints in.
 
 Every import ends in `write_checkpoint`, the one place where a checkpoint is made from whole tensors.
 """
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,13 @@ from safetensors import SafetensorError
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig, TwinScale
 from engine.model.gpt2 import GPT2
-from engine.parallel.mesh import serial_mesh
+from engine.parallel.layout import Layout
+from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
-from engine.shards import INDEX, whole_index, write_shard
+from engine.shards import INDEX, describe, merge_descriptions, write_shard
 from lineage.atomic import new_directory, write_json
 from lineage.digest import is_sealed, seal, sha256_file
 from lineage.errors import BadInput, IntegrityFailure
-
-MODEL_FILE = "model-tp00-pp000.safetensors"
 
 
 @dataclass(frozen=True)
@@ -32,25 +32,33 @@ class Imported:
     name: str
     model: ModelConfig
     tensors: dict[str, torch.Tensor]
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
+    """None where the files have none that this suite reads; such a model takes token ids."""
     origin: dict[str, Any]
     """Format and SHA-256 of each file it was read from; becomes `origin.json`."""
     twin: TwinScale | None = None
     """Set when the exported model was a shrunk twin, so that its numbers stay scaled ones."""
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """Files that are kept with the checkpoint unread, by their place in it."""
 
 
-def write_checkpoint(out: Path, imported: Imported) -> str:
-    """Write a sealed checkpoint that `load_for_inference` reads, in fp32, and return its digest.
+def write_checkpoint(out: Path, imported: Imported, tp: int = 1, dtype: torch.dtype | None = torch.float32) -> str:
+    """Write a sealed checkpoint that `load_for_inference` reads, in the files of `tp` ranks, and return its digest.
 
-    It has no optimizer state, so no run goes on from it. Raises IntegrityFailure naming a tensor that is missing,
-    unexpected or misshapen, and BadInput if `out` cannot be made; nothing is left there then.
+    Weights are turned into `dtype`; with None each keeps its number format. It has no optimizer state, so no run goes
+    on from it. Raises IntegrityFailure naming a tensor that is missing, unexpected or misshapen, and BadInput if `out`
+    cannot be made; nothing is left there then.
     """
-    shapes = {p.name: p.global_shape for p in parameters_of(imported.model)}
-    check_tensors(imported.tensors, shapes, imported.name)
+    check_tensors(imported.tensors, {p.name: p.global_shape for p in parameters_of(imported.model)}, imported.name)
     with new_output(out) as temporary:
-        weights = {name: imported.tensors[name].to("cpu", torch.float32).contiguous() for name in shapes}
-        write_shard(temporary / MODEL_FILE, weights)
-        write_json(temporary / INDEX, whole_index(shapes, MODEL_FILE))
+        descriptions = []
+        for rank in range(tp):
+            parts = {p.name: p for p in parameters_of(imported.model, tp, rank)}
+            weights = {name: part.shard(imported.tensors[name]).to("cpu", dtype) for name, part in parts.items()}
+            file = f"model-tp{rank:02d}-pp000.safetensors"
+            write_shard(temporary / file, weights)
+            descriptions.append(describe(parts.items(), file))
+        write_json(temporary / INDEX, merge_descriptions(descriptions))
         described = {
             "name": imported.name,
             "model": imported.model.model_dump(mode="json"),
@@ -58,15 +66,19 @@ def write_checkpoint(out: Path, imported: Imported) -> str:
         }
         write_json(temporary / "config.json", described)
         write_json(temporary / "origin.json", imported.origin)
-        imported.tokenizer.save(temporary / "tokenizer")
+        if imported.tokenizer:
+            imported.tokenizer.save(temporary / "tokenizer")
+        for name, source in imported.files.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, temporary / name)
         return seal(temporary)
 
 
-def parameters_of(config: ModelConfig) -> list[ShardedParameter]:
-    """Name, global shape and divided dim of every parameter of the model, without its values."""
+def parameters_of(config: ModelConfig, tp: int = 1, rank: int = 0) -> list[ShardedParameter]:
+    """Name, global shape and divided dim of every parameter, without its values, on a rank of `tp`."""
+    mesh = ParallelMesh(Layout(tp=tp), Axis(tp, rank), Axis(), Axis(), Axis(), torch.device("meta"))
     with torch.device("meta"):
-        model = GPT2(config, serial_mesh("meta"))
-    return sharded_parameters(model, model.mesh)
+        return sharded_parameters(GPT2(config, mesh), mesh)
 
 
 def check_tensors(found: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]], where: object) -> None:

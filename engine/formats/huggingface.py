@@ -6,6 +6,7 @@ where ours are [n, 3, d] (transformers, `models/gpt2/modeling_gpt2.py`). Shapes:
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ THEIR_NAMES = {
     "mlp.dense_4h_to_h": "mlp.c_proj",
 }
 HEAD = "lm_head.weight"
+PREFIX = "transformer."
+SIZES = ("n_layer", "n_embd", "n_head", "n_positions", "vocab_size")
 NAME = r"\w[\w.-]{0,99}"
 BUFFER = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
 """The causal mask, which old files hold."""
@@ -64,7 +67,7 @@ REQUIRED = {
 
 
 def export_huggingface(checkpoint: Path, out: Path) -> Path:
-    """Write a checkpoint (or a run's newest) as the Hugging Face directory `out`, in fp32, and return `out`.
+    """Write a checkpoint (or a run's newest) as the Hugging Face GPT-2 directory `out`, in fp32, and return `out`.
 
     Padding rows of the vocabulary are left out. Raises BadInput if `out` exists or cannot be written,
     IntegrityFailure if the checkpoint is incomplete or changed.
@@ -121,7 +124,7 @@ def their_name(name: str) -> str:
     """Our global name → theirs."""
     layer, inner = re.fullmatch(r"(?:layers\.(\d+)\.)?(.*)", name).groups()  # type: ignore[union-attr]
     module, _, kind = inner.rpartition(".")
-    return f"transformer.{f'h.{layer}.' if layer else ''}{THEIR_NAMES[module]}.{kind}"
+    return f"{PREFIX}{f'h.{layer}.' if layer else ''}{THEIR_NAMES[module]}.{kind}"
 
 
 def to_theirs(name: str, tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
@@ -151,18 +154,20 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
     (the file's precision is turned into fp32 when written). Raises BadInput for a model that is not this GPT-2 and
     IntegrityFailure for files that are damaged, naming the tensor or file.
     """
-    values = _read_json(directory / CONFIG)
-    tensors, files = _read_weights(directory)
+    values = read_config(directory / CONFIG, SIZES)
+    tensors, files = read_weights(directory, PREFIX, BUFFER)
     tokenizer, tokenizer_files = read_vocabulary_files(vocab) if vocab else read_vocabulary(directory)
     rows = values["vocab_size"]
     ends = {"wpe.weight": (values["n_positions"], values["n_embd"]), "wte.weight": (rows, values["n_embd"])}
     check_tensors({name: tensors[name] for name in ends if name in tensors}, ends, directory)
-    config = _our_config(values, tokenizer.vocab_size, heads, directory / CONFIG)
+    config = our_config(values, tokenizer.vocab_size, directory / CONFIG)
+    if heads is not None and heads != config.num_heads:
+        raise BadInput(f"{directory / CONFIG}: n_head is {config.num_heads}, but --heads says {heads}")
     found = {int(match[1]) for name in tensors if (match := re.match(r"h\.(\d+)\.", name))}
     if len(found) != config.num_layers:
         raise IntegrityFailure(f"{directory}: {CONFIG} says {config.num_layers} layers, the weights have {len(found)}")
     parameters = {p.name: p.global_shape for p in parameters_of(config)}
-    theirs = {name: their_name(name).removeprefix("transformer.") for name in parameters}
+    theirs = {name: their_name(name).removeprefix(PREFIX) for name in parameters}
     shapes = {
         theirs[name]: (rows, shape[1]) if name == WORD_EMBEDDINGS else shape[::-1] if _is_conv1d(name) else shape
         for name, shape in parameters.items()
@@ -191,12 +196,11 @@ def _is_conv1d(name: str) -> bool:
     return name.endswith(".weight") and ("dense" in name or "query_key_value" in name)
 
 
-def _our_config(values: dict[str, Any], vocab_size: int, heads: int | None, path: Path) -> ModelConfig:
+def our_config(values: dict[str, Any], vocab_size: int, path: Path) -> ModelConfig:
+    """The model that a `GPT2Config` describes. Raises BadInput for a setting that makes it another one."""
     for key, allowed in REQUIRED.items():
         if (value := values.get(key, allowed[0])) not in allowed:
             raise BadInput(f"{path}: {key} is {value!r}; a model with {allowed[0]!r} can be imported")
-    if heads is not None and heads != values.get("n_head"):
-        raise BadInput(f"{path}: n_head is {values.get('n_head')!r}, but --heads says {heads}")
     if values.get("n_inner") not in (None, 4 * values["n_embd"]):
         raise BadInput(f"{path}: n_inner is {values['n_inner']!r}; four times n_embd can be imported")
     return parse_config(
@@ -215,6 +219,15 @@ def _our_config(values: dict[str, Any], vocab_size: int, heads: int | None, path
     )
 
 
+def read_config(path: Path, sizes: Sequence[str]) -> dict[str, Any]:
+    """A directory's config.json. Raises IntegrityFailure if it cannot be read or one of `sizes` is no number."""
+    values = _read_json(path)
+    for key in sizes:
+        if type(values.get(key)) is not int:
+            raise IntegrityFailure(f"{path}: {key} is {values.get(key)!r}, not a number")
+    return values
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -222,15 +235,14 @@ def _read_json(path: Path) -> dict[str, Any]:
             raise ValueError("it is not an object")
     except (OSError, ValueError, RecursionError) as error:
         raise IntegrityFailure(f"{path} cannot be read: {error}") from error
-    if path.name == CONFIG:
-        for key in ("n_layer", "n_embd", "n_head", "n_positions", "vocab_size"):
-            if type(values.get(key)) is not int:
-                raise IntegrityFailure(f"{path}: {key} is {values.get(key)!r}, not a number")
     return values
 
 
-def _read_weights(directory: Path) -> tuple[dict[str, torch.Tensor], list[Path]]:
-    """Tensors by their names without `transformer.` and without mask buffers, and the files they were read from."""
+def read_weights(directory: Path, prefix: str, buffer: re.Pattern[str]) -> tuple[dict[str, torch.Tensor], list[Path]]:
+    """Tensors by their names without `prefix` and without buffers, and the files they were read from, weights last.
+
+    Raises IntegrityFailure for files that are damaged or do not agree with their index.
+    """
     tensors: dict[str, torch.Tensor] = {}
     single, index = directory / WEIGHTS, directory / INDEX
     if single.is_file():
@@ -247,10 +259,10 @@ def _read_weights(directory: Path) -> tuple[dict[str, torch.Tensor], list[Path]]
                     which = "not in the index" if problem[0] in names else "missing"
                     raise IntegrityFailure(f"{path}: tensor {problem[0]!r} is {which}")
                 for name in names:
-                    short = name.removeprefix("transformer.")
+                    short = name.removeprefix(prefix)
                     if short in tensors:
                         raise IntegrityFailure(f"{path}: tensor {name!r} is there twice")
-                    if not BUFFER.fullmatch(short):
+                    if not buffer.fullmatch(short):
                         tensors[short] = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise IntegrityFailure(f"{path} cannot be read: {error}") from error

@@ -1,8 +1,9 @@
 """Which rank is where: pure arithmetic. Imports no torch."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from engine.config import RunConfig
+from engine.config import ModelConfig, RunConfig
 from lineage.errors import BadInput
 
 
@@ -60,6 +61,13 @@ def layout_of(config: RunConfig, ranks: int) -> Layout:
             f"their number can be {_divisors(batch_in_microbatches)}"
         )
     return Layout(tp=tp, pp=pp, dp=dp)
+
+
+def check_tensor_parallel(model: ModelConfig, tp: int, where: Path) -> None:
+    """Raise BadInput unless `tp` divides the heads and the vocabulary of the model at `where`."""
+    for size, what in ((model.num_heads, "attention heads"), (model.padded_vocab_size, "vocabulary rows")):
+        if size % tp:
+            raise BadInput(f"tp = {tp} does not divide the {size} {what} of {where}")
 
 
 def _divisors(number: int) -> str:
