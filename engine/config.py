@@ -21,8 +21,10 @@ def _check_at_least_one(config: Config, *names: str) -> None:
 
 
 class ModelConfig(Config):
-    """Shape of a GPT-2 (2019 paper, Tables 1 and 2)."""
+    """Family and shape of a model; the defaults are GPT-2's (2019 paper, Tables 1 and 2)."""
 
+    family: Literal["gpt2"] = "gpt2"
+    """Which model this is, a row of `engine.model.families`."""
     num_layers: int
     """Transformer layers."""
     hidden_size: int

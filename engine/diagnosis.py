@@ -10,7 +10,7 @@ from torch import nn
 
 from engine.parallel.gradients import GradientReducer
 from engine.parallel.mesh import ParallelMesh
-from engine.pipeline.executor import PipelineInput
+from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.partition import PartitionedModel
 
 SHOWN = 8

@@ -18,7 +18,7 @@ from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.dataset import DatasetFacts
 from engine.forked import RanksFailed, run_forked
-from engine.model.gpt2 import GPT2
+from engine.model.stage_model import StageModel
 from engine.optim.choice import build_optimizer
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
@@ -38,7 +38,7 @@ from engine.parity import (
     first_difference,
     merge,
 )
-from engine.pipeline.executor import PipelineInput
+from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.partition import PartitionedModel
 from engine.precision import DTYPES
 from engine.rng import Dropout
@@ -213,7 +213,7 @@ def parameter_start(parameter: Any) -> tuple[int, ...]:
 
 
 def _watch(
-    chunk: GPT2, mesh: ParallelMesh, firsts: Sequence[int], microbatch_size: int, show: Callable[..., None]
+    chunk: StageModel, mesh: ParallelMesh, firsts: Sequence[int], microbatch_size: int, show: Callable[..., None]
 ) -> Callable[[], None]:
     """Show the residual stream, [s, b, h], and the loss of each microbatch that passes forward through the chunk.
 
@@ -222,18 +222,18 @@ def _watch(
     """
     passing: list[int] = []
     waiting = list(firsts)
-    hidden_states, loss = chunk.hidden_states, chunk.loss
+    run_stage, batch_loss = chunk.run_stage, chunk.batch_loss
 
     def watched_states(*args: Any) -> torch.Tensor:
         passing[:] = [waiting.pop(0)]
         try:
-            return hidden_states(*args)
+            return run_stage(*args)
         finally:
             if not chunk.stage.is_last:
                 passing.clear()
 
     def watched_loss(*args: Any) -> torch.Tensor:
-        value = loss(*args)
+        value = batch_loss(*args)
         show("loss", value.detach().view(1), (passing.pop() // microbatch_size,))
         return value
 
@@ -245,15 +245,13 @@ def _watch(
         return hook
 
     watched = {f"layers.{number}": layer for number, layer in chunk.layers.items()}
-    if chunk.stage.is_first:
-        watched["embedding"] = chunk.embedding
-    if chunk.stage.is_last:
-        watched["final_layernorm"] = chunk.final_layernorm
+    ends = {"embedding": chunk.stage.is_first, "final_layernorm": chunk.stage.is_last}
+    watched |= {name: module for name, module in chunk.named_children() if ends.get(name)}
     hooks = [module.register_forward_hook(shows(name)) for name, module in watched.items()]
-    vars(chunk).update(hidden_states=watched_states, loss=watched_loss)
+    vars(chunk).update(run_stage=watched_states, batch_loss=watched_loss)
 
     def end() -> None:
-        del vars(chunk)["hidden_states"], vars(chunk)["loss"]
+        del vars(chunk)["run_stage"], vars(chunk)["batch_loss"]
         for hook in hooks:
             hook.remove()
 

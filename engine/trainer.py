@@ -26,8 +26,8 @@ from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
 from engine.parallel.mesh import ParallelMesh, build_mesh
 from engine.parallel.rendezvous import check_agreement, join_ranks, launched_world_size, telling_of_lost_ranks
-from engine.pipeline.executor import PipelineInput
 from engine.pipeline.lowering import Interval
+from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.partition import PartitionedModel
 from engine.pipeline.timeline import describe_timeline
 from engine.precision import DTYPES, LossScaler

@@ -14,25 +14,25 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from engine.config import ModelConfig
+from engine.model.stage_model import StageModel
 from engine.model.transformer import Embedding, TransformerLayer, run_layers
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import sharded_parameters
 from engine.parallel.vocab import vocab_parallel_cross_entropy
-from engine.pipeline.stages import Stage, whole_model
+from engine.pipeline.microbatch import PipelineInput
+from engine.pipeline.stages import Stage
 from engine.recompute import NO_RECOMPUTE, Recompute
 from engine.rng import Dropout, initial_normal
 
 
-class GPT2(nn.Module):
+class GPT2(StageModel):
     """Language model over token ids, or one pipeline stage of it. Parameters bear the whole model's names."""
 
     def __init__(
         self, config: ModelConfig, mesh: ParallelMesh, stage: Stage | None = None, recompute: Recompute = NO_RECOMPUTE
     ) -> None:
-        super().__init__()
-        self.config, self.mesh, self.recompute = config, mesh, recompute
-        self.stage = stage or whole_model(config.num_layers)
+        super().__init__(config, mesh, stage, recompute)
         if self.stage.is_first or self.stage.is_last:
             self.embedding = Embedding(config, mesh, has_positions=self.stage.is_first)
         self.layers = nn.ModuleDict(
@@ -40,6 +40,14 @@ class GPT2(nn.Module):
         )
         if self.stage.is_last:
             self.final_layernorm = nn.LayerNorm(config.hidden_size)
+
+    def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+        """What the stage hands on for this microbatch, [s, b, h]."""
+        return self.hidden_states(inputs, batch.dropout)
+
+    def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+        """Mean cross-entropy of the microbatch from the last stage's states, a scalar."""
+        return self.loss(hidden, batch.targets)
 
     def hidden_states(self, inputs: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
         """What the stage hands on, [s, b, h]; after the final layer norm on the last stage.

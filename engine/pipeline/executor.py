@@ -5,26 +5,16 @@ Shapes: activations between stages are [s, b, h]; with scatter/gather each tenso
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from engine.model.gpt2 import GPT2
+from engine.model.stage_model import StageModel
 from engine.parallel.mesh import ParallelMesh
 from engine.pipeline.lowering import Instruction, Interval, Message
+from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.schedule import Compute, Op
-from engine.rng import Dropout
-
-
-@dataclass(frozen=True)
-class PipelineInput:
-    """One microbatch: token ids and targets, each [b, s]."""
-
-    tokens: torch.Tensor
-    targets: torch.Tensor
-    dropout: Dropout | None = None
 
 
 class _HandOn(torch.autograd.Function):
@@ -43,7 +33,7 @@ class _HandOn(torch.autograd.Function):
 class PipelineExecutor:
     """One rank's chunks and the programs they run."""
 
-    def __init__(self, chunks: Sequence[GPT2], mesh: ParallelMesh, scatter_gather: bool) -> None:
+    def __init__(self, chunks: Sequence[StageModel], mesh: ParallelMesh, scatter_gather: bool) -> None:
         self._chunks, self._mesh = chunks, mesh
         self._pp = mesh.pp.size
         self._last = self._pp * len(chunks) - 1
@@ -87,10 +77,10 @@ class PipelineExecutor:
                     inputs = self._take(inbox, (Op.FORWARD, number, stage), batch)
                     inputs.requires_grad_(torch.is_grad_enabled())
                 start = self._now(timeline is not None)
-                hidden = self._chunks[chunk].hidden_states(inputs, batch.dropout)
+                hidden = self._chunks[chunk].run_stage(inputs, batch)
                 arrived: list[torch.Tensor] = []
                 if stage == self._last:
-                    loss = self._chunks[chunk].loss(hidden, batch.targets)
+                    loss = self._chunks[chunk].batch_loss(hidden, batch)
                     total += loss.detach().double() * len(batch.tokens)
                     output = loss * loss_scale
                 else:

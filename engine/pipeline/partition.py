@@ -6,19 +6,20 @@ from functools import cache
 import torch
 
 from engine.config import ModelConfig, ParallelConfig
-from engine.model.gpt2 import GPT2
+from engine.model.families import FAMILIES
 from engine.optim.flat import FlatGroup
 from engine.parallel.gradients import GradientReducer
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
-from engine.pipeline.executor import PipelineExecutor, PipelineInput
+from engine.pipeline.executor import PipelineExecutor
 from engine.pipeline.lowering import Instruction, Interval, lower
+from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.schedule import Compute, ScheduleName, compute_orders, forward_orders
 from engine.pipeline.stages import split_layers
 
 
 class PartitionedModel:
-    """This rank's stages of a GPT-2. On a mesh of one rank, the serial model."""
+    """This rank's stages of a model. On a mesh of one rank, the serial model."""
 
     def __init__(
         self, model: ModelConfig, parallel: ParallelConfig, mesh: ParallelMesh, dtype: torch.dtype, seed: int
@@ -26,7 +27,8 @@ class PartitionedModel:
         self.config, self.parallel, self.mesh = model, parallel, mesh
         stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
         mine = [stages[chunk * parallel.pp + mesh.pp.rank] for chunk in range(parallel.chunks)]
-        self.chunks = [GPT2(model, mesh, stage, parallel.recomputation).to(mesh.device, dtype) for stage in mine]
+        family = FAMILIES[model.family]
+        self.chunks = [family(model, mesh, stage, parallel.recomputation).to(mesh.device, dtype) for stage in mine]
         for chunk in self.chunks:
             chunk.initialize(seed)
         self._by_chunk = [sharded_parameters(chunk, mesh) for chunk in self.chunks]

@@ -11,7 +11,7 @@ def build_ours(contender: Contender, size: BenchSize) -> Step:
     from engine.optim.adam import FlatAdamW
     from engine.parallel.layout import Layout
     from engine.parallel.mesh import build_mesh
-    from engine.pipeline.executor import PipelineInput
+    from engine.pipeline.microbatch import PipelineInput
     from engine.pipeline.partition import PartitionedModel
     from engine.rng import Dropout
 

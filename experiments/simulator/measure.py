@@ -155,7 +155,7 @@ def _iteration(w: Workload, device: str, dtype: Any) -> Callable[[], object]:
 
     from engine.optim.adam import FlatAdamW
     from engine.parallel.mesh import serial_mesh
-    from engine.pipeline.executor import PipelineInput
+    from engine.pipeline.microbatch import PipelineInput
     from engine.pipeline.partition import PartitionedModel
     from engine.rng import Dropout
 

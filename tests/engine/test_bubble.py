@@ -10,8 +10,9 @@ from torch import nn
 from engine.config import ModelConfig
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import build_mesh
-from engine.pipeline.executor import PipelineExecutor, PipelineInput
+from engine.pipeline.executor import PipelineExecutor
 from engine.pipeline.lowering import lower
+from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.schedule import ScheduleName, compute_orders, ideal_bubble, peak_in_flight
 from tests.ranks import run_ranks
 

@@ -13,7 +13,7 @@ from engine.costs import parameter_count
 from engine.optim.adam import FlatAdamW
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import build_mesh
-from engine.pipeline.executor import PipelineInput
+from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.partition import PartitionedModel
 from engine.rng import Dropout
 from tests.ranks import run_ranks

@@ -14,7 +14,7 @@ from engine.optim.choice import build_optimizer
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import build_mesh
-from engine.pipeline.executor import PipelineInput
+from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.partition import PartitionedModel
 from engine.rng import Dropout
 from lineage.errors import BadInput

@@ -1,0 +1,29 @@
+"""What a model is given of one microbatch."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.rng import Dropout
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """What earlier segments left for this one, by layer, [m, b, h], and what this one leaves for the next.
+
+    A model with memory reads `before` and writes `after`; a pass over the same microbatch again meets the same values.
+    """
+
+    before: dict[int, torch.Tensor] = field(default_factory=dict)
+    after: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PipelineInput:
+    """One microbatch: token ids and targets, each [b, s]."""
+
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    dropout: Dropout | None = None
+    recurrence: Recurrence | None = None
+    """For a model with memory; without one it sees this segment alone."""
