@@ -2,6 +2,7 @@
 
 import json as json_text
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -172,6 +173,33 @@ def compare_command(
             "second": _dump(second_results),
         },
     )
+
+
+@app.command("generate")
+def generate_command(
+    ckpt: Checkpoint,
+    prompt: Annotated[str, typer.Option(help="Text to continue; an empty one begins a document.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to add; end-of-text ends earlier.")] = 64,
+    temperature: Annotated[float | None, typer.Option(help="Divides the logits; asks for sampling.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this probability.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of sampling.")] = 1234,
+    json: Json = None,
+    vocab: Vocab = None,
+    heads: Heads = None,
+    layout: LayoutText = ONE_RANK,
+) -> None:
+    """Continue a text: greedy, or sampled where a temperature, top-k or top-p is given."""
+    _refuse_directories(json)
+    settings = _settings(None, None, None, vocab, heads, layout)
+    from evaluation.generate import Sampling, generate_text
+
+    is_sampled = any(option is not None for option in (temperature, top_k, top_p))
+    sampling = Sampling(1.0 if temperature is None else temperature, top_k, top_p, seed) if is_sampled else None
+    generated = generate_text(ckpt, prompt, max_new_tokens, sampling, settings)
+    if is_first_rank():
+        print(generated.prompt + generated.continuation)
+        _write(json, asdict(generated))
 
 
 @app.command("list")

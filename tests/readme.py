@@ -47,7 +47,7 @@ def at_smoke_size(command: str, scratch: Path) -> list[str]:
         words[words.index("--smoke")] = "--twin"
     elif program == "mlm-verify" and words[1] == "parallel":
         words[words.index("--smoke")] = "--twin"
-    elif program == "mlm-eval" and words[1] != "list":
+    elif program == "mlm-eval" and words[1] not in ("list", "generate"):
         words += ["--limit", "40"]
     elif program == "mlm-experiment" and words[1] == "reproduce" and "--dry-run" not in words:
         words += ["--smoke"]

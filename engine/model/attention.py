@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from engine.config import ModelConfig
+from engine.model.key_value_cache import KeyValueCache
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
@@ -58,6 +59,17 @@ class SelfAttention(nn.Module):
         key_value = F.linear(x, weight[:, 1:].flatten(0, 2), bias[:, 1:].flatten())  # [s, b, 2h/t]
         key, value = key_value.unflatten(2, (heads, 2, self.head_dim)).permute(3, 1, 2, 0, 4)  # each [b, n/t, s, d]
         is_past = torch.arange(x.size(0), device=x.device) <= positions[:, None, :, None]  # [b, 1, q, s]
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=is_past)
+        return self.dense(context.permute(2, 0, 1, 3).flatten(2))
+
+    def forward_next(self, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
+        """The output at the positions after those in the cache, which takes them up, without dropout: [q, b, h]."""
+        heads = self.num_heads // self.axis.size
+        qkv = self.query_key_value(x).unflatten(2, (heads, 3, self.head_dim))  # [q, b, n/t, 3, d]
+        query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n/t, q, d]
+        key, value = cache.extend(self.layer, key, value)  # each [b, n/t, s, d]
+        positions = torch.arange(key.size(2), device=x.device)
+        is_past = positions <= positions[cache.length :, None]  # [q, s]
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=is_past)
         return self.dense(context.permute(2, 0, 1, 3).flatten(2))
 

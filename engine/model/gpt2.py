@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from engine.config import ModelConfig
+from engine.model.key_value_cache import KeyValueCache
 from engine.model.stage_model import StageModel
 from engine.model.transformer import Embedding, TransformerLayer, run_layers
 from engine.parallel.collectives import enter_tensor_parallel
@@ -74,6 +75,17 @@ class GPT2(StageModel):
         *layers, last = self.layers.values()
         x = run_layers(layers, x, None)
         return self.final_layernorm(cast(TransformerLayer, last).forward_at(x, positions))
+
+    def hidden_states_next(self, inputs: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
+        """What the stage hands on at the positions after those in the cache, [q, b, h]; no dropout.
+
+        `inputs` are token ids [b, q] on the first stage. Not for a divided sequence.
+        """
+        x = self.embedding(inputs, None, cache.length) if self.stage.is_first else inputs
+        for layer in self.layers.values():
+            x = cast(TransformerLayer, layer).forward_next(x, cache)
+        cache.length += x.size(0)
+        return self.final_layernorm(x) if self.stage.is_last else x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """States [..., h] → this rank's logits [..., v/t], through the tied word embedding."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from engine.config import ModelConfig
 from engine.model.attention import SelfAttention
+from engine.model.key_value_cache import KeyValueCache
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
@@ -55,9 +56,14 @@ class TransformerLayer(nn.Module):
         rows = rows + self.self_attention.forward_at(self.input_layernorm(x), positions)
         return rows + self.mlp(self.post_attention_layernorm(rows))
 
+    def forward_next(self, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
+        """The output at the positions after those in the cache, without dropout: [q, b, h] → [q, b, h]."""
+        x = x + self.self_attention.forward_next(self.input_layernorm(x), cache)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
 
 class Embedding(nn.Module):
-    """Word plus position embedding with dropout: token ids [b, s] → [s, b, h].
+    """Word plus position embedding with dropout: token ids [b, s], the first at position `start`, → [s, b, h].
 
     The last stage of a pipeline holds a copy of the word embedding alone, for the output head.
     """
@@ -71,9 +77,9 @@ class Embedding(nn.Module):
         if has_positions:
             self.position_embeddings = nn.Embedding(config.seq_length, config.hidden_size)
 
-    def forward(self, tokens: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, dropout: Dropout | None, start: int = 0) -> torch.Tensor:
         words = self.word_embeddings(tokens)  # [s, b, h]
-        first = self.mesh.sequence_rank * words.size(0)
+        first = start + self.mesh.sequence_rank * words.size(0)
         positions = torch.arange(first, first + words.size(0), device=tokens.device)
         embedded = words + self.position_embeddings(positions).unsqueeze(1)
         return drop(embedded, "embedding", dropout, self.mesh)

@@ -3,10 +3,13 @@
 Messages run in one direction only and in one order, so they need no schedule. Shapes: b rows, s sequence, q positions.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
 from engine.model.gpt2 import GPT2
+from engine.model.key_value_cache import KeyValueCache
 from engine.parallel.mesh import ParallelMesh
 
 
@@ -15,6 +18,29 @@ def forward_at(network: GPT2, mesh: ParallelMesh, tokens: torch.Tensor, position
 
     Every rank of the pipeline calls it with the same tokens.
     """
+    return _pass_down(
+        network, mesh, tokens, network.hidden_states, lambda inputs: network.hidden_states_at(inputs, positions)
+    )
+
+
+def forward_next(
+    network: GPT2, mesh: ParallelMesh, tokens: torch.Tensor, cache: KeyValueCache
+) -> torch.Tensor | None:  # fmt: skip
+    """Final states [q, b, h] of the token ids [b, q] that follow those in the cache on the last stage, else None.
+
+    Every rank of the pipeline calls it with the same tokens and the cache of its own stage.
+    """
+
+    def step(inputs: torch.Tensor) -> torch.Tensor:
+        return network.hidden_states_next(inputs, cache)
+
+    return _pass_down(network, mesh, tokens, step, step)
+
+
+def _pass_down(
+    network: GPT2, mesh: ParallelMesh, tokens: torch.Tensor,
+    run: Callable[[torch.Tensor], torch.Tensor], run_last: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor | None:  # fmt: skip
     stage, stages = mesh.pp.rank, mesh.pp.size
     inputs = tokens
     if stage > 0:
@@ -22,6 +48,6 @@ def forward_at(network: GPT2, mesh: ParallelMesh, tokens: torch.Tensor, position
         inputs = parameter.new_empty(tokens.size(1), tokens.size(0), network.config.hidden_size)
         dist.recv(inputs, mesh.pipeline_peer(stage - 1), mesh.pp.group)
     if stage == stages - 1:
-        return network.hidden_states_at(inputs, positions)
-    dist.send(network.hidden_states(inputs).contiguous(), mesh.pipeline_peer(stage + 1), mesh.pp.group)
+        return run_last(inputs)
+    dist.send(run(inputs).contiguous(), mesh.pipeline_peer(stage + 1), mesh.pp.group)
     return None

@@ -1,0 +1,152 @@
+"""Generation token by token: what transformers generates, at every layout."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import GPT2LMHeadModel, TopKLogitsWarper, TopPLogitsWarper
+from typer.testing import CliRunner
+
+from engine.formats import Imported, write_checkpoint
+from engine.formats.huggingface import export_huggingface
+from engine.parallel.layout import Layout
+from engine.parallel.mesh import build_mesh
+from engine.parallel.sharding import sharded_parameters
+from evaluation.cli import app
+from evaluation.evaluate import Settings
+from evaluation.generate import Sampling, generate, generate_text
+from evaluation.models import load_checkpoint
+from lineage.errors import BadInput
+from tests.evaluation.standins import sentences, tiny_config, tiny_gpt2
+from tests.ranks import run_ranks
+
+PROMPTS = [[5, 17, 40], [299], list(range(1, 20))]
+SAMPLED = [Sampling(seed=1), Sampling(0.7, 20, None, 2), Sampling(1.3, None, 0.8, 3), Sampling(2.0, 50, 0.9, 4)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from data_pipeline.tokens.tokenizer import Tokenizer
+
+    model = tiny_gpt2(tiny_config(vocab_size=300))
+    tensors = {p.name: p.local.detach() for p in sharded_parameters(model, model.mesh)}
+    out = tmp_path_factory.mktemp("generate") / "checkpoint"
+    tokenizer = Tokenizer.train(sentences(40), 300)
+    write_checkpoint(out, Imported("tiny", model.config, tensors, tokenizer, {"format": "this test"}), tp=2)
+    return out
+
+
+@pytest.fixture(scope="module")
+def theirs(checkpoint: Path) -> GPT2LMHeadModel:
+    return GPT2LMHeadModel.from_pretrained(export_huggingface(checkpoint, checkpoint.parent / "exported")).eval()
+
+
+def their_tokens(model: GPT2LMHeadModel, prompt: Sequence[int], new: int, sampling: Sampling | None) -> list[int]:
+    ids = torch.tensor([prompt])
+    choice = {"do_sample": False}
+    if sampling:
+        torch.manual_seed(sampling.seed)
+        choice = {
+            "do_sample": True, "temperature": sampling.temperature,
+            "top_k": sampling.top_k or 0, "top_p": sampling.top_p or 1.0,
+        }  # fmt: skip
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, pad_token_id=0, **choice)
+    return found[0, len(prompt) :].tolist()
+
+
+def generate_on(layout: Layout, checkpoint: Path) -> list[list[int]]:
+    model = load_checkpoint(checkpoint, build_mesh(layout)).model
+    return [generate(model, prompt, 12, None, sampling) for prompt in PROMPTS for sampling in (None, SAMPLED[1])]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+def test_tokens_are_those_of_transformers(prompt: list[int], checkpoint: Path, theirs: GPT2LMHeadModel) -> None:
+    loaded = load_checkpoint(checkpoint)
+    for sampling in (None, *SAMPLED):
+        expected = their_tokens(theirs, prompt, 12, sampling)
+        assert generate(loaded.model, prompt, 12, theirs.generation_config.eos_token_id, sampling) == expected
+
+
+def test_layouts_generate_the_same(checkpoint: Path) -> None:
+    expected = generate_on(Layout(), checkpoint)
+    for layout in (Layout(tp=2), Layout(tp=4), Layout(pp=2), Layout(tp=2, pp=2)):
+        for tokens in run_ranks(generate_on, layout.world_size, layout, checkpoint):
+            assert tokens == expected
+
+
+def test_generation_ends_with_end_of_text(checkpoint: Path) -> None:
+    model = load_checkpoint(checkpoint).model
+    whole = generate(model, PROMPTS[0], 12, None)
+    end = whole[3]
+    assert generate(model, PROMPTS[0], 12, end) == whole[: whole.index(end) + 1]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(-30, 30), min_size=1, max_size=12),
+    st.floats(0.2, 5), st.none() | st.integers(1, 15), st.none() | st.floats(0.05, 1.0),
+)  # fmt: skip
+def test_what_is_left_to_draw_from_is_what_transformers_leaves(
+    logits: list[int], temperature: float, top_k: int | None, top_p: float | None
+) -> None:
+    scores = torch.tensor([logits], dtype=torch.float32) / 4
+    expected = scores / temperature
+    if top_k:
+        expected = TopKLogitsWarper(top_k)(None, expected)
+    if top_p and top_p < 1:
+        expected = TopPLogitsWarper(top_p)(None, expected)
+    found = Sampling(temperature, top_k, top_p).probabilities(scores[0])
+    torch.testing.assert_close(found, expected.softmax(-1)[0], rtol=0, atol=0)
+
+
+def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
+    arguments = ["generate", "--ckpt", str(checkpoint), "--prompt", "the cat", "--max-new-tokens", "5"]
+    done = CliRunner().invoke(app, [*arguments, "--json", str(tmp_path / "out.json")])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert done.output == "the cat" + found["continuation"] + "\n"
+    assert len(found["tokens"]) == 5
+    assert found["sampling"] is None
+    assert found["checkpoint_digest"] == load_checkpoint(checkpoint).digest
+    sampled = [CliRunner().invoke(app, [*arguments, "--temperature", "3", "--seed", seed]).output for seed in "112"]
+    assert sampled[0] == sampled[1] != sampled[2]
+    from_theirs = [*arguments[:2], str(export_huggingface(checkpoint, tmp_path / "theirs")), *arguments[3:]]
+    assert CliRunner().invoke(app, from_theirs).output == done.output
+
+
+def test_an_empty_prompt_begins_a_document(checkpoint: Path) -> None:
+    loaded = load_checkpoint(checkpoint)
+    found = generate_text(checkpoint, "", 4, None, Settings())
+    assert found.tokens == generate(loaded.model, [loaded.tokenizer.end_of_text], 4, loaded.tokenizer.end_of_text)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"temperature": 0.0}, "a temperature of 0.0 is not above 0"),
+        ({"temperature": float("nan")}, "a temperature of nan is not above 0"),
+        ({"top_k": 0}, "top-k = 0 leaves no token"),
+        ({"top_p": 0.0}, r"top-p = 0.0 is not in \(0, 1\]"),
+        ({"top_p": 1.5}, r"top-p = 1.5 is not in \(0, 1\]"),
+    ],
+)
+def test_settings_that_leave_nothing_are_refused(values: dict[str, float], sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        Sampling(**values)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_continued_is_refused(checkpoint: Path) -> None:
+    model = load_checkpoint(checkpoint).model
+    for prompt, new, sentence in (
+        ([], 4, "the prompt is empty"),
+        ([300], 4, "beyond the model's vocabulary of 300"),
+        ([1] * 30, 3, "a prompt of 30 tokens and 3 new ones do not fit the model's context of 32"),
+    ):
+        with pytest.raises(BadInput, match=sentence):
+            generate(model, prompt, new, None)
+    with pytest.raises(BadInput, match="takes tp and pp"):
+        generate_text(checkpoint, "the", 4, None, Settings(layout=Layout(dp=2)))
