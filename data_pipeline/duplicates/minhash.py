@@ -1,7 +1,8 @@
 """MinHash signatures: datasketch's `affine32` scheme over SHA-1 hashes of UTF-8 shingles.
 
 `signature` compiles what `reference_signature` has datasketch do. Equal hashes add nothing to a minimum, so each is
-permuted once; SHA-1 of a shingle is remembered in a table of fixed size. Neither changes a bit of the result.
+permuted once; SHA-1 of a shingle is remembered in a table of fixed size, and of those not in it many are hashed
+together. None of this changes a bit of the result.
 """
 
 from collections.abc import Callable
@@ -11,14 +12,14 @@ import numpy as np
 from datasketch import MinHash
 from numpy.typing import NDArray
 
-from data_pipeline.duplicates.sha1 import sha1_hash32
+from data_pipeline.duplicates.sha1 import sha1_hashes32, working_space
 from data_pipeline.duplicates.shingles import CHUNK, EMPTY, as_bytes, first_end, pack, shingles
 from data_pipeline.exact import checked
 from data_pipeline.kernels import call_first, compiled
 
 SCHEME = "affine32"
 BATCH_SHINGLES = 1 << 16
-TABLE_BITS = 20
+TABLE_BITS = 19
 RECENT_HASHES = 1 << 14
 UNIQUE_HASHES = 1 << 13
 
@@ -78,10 +79,9 @@ def _permutations(count: int) -> NDArray[np.uint32]:
 
 def _compiled_signer(num_permutations: int, shingle_characters: int, reference: Sign) -> Sign:
     multipliers, offsets = np.ascontiguousarray(_permutations(num_permutations))
-    known = np.full(1 << TABLE_BITS, EMPTY)
-    known_hashes = np.zeros(1 << TABLE_BITS, np.uint32)
+    known = np.full((1 << TABLE_BITS, 2), EMPTY)
     recent = np.zeros(RECENT_HASHES, np.uint64)
-    tables = (multipliers, offsets, known, known_hashes, recent)
+    tables = (multipliers, offsets, known, recent, *working_space())
     document = 0
 
     def sign(text: str) -> NDArray[np.uint32]:
@@ -103,39 +103,47 @@ def _signature(
     multipliers: NDArray[np.uint32],
     offsets: NDArray[np.uint32],
     known: NDArray[np.uint64],
-    known_hashes: NDArray[np.uint32],
     recent: NDArray[np.uint64],
+    schedule: NDArray[np.uint32],
+    states: NDArray[np.uint32],
     document: int,
 ) -> NDArray[np.uint32]:
-    """`known` and `known_hashes` remember hashes of shingles, `recent` the hashes met in this document."""
+    """`known` remembers shingles' keys and hashes, side by side, `recent` the hashes met in this document."""
     minima = np.full(multipliers.shape[0], np.uint32(0xFFFFFFFF))
     keys, starts, ends = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.int64), np.empty(CHUNK, np.int64)
+    mixed, missing = np.empty(CHUNK, np.uint32), np.empty(CHUNK, np.int64)
     hashes = np.empty(UNIQUE_HASHES, np.uint32)
-    schedule = np.empty(80, np.uint32)
     tag = np.uint64(document) << np.uint64(32)
     start, end, unique = 0, first_end(data, characters), 0
     while end <= data.shape[0]:
         count, start, end = pack(data, start, end, keys, starts, ends)
+        unknown = 0
         for number in range(count):
-            key = keys[number]
-            slot = np.int64((key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - TABLE_BITS))
-            if known[slot] == key:
-                mixed = known_hashes[slot]
-            else:
-                mixed = _mix(sha1_hash32(data, starts[number], ends[number], schedule))
-                if ends[number] - starts[number] <= 8:
-                    known[slot] = key
-                    known_hashes[slot] = mixed
-            place = np.int64(mixed) & (RECENT_HASHES - 1)
-            tagged = tag | np.uint64(mixed)
-            if recent[place] != tagged:
-                recent[place] = tagged
-                hashes[unique] = mixed
-                unique += 1
+            slot = _slot(keys[number])
+            mixed[number] = np.uint32(known[slot, 1])
+            missing[unknown] = number
+            unknown += known[slot, 0] != keys[number]
+        sha1_hashes32(data, starts, ends, missing[:unknown], mixed, schedule, states)
+        for number in missing[:unknown]:
+            mixed[number] = _mix(mixed[number])
+            if ends[number] - starts[number] <= 8:
+                slot = _slot(keys[number])
+                known[slot, 0], known[slot, 1] = keys[number], np.uint64(mixed[number])
+        for number in range(count):
+            place = np.int64(mixed[number]) & (RECENT_HASHES - 1)
+            tagged = tag | np.uint64(mixed[number])
+            hashes[unique] = mixed[number]
+            unique += recent[place] != tagged
+            recent[place] = tagged
         if unique > UNIQUE_HASHES - CHUNK or end > data.shape[0]:
             _lower(minima, hashes[:unique], multipliers, offsets)
             unique = 0
     return minima
+
+
+@compiled
+def _slot(key: np.uint64) -> np.int64:
+    return np.int64((key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - TABLE_BITS))
 
 
 @compiled

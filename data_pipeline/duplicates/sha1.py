@@ -1,4 +1,4 @@
-"""SHA-1 of short strings, compiled."""
+"""SHA-1 of many short strings at once, compiled: one string in each lane of the processor's vector registers."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,6 +7,19 @@ from data_pipeline.kernels import compiled
 
 LONGEST = 55
 """Most bytes of a string that fits one SHA-1 block with its padding."""
+LANES = 32
+"""Strings hashed together."""
+WORDS, ROUNDS = 16, 80
+"""Words of a block, and rounds."""
+OPENING = (0x0F4B87C3, 0x40C951D8, 0x62EB73FA, 0xEFCDAB89, 0x67452301)
+"""FIPS 180-4's e, d and c, rotated left by 2, then b and a."""
+
+
+def working_space() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """What `sha1_hashes32` works in: the words of the schedule, and the states, which begin with OPENING."""
+    states = np.zeros((len(OPENING) + ROUNDS, LANES), np.uint32)
+    states[: len(OPENING)] = np.array(OPENING, np.uint32)[:, None]
+    return np.zeros(ROUNDS * LANES, np.uint32), states.ravel()
 
 
 @compiled
@@ -15,37 +28,66 @@ def _rotate(value: np.uint32, bits: int) -> np.uint32:
 
 
 @compiled
-def sha1_hash32(data: NDArray[np.uint8], start: int, end: int, schedule: NDArray[np.uint32]) -> np.uint32:
-    """First four bytes of SHA-1 of `data[start:end]`, at most LONGEST bytes, as a little-endian integer (FIPS 180-4).
+def _earlier(states: NDArray[np.uint32], at: int) -> tuple[np.uint32, np.uint32, np.uint32]:
+    """The variables b, c and d of the round that appends the state `at`."""
+    return states[at + 3 * LANES], _rotate(states[at + 2 * LANES], 30), _rotate(states[at + LANES], 30)
 
-    `schedule` is 80 words to work in.
+
+@compiled
+def _append(
+    states: NDArray[np.uint32], schedule: NDArray[np.uint32], at: int, mixed: np.uint32, constant: np.uint32
+) -> None:
+    total = _rotate(states[at + 4 * LANES], 5) + mixed + _rotate(states[at], 30) + schedule[at] + constant
+    states[at + 5 * LANES] = np.uint32(total)
+
+
+@compiled
+def sha1_hashes32(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    chosen: NDArray[np.int64],
+    hashes: NDArray[np.uint32],
+    schedule: NDArray[np.uint32],
+    states: NDArray[np.uint32],
+) -> None:
+    """Write the first four bytes of SHA-1 of `data[starts[n]:ends[n]]`, little-endian, to `hashes[n]`, n in `chosen`.
+
+    FIPS 180-4, with its five variables as one sequence: each round appends a state, and b is the state before it, c, d
+    and e are those before that, rotated. Strings are at most LONGEST bytes.
     """
-    size = end - start
-    for place in range(16):
-        schedule[place] = 0
-    for place in range(size):
-        schedule[place >> 2] |= np.uint32(data[start + place]) << np.uint32(24 - 8 * (place & 3))
-    schedule[size >> 2] |= np.uint32(0x80) << np.uint32(24 - 8 * (size & 3))
-    schedule[15] = size * 8
-    for place in range(16, 80):
-        word = schedule[place - 3] ^ schedule[place - 8] ^ schedule[place - 14] ^ schedule[place - 16]
-        schedule[place] = _rotate(word, 1)
-    a, b, c = np.uint32(0x67452301), np.uint32(0xEFCDAB89), np.uint32(0x98BADCFE)
-    d, e = np.uint32(0x10325476), np.uint32(0xC3D2E1F0)
-    for place in range(80):
-        if place < 20:
-            mixed, constant = (b & c) | (~b & d), np.uint32(0x5A827999)
-        elif place < 40:
-            mixed, constant = b ^ c ^ d, np.uint32(0x6ED9EBA1)
-        elif place < 60:
-            mixed, constant = (b & c) | (b & d) | (c & d), np.uint32(0x8F1BBCDC)
-        else:
-            mixed, constant = b ^ c ^ d, np.uint32(0xCA62C1D6)
-        a, b, c, d, e = np.uint32(_rotate(a, 5) + mixed + e + schedule[place] + constant), a, _rotate(b, 30), c, d
-    first = np.uint32(a + np.uint32(0x67452301))
-    return np.uint32(
-        (first << np.uint32(24))
-        | ((first & np.uint32(0xFF00)) << np.uint32(8))
-        | ((first >> np.uint32(8)) & np.uint32(0xFF00))
-        | (first >> np.uint32(24))
-    )
+    for first in range(0, chosen.shape[0], LANES):
+        lanes = min(LANES, chosen.shape[0] - first)
+        schedule[: WORDS * LANES] = 0
+        for lane in range(lanes):
+            start, end = starts[chosen[first + lane]], ends[chosen[first + lane]]
+            for place in range(end - start):
+                bits = np.uint32(24 - 8 * (place & 3))
+                schedule[(place >> 2) * LANES + lane] |= np.uint32(data[start + place]) << bits
+            place = end - start
+            schedule[(place >> 2) * LANES + lane] |= np.uint32(0x80) << np.uint32(24 - 8 * (place & 3))
+            schedule[(WORDS - 1) * LANES + lane] = 8 * place
+        for at in range(WORDS * LANES, ROUNDS * LANES):
+            word = schedule[at - 3 * LANES] ^ schedule[at - 8 * LANES]
+            word ^= schedule[at - 14 * LANES] ^ schedule[at - 16 * LANES]
+            schedule[at] = _rotate(word, 1)
+        for at in range(20 * LANES):
+            b, c, d = _earlier(states, at)
+            _append(states, schedule, at, (b & c) | (~b & d), np.uint32(0x5A827999))
+        for at in range(20 * LANES, 40 * LANES):
+            b, c, d = _earlier(states, at)
+            _append(states, schedule, at, b ^ c ^ d, np.uint32(0x6ED9EBA1))
+        for at in range(40 * LANES, 60 * LANES):
+            b, c, d = _earlier(states, at)
+            _append(states, schedule, at, (b & c) | (b & d) | (c & d), np.uint32(0x8F1BBCDC))
+        for at in range(60 * LANES, 80 * LANES):
+            b, c, d = _earlier(states, at)
+            _append(states, schedule, at, b ^ c ^ d, np.uint32(0xCA62C1D6))
+        for lane in range(lanes):
+            word = np.uint32(states[(ROUNDS + 4) * LANES + lane] + np.uint32(0x67452301))
+            hashes[chosen[first + lane]] = (
+                (word << np.uint32(24))
+                | ((word & np.uint32(0xFF00)) << np.uint32(8))
+                | ((word >> np.uint32(8)) & np.uint32(0xFF00))
+                | (word >> np.uint32(24))
+            )

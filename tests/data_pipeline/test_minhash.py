@@ -1,6 +1,7 @@
 """Signatures against datasketch, and SHA-1 against the standard library."""
 
 import hashlib
+import random
 import struct
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from data_pipeline.duplicates import minhash
 from data_pipeline.duplicates.minhash import signature
-from data_pipeline.duplicates.sha1 import LONGEST, sha1_hash32
+from data_pipeline.duplicates.sha1 import LANES, LONGEST, sha1_hashes32, working_space
 from tests.data_pipeline.conftest import sentences
 
 ALPHABET = st.one_of(
@@ -61,9 +62,13 @@ def test_a_fast_path_that_differs_is_given_up(
 
 
 @settings(deadline=None)
-@given(data=st.binary(max_size=LONGEST), start=st.integers(0, LONGEST))
-def test_sha1_is_the_standard_librarys(data: bytes, start: int) -> None:
-    start = min(start, len(data))
-    (expected,) = struct.unpack("<I", hashlib.sha1(data[start:]).digest()[:4])
-    found = sha1_hash32(np.frombuffer(data + b"\xff", np.uint8), start, len(data), np.zeros(80, np.uint32))
-    assert int(found) == expected
+@given(strings=st.lists(st.binary(max_size=LONGEST), max_size=2 * LANES + 1), chosen=st.randoms(use_true_random=False))
+def test_sha1_is_the_standard_librarys(strings: list[bytes], chosen: random.Random) -> None:
+    ends = np.cumsum([len(string) for string in strings], dtype=np.int64)
+    starts = ends - np.array([len(string) for string in strings], np.int64)
+    data = np.frombuffer(b"".join(strings) + b"\xff", np.uint8)
+    numbers = [number for number in range(len(strings)) if chosen.random() < 0.8]
+    hashes = np.zeros(len(strings), np.uint32)
+    sha1_hashes32(data, starts, ends, np.array(numbers, np.int64), hashes, *working_space())
+    expected = {number: struct.unpack("<I", hashlib.sha1(strings[number]).digest()[:4])[0] for number in numbers}
+    assert hashes.tolist() == [expected.get(number, 0) for number in range(len(strings))]
