@@ -18,9 +18,10 @@ from data_pipeline.stages import ALL, STAGES, StageKind
 from data_pipeline.tokens.tokenizer import Tokenizer
 from data_pipeline.work.executors import make_executor
 from data_pipeline.work.tasks import NO_ROOM, disk_is_full
-from data_pipeline.work.workspace import FOLDER, Workspace, locked
+from data_pipeline.work.workspace import FOLDER, Workspace
 from lineage.digest import sha256_file
 from lineage.errors import BadInput, DataMissing, Interrupted, UserError
+from lineage.lock import locked
 from lineage.run import RunDirectory
 
 ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS = 6, 3
@@ -102,12 +103,14 @@ def _complete(begin: Begin, build: Build, config: DataConfig, executor: str, roo
     run = begin()
     if run.is_complete and not (run.path / FOLDER).exists():
         return _found(run)
-    with locked(run.path) as work, _interruptible():
+    work = run.path / FOLDER
+    with locked(run.path), _interruptible():
         try:
             run = begin()
             if run.is_complete:
-                shutil.rmtree(work)
+                shutil.rmtree(work, ignore_errors=True)
                 return _found(run)
+            work.mkdir(mode=0o700, exist_ok=True)
             _check_room(run.path, work, room)
             with make_executor(executor, config.workers) as place:
                 build(Workspace(work.resolve(), place), run.path)

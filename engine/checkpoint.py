@@ -1,16 +1,18 @@
 """Checkpoints: tensors by global name in safetensors, sealed last, loadable at any layout.
 
 `iter_0000500/` holds model-*.safetensors and optimizer-*.safetensors (one pair per model-parallel rank), index.json,
-config.json (model, twin rule), state.json (iteration, optimizer steps, loss scale, elapsed time), tokenizer/ and the
-completion marker.
+config.json (model, twin rule), state.json (iteration, optimizer steps, loss scale, elapsed time), statistics.json (of
+each tensor), probe.json (the loss on a few samples), lineage.json (the run, its inputs, the checkpoints before this
+one), tokenizer/ and the completion marker.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,19 +23,34 @@ from engine.parallel.layout import check_tensor_parallel
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from engine.pipeline.stages import split_layers
+from engine.probe import FILE as PROBE
+from engine.probe import Probe
 from engine.shards import INDEX, check_entries, describe, merge_descriptions, read_into, stored_dtype, write_shard
+from engine.statistics import FILE as STATISTICS
+from engine.statistics import Numbers, check_loaded, check_written, measure, measure_finite
 from lineage.atomic import publish_directory, write_json
 from lineage.config import parse_config
-from lineage.digest import check_seal, is_sealed, seal
-from lineage.errors import BadInput, IntegrityFailure
+from lineage.digest import check_seal, content_digest, is_sealed, read_digest, seal, sealed_files
+from lineage.errors import BadInput, IntegrityFailure, Interrupted
+from lineage.run import MANIFEST, RunDirectory
 
 FOLDER = "checkpoints"
+LINEAGE = "lineage.json"
 OPTIMIZER_STATE = ("exp_avg.", "exp_avg_sq.", "master.")
+
+
+class Ancestor(NamedTuple):
+    """A checkpoint that this one descends from."""
+
+    iteration: int
+    digest: str
+    weights: str
+    """Digest of its model files alone."""
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Where a run is."""
+    """Where a run is and what it came from."""
 
     iteration: int = 0
     """Iterations finished."""
@@ -42,6 +59,8 @@ class TrainingState:
     seconds: float = 0.0
     """Training time so far, over all sessions."""
     loss_scaler: dict[str, Any] | None = None
+    ancestors: tuple[Ancestor, ...] = ()
+    """Every checkpoint before, oldest first, also those that are no longer kept; its own parent is the last."""
 
 
 @dataclass(frozen=True)
@@ -62,51 +81,135 @@ def save_checkpoint(
     optimizer: FlatOptimizer,
     mesh: ParallelMesh,
     tokenizer: Path,
-) -> None:
+    probe: Probe | None = None,
+) -> TrainingState:
     """Write the checkpoint of `state.iteration`; every rank calls it, each model-parallel rank writes its parts.
 
-    Only the newest `train.keep_checkpoints` stay.
+    Returns the state with this checkpoint as the last ancestor. Only the newest `train.keep_checkpoints` stay. Raises,
+    on every rank and with the former checkpoints untouched, Interrupted if the disk cannot take it, Diverged for a
+    tensor that is not finite and IntegrityFailure for one that was not written as it is.
     """
     path = run / FOLDER / f"iter_{state.iteration:07d}"
     partial = path.with_name(f".{path.name}.partial")
-    if mesh.is_first:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    mesh.barrier()
+    try:
+        _write(partial, run, config, state, parameters, optimizer, mesh, tokenizer, probe)
+        with mesh.together():
+            if mesh.is_first:
+                publish_directory(partial, path)
+                remove_old(run, config.train.keep_checkpoints)
+    except OSError as error:
+        raise Interrupted(
+            f"the checkpoint {path} cannot be written ({error.strerror}): make room and give the same command again; "
+            "those before it are kept"
+        ) from error
+    finally:
+        if mesh.is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+    own = as_ancestor(path, state.iteration) if mesh.is_first else None
+    return replace(state, ancestors=(*state.ancestors, mesh.gather_objects(own)[0]))
+
+
+def _write(
+    partial: Path, run: Path, config: RunConfig, state: TrainingState, parameters: Sequence[ShardedParameter],
+    optimizer: FlatOptimizer, mesh: ParallelMesh, tokenizer: Path, probe: Probe | None,
+) -> None:  # fmt: skip
+    """Everything that a checkpoint has, sealed, under a hidden name."""
+    with mesh.together():
+        if mesh.is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
     suffix = f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}.safetensors"
     weights = {p.name: (p, p.local.data) for p in parameters if not p.is_copy}
     moments = {f"{what}.{p.name}": (p, local) for p, what, local in optimizer.state() if not p.is_copy}
     described: dict[str, Any] = {}
-    for kind, parts in (("model", weights), ("optimizer", moments)):
-        if mesh.dp.rank == 0:
-            write_shard(partial / f"{kind}-{suffix}", {name: tensor for name, (_, tensor) in parts.items()})
-            described |= describe(((name, p) for name, (p, _) in parts.items()), f"{kind}-{suffix}")
+    with mesh.together():
+        for kind, parts in (("model", weights), ("optimizer", moments)):
+            if mesh.dp.rank == 0:
+                tensors = {name: tensor for name, (_, tensor) in parts.items()}
+                numbers = measure_finite(tensors)
+                write_shard(partial / f"{kind}-{suffix}", tensors)
+                check_written(partial / f"{kind}-{suffix}", numbers)
+                described |= describe(((name, p) for name, (p, _) in parts.items()), f"{kind}-{suffix}", numbers)
     descriptions = mesh.gather_objects(described)
-    if mesh.is_first:
-        write_json(partial / INDEX, merge_descriptions(descriptions))
-        write_json(partial / "config.json", config.model_dump(mode="json", include={"name", "model", "twin"}))
-        write_json(partial / "state.json", vars(state))
-        shutil.copytree(tokenizer, partial / "tokenizer")
-        seal(partial)
-        publish_directory(partial, path)
-        for old in complete_checkpoints(run)[: -config.train.keep_checkpoints]:
-            shutil.rmtree(old)
-    mesh.barrier()
+    with mesh.together():
+        if mesh.is_first:
+            index, statistics = merge_descriptions(descriptions)
+            write_json(partial / INDEX, index)
+            write_json(partial / STATISTICS, statistics)
+            write_json(partial / "config.json", config.model_dump(mode="json", include={"name", "model", "twin"}))
+            write_json(partial / "state.json", {name: v for name, v in vars(state).items() if name != "ancestors"})
+            write_json(partial / LINEAGE, _lineage(run, state))
+            if probe:
+                write_json(partial / PROBE, probe.to_json())
+            shutil.copytree(tokenizer, partial / "tokenizer")
+            seal(partial)
 
 
-def load_checkpoint(path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer) -> TrainingState:
-    """Fill parameters and optimizer from the checkpoint, written at any layout, and return where the run was."""
-    check_seal(path)
-    state = TrainingState(**_read_json(path / "state.json"))
-    index = _read_json(path / INDEX)
+def _lineage(run: Path, state: TrainingState) -> dict[str, Any]:
+    manifest = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
+    return {
+        "run": manifest.get("identity"),
+        "parents": manifest.get("parents"),
+        "ancestors": [ancestor._asdict() for ancestor in state.ancestors],
+    }
 
-    def fill(tensors: Iterable[tuple[ShardedParameter, str, torch.Tensor]]) -> None:
-        read_into(path, index, {f"{what}.{p.name}": (p, tensor) for p, what, tensor in tensors})
 
-    with torch.no_grad():
-        read_into(path, index, {p.name: (p, p.local.data) for p in parameters})
-        optimizer.restore(state.optimizer_steps, fill)
-    return state
+def as_ancestor(path: Path, iteration: int) -> Ancestor:
+    """How the checkpoints after it name this one."""
+    others = {name for name in sealed_files(path) if not name.startswith("model-")}
+    return Ancestor(iteration, read_digest(path), content_digest(path, without=others))
+
+
+def remove_old(run: Path, keep: int) -> None:
+    """Remove all complete checkpoints but the newest `keep`; one that is half removed has no visible name."""
+    for old in complete_checkpoints(run)[:-keep]:
+        hidden = old.with_name(f".{old.name}.old-{os.getpid()}")
+        os.replace(old, hidden)
+        shutil.rmtree(hidden)
+
+
+def load_checkpoint(
+    path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer
+) -> tuple[TrainingState, Probe | None]:
+    """Fill parameters and optimizer from the checkpoint, written at any layout; where the run was, and its probe.
+
+    Every rank calls it. Raises IntegrityFailure, on every rank, if files or the tensors read from them are not those
+    that were saved; parameters and optimizer are then neither old nor new.
+    """
+    mesh = optimizer.mesh
+    loaded: dict[str, tuple[ShardedParameter, Numbers]] = {}
+    with mesh.together():
+        check_seal(path)
+        state, index = _read_state(path), read_json(path / INDEX)
+
+        def fill(tensors: Iterable[tuple[ShardedParameter, str, torch.Tensor]]) -> None:
+            wanted = {f"{what}.{p.name}": (p, tensor) for p, what, tensor in tensors}
+            read_into(path, index, wanted)
+            loaded.update((name, (p, measure(tensor))) for name, (p, tensor) in wanted.items())
+
+        with torch.no_grad():
+            weights = {p.name: (p, p.local.data) for p in parameters}
+            read_into(path, index, weights)
+            loaded.update((name, (p, measure(tensor))) for name, (p, tensor) in weights.items())
+            optimizer.restore(state.optimizer_steps, fill)
+    if (path / STATISTICS).is_file():
+        check_loaded(path, loaded, read_json(path / STATISTICS))
+    own = as_ancestor(path, state.iteration)
+    return replace(state, ancestors=(*state.ancestors, own)), read_probe(path)
+
+
+def _read_state(path: Path) -> TrainingState:
+    values = read_json(path / "state.json")
+    ancestors = read_json(path / LINEAGE).get("ancestors") if (path / LINEAGE).is_file() else ()
+    try:
+        return TrainingState(**values, ancestors=tuple(Ancestor(**ancestor) for ancestor in ancestors or ()))
+    except TypeError as error:
+        raise IntegrityFailure(f"{path} does not say where its run was: {error}") from error
+
+
+def read_probe(path: Path) -> Probe | None:
+    """The probe stored with a checkpoint; what was imported has none."""
+    return Probe.from_json(read_json(path / PROBE), path) if (path / PROBE).is_file() else None
 
 
 def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: bool = False) -> LoadedCheckpoint:
@@ -123,7 +226,7 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
     digest = check_seal(directory)
     config = read_model_config(directory)
     check_tensor_parallel(config, mesh.tp.size, directory)
-    index = {n: e for n, e in _read_json(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)}
+    index = {n: e for n, e in read_json(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)}
     if len(index) < config.num_layers:  # before a model of that size is made
         raise IntegrityFailure(f"{directory} has {len(index)} tensors, too few for its {config.num_layers} layers")
     stage = split_layers(config.num_layers, mesh.layout.pp, chunks=1)[mesh.pp.rank]
@@ -132,15 +235,30 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
     check_entries(directory, index, {parameter.name: parameter.global_shape for parameter in whole})
     dtype = stored_dtype(directory, index) if as_stored else torch.float32
     model = GPT2(config, mesh, stage).to(mesh.device, dtype)
+    parameters = {p.name: p for p in sharded_parameters(model, mesh)}
     with torch.no_grad():
-        read_into(directory, index, {p.name: (p, p.local.data) for p in sharded_parameters(model, mesh)})
-    return LoadedCheckpoint(model.eval(), config, directory, digest)
+        read_into(directory, index, {name: (p, p.local.data) for name, p in parameters.items()})
+    _check_loaded_model(directory, model.eval(), parameters, mesh)
+    return LoadedCheckpoint(model, config, directory, digest)
+
+
+def _check_loaded_model(
+    directory: Path, model: GPT2, parameters: dict[str, ShardedParameter], mesh: ParallelMesh
+) -> None:
+    """Compare the weights' statistics and, of a whole model, the probe loss with those that were saved."""
+    if (directory / STATISTICS).is_file() and stored_dtype(directory, read_json(directory / INDEX)) != torch.float64:
+        loaded = {name: (p, measure(p.local.data)) for name, p in parameters.items()}
+        check_loaded(directory, loaded, read_json(directory / STATISTICS))
+    if (probe := read_probe(directory)) and mesh.pp.size == 1:
+        tokens = torch.tensor(probe.tokens, device=mesh.device)
+        with torch.no_grad():
+            probe.compare(model(tokens[:, :-1], tokens[:, 1:]).item(), directory)
 
 
 def read_model_config(directory: Path) -> ModelConfig:
     """The model of a checkpoint. Raises IntegrityFailure if its config.json cannot be read, BadInput if it is wrong."""
     path = directory / "config.json"
-    return parse_config(_read_json(path).get("model", {}), ModelConfig, str(path))
+    return parse_config(read_json(path).get("model", {}), ModelConfig, str(path))
 
 
 def resolve_checkpoint(path: Path) -> Path:
@@ -166,7 +284,8 @@ def complete_checkpoints(run: Path) -> list[Path]:
     return sorted(path for path in (run / FOLDER).glob("iter_*") if is_sealed(path))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A checkpoint's JSON object. Raises IntegrityFailure where it is not one."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:

@@ -12,6 +12,7 @@ from data_pipeline.tokens.tokenizer import FILE_NAME
 from engine.config import ModelConfig
 from lineage.digest import content_digest, is_sealed, sha256_file, sha256_json
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
+from lineage.verified import check_seal_once
 
 DIARY = frozenset({"manifest.json", "ledger.json"})
 """Files that say when and how fast a dataset was made, not what it is."""
@@ -60,6 +61,11 @@ class DatasetFacts:
         """The digests that a run on this data records."""
         several = {f"dataset {number}": digest for number, digest in enumerate(self.digests, 1)}
         return {"dataset": self.digest} | (several if len(several) > 1 else {})
+
+    def check(self) -> None:
+        """Compare every file of the datasets with its digest. Raises IntegrityFailure naming the first that differs."""
+        for directory in self.directories:
+            check_seal_once(directory)
 
     def prefixes(self, split: str) -> list[Path]:
         """Paths of a split's token files without their endings."""

@@ -4,6 +4,8 @@ Each tensor- and pipeline-parallel rank writes its parts to one safetensors file
 the whole shape, the dim along which it is divided and the files that hold the parts in order.
 """
 
+import errno
+import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -15,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from engine.parallel.sharding import ShardedParameter
+from engine.statistics import Numbers, merge, to_json
 from lineage.errors import IntegrityFailure
 
 INDEX = "index.json"
@@ -24,26 +27,39 @@ Entry = dict[str, Any]
 
 
 def write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write this rank's parts."""
-    save_file({name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}, path)
+    """Write this rank's parts. Raises OSError when the file cannot be written."""
+    try:
+        save_file({name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:  # it has the number of the system's error in its text only
+        number = re.search(r"code: (\d+)", str(error))
+        code = int(number[1]) if number else errno.EIO
+        raise OSError(code, os.strerror(code), str(path)) from error
 
 
-def describe(parts: Iterable[tuple[str, ShardedParameter]], file: str) -> dict[str, Entry]:
-    """Index entries for the parts in one rank's file."""
-    return {name: {"shape": list(p.global_shape), "dim": p.dim, "part": p.axis.rank, "file": file} for name, p in parts}
+def describe(
+    parts: Iterable[tuple[str, ShardedParameter]], file: str, numbers: Mapping[str, Numbers]
+) -> dict[str, Entry]:
+    """What the index and the statistics need to know of the parts in one rank's file."""
+    return {
+        name: {"shape": list(p.global_shape), "dim": p.dim, "part": p.axis.rank, "file": file, "numbers": numbers[name]}
+        for name, p in parts
+    }
 
 
-def merge_descriptions(descriptions: Iterable[dict[str, Entry]]) -> dict[str, Entry]:
-    """The index of all ranks' files. A tensor that is not divided is taken from the first file that has it."""
-    index: dict[str, Entry] = {}
+def merge_descriptions(descriptions: Iterable[dict[str, Entry]]) -> tuple[dict[str, Entry], dict[str, Any]]:
+    """Index and statistics of all ranks' files. A tensor that is not divided is taken from the first file with it."""
+    found: dict[str, Entry] = {}
     for description in descriptions:
         for name, part in description.items():
-            entry = index.setdefault(name, {"shape": part["shape"], "dim": part["dim"], "parts": {}})
-            entry["parts"].setdefault(part["part"] if part["dim"] is not None else 0, part["file"])
-    return {
-        name: {"shape": e["shape"], "dim": e["dim"], "files": [e["parts"][i] for i in sorted(e["parts"])]}
-        for name, e in index.items()
-    }
+            entry = found.setdefault(name, {"shape": part["shape"], "dim": part["dim"], "parts": {}})
+            number = part["part"] if part["dim"] is not None else 0
+            entry["parts"].setdefault(number, (part["file"], part["numbers"]))
+    index, statistics = {}, {}
+    for name, entry in found.items():
+        files, numbers = zip(*(entry["parts"][i] for i in sorted(entry["parts"])), strict=True)
+        index[name] = {"shape": entry["shape"], "dim": entry["dim"], "files": list(files)}
+        statistics[name] = to_json(merge(numbers))
+    return index, statistics
 
 
 def read_whole(directory: Path, index: dict[str, Entry], name: str) -> torch.Tensor:

@@ -2,10 +2,11 @@
 
 import json
 import math
+import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.batches import TrainingBatches, ValidationBatches
-from engine.checkpoint import TrainingState, complete_checkpoints, load_checkpoint, save_checkpoint
+from engine.checkpoint import TrainingState, complete_checkpoints, remove_old, save_checkpoint
 from engine.config import RunConfig
 from engine.costs import flops_per_iteration, parameter_count, rank_memory_bytes
 from engine.dataset import DatasetFacts
@@ -31,10 +32,14 @@ from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.partition import PartitionedModel
 from engine.pipeline.timeline import describe_timeline
 from engine.precision import DTYPES, LossScaler
+from engine.probe import SAMPLES, Probe, choose_samples, describe_computation
+from engine.replicas import INTERVAL, check_replicas
+from engine.resume import resume
 from engine.rng import Dropout
 from engine.training_run import SUMMARY, TIMELINE, begin_run
 from lineage.atomic import write_json, write_text
 from lineage.errors import Interrupted, UserError
+from lineage.lock import locked
 from lineage.progress import Progress
 from lineage.run import RunDirectory
 
@@ -59,11 +64,26 @@ def train(config: RunConfig, root: Path) -> RunDirectory:
             torch.set_num_threads(1)
         mesh = build_mesh(layout, config.parallel.sequence_parallel)
         mesh.barrier()
-        if run.is_complete:
+        if not run.is_complete:
+            with alone(run, mesh):
+                with mesh.together():
+                    if os.environ.get("LOCAL_RANK", "0") == "0":
+                        dataset.check()
+                if not run.is_complete:
+                    Trainer(config, run, dataset, mesh).run_to_end()
+        elif mesh.is_first:
             run.link()
-        else:
-            Trainer(config, run, dataset, mesh).run_to_end()
     return run
+
+
+@contextmanager
+def alone(run: RunDirectory, mesh: ParallelMesh) -> Iterator[None]:
+    """Keep other commands from training this run. Raises BadInput, on every rank, if one does already."""
+    with ExitStack() as held:
+        with mesh.together():
+            if mesh.is_first:
+                held.enter_context(locked(run.path))
+        yield
 
 
 class Trainer:
@@ -78,11 +98,9 @@ class Trainer:
         self.optimizer = build_optimizer(self.model.parameters, train, mesh, config.parallel.shard_optimizer)
         self.reducer = self.model.reducer(self.optimizer.groups)
         self.scaler = LossScaler() if train.precision == "fp16" else None
-        self.state = TrainingState()
-        if found := complete_checkpoints(run.path):
-            self.state = load_checkpoint(found[-1], self.model.parameters, self.optimizer)
-            if self.scaler and self.state.loss_scaler:
-                self.scaler = LossScaler(**self.state.loss_scaler)
+        self.state = resume(run.path, self.model.parameters, self.optimizer, lambda probe: self._loss_of(probe.tokens))
+        if self.scaler and self.state.loss_scaler:
+            self.scaler = LossScaler(**self.state.loss_scaler)
         self.batches = TrainingBatches(
             dataset.token_files("train"), model.seq_length, train.global_batch_size, train.microbatch_size,
             train.iterations, train.seed,
@@ -113,8 +131,10 @@ class Trainer:
                     self._write(log, self._validate(done, train.validation_samples))
                 self.state = TrainingState(
                     done, self.optimizer.steps, before + time.monotonic() - start,
-                    self.scaler.state() if self.scaler else None,
+                    self.scaler.state() if self.scaler else None, self.state.ancestors,
                 )  # fmt: skip
+                if done % INTERVAL == 0:
+                    check_replicas(self.model.parameters, self.mesh)
                 if stop or done % train.checkpoint_interval == 0 or done == train.iterations:
                     self._save()
                 if stop and done < train.iterations:
@@ -211,17 +231,22 @@ class Trainer:
         }
 
     def _save(self) -> None:
-        save_checkpoint(
-            self.run.path,
-            self.config,
-            self.state,
-            self.model.parameters,
-            self.optimizer,
-            self.mesh,
-            self.dataset.tokenizer,
-        )
+        check_replicas(self.model.parameters, self.mesh)
+        tokens = choose_samples(next(self.validation.batches(SAMPLES, SAMPLES, 0, 1)).tolist())
+        computed_on = describe_computation(self.mesh.layout, self.mesh.device)
+        probe = Probe(tokens, self._loss_of(tokens), self.config.train.precision, computed_on)
+        self.state = save_checkpoint(
+            self.run.path, self.config, self.state, self.model.parameters, self.optimizer, self.mesh,
+            self.dataset.tokenizer, probe,
+        )  # fmt: skip
+
+    def _loss_of(self, tokens: tuple[tuple[int, ...], ...]) -> float:
+        """Mean loss of the model as it is on samples that every data-parallel rank takes, without dropout."""
+        total = self.model.evaluate([self._input(np.array(tokens, dtype=np.int64))])
+        return self.mesh.pp.all_reduce(total).item() / len(tokens)
 
     def _finish(self, final: dict[str, Any], peaks: list[int]) -> None:
+        remove_old(self.run.path, self.config.train.keep_checkpoints)
         train, model, parallel = self.config.train, self.config.model, self.config.parallel
         closed_form = rank_memory_bytes(model, train, parallel, self.mesh.dp.size)
         tokens = train.iterations * train.global_batch_size * model.seq_length

@@ -14,9 +14,9 @@ from evaluation.models import EvaluatedCheckpoint, load_checkpoint
 from evaluation.protocol import Encoder, Losses, Provenance, Result, Sample, Scores, Task
 from evaluation.scoring import score
 from evaluation.sharing import share, take
-from evaluation.store import ScoreStore, default_folder
+from evaluation.store import ScoreStore
 from evaluation.tasks import build_task
-from lineage.environment import describe_environment
+from lineage.environment import describe_environment, user_cache
 from lineage.errors import DataMissing
 from lineage.progress import Progress
 
@@ -118,7 +118,7 @@ def _run(
             settings.workers,
             progress.advance,
             banned=banned,
-            store=ScoreStore(default_folder(), evaluated.digest, evaluated.tokenizer.digest),
+            store=ScoreStore(user_cache("scores"), evaluated.digest, evaluated.tokenizer.digest),
             on_resumed=progress.start_at,
         )
     scores = [take(shared, place, task.requests) for task, place in zip(tasks, places, strict=True)]

@@ -32,11 +32,6 @@ BYTES_PER_TOKEN = 10
 SUFFIX = ".scores"
 
 
-def default_folder() -> Path:
-    """`$XDG_CACHE_HOME/mlm-repro/scores`, or the same below `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlm-repro" / "scores"
-
-
 @dataclass(frozen=True)
 class ScoreStore:
     """The scores of one checkpoint with one tokenizer."""

@@ -1,5 +1,6 @@
 """How every command starts and ends: one sentence and an exit code for a user's mistake, never a traceback."""
 
+import errno
 import os
 import signal
 import sys
@@ -7,6 +8,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from lineage.errors import Interrupted, UserError
+
+NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""What the system says when a disk is full or fails."""
 
 
 def run_command(app: Callable[..., Any], default: str | None = None, verbs: tuple[str, ...] = ()) -> NoReturn:
@@ -28,6 +32,11 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
         code = _explain(Interrupted("interrupted; the same command goes on from what was finished"))
     except UserError as error:
         code = _explain(error)
+    except OSError as error:
+        if error.errno not in NO_DISK:
+            raise
+        where = f" {error.filename}" if error.filename else ""
+        code = _explain(Interrupted(f"the disk failed{where} ({error.strerror}); the same command goes on from there"))
     try:
         sys.stdout.flush()
     except BrokenPipeError:

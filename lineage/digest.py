@@ -50,10 +50,14 @@ def read_digest(directory: Path) -> str:
     return str(_read_marker(directory)["digest"])
 
 
+def sealed_files(directory: Path) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of each file as the completion marker has them, by name."""
+    return dict(_read_marker(directory)["files"])
+
+
 def content_digest(directory: Path, without: frozenset[str] | set[str]) -> str:
     """Digest of a sealed directory's files other than `without`: equal for equal content made at different times."""
-    files: dict[str, dict[str, Any]] = _read_marker(directory)["files"]
-    return sha256_json({name: entry for name, entry in files.items() if name not in without})
+    return sha256_json({name: entry for name, entry in sealed_files(directory).items() if name not in without})
 
 
 def check_seal(directory: Path) -> str:

@@ -71,6 +71,11 @@ def list_gpus() -> list[dict[str, Any]]:
     return gpus
 
 
+def user_cache(name: str) -> Path:
+    """Folder for what can be made again: `$XDG_CACHE_HOME/mlm-repro/NAME`, or the same below `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlm-repro" / name
+
+
 def cpu_name() -> str:
     """The processor's name as the system gives it."""
     try:

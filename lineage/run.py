@@ -17,6 +17,7 @@ from lineage.atomic import write_json
 from lineage.digest import is_sealed, read_digest, seal, sha256_json
 from lineage.environment import describe_environment
 from lineage.errors import BadInput, IntegrityFailure
+from lineage.lock import LOCK
 
 MANIFEST = "manifest.json"
 
@@ -132,4 +133,4 @@ def _identity(kind: str, config: dict[str, Any], parents: dict[str, str]) -> str
 
 def _is_leftover(path: Path) -> bool:
     """Whether a file is a manifest whose writing was cut short, or the work of a run that had none."""
-    return path.name.startswith(f".{MANIFEST}.partial-") or path.name == ".work"
+    return path.name.startswith(f".{MANIFEST}.partial-") or path.name in (".work", LOCK)

@@ -1,20 +1,14 @@
-"""The hidden directory in which finished tasks are kept until their run is complete, locked by the one that works."""
+"""The hidden directory in which finished tasks are kept until their run is complete."""
 
-import fcntl
-import os
-import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.work.tasks import Counts, Done, Executor, Input, Settings, Task, Work
 from lineage.digest import sha256_json
-from lineage.errors import BadInput
 from lineage.progress import Progress
 
 FOLDER = ".work"
-LOCK = "lock"
 
 
 @dataclass(frozen=True)
@@ -71,39 +65,3 @@ class Workspace:
         """A stage of a single task."""
         done = next(self.each(stage, work, [(settings, inputs)], "", 1))
         return Finished(self.path / stage, [done.digest], [done.counts])
-
-
-@contextmanager
-def locked(run: Path) -> Iterator[Path]:
-    """The work directory of a run, for this process alone. Raises BadInput if another process has it."""
-    work = run / FOLDER
-    while True:
-        work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            descriptor = os.open(work / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_same(descriptor, work / LOCK):
-                break
-        except BlockingIOError:
-            os.close(descriptor)
-            raise BadInput(f"another process is at work in {run}: wait for it, or stop it") from None
-        os.close(descriptor)
-    try:
-        for leftover in [*run.glob(".*.partial-*"), *work.glob("**/.*.partial-*"), *work.glob("**/.*.old-*")]:
-            if leftover.is_dir():
-                shutil.rmtree(leftover, ignore_errors=True)
-            else:
-                leftover.unlink(missing_ok=True)
-        yield work
-    finally:
-        os.close(descriptor)
-
-
-def _is_same(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False

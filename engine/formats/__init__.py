@@ -20,6 +20,8 @@ from engine.parallel.layout import Layout
 from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from engine.shards import INDEX, describe, merge_descriptions, write_shard
+from engine.statistics import FILE as STATISTICS
+from engine.statistics import check_written, measure
 from lineage.atomic import new_directory, write_json
 from lineage.digest import is_sealed, seal, sha256_file
 from lineage.errors import BadInput, IntegrityFailure
@@ -56,9 +58,13 @@ def write_checkpoint(out: Path, imported: Imported, tp: int = 1, dtype: torch.dt
             parts = {p.name: p for p in parameters_of(imported.model, tp, rank)}
             weights = {name: part.shard(imported.tensors[name]).to("cpu", dtype) for name, part in parts.items()}
             file = f"model-tp{rank:02d}-pp000.safetensors"
+            numbers = {name: measure(tensor) for name, tensor in weights.items()}
             write_shard(temporary / file, weights)
-            descriptions.append(describe(parts.items(), file))
-        write_json(temporary / INDEX, merge_descriptions(descriptions))
+            check_written(temporary / file, numbers)
+            descriptions.append(describe(parts.items(), file, numbers))
+        index, statistics = merge_descriptions(descriptions)
+        write_json(temporary / INDEX, index)
+        write_json(temporary / STATISTICS, statistics)
         described = {
             "name": imported.name,
             "model": imported.model.model_dump(mode="json"),

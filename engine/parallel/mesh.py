@@ -1,6 +1,8 @@
 """The mesh of ranks, an object that is passed in; there is no module-level parallel state."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from engine.parallel.layout import Layout
 from engine.parallel.rendezvous import join_ranks, launched_world_size
-from lineage.errors import BadInput
+from lineage.errors import BadInput, UserError
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,18 @@ class ParallelMesh:
         """Wait for every rank."""
         if self.layout.world_size > 1:
             dist.barrier()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A block without collectives that succeeds on every rank or on none: one rank's failure is raised on all."""
+        failure: Exception | None = None
+        try:
+            yield
+        except (UserError, OSError) as error:
+            failure = error
+        for found in self.gather_objects(failure):
+            if found is not None:
+                raise found
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Every rank's value in rank order, on every rank."""

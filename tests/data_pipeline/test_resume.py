@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from data_pipeline.config import DataConfig
-from data_pipeline.work.workspace import locked
 from lineage.digest import check_seal
 from lineage.errors import BadInput, Interrupted
+from lineage.lock import locked
 from tests.data_pipeline.builds import build, config_for, files_of, in_child, ledger_of, write_mixed
 from tests.data_pipeline.conftest import leftovers
 

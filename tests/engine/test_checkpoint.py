@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def train_and_save(layout: Layout, run: Path, tokenizer: Path, precision: str) -
 
 def load_and_step(layout: Layout, path: Path, precision: str) -> tuple[TrainingState, Any]:
     built = build(with_precision(precision), layout)
-    state = load_checkpoint(path, built.parameters, built.optimizer)
+    state, _ = load_checkpoint(path, built.parameters, built.optimizer)
     built.step()
     return state, logits(built.model)
 
@@ -125,7 +125,7 @@ def test_training_goes_on_at_another_layout(before: int, after: int, tmp_path: P
     _, expected = run_ranks(train_and_save, before, Layout(tp=before), run, tokenizer, "fp64")[0]
     path = resolve_checkpoint(run)
     for state, found in run_ranks(load_and_step, after, Layout(tp=after), path, "fp64"):
-        assert state == TrainingState(2, 2, 1.5)
+        assert replace(state, ancestors=()) == TrainingState(2, 2, 1.5)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from evaluation.batches import plan_batches
 from evaluation.protocol import Request, Scores
 from evaluation.scoring import ScoringModel, score
-from evaluation.store import ScoreStore, default_folder, remove_oldest
+from evaluation.store import ScoreStore, remove_oldest
+from lineage.environment import user_cache
 from tests.evaluation.standins import scoring_model, tiny_config, tiny_gpt2
 from tests.evaluation.test_scoring import random_requests
 
@@ -161,10 +162,10 @@ def test_beyond_a_size_what_was_used_longest_ago_goes(tmp_path: Path) -> None:
 
 def test_the_folder_is_the_user_s_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_folder() == tmp_path / "mlm-repro" / "scores"
+    assert user_cache("scores") == tmp_path / "mlm-repro" / "scores"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_folder() == tmp_path / ".cache" / "mlm-repro" / "scores"
+    assert user_cache("scores") == tmp_path / ".cache" / "mlm-repro" / "scores"
 
 
 @given(

@@ -1,0 +1,72 @@
+"""The loss on a few fixed samples, stored with a checkpoint and computed again from what was loaded."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from engine.parallel.layout import Layout
+from lineage.environment import cpu_name
+from lineage.errors import IntegrityFailure
+
+FILE = "probe.json"
+SAMPLES, LENGTH = 8, 64
+"""Sequences, the first of the validation split, and most tokens of each: so few that a check costs one short batch."""
+TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2}
+"""Relative difference that another layout, machine or library may make in each number format."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Samples and what the model made of them."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    """[samples, length + 1] token ids."""
+    loss: float
+    """Mean cross-entropy without dropout."""
+    precision: str
+    computed_on: dict[str, Any]
+    """All else that the bits of the loss may depend on: layout, processor, torch and its threads."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As stored in a checkpoint's `probe.json`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any], where: object) -> "Probe":
+        """What `to_json` wrote. Raises IntegrityFailure for anything else."""
+        try:
+            tokens = tuple(tuple(int(token) for token in row) for row in values["tokens"])
+            return cls(tokens, float(values["loss"]), str(values["precision"]), dict(values["computed_on"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityFailure(f"{where}: {FILE} cannot be read") from error
+
+    def compare(self, loss: float, where: object, computed_on: dict[str, Any] | None = None) -> str | None:
+        """A warning where the loss is near but not equal although it was computed in the same way, else None.
+
+        Raises IntegrityFailure where it is not near: the weights are not those that were saved.
+        """
+        if not math.isclose(loss, self.loss, rel_tol=TOLERANCE.get(self.precision, 1e-4)):
+            raise IntegrityFailure(
+                f"{where}: the loss on {len(self.tokens)} fixed samples is {loss:.6f} and was {self.loss:.6f} when it "
+                "was saved: the weights are others, or this machine computes wrongly"
+            )
+        if computed_on == self.computed_on and loss != self.loss:
+            return (
+                f"the loss on {len(self.tokens)} fixed samples is {loss!r} and was {self.loss!r} when it was saved, "
+                "on the same layout and machine: what follows is not bit for bit what would have followed"
+            )
+        return None
+
+
+def describe_computation(layout: Layout, device: torch.device) -> dict[str, Any]:
+    """What the bits of a loss may depend on besides weights and samples."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    return {**vars(layout), "device": name, "torch": torch.__version__, "threads": torch.get_num_threads()}
+
+
+def choose_samples(rows: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """The samples of a probe, from the first validation sequences, each of `seq_length + 1` token ids."""
+    return tuple(tuple(int(token) for token in row[: LENGTH + 1]) for row in rows[:SAMPLES])

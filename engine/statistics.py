@@ -1,0 +1,107 @@
+"""What can be said of a tensor in four numbers: taken before it is written, compared when it is read.
+
+A digest proves that a file is the one that was written; these prove that what was written is what was in memory, and
+that what came into memory, at whatever layout, is what was written.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from engine.parallel.mesh import Axis
+from engine.parallel.sharding import ShardedParameter
+from lineage.errors import Diverged, IntegrityFailure
+
+FILE = "statistics.json"
+ROUNDING = 1e-9
+"""Sums of squares in float64 may differ so much, relatively, when parts are added in another order."""
+Numbers = tuple[float, float, float, int]
+"""(sum of squares, least, greatest, how many are not finite) of a tensor or of one rank's part."""
+
+
+def measure(tensor: torch.Tensor) -> Numbers:
+    """The four numbers of a tensor, in float64. Least and greatest are of the finite numbers; 0 if there are none."""
+    flat = tensor.detach().flatten()
+    norm = torch.linalg.vector_norm(flat, dtype=torch.float64).item()
+    lost = 0
+    if not math.isfinite(norm):
+        finite = torch.isfinite(flat)
+        lost = flat.numel() - int(finite.sum())
+        flat = flat[finite]
+        norm = torch.linalg.vector_norm(flat, dtype=torch.float64).item()
+    if not flat.numel():
+        return 0.0, 0.0, 0.0, lost
+    least, greatest = torch.aminmax(flat)
+    return norm * norm, float(least), float(greatest), lost
+
+
+def measure_finite(tensors: Mapping[str, torch.Tensor]) -> dict[str, Numbers]:
+    """The four numbers of each. Raises Diverged naming the first tensor that is not finite."""
+    found = {name: measure(tensor) for name, tensor in tensors.items()}
+    for name, (*_, lost) in found.items():
+        if lost:
+            raise Diverged(f"{name} holds {lost} numbers that are not finite: no checkpoint of them is written")
+    return found
+
+
+def merge(parts: Iterable[Numbers]) -> Numbers:
+    """The numbers of a tensor from those of its parts."""
+    squares, least, greatest, lost = zip(*parts, strict=True)
+    return math.fsum(squares), min(least), max(greatest), sum(lost)
+
+
+def to_json(numbers: Numbers) -> dict[str, float | int]:
+    """As stored in a checkpoint's `statistics.json`."""
+    squares, least, greatest, lost = numbers
+    return {"norm": math.sqrt(squares), "min": least, "max": greatest, "nonfinite": lost}
+
+
+def differs(found: Numbers, stored: Mapping[str, Any]) -> str | None:
+    """In what the numbers are not those of the file, in words; None if they are."""
+    values = to_json(found)
+    if not math.isclose(values["norm"], stored["norm"], rel_tol=ROUNDING, abs_tol=1e-300):
+        return f"its norm is {values['norm']:.9g} and was {stored['norm']:.9g}"
+    for name in ("min", "max", "nonfinite"):
+        if values[name] != stored[name]:
+            return f"its {name} is {values[name]:.9g} and was {stored[name]:.9g}"
+    return None
+
+
+def check_written(file: Path, before: Mapping[str, Numbers]) -> None:
+    """Read a file of tensors again and compare. Raises IntegrityFailure naming the first tensor that differs."""
+    with safe_open(file, framework="pt") as opened:
+        for name, numbers in before.items():
+            if difference := differs(measure(opened.get_tensor(name)), to_json(numbers)):
+                raise IntegrityFailure(f"{file}: tensor {name!r} was not written as it is in memory: {difference}")
+
+
+def check_loaded(
+    where: object, loaded: Mapping[str, tuple[ShardedParameter, Numbers]], stored: Mapping[str, Any]
+) -> None:
+    """Compare what this rank and its tensor-parallel peers have read with what was written; a collective of these.
+
+    Raises IntegrityFailure naming the first tensor that differs, on each of them.
+    """
+    found = {name: numbers for name, (_, numbers) in sorted(loaded.items())}
+    divided = [name for name in found if loaded[name][0].dim is not None]
+    if divided:
+        parameter = loaded[divided[0]][0]
+        whole = _merge_over(parameter.axis, [found[name] for name in divided], parameter.local.device)
+        found |= zip(divided, whole, strict=True)
+    for name, numbers in found.items():
+        if name not in stored:
+            raise IntegrityFailure(f"{where}: {FILE} does not have tensor {name!r}")
+        if difference := differs(numbers, stored[name]):
+            raise IntegrityFailure(f"{where}: tensor {name!r} is not what was saved: {difference}")
+
+
+def _merge_over(axis: Axis, rows: list[Numbers], device: torch.device) -> list[Numbers]:
+    if axis.size == 1:
+        return rows
+    mine = torch.tensor(rows, dtype=torch.float64, device=device).unsqueeze(0)  # [1, tensors, 4]
+    everyone = axis.all_gather(mine, dim=0).tolist()
+    return [merge((s, low, high, int(lost)) for s, low, high, lost in parts) for parts in zip(*everyone, strict=True)]

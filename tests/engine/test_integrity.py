@@ -1,0 +1,242 @@
+"""What training believes of its own files and of its other ranks: nothing that it has not compared."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.dataset import DatasetFacts
+from engine.parallel.layout import Layout
+from engine.parallel.mesh import build_mesh
+from engine.resume import resume
+from engine.statistics import check_written, measure, measure_finite, merge
+from engine.trainer import Trainer, alone, train
+from engine.training_run import begin_run
+from lineage.digest import seal, sha256_file
+from lineage.errors import BadInput, Diverged, IntegrityFailure, UserError
+from lineage.lock import locked
+from lineage.run import RunDirectory
+from tests.engine.conftest import write_dataset
+from tests.engine.small_run import assert_same_training, small_config
+from tests.ranks import run_ranks
+
+MODEL, OPTIMIZER = "model-tp00-pp000.safetensors", "optimizer-tp00-pp000.safetensors"
+
+
+@pytest.fixture
+def stopped(uninterrupted: Path, tmp_path: Path) -> Path:
+    """A copy of the small run that still has its checkpoints and is not complete."""
+    run = tmp_path / uninterrupted.name
+    shutil.copytree(uninterrupted, run)
+    (run / "COMPLETE").unlink()
+    return run
+
+
+def change_tensors(file: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+
+
+def exchange(tensors: dict[str, torch.Tensor]) -> None:
+    """Another layer's weights: every shape fits."""
+    names = [f"layers.{layer}.mlp.dense_h_to_4h.weight" for layer in (0, 1)]
+    tensors[names[0]], tensors[names[1]] = tensors[names[1]], tensors[names[0]]
+
+
+def reverse(tensors: dict[str, torch.Tensor]) -> None:
+    """The same numbers in another order, so that no statistic of the tensor changes."""
+    name = "layers.0.mlp.dense_h_to_4h.weight"
+    tensors[name] = tensors[name].flip(0).contiguous()
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "sentence"),
+    [
+        (MODEL, exchange, "tensor 'layers.0.mlp.dense_h_to_4h.weight' is not what was saved: its norm is"),
+        (MODEL, reverse, "the loss on 8 fixed samples is"),
+        (OPTIMIZER, lambda tensors: tensors["exp_avg.final_layernorm.bias"].mul_(2), "exp_avg.final_layernorm.bias"),
+    ],
+    ids=["exchanged", "reversed", "moment"],
+)  # fmt: skip
+def test_tensors_that_were_not_saved_are_not_trusted_though_sealed(
+    file: str, change: Any, sentence: str, stopped: Path, uninterrupted: Path, dataset: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The checkpoint before it is taken, with a warning, and the run ends as it would have ended."""
+    newest = stopped / "checkpoints" / "iter_0000060"
+    change_tensors(newest / file, change)
+    seal(newest)
+    assert train(small_config(dataset), stopped.parent).path == stopped
+    err = capsys.readouterr().err
+    assert err.startswith("warning: ")
+    assert sentence in err
+    assert "kept as .iter_0000060.damaged, and training goes on from iter_0000040" in err
+    assert_same_training(stopped, uninterrupted)
+
+
+def test_without_a_checkpoint_in_order_nothing_is_begun_anew(stopped: Path, dataset: Path) -> None:
+    for path in (stopped / "checkpoints").iterdir():
+        (path / "index.json").write_text("{}")
+    before = sorted(path.name for path in (stopped / "checkpoints").iterdir())
+    with pytest.raises(IntegrityFailure, match=r"iter_0000060/index\.json was changed"):
+        train(small_config(dataset), stopped.parent)
+    assert sorted(path.name for path in (stopped / "checkpoints").iterdir()) == before
+
+
+def test_a_changed_dataset_is_not_trained_on(tmp_path: Path) -> None:
+    """Neither size nor time of modification gives it away; what was found in order is not read a second time."""
+    data = write_dataset(tmp_path / "data")
+    DatasetFacts.read(data).check()
+    tokens = data / "train_text_document.bin"
+    status, content = tokens.stat(), bytearray(tokens.read_bytes())
+    content[7] ^= 1
+    with tokens.open("r+b") as file:
+        file.write(content)
+    os.utime(tokens, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(IntegrityFailure, match=r"train_text_document\.bin was changed"):
+        train(small_config(data), tmp_path / "runs")
+
+
+def test_a_dataset_in_order_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write_dataset(tmp_path / "data")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    read: list[Path] = []
+    monkeypatch.setattr("lineage.digest.sha256_file", lambda path: read.append(path) or sha256_file(path))
+    facts = DatasetFacts.read(data)
+    facts.check()
+    assert len(read) == 6
+    facts.check()
+    assert len(read) == 6
+    (data / "dataset.json").touch()
+    facts.check()
+    assert len(read) == 12
+
+
+def test_a_run_is_trained_by_one_command_at_a_time(dataset: Path, tmp_path: Path) -> None:
+    _, _, run = begin_run(small_config(dataset), tmp_path)
+    leftover = run.path / "checkpoints" / ".iter_0000020.partial"
+    leftover.mkdir(parents=True)
+    (leftover / MODEL).write_bytes(b"half")
+    with locked(run.path), pytest.raises(BadInput, match="another process is at work in"):
+        train(small_config(dataset), tmp_path)
+    assert train(small_config(dataset, iterations=6), tmp_path).is_complete
+    with alone(run, build_mesh(Layout())):
+        assert not leftover.exists()
+    assert [path.name for path in run.path.iterdir() if path.name.startswith(".")] == []
+
+
+def refused(function: Callable[..., Any], *arguments: Any) -> str:
+    try:
+        function(*arguments)
+    except UserError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def lock_on_ranks(run: RunDirectory) -> str:
+    mesh = build_mesh(Layout(dp=2))
+
+    def hold() -> None:
+        with alone(run, mesh):
+            return
+
+    return refused(hold)
+
+
+def test_every_rank_learns_that_the_run_is_taken(dataset: Path, tmp_path: Path) -> None:
+    _, _, run = begin_run(small_config(dataset), tmp_path)
+    with locked(run.path):
+        first, second = run_ranks(lock_on_ranks, 2, run)
+    assert first == second
+    assert first.startswith("BadInput: another process is at work in")
+
+
+def drift(layout: Layout, rank: int, name: str, config: Any, root: Path) -> str:
+    """Train; one rank's tensor changes by one bit after the third iteration."""
+    config, dataset, run = begin_run(config, root)
+    trainer = Trainer(config, run, dataset, build_mesh(layout))
+    iterate = trainer._iterate
+
+    def and_drift(iteration: int) -> Any:
+        done = iterate(iteration)
+        if iteration == 2 and int(os.environ["RANK"]) == rank:
+            tensor = next(p.local.data for p in trainer.model.parameters if p.name == name)
+            tensor.flatten()[3:4].view(torch.int32).bitwise_xor_(1)
+        return done
+
+    trainer._iterate = and_drift  # type: ignore[method-assign]
+    return refused(trainer.run_to_end)
+
+
+@pytest.mark.parametrize(
+    ("layout", "rank", "name", "sentence"),
+    [
+        (
+            Layout(tp=2), 1, "layers.0.input_layernorm.weight",
+            "no longer the same on tensor-parallel ranks: rank 1 differs from rank 0; which of them is right cannot",
+        ),
+        (Layout(dp=3), 1, "layers.1.mlp.dense_4h_to_h.weight", "data-parallel ranks: rank 1 differs from rank 0, 2;"),
+    ],
+    ids=["tp", "dp"],
+)  # fmt: skip
+def test_replicas_that_drift_apart_are_found_before_a_checkpoint_has_them(
+    layout: Layout, rank: int, name: str, sentence: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found at the next comparison, here after the third iteration; the tensor and the ranks are named."""
+    monkeypatch.setattr("engine.trainer.INTERVAL", 3)
+    config = small_config(dataset, iterations=6, global_batch_size=12, microbatch_size=2)
+    config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"tp": layout.tp})})
+    told = run_ranks(drift, layout.world_size, layout, rank, name, config, tmp_path)
+    assert told == [told[0]] * layout.world_size
+    assert told[0].startswith(f"Diverged: {name} is ")
+    assert sentence in told[0]
+    (run,) = tmp_path.glob("small-*")
+    assert list(run.glob("checkpoints/iter_*")) == []
+    iterations = [json.loads(line)["iteration"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert max(iterations) == 3
+
+
+def test_a_tensor_that_is_not_finite_is_not_saved() -> None:
+    with pytest.raises(Diverged, match="b holds 2 numbers that are not finite"):
+        measure_finite({"a": torch.ones(3), "b": torch.tensor([1.0, torch.inf, torch.nan])})
+    assert measure(torch.tensor([3.0, -4.0, torch.nan])) == (25.0, -4.0, 3.0, 1)
+
+
+def test_a_file_that_does_not_hold_what_was_in_memory_is_noticed(tmp_path: Path) -> None:
+    """Sporadic garbage after a save, as in NVIDIA/Megatron-LM#1570: tiny numbers where the output layer was."""
+    weights = {"output_layer.weight": torch.randn(8, 4), "bias": torch.zeros(4)}
+    save_file(weights | {"output_layer.weight": torch.full((8, 4), 1e-42)}, tmp_path / "file")
+    with pytest.raises(IntegrityFailure, match=r"tensor 'output_layer\.weight' was not written as it is in memory"):
+        check_written(tmp_path / "file", measure_finite(weights))
+    save_file(weights, tmp_path / "file")
+    check_written(tmp_path / "file", measure_finite(weights))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_numbers_of_a_tensor_are_those_of_its_parts(parts: int) -> None:
+    tensor = torch.randn(8, 6)
+    whole, merged = measure(tensor), merge(measure(part) for part in tensor.chunk(parts))
+    assert merged == pytest.approx(whole, rel=1e-12)
+    assert merged[1:] == whole[1:]
+
+
+def resume_on_ranks(layout: Layout, config: Any, root: Path) -> tuple[str, int]:
+    config, dataset, run = begin_run(config, root)
+    trainer = Trainer(config, run, dataset, build_mesh(layout))
+    return run.path.name, resume(
+        run.path, trainer.model.parameters, trainer.optimizer, lambda probe: trainer._loss_of(probe.tokens)
+    ).iteration  # fmt: skip
+
+
+def test_another_layout_finds_the_same_statistics_and_a_near_loss(stopped: Path, dataset: Path) -> None:
+    config = small_config(dataset)
+    config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"tp": 2})})
+    assert run_ranks(resume_on_ranks, 2, Layout(tp=2), config, stopped.parent) == [(stopped.name, 60)] * 2
+    assert not list((stopped / "checkpoints").glob(".*damaged"))
