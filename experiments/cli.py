@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,11 +29,12 @@ class Target(StrEnum):
 
 
 class Mode(StrEnum):
-    """Published size, twins, or whichever the hardware allows."""
+    """Published size, twins, whichever the hardware allows, or the published size in words."""
 
     AUTO = "auto"
     FULL = "full"
     SCALED = "scaled"
+    PLAN = "plan"
 
 
 class RunMode(StrEnum):
@@ -53,7 +55,9 @@ def _experiment() -> None:
 @app.command()
 def reproduce(
     target: Annotated[Target, typer.Argument(help="Largest model; the smaller ones are run for comparison.")],
-    mode: Annotated[Mode, typer.Option(help="full: published size; scaled: twins; auto: what fits.")] = Mode.AUTO,
+    mode: Annotated[
+        Mode, typer.Option(help="full: published size; scaled: twins; auto: what fits; plan: print the full size.")
+    ] = Mode.AUTO,
     smoke: Annotated[bool, typer.Option("--smoke", help="Twins at the smallest size: does everything work?")] = False,
     data: Annotated[Path | None, typer.Option(help="Another data recipe, a TOML file.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
@@ -62,11 +66,44 @@ def reproduce(
     """From raw text to report: data, training, evaluation, page. What is finished is reused."""
     from experiments.plan import make_plan, print_plan
     from experiments.reproduce import reproduce as run
+    from experiments.steps import format_steps
 
     plan = make_plan(target.value, mode.value, smoke, data)
     print_plan(plan)
-    if not dry_run:
+    if plan.mode == "plan":
+        print(format_steps(plan, runs))
+    elif not dry_run:
         run(plan, runs)
+
+
+@app.command()
+def launch(
+    manifest: Annotated[Path, typer.Argument(help="Job manifest, such as experiments/jobs/8.3b.toml.")],
+    out: Annotated[Path, typer.Option(help="Folder for the launch files.")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: key=value.")] = None,
+) -> None:
+    """Write the torchrun and Slurm files of a training job, which goes on until it is complete."""
+    from experiments.launch.files import write_launch_files
+    from experiments.launch.job import Job, describe_job
+    from lineage.config import load_config
+
+    job = load_config(manifest, Job, overrides or [])
+    print(describe_job(job))
+    slurm, torchrun = write_launch_files(job, out)
+    print(f"with Slurm: sbatch {quote(str(slurm))}")
+    print(f"without, on each node: bash {quote(str(torchrun))}")
+
+
+@app.command()
+def preflight(
+    runs: Annotated[Path, typer.Option(help="Folder of run directories, whose disk is checked.")] = Path("runs"),
+    ranks: Annotated[int | None, typer.Option(min=1, help="Processes; by default one per GPU or core here.")] = None,
+    needed_gb: Annotated[float, typer.Option(min=0, help="Disk space that must be free, in GB.")] = 0.0,
+) -> None:
+    """Check versions, clocks, matrix products, all-reduce and disk before training."""
+    from experiments.preflight import preflight as run
+
+    run(runs, ranks, int(needed_gb * 1e9))
 
 
 @app.command()

@@ -12,7 +12,9 @@ from engine.cli import read_run_config
 from engine.config import RunConfig
 from engine.costs import checkpoint_bytes, flops_per_iteration, parameter_count, rank_memory_bytes, tokens_trained
 from engine.launch import default_ranks
+from experiments.launch.job import Job
 from lineage.config import load_config
+from lineage.digest import is_sealed
 from lineage.environment import available_cores, list_gpus
 from lineage.errors import BadInput, HardwareMissing
 from lineage.progress import format_duration
@@ -72,10 +74,13 @@ class Plan:
 
     target: str
     mode: str
+    """full, scaled, or plan: the full size, printed and not run."""
+    possible: bool
+    """Whether the published sizes fit this machine's GPUs."""
     reason: str
     recipe: Path
     size: Size | None
-    """None in full mode."""
+    """None for the full size."""
     published: tuple[RunConfig, ...]
     """The published recipes up to the target, smallest first."""
     configs: tuple[RunConfig, ...]
@@ -92,21 +97,35 @@ def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None) -> Plan:
     Raises HardwareMissing when full size is asked for on a machine that cannot, BadInput when it is asked for
     together with the smallest size.
     """
-    if smoke and mode == "full":
-        raise BadInput("--smoke is a size of twins; it does not go with --mode full")
+    if smoke and mode in ("full", "plan"):
+        raise BadInput(f"--smoke is a size of twins; it does not go with --mode {mode}")
     names = LADDER[: LADDER.index(target) + 1]
     published = tuple(read_run_config(model_file(name)) for name in names)
     possible, reason = _fits(published[-1])
     if mode == "full" and not possible:
         raise HardwareMissing(f"the full size cannot run here: {reason}")
-    if mode == "full" or (mode == "auto" and possible and not smoke):
-        return Plan(target, "full", reason, recipe or FULL_RECIPE, None, published, published)
+    if mode == "plan" or mode == "full" or (mode == "auto" and possible and not smoke):
+        chosen = "plan" if mode == "plan" else "full"
+        return Plan(target, chosen, possible, reason, recipe or FULL_RECIPE, None, published, published)
     size = SMOKE if smoke else TWIN
     why = "asked for" if mode == "scaled" or smoke else reason
     configs = tuple(
         read_run_config(model_file(name), [f"name={name}-{size.suffix}", *size.overrides], twin=True) for name in names
     )
-    return Plan(target, "scaled", why, recipe or size.recipe, size, published, configs)
+    return Plan(target, "scaled", possible, why, recipe or size.recipe, size, published, configs)
+
+
+def training_job(plan: Plan, config: RunConfig, runs: Path) -> Job:
+    """How a published model is trained: on this machine's GPUs, or on the paper's cluster where they cannot."""
+    job = load_config(manifest_file(config.name), Job)
+    here = {"nodes": 1, "ranks_per_node": default_ranks(config), "cluster": "", "overrides": ()}
+    places = {"runs": runs, "dataset": runs / load_config(plan.recipe, DataConfig).name}
+    return job.model_copy(update=places | (here if plan.possible else {}))
+
+
+def manifest_file(name: str) -> Path:
+    """The manifest by which a published model is trained on the paper's cluster."""
+    return HERE / "jobs" / f"{name}.toml"
 
 
 def model_file(name: str) -> Path:
@@ -134,25 +153,35 @@ def print_plan(plan: Plan) -> None:
     if plan.size and plan.configs[0].twin:
         print(plan.configs[0].twin.sentence())
     print(f"{'model':<12}{'parameters':>15}{'tokens':>18}{'FLOPs':>11}{'disk':>10}{'expected':>12}")
-    text_bytes = _text_bytes(plan.recipe)
-    data_seconds = 5.0 + text_bytes / (DATA_BYTES_PER_CORE_SECOND * available_cores())
-    total_seconds, total_bytes = data_seconds, 6.0 * text_bytes
+    data_seconds = 5.0 + _text_bytes(plan.recipe) / (DATA_BYTES_PER_CORE_SECOND * available_cores())
+    total_seconds = data_seconds
     for config in plan.configs:
-        seconds, disk = _training_seconds(plan, config), _training_bytes(config)
-        total_seconds, total_bytes = total_seconds + seconds, total_bytes + disk
+        seconds = _training_seconds(plan, config)
+        total_seconds += seconds
         print(
             f"{config.name:<12}{parameter_count(config.model):>15,}{tokens_trained(config.model, config.train):>18,}"
             f"{flops_per_iteration(config.model, config.train) * config.train.iterations:>11.2e}"
-            f"{disk / 1e9:>7.2f} GB{_duration(seconds):>12}"
+            f"{_training_bytes(config) / 1e9:>7.2f} GB{_duration(seconds):>12}"
         )
     print(f"data: {plan.recipe.stem} recipe, expected {_duration(data_seconds)}")
+    total_bytes = disk_bytes(plan)
     print(f"in all: about {_duration(total_seconds)} and {total_bytes / 1e9:.2f} GB of disk", flush=True)
+
+
+def disk_bytes(plan: Plan, finished: Path | None = None) -> float:
+    """Disk the plan takes in all, or beyond what stands finished in a folder of runs."""
+
+    def is_missing(name: str) -> bool:
+        return finished is None or not is_sealed(finished / name)
+
+    data = 6.0 * _text_bytes(plan.recipe) if is_missing(load_config(plan.recipe, DataConfig).name) else 0.0
+    return data + sum(_training_bytes(config) for config in plan.configs if is_missing(config.name))
 
 
 def _training_seconds(plan: Plan, config: RunConfig) -> float:
     flops = flops_per_iteration(config.model, config.train) * config.train.iterations
     if plan.size is None:
-        return flops / (FULL_EFFICIENCY_FLOPS * max(len(list_gpus()), 1))
+        return flops / (FULL_EFFICIENCY_FLOPS * training_job(plan, config, Path("runs")).ranks)
     start_up_seconds = 5.0
     return start_up_seconds + flops / (matrix_flops_per_second() * TRAINING_EFFICIENCY * default_ranks(config))
 

@@ -1,7 +1,6 @@
 """A reproduction from raw text to report: a sequence of this suite's public commands, each printed before it runs."""
 
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -21,8 +20,19 @@ from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.dataset import DatasetFacts
 from engine.training_run import read_metrics, read_summary
-from experiments.plan import FULL_RECIPE, SMOKE, Plan, model_file
+from experiments.launch.files import write_launch_files
+from experiments.plan import FULL_RECIPE, SMOKE, Plan, training_job
 from experiments.published import published_records
+from experiments.steps import (
+    TASKS,
+    data_step,
+    evaluation_step,
+    launch_folder,
+    preflight_step,
+    report_step,
+    shown,
+    train_step,
+)
 from lineage.atomic import write_json
 from lineage.config import load_config
 from lineage.digest import read_digest
@@ -33,8 +43,6 @@ from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
 
 SHAPE = ("num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size")
-BENCH = Path(__file__).resolve().parents[1] / "results" / "bench"
-"""Benchmark results kept in a checkout; the report shows them where they are."""
 LOSS_POINTS = 200
 """Points of a training-loss curve that are kept as records."""
 RECIPE = ("global_batch_size", "iterations", "learning_rate")
@@ -54,9 +62,12 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     Returns the reproduction's directory. Raises StepFailed with the exit code of the command that failed.
     """
     start = time.monotonic()
-    dataset = _build_data(plan, runs)
+    if plan.mode == "full":
+        _command(*preflight_step(plan, runs))
+    _command(*data_step(plan, runs))
+    dataset = RunDirectory.open(runs / load_config(plan.recipe, DataConfig).name)
     trained = [_train(plan, config, dataset, runs) for config in plan.configs]
-    available = {name: _is_available(name) for name in ("wikitext103", "lambada")}
+    available = {name: _is_available(name) for name in TASKS}
     size = plan.size
     run = RunDirectory.begin(
         runs,
@@ -86,37 +97,27 @@ def reproduce(plan: Plan, runs: Path) -> Path:
         run.complete()
     page = run.path / "report" / "index.html"
     if not page.is_file():
-        bench = ["--bench", _shown(BENCH)] if BENCH.is_dir() else []
-        _command("mlm-report", "build", str(run.path), *bench)
+        _command(*report_step(run.path))
     _print_results(run.path)
     print(f"report: {page}")
     print(f"done in {format_duration(time.monotonic() - start)}")
     return run.path
 
 
-def _build_data(plan: Plan, runs: Path) -> RunDirectory:
-    name = load_config(plan.recipe, DataConfig).name
-    _command("mlm-data", "run", _shown(plan.recipe), "--runs", str(runs))
-    return RunDirectory.open(runs / name)
-
-
 def _train(plan: Plan, config: RunConfig, dataset: RunDirectory, runs: Path) -> RunDirectory:
-    published = config.name.split("-")[0]
-    settings = [*plan.overrides(config), f"data.dataset={runs / dataset.path.name}"]
-    twin = ["--twin"] if plan.size else []
-    options = [f"--set={setting}" for setting in settings]
-    _command("mlm-train", "run", _shown(model_file(published)), *twin, *options, "--runs", str(runs))
+    if plan.size is None:
+        job = training_job(plan, config, runs).model_copy(update={"dataset": dataset.path})
+        write_launch_files(job, launch_folder(config, runs))
+    _command(*train_step(plan, config, runs / dataset.path.name, runs))
     return RunDirectory.open(runs / config.name)
 
 
 def _evaluate(model: str, plan: Plan, training: RunDirectory, run: RunDirectory) -> list[Record]:
-    limits = {"wikitext103": plan.size.windows, "lambada": plan.size.examples} if plan.size else {}
     records = []
-    for task in ("wikitext103", "lambada"):
+    for task in TASKS:
         path = run.path / "evaluations" / f"{model}-{task}.json"
-        limit = ["--limit", str(limits[task])] if task in limits else []
         if not path.is_file():
-            _command("mlm-eval", task, "--ckpt", _shown(training.path), "--json", _shown(path), *limit)
+            _command(*evaluation_step(plan, task, training.path, path))
         records.append(_evaluation_record(model, json.loads(path.read_text(encoding="utf-8")), training))
     return records
 
@@ -227,7 +228,7 @@ def _shown_command(plan: Plan) -> str:
     own_recipe = plan.recipe != (plan.size.recipe if plan.size else FULL_RECIPE)
     if not own_recipe and (not smoke or plan.target == "8.3b"):
         return "make smoke" if smoke else f"make reproduce-{plan.target}"
-    options = [*(["--smoke"] if smoke else []), *(["--data", _shown(plan.recipe)] if own_recipe else [])]
+    options = [*(["--smoke"] if smoke else []), *(["--data", shown(plan.recipe)] if own_recipe else [])]
     return shlex.join(["mlm-experiment", "reproduce", plan.target, *options])
 
 
@@ -263,21 +264,22 @@ def _is_available(name: str) -> bool:
     return True
 
 
-def _shown(path: Path) -> str:
-    """The path relative to the current directory where it lies below it."""
-    return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
-
-
 def _command(program: str, *arguments: str) -> None:
     shown = shlex.join([program, *arguments])
     print(f"\n$ {shown}", flush=True)
-    process = subprocess.Popen([str(Path(sys.executable).with_name(program)), *arguments])
+    process = subprocess.Popen([_found(program), *arguments])
     with _stops_left_to(process) as stopped:
         code = process.wait()
     if code:
         raise StepFailed(shown, code if code > 0 else 1)
     if stopped:
         raise Interrupted(f"stopped after `{shown}`; the same command goes on from there")
+
+
+def _found(program: str) -> str:
+    """This environment's command of that name, or the system's."""
+    own = Path(sys.executable).with_name(program)
+    return str(own) if own.is_file() else program
 
 
 @contextmanager

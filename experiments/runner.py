@@ -16,6 +16,7 @@ from experiments.simulator.measurements import COLUMNS, FOLDER, QUANTITIES, work
 from experiments.simulator.simulate import Prediction
 from experiments.simulator.simulate import simulate as predict
 from experiments.simulator.workload import Workload, checked_config
+from experiments.steps import format_steps
 from experiments.verdicts import NOT_RUN, RECORDS
 from lineage.atomic import write_json
 from lineage.digest import sha256_json
@@ -228,7 +229,9 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path) -> None:
 def _reproduce(experiment: Experiment, mode: str, runs: Path) -> None:
     if mode == "simulate":
         raise BadInput(f"{experiment.name} is about trained models, which nothing simulates; leave --mode out")
-    plan = make_plan(experiment.reproduction, {"measure": "full", "plan": "auto"}.get(mode, mode), False, None)
+    plan = make_plan(experiment.reproduction, {"measure": "full"}.get(mode, mode), False, None)
     print_plan(plan)
-    if mode != "plan":
+    if plan.mode == "plan":
+        print(format_steps(plan, runs))
+    else:
         reproduce(plan, runs)

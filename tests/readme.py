@@ -49,7 +49,7 @@ def at_smoke_size(command: str, scratch: Path) -> list[str]:
         words[words.index("--smoke")] = "--twin"
     elif program == "mlm-eval" and words[1] not in ("list", "generate"):
         words += ["--limit", "40"]
-    elif program == "mlm-experiment" and words[1] == "reproduce" and "--dry-run" not in words:
+    elif program == "mlm-experiment" and words[1] == "reproduce" and not {"--dry-run", "--mode"} & {*words}:
         words += ["--smoke"]
     elif program == "mlm-experiment" and words[1] == "run":
         words += [f"--runs={scratch}"]

@@ -110,6 +110,26 @@ def test_a_dry_run_on_a_large_machine_is_of_the_published_size(tmp_path: Path) -
     assert "days" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("gpus", "launcher", "ranks"), [(0, "srun", "32 nodes × 16"), (8, "torch.distributed.run", "1 node × 8")]
+)
+def test_a_plan_prints_every_command_of_the_full_size(tmp_path: Path, gpus: int, launcher: str, ranks: str) -> None:
+    runs = tmp_path / "runs"
+    machine = with_gpus(tmp_path / "bin", gpus, 80)
+    done = call(machine, "mlm-experiment", "reproduce", "8.3b", "--mode", "plan", "--runs", runs)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("mode: plan (")
+    commands = re.findall(r"^\$ (\S+ \S+)", done.stdout, re.MULTILINE)
+    assert commands[:2] == ["mlm-experiment preflight", "mlm-data run"]
+    assert commands[-7:] == ["mlm-eval wikitext103", "mlm-eval lambada"] * 3 + ["mlm-report build"]
+    assert f"8.3b: {ranks} ranks, tp 8 × pp 1" in done.stdout
+    for name in LADDER:
+        trained = re.findall(rf"engine\.cli run \S+/{re.escape(name)}\.toml .*data-available-2019", done.stdout)
+        assert len(trained) == 1
+    assert done.stdout.count(launcher) == 3
+    assert not runs.exists()
+
+
 def test_the_cost_of_local_text_is_that_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "text.jsonl").write_text('{"text": "a"}\n' * 1000)
     recipe = tmp_path / "recipe.toml"
@@ -126,6 +146,7 @@ def test_the_cost_of_local_text_is_that_of_its_files(tmp_path: Path) -> None:
         (["8.3b", "--mode", "full"], 4, "full size"),
         (["8.3b", "--mode", "full", "--dry-run"], 4, "full size"),
         (["355m", "--mode", "full", "--smoke"], 2, "--smoke"),
+        (["355m", "--mode", "plan", "--smoke"], 2, "--smoke"),
         (["1.3b"], 2, "1.3b"),
         (["355m", "--mode", "huge"], 2, "huge"),
         (["355m", "--data", "nowhere.toml"], 2, "nowhere.toml does not exist"),

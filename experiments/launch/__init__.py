@@ -1,0 +1,1 @@
+"""Files that start a training run on many machines, made from one manifest."""

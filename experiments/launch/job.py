@@ -1,0 +1,162 @@
+"""A job's manifest: what is trained, on which machines, for how long at a time. Imports no torch."""
+
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Self
+
+from pydantic import PositiveInt, field_validator, model_validator
+
+from engine.cli import read_run_config
+from engine.config import RunConfig
+from engine.parallel.layout import layout_of
+from experiments.simulator.cluster import load_cluster
+from experiments.simulator.planner import model_path
+from experiments.simulator.simulate import Prediction, simulate
+from experiments.simulator.workload import Workload
+from lineage.config import Config
+from lineage.errors import BadInput
+from lineage.progress import format_duration
+
+LONGEST_SIGNAL_SECONDS = 65_535
+"""Slurm's own limit."""
+TIME_LIMIT = r"(?:(?P<days>\d+)-)?(?P<hours>\d{1,3}):(?P<minutes>[0-5]\d):(?P<seconds>[0-5]\d)"
+
+
+class Job(Config):
+    """job.toml: a training run as work for a machine that is lent for a limited time."""
+
+    name: str
+    """Names the job and its files."""
+    model: str
+    """A shipped model, such as 8.3b, or a TOML file, as `mlm-experiment plan` takes it."""
+    twin: bool = False
+    """Shrink the model's recipe to laptop size."""
+    overrides: tuple[str, ...] = ()
+    """As `mlm-train --set` takes them, such as the layout: `parallel.tp=8`."""
+    dataset: Path
+    """Dataset directory made by `mlm-data run`."""
+    runs: Path = Path("runs")
+    """Folder of run directories, which all nodes see."""
+    nodes: PositiveInt
+    ranks_per_node: PositiveInt
+    gpus: bool = True
+    """Whether each rank has a GPU."""
+    cluster: str = ""
+    """A shipped cluster, or a TOML file: the job is then checked to fit it, and its time predicted."""
+    time_limit: str = "24:00:00"
+    """Of one attempt, `hours:minutes:seconds` or `days-hours:minutes:seconds`; the job takes as many as it needs."""
+    signal_seconds: PositiveInt = 600
+    """How long before the limit the ranks are told to stop: an iteration and a checkpoint must fit in."""
+    partition: str = ""
+    account: str = ""
+    exclude: tuple[str, ...] = ()
+    """Nodes that are left out, as Slurm names them: `node07`, `node[10-12]`."""
+    container: str = ""
+    """Image in which the ranks run (Slurm with pyxis), with this package installed; none by default."""
+
+    @field_validator("name", "partition", "account", "container")
+    @classmethod
+    def _one_word(cls, value: str) -> str:
+        if value and not re.fullmatch(r"\w[\w./:@#+-]*", value, re.ASCII):
+            raise ValueError(f"{value!r} has characters that Slurm's options cannot carry")
+        return value
+
+    @field_validator("exclude")
+    @classmethod
+    def _node_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for one in value:
+            if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(\[[\d,-]+\][\w.-]*)?", one, re.ASCII):
+                raise ValueError(f"{one!r} does not name nodes: write node07 or node[10-12]")
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not re.fullmatch(r"\w[\w.-]*", self.name, re.ASCII):
+            raise ValueError(f"name = {self.name!r} cannot name files: letters, digits, '-', '_' and '.' can")
+        if not re.fullmatch(TIME_LIMIT, self.time_limit, re.ASCII):
+            raise ValueError(f"time_limit = {self.time_limit!r} is not hours:minutes:seconds, such as 24:00:00")
+        if self.signal_seconds > LONGEST_SIGNAL_SECONDS:
+            raise ValueError(f"signal_seconds = {self.signal_seconds} is above {LONGEST_SIGNAL_SECONDS}")
+        if self.signal_seconds >= self.limit_seconds:
+            raise ValueError(
+                f"signal_seconds = {self.signal_seconds} is not below the time limit of {self.limit_seconds} s"
+            )
+        return self
+
+    @property
+    def ranks(self) -> int:
+        """In all."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def limit_seconds(self) -> int:
+        """Time limit of one attempt."""
+        found = re.fullmatch(TIME_LIMIT, self.time_limit)
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0, 0)
+        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+    def config(self) -> RunConfig:
+        """The run that the ranks are asked for. Raises BadInput where its layout does not divide over them."""
+        config = read_run_config(model_path(self.model), self.overrides, self.twin)
+        layout_of(config, self.ranks)
+        return config
+
+    def train_arguments(self) -> list[str]:
+        """What `mlm-train` is called with, with absolute paths."""
+        options = [f"--set={item}" for item in (*self.overrides, f"data.dataset={self.dataset.resolve()}")]
+        twin = ["--twin"] if self.twin else []
+        return ["run", str(model_path(self.model).resolve()), *options, *twin, f"--runs={self.runs.resolve()}"]
+
+    @property
+    def python(self) -> str:
+        """The interpreter of the ranks: this one, or that of the container."""
+        return "python" if self.container else sys.executable
+
+
+def predicted_iteration(job: Job) -> Prediction | None:
+    """Predicted time of an iteration; None for a job that names no cluster.
+
+    Raises BadInput with the reason where the job does not fit the cluster it names.
+    """
+    config = job.config()
+    if not job.cluster:
+        return None
+    cluster = load_cluster(job.cluster)
+    if job.ranks_per_node > (have := int(cluster.constants.gpus_per_node.value)):
+        raise BadInput(f"{job.name}: ranks_per_node = {job.ranks_per_node}, but a node of {job.cluster} has {have}")
+    model, train, parallel = config.model, config.train, config.parallel
+    dp = job.ranks // (parallel.tp * parallel.pp)
+    prediction = simulate(cluster, [
+        Workload(job.ranks, train.global_batch_size, train.microbatch_size, model.hidden_size, model.num_heads,
+                 model.num_layers, model.seq_length, parallel.tp, dp, parallel.pp, model.padded_vocab_size,
+                 parallel.chunks, parallel.recompute, parallel.scatter_gather)
+    ])[0]  # fmt: skip
+    if prediction.reason:
+        raise BadInput(f"{job.name} cannot run on {job.nodes} nodes of {job.cluster}: {prediction.reason}")
+    return prediction
+
+
+def describe_job(job: Job) -> str:
+    """Ranks and layout in a line; where a cluster is named also the simulated time and the attempts it takes."""
+    config = job.config()
+    layout = layout_of(config, job.ranks)
+    nodes = f"{job.nodes} node{'s' if job.nodes > 1 else ''} × {job.ranks_per_node} ranks"
+    degrees = f"tp {layout.tp} × pp {layout.pp} × dp {layout.dp}"
+    line = f"{job.name}: {nodes}, {degrees}, at most {job.time_limit} at a time"
+    prediction = predicted_iteration(job)
+    if prediction is None:
+        return line
+    iterations = config.train.iterations
+    low, high = (iterations * one for one in (prediction.low_seconds, prediction.high_seconds))
+    usable = job.limit_seconds - job.signal_seconds
+    attempts = sorted({math.ceil(low / usable), math.ceil(high / usable)})
+    return (
+        f"{line}\nsimulated on {job.cluster}: {prediction.seconds:.4g} s an iteration, {_days(low)} to {_days(high)} "
+        f"in all, {' to '.join(map(str, attempts))} attempt{'s' if attempts[-1] > 1 else ''}"
+    )
+
+
+def _days(seconds: float) -> str:
+    return f"{seconds / 86400:,.1f} days" if seconds > 2 * 86400 else format_duration(seconds)

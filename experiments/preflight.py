@@ -1,0 +1,262 @@
+"""Checks of a machine before days of training: versions, clocks, matrix products, all-reduce, disk.
+
+`python -m experiments.preflight OPTIONS` is one rank of it; torch is imported only there.
+"""
+
+import os
+import platform
+import shutil
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from engine.launch import launch
+from lineage import VERSION
+from lineage.command import run_command
+from lineage.environment import available_cores, list_gpus, source_state
+from lineage.errors import HardwareMissing
+
+CLOCKS_APART_SECONDS = 5.0
+"""Of two nodes at most; files written on one are else newer than the time on another."""
+SLOWEST_SHARE = 0.5
+"""Of the median rank's matrix rate that every rank must reach."""
+MATMUL_WIDTH = {"cuda": 8192, "cpu": 512}
+REDUCED_BYTES = {"cuda": 2**28, "cpu": 2**24}
+WRITTEN_BYTES = 2**26
+REPEATS = 5
+
+
+class Seen(NamedTuple):
+    """What one rank found of its machine."""
+
+    rank: int
+    host: str
+    versions: dict[str, str]
+    clock: float
+    """Seconds since the epoch just after all ranks met."""
+    product_is_right: bool
+    product_flops_per_second: float
+    sum_is_right: bool
+    bus_bytes_per_second: float
+    """Of the all-reduce; 0 with one rank."""
+    free_bytes: int
+    written_bytes_per_second: float
+    write_failure: str
+    """Empty where a file was written and read back as it was."""
+
+
+class Check(NamedTuple):
+    """A line of the table."""
+
+    name: str
+    found: str
+    failure: str
+    """One sentence; empty where the check passed."""
+
+
+def preflight(runs: Path, ranks: int | None = None, needed_bytes: int = 0) -> None:
+    """Check this machine with a rank on every GPU, or core where there is none; inside a launched rank, all ranks.
+
+    Prints one table. Raises HardwareMissing where a check failed, BadInput where `runs` cannot be made.
+    """
+    arguments = [f"--runs={runs}", f"--needed-bytes={needed_bytes}"]
+    if code := launch("experiments.preflight", arguments, ranks or len(list_gpus()) or available_cores()):
+        raise SystemExit(code)
+
+
+def checks(seen: Sequence[Seen], needed_bytes: int) -> list[Check]:
+    """What the ranks' findings amount to."""
+    return [_versions(seen), _clocks(seen), *_products(seen), _all_reduce(seen), *_disk(seen, needed_bytes)]
+
+
+def format_checks(found: Sequence[Check]) -> str:
+    """The table."""
+    width = max(len(check.name) for check in found)
+    return "\n".join(f"{'failed' if one.failure else 'good':<8}{one.name:<{width}}  {one.found}" for one in found)
+
+
+def _versions(seen: Sequence[Seen]) -> Check:
+    first = seen[0].versions
+    found = ", ".join(f"{name} {value}" for name, value in first.items())
+    for other in seen:
+        for name, value in first.items():
+            if other.versions.get(name) != value:
+                return Check("versions", found, f"{name} is {value} on {_place(seen[0])} and "
+                             f"{other.versions.get(name)} on {_place(other)}")  # fmt: skip
+    return Check("versions", found, "")
+
+
+def _clocks(seen: Sequence[Seen]) -> Check:
+    early, late = (choose(seen, key=lambda one: one.clock) for choose in (min, max))
+    apart = late.clock - early.clock
+    failure = f"the clock of {_place(late)} is {apart:.1f} s ahead of that of {_place(early)}"
+    return Check("clocks", f"{apart:.3f} s apart", failure if apart > CLOCKS_APART_SECONDS else "")
+
+
+def _products(seen: Sequence[Seen]) -> list[Check]:
+    wrong = [_place(one) for one in seen if not one.product_is_right]
+    rates = sorted(one.product_flops_per_second for one in seen)
+    slowest = min(seen, key=lambda one: one.product_flops_per_second)
+    median = rates[len(rates) // 2]
+    slow = slowest.product_flops_per_second < SLOWEST_SHARE * median
+    return [
+        Check("matrix products", "equal to what they must be" if not wrong else f"wrong on {len(wrong)} ranks",
+              f"a matrix product is wrong on {', '.join(wrong)}" if wrong else ""),
+        Check("matrix rate", f"{rates[0] / 1e12:.3g} to {rates[-1] / 1e12:.3g} TFLOP/s",
+              f"{_place(slowest)} reaches {slowest.product_flops_per_second / 1e12:.3g} TFLOP/s, under half of the "
+              f"median rank's {median / 1e12:.3g}" if slow else ""),
+    ]  # fmt: skip
+
+
+def _all_reduce(seen: Sequence[Seen]) -> Check:
+    if len(seen) == 1:
+        return Check("all-reduce", "one rank: nothing to reduce", "")
+    wrong = [_place(one) for one in seen if not one.sum_is_right]
+    rate = min(one.bus_bytes_per_second for one in seen)
+    return Check("all-reduce", f"{len(seen)} ranks, {rate / 1e9:.3g} GB/s of bus bandwidth",
+                 f"an all-reduce gave a wrong sum on {', '.join(wrong)}" if wrong else "")  # fmt: skip
+
+
+def _disk(seen: Sequence[Seen], needed_bytes: int) -> list[Check]:
+    least = min(seen, key=lambda one: one.free_bytes)
+    failure = next((f"{_place(one)}: {one.write_failure}" for one in seen if one.write_failure), "")
+    short = least.free_bytes < needed_bytes
+    needed = f", {needed_bytes / 1e9:.1f} GB needed" if needed_bytes else ""
+    return [
+        Check("disk space", f"{least.free_bytes / 1e9:.1f} GB free{needed}",
+              f"{_place(least)} has {least.free_bytes / 1e9:.1f} GB of disk for runs, and {needed_bytes / 1e9:.1f} GB "
+              "are needed" if short else ""),
+        Check("disk writes", f"{min(one.written_bytes_per_second for one in seen) / 1e6:.0f} MB/s a rank, synced",
+              failure),
+    ]  # fmt: skip
+
+
+def _place(one: Seen) -> str:
+    return f"rank {one.rank} ({one.host})"
+
+
+def _look(runs: Path) -> Seen:
+    """This rank's findings. All ranks call it at once."""
+    import torch
+    import torch.distributed as dist
+
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    torch.set_num_threads(1)
+    grouped = dist.is_initialized()
+    if grouped:
+        dist.barrier()
+    clock = time.time()
+    right, rate = _multiply(device)
+    sum_is_right, bus = _reduce(device) if grouped else (True, 0.0)
+    written_rate, write_failure = _write(runs)
+    return Seen(
+        rank=int(os.environ.get("RANK", "0")), host=socket.gethostname(), versions=_software(torch), clock=clock,
+        product_is_right=right, product_flops_per_second=rate, sum_is_right=sum_is_right, bus_bytes_per_second=bus,
+        free_bytes=shutil.disk_usage(runs).free, written_bytes_per_second=written_rate,
+        write_failure=write_failure,
+    )  # fmt: skip
+
+
+def _software(torch: Any) -> dict[str, str]:
+    found = {"mlm-repro": VERSION, "python": platform.python_version(), "torch": torch.__version__}
+    if commit := source_state().get("commit"):
+        found["commit"] = str(commit)[:8]
+    if torch.cuda.is_available():
+        found["CUDA"] = str(torch.version.cuda)
+        found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
+def _multiply(device: Any) -> tuple[bool, float]:
+    """Whether a product of -1, 0 and 1, exact in every format, is what it must be; and the best rate of a few."""
+    import torch
+
+    width, dtype = MATMUL_WIDTH[device.type], torch.float16 if device.type == "cuda" else torch.float32
+    drawn = torch.randint(0, 16, (2, width, width), generator=torch.Generator().manual_seed(0)).to(device)
+    a, b = ((drawn == 0).to(dtype) - (drawn == 1).to(dtype)).unbind()
+    ones = torch.ones(width, 1, dtype=torch.float64, device=device)
+    right = torch.equal((a @ b).double() @ ones, a.double() @ (b.double() @ ones))
+    clock = time.perf_counter if device.type == "cuda" else time.process_time  # other work on a core does not count
+    return right, 2 * width**3 / min(_timed(lambda: a @ b, clock) for _ in range(REPEATS))
+
+
+def _reduce(device: Any) -> tuple[bool, float]:
+    """Whether the sum over ranks is exact, and the best bus bandwidth (2(n − 1)/n · bytes/seconds) of a few."""
+    import torch
+    import torch.distributed as dist
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    tensor = torch.full((REDUCED_BYTES[device.type] // 4,), float(rank + 1), device=device)
+    dist.all_reduce(tensor)
+    right = bool((tensor == ranks * (ranks + 1) / 2).all())
+    tensor.zero_()
+    best = min(_timed(lambda: dist.all_reduce(tensor)) for _ in range(REPEATS))
+    return right, 2 * (ranks - 1) / ranks * REDUCED_BYTES[device.type] / best
+
+
+def _timed(operation: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    import torch
+
+    start = clock()
+    operation()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return clock() - start
+
+
+def _write(runs: Path) -> tuple[float, str]:
+    """Rate of a synced write below `runs`, and what went wrong with it or with reading it back."""
+    path = runs / f".preflight-{socket.gethostname()}-{os.getpid()}"
+    data = os.urandom(2**20)
+    blocks = WRITTEN_BYTES // len(data)
+    try:
+        start = time.perf_counter()
+        with path.open("wb") as file:
+            for _ in range(blocks):
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        seconds = time.perf_counter() - start
+        with path.open("rb") as file:
+            right = all(file.read(len(data)) == data for _ in range(blocks))
+        path.unlink()
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        return 0.0, f"{runs} cannot be written to: {error.strerror}"
+    return WRITTEN_BYTES / seconds, "" if right else "a file read back differs from what was written"
+
+
+def _rank(runs: Annotated[Path, typer.Option()], needed_bytes: Annotated[int, typer.Option()] = 0) -> None:
+    """One rank's part; rank 0 prints the table."""
+    import torch.distributed as dist
+
+    from engine.parallel.rendezvous import join_ranks, leave_ranks
+
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HardwareMissing(f"{runs} cannot be made: {error.strerror}") from error
+    join_ranks()
+    try:
+        mine = _look(runs)
+        seen: list[Any] = [mine]
+        if dist.is_initialized():
+            seen = [None] * dist.get_world_size()
+            dist.all_gather_object(seen, mine)
+    finally:
+        leave_ranks()
+    found = checks(seen, needed_bytes)
+    if mine.rank == 0:
+        print(format_checks(found), flush=True)
+    if failures := [check.failure for check in found if check.failure]:
+        raise HardwareMissing("; ".join(failures))
+
+
+if __name__ == "__main__":
+    app = typer.Typer()
+    app.command()(_rank)
+    run_command(app)

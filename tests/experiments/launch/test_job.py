@@ -1,0 +1,101 @@
+"""A manifest says what can run, or is refused with the reason."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.launch.job import Job, describe_job, predicted_iteration
+from experiments.launch.rank import name_rank
+from experiments.plan import LADDER, manifest_file
+from lineage.config import load_config, parse_config
+from lineage.errors import BadInput
+from tests.experiments.machines import call, with_gpus
+
+VALUES = {"name": "job", "model": "8.3b", "dataset": "runs/data", "nodes": 32, "ranks_per_node": 16}
+
+
+def job(**values: Any) -> Job:
+    return parse_config(VALUES | values, Job, "the test")
+
+
+@pytest.mark.parametrize("name", LADDER)
+def test_the_shipped_manifests_fit_the_papers_cluster(name: str) -> None:
+    shipped = load_config(manifest_file(name), Job)
+    prediction = predicted_iteration(shipped)
+    assert prediction is not None
+    assert shipped.ranks == {"355m": 64, "2.5b": 128, "8.3b": 512}[name]  # 2019 paper, Table 2
+    assert "s an iteration" in describe_job(shipped)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"name": "a b"}, "'a b'"),
+        ({"name": "a\n#SBATCH --nodes=9"}, "Slurm's options cannot carry"),
+        ({"name": "../x"}, "'../x'"),
+        ({"partition": "x --wrap=ls"}, "Slurm's options cannot carry"),
+        ({"account": "$(id)"}, "Slurm's options cannot carry"),
+        ({"container": "image; rm"}, "Slurm's options cannot carry"),
+        ({"exclude": ["n1 --nodes=9"]}, "does not name nodes"),
+        ({"exclude": ["n1,n2"]}, "does not name nodes"),
+        ({"time_limit": "1 day"}, "hours:minutes:seconds"),
+        ({"time_limit": "24"}, "hours:minutes:seconds"),
+        ({"time_limit": "00:05:00", "signal_seconds": 300}, "not below the time limit of 300 s"),
+        ({"time_limit": "9-00:00:00", "signal_seconds": 70_000}, "is above 65535"),
+        ({"nodes": 0}, "nodes"),
+        ({"node": 3}, "did you mean 'nodes'"),
+    ],
+)
+def test_what_slurm_would_misread_is_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput) as found:
+        job(**values)
+    assert words in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"nodes": 3, "ranks_per_node": 3}, "tp = 8 does not divide the 9 ranks"),
+        ({"cluster": "dgx-2h-v100"}, "GiB of memory; a GPU has 32.0"),
+        ({"cluster": "dgx-a100-80g"}, "ranks_per_node = 16, but a node of dgx-a100-80g has 8"),
+        ({"cluster": "nowhere"}, "no cluster 'nowhere'"),
+        ({"model": "9b"}, "no model '9b'"),
+    ],
+)
+def test_a_job_that_cannot_run_is_refused_with_the_reason(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput) as found:
+        describe_job(job(**values))
+    assert words in str(found.value)
+
+
+def test_slurms_ranks_are_named_in_torchruns_words() -> None:
+    slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
+    environment = dict(slurm)
+    name_rank(environment)
+    assert environment == slurm | {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+    environment = slurm | {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    name_rank(environment)
+    assert environment["WORLD_SIZE"] == "2"
+
+
+def test_the_command_writes_the_files_and_says_what_to_do(tmp_path: Path) -> None:
+    machine = with_gpus(tmp_path / "bin", 0, 0)
+    out = tmp_path / "out here"
+    done = call(machine, "mlm-experiment", "launch", manifest_file("2.5b"), "--out", out, "--set", "nodes=4")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "4 nodes × 16 ranks, tp 2 × pp 1 × dp 32" in done.stdout
+    assert f"sbatch '{out}/slurm.sh'" in done.stdout
+    assert sorted(path.name for path in out.iterdir()) == ["slurm.sh", "torchrun.sh"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["nowhere.toml"], "nowhere.toml does not exist"), ([str(manifest_file("8.3b")), "--set", "nodes=7"], "divide")],
+)
+def test_a_refused_job_leaves_nothing(tmp_path: Path, arguments: list[str], words: str) -> None:
+    done = call(with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", "launch", *arguments, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,151 @@
+"""The Slurm script in a real Slurm of one node: checked, run on two ranks, stopped, queued again, complete."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.training_run import read_metrics
+from experiments.launch.files import write_launch_files
+from tests.experiments.launch.jobs import ENVIRONMENT, assert_trained, small_job
+
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol")
+ITERATIONS = 400
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/none
+CredType=cred/none
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+ReturnToService=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class Slurm:
+    """A Slurm whose commands are called by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.environment = {**ENVIRONMENT, "SLURM_CONF": str(folder / "slurm.conf")}
+
+    def __call__(self, *command: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=30)
+
+    def state(self, job: str) -> str:
+        """The job's state in Slurm's words."""
+        fields = self("scontrol", "show", "job", job).stdout.split()
+        return next((field.removeprefix("JobState=") for field in fields if field.startswith("JobState=")), "")
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, what: Callable[[], str]) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """slurmctld and slurmd of a machine of one node: this one."""
+    if missing := [name for name in PROGRAMS if not shutil.which(name)]:
+        pytest.skip(f"{', '.join(missing)} of Debian's slurmctld, slurmd and slurm-client not installed")
+    if os.geteuid():
+        pytest.skip("slurmd must be root to start other users' jobs")
+    folder = tmp_path_factory.mktemp("slurm")
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    with socket.socket() as one, socket.socket() as two:
+        ports = []
+        for probe in (one, two):
+            probe.bind(("127.0.0.1", 0))
+            ports.append(probe.getsockname()[1])
+    (folder / "slurm.conf").write_text(
+        CONFIGURATION.format(
+            folder=folder, host=socket.gethostname().split(".")[0], ports=ports, user="root", cores=os.cpu_count()
+        )
+    )
+    slurm = Slurm(folder)
+    daemons = [
+        subprocess.Popen([name, "-D"], env=slurm.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for name in ("slurmctld", "slurmd")
+    ]
+    try:
+        wait_for(
+            lambda: "idle" in slurm("sinfo", "--noheader", "--format=%T").stdout,
+            20,
+            lambda: "".join(path.read_text() for path in folder.glob("*.log")),
+        )
+        yield slurm
+    finally:
+        for job in slurm("squeue", "--noheader", "--format=%A").stdout.split():
+            slurm("scancel", job)
+        for daemon in reversed(daemons):
+            daemon.terminate()
+            daemon.wait(20)
+
+
+def test_slurm_accepts_the_script(slurm: Slurm, tmp_path: Path) -> None:
+    script, _ = write_launch_files(small_job(tmp_path, ITERATIONS), tmp_path / "launch files, 100 %")
+    done = slurm("sbatch", "--test-only", str(script))
+    assert done.returncode == 0, done.stderr
+    assert "using 2 processors" in done.stderr + done.stdout
+
+
+def test_a_job_that_is_stopped_is_queued_again_and_completes(slurm: Slurm, tmp_path: Path) -> None:
+    out = tmp_path / "launch files, 100 %"
+    script, _ = write_launch_files(small_job(tmp_path, ITERATIONS), out)
+    done = slurm("sbatch", "--parsable", str(script))
+    assert done.returncode == 0, done.stderr
+    job, runs = done.stdout.strip(), tmp_path / "runs"
+
+    def log() -> str:
+        return "".join(path.read_text() for path in out.glob("slurm-*.txt"))
+
+    def trained() -> int:
+        lines = [line for run in runs.glob("small-*") for line in read_metrics(run)]
+        return max((line["iteration"] for line in lines), default=0)
+
+    wait_for(lambda: trained() > 10, 150, log)
+    slurm("scancel", "--batch", "--signal=TERM", job)  # as `--signal=B:TERM@60` does
+    wait_for(lambda: slurm.state(job) == "PENDING", 60, log)
+    reached = trained()
+    assert reached < ITERATIONS
+    assert len(list(runs.glob("small-*/checkpoints/iter_*/COMPLETE"))) == 1
+    slurm("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm lets two minutes pass
+    wait_for(lambda: slurm.state(job) == "COMPLETED", 150, log)
+    assert_trained(runs, ITERATIONS)
+    text = log()
+    assert text.count(f"stopped after iteration {reached} of {ITERATIONS}") == 1
+    assert text.count("all-reduce       2 ranks") == 2
+    assert sorted(path.name for path in out.iterdir()) == [f"slurm-{job}.txt", "slurm.sh", "torchrun.sh"]
+
+
+def test_a_job_that_cannot_run_is_not_queued_again(slurm: Slurm, tmp_path: Path) -> None:
+    job = small_job(tmp_path, ITERATIONS)
+    job.runs.write_text("not a folder")
+    script, _ = write_launch_files(job, tmp_path / "out")
+    number = slurm("sbatch", "--parsable", str(script)).stdout.strip()
+    wait_for(lambda: slurm.state(number) == "FAILED", 120, lambda: slurm.state(number))
+    assert "ExitCode=4:0" in slurm("scontrol", "show", "job", number).stdout
+    (log,) = (tmp_path / "out").glob("slurm-*.txt")
+    assert f"error: {job.runs} cannot be made: File exists" in log.read_text()
