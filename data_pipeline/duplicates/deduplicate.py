@@ -3,7 +3,9 @@
 Every task here is sized by documents alone, never by shards or workers.
 """
 
+from contextlib import ExitStack
 from itertools import pairwise
+from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +27,11 @@ LINK_TASKS = 5
 SMALL_MEMORY_BYTES = 8 << 30
 """Assumed where the memory of the machine is not known."""
 MEMBERS_OF_A_TASK = 1 << 14
-LINK_BYTES_PER_DOCUMENT = 32
+LINK_BYTES_PER_DOCUMENT = 40
+BUCKETS_AT_ONCE = 1 << 10
 DECISION = np.dtype([("document", np.int64), ("survivor", np.int64), ("jaccard", np.float64)])
-SKETCHES, FOREST, MEMBERS, COMPONENTS, DECISIONS, COMPARED = (
-    "sketches.npy", "forest.npy", "members.npy", "components.npy", "decisions.npy", "compared.npy",
+BAND, SKETCHES, FOREST, MEMBERS, COMPONENTS, DECISIONS, COMPARED = (
+    "band-{:04d}.bin", "sketches.bin", "forest.npy", "members.npy", "components.npy", "decisions.npy", "compared.npy",
 )  # fmt: skip
 
 
@@ -57,31 +60,33 @@ def find_duplicates(
 
 def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """The keys of each band and the sketches of all documents in files of their own."""
-    config, counts = DeduplicateConfig(**settings["config"]), settings["counts"]
-    words, documents = fingerprint_words(config), sum(counts)
-    create = np.lib.format.open_memmap
-    bands = [create(directory / f"band-{band:04d}.npy", "w+", np.uint64, (documents,)) for band in range(config.bands)]
-    sketches = create(directory / SKETCHES, "w+", np.uint64, (documents, words - config.bands))
-    start = 0
-    for shard, count in enumerate(counts):
-        rows = read_fingerprints(inputs[0] / f"{shard:05d}", config)
-        for band, keys in enumerate(bands):
-            keys[start : start + count] = rows[:, band]
-        sketches[start : start + count] = rows[:, config.bands :]
-        start += count
-    for written in (*bands, sketches):
-        written.flush()
+    config = DeduplicateConfig(**settings["config"])
+    with ExitStack() as stack:
+        bands = [stack.enter_context((directory / BAND.format(band)).open("wb")) for band in range(config.bands)]
+        sketches = stack.enter_context((directory / SKETCHES).open("wb"))
+        for shard in range(len(settings["counts"])):
+            rows = read_fingerprints(inputs[0] / f"{shard:05d}", config)
+            for band, file in enumerate(bands):
+                file.write(np.ascontiguousarray(rows[:, band]).data)
+            sketches.write(np.ascontiguousarray(rows[:, config.bands :]).data)
     return {}
 
 
 def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """A forest that joins the documents linked through some of the bands."""
-    folder = inputs[0] / "00000"
-    sketches = np.load(folder / SKETCHES, mmap_mode="r")
+    """A forest that joins the documents linked through some of the bands.
+
+    Sketches are read where buckets need them, through a map whose pages are given back after every BUCKETS_AT_ONCE.
+    """
+    config, folder = DeduplicateConfig(**settings["config"]), inputs[0] / "00000"
+    with (folder / SKETCHES).open("rb") as file:
+        pages = mmap(file.fileno(), 0, access=ACCESS_READ)
+    sketches = np.frombuffer(pages, np.uint64).reshape(-1, fingerprint_words(config) - config.bands)
     forest = np.arange(len(sketches))
     for band in settings["bands"]:
-        keys = np.load(folder / f"band-{band:04d}.npy", mmap_mode="r")
-        link(forest, buckets(keys), sketches, DeduplicateConfig(**settings["config"]))
+        documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))
+        for first in range(0, len(starts) - 1, BUCKETS_AT_ONCE):
+            link(forest, (documents, starts[first : first + BUCKETS_AT_ONCE + 1]), sketches, config)
+            pages.madvise(MADV_DONTNEED)
     np.save(directory / FOREST, forest)
     return {}
 

@@ -1,10 +1,11 @@
 """From shards in input order to splits in training order: slices of the final files, then the files."""
 
+import os
 import shutil
-from contextlib import ExitStack
-from functools import lru_cache
+from contextlib import ExitStack, closing
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,6 @@ from data_pipeline.work.tasks import Counts, Settings
 
 STARTS, SLICE_TOKENS, SLICE_LINES = "starts.npy", "tokens", "documents.jsonl"
 SLICE_BYTES = 64 << 20
-OPEN_SHARDS = 128
 
 
 def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -54,18 +54,24 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     starts = np.load(inputs[0] / "00000" / STARTS)
     shards = np.searchsorted(starts, numbers, side="right") - 1
     dtype = np.dtype(settings["dtype"]) if settings["dtype"] else None
-    opened = lru_cache(OPEN_SHARDS)(lambda shard: _Shard(inputs[1:], f"{shard:05d}", dtype))
     total = np.zeros(2, np.int64)
-    with ExitStack() as stack:
-        lines = stack.enter_context((directory / SLICE_LINES).open("wb")) if settings["lines"] else None
-        tokens = stack.enter_context(TokenFileWriter(directory / SLICE_TOKENS, dtype)) if dtype else None
-        for number, place in zip(shards.tolist(), (numbers - starts[shards]).tolist(), strict=True):
-            shard = opened(number)
-            total += shard.entries[place, 1:]
-            if lines:
-                lines.write(shard.line(int(shard.entries[place, 0])))
-            if tokens:
-                tokens.add_document(shard.tokens(place))
+    lines, tokens = [b""] * len(numbers), [np.empty(0, dtype)] * len(numbers)
+    for number, slots in groupby(np.argsort(numbers).tolist(), lambda slot: int(shards[slot])):
+        with _Shard(inputs[1:], f"{number:05d}", dtype) as shard:
+            for slot in slots:
+                place = int(numbers[slot] - starts[number])
+                total += shard.entries[place, 1:]
+                if settings["lines"]:
+                    lines[slot] = shard.line(place)
+                if dtype:
+                    tokens[slot] = shard.tokens(place)
+    if settings["lines"]:
+        with (directory / SLICE_LINES).open("wb") as file:
+            file.writelines(lines)
+    if dtype:
+        with TokenFileWriter(directory / SLICE_TOKENS, dtype) as writer:
+            for ids in tokens:
+                writer.add_document(ids)
     return {"documents": len(numbers), "bytes": int(total[0]), "tokens": int(total[1])}
 
 
@@ -90,27 +96,36 @@ class _Shard:
 
     def __init__(self, stages: list[Path], name: str, dtype: "np.dtype[Any] | None") -> None:
         prepared, measured, selected = (stage / name for stage in stages)
-        self.entries = np.asarray(np.load(selected / ENTRIES, mmap_mode="r"))
-        self._numbers = np.asarray(np.load(measured / NUMBERS, mmap_mode="r"))
-        self._documents, self._parts = DocumentShard(prepared), DocumentShard(selected)
+        self.entries = np.load(selected / ENTRIES)
+        self._numbers = np.load(measured / NUMBERS)
+        self._files = ExitStack()
+        keep = self._files.enter_context
+        self._documents, self._parts = (keep(closing(DocumentShard(folder))) for folder in (prepared, selected))
         if dtype:
+            self._dtype = dtype
             sizes = np.load(measured / SIZES)[:, 1]
             self._starts = np.concatenate([[0], np.cumsum(sizes)])
-            part_sizes = np.array([entry[2] for entry in self.entries if entry[0] < 0], np.int64)
+            part_sizes = self.entries[self.entries[:, 0] < 0, 2]
             self._part_starts = np.concatenate([[0], np.cumsum(part_sizes)])
-            self._tokens, self._part_tokens = (_mapped(folder / TOKENS, dtype) for folder in (measured, selected))
+            self._tokens, self._part_tokens = (keep((folder / TOKENS).open("rb")) for folder in (measured, selected))
 
-    def line(self, number: int) -> bytes:
-        """The document as a line."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._files.close()
+
+    def line(self, place: int) -> bytes:
+        """The entry at that place as a line."""
+        number = int(self.entries[place, 0])
         return self._documents.line(int(self._numbers[number])) if number >= 0 else self._parts.line(-1 - number)
 
     def tokens(self, place: int) -> NDArray[Any]:
-        """Token ids of the entry at that place."""
+        """Its token ids."""
         number = int(self.entries[place, 0])
         if number >= 0:
-            return self._tokens[self._starts[number] : self._starts[number + 1]]
-        return self._part_tokens[self._part_starts[-1 - number] : self._part_starts[-number]]
-
-
-def _mapped(path: Path, dtype: "np.dtype[Any]") -> NDArray[Any]:
-    return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)
+            file, (start, end) = self._tokens, self._starts[number : number + 2].tolist()
+        else:
+            file, (start, end) = self._part_tokens, self._part_starts[-1 - number : 1 - number].tolist()
+        width = self._dtype.itemsize
+        return np.frombuffer(os.pread(file.fileno(), (end - start) * width, start * width), self._dtype)

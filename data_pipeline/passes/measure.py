@@ -103,11 +103,8 @@ def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
 
 
 def read_fingerprints(directory: Path, config: DeduplicateConfig) -> NDArray[np.uint64]:
-    """The fingerprints of a measured shard, [documents, words], mapped."""
-    path, words = directory / FINGERPRINTS, fingerprint_words(config)
-    if not path.stat().st_size:
-        return np.empty((0, words), np.uint64)
-    return np.memmap(path, np.uint64, "r").reshape(-1, words)
+    """The fingerprints of a measured shard, [documents, words]."""
+    return np.fromfile(directory / FINGERPRINTS, np.uint64).reshape(-1, fingerprint_words(config))
 
 
 def read_matches(directory: Path) -> Iterator[tuple[int, dict[str, int]]]:

@@ -34,8 +34,7 @@ NOTES = (
     "documents are near-duplicates at any size.",
     "Throughput is that of the megabytes beyond a base of 2 MB for each worker, in which all of them start: processor "
     "seconds of every process. Memory is the resident memory of all processes together, the most at any moment, "
-    "without pages of mapped files, which the system takes back when it needs them; no process may hold more data than "
-    "the bound.",
+    "mapped files and libraries included; no process may hold more data than the bound.",
 )
 
 
@@ -144,7 +143,7 @@ def _vocabulary() -> str:
 
 def _watch(process: "subprocess.Popen[str]", peaks: list[int]) -> None:
     while process.poll() is None:
-        peaks[0] = max(peaks[0], sum(map(_own_bytes, _family(process.pid))))
+        peaks[0] = max(peaks[0], sum(map(_resident_bytes, _family(process.pid))))
         time.sleep(POLL_SECONDS)
 
 
@@ -160,11 +159,11 @@ def _family(pid: int) -> Iterator[int]:
             yield from _family(int(child))
 
 
-def _own_bytes(pid: int) -> int:
-    """Resident memory of a process that no file stands behind."""
+def _resident_bytes(pid: int) -> int:
+    """Resident memory of a process."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return 0
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    return sum(int(fields.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem")) * 1024
+    return int(fields.get("VmRSS", "0").split()[0]) * 1024
