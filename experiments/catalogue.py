@@ -87,6 +87,8 @@ class Experiment(Config):
     title: str
     shows: str
     """What one sees in it, in a sentence."""
+    chart: Literal["curves", "bars", "table"] = "curves"
+    """How the report shows it."""
     parts: tuple[Part, ...] = ()
     reproduction: str = ""
     """Model whose reproduction (`mlm-experiment reproduce`) answers it."""

@@ -29,7 +29,7 @@ from experiments.steps import (
     evaluation_step,
     launch_folder,
     preflight_step,
-    report_step,
+    report_steps,
     shown,
     train_step,
 )
@@ -97,7 +97,8 @@ def reproduce(plan: Plan, runs: Path) -> Path:
         run.complete()
     page = run.path / "report" / "index.html"
     if not page.is_file():
-        _command(*report_step(run.path))
+        for step in report_steps(run.path, runs):
+            _command(*step)
     _print_results(run.path)
     print(f"report: {page}")
     print(f"done in {format_duration(time.monotonic() - start)}")

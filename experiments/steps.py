@@ -44,10 +44,13 @@ def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
     return ["mlm-eval", task, "--ckpt", shown(checkpoint), "--json", shown(out), *limit]
 
 
-def report_step(directory: Path) -> Step:
-    """Build the page."""
+def report_steps(directory: Path, runs: Path) -> list[Step]:
+    """Predict what cannot run here, and build the page of everything; it names the commits where there are several."""
     bench = ["--bench", shown(BENCH)] if BENCH.is_dir() else []
-    return ["mlm-report", "build", str(directory), *bench]
+    return [
+        ["mlm-experiment", "run", "--all", "--mode", "simulate", "--runs", str(runs)],
+        ["mlm-report", "build", str(directory), str(runs), *bench, "--mixed-commits"],
+    ]
 
 
 def launch_folder(config: RunConfig, runs: Path) -> Path:
@@ -68,7 +71,7 @@ def format_steps(plan: Plan, runs: Path) -> str:
             for config in plan.published
             for task in TASKS
         ),
-        _line(report_step(directory)),
+        *map(_line, report_steps(directory, runs)),
     ]
     return "\n".join(lines)
 

@@ -23,6 +23,8 @@ class Benchmarks:
     name: str
     exhibits: tuple[Exhibit, ...]
     problems: tuple[Problem, ...]
+    commits: tuple[str, ...]
+    """Of the code that was measured, one for each exhibit."""
 
     @property
     def section(self) -> Section:
@@ -43,19 +45,21 @@ def load_benchmarks(directory: Path) -> Benchmarks:
     if not directory.is_dir():
         raise BadInput(f"{directory} is not a directory of benchmark results")
     found: list[Exhibit] = []
-    problems = []
+    problems, commits = [], []
     for path in sorted(directory.glob("*.json")):
         try:
             kind = _kind(path)
             names = {one.name for one in found}
             name = f"bench-{kind}" if f"bench-{kind}" not in names else f"bench-{kind}-{len(names) + 1}"
-            found.append(_exhibit(name, kind, read_json(path, KINDS[kind])))
+            result = read_json(path, KINDS[kind])
+            found.append(_exhibit(name, kind, result))
+            commits.append(str(result.environment.source.get("commit") or ""))
         except UserError as error:
             problems.append(Problem("benchmarks", f"A benchmark cannot be shown: {error}.", damaged=True))
     if not found and not problems:
         problems.append(Problem("benchmarks", f"There are no benchmark results in {directory.name}.", damaged=False))
     resolved = directory.resolve()
-    return Benchmarks(f"{resolved.parent.name}/{resolved.name}", tuple(found), tuple(problems))
+    return Benchmarks(f"{resolved.parent.name}/{resolved.name}", tuple(found), tuple(problems), tuple(commits))
 
 
 def _kind(path: Path) -> str:

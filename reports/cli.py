@@ -1,16 +1,41 @@
-"""`mlm-report`: one page from one reproduction."""
+"""`mlm-report`: one page from result files, and its figures and tables one by one."""
 
 import sys
 import time
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lineage.command import run_command
 from lineage.errors import IntegrityFailure
 
-app = typer.Typer(help="Make a page from the result files of a reproduction.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from reports.report import Report
+
+app = typer.Typer(help="Make a page, figures and tables from result files.", no_args_is_help=True)
+
+
+class Form(StrEnum):
+    """Files an exhibit can be written as."""
+
+    SVG = "svg"
+    PNG = "png"
+    PDF = "pdf"
+    CSV = "csv"
+    MARKDOWN = "md"
+    LATEX = "tex"
+
+
+Runs = Annotated[
+    list[Path] | None,
+    typer.Argument(help="A reproduction, runs of experiments, folders of runs; `runs` by default.", metavar="[RUN]"),
+]
+Bench = Annotated[Path | None, typer.Option(help="Folder of mlm-bench results to show too.")]
+MixedCommits = Annotated[
+    bool, typer.Option("--mixed-commits", help="Allow results of different commits; the page says so.")
+]
 
 
 @app.callback()
@@ -19,33 +44,54 @@ def _report() -> None:
 
 
 @app.command()
-def build(
-    directory: Annotated[
-        Path | None, typer.Argument(help="Reproduction directory; the newest complete one by default.")
-    ] = None,
-    runs: Annotated[Path, typer.Option(help="Where to look for the newest reproduction.")] = Path("runs"),
-    bench: Annotated[Path | None, typer.Option(help="Folder of mlm-bench results to show too.")] = None,
-) -> None:
-    """Write DIRECTORY/report/index.html and the figures beside it.
+def build(runs: Runs = None, bench: Bench = None, mixed_commits: MixedCommits = False) -> None:
+    """Write REPRODUCTION/report/: index.html, report.pdf, and every figure and table as files.
 
-    What is missing is named on the page in its place. If a file is damaged or a record is refused, the page is
-    written, says so, and the command exits with code 6.
+    Of a folder the newest run of each experiment is taken, and the newest reproduction unless one is named. What is
+    missing is named on the page in its place. If a file is damaged or a record is refused, the page is written, says
+    so, and the command exits with code 6.
     """
-    from reports.benchmarks import load_benchmarks
-    from reports.load import load_reproduction, newest_reproduction
     from reports.page import build_report
 
     start = time.monotonic()
-    reproduction = load_reproduction(directory or newest_reproduction(runs))
-    benchmarks = load_benchmarks(bench) if bench else None
-    page = build_report(reproduction, benchmarks)
-    problems = (*reproduction.problems, *(benchmarks.problems if benchmarks else ()))
-    for problem in problems:
+    report = _assemble(runs, bench, mixed_commits)
+    page = build_report(report)
+    for problem in report.problems:
         print(f"warning: {problem.sentence}", file=sys.stderr)
     print(f"{page} ({time.monotonic() - start:.1f} s)")
-    damaged = sum(problem.damaged for problem in problems)
+    damaged = sum(problem.damaged for problem in report.problems)
     if damaged:
         raise IntegrityFailure(f"{damaged} damaged or refused parts were left out of {page}; the page names them")
+
+
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="A figure or table of the page, such as 2021/figure-12.")],
+    runs: Runs = None,
+    form: Annotated[Form, typer.Option("--format", help="What to write.")] = Form.SVG,
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
+    bench: Bench = None,
+    mixed_commits: MixedCommits = False,
+) -> None:
+    """Write one figure or table of the page as NAME.FORMAT."""
+    from reports.export import export_exhibit
+
+    report = _assemble(runs, bench, mixed_commits)
+    print(export_exhibit(report.all_exhibits, name, form.value, out))
+
+
+def _assemble(runs: list[Path] | None, bench: Path | None, mixed_commits: bool) -> "Report":
+    from reports.benchmarks import load_benchmarks
+    from reports.experiment_runs import load_experiment_runs, sort_runs
+    from reports.load import load_reproduction
+    from reports.report import assemble, redraw_command
+
+    reproduction, experiments = sort_runs(runs or [Path("runs")])
+    benchmarks = load_benchmarks(bench) if bench else None
+    command = redraw_command(reproduction, experiments, benchmarks, mixed_commits)
+    return assemble(
+        load_reproduction(reproduction), load_experiment_runs(experiments), benchmarks, mixed_commits, command
+    )
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """The page: figures, tables and sentences put into one self-contained HTML file."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,54 +9,43 @@ from markupsafe import Markup
 from lineage.atomic import new_directory
 from lineage.digest import seal
 from reports import data_card, findings, tables
-from reports.benchmarks import Benchmarks
 from reports.curves import model_order
 from reports.evaluations import CONVENTIONS, EVALUATIONS, evaluation_rows
-from reports.exhibit import Exhibit, Section
-from reports.load import DATASET, LEDGER, MARKER, RECORDS, Reproduction
+from reports.export import write_exhibit
+from reports.load import DATASET, LEDGER, MARKER, RECORDS
 from reports.numbers import printable, show
-from reports.render import Drawing, render, write_drawing
-from reports.reproduced import figure_6_curves, own_kind, reproduction_exhibits
+from reports.render import Drawing, pdf_bytes, render
+from reports.report import Report
+from reports.reproduced import figure_6_curves, own_kind
 from reports.style import KIND_GLYPHS, KIND_MEANINGS, theme_css
+from reports.verdict_table import GLYPHS, OUTCOMES, origin_table
 
 REPORT = "report"
 
 
-def build_report(reproduction: Reproduction, benchmarks: Benchmarks | None = None) -> Path:
+def build_report(report: Report) -> Path:
     """Write `report/` inside the reproduction directory, whole or not at all, and return the page's path.
 
-    The folder holds index.html, which refers to nothing outside itself, and for each exhibit figures/NAME.csv, with
-    .svg and .png where it is drawn, .md and .tex where it is tables; it is sealed on its own. The same reproduction
-    gives the same bytes.
+    The folder holds index.html, which refers to nothing outside itself, report.pdf with the same figures, and for each
+    exhibit figures/NAME.csv, with .svg and .png where it is drawn, .md and .tex where it is tables; it is sealed on its
+    own. The same results give the same bytes.
     """
-    exhibits = reproduction_exhibits(reproduction)
-    sections = report_sections(reproduction, benchmarks)
-    found = [*exhibits.values(), *(exhibit for section in sections for exhibit in section.exhibits)]
-    drawings = {one.name: render(one.name, one.draw, one.alt) for one in found if one.draw}
-    html = render_page(reproduction, exhibits, sections, drawings, benchmarks)
-    target = reproduction.directory / REPORT
+    found = report.all_exhibits
+    drawings = {one.name: render(one) for one in found if one.draw}
+    html = render_page(report, drawings)
+    target = report.reproduction.directory / REPORT
     with new_directory(target) as directory:
         figures = directory / "figures"
         figures.mkdir()
         (directory / "index.html").write_bytes(html.encode("utf-8", "replace"))
+        (directory / "report.pdf").write_bytes(pdf_bytes(found, f"Megatron-LM {report.reproduction.summary.target}"))
         for exhibit in found:
-            _write_exhibit(figures, exhibit, drawings.get(exhibit.name))
+            write_exhibit(figures, exhibit, drawings.get(exhibit.name))
         seal(directory)
     return target / "index.html"
 
 
-def report_sections(reproduction: Reproduction, benchmarks: Benchmarks | None) -> list[Section]:
-    """The parts of the page that are lists of exhibits."""
-    return [benchmarks.section] if benchmarks else []
-
-
-def render_page(
-    reproduction: Reproduction,
-    exhibits: dict[str, Exhibit],
-    sections: Sequence[Section],
-    drawings: dict[str, Drawing],
-    benchmarks: Benchmarks | None,
-) -> str:
+def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
     """The HTML text; every value is escaped except drawings and styles made here."""
     environment = Environment(
         loader=PackageLoader("reports"),
@@ -68,29 +56,12 @@ def render_page(
     )
     environment.filters["printable"] = printable
     environment.filters["show"] = show
-    redraw = f"mlm-report build {reproduction.directory.parent.name}/{reproduction.name}"
-    environment.globals |= {
-        "drawings": drawings,
-        "glyphs": KIND_GLYPHS,
-        "redraw": redraw + (f" --bench {benchmarks.name}" if benchmarks else ""),
-    }
-    return environment.get_template("page.html").render(_context(reproduction, exhibits, sections))
+    environment.globals |= {"drawings": drawings, "glyphs": KIND_GLYPHS, "redraw": report.command}
+    return environment.get_template("page.html").render(_context(report))
 
 
-def _write_exhibit(folder: Path, exhibit: Exhibit, drawing: Drawing | None) -> None:
-    files = {"csv": exhibit.data.csv}
-    if exhibit.tables:
-        files["md"] = "\n".join(table.markdown for table in exhibit.tables)
-        files["tex"] = "\n".join(table.latex for table in exhibit.tables)
-    for form, text in files.items():
-        (folder / f"{exhibit.name}.{form}").write_bytes(text.encode("utf-8", "replace"))
-    if drawing:
-        write_drawing(folder, exhibit.name, drawing)
-
-
-def _context(
-    reproduction: Reproduction, exhibits: dict[str, Exhibit], sections: Sequence[Section]
-) -> dict[str, Any]:  # fmt: skip
+def _context(report: Report) -> dict[str, Any]:
+    reproduction = report.reproduction
     summary, manifest = reproduction.summary, reproduction.manifest
     folder = Path(__file__).parent / "templates"
     source_state = manifest.get("environment", {}).get("source", {})
@@ -118,8 +89,11 @@ def _context(
             findings.evaluation_finding(table_3),
             findings.data_finding(reproduction.ledger, ours),
         ],
-        "exhibits": exhibits,
-        "sections": sections,
+        "report": report,
+        "exhibits": report.exhibits,
+        "outcomes": OUTCOMES,
+        "outcome_glyphs": GLYPHS,
+        "origins": origin_table(report.origins),
         "series": [name for name in order if name in named or any(r.series == name for r in table_3)],
         "benchmarks": tables.compare(table_3, tables.BENCHMARKS),
         "fallbacks": tables.compare(table_3, tables.FALLBACKS),

@@ -1,15 +1,17 @@
-"""A figure as an inline drawing for the page and as SVG and PNG files beside it."""
+"""A figure as an inline drawing for the page, as SVG and PNG files beside it, and as a page of a PDF."""
 
 import io
 import re
+import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from reports.exhibit import Draw
-from reports.style import figure_style, follow_theme
+from reports.exhibit import Exhibit
+from reports.style import LIGHT, figure_style, follow_theme
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,28 +23,32 @@ _UNWANTED = (
     re.compile(r' id="[A-Za-z.]+_\d+"'),
     re.compile(r"\n\s*"),
 )
+FORMATS = ("svg", "png", "pdf")
+CAPTION_INCHES = 0.16
+"""Height of a line of a caption in the PDF."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure in every form the report needs; the inline forms hold no reference to anything outside them."""
+    """One figure in every form the page needs; the inline forms hold no reference to anything outside them."""
 
-    wide: Markup
-    narrow: Markup
+    inline: tuple[Markup, ...]
+    """For every width, or for a wide page and for a narrow one."""
     svg: bytes
     png: bytes
 
 
-def render(name: str, draw: Draw, alt: str) -> Drawing:
-    """Draw a figure for both page widths; `alt` is its text alternative. The same input gives the same bytes."""
-    with figure_style(f"{name}-wide"):
-        figure = draw(False)
-        wide = _inline(_save(figure, "svg", transparent=True), alt, "wide")
-        svg = _save(figure, "svg", transparent=False)
-        png = _save(figure, "png", transparent=False)
-    with figure_style(f"{name}-narrow"):
-        narrow = _inline(_save(draw(True), "svg", transparent=True), alt, "narrow")
-    return Drawing(wide, narrow, svg, png)
+def render(exhibit: Exhibit) -> Drawing:
+    """Draw an exhibit's figure for the page widths it is made for. The same input gives the same bytes."""
+    figure = _draw(exhibit, exhibit.column)
+    with figure_style(f"{exhibit.name}-wide"):
+        svg = _save(figure, "svg")
+        png = _save(figure, "png")
+    if exhibit.column:
+        return Drawing((_inline(svg, exhibit.alt, "column"),), svg, png)
+    with figure_style(f"{exhibit.name}-narrow"):
+        narrow = _save(_draw(exhibit, True), "svg")
+    return Drawing((_inline(svg, exhibit.alt, "wide"), _inline(narrow, exhibit.alt, "narrow")), svg, png)
 
 
 def write_drawing(directory: Path, name: str, drawing: Drawing) -> None:
@@ -51,11 +57,55 @@ def write_drawing(directory: Path, name: str, drawing: Drawing) -> None:
     (directory / f"{name}.png").write_bytes(drawing.png)
 
 
-def _save(figure: "Figure", form: str, transparent: bool) -> bytes:
+def figure_bytes(exhibit: Exhibit, form: str) -> bytes:
+    """The figure alone in one of FORMATS."""
+    figure = _draw(exhibit, exhibit.column)
+    with figure_style(f"{exhibit.name}-wide"):
+        return _save(figure, form)
+
+
+def pdf_bytes(exhibits: Iterable[Exhibit], title: str) -> bytes:
+    """A PDF with a page for each figure among the exhibits, its title and caption under it."""
+    from matplotlib.backends.backend_pdf import PdfPages
+
     buffer = io.BytesIO()
-    metadata = _METADATA if form == "svg" else None
-    background = "none" if transparent else "white"
-    figure.savefig(buffer, format=form, dpi=160, facecolor=background, metadata=metadata)
+    facts = {"Title": title, "Creator": None, "Producer": None, "CreationDate": None}
+    with PdfPages(buffer, metadata=facts) as pages:
+        for exhibit in exhibits:
+            if exhibit.draw:
+                figure = _draw(exhibit, exhibit.column)
+                with figure_style(exhibit.name):
+                    _write_under(figure, exhibit)
+                    pages.savefig(figure, facecolor="white")
+    return buffer.getvalue()
+
+
+def _draw(exhibit: Exhibit, narrow: bool) -> "Figure":
+    if exhibit.draw is None:
+        raise ValueError(f"{exhibit.name} has no figure")
+    with figure_style(exhibit.name):
+        return exhibit.draw(narrow)
+
+
+def _write_under(figure: "Figure", exhibit: Exhibit) -> None:
+    """Make room below the drawing for title and caption."""
+    width, height = figure.get_size_inches()
+    text = f"{exhibit.title}. {' '.join(exhibit.caption)}"
+    lines = textwrap.wrap(" ".join(text.split()), int(width * 15.5))
+    room = (len(lines) + 1.5) * CAPTION_INCHES
+    figure.set_size_inches(width, height + room)
+    share = room / (height + room)
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.set(rect=(0, share, 1, 1 - share))  # type: ignore[call-arg]
+    figure.text(0.1 / width, share - 0.5 * CAPTION_INCHES / (height + room), "\n".join(lines),
+                va="top", fontsize=8, linespacing=1.35, color=LIGHT["ink"]).set_in_layout(False)  # fmt: skip
+
+
+def _save(figure: "Figure", form: str) -> bytes:
+    buffer = io.BytesIO()
+    metadata = {"svg": _METADATA, "pdf": {"Creator": None, "Producer": None, "CreationDate": None}}.get(form)
+    figure.savefig(buffer, format=form, dpi=160, facecolor=LIGHT["paper"], metadata=metadata)
     return buffer.getvalue()
 
 

@@ -40,7 +40,7 @@ def _figure_6(reproduction: Reproduction) -> list[Exhibit]:
         return []
     return [
         Exhibit(
-            "figure-6",
+            "2019-figure-6",
             "Validation perplexity against iterations",
             findings.ordering_caption(curves),
             tables.records_data(reproduction.select("2019/figure-6", "validation_perplexity")),
@@ -76,7 +76,7 @@ def _tables(reproduction: Reproduction) -> list[Exhibit]:
     benchmarks = reproduction.select("2019/table-3")
     if benchmarks:
         data, command = tables.records_data(benchmarks), _command(reproduction, "table-3")
-        found.append(Exhibit("table-3", "WikiText-103 and LAMBADA", (), data, command))
+        found.append(Exhibit("2019-table-3", "WikiText-103 and LAMBADA", (), data, command))
     drawn = {("2019/figure-6", "validation_perplexity"), ("2019/training-loss", "training_loss")}
     further = [
         record

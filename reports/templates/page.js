@@ -24,4 +24,33 @@
     try { window.localStorage.setItem("mlm-report-theme", next); } catch (error) { /* not kept */ }
     label();
   });
+
+  var claims = document.getElementById("claims");
+  var rows = Array.from(claims.querySelectorAll("tbody tr"));
+  var texts = rows.map(function (row) { return row.textContent.toLowerCase(); });
+  var search = document.getElementById("claim-search");
+  var outcome = document.getElementById("claim-outcome");
+  function filter() {
+    var words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    var shown = 0;
+    rows.forEach(function (row, place) {
+      var fits = (!outcome.value || row.dataset.outcome === outcome.value) &&
+        words.every(function (word) { return texts[place].indexOf(word) >= 0; });
+      row.hidden = !fits;
+      shown += fits ? 1 : 0;
+    });
+    document.getElementById("claim-count").textContent = shown + " of " + rows.length;
+  }
+  search.addEventListener("input", filter);
+  outcome.addEventListener("change", filter);
+  claims.querySelector(".filter").hidden = false;
+  filter();
+  document.querySelectorAll(".outcomes a[data-outcome]").forEach(function (link) {
+    link.addEventListener("click", function () {
+      claims.open = true;
+      search.value = link.dataset.experiment === "no experiment" ? "" : link.dataset.experiment;
+      outcome.value = link.dataset.outcome;
+      filter();
+    });
+  });
 })();

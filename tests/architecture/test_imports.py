@@ -19,7 +19,7 @@ MAY_IMPORT = {
         "data_pipeline.reading.hub",
     ),
     "experiments": ("lineage", "data_pipeline", "engine", "evaluation"),
-    "reports": ("lineage",),
+    "reports": ("lineage", "experiments.catalogue", "experiments.verdicts"),
 }
 
 
@@ -47,6 +47,8 @@ def test_a_room_imports_only_what_its_door_allows(room: str) -> None:
         ("lineage", "import engine.config", True),
         ("lineage", "    from data_pipeline import config", True),
         ("reports", "from evaluation.protocol import Result", True),
+        ("reports", "from experiments.runner import run_experiment", True),
+        ("reports", "from experiments.verdicts import judge", False),
         ("engine", "from data_pipeline.contamination.testsets import find_test_set", True),
         ("engine", "from data_pipeline.contamination import testsets", True),
         ("engine", "from tests.ranks import run_ranks", True),

@@ -121,7 +121,8 @@ def test_a_plan_prints_every_command_of_the_full_size(tmp_path: Path, gpus: int,
     assert done.stdout.startswith("mode: plan (")
     commands = re.findall(r"^\$ (\S+ \S+)", done.stdout, re.MULTILINE)
     assert commands[:2] == ["mlm-experiment preflight", "mlm-data run"]
-    assert commands[-7:] == ["mlm-eval wikitext103", "mlm-eval lambada"] * 3 + ["mlm-report build"]
+    report = ["mlm-experiment run", "mlm-report build"]
+    assert commands[-8:] == ["mlm-eval wikitext103", "mlm-eval lambada"] * 3 + report
     assert f"8.3b: {ranks} ranks, tp 8 × pp 1" in done.stdout
     for name in LADDER:
         trained = re.findall(rf"engine\.cli run \S+/{re.escape(name)}\.toml .*data-available-2019", done.stdout)

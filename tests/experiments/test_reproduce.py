@@ -170,7 +170,7 @@ def test_every_step_is_printed_as_a_command(finished: Finished) -> None:
     steps = [line.removeprefix("$ ").split()[:2] for line in finished.output.splitlines() if line.startswith("$ ")]
     assert steps == [
         ["mlm-data", "run"], ["mlm-train", "run"], ["mlm-eval", "wikitext103"], ["mlm-eval", "lambada"],
-        ["mlm-report", "build"],
+        ["mlm-experiment", "run"], ["mlm-report", "build"],
     ]  # fmt: skip
 
 

@@ -5,10 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from reports.benchmarks import load_benchmarks
-from reports.load import load_reproduction
-from reports.page import build_report
-from tests.reports.reproduction import write_benchmarks, write_reproduction
+from tests.reports.reproduction import build_page, write_benchmarks, write_reproduction
 
 
 class Built(NamedTuple):
@@ -23,5 +20,5 @@ class Built(NamedTuple):
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     root = tmp_path_factory.mktemp("runs")
     directory = write_reproduction(root)
-    page = build_report(load_reproduction(directory), load_benchmarks(write_benchmarks(root)))
+    page = build_page(directory, write_benchmarks(root))
     return Built(directory, page, page.read_text(encoding="utf-8"))

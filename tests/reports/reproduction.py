@@ -2,12 +2,21 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from markupsafe import Markup
 
 from lineage.atomic import write_json, write_text
 from lineage.digest import seal
 from lineage.records import Record, write_records
+from reports.benchmarks import load_benchmarks
+from reports.experiment_runs import load_experiment_runs
+from reports.load import load_reproduction
+from reports.page import build_report, render_page
+from reports.render import Drawing
+from reports.report import Report, assemble, redraw_command
 
 PAPER_FIGURE = "arXiv:1909.08053v4, Figure 6 (digitised)"
 PAPER_TABLE = "arXiv:1909.08053v4, Tables 2 and 3"
@@ -363,3 +372,22 @@ def write_benchmarks(root: Path) -> Path:
     for name, result in benchmarks().items():
         write_text(path / f"{name}.json", json.dumps(result))
     return path
+
+
+def build_page(directory: Path, bench: Path | None = None, runs: Sequence[Path] = ()) -> Path:
+    """The page of a reproduction, with benchmarks and runs of experiments, whatever their commits."""
+    return build_report(make_report(directory, bench, runs))
+
+
+def make_report(directory: Path, bench: Path | None = None, runs: Sequence[Path] = (), mixed: bool = True) -> Report:
+    """What `build_page` makes the page of."""
+    benchmarks = load_benchmarks(bench) if bench else None
+    command = redraw_command(directory, runs, benchmarks, mixed)
+    return assemble(load_reproduction(directory), load_experiment_runs(runs), benchmarks, mixed, command)
+
+
+def page_text(directory: Path, bench: Path | None = None, runs: Sequence[Path] = (), mixed: bool = True) -> str:
+    """The page's text with an empty drawing in place of each figure, which is many times as fast."""
+    report = make_report(directory, bench, runs, mixed)
+    empty = Drawing((Markup("<svg></svg>"),), b"", b"")
+    return render_page(report, {exhibit.name: empty for exhibit in report.all_exhibits})

@@ -51,7 +51,7 @@ def test_the_page_opens_without_a_console_message(built: Built, tmp_path: Path, 
     theme = ["--force-dark-mode"] if dark else []
     done = _browse(built.page, tmp_path, "--window-size=1280,1000", "--dump-dom", *theme)
     assert "CONSOLE" not in done.stderr
-    for name in ("figure-6", "training-loss", "data-ledger", "near-duplicates", "bench-data-scale"):
+    for name in ("2019-figure-6", "training-loss", "data-ledger", "near-duplicates", "bench-data-scale"):
         assert f'<figure id="{name}"' in done.stdout
     assert done.stdout.count("<svg") == 10
     assert f">{'Light' if dark else 'Dark'} page</button>" in done.stdout

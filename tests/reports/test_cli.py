@@ -21,7 +21,7 @@ def test_the_newest_reproduction_is_the_default(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
-    for arguments in ([], ["absent"], [str(tmp_path)], ["--runs", "elsewhere"]):
+    for arguments in ([], ["absent"], [str(tmp_path)], ["runs"]):
         done = _report(*arguments, cwd=tmp_path)
         assert done.returncode == 2
         assert done.stderr.startswith("error: ")
@@ -38,7 +38,7 @@ def test_damage_is_named_on_a_page_that_is_written_all_the_same(tmp_path: Path) 
     html = (path / "report" / "index.html").read_text(encoding="utf-8")
     assert "records.jsonl is not the file that was sealed" in html
     assert "is left out: it is not a record" in html
-    assert '<figure id="figure-6"' in html
+    assert '<figure id="2019-figure-6"' in html
 
 
 def test_an_unreadable_summary_ends_with_6_and_no_page(tmp_path: Path) -> None:

@@ -13,9 +13,15 @@ from lineage.errors import BadInput
 from reports.benchmarks import load_benchmarks
 from reports.data_card import NearDuplicates, banding_caption, recalls
 from reports.load import load_reproduction
-from reports.page import build_report
 from tests.reports.conftest import Built
-from tests.reports.reproduction import benchmarks, evaluation, near_duplicates, write_benchmarks, write_reproduction
+from tests.reports.reproduction import (
+    benchmarks,
+    evaluation,
+    near_duplicates,
+    page_text,
+    write_benchmarks,
+    write_reproduction,
+)
 from tests.reports.test_page import Outline, _rows
 
 
@@ -137,7 +143,7 @@ def test_an_older_reproduction_says_what_it_does_not_keep(tmp_path: Path) -> Non
     (path / "evaluations" / "8.3b-wikitext103.json").write_text(json.dumps(older))
     reproduction = load_reproduction(path)
     assert not any(problem.damaged for problem in reproduction.problems)
-    html = build_report(reproduction).read_text(encoding="utf-8")
+    html = page_text(path)
     assert "keeps no data card (dataset.json)" in html
     assert "the S-curve is not drawn" in html
     assert ["643.8", "88.25", "—", "—", "1.52"] in [row[3:8] for row in _rows(html)]
@@ -157,7 +163,7 @@ def test_a_corrupted_file_is_named_in_its_place(tmp_path: Path, name: str, sente
     (path / name).write_text("{")
     reproduction = load_reproduction(path)
     assert sum(problem.damaged for problem in reproduction.problems) == 2
-    html = build_report(reproduction).read_text(encoding="utf-8")
+    html = page_text(path)
     assert sentence in html
     assert f"{name} is not the file that was sealed" in html
     assert '<figure id="near-duplicates"' in html

@@ -11,15 +11,21 @@ from pathlib import Path
 import pytest
 
 from lineage.digest import check_seal
-from reports.benchmarks import load_benchmarks
-from reports.load import load_reproduction
 from reports.numbers import exact
-from reports.page import build_report
 from reports.tables import RECORD_FIELDS
 from tests.reports.conftest import Built
-from tests.reports.reproduction import BLOG, HOSTILE, PAPER_TABLE, records, summary, write_reproduction
+from tests.reports.reproduction import (
+    BLOG,
+    HOSTILE,
+    PAPER_TABLE,
+    build_page,
+    page_text,
+    records,
+    summary,
+    write_reproduction,
+)
 
-FIGURES = ("figure-6", "training-loss", "data-ledger", "near-duplicates", "bench-data-scale")
+FIGURES = ("2019-figure-6", "training-loss", "data-ledger", "near-duplicates", "bench-data-scale")
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
@@ -105,8 +111,11 @@ def test_the_head_says_what_was_run_and_on_what(built: Built) -> None:
 
 def test_each_exhibit_gives_its_command_and_each_figure_a_text_alternative(built: Built) -> None:
     folder = built.directory.parent.name
-    redraw = f"mlm-report build {folder}/{built.directory.name} --bench {folder}/bench"
-    assert built.html.count(f"<code>{redraw}</code>") == len(FIGURES) + 8
+    redraw = f"mlm-report build {folder}/{built.directory.name} --bench {folder}/bench --mixed-commits"
+    exhibits = len(list((built.page.parent / "figures").glob("*.csv")))
+    commands = re.findall(r'class="label">(Make again|Redraw from the records)</span> <code>(.+?)</code>', built.html)
+    assert len(commands) == exhibits
+    assert {command for label, command in commands if label.startswith("Redraw")} == {redraw}
     assert "make reproduce TARGET=8.3b" in built.html
     assert "make evaluate TARGET=8.3b" in built.html
     labels = re.findall(r'<svg class="(?:wide|narrow)"[^>]*role="img" aria-label="([^"]{40,})"', built.html)
@@ -114,8 +123,8 @@ def test_each_exhibit_gives_its_command_and_each_figure_a_text_alternative(built
 
 
 def test_csv_files_hold_the_records(built: Built) -> None:
-    experiments = {name: f"2019/{name}" for name in ("figure-6", "training-loss", "table-3")}
-    experiments["further-numbers"] = "2019/validation"
+    experiments = {"2019-figure-6": "2019/figure-6", "training-loss": "2019/training-loss"}
+    experiments |= {"2019-table-3": "2019/table-3", "further-numbers": "2019/validation"}
     for name, experiment in experiments.items():
         path = built.page.parent / "figures" / f"{name}.csv"
         with path.open(encoding="utf-8", newline="") as file:
@@ -187,7 +196,7 @@ def test_hostile_names_stay_out_of_markup(tmp_path: Path) -> None:
             text = text.replace(f'"{value}"', json.dumps(f"{value}{marked}"))
         text = text.replace(json.dumps("2 cores, no GPU"), json.dumps(HOSTILE))
         (path / name).write_text(text, encoding="utf-8")
-    html = build_report(load_reproduction(path)).read_text(encoding="utf-8")
+    html = page_text(path)
     outline = Outline(html)
     assert outline.balanced
     assert not {"b", "img"} & set(outline.tags)
@@ -196,19 +205,19 @@ def test_hostile_names_stay_out_of_markup(tmp_path: Path) -> None:
 
 def test_the_same_reproduction_gives_the_same_bytes(built: Built) -> None:
     before = {path: path.read_bytes() for path in built.page.parent.rglob("*") if path.is_file()}
-    build_report(load_reproduction(built.directory), load_benchmarks(built.directory.parent / "bench"))
+    build_page(built.directory, built.directory.parent / "bench")
     assert {path: path.read_bytes() for path in built.page.parent.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(
     ("name", "text", "sentence", "missing", "present"),
     [
-        ("ledger.json", None, "has no data ledger", "data-ledger", "figure-6"),
-        ("ledger.json", "{", "The data ledger cannot be shown", "data-ledger", "figure-6"),
-        ("ledger.json", '{"stages": []}', "The data ledger cannot be shown", "data-ledger", "figure-6"),
-        ("records.jsonl", "", "The result records (records.jsonl) are empty", "figure-6", "data-ledger"),
-        ("records.jsonl", None, "has no result records", "figure-6", "data-ledger"),
-        ("records.jsonl", "garbage\n", "Line 1 of records.jsonl is left out", "figure-6", "data-ledger"),
+        ("ledger.json", None, "has no data ledger", "data-ledger", "2019-figure-6"),
+        ("ledger.json", "{", "The data ledger cannot be shown", "data-ledger", "2019-figure-6"),
+        ("ledger.json", '{"stages": []}', "The data ledger cannot be shown", "data-ledger", "2019-figure-6"),
+        ("records.jsonl", "", "The result records (records.jsonl) are empty", "2019-figure-6", "data-ledger"),
+        ("records.jsonl", None, "has no result records", "2019-figure-6", "data-ledger"),
+        ("records.jsonl", "garbage\n", "Line 1 of records.jsonl is left out", "2019-figure-6", "data-ledger"),
     ],
 )
 def test_what_is_missing_is_said_in_its_place(
@@ -219,13 +228,11 @@ def test_what_is_missing_is_said_in_its_place(
         (path / name).unlink()
     else:
         (path / name).write_text(text)
-    page = build_report(load_reproduction(path))
-    html = page.read_text(encoding="utf-8")
+    html = page_text(path)
     assert sentence in html
     assert "This run has not finished" in html
     assert f'<figure id="{missing}"' not in html
     assert f'<figure id="{present}"' in html
-    assert not (page.parent / "figures" / f"{missing}.svg").exists()
 
 
 def test_a_bare_summary_still_makes_a_page(tmp_path: Path) -> None:
@@ -233,7 +240,7 @@ def test_a_bare_summary_still_makes_a_page(tmp_path: Path) -> None:
     (path / "summary.json").write_text('{"target": "8.3b", "mode": "full"}')
     (path / "records.jsonl").unlink()
     (path / "ledger.json").unlink()
-    html = build_report(load_reproduction(path)).read_text(encoding="utf-8")
+    html = page_text(path)
     assert "The summary lists no models." in html
     assert "does not say where the training text came from" in html
     assert Outline(html).balanced
@@ -243,8 +250,8 @@ def test_published_points_alone_are_drawn(tmp_path: Path) -> None:
     path = write_reproduction(tmp_path, sealed=False)
     lines = (path / "records.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (path / "records.jsonl").write_text("".join(line for line in lines if '"published"' in line))
-    html = build_report(load_reproduction(path)).read_text(encoding="utf-8")
-    assert '<figure id="figure-6"' in html
+    html = page_text(path)
+    assert '<figure id="2019-figure-6"' in html
     assert "Cannot be judged" in html
     assert "There are no training losses in the records." in html
 

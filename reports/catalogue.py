@@ -1,0 +1,230 @@
+"""The tables and figures that the experiments catalogue names, each with a layer for every kind of number it has."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from statistics import fmean
+from typing import NamedTuple
+
+from experiments.catalogue import Experiment
+from experiments.verdicts import Results, Verdict
+from lineage.records import Kind, Record
+from reports.exhibit import Exhibit, Table
+from reports.figures.catalogue import Layer, Point, draw_bars, draw_curves
+from reports.numbers import MISSING, exact, show
+from reports.style import KIND_GLYPHS
+from reports.tables import RECORD_FIELDS, records_data
+
+QUANTITIES = {
+    "tflops_per_gpu": "TFLOP/s per GPU",
+    "aggregate_petaflops": "PFLOP/s of all GPUs",
+    "percent_of_peak": "% of peak",
+    "scaling_percent": "scaling, % of linear",
+    "parameters": "parameters, 10⁹",
+    "iteration_seconds": "seconds an iteration",
+    "days_per_epoch": "days an epoch",
+    "training_days": "days of training",
+    "training_days_equation_4": "days of training (Equation 4)",
+    "sequences_per_second": "sequences per second",
+    "examples_per_second": "examples per second",
+    "bubble_fraction": "pipeline bubble, share of ideal time",
+    "relative_throughput": "throughput relative to microbatch 1",
+    "speedup": "times as fast",
+}
+POSITIONS = {
+    "gpus": "GPUs",
+    "pp": "pipeline-parallel size",
+    "tp": "tensor-parallel size",
+    "dp": "data-parallel size",
+    "global_batch": "batch size",
+    "micro_batch": "microbatch size",
+    "heads": "attention heads",
+    "machines": "machines of 8 GPUs",
+}
+
+
+class Numbers(NamedTuple):
+    """What there is for an experiment."""
+
+    experiment: Experiment
+    records: Sequence[Record]
+    verdicts: Sequence[Verdict]
+
+    @property
+    def x_name(self) -> str:
+        """What stands on its x axis."""
+        return next((part.x for part in self.experiment.parts if part.x), "")
+
+
+def catalogue_exhibit(numbers: Numbers) -> Exhibit:
+    """The published table or figure redrawn, with what was simulated, computed or measured here over it."""
+    experiment = numbers.experiment
+    quantity = _drawn(numbers)
+    command = f"mlm-experiment run {experiment.name} --mode simulate"
+    name = experiment.name.replace("/", "-")
+    data = _data(numbers)
+    if not quantity:
+        table = _table(numbers, set())
+        return Exhibit(name, experiment.title, _agreement(numbers.verdicts), data, command, tables=(table,))
+    layers = layers_of(numbers, quantity)
+    x_label = POSITIONS.get(numbers.x_name, numbers.x_name.replace("_", " "))
+    draw = partial(draw_bars if experiment.chart == "bars" else draw_curves, layers, x_label, named(quantity))
+    caption = [*_shapes(layers, x_label), *_agreement(numbers.verdicts)]
+    rest = _table(numbers, {quantity})
+    alt = f"Chart of {named(quantity)} against {x_label}. {' '.join(caption)}"
+    tables = (rest,) if rest.rows else ()
+    return Exhibit(name, experiment.title, caption, data, command, draw, alt, tables, column=True)
+
+
+def layers_of(numbers: Numbers, quantity: str) -> list[Layer]:
+    """One layer for each kind and series of a quantity, published first.
+
+    Several of ours at a place become a mean with its spread; of several published the catalogue's first is drawn.
+    """
+    claims = [claim for claim in numbers.experiment.claims if claim.quantity == quantity and claim.x is not None]
+    ours = [record for record in numbers.records if record.quantity == quantity and record.x is not None]
+    series = list(dict.fromkeys([claim.series for claim in claims] + [record.series for record in ours]))
+    layers = []
+    for rank, name in enumerate(series):
+        first: dict[float, Point] = {}
+        for claim in claims:
+            if claim.series == name and claim.x is not None:
+                first.setdefault(claim.x, Point(claim.x, float(claim.value)))
+        layers += [Layer(name, rank, "published", tuple(first[x] for x in sorted(first)))] if first else []
+        for kind in dict.fromkeys(record.kind for record in ours if record.series == name):
+            mine = [record for record in ours if (record.series, record.kind) == (name, kind)]
+            places = sorted({record.x for record in mine if record.x is not None})
+            merged = tuple(_point(x, [record for record in mine if record.x == x]) for x in places)
+            layers.append(Layer(name, rank, kind, merged))
+    return sorted(layers, key=lambda layer: layer.kind != "published")
+
+
+def named(quantity: str) -> str:
+    """A quantity as an axis or a column calls it."""
+    return QUANTITIES.get(quantity, quantity.replace("_", " "))
+
+
+def _drawn(numbers: Numbers) -> str:
+    """The quantity with most places on the x axis; empty for a table."""
+    places: dict[str, set[tuple[str, float]]] = {}
+    found = [(claim.quantity, claim.series, claim.x) for claim in numbers.experiment.claims]
+    found += [(record.quantity, record.series, record.x) for record in numbers.records]
+    for quantity, series, x in found:
+        if x is not None:
+            places.setdefault(quantity, set()).add((series, x))
+    published = {claim.quantity for claim in numbers.experiment.claims}
+    counts = {quantity: len(at) for quantity, at in places.items() if quantity in published and len(at) > 1}
+    return "" if numbers.experiment.chart == "table" or not counts else max(counts, key=lambda one: counts[one])
+
+
+def _point(x: float, records: Sequence[Record]) -> Point:
+    if len(records) == 1:
+        return Point(x, records[0].value, records[0].low, records[0].high)
+    values = [record.value for record in records]
+    return Point(x, fmean(values), min(values), max(values), len(values))
+
+
+def _data(numbers: Numbers) -> Table:
+    """Published numbers with the digits that were printed, then those made here as recorded."""
+    rows = []
+    for claim in numbers.experiment.claims:
+        values = {
+            "experiment": numbers.experiment.name,
+            "series": claim.series,
+            "quantity": claim.quantity,
+            "kind": "published",
+            "x_name": numbers.x_name if claim.x is not None else "",
+            "x": exact(claim.x),
+            "value": str(claim.value),
+            "unit": claim.unit,
+            "source": f"{claim.source} {claim.where}",
+            "note": claim.notes,
+        }
+        rows.append([values.get(field, "") for field in RECORD_FIELDS])
+    return Table(RECORD_FIELDS, [*rows, *records_data(numbers.records).rows], 4)
+
+
+def _table(numbers: Numbers, without: set[str]) -> Table:
+    """A row for each series and place with a published number, a column for each quantity and kind."""
+    claims = [claim for claim in numbers.experiment.claims if claim.quantity not in without]
+    wanted = list(dict.fromkeys(claim.quantity for claim in claims))
+    ours = [record for record in numbers.records if record.quantity in wanted]
+    columns: list[tuple[str, Kind]] = []
+    for quantity in wanted:
+        kinds = dict.fromkeys(record.kind for record in ours if record.quantity == quantity)
+        columns += [(quantity, kind) for kind in ("published", *kinds)]
+    cells: dict[tuple[str, float | None], dict[tuple[str, Kind], list[str]]] = {}
+    for claim in claims:
+        cells.setdefault((claim.series, claim.x), {}).setdefault((claim.quantity, "published"), []).append(
+            str(claim.value)
+        )
+    for record in ours:
+        if row := cells.get((record.series, record.x)):
+            row.setdefault((record.quantity, record.kind), []).append(_found(record))
+    positioned = any(x is not None for _, x in cells)
+    rows = [
+        [series, *([MISSING if x is None else show_place(x)] if positioned else []),
+         *("; ".join(dict.fromkeys(row.get(column, [MISSING]))) for column in columns)]
+        for (series, x), row in cells.items()
+    ]  # fmt: skip
+    position = [POSITIONS.get(numbers.x_name, numbers.x_name)] if positioned else []
+    heads = ["", *position, *(f"{named(quantity)} {KIND_GLYPHS[kind]} {kind}" for quantity, kind in columns)]
+    return Table(heads, rows)
+
+
+def _found(record: Record) -> str:
+    interval = "" if record.low is None or record.high is None else f" ({show(record.low)} to {show(record.high)})"
+    return f"{show(record.value)}{interval}"
+
+
+def show_place(x: float) -> str:
+    """A place on an x axis."""
+    return f"{x:,g}"
+
+
+def _shapes(layers: Iterable[Layer], x_label: str) -> list[str]:
+    """How each published series runs, or peaks."""
+    said = []
+    for layer in layers:
+        if layer.kind != "published" or len(layer.points) < 2:
+            continue
+        values = [point.value for point in layer.points]
+        first, last, top = values[0], values[-1], max(layer.points, key=lambda point: point.value)
+        if top.value in (first, last) or first == last:
+            verb = "rises" if last > first else "falls" if last < first else "goes"
+            said.append(f"{layer.series} {verb} from {exact(first)} to {exact(last)}")
+        else:
+            said.append(f"{layer.series} peaks at {exact(top.value)} ({x_label} {show_place(top.x)})")
+    return [f"Published: {'; '.join(said)}."] if said else []
+
+
+def _agreement(verdicts: Sequence[Verdict]) -> list[str]:
+    """How the numbers made here lie to the published ones, by kind."""
+    said = []
+    judged = [one for one in verdicts if one.outcome in ("REPRODUCED", "DIVERGED")]
+    if judged:
+        good = sum(one.outcome == "REPRODUCED" for one in judged)
+        kinds = " and ".join(dict.fromkeys(one.record.kind for one in judged if one.record))
+        said.append(f"{kinds.capitalize()}: {good} of {len(judged)} published numbers reproduced within tolerance.")
+    pairs = [(one, one.record) for one in verdicts if one.outcome == "SIMULATED" and one.record and one.claim.value]
+    if pairs:
+        errors = [(abs(record.value / float(one.claim.value) - 1), one) for one, record in pairs]
+        worst, where = max(errors, key=lambda error: error[0])
+        place = "" if where.claim.x is None else f", {show_place(where.claim.x)}"
+        said.append(
+            f"Simulated: {100 * fmean(error for error, _ in errors):.1f} % from the published on average over "
+            f"{len(errors)}, {100 * worst:.1f} % at most ({where.claim.series}{place})."
+        )
+        spans = [(record.low, record.high, float(one.claim.value)) for one, record in pairs if record.low is not None]
+        inside = sum(low <= value <= high for low, high, value in spans if low is not None and high is not None)
+        said.append(f"{inside} of {len(spans)} published numbers lie inside the simulated interval." if spans else "")
+    missing = [one for one in verdicts if one.outcome == "NOT_RUN"]
+    if missing:
+        reasons = "; ".join(dict.fromkeys(one.reason for one in missing))
+        said.append(f"Not run: {len(missing)} ({reasons}).")
+    return [sentence for sentence in said if sentence]
+
+
+def experiment_numbers(experiment: Experiment, results: Results, verdicts: Sequence[Verdict]) -> Numbers:
+    """What the results hold for an experiment."""
+    records = [record for record in results.records if record.experiment == experiment.name]
+    return Numbers(experiment, records, [one for one in verdicts if one.experiment == experiment.name])

@@ -1,0 +1,156 @@
+"""Charts of the catalogue's experiments: one function for curves, one for bars, whatever the experiment."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from lineage.records import Kind
+from reports.numbers import compact
+from reports.style import KIND_GLYPHS, LIGHT, look
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SIZE = (4.5, 3.45)
+DASHES = (0, (4, 2.2))
+HATCHES = ("////", "....", "\\\\\\\\", "xxxx", "||||")
+KEY_CHARACTERS = 66
+"""Letters of the key that fit beside each other."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A number at a place, or the mean of several measured there."""
+
+    x: float
+    value: float
+    low: float | None = None
+    high: float | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One series of one kind."""
+
+    series: str
+    rank: int
+    """Place among the series: decides colour and marker."""
+    kind: Kind
+    points: tuple[Point, ...]
+
+
+def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str, narrow: bool = True) -> "Figure":
+    """Every layer over x, which is logarithmic where its places double: published open and dashed, ours filled."""
+    figure, axes = _begin(x_label, y_label)
+    places = sorted({point.x for layer in layers for point in layer.points})
+    if _doubles(places):
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
+        axes.set_xlim(places[0] / 1.3, places[-1] * 1.3)
+    shown = places if len(places) <= 10 else places[:: -(-len(places) // 8)]
+    axes.set_xticks(shown, [compact(place) for place in shown])
+    for layer in layers:
+        color, marker = look(layer.rank)
+        xs, ys = [point.x for point in layer.points], [point.value for point in layer.points]
+        _whiskers(axes, xs, layer.points, color)
+        axes.plot(xs, ys, color=color, marker=marker, **_line(layer.kind))
+    _finish(figure, axes, layers, [_series_key(layer) for layer in _one_per_series(layers)])
+    return figure
+
+
+def draw_bars(layers: Sequence[Layer], x_label: str, y_label: str, narrow: bool = True) -> "Figure":
+    """A group of bars at each place and series: published hatched and open, ours solid."""
+    figure, axes = _begin(x_label, y_label)
+    groups = list(dict.fromkeys((layer.rank, point.x) for layer in layers for point in layer.points))
+    kinds = list(dict.fromkeys(layer.kind for layer in layers))
+    width = 0.8 / len(kinds)
+    for layer in layers:
+        color, place = look(layer.rank).color, layer.rank % len(HATCHES)
+        offset = (kinds.index(layer.kind) - (len(kinds) - 1) / 2) * width
+        xs = [groups.index((layer.rank, point.x)) + offset for point in layer.points]
+        open_bar: dict[str, Any] = {"facecolor": LIGHT["paper"], "edgecolor": color, "hatch": HATCHES[place]}
+        solid: dict[str, Any] = {"facecolor": (color, 1 - 0.45 * (place % 2)), "edgecolor": color}
+        axes.bar(xs, [point.value for point in layer.points], 0.88 * width, linewidth=0.9, zorder=3,
+                 **(open_bar if layer.kind == "published" else solid))  # fmt: skip
+        _whiskers(axes, xs, layer.points, LIGHT["ink"])
+    axes.set_xticks(range(len(groups)), [compact(x) for _, x in groups])
+    axes.grid(axis="x", visible=False)
+    _finish(figure, axes, layers, [_bar_key(layer) for layer in _one_per_series(layers)])
+    return figure
+
+
+def _begin(x_label: str, y_label: str) -> "tuple[Figure, Axes]":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    return figure, axes
+
+
+def _finish(figure: "Figure", axes: "Axes", layers: Sequence[Layer], series: "list[Artist]") -> None:
+    top = max(max(point.value, point.high or point.value) for layer in layers for point in layer.points)
+    axes.set_ylim(0, top * 1.06 if top else 1)
+    bars = bool(axes.patches)
+    kinds = list(dict.fromkeys(layer.kind for layer in layers))
+    handles = series + [_kind_key(kind, bars) for kind in kinds]
+    widest = max(len(str(handle.get_label())) for handle in handles)
+    columns = max(1, min(len(handles), KEY_CHARACTERS // (widest + 6)))
+    figure.legend(handles=handles, loc="outside upper left", ncols=columns, columnspacing=1.2, handlelength=2.4)
+
+
+def _line(kind: Kind) -> dict[str, Any]:
+    """Line and marker of a kind; each differs from the others without colour."""
+    if kind == "published":
+        return {"linestyle": DASHES, "linewidth": 1.0, "markersize": 6.2, "markerfacecolor": LIGHT["paper"],
+                "markeredgewidth": 1.0, "zorder": 3}  # fmt: skip
+    style = {"simulated": "-", "computed": "none", "scaled": (0, (1, 1.2)), "measured": "-"}[kind]
+    return {"linestyle": style, "linewidth": 2.2 if kind == "measured" else 1.3, "markersize": 3.4, "zorder": 4}
+
+
+def _whiskers(axes: "Axes", xs: Sequence[float], points: Sequence[Point], color: str) -> None:
+    """Intervals of simulated numbers, spreads of measured ones."""
+    for x, point in zip(xs, points, strict=True):
+        if point.low is not None and point.high is not None:
+            ends = [[point.value - point.low], [point.high - point.value]]
+            axes.errorbar([x], [point.value], yerr=ends, fmt="none", color=color, elinewidth=0.8, capsize=2.2, zorder=3)
+
+
+def _doubles(places: Sequence[float]) -> bool:
+    return len(places) > 2 and places[0] > 0 and all(after / before >= 1.9 for before, after in pairwise(places))
+
+
+def _one_per_series(layers: Sequence[Layer]) -> list[Layer]:
+    return list({layer.series: layer for layer in reversed(layers)}.values())[::-1]
+
+
+def _series_key(layer: Layer) -> "Artist":
+    from matplotlib.lines import Line2D
+
+    color, marker = look(layer.rank)
+    return Line2D([], [], color=color, marker=marker, markersize=5, linewidth=0, label=layer.series)
+
+
+def _bar_key(layer: Layer) -> "Artist":
+    from matplotlib.patches import Patch
+
+    color, place = look(layer.rank).color, layer.rank % len(HATCHES)
+    return Patch(facecolor=(color, 1 - 0.45 * (place % 2)), edgecolor=color, hatch=HATCHES[place], label=layer.series)
+
+
+def _kind_key(kind: Kind, bars: bool) -> "Artist":
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    color = LIGHT["muted"]
+    label = f"{KIND_GLYPHS[kind]} {'scaled twin' if kind == 'scaled' else kind}"
+    label += ", 9 in 10 within" if kind == "simulated" else ""
+    if bars:
+        hatched: dict[str, Any] = {"facecolor": LIGHT["paper"], "hatch": "////"}
+        return Patch(edgecolor=color, label=label, **(hatched if kind == "published" else {"facecolor": color}))
+    return Line2D([], [], color=color, marker="o", label=label, **_line(kind))

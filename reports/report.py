@@ -1,0 +1,131 @@
+"""Everything that a page is made of, put together from result files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from markupsafe import Markup
+
+from experiments.catalogue import Experiment, load_experiments
+from experiments.verdicts import Results, Verdict, judge, unanswered
+from lineage.errors import BadInput
+from reports.benchmarks import Benchmarks
+from reports.catalogue import catalogue_exhibit, experiment_numbers
+from reports.exhibit import Exhibit, Section
+from reports.experiment_runs import ExperimentRuns, Origin, origin_of
+from reports.files import Problem
+from reports.load import MARKER, Reproduction
+from reports.numbers import printable
+from reports.reproduced import reproduction_exhibits
+from reports.verdict_table import ClaimRow, OutcomeRow, claim_rows, outcome_rows, outcome_table, verdict_table
+
+PAPERS = {
+    "2019": "The 2019 paper: Megatron-LM",
+    "2021": "The 2021 paper: PTD-P",
+    "transformer-xl": "Transformer-XL on many machines",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """A page's content."""
+
+    reproduction: Reproduction
+    exhibits: dict[str, Exhibit]
+    """Those of the reproduction and the verdicts, each with a place of its own on the page."""
+    catalogue: tuple[Section, ...]
+    """The papers' tables and figures."""
+    sections: tuple[Section, ...]
+    outcomes: tuple[OutcomeRow, ...]
+    claims: tuple[ClaimRow, ...]
+    origins: tuple[Origin, ...]
+    commits: tuple[str, ...]
+    """A line for each commit behind the page."""
+    problems: tuple[Problem, ...]
+    command: str
+    """Makes the page again."""
+
+    @property
+    def all_exhibits(self) -> list[Exhibit]:
+        """In the order of the page."""
+        listed = [exhibit for section in (*self.catalogue, *self.sections) for exhibit in section.exhibits]
+        return [*self.exhibits.values(), *listed]
+
+
+def assemble(
+    reproduction: Reproduction, runs: ExperimentRuns, benchmarks: Benchmarks | None, mixed_commits: bool, command: str
+) -> Report:
+    """Put a page together. Raises BadInput if its results are of different commits and `mixed_commits` is not set."""
+    origins = (origin_of(reproduction.manifest, reproduction.records), *runs.origins)
+    commits = _commits(origins, benchmarks)
+    if len(commits) > 1 and not mixed_commits:
+        raise BadInput(
+            f"the results are of {len(commits)} commits ({'; '.join(commits)}): make them again with one, "
+            "or build with --mixed-commits, which the page then says"
+        )
+    experiments = load_experiments()
+    verdicts = _verdicts(experiments, reproduction, runs.results)
+    catalogue = _catalogue(experiments, verdicts, runs) if runs.given else ()
+    exhibits = reproduction_exhibits(reproduction)
+    homes = {record.source: origins[0].name for record in reproduction.records}
+    claims = claim_rows(verdicts, {**homes, **{origin.name: origin.name for origin in runs.origins}})
+    places = {one.name for section in catalogue for one in section.exhibits} | exhibits.keys()
+    outcomes = outcome_rows(verdicts, {name: one.title for name, one in experiments.items()}, places)
+    title = "What became of every published claim"
+    exhibits["verdicts"] = Exhibit("verdicts", title, (), verdict_table(claims), tables=(outcome_table(outcomes),))
+    sections = (benchmarks.section,) if benchmarks else ()
+    problems = (*reproduction.problems, *runs.problems, *(benchmarks.problems if benchmarks else ()))
+    return Report(
+        reproduction, exhibits, catalogue, sections, tuple(outcomes), tuple(claims), origins, commits, problems, command
+    )
+
+
+def _commits(origins: Sequence[Origin], benchmarks: Benchmarks | None) -> tuple[str, ...]:
+    names: dict[str, list[str]] = {}
+    for origin in origins:
+        names.setdefault(origin.commit, []).append(origin.name)
+    for commit in benchmarks.commits if benchmarks else ():
+        names.setdefault(commit, []).append("a benchmark")
+    return tuple(
+        f"{commit[:12] or 'no recorded commit'}: {found[0] if len(found) == 1 else f'{len(found)} results'}"
+        for commit, found in names.items()
+    )
+
+
+def _verdicts(experiments: dict[str, Experiment], reproduction: Reproduction, results: Results) -> list[Verdict]:
+    """From sealed runs alone: a reproduction that is unfinished or was changed answers nothing."""
+    mine = () if reproduction.problems_of(MARKER) else reproduction.records
+    records = (*results.records, *(record for record in mine if record.kind != "published"))
+    found = judge(experiments.values(), Results(records, results.refused, ()))
+    return [*found, *unanswered(experiments.values())]
+
+
+def _catalogue(
+    experiments: dict[str, Experiment], verdicts: Sequence[Verdict], runs: ExperimentRuns
+) -> tuple[Section, ...]:
+    papers: dict[str, list[Exhibit]] = {}
+    for experiment in experiments.values():
+        if experiment.reproduction:
+            continue
+        numbers = experiment_numbers(experiment, runs.results, verdicts)
+        sentences = [problem.sentence for problem in runs.problems if problem.part == experiment.name]
+        if not sentences and not numbers.records:
+            sentences = [f"No run of {experiment.name} was given: only what is published is shown."]
+        exhibit = catalogue_exhibit(numbers)
+        missing = (Markup('<p class="missing">{}</p>').format(printable(one)) for one in sentences)
+        exhibit = replace(exhibit, body=Markup("").join(missing))
+        papers.setdefault(experiment.name.split("/")[0], []).append(exhibit)
+    known = {experiment.name for experiment in experiments.values()}
+    stray = [problem.sentence for problem in runs.problems if problem.part not in known]
+    return tuple(
+        Section(f"paper-{paper}", PAPERS.get(paper, paper), found, problems=stray if place == 0 else ())
+        for place, (paper, found) in enumerate(papers.items())
+    )
+
+
+def redraw_command(reproduction: Path, runs: Sequence[Path], benchmarks: Benchmarks | None, mixed: bool) -> str:
+    """The command that makes this page, paths as seen from above the folder of runs."""
+    folders = dict.fromkeys(path.parent.name for path in runs)
+    parts = [f"{reproduction.parent.name}/{reproduction.name}", *folders]
+    parts += ["--bench", benchmarks.name] if benchmarks else []
+    return " ".join(["mlm-report build", *parts, *(["--mixed-commits"] if mixed else [])])

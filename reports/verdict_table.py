@@ -1,0 +1,110 @@
+"""What became of every published claim, each cell with the way to where it came from."""
+
+from collections import Counter
+from collections.abc import Sequence, Set
+from typing import NamedTuple
+
+from experiments.verdicts import Outcome, Verdict
+from reports.exhibit import Table
+from reports.experiment_runs import Origin
+from reports.numbers import MISSING, show
+
+OUTCOMES: dict[Outcome, str] = {
+    "REPRODUCED": "measured or computed, and within the claim’s tolerance",
+    "DIVERGED": "measured or computed, and beyond it",
+    "SCALED": "a twin has a number; it is not held against the published one",
+    "SIMULATED": "a cost model has a number; nothing was run",
+    "NOT_RUN": "there is no number, and a reason",
+}
+GLYPHS: dict[Outcome, str] = {"REPRODUCED": "✓", "DIVERGED": "✗", "SCALED": "●", "SIMULATED": "◇", "NOT_RUN": "·"}
+NOBODY = "no experiment"
+
+
+class ClaimRow(NamedTuple):
+    """A claim as the page lists it."""
+
+    id: str
+    published: str
+    source: str
+    ours: str
+    kind: str
+    outcome: Outcome
+    reason: str
+    run: str
+    """Name of the run behind our number; empty without one."""
+
+
+class OutcomeRow(NamedTuple):
+    """An experiment and how many of its claims came out how."""
+
+    experiment: str
+    title: str
+    exhibit: str
+    """Id on the page."""
+    counts: tuple[int, ...]
+    """In the order of OUTCOMES."""
+
+
+def outcome_rows(verdicts: Sequence[Verdict], titles: dict[str, str], exhibits: Set[str]) -> list[OutcomeRow]:
+    """A row for each experiment in the catalogue's order, last for the claims that none answers."""
+    counts: dict[str, Counter[str]] = {}
+    for one in verdicts:
+        counts.setdefault(one.experiment or NOBODY, Counter())[one.outcome] += 1
+    rows = []
+    for name, found in counts.items():
+        exhibit = name.replace("/", "-")
+        title = titles.get(name, "Claims that no experiment answers")
+        rows.append(
+            OutcomeRow(name, title, exhibit if exhibit in exhibits else "", tuple(found[one] for one in OUTCOMES))
+        )
+    return rows
+
+
+def claim_rows(verdicts: Sequence[Verdict], origins: dict[str, str]) -> list[ClaimRow]:
+    """Every claim with what was found; `origins` maps the source of a record to the run on the page it came with."""
+    rows = []
+    for one in verdicts:
+        claim, record = one.claim, one.record
+        run = origins.get(record.source, "") if record else ""
+        rows.append(
+            ClaimRow(
+                claim.id,
+                f"{claim.value}{f' {claim.unit}' if claim.unit else ''}",
+                f"{claim.source} {claim.where}",
+                show(record.value) if record else MISSING,
+                record.kind if record else "",
+                one.outcome,
+                one.reason,
+                run,
+            )
+        )
+    return rows
+
+
+def verdict_table(rows: Sequence[ClaimRow]) -> Table:
+    """The claims for a file."""
+    return Table(("claim", "published", "source", "ours", "kind", "verdict", "reason", "run"), rows, 8)
+
+
+def outcome_table(rows: Sequence[OutcomeRow]) -> Table:
+    """How many claims of each experiment came out how, for a file."""
+    heads = ("experiment", *(outcome.replace("_", " ") for outcome in OUTCOMES))
+    return Table(heads, [(row.experiment, *map(str, row.counts)) for row in rows])
+
+
+def origin_table(origins: Sequence[Origin]) -> list[dict[str, str]]:
+    """Run, commit, digests, hardware and seed of each origin, as the page shows them."""
+    return [
+        {
+            "name": origin.name,
+            "kind": origin.kind,
+            "created": origin.created or "not recorded",
+            "commit": origin.commit[:12] or "not recorded",
+            "dirty": "with uncommitted changes" if origin.is_dirty else "",
+            "config": origin.config_digest,
+            "data": "; ".join(f"{name} {digest[:16]}" for name, digest in origin.inputs.items()) or "reads no data",
+            "hardware": origin.hardware or "not recorded",
+            "seeds": ", ".join(map(str, origin.seeds)) or "none drawn",
+        }
+        for origin in origins
+    ]
