@@ -14,7 +14,7 @@ from reports.evaluations import CONVENTIONS, EVALUATIONS, evaluation_rows
 from reports.export import write_exhibit
 from reports.load import DATASET, LEDGER, MARKER, RECORDS
 from reports.numbers import printable, show
-from reports.render import Drawing, pdf_bytes, render
+from reports.render import Drawing, render_all
 from reports.report import Report
 from reports.reproduced import figure_6_curves, own_kind
 from reports.style import KIND_GLYPHS, KIND_MEANINGS, theme_css
@@ -31,14 +31,14 @@ def build_report(report: Report) -> Path:
     own. The same results give the same bytes.
     """
     found = report.all_exhibits
-    drawings = {one.name: render(one) for one in found if one.draw}
+    drawings, pdf = render_all(found, f"Megatron-LM {report.reproduction.summary.target}")
     html = render_page(report, drawings)
     target = report.reproduction.directory / REPORT
     with new_directory(target) as directory:
         figures = directory / "figures"
         figures.mkdir()
         (directory / "index.html").write_bytes(html.encode("utf-8", "replace"))
-        (directory / "report.pdf").write_bytes(pdf_bytes(found, f"Megatron-LM {report.reproduction.summary.target}"))
+        (directory / "report.pdf").write_bytes(pdf)
         for exhibit in found:
             write_exhibit(figures, exhibit, drawings.get(exhibit.name))
         seal(directory)

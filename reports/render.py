@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
@@ -14,9 +14,13 @@ from reports.exhibit import Exhibit
 from reports.style import LIGHT, figure_style, follow_theme
 
 if TYPE_CHECKING:
+    from matplotlib.backends.backend_pdf import PdfPages
     from matplotlib.figure import Figure
 
-_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+_METADATA: dict[str, dict[str, Any]] = {
+    "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
+    "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+}
 _UNWANTED = (
     re.compile(r"<metadata>.*?</metadata>", re.DOTALL),
     re.compile(r"<style[^>]*>.*?</style>", re.DOTALL),
@@ -38,12 +42,29 @@ class Drawing:
     png: bytes
 
 
-def render(exhibit: Exhibit) -> Drawing:
-    """Draw an exhibit's figure for the page widths it is made for. The same input gives the same bytes."""
+def render_all(exhibits: Iterable[Exhibit], title: str) -> tuple[dict[str, Drawing], bytes]:
+    """Every figure among the exhibits by its name, and a PDF with a page for each, its title and caption under it.
+
+    The same input gives the same bytes.
+    """
+    from matplotlib.backends.backend_pdf import PdfPages
+
+    drawings, buffer = {}, io.BytesIO()
+    with PdfPages(buffer, metadata={"Title": title, **_METADATA["pdf"]}) as pages:
+        for exhibit in exhibits:
+            if exhibit.draw:
+                drawings[exhibit.name] = _render(exhibit, pages)
+    return drawings, buffer.getvalue()
+
+
+def _render(exhibit: Exhibit, pages: "PdfPages") -> Drawing:
     figure = _draw(exhibit, exhibit.column)
     with figure_style(f"{exhibit.name}-wide"):
         svg = _save(figure, "svg")
+        figure.set_layout_engine("none")
         png = _save(figure, "png")
+        _write_under(figure, exhibit)
+        pages.savefig(figure, facecolor="white")
     if exhibit.column:
         return Drawing((_inline(svg, exhibit.alt, "column"),), svg, png)
     with figure_style(f"{exhibit.name}-narrow"):
@@ -64,22 +85,6 @@ def figure_bytes(exhibit: Exhibit, form: str) -> bytes:
         return _save(figure, form)
 
 
-def pdf_bytes(exhibits: Iterable[Exhibit], title: str) -> bytes:
-    """A PDF with a page for each figure among the exhibits, its title and caption under it."""
-    from matplotlib.backends.backend_pdf import PdfPages
-
-    buffer = io.BytesIO()
-    facts = {"Title": title, "Creator": None, "Producer": None, "CreationDate": None}
-    with PdfPages(buffer, metadata=facts) as pages:
-        for exhibit in exhibits:
-            if exhibit.draw:
-                figure = _draw(exhibit, exhibit.column)
-                with figure_style(exhibit.name):
-                    _write_under(figure, exhibit)
-                    pages.savefig(figure, facecolor="white")
-    return buffer.getvalue()
-
-
 def _draw(exhibit: Exhibit, narrow: bool) -> "Figure":
     if exhibit.draw is None:
         raise ValueError(f"{exhibit.name} has no figure")
@@ -88,24 +93,23 @@ def _draw(exhibit: Exhibit, narrow: bool) -> "Figure":
 
 
 def _write_under(figure: "Figure", exhibit: Exhibit) -> None:
-    """Make room below the drawing for title and caption."""
+    """Make room below a finished drawing for title and caption."""
     width, height = figure.get_size_inches()
     text = f"{exhibit.title}. {' '.join(exhibit.caption)}"
     lines = textwrap.wrap(" ".join(text.split()), int(width * 15.5))
-    room = (len(lines) + 1.5) * CAPTION_INCHES
-    figure.set_size_inches(width, height + room)
-    share = room / (height + room)
-    engine = figure.get_layout_engine()
-    if engine is not None:
-        engine.set(rect=(0, share, 1, 1 - share))  # type: ignore[call-arg]
-    figure.text(0.1 / width, share - 0.5 * CAPTION_INCHES / (height + room), "\n".join(lines),
-                va="top", fontsize=8, linespacing=1.35, color=LIGHT["ink"]).set_in_layout(False)  # fmt: skip
+    whole = height + (len(lines) + 1.5) * CAPTION_INCHES
+    share = 1 - height / whole
+    places = [(axes, axes.get_position()) for axes in figure.axes]
+    figure.set_size_inches(width, whole)
+    for axes, place in places:
+        axes.set_position((place.x0, share + place.y0 * (1 - share), place.width, place.height * (1 - share)))
+    top = share - 0.5 * CAPTION_INCHES / whole
+    figure.text(0.1 / width, top, "\n".join(lines), va="top", fontsize=8, linespacing=1.35, color=LIGHT["ink"])
 
 
 def _save(figure: "Figure", form: str) -> bytes:
     buffer = io.BytesIO()
-    metadata = {"svg": _METADATA, "pdf": {"Creator": None, "Producer": None, "CreationDate": None}}.get(form)
-    figure.savefig(buffer, format=form, dpi=160, facecolor=LIGHT["paper"], metadata=metadata)
+    figure.savefig(buffer, format=form, dpi=160, facecolor=LIGHT["paper"], metadata=_METADATA.get(form))
     return buffer.getvalue()
 
 

@@ -30,7 +30,7 @@ def draw(stages: Sequence[Stage], narrow: bool = False) -> "Figure":
         _bars(right, stages, "tokens", lambda stage: (stage.tokens_in or 0, stage.tokens_out or 0))
     else:
         _bars(right, stages, "bytes", lambda stage: (stage.bytes_in or 0, stage.bytes_out or 0))
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=2)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=2)
     return figure
 
 
