@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.config import ModelConfig, RunConfig
-from engine.model.gpt2 import GPT2
+from engine.model.families import FAMILIES
+from engine.model.stage_model import StageModel
 from engine.optim.flat import FlatOptimizer
 from engine.parallel.layout import check_tensor_parallel
 from engine.parallel.mesh import ParallelMesh, serial_mesh
@@ -67,7 +68,7 @@ class TrainingState:
 class LoadedCheckpoint:
     """A model ready to evaluate."""
 
-    model: GPT2
+    model: StageModel
     config: ModelConfig
     directory: Path
     digest: str
@@ -231,10 +232,10 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
         raise IntegrityFailure(f"{directory} has {len(index)} tensors, too few for its {config.num_layers} layers")
     stage = split_layers(config.num_layers, mesh.layout.pp, chunks=1)[mesh.pp.rank]
     with torch.device("meta"):
-        whole = sharded_parameters(GPT2(config, serial_mesh()), serial_mesh())
+        whole = sharded_parameters(FAMILIES[config.family](config, serial_mesh()), serial_mesh())
     check_entries(directory, index, {parameter.name: parameter.global_shape for parameter in whole})
     dtype = stored_dtype(directory, index) if as_stored else torch.float32
-    model = GPT2(config, mesh, stage).to(mesh.device, dtype)
+    model = FAMILIES[config.family](config, mesh, stage).to(mesh.device, dtype)
     parameters = {p.name: p for p in sharded_parameters(model, mesh)}
     with torch.no_grad():
         read_into(directory, index, {name: (p, p.local.data) for name, p in parameters.items()})
@@ -243,7 +244,7 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
 
 
 def _check_loaded_model(
-    directory: Path, model: GPT2, parameters: dict[str, ShardedParameter], mesh: ParallelMesh
+    directory: Path, model: StageModel, parameters: dict[str, ShardedParameter], mesh: ParallelMesh
 ) -> None:
     """Compare the weights' statistics and, of a whole model, the probe loss with those that were saved."""
     if (directory / STATISTICS).is_file() and stored_dtype(directory, read_json(directory / INDEX)) != torch.float64:

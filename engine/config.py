@@ -20,10 +20,19 @@ def _check_at_least_one(config: Config, *names: str) -> None:
             raise ValueError(f"{name} = {getattr(config, name)} must be at least 1")
 
 
+class BertConfig(Config):
+    """What a BERT has besides (2019 paper, Section 5.3)."""
+
+    layer_norm_order: Literal["rearranged", "original"] = "rearranged"
+    """`rearranged`: x + f(LN(x)), the 2019 paper's Figure 7 (b); `original`: LN(x + f(x)), its Figure 7 (a)."""
+    layer_norm_epsilon: float = 1e-5
+    """Added to the variance; the published BERT has 1e-12."""
+
+
 class ModelConfig(Config):
     """Family and shape of a model; the defaults are GPT-2's (2019 paper, Tables 1 and 2)."""
 
-    family: Literal["gpt2"] = "gpt2"
+    family: Literal["gpt2", "bert"] = "gpt2"
     """Which model this is, a row of `engine.model.families`."""
     num_layers: int
     """Transformer layers."""
@@ -41,6 +50,8 @@ class ModelConfig(Config):
     """Probability of dropping an element, in attention and on the residual stream."""
     init_std: float = 0.02
     """Standard deviation of weights; divided by √(2·num_layers) before residual additions."""
+    bert: BertConfig = BertConfig()
+    """For family `bert` alone."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -53,6 +64,18 @@ class ModelConfig(Config):
             raise ValueError(f"dropout = {self.dropout} is not in [0, 1)")
         if not 0 < self.init_std < math.inf:
             raise ValueError(f"init_std = {self.init_std} must be above 0 and finite")
+        return self
+
+    @model_validator(mode="after")
+    def _check_bert(self) -> Self:
+        if self.family != "bert" and self.bert != BertConfig():
+            raise ValueError(f"bert is not for family = {self.family!r}")
+        if not 0 < self.bert.layer_norm_epsilon < 1:
+            raise ValueError(f"layer_norm_epsilon = {self.bert.layer_norm_epsilon} is not in (0, 1)")
+        if self.family == "bert" and self.seq_length < 5:
+            raise ValueError(
+                f"seq_length = {self.seq_length} has no room for [CLS], [SEP], [SEP] and a token of each part"
+            )
         return self
 
     @property

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig, TwinScale
-from engine.model.gpt2 import GPT2
+from engine.model.families import FAMILIES
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
@@ -84,7 +84,7 @@ def parameters_of(config: ModelConfig, tp: int = 1, rank: int = 0) -> list[Shard
     """Name, global shape and divided dim of every parameter, without its values, on a rank of `tp`."""
     mesh = ParallelMesh(Layout(tp=tp), Axis(tp, rank), Axis(), Axis(), Axis(), torch.device("meta"))
     with torch.device("meta"):
-        return sharded_parameters(GPT2(config, mesh), mesh)
+        return sharded_parameters(FAMILIES[config.family](config, mesh), mesh)
 
 
 def check_tensors(found: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]], where: object) -> None:

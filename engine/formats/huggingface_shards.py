@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from engine.checkpoint import read_model_config
 from engine.config import ModelConfig
 from engine.formats import Imported, check_output, digests, is_tied, new_output, parameters_of, write_checkpoint
 from engine.formats import huggingface as gpt2
+from engine.formats import huggingface_bert as bert
 from engine.formats.huggingface import CONFIG, INDEX, WEIGHTS, read_config, read_weights
 from engine.formats.vocabulary import read_vocabulary
 from engine.parallel.layout import check_tensor_parallel
@@ -40,7 +41,7 @@ COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
 
 
 @dataclass(frozen=True)
-class Family:
+class TheirModel:
     """How one of their models becomes one of ours and back; their names are without `prefix`."""
 
     prefix: str
@@ -50,28 +51,47 @@ class Family:
     """Tensors that are no weights."""
     words: str
     """The word embedding."""
-    tied: tuple[str, ...]
-    """Names under which it may be there again."""
+    tied: Mapping[str, str]
+    """Names under which a weight may be there again."""
+    optional: tuple[str, ...]
+    """Beginnings of the names of heads that may be missing."""
+    rename: Callable[[str], str]
+    """An old name → the one it has now."""
     model: Callable[[dict[str, Any], int, Path], ModelConfig]
     """(config.json, rows of the word embedding, its path) → the model."""
-    theirs: Callable[[str], list[str]]
+    theirs: Callable[[str, ModelConfig], list[str]]
     """Their tensors of which one of ours is made."""
     join: Callable[[str, list[torch.Tensor], ModelConfig], torch.Tensor]
     split: Callable[[str, torch.Tensor, ModelConfig], list[torch.Tensor]]
 
 
-FAMILIES = {
-    "gpt2": Family(
+THEIR_MODELS = {
+    "gpt2": TheirModel(
         prefix=gpt2.PREFIX,
         sizes=gpt2.SIZES,
         buffer=gpt2.BUFFER,
         words="wte.weight",
-        tied=(gpt2.HEAD,),
+        tied={gpt2.HEAD: "wte.weight"},
+        optional=(),
+        rename=lambda name: name,
         model=gpt2.our_config,
-        theirs=lambda name: [gpt2.their_name(name).removeprefix(gpt2.PREFIX)],
+        theirs=lambda name, config: [gpt2.their_name(name).removeprefix(gpt2.PREFIX)],
         join=lambda name, parts, config: gpt2.from_theirs(name, parts[0], config),
         split=lambda name, tensor, config: [gpt2.to_theirs(name, tensor, config)],
-    )
+    ),
+    "bert": TheirModel(
+        prefix=bert.PREFIX,
+        sizes=bert.SIZES,
+        buffer=bert.BUFFER,
+        words=bert.WORDS,
+        tied=bert.TIED,
+        optional=bert.OPTIONAL,
+        rename=lambda name: re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"\.beta$", ".bias", name)),
+        model=bert.our_config,
+        theirs=bert.their_names,
+        join=bert.join,
+        split=bert.split,
+    ),
 }
 """By `model_type`."""
 
@@ -89,11 +109,12 @@ def shard_huggingface(directory: Path, out: Path, tp: int) -> Path:
     check_output(out)
     values = read_config(directory / CONFIG, ())
     kind = values.get("model_type", "gpt2")
-    if kind not in FAMILIES:
-        raise BadInput(f"{directory / CONFIG}: model_type is {kind!r}; {' and '.join(FAMILIES)} can be divided")
-    family = FAMILIES[kind]
+    if kind not in THEIR_MODELS:
+        raise BadInput(f"{directory / CONFIG}: model_type is {kind!r}; {' and '.join(THEIR_MODELS)} can be divided")
+    family = THEIR_MODELS[kind]
     values = read_config(directory / CONFIG, family.sizes)
     tensors, files = read_weights(directory, family.prefix, family.buffer)
+    tensors = {family.rename(name): tensor for name, tensor in tensors.items()}
     config = family.model(values, values["vocab_size"], directory / CONFIG)
     config = config.model_copy(update={"padded_vocab_size": padded_vocab_size(config.vocab_size, tp=tp)})
     check_tensor_parallel(config, tp, directory)
@@ -129,7 +150,7 @@ def merge_huggingface(checkpoint: Path, out: Path) -> Path:
     kept = checkpoint / FOLDER
     try:
         written = json.loads((kept / WRITTEN).read_text(encoding="utf-8"))
-        family = FAMILIES[json.loads((kept / CONFIG).read_text(encoding="utf-8")).get("model_type", "gpt2")]
+        family = THEIR_MODELS[json.loads((kept / CONFIG).read_text(encoding="utf-8")).get("model_type", "gpt2")]
         index = json.loads((checkpoint / OUR_INDEX).read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError) as error:
         raise IntegrityFailure(f"{checkpoint} cannot be read: {error}") from error
@@ -138,12 +159,12 @@ def merge_huggingface(checkpoint: Path, out: Path) -> Path:
     tensors: dict[str, torch.Tensor] = {}
     for name in index:
         parts = family.split(name, read_whole(checkpoint, index, name), config)
-        tensors |= dict(zip(family.theirs(name), parts, strict=True))
-    tensors |= {name: tensors[family.words].clone() for name in family.tied}
+        tensors |= dict(zip(family.theirs(name, config), parts, strict=True))
+    tensors |= {name: tensors[weight].clone() for name, weight in family.tied.items()}
     with new_output(out) as temporary:
         for file, content in written.items():
             found = {
-                name: buffers[name] if name in buffers else tensors[name.removeprefix(family.prefix)]
+                name: buffers[name] if name in buffers else tensors[family.rename(name.removeprefix(family.prefix))]
                 for name in content["tensors"]
             }
             save_file(found, temporary / file, metadata=content["metadata"])
@@ -153,7 +174,7 @@ def merge_huggingface(checkpoint: Path, out: Path) -> Path:
     return out
 
 
-def _keep_aside(folder: Path, weights: list[Path], family: Family) -> dict[str, Path]:
+def _keep_aside(folder: Path, weights: list[Path], family: TheirModel) -> dict[str, Path]:
     """Write what the files hold beside weights into `folder`: names and metadata of each, and buffers."""
     written, buffers = {}, {}
     for path in weights:
@@ -168,21 +189,26 @@ def _keep_aside(folder: Path, weights: list[Path], family: Family) -> dict[str, 
 
 
 def _take(
-    tensors: dict[str, torch.Tensor], config: ModelConfig, family: Family, directory: Path
+    tensors: dict[str, torch.Tensor], config: ModelConfig, family: TheirModel, directory: Path
 ) -> dict[str, torch.Tensor]:
     """Our tensors made of theirs, which are all used up."""
     words = tensors.get(family.words)
     if words is None or words.size(0) != config.vocab_size or len(tensors) < config.num_layers:
         raise IntegrityFailure(f"{directory}: the weights are not those of a model as {CONFIG} describes it")
-    for name in family.tied:
-        if (other := tensors.pop(name, None)) is not None and not is_tied(other, words):
-            raise BadInput(f"{directory}: {name} is not the word embedding; only tied models can be divided")
-    names = {p.name: family.theirs(p.name) for p in parameters_of(config)}
-    if problem := sorted(tensors.keys() ^ {part for parts in names.values() for part in parts}):
+    for name, weight in family.tied.items():
+        if (other := tensors.pop(name, None)) is not None and not is_tied(other, tensors[weight]):
+            raise BadInput(f"{directory}: {name} is not {weight}; only tied models can be divided")
+    shapes = {p.name: p.global_shape for p in parameters_of(config)}
+    names = {name: family.theirs(name, config) for name in shapes}
+    problems = tensors.keys() ^ {part for parts in names.values() for part in parts}
+    if problem := sorted(name for name in problems if name in tensors or not name.startswith(family.optional)):
         which = "unexpected" if problem[0] in tensors else "missing"
         raise IntegrityFailure(f"{directory}: tensor {problem[0]!r} is {which} ({len(problem)} such tensors)")
     ours = {}
     for name, parts in names.items():
+        if parts[0] not in tensors:
+            ours[name] = words.new_zeros(shapes[name])
+            continue
         try:
             ours[name] = family.join(name, [tensors.pop(part) for part in parts], config)
         except RuntimeError as error:

@@ -1,7 +1,8 @@
 """Which class a model's family is."""
 
+from engine.model.bert import BERT
 from engine.model.gpt2 import GPT2
 from engine.model.stage_model import StageModel
 
-FAMILIES: dict[str, type[StageModel]] = {"gpt2": GPT2}
+FAMILIES: dict[str, type[StageModel]] = {"gpt2": GPT2, "bert": BERT}
 """By the names of `model.family`."""

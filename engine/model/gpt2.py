@@ -5,7 +5,6 @@ The one definition of the model. On a mesh of one rank its layers are ordinary l
 Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabulary, t tensor-parallel ranks.
 """
 
-import math
 from typing import cast
 
 import torch
@@ -14,17 +13,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from engine.config import ModelConfig
+from engine.model.initial import initialize_normal
 from engine.model.key_value_cache import KeyValueCache
 from engine.model.stage_model import StageModel
 from engine.model.transformer import Embedding, TransformerLayer, run_layers
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.mesh import ParallelMesh
-from engine.parallel.sharding import sharded_parameters
 from engine.parallel.vocab import vocab_parallel_cross_entropy
 from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.stages import Stage
 from engine.recompute import NO_RECOMPUTE, Recompute
-from engine.rng import Dropout, initial_normal
+from engine.rng import Dropout
 
 
 class GPT2(StageModel):
@@ -104,23 +103,6 @@ class GPT2(StageModel):
         """Loss of the whole model, a scalar, from token ids and targets [b, s]."""
         return self.loss(self.hidden_states(tokens, dropout), targets)
 
-    @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Give every parameter its initial value, which depends only on (seed, global name, global shape).
-
-        N(0, std) for weights and embeddings, std/√(2L) for the two weights before residual additions, 0 for biases,
-        1 for layer norms (2019 paper, Section 4.2).
-        """
-        config = self.config
-        residual_std = config.init_std / math.sqrt(2 * config.num_layers)
-        for parameter in sharded_parameters(self, self.mesh):
-            name = parameter.name
-            if name.endswith("bias"):
-                parameter.local.zero_()
-            elif "layernorm" in name:
-                parameter.local.fill_(1.0)
-            else:
-                before_residual = name.endswith(("self_attention.dense.weight", "mlp.dense_4h_to_h.weight"))
-                std = residual_std if before_residual else config.init_std
-                whole = initial_normal(seed, name, parameter.global_shape, std)
-                parameter.local.copy_(parameter.shard(whole))
+        """Give every parameter its initial value, which depends only on (seed, global name, global shape)."""
+        initialize_normal(self, self.config, self.mesh, seed)

@@ -19,11 +19,25 @@ class Recurrence:
 
 
 @dataclass(frozen=True)
+class SentencePairs:
+    """What a BERT knows of its sequences besides their tokens."""
+
+    token_types: torch.Tensor
+    """Which part each token belongs to, 0 or 1, [b, s]."""
+    is_token: torch.Tensor
+    """False at padding, [b, s]."""
+    is_swapped: torch.Tensor
+    """1 where the second part came first in its document, [b]."""
+
+
+@dataclass(frozen=True)
 class PipelineInput:
-    """One microbatch: token ids and targets, each [b, s]."""
+    """One microbatch: token ids and targets, each [b, s]; a negative target asks for nothing."""
 
     tokens: torch.Tensor
     targets: torch.Tensor
     dropout: Dropout | None = None
     recurrence: Recurrence | None = None
     """For a model with memory; without one it sees this segment alone."""
+    pairs: SentencePairs | None = None
+    """For a BERT."""

@@ -1,0 +1,200 @@
+"""BERT's samples: two runs of sentences of one document, perhaps swapped, with some of their tokens masked.
+
+A sample is [CLS] A [SEP] B [SEP], padded. A and B follow each other in their document and half of the time are swapped
+(sentence-order prediction, Lan et al. 2020). 15 % of the tokens are masked in runs of one to three whole words, shorter
+ones more often, p ∝ 1/n; of those tokens 80 % become [MASK], 10 % a random token, 10 % stay. What one sample is made
+of follows Megatron-LM's `megatron/core/datasets/{masked_dataset,bert_dataset}.py` draw by draw. The order of samples
+is ours: every pair of runs once, shuffled, then again with other masks. So are sentences (see `sentences`).
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.kernels import call_first, compiled
+from data_pipeline.tokens.sentences import Sentences, Vocabulary
+from data_pipeline.tokens.token_file import TokenFile
+from lineage.errors import BadInput
+
+SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[MASK]", "[PAD]")
+"""They have the ids that follow the tokenizer's, in this order."""
+MASKED_SHARE = 0.15
+LONGEST_RUN = 3
+SHORT_EVERY = 10
+"""One in so many samples, at random, aims at a random length below the longest."""
+
+Tokens = NDArray[np.int64]
+
+
+class Masked(NamedTuple):
+    """A sequence after masking."""
+
+    tokens: Tokens
+    targets: Tokens
+    """The masked tokens' own ids where they stood, -1 elsewhere."""
+    runs: list[list[int]]
+    """Positions of each masked run of words."""
+
+
+class PairSample(NamedTuple):
+    """One sample; arrays are [s]."""
+
+    tokens: Tokens
+    targets: Tokens
+    """What masked tokens were, -1 where nothing is asked."""
+    token_types: Tokens
+    """0 for [CLS] A [SEP], 1 for B [SEP], 0 for padding."""
+    length: int
+    """Tokens before the padding."""
+    is_swapped: int
+    """1 where B came first in the document."""
+
+
+class Masking:
+    """Masks sequences over a vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.cls, self.sep, self.mask, self.pad = range(len(vocabulary), len(vocabulary) + len(SPECIAL_TOKENS))
+
+    def words(self, tokens: Tokens) -> list[list[int]]:
+        """Positions of each word of a sequence, without [CLS] and [SEP]."""
+        is_special = tokens >= self.cls
+        plain = np.where(is_special, self.vocabulary.end_of_text, tokens)
+        starts = self.vocabulary.word_starts(plain)
+        starts[1:] |= is_special[:-1]
+        words: list[list[int]] = []
+        for position in np.flatnonzero(~is_special).tolist():
+            if starts[position] or not words:
+                words.append([position])
+            else:
+                words[-1].append(position)
+        return words
+
+    def apply(self, tokens: Tokens, target_length: int, random: np.random.RandomState) -> Masked:
+        """Mask a sequence that aimed at `target_length` tokens."""
+        words = self.words(tokens)
+        wanted = min(MASKED_SHARE * target_length, max(1, round(len(tokens) * MASKED_SHARE)))
+        lengths = np.arange(1, LONGEST_RUN + 1)
+        shares = 1 / lengths / (1 / lengths).sum()
+        order = np.arange(len(words))
+        random.shuffle(order)
+        masked, targets = tokens.copy(), np.full(len(tokens), -1, np.int64)
+        runs: list[list[int]] = []
+        count = 0
+        for first in order.tolist():
+            if count >= wanted:
+                break
+            chosen = int(random.choice(lengths, p=shares))
+            fitting = (
+                [position for word in words[first : first + length] for position in word]
+                for length in range(chosen, 0, -1)
+            )  # fmt: skip
+            run = next((run for run in fitting if count + len(run) <= wanted), None)
+            if run is None or (targets[run] >= 0).any():
+                continue
+            for position in run:
+                targets[position] = tokens[position]
+                masked[position] = self._replacement(int(tokens[position]), random)
+            runs.append(run)
+            count += len(run)
+        return Masked(masked, targets, runs)
+
+    def _replacement(self, token: int, random: np.random.RandomState) -> int:
+        if random.random_sample() < 0.8:
+            return self.mask
+        if random.random_sample() >= 0.5:
+            return int(random.randint(0, len(self.vocabulary)))
+        return token
+
+
+class PairSamples:
+    """Samples of one token file, as many as are asked for. Raises BadInput if it has no document of two sentences."""
+
+    def __init__(self, file: TokenFile, vocabulary: Vocabulary, seq_length: int, seed: int) -> None:
+        self._file, self._seq_length, self._seed = file, seq_length, seed
+        self.masking = Masking(vocabulary)
+        self._longest = seq_length - 3
+        self._sentences = Sentences.of(file, vocabulary, max(self._longest // 2, 1))
+        self.index = self._map()
+        if not len(self.index):
+            raise BadInput("no document of the token file has two sentences, and a BERT is trained on pairs")
+        self._order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        """Samples of one pass over the file."""
+        return len(self.index)
+
+    def sample(self, number: int) -> PairSample:
+        """The `number`-th sample, in a new order and with new masks in each pass over the file."""
+        epoch, place = divmod(number, len(self))
+        return self.make(int(self._epoch(epoch)[place]), number)
+
+    def make(self, place: int, number: int) -> PairSample:
+        """The sample at `place` of the index, split and masked by the draws of seed + `number`."""
+        first, last, target = self.index[place].tolist()
+        random = np.random.RandomState((self._seed + number) % 2**32)
+        sentences = [
+            self._file.tokens[self._sentences.starts[one] : self._sentences.ends[one]] for one in range(first, last)
+        ]
+        pivot = int(random.randint(1, len(sentences))) if len(sentences) >= 3 else 1
+        is_swapped = bool(random.random_sample() < 0.5)
+        a, b = (np.concatenate(part).astype(np.int64) for part in (sentences[:pivot], sentences[pivot:]))
+        a, b = _trim(b, a, target, random) if is_swapped else _trim(a, b, target, random)
+        cls, sep = self.masking.cls, self.masking.sep
+        tokens = np.concatenate([[cls], a, [sep], b, [sep]])
+        masked = self.masking.apply(tokens, target, random)
+        s = self._seq_length
+        padded, targets, types = np.full(s, self.masking.pad), np.full(s, -1), np.zeros(s, np.int64)
+        padded[: len(tokens)], targets[: len(tokens)] = masked.tokens, masked.targets
+        types[len(a) + 2 : len(tokens)] = 1
+        return PairSample(padded, targets, types, len(tokens), int(is_swapped))
+
+    def _epoch(self, epoch: int) -> NDArray[np.int64]:
+        if self._order[0] != epoch:
+            order = np.random.RandomState((self._seed + epoch) % 2**32).permutation(len(self))
+            self._order = (epoch, order)
+        return self._order[1]
+
+    def _map(self) -> NDArray[np.int64]:
+        """First sentence, the one after the last, and length aimed at of each sample, in the file's order."""
+        sizes = self._sentences.ends - self._sentences.starts
+        draws = np.random.RandomState(self._seed).randint(
+            0, 2**32, len(sizes) + len(self._sentences.documents), np.uint32
+        ).astype(np.int64)  # fmt: skip
+        index = np.empty((len(sizes) // 2 + 1, 3), np.int64)
+        count = call_first(_map_samples, sizes, self._sentences.documents, self._longest, draws, index)
+        return index[:count].copy()
+
+
+def _trim(a: Tokens, b: Tokens, target: int, random: np.random.RandomState) -> tuple[Tokens, Tokens]:
+    """Take tokens from the longer part, at a random end each time, until both together have `target`."""
+    spans = [[0, len(a)], [0, len(b)]]
+    while sum(end - start for start, end in spans) > target:
+        longer = spans[0] if spans[0][1] - spans[0][0] > spans[1][1] - spans[1][0] else spans[1]
+        if random.random_sample() < 0.5:
+            longer[0] += 1
+        else:
+            longer[1] -= 1
+    return a[slice(*spans[0])], b[slice(*spans[1])]
+
+
+@compiled
+def _map_samples(sizes: Any, documents: Any, longest: int, draws: Any, index: Any) -> int:
+    """Megatron-LM's build_mapping over one epoch (megatron/core/datasets/helpers.cpp) with its generator's `draws`."""
+    targets = np.where(draws % SHORT_EVERY == 0, 2 + draws % (longest - 1), longest)
+    count, drawn = 0, 0
+    for document in range(len(documents) - 1):
+        start, last, length = documents[document], documents[document + 1], 0
+        if last - start < 2:
+            continue
+        target, drawn = targets[drawn], drawn + 1
+        for sentence in range(start, last):
+            length += sizes[sentence]
+            left = last - sentence - 1
+            if (length >= target and left > 1 and sentence + 1 - start >= 2) or left == 0:
+                index[count, 0], index[count, 1], index[count, 2] = start, sentence + 1, target
+                count += 1
+                start, length, target, drawn = sentence + 1, 0, targets[drawn], drawn + 1
+    return count

@@ -1,0 +1,128 @@
+"""Words and sentences in token files, told from the tokens alone: a table of the vocabulary, looked up by id.
+
+A word begins at a token unless letters or digits run on from the token before it. A sentence ends after a token whose
+text ends in `.`, `!` or `?` (quotes and brackets may follow) where the next begins with white space; after a line
+break; at the end of a sequence of the file, so that files that Megatron-LM has split into sentences keep theirs; and
+after `longest` tokens at the latest. A full stop after an abbreviation ends a sentence too. The end-of-text token
+belongs to none.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.kernels import call_first, compiled
+from data_pipeline.tokens.token_file import TokenFile
+from data_pipeline.tokens.tokenizer import Tokenizer
+
+CLOSING = "\"'”’)]}"
+PART_OF_CHARACTER = "\ufffd"
+"""What a token that is not whole characters decodes to; it is taken for a letter."""
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What each token says of the word and the sentence it stands in; each array is [vocabulary]."""
+
+    begins_in_word: Flags
+    """Begins with a letter or digit."""
+    ends_in_word: Flags
+    begins_with_space: Flags
+    ends_sentence: Flags
+    ends_line: Flags
+    end_of_text: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Self:
+        """The table of a tokenizer."""
+        texts = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
+
+        def flags(test: Any) -> Flags:
+            return np.array([bool(text) and test(text) for text in texts])
+
+        return cls(
+            begins_in_word=flags(lambda text: _in_word(text[0])),
+            ends_in_word=flags(lambda text: _in_word(text[-1])),
+            begins_with_space=flags(lambda text: text[0].isspace()),
+            ends_sentence=flags(lambda text: text.rstrip(CLOSING)[-1:] in (".", "!", "?")),
+            ends_line=flags(lambda text: text.endswith("\n")),
+            end_of_text=tokenizer.end_of_text,
+        )
+
+    def __len__(self) -> int:
+        return len(self.begins_in_word)
+
+    def word_starts(self, tokens: NDArray[np.int64]) -> Flags:
+        """Whether a word begins at each of the tokens of a text, the first included."""
+        runs_on = np.zeros(len(tokens), np.bool_)
+        runs_on[1:] = self.begins_in_word[tokens[1:]] & self.ends_in_word[tokens[:-1]]
+        return ~runs_on
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """The sentences of a token file's documents."""
+
+    starts: NDArray[np.int64]
+    """First token of each, counted from the file's first."""
+    ends: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    """Sentence at which each document starts, and their number at the end."""
+
+    @classmethod
+    def of(cls, file: TokenFile, vocabulary: Vocabulary, longest: int) -> Self:
+        """Find them in one pass over the tokens; each has at most `longest`."""
+        stops = np.concatenate([[0], np.cumsum(file.sizes, dtype=np.int64)])
+        found = [np.empty(0, np.int64)] * 2
+        documents = np.zeros(len(file.document_index), np.int64)
+        for _ in range(2):  # count, then fill
+            count = call_first(
+                _find, file.tokens, stops, file.document_index, vocabulary.ends_sentence,
+                vocabulary.begins_with_space, vocabulary.ends_line, vocabulary.end_of_text, longest, *found, documents,
+            )  # fmt: skip
+            if not len(found[0]):
+                found = [np.empty(count, np.int64), np.empty(count, np.int64)]
+        return cls(found[0], found[1], documents)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+def _in_word(character: str) -> bool:
+    return character.isalnum() or character == PART_OF_CHARACTER
+
+
+@compiled
+def _find(
+    tokens: Any, stops: Any, document_index: Any, ends_sentence: Any, begins_with_space: Any, ends_line: Any,
+    end_of_text: int, longest: int, starts: Any, ends: Any, documents: Any,
+) -> int:  # fmt: skip
+    count = 0
+    for document in range(len(document_index) - 1):
+        documents[document] = count
+        for sequence in range(document_index[document], document_index[document + 1]):
+            stop = stops[sequence + 1]
+            start = stops[sequence]
+            for place in range(stops[sequence], stop):
+                token = tokens[place]
+                if token == end_of_text:
+                    if place > start:
+                        if count < len(starts):
+                            starts[count], ends[count] = start, place
+                        count += 1
+                    start = place + 1
+                    continue
+                is_end = place + 1 == stop or ends_line[token] or place + 1 - start == longest
+                if not is_end and ends_sentence[token]:
+                    is_end = begins_with_space[tokens[place + 1]]
+                if is_end:
+                    if count < len(starts):
+                        starts[count], ends[count] = start, place + 1
+                    count += 1
+                    start = place + 1
+    documents[len(documents) - 1] = count
+    return count

@@ -1,0 +1,114 @@
+"""Hugging Face BERT directories (`BertForPreTraining`): their names, and which of their tensors make one of ours.
+
+A BERT has the original order of layer norms. The norm that follows a block of theirs opens the next of ours
+(`engine/model/bert.py`), so their embedding's norm is the first layer's, and the last layer's is the final one. Query,
+key and value are three tensors, whose rows become ours, [n, 3, d]. Heads that the directory lacks (a bare `BertModel`
+has no `cls`) are zeros here and left out again on the way back. Shapes: n heads, d head dim.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_pipeline.tokens.tokenizer import padded_vocab_size
+from engine.config import ModelConfig
+from lineage.config import parse_config
+from lineage.errors import BadInput
+
+PREFIX = "bert."
+SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "vocab_size")
+BUFFER = re.compile(r"embeddings\.(position_ids|token_type_ids)")
+WORDS = "embeddings.word_embeddings.weight"
+TIED = {"cls.predictions.decoder.weight": WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"}
+OPTIONAL = ("cls.", "pooler.")
+
+REQUIRED = {
+    "hidden_act": ("gelu",),
+    "position_embedding_type": ("absolute",),
+    "type_vocab_size": (2,),
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+}
+"""Settings that would make it another model, and the values it has here; the first one is the default."""
+
+OUTSIDE_LAYERS = {
+    "embedding.word_embeddings": "embeddings.word_embeddings",
+    "embedding.position_embeddings": "embeddings.position_embeddings",
+    "embedding.token_type_embeddings": "embeddings.token_type_embeddings",
+    "masked_head.dense": "cls.predictions.transform.dense",
+    "masked_head.layernorm": "cls.predictions.transform.LayerNorm",
+    "masked_head": "cls.predictions",
+    "pooler": "pooler.dense",
+    "order_head": "cls.seq_relationship",
+}
+IN_LAYERS = {
+    "self_attention.dense": "attention.output.dense",
+    "post_attention_layernorm": "attention.output.LayerNorm",
+    "mlp.dense_h_to_4h": "intermediate.dense",
+    "mlp.dense_4h_to_h": "output.dense",
+}
+
+
+def their_names(name: str, config: ModelConfig) -> list[str]:
+    """Their tensors of which one of ours is made."""
+    layer, inner = re.fullmatch(r"(?:layers\.(\d+)\.)?(.*)", name).groups()  # type: ignore[union-attr]
+    module, _, kind = inner.rpartition(".")
+    if module in OUTSIDE_LAYERS:
+        return [f"{OUTSIDE_LAYERS[module]}.{kind}"]
+    if module in ("input_layernorm", "final_layernorm"):
+        before = int(layer or config.num_layers) - 1
+        return [f"encoder.layer.{before}.output.LayerNorm.{kind}" if before >= 0 else f"embeddings.LayerNorm.{kind}"]
+    start = f"encoder.layer.{layer}"
+    if module == "self_attention.query_key_value":
+        return [f"{start}.attention.self.{part}.{kind}" for part in ("query", "key", "value")]
+    return [f"{start}.{IN_LAYERS[module]}.{kind}"]
+
+
+def join(name: str, parts: list[torch.Tensor], config: ModelConfig) -> torch.Tensor:
+    """Our tensor of theirs, with padding rows of zeros in the vocabulary."""
+    if len(parts) == 3:
+        return torch.stack([part.unflatten(0, (config.num_heads, config.head_dim)) for part in parts], 1).flatten(0, 2)
+    (tensor,) = parts
+    if _is_over_vocabulary(name):
+        padding = tensor.new_zeros(config.padded_vocab_size - config.vocab_size, *tensor.shape[1:])
+        return torch.cat([tensor, padding])
+    return tensor
+
+
+def split(name: str, tensor: torch.Tensor, config: ModelConfig) -> list[torch.Tensor]:
+    """The inverse of `join`."""
+    if "query_key_value" in name:
+        parts = tensor.unflatten(0, (config.num_heads, 3, config.head_dim)).unbind(1)
+        return [part.flatten(0, 1).contiguous() for part in parts]
+    return [tensor[: config.vocab_size].contiguous() if _is_over_vocabulary(name) else tensor]
+
+
+def our_config(values: dict[str, Any], vocab_size: int, path: Path) -> ModelConfig:
+    """The model that a `BertConfig` describes. Raises BadInput for a setting that makes it another one."""
+    for key, allowed in REQUIRED.items():
+        if (value := values.get(key, allowed[0])) not in allowed:
+            raise BadInput(f"{path}: {key} is {value!r}; a model with {allowed[0]!r} can be read")
+    if values.get("intermediate_size", 3072) != 4 * values["hidden_size"]:
+        raise BadInput(f"{path}: intermediate_size is not four times hidden_size")
+    return parse_config(
+        {
+            "family": "bert",
+            "num_layers": values["num_hidden_layers"],
+            "hidden_size": values["hidden_size"],
+            "num_heads": values["num_attention_heads"],
+            "seq_length": values["max_position_embeddings"],
+            "vocab_size": vocab_size,
+            "padded_vocab_size": padded_vocab_size(vocab_size),
+            "dropout": values.get("hidden_dropout_prob", 0.1),
+            "init_std": values.get("initializer_range", 0.02),
+            "bert": {"layer_norm_order": "original", "layer_norm_epsilon": values.get("layer_norm_eps", 1e-12)},
+        },
+        ModelConfig,
+        str(path),
+    )
+
+
+def _is_over_vocabulary(name: str) -> bool:
+    return name in ("embedding.word_embeddings.weight", "masked_head.bias")

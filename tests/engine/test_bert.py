@@ -1,0 +1,212 @@
+"""BERT: transformers' BertForPreTraining in the original order, and every layout like the serial run."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig as TheirConfig
+from transformers import BertForMaskedLM, BertForPreTraining, BertModel, PreTrainedModel
+
+from engine.checkpoint import load_for_inference
+from engine.config import BertConfig, ModelConfig, ParallelConfig, TrainConfig
+from engine.formats import parameters_of
+from engine.formats.huggingface_bert import split, their_names
+from engine.formats.huggingface_shards import merge_huggingface, shard_huggingface
+from engine.model.bert import BERT
+from engine.optim.choice import build_optimizer
+from engine.optim.schedule import learning_rate
+from engine.parallel.layout import Layout
+from engine.parallel.mesh import build_mesh, serial_mesh
+from engine.parallel.sharding import sharded_parameters
+from engine.pipeline.microbatch import PipelineInput, SentencePairs
+from engine.pipeline.partition import PartitionedModel
+from engine.rng import Dropout
+from evaluation.models import load_checkpoint
+from lineage.errors import BadInput
+from tests.ranks import run_ranks
+
+MODEL = ModelConfig(
+    family="bert", num_layers=4, hidden_size=16, num_heads=4, seq_length=8, vocab_size=29, padded_vocab_size=32
+)
+TRAIN = TrainConfig(
+    iterations=3, global_batch_size=4, microbatch_size=1, learning_rate=1e-2, warmup_iterations=1, precision="fp64"
+)
+
+
+def random_pairs(rows: int, seed: int, dropout: Dropout | None = None) -> PipelineInput:
+    """Sequences of several lengths with about a third of the tokens masked; token 0 has no gradient in transformers."""
+    random = np.random.RandomState(seed)
+    s = MODEL.seq_length
+    is_token = np.arange(s) < random.randint(4, s + 1, rows)[:, None]
+    targets = np.where((random.random_sample((rows, s)) < 0.35) & is_token, random.randint(0, 29, (rows, s)), -1)
+    targets[:, 1] = 5
+    types = (np.arange(s) >= random.randint(2, 4, rows)[:, None]) & is_token
+    return PipelineInput(
+        torch.from_numpy(random.randint(1, 29, (rows, s))), torch.from_numpy(targets), dropout,
+        pairs=SentencePairs(
+            torch.from_numpy(types.astype(np.int64)), torch.from_numpy(is_token),
+            torch.from_numpy(random.randint(0, 2, rows)),
+        ),
+    )  # fmt: skip
+
+
+Result = dict[str, Any]
+
+
+def train_on(layout: Layout, parallel: ParallelConfig, order: str) -> Result:
+    """Three iterations in float64 on fixed data; the losses, and whole gradients and weights of this rank's stages."""
+    mesh = build_mesh(layout, parallel.sequence_parallel)
+    config = MODEL.model_copy(update={"bert": BertConfig(layer_norm_order=order)})
+    model = PartitionedModel(config, parallel, mesh, torch.float64, TRAIN.seed)
+    optimizer = build_optimizer(model.parameters, TRAIN, mesh, parallel.shard_optimizer)
+    reducer = model.reducer(optimizer.groups)
+    losses = []
+    for iteration in range(TRAIN.iterations):
+        optimizer.zero_gradients()
+        places = range(mesh.dp.rank, TRAIN.global_batch_size, layout.dp)
+        microbatches = [
+            random_pairs(1, 100 * iteration + place, Dropout(0.1, TRAIN.seed, iteration, (place,))) for place in places
+        ]
+        loss = mesh.pp.all_reduce(mesh.dp.all_reduce(model.forward_backward(microbatches, reducer)))
+        reducer.finish(len(microbatches))
+        losses.append(loss.item())
+        gradients = {p.name: p.gather(p.local.grad.clone()).numpy() for p in model.parameters}
+        optimizer.step(learning_rate(TRAIN, iteration + 1), optimizer.gradient_norm())
+    evaluated = mesh.pp.all_reduce(model.evaluate([random_pairs(3, 9)])).item()
+    weights = {p.name: p.gather(p.local.data).numpy() for p in model.parameters}
+    return {"losses": losses, "evaluated": evaluated, "gradients": gradients, "weights": weights}
+
+
+@cache
+def serial(order: str) -> Result:
+    return run_ranks(train_on, 1, Layout(), ParallelConfig(), order)[0]
+
+
+@pytest.mark.parametrize(
+    ("layout", "order", "options"),
+    [
+        (Layout(tp=2), "rearranged", {}),
+        (Layout(tp=4), "original", {"sequence_parallel": True, "recompute": "selective"}),
+        (Layout(pp=2), "original", {"recompute": "full"}),
+        (Layout(dp=2), "rearranged", {"shard_optimizer": True}),
+        (Layout(pp=2), "rearranged", {"schedule": "interleaved", "chunks": 2}),
+        (Layout(tp=2, pp=2, dp=2), "original", {"sequence_parallel": True, "shard_optimizer": True}),
+        (Layout(tp=2, pp=2), "rearranged", {"sequence_parallel": True, "recompute": "full", "schedule": "gpipe"}),
+    ],
+    ids=str,
+)
+def test_layout_equals_serial(layout: Layout, order: str, options: dict[str, Any]) -> None:
+    parallel = ParallelConfig(tp=layout.tp, pp=layout.pp, **options)
+    ranks = run_ranks(train_on, layout.world_size, layout, parallel, order)
+    expected = serial(order)
+    for what in ("gradients", "weights"):
+        assert {name for rank in ranks for name in rank[what]} == expected[what].keys()
+    for rank in ranks:
+        np.testing.assert_allclose(rank["losses"], expected["losses"], rtol=0, atol=1e-10)
+        np.testing.assert_allclose(rank["evaluated"], expected["evaluated"], rtol=0, atol=1e-10)
+        for what in ("gradients", "weights"):
+            for name, value in rank[what].items():
+                np.testing.assert_allclose(value, expected[what][name], rtol=0, atol=1e-10, err_msg=f"{what} {name}")
+
+
+def test_the_orders_have_the_same_parameters_and_are_different_models() -> None:
+    assert serial("original")["weights"].keys() == serial("rearranged")["weights"].keys()
+    assert serial("original")["losses"][0] != serial("rearranged")["losses"][0]
+
+
+def test_padding_changes_nothing() -> None:
+    model = BERT(MODEL, serial_mesh()).eval()
+    model.initialize(1)
+    batch = random_pairs(4, 3)
+    assert batch.pairs is not None
+    noisy = torch.where(batch.pairs.is_token, batch.tokens, 7)
+    with torch.no_grad():
+        losses = [
+            model.batch_loss(model.run_stage(tokens, one), one)
+            for tokens in (batch.tokens, noisy)
+            for one in (PipelineInput(tokens, batch.targets, None, pairs=batch.pairs),)
+        ]
+    torch.testing.assert_close(*losses, rtol=0, atol=0)
+
+
+def test_the_first_loss_is_that_of_a_uniform_guess() -> None:
+    assert serial("rearranged")["losses"][0] / 4 == pytest.approx(np.log(29) + np.log(2), abs=0.3)
+
+
+def write_theirs(directory: Path, kind: type[PreTrainedModel] = BertForPreTraining) -> PreTrainedModel:
+    """A random BERT of the other library, every value visible, with 31 rows of vocabulary and no dropout."""
+    config = TheirConfig(
+        vocab_size=31, hidden_size=16, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=8, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model, generator = kind(config).eval(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "LayerNorm.weight" in name else 0.0, 0.3, generator=generator)
+    model.save_pretrained(directory)
+    return model
+
+
+def loss_and_gradients(layout: Layout, checkpoint: Path) -> tuple[float, dict[str, Any]]:
+    """The loss of a step of four sequences and whole gradients."""
+    mesh = build_mesh(layout)
+    model = load_for_inference(checkpoint, mesh).model.train()
+    batch = random_pairs(4, 2)
+    loss = model.batch_loss(model.run_stage(batch.tokens, batch), batch)
+    loss.backward()
+    parameters = sharded_parameters(model, mesh)
+    return loss.item(), {p.name: p.gather(p.local.grad).numpy() for p in parameters if p.local.grad is not None}
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_a_step_is_that_of_transformers(tp: int, tmp_path: Path) -> None:
+    theirs = write_theirs(tmp_path / "theirs").train()
+    checkpoint = shard_huggingface(tmp_path / "theirs", tmp_path / "shards", tp)
+    batch = random_pairs(4, 2)
+    assert batch.pairs is not None
+    output = theirs(
+        batch.tokens, attention_mask=batch.pairs.is_token.long(), token_type_ids=batch.pairs.token_types,
+        labels=torch.where(batch.targets < 0, -100, batch.targets), next_sentence_label=batch.pairs.is_swapped,
+    )  # fmt: skip
+    output.loss.backward()
+    config = load_for_inference(checkpoint).config
+    parts = dict(theirs.named_parameters())
+    short = {name.removeprefix("bert."): parameter.grad for name, parameter in parts.items()}
+    for loss, gradients in run_ranks(loss_and_gradients, tp, Layout(tp=tp), checkpoint):
+        assert loss == pytest.approx(output.loss.item(), abs=1e-5)
+        assert len(gradients) == len(list(parameters_of(config)))
+        for name, gradient in gradients.items():
+            found = split(name, torch.from_numpy(gradient), config)
+            for part, value in zip(their_names(name, config), found, strict=True):
+                torch.testing.assert_close(
+                    value, short[part], rtol=0, atol=1e-5, msg=lambda text, part=part: part + text
+                )
+
+
+@pytest.mark.parametrize("kind", [BertForPreTraining, BertModel, BertForMaskedLM])
+def test_a_bert_is_divided_and_merged_into_its_files(kind: type[PreTrainedModel], tmp_path: Path) -> None:
+    write_theirs(tmp_path / "theirs", kind)
+    merged = merge_huggingface(shard_huggingface(tmp_path / "theirs", tmp_path / "shards", 2), tmp_path / "merged")
+    for path in (tmp_path / "theirs").iterdir():
+        assert path.read_bytes() == (merged / path.name).read_bytes(), path.name
+
+
+def test_names_of_the_first_published_files_are_known(tmp_path: Path) -> None:
+    write_theirs(tmp_path / "theirs")
+    path = tmp_path / "theirs" / "model.safetensors"
+    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor for name, tensor in load_file(path).items()}
+    old = {name.replace("LayerNorm.bias", "LayerNorm.beta"): tensor for name, tensor in old.items()}
+    save_file(old, path, metadata={"format": "pt"})
+    checkpoint = shard_huggingface(tmp_path / "theirs", tmp_path / "shards", 2)
+    assert (merge_huggingface(checkpoint, tmp_path / "merged") / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_bert_is_not_read_as_a_gpt2(tmp_path: Path) -> None:
+    write_theirs(tmp_path / "theirs")
+    checkpoint = shard_huggingface(tmp_path / "theirs", tmp_path / "shards", 2)
+    with pytest.raises(BadInput, match="is a bert"):
+        load_checkpoint(checkpoint)
