@@ -90,6 +90,8 @@ class Experiment(Config):
     chart: Literal["curves", "bars", "table"] = "curves"
     """How the report shows it."""
     parts: tuple[Part, ...] = ()
+    proxies: tuple[Part, ...] = ()
+    """Small workloads of the same kind, in `proxy-runs.csv`, that are measured on this machine beside the simulator."""
     reproduction: str = ""
     """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
     not_run: str = ""

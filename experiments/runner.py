@@ -25,6 +25,7 @@ from lineage.records import Record, write_records
 from lineage.run import RunDirectory
 
 Row = dict[str, str]
+PROXIES = Path(__file__).parent / "proxy-runs.csv"
 TABLE_2_TOKENS = 300e9
 """2021 paper, Table 2: tokens trained on."""
 RATIOS = ("speedup", "scaling_percent")
@@ -99,13 +100,16 @@ FORMULAS: dict[str, Callable[[Row, Row], float]] = {
 
 
 def workload_rows(name: str) -> list[Row]:
-    """The rows of a set in the `*-runs.csv` files of `experiments/published`. Raises BadInput where there is none."""
+    """The rows of a set in `proxy-runs.csv` or the `*-runs.csv` files of `experiments/published`.
+
+    Raises BadInput where there is none.
+    """
     rows: list[Row] = []
-    for path in sorted(FOLDER.glob("*-runs.csv")):
+    for path in (PROXIES, *sorted(FOLDER.glob("*-runs.csv"))):
         with path.open(encoding="utf-8", newline="") as file:
             rows += [row for row in csv.DictReader(file) if row["experiment"] == name]
     if not rows:
-        raise BadInput(f"there are no workloads {name!r} in {FOLDER.name}/*-runs.csv")
+        raise BadInput(f"there are no workloads {name!r} in *-runs.csv")
     return rows
 
 
@@ -215,15 +219,21 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path) -> None:
                 _reproduce(experiment, mode, runs)
         elif mode == "plan":
             print(f"{experiment.name}: {experiment.title}\n{format_rows(experiment)}")
-        elif mode in ("measure", "scaled"):
+        elif mode == "measure" or (mode == "scaled" and not experiment.proxies):
             raise HardwareMissing(
                 f"{experiment.name} is measured on the published machines alone; `--mode plan` prints what runs there, "
                 "`--mode simulate` predicts it"
             )
         else:
-            run, numbers, refused = run_experiment(experiment, runs)
-            what = "simulated or computed, nothing was measured: the published machines are not here"
-            print(f"{experiment.name}: {numbers} numbers {what}; {refused} rows cannot run; {run.path}")
+            if mode != "scaled":
+                run, numbers, refused = run_experiment(experiment, runs)
+                what = "simulated or computed, nothing was measured: the published machines are not here"
+                print(f"{experiment.name}: {numbers} numbers {what}; {refused} rows cannot run; {run.path}")
+            if mode != "simulate" and experiment.proxies:
+                from experiments.scaling import format_scaling, run_proxies
+
+                run, records = run_proxies(experiment, runs)
+                print(f"{experiment.name}: scaled to this machine; {run.path}\n{format_scaling(records)}")
 
 
 def _reproduce(experiment: Experiment, mode: str, runs: Path) -> None:

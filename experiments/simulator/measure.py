@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from experiments.simulator.workload import Workload
 from lineage.atomic import write_json
 from lineage.environment import available_cores, cpu_name, list_gpus, memory_bytes
 from lineage.errors import HardwareMissing
+
+if TYPE_CHECKING:
+    from engine.parallel.mesh import ParallelMesh
 
 MATMUL_WIDTHS = (32, 64, 128, 256, 512, 1024, 2048)
 ALL_REDUCE_BYTES = (2**12, 2**16, 2**20, 2**24, 2**26)
@@ -118,6 +121,8 @@ def _rank(path: Path) -> None:
     import torch
     import torch.distributed as dist
 
+    from engine.parallel.mesh import serial_mesh
+
     on_gpu = torch.cuda.is_available()
     dist.init_process_group("nccl" if on_gpu else "gloo")
     device = torch.device("cuda", dist.get_rank()) if on_gpu else torch.device("cpu")
@@ -141,7 +146,8 @@ def _rank(path: Path) -> None:
     for sent in ALL_REDUCE_BYTES if dist.get_world_size() > 1 else ():
         tensor = torch.ones(sent // 4, device=device)
         reduced.append((sent, _median_seconds(partial(dist.all_reduce, tensor), time.perf_counter)))
-    iterations = [seconds(_iteration(shape, device.type, dtype)) for shape in SHAPES]
+    mesh = serial_mesh(device.type)
+    iterations = [seconds(training_step(shape, mesh, dtype)) for shape in SHAPES]
     if dist.get_rank() == 0:
         rate = 2 * COPIED_BYTES / copy
         write_json(path, Measured(matmul, rate, many / 100, reduced, iterations)._asdict())
@@ -149,12 +155,11 @@ def _rank(path: Path) -> None:
     dist.destroy_process_group()
 
 
-def _iteration(w: Workload, device: str, dtype: Any) -> Callable[[], object]:
-    """One training iteration of the engine on this rank alone: forward, backward, optimizer."""
+def training_step(w: Workload, mesh: "ParallelMesh", dtype: Any) -> Callable[[], object]:
+    """One training iteration of the engine, this rank's part: forward, backward, gradient reduction, optimizer."""
     import torch
 
     from engine.optim.adam import FlatAdamW
-    from engine.parallel.mesh import serial_mesh
     from engine.pipeline.microbatch import PipelineInput
     from engine.pipeline.partition import PartitionedModel
     from engine.rng import Dropout
@@ -162,14 +167,14 @@ def _iteration(w: Workload, device: str, dtype: Any) -> Callable[[], object]:
     model = ModelConfig(num_layers=w.layers, hidden_size=w.hidden, num_heads=w.heads, seq_length=w.seq,
                         vocab_size=w.vocab, padded_vocab_size=w.vocab)  # fmt: skip
     train = TrainConfig(global_batch_size=w.global_batch, microbatch_size=w.micro_batch)
-    mesh = serial_mesh(device)
-    parts = PartitionedModel(model, ParallelConfig(), mesh, dtype, train.seed)
+    parallel = ParallelConfig(tp=w.tp, pp=w.pp)
+    parts = PartitionedModel(model, parallel, mesh, dtype, train.seed)
     optimizer = FlatAdamW(parts.parameters, train, mesh)
     reducer = parts.reducer(optimizer.groups)
-    tokens = torch.ones(w.micro_batch, w.seq, dtype=torch.long, device=device)
+    tokens = torch.ones(w.micro_batch, w.seq, dtype=torch.long, device=mesh.device)
     microbatches = [
         PipelineInput(tokens, tokens, Dropout(model.dropout, train.seed, 0, tuple(range(start, start + w.micro_batch))))
-        for start in range(0, w.global_batch, w.micro_batch)
+        for start in range(0, w.global_batch // w.dp, w.micro_batch)
     ]
 
     def step() -> None:
