@@ -61,7 +61,7 @@ class Check(NamedTuple):
 def preflight(runs: Path, ranks: int | None = None, needed_bytes: int = 0) -> None:
     """Check this machine with a rank on every GPU, or core where there is none; inside a launched rank, all ranks.
 
-    Prints one table. Raises HardwareMissing where a check failed, BadInput where `runs` cannot be made.
+    Prints one table. Leaves with exit code 4 where a check failed or `runs` cannot be made.
     """
     arguments = [f"--runs={runs}", f"--needed-bytes={needed_bytes}"]
     if code := launch("experiments.preflight", arguments, ranks or len(list_gpus()) or available_cores()):
