@@ -68,7 +68,7 @@ def catalogue_exhibit(numbers: Numbers) -> Exhibit:
     layers = layers_of(numbers, quantity)
     x_label = POSITIONS.get(numbers.x_name, numbers.x_name.replace("_", " "))
     draw = partial(draw_bars if experiment.chart == "bars" else draw_curves, layers, x_label, named(quantity))
-    caption = [*_shapes(layers, x_label), *_agreement(numbers.verdicts)]
+    caption = [*_shapes(layers, x_label), *_repeats(layers), *_agreement(numbers.verdicts)]
     rest = _table(numbers, {quantity})
     alt = f"Chart of {named(quantity)} against {x_label}. {' '.join(caption)}"
     tables = (rest,) if rest.rows else ()
@@ -104,16 +104,19 @@ def named(quantity: str) -> str:
 
 
 def _drawn(numbers: Numbers) -> str:
-    """The quantity with most places on the x axis; empty for a table."""
+    """The quantity with most places on the x axis, one with numbers of ours first; empty for a table."""
     places: dict[str, set[tuple[str, float]]] = {}
     found = [(claim.quantity, claim.series, claim.x) for claim in numbers.experiment.claims]
     found += [(record.quantity, record.series, record.x) for record in numbers.records]
     for quantity, series, x in found:
         if x is not None:
             places.setdefault(quantity, set()).add((series, x))
+    ours = {record.quantity for record in numbers.records}
     published = {claim.quantity for claim in numbers.experiment.claims}
-    counts = {quantity: len(at) for quantity, at in places.items() if quantity in published and len(at) > 1}
-    return "" if numbers.experiment.chart == "table" or not counts else max(counts, key=lambda one: counts[one])
+    drawn = [quantity for quantity, at in places.items() if quantity in published and len(at) > 1]
+    if numbers.experiment.chart == "table" or not drawn:
+        return ""
+    return max(drawn, key=lambda quantity: (quantity in ours, len(places[quantity])))
 
 
 def _point(x: float, records: Sequence[Record]) -> Point:
@@ -195,6 +198,18 @@ def _shapes(layers: Iterable[Layer], x_label: str) -> list[str]:
         else:
             said.append(f"{layer.series} peaks at {exact(top.value)} ({x_label} {show_place(top.x)})")
     return [f"Published: {'; '.join(said)}."] if said else []
+
+
+def _repeats(layers: Iterable[Layer]) -> list[str]:
+    """How many numbers stand behind a measured or scaled point."""
+    said = []
+    for kind in ("measured", "scaled"):
+        counts = {point.count for layer in layers if layer.kind == kind for point in layer.points}
+        if counts:
+            number = str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+            spread = ", drawn as their mean with least and most" if max(counts) > 1 else ""
+            said.append(f"{kind.capitalize()}: {number} at a place{spread}.")
+    return said
 
 
 def _agreement(verdicts: Sequence[Verdict]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.reports.reproduction import build_page, write_benchmarks, write_reproduction
+from tests.reports.runs import write_runs
 
 
 class Built(NamedTuple):
@@ -20,5 +21,5 @@ class Built(NamedTuple):
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     root = tmp_path_factory.mktemp("runs")
     directory = write_reproduction(root)
-    page = build_page(directory, write_benchmarks(root))
+    page = build_page(directory, write_benchmarks(root), write_runs(root / "experiments"))
     return Built(directory, page, page.read_text(encoding="utf-8"))

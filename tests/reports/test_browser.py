@@ -25,8 +25,12 @@ var clipped = Array.from(document.querySelectorAll(".plot svg text")).filter(fun
     inner.top < outer.top - 1 || inner.bottom > outer.bottom + 1);
 });
 document.getElementById("theme").click();
+var search = document.getElementById("claim-search");
+search.value = "2021/figure-12";
+search.dispatchEvent(new Event("input"));
+var found = document.querySelectorAll("#claims tbody tr:not([hidden])").length;
 var root = document.documentElement;
-parent.postMessage([root.scrollWidth, window.innerWidth, clipped.length, root.dataset.theme].join(" "), "*");
+parent.postMessage([root.scrollWidth, window.innerWidth, clipped.length, found, root.dataset.theme].join(" "), "*");
 </script></body>
 """
 FRAME = """
@@ -53,7 +57,7 @@ def test_the_page_opens_without_a_console_message(built: Built, tmp_path: Path, 
     assert "CONSOLE" not in done.stderr
     for name in ("2019-figure-6", "training-loss", "data-ledger", "near-duplicates", "bench-data-scale"):
         assert f'<figure id="{name}"' in done.stdout
-    assert done.stdout.count("<svg") == 10
+    assert done.stdout.count("<svg") == 5 + len(list((built.page.parent / "figures").glob("*.svg")))
     assert f">{'Light' if dark else 'Dark'} page</button>" in done.stdout
 
 
@@ -64,11 +68,12 @@ def test_nothing_is_wider_than_the_window(built: Built, tmp_path: Path, width: i
     frame.write_text(FRAME.format(width=width), encoding="utf-8")
     flags = ("--window-size=1400,1000", "--virtual-time-budget=3000", "--dump-dom")
     done = _browse(frame, tmp_path / "profile", *flags)
-    match = re.search(r"<title>(\d+) (\d+) (\d+) (\w+)</title>", done.stdout)
+    match = re.search(r"<title>(\d+) (\d+) (\d+) (\d+) (\w+)</title>", done.stdout)
     assert match, done.stderr[-2000:]
-    content, window, clipped = (int(number) for number in match.groups()[:3])
+    content, window, clipped, found = (int(number) for number in match.groups()[:4])
     assert window == width
     assert content <= window
     assert clipped == 0
-    assert match[4] == "dark"
+    assert found == 10
+    assert match[5] == "dark"
     assert "CONSOLE" not in done.stderr

@@ -4,12 +4,48 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from lineage.errors import BadInput
+from reports.experiment_runs import sort_runs
 from tests.reports.reproduction import write_reproduction
+from tests.reports.runs import write_runs
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from reports.cli import main
+main()
+"""
 
 
-def _report(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from reports.cli import main; main()", "build", *arguments]
+def _report(*arguments: str, cwd: Path, verb: str = "build") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", WITHOUT_TORCH, verb, *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_folder_gives_its_newest_reproduction_and_experiments(tmp_path: Path) -> None:
+    path = write_reproduction(tmp_path / "runs")
+    older, newer = (write_runs(tmp_path / name, ["2021/figure-7"])[0] for name in ("elsewhere", "runs"))
+    older = older.rename(tmp_path / "runs" / "experiment-2021-figure-7-00000000")
+    assert sort_runs([tmp_path / "runs"]) == (path, [newer])
+    assert sort_runs([path, older]) == (path, [older])
+    for wrong in ([older], [path, write_reproduction(tmp_path / "other")]):
+        with pytest.raises(BadInput, match="one reproduction"):
+            sort_runs(wrong)
+    done = _report("2021/figure-7", "--format", "csv", "--out", "csv", "--mixed-commits", cwd=tmp_path, verb="figure")
+    assert done.returncode == 0, done.stderr
+    assert f",{newer.name}," in (tmp_path / done.stdout.strip()).read_text(encoding="utf-8")
+
+
+def test_a_mixture_of_commits_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    path = write_reproduction(tmp_path / "runs")
+    write_runs(tmp_path / "runs", ["2021/figure-7"])
+    done = _report(cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--mixed-commits" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (path / "report").exists()
 
 
 def test_the_newest_reproduction_is_the_default(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""Sealed runs of the catalogue's experiments, made once, and ways to spoil a copy of one."""
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from experiments.catalogue import load_experiments
+from experiments.runner import run_experiment
+from lineage.digest import MARKER, seal
+
+
+def write_runs(folder: Path, names: Iterable[str] | None = None) -> list[Path]:
+    """Simulate the named experiments, or all that can be, into a folder."""
+    chosen = [one for one in load_experiments().values() if not one.reproduction]
+    return [run_experiment(one, folder)[0].path for one in chosen if names is None or one.name in names]
+
+
+def spoil(run: Path, folder: Path, how: str) -> Path:
+    """A copy of a run that is `unfinished`, `empty`, `changed`, `corrupted` (and sealed so) or `unproven`."""
+    copy = Path(shutil.copytree(run, folder / run.name))
+    records = copy / "records.jsonl"
+    lines = records.read_text(encoding="utf-8").splitlines(keepends=True)
+    (copy / MARKER).unlink()
+    match how:
+        case "unfinished":
+            return copy
+        case "empty":
+            records.write_text("")
+        case "changed":
+            seal(copy)
+            records.write_text("".join(lines[1:]))
+            return copy
+        case "corrupted":
+            records.write_text(lines[0][:40] + "\n" + "".join(lines[1:]))
+        case "unproven":
+            records.write_text(json.dumps(json.loads(lines[0]) | {"digest": None}) + "\n" + "".join(lines[1:]))
+    seal(copy)
+    return copy
+
+
+def change_manifest(run: Path, commit: str) -> None:
+    """Say that a run was made by another commit, and seal it again."""
+    path = run / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["environment"]["source"]["commit"] = commit
+    (run / MARKER).unlink()
+    path.write_text(json.dumps(manifest))
+    seal(run)

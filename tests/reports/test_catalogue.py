@@ -1,0 +1,248 @@
+"""The catalogue on the page: its layers are the records and the published numbers, its verdicts lead to their runs."""
+
+import csv
+import io
+import os
+import re
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from experiments.catalogue import load_experiments
+from experiments.verdicts import judge, load_results
+from lineage.errors import BadInput
+from lineage.records import read_records
+from reports.catalogue import Numbers, catalogue_exhibit, layers_of
+from reports.exhibit import Exhibit
+from reports.export import export_exhibit
+from reports.numbers import exact
+from reports.report import Report
+from tests.reports.reproduction import make_report, page_text, write_reproduction
+from tests.reports.runs import change_manifest, spoil, write_runs
+from tests.reports.test_page import Outline
+
+DIGITS = {  # column of a reference file: exhibit, quantity, column of x
+    ("A_megatron2019_table1_scaling_configs.csv", "params_B"): ("2019-table-1", "parameters"),
+    ("A_megatron2019_table1_scaling_configs.csv", "fig5_mp_pct"): ("2019-figure-5", "scaling_percent"),
+    ("A_megatron2019_table1_scaling_configs.csv", "fig5_mpdp_pct"): ("2019-figure-5", "scaling_percent"),
+    ("A_megatron2019_table1_scaling_configs.csv", "fig1_mp_TFs_per_gpu_digitized"): ("2019-figure-1", "tflops_per_gpu"),
+    ("A_megatron2019_table1_scaling_configs.csv", "fig1_mpdp_TFs_per_gpu_digitized"): (
+        "2019-figure-1", "tflops_per_gpu",
+    ),
+    ("A_megatron2019_table2_gpt2.csv", "days_per_epoch"): ("2019-table-2", "days_per_epoch"),
+    ("A_megatron2019_table7_heads.csv", "scaling_pct"): ("2019-table-7", "scaling_percent"),
+    ("A_megatron2019_table8_strong.csv", "speedup"): ("2019-table-8", "speedup"),
+    ("B_ptdp_table1.csv", "TFs_gpu"): ("2021-table-1", "tflops_per_gpu"),
+    ("B_ptdp_table1.csv", "pct_peak"): ("2021-table-1", "percent_of_peak"),
+    ("B_ptdp_table1.csv", "agg_PFs"): ("2021-table-1", "aggregate_petaflops"),
+    ("B_ptdp_table1.csv", "params_B"): ("2021-table-1", "parameters"),
+    ("B_ptdp_table2_zero3.csv", "TFs_gpu"): ("2021-table-2", "tflops_per_gpu"),
+    ("B_ptdp_table2_zero3.csv", "days_300B"): ("2021-table-2", "training_days"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write_runs(tmp_path_factory.mktemp("catalogue"))
+
+
+@pytest.fixture(scope="module")
+def report(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return make_report(write_reproduction(tmp_path_factory.mktemp("page")), runs=runs)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Path:
+    data = os.environ.get("MLM_DATA_DIR")
+    if not data:
+        pytest.skip("MLM_DATA_DIR is not set: no reference values to compare with")
+    folder = Path(data).resolve().parent / "published"
+    if not folder.is_dir():
+        pytest.skip(f"there are no reference values at {folder}")
+    return folder
+
+
+def rows_of(exhibit: Exhibit, *kinds: str) -> list[dict[str, str]]:
+    """The rows of an exhibit's CSV, of some kinds alone."""
+    rows = list(csv.DictReader(io.StringIO(exhibit.data.csv)))
+    return [row for row in rows if not kinds or row["kind"] in kinds]
+
+
+def curves(rows: list[dict[str, str]]) -> Counter[tuple[Decimal, ...]]:
+    """The values of each series in order, whatever the series is called."""
+    series = dict.fromkeys(row["series"] for row in rows)
+    return Counter(tuple(Decimal(row["value"]) for row in rows if row["series"] == name) for name in series)
+
+
+def exhibits_of(report: Report) -> dict[str, Exhibit]:
+    return {exhibit.name: exhibit for exhibit in report.all_exhibits}
+
+
+def test_every_table_and_figure_of_the_catalogue_is_there(report: Report) -> None:
+    found = exhibits_of(report)
+    for experiment in load_experiments().values():
+        exhibit = found[experiment.name.replace("/", "-")]
+        assert exhibit.draw or exhibit.tables or experiment.reproduction
+        assert exhibit.command
+        assert not exhibit.draw or (len(exhibit.alt) > 40 and exhibit.caption)
+
+
+def test_each_csv_equals_the_records_it_came_from(report: Report, runs: list[Path]) -> None:
+    found = exhibits_of(report)
+    for run in runs:
+        records = read_records(run / "records.jsonl")
+        rows = rows_of(found[records[0].experiment.replace("/", "-")], "simulated", "computed")
+        assert len(rows) == len(records)
+        for row, record in zip(rows, records, strict=True):
+            for name in ("value", "low", "high", "x"):
+                assert (float(row[name]) if row[name] else None) == getattr(record, name)
+            for name in ("series", "quantity", "kind", "source", "digest", "x_name"):
+                assert row[name] == (getattr(record, name) or "")
+
+
+def test_the_published_layer_is_the_reference_to_the_digit(report: Report, reference: Path) -> None:
+    found = exhibits_of(report)
+    with (reference / "ptdp_figures.csv").open(encoding="utf-8", newline="") as file:
+        expected = list(csv.DictReader(file))
+    for number in {row["figure"] for row in expected} - {"10"}:
+        rows = rows_of(found[f"2021-figure-{number}"], "published")
+        rows.sort(key=lambda row: float(row["x"]))
+        assert curves(rows) == curves([row for row in expected if row["figure"] == number])
+    for (file_name, column), (name, quantity) in DIGITS.items():
+        with (reference / file_name).open(encoding="utf-8", newline="") as file:
+            values = [row[column] for row in csv.DictReader(file) if row[column]]
+        shown = [row["value"] for row in rows_of(found[name], "published") if row["quantity"] == quantity]
+        assert Counter(map(Decimal, values)) <= Counter(map(Decimal, shown))
+
+
+def test_the_kept_reproduction_publishes_figure_6_to_the_digit(reference: Path) -> None:
+    kept = Path(__file__).resolve().parents[2] / "results" / "reproduce-8.3b"
+    rows = rows_of(exhibits_of(make_report(kept))["2019-figure-6"], "published")
+    with (reference / "fig6_valppl_digitized.csv").open(encoding="utf-8", newline="") as file:
+        expected = {
+            (name.lower(), float(row["x"]), Decimal(row[name]))
+            for row in csv.DictReader(file)
+            for name in ("355M", "2.5B", "8.3B")
+            if row[name]
+        }
+    assert {(row["series"], float(row["x"]), Decimal(row["value"])) for row in rows} == expected
+
+
+def test_what_is_drawn_is_what_the_csv_holds(report: Report, runs: list[Path]) -> None:
+    results = load_results(runs)
+    experiment = load_experiments()["2021/figure-12"]
+    numbers = Numbers(experiment, [one for one in results.records if one.experiment == experiment.name], [])
+    drawn = {
+        (layer.series, layer.kind, exact(point.x), exact(point.value), exact(point.low), exact(point.high))
+        for layer in layers_of(numbers, "tflops_per_gpu")
+        for point in layer.points
+    }
+    rows = rows_of(catalogue_exhibit(numbers))
+    columns = ("series", "kind", "x", "value", "low", "high")
+    assert drawn == {tuple(row[name] for name in columns) for row in rows}
+
+
+def test_several_measurements_are_a_mean_with_its_spread(report: Report, runs: list[Path]) -> None:
+    experiment = load_experiments()["2021/figure-12"]
+    first = next(one for one in load_results(runs).records if one.experiment == experiment.name)
+    measured = {"kind": "measured", "low": None, "high": None, "source": "a-run", "digest": "d" * 64}
+    records = [first.model_copy(update={**measured, "value": value}) for value in (80.0, 84.0, 91.0)]
+    (layer,) = [one for one in layers_of(Numbers(experiment, records, []), "tflops_per_gpu") if one.kind == "measured"]
+    (point,) = layer.points
+    assert (point.value, point.low, point.high, point.count) == (85.0, 80.0, 91.0, 3)
+    caption = " ".join(catalogue_exhibit(Numbers(experiment, records, [])).caption)
+    assert "Measured: 3 at a place" in caption
+
+
+def test_the_verdicts_are_those_of_the_catalogue_and_lead_to_their_runs(report: Report, runs: list[Path]) -> None:
+    experiments = [one for one in load_experiments().values() if not one.reproduction]
+    expected = {one.claim.id: one for one in judge(experiments, load_results(runs))}
+    rows = {row.id: row for row in report.claims}
+    assert expected.keys() <= rows.keys()
+    names = {origin.name for origin in report.origins}
+    for name, verdict in expected.items():
+        assert rows[name].outcome == verdict.outcome
+        assert (rows[name].run in names) == (verdict.record is not None)
+    assert sum(sum(row.counts) for row in report.outcomes) == len(report.claims)
+
+
+def test_every_verdict_cell_leads_somewhere_on_the_page(runs: list[Path], tmp_path: Path) -> None:
+    html = page_text(write_reproduction(tmp_path), runs=runs)
+    assert Outline(html).balanced
+    targets = set(re.findall(r'id="([^"]+)"', html))
+    links = set(re.findall(r'href="#([^"]+)"', html))
+    assert {link for link in links if link.startswith("run-")}
+    assert links <= targets
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence", "damaged"),
+    [
+        ("unfinished", "has not finished: its numbers are left out", False),
+        ("empty", "holds no numbers: it is empty", False),
+        ("changed", "is left out", True),
+        ("corrupted", "is left out", True),
+        ("unproven", "is left out: it has no digest", True),
+    ],
+)
+def test_a_bad_run_is_a_sentence_in_its_place(
+    how: str, sentence: str, damaged: bool, runs: list[Path], tmp_path: Path
+) -> None:
+    good, bad = (next(run for run in runs if f"figure-{number}-" in run.name) for number in (12, 13))
+    reproduction = write_reproduction(tmp_path)
+    spoiled = spoil(bad, tmp_path, how)
+    report = make_report(reproduction, runs=[good, spoiled])
+    problems = [problem for problem in report.problems if problem.part == "2021/figure-13"]
+    assert [problem.damaged for problem in problems] == [damaged]
+    assert sentence in problems[0].sentence
+    html = page_text(reproduction, runs=[good, spoiled])
+    place = html[html.index('<figure id="2021-figure-13"') :]
+    assert sentence in place[: place.index("</figure>")]
+    kinds = {name: {row["kind"] for row in rows_of(one)} for name, one in exhibits_of(report).items() if "2021" in name}
+    assert kinds["2021-figure-12"] == {"published", "simulated"}
+    assert kinds["2021-figure-13"] == ({"published", "simulated"} if how == "unproven" else {"published"})
+    assert "No run of 2021/figure-14 was given" in html
+
+
+def test_several_commits_need_a_flag_and_are_named(runs: list[Path], tmp_path: Path) -> None:
+    reproduction, run = write_reproduction(tmp_path), spoil(runs[0], tmp_path, "sealed again")
+    change_manifest(run, "f" * 40)
+    with pytest.raises(BadInput, match="--mixed-commits"):
+        make_report(reproduction, runs=[run], mixed=False)
+    html = page_text(reproduction, runs=[run])
+    assert "are of 2 commits" in html
+    assert "ffffffffffff: experiment-" in html
+    assert make_report(reproduction, mixed=False).commits == ("000000000000: reproduce-8.3b-5e6f7a8b",)
+
+
+@pytest.mark.parametrize("form", ["svg", "png", "pdf", "csv"])
+def test_a_single_figure_is_written_in_every_form(form: str, report: Report, tmp_path: Path) -> None:
+    path = export_exhibit(report.all_exhibits, "2021/figure-12", form, tmp_path)
+    start = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF", "csv": b"experiment,"}[form]
+    assert path.name == f"2021-figure-12.{form}"
+    assert path.read_bytes().startswith(start)
+
+
+def test_a_table_is_markdown_and_latex(report: Report, tmp_path: Path) -> None:
+    text = export_exhibit(report.all_exhibits, "2021/table-1", "md", tmp_path).read_text(encoding="utf-8")
+    assert "| 1.7B | 1.7 |" in text
+    latex = export_exhibit(report.all_exhibits, "2021/table-1", "tex", tmp_path).read_text(encoding="utf-8")
+    assert latex.count("\\begin{tabular}") == latex.count("\\end{tabular}") == 1
+    assert "\\% of peak" in latex
+
+
+@pytest.mark.parametrize(("name", "form"), [("2021/figure-99", "svg"), ("2021/table-1", "svg")])
+def test_what_cannot_be_written_is_refused(name: str, form: str, report: Report, tmp_path: Path) -> None:
+    with pytest.raises(BadInput):
+        export_exhibit(report.all_exhibits, name, form, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_whose_manifest_is_damaged_is_named_and_the_rest_is_shown(runs: list[Path], tmp_path: Path) -> None:
+    bad = spoil(runs[0], tmp_path, "sealed again")
+    (bad / "manifest.json").write_text("{")
+    html = page_text(write_reproduction(tmp_path), runs=[bad, runs[1]])
+    assert "manifest.json cannot be read" in html
+    assert f'id="run-{runs[1].name}"' in html
