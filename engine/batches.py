@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.tokens.samples import BlendedSamples, PackedSamples, blending_indices, normalized
 from data_pipeline.tokens.token_file import TokenFile
+from engine.config import RunConfig
 from lineage.errors import BadInput
 
 
@@ -35,12 +36,48 @@ class TrainingBatches:
             self.samples = BlendedSamples(parts, num_samples, seq_length, seed)
 
     def microbatches(self, iteration: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
-        """This rank's microbatches of `iteration` (from 0): of each block of microbatch × dp sequences, its slice."""
-        for block in range(0, self._global, self._micro * dp):
-            first = block + dp_rank * self._micro
-            places = tuple(range(first, first + self._micro))
+        """This rank's microbatches of `iteration` (from 0)."""
+        for places in place_groups(self._global, self._micro, dp_rank, dp):
             tokens = np.stack([self.samples.sample(iteration * self._global + place) for place in places])
             yield Microbatch(tokens, places)
+
+
+class TrainingStreams:
+    """Training sequences of a model with memory: each place of the global batch reads on where it stopped.
+
+    The documents, shuffled as for other models, are one line of tokens; place p reads the p-th of equal parts of it.
+    """
+
+    def __init__(
+        self, token_file: TokenFile, seq_length: int, global_batch_size: int, microbatch_size: int, iterations: int,
+        seed: int,
+    ) -> None:  # fmt: skip
+        self._global, self._micro, self._iterations = global_batch_size, microbatch_size, iterations
+        self.samples = PackedSamples(token_file, iterations * global_batch_size, seq_length, seed)
+
+    def microbatches(self, iteration: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
+        """This rank's microbatches of `iteration` (from 0)."""
+        for places in place_groups(self._global, self._micro, dp_rank, dp):
+            numbers = [place * self._iterations + iteration for place in places]
+            yield Microbatch(np.stack([self.samples.consecutive(number) for number in numbers]), places)
+
+
+def place_groups(global_batch_size: int, microbatch_size: int, dp_rank: int, dp: int) -> Iterator[tuple[int, ...]]:
+    """Places of a rank's microbatches: of each block of microbatch × dp sequences, its slice."""
+    for block in range(0, global_batch_size, microbatch_size * dp):
+        first = block + dp_rank * microbatch_size
+        yield tuple(range(first, first + microbatch_size))
+
+
+def training_batches(
+    config: RunConfig, parts: Sequence[tuple[TokenFile, float]], iterations: int
+) -> TrainingBatches | TrainingStreams:
+    """The order in which the configured model is trained on token files with their weights."""
+    train, length = config.train, config.model.seq_length
+    sizes = (length, train.global_batch_size, train.microbatch_size, iterations, train.seed)
+    if config.model.family == "transformer-xl":
+        return TrainingStreams(parts[0][0], *sizes)
+    return TrainingBatches(parts, *sizes)
 
 
 class ValidationBatches:
@@ -69,3 +106,29 @@ class ValidationBatches:
         start = int(self._numbers[number]) * self._seq_length
         tokens = self._files[self._datasets[number]].tokens
         return np.asarray(tokens[start : start + self._seq_length + 1], dtype=np.int64)
+
+
+class ValidationStreams:
+    """The validation split for a model with memory: each place of the batch reads its own part from end to end."""
+
+    def __init__(self, token_file: TokenFile, seq_length: int, global_batch_size: int, microbatch_size: int) -> None:
+        self._file, self._seq_length = token_file, seq_length
+        self._global, self._micro = global_batch_size, microbatch_size
+        self.num_samples = self._whole_rows((len(token_file.tokens) - 1) // seq_length)
+        if not self.num_samples:
+            raise BadInput(
+                f"the validation split has {len(token_file.tokens)} tokens, fewer than {global_batch_size} streams "
+                f"of {seq_length} + 1"
+            )
+
+    def microbatches(self, num_samples: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
+        """This rank's share of `num_samples` sequences, as many for each place as there are whole rows."""
+        count = max(min(self._whole_rows(num_samples), self.num_samples) // self._global, 1)
+        for places in place_groups(self._global, self._micro, dp_rank, dp):
+            for segment in range(count):
+                starts = [(place * count + segment) * self._seq_length for place in places]
+                rows = [self._file.tokens[start : start + self._seq_length + 1] for start in starts]
+                yield Microbatch(np.stack(rows).astype(np.int64), places)
+
+    def _whole_rows(self, samples: int) -> int:
+        return samples // self._global * self._global

@@ -1,9 +1,9 @@
 """Checkpoints: tensors by global name in safetensors, sealed last, loadable at any layout.
 
 `iter_0000500/` holds model-*.safetensors and optimizer-*.safetensors (one pair per model-parallel rank), index.json,
-config.json (model, twin rule), state.json (iteration, optimizer steps, loss scale, elapsed time), statistics.json (of
-each tensor), probe.json (the loss on a few samples), lineage.json (the run, its inputs, the checkpoints before this
-one), tokenizer/ and the completion marker.
+memory-*.safetensors (of a model with memory), config.json (model, twin rule), state.json (iteration, optimizer steps,
+loss scale, elapsed time), statistics.json (of each tensor), probe.json (the loss on a few samples), lineage.json (the
+run, its inputs, the checkpoints before this one), tokenizer/ and the completion marker.
 """
 
 import json
@@ -23,12 +23,14 @@ from engine.optim.flat import FlatOptimizer
 from engine.parallel.layout import check_tensor_parallel
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
+from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.stages import split_layers
 from engine.probe import FILE as PROBE
 from engine.probe import Probe
 from engine.shards import INDEX, check_entries, describe, merge_descriptions, read_into, stored_dtype, write_shard
 from engine.statistics import FILE as STATISTICS
 from engine.statistics import Numbers, check_loaded, check_written, measure, measure_finite
+from engine.stream_memory import StreamMemory
 from lineage.atomic import publish_directory, write_json
 from lineage.config import parse_config
 from lineage.digest import check_seal, content_digest, is_sealed, read_digest, seal, sealed_files
@@ -83,6 +85,7 @@ def save_checkpoint(
     mesh: ParallelMesh,
     tokenizer: Path,
     probe: Probe | None = None,
+    streams: StreamMemory | None = None,
 ) -> TrainingState:
     """Write the checkpoint of `state.iteration`; every rank calls it, each model-parallel rank writes its parts.
 
@@ -90,10 +93,10 @@ def save_checkpoint(
     on every rank and with the former checkpoints untouched, Interrupted if the disk cannot take it, Diverged for a
     tensor that is not finite and IntegrityFailure for one that was not written as it is.
     """
-    path = run / FOLDER / f"iter_{state.iteration:07d}"
+    path = checkpoint_path(run, state.iteration)
     partial = path.with_name(f".{path.name}.partial")
     try:
-        _write(partial, run, config, state, parameters, optimizer, mesh, tokenizer, probe)
+        _write(partial, run, config, state, parameters, optimizer, mesh, tokenizer, probe, streams)
         with mesh.together():
             if mesh.is_first:
                 publish_directory(partial, path)
@@ -112,7 +115,7 @@ def save_checkpoint(
 
 def _write(
     partial: Path, run: Path, config: RunConfig, state: TrainingState, parameters: Sequence[ShardedParameter],
-    optimizer: FlatOptimizer, mesh: ParallelMesh, tokenizer: Path, probe: Probe | None,
+    optimizer: FlatOptimizer, mesh: ParallelMesh, tokenizer: Path, probe: Probe | None, streams: StreamMemory | None,
 ) -> None:  # fmt: skip
     """Everything that a checkpoint has, sealed, under a hidden name."""
     with mesh.together():
@@ -131,6 +134,8 @@ def _write(
                 write_shard(partial / f"{kind}-{suffix}", tensors)
                 check_written(partial / f"{kind}-{suffix}", numbers)
                 described |= describe(((name, p) for name, (p, _) in parts.items()), f"{kind}-{suffix}", numbers)
+        if streams:
+            streams.save(partial)
     descriptions = mesh.gather_objects(described)
     with mesh.together():
         if mesh.is_first:
@@ -252,8 +257,9 @@ def _check_loaded_model(
         check_loaded(directory, loaded, read_json(directory / STATISTICS))
     if (probe := read_probe(directory)) and mesh.pp.size == 1:
         tokens = torch.tensor(probe.tokens, device=mesh.device)
+        batch = PipelineInput(tokens[:, :-1], tokens[:, 1:])
         with torch.no_grad():
-            probe.compare(model(tokens[:, :-1], tokens[:, 1:]).item(), directory)
+            probe.compare(model.batch_loss(model.run_stage(batch.tokens, batch), batch).item(), directory)
 
 
 def read_model_config(directory: Path) -> ModelConfig:
@@ -278,6 +284,11 @@ def resolve_checkpoint(path: Path) -> Path:
     if not (path / INDEX).is_file():
         raise BadInput(f"{path} is complete but is not a checkpoint: it has no {INDEX}")
     return path
+
+
+def checkpoint_path(run: Path, iteration: int) -> Path:
+    """Where a run's checkpoint of an iteration is."""
+    return run / FOLDER / f"iter_{iteration:07d}"
 
 
 def complete_checkpoints(run: Path) -> list[Path]:

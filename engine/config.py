@@ -29,10 +29,25 @@ class BertConfig(Config):
     """Added to the variance; the published BERT has 1e-12."""
 
 
+class TransformerXLConfig(Config):
+    """What a Transformer-XL has besides (Dai et al. 2019)."""
+
+    memory_length: int = 0
+    """States of earlier segments that every layer sees, `m`; 0 for a model without recurrence."""
+    head_dim: int | None = None
+    """Width of one attention head; hidden_size / num_heads unless given."""
+    inner_size: int | None = None
+    """Width between the two products of the MLP; 4 × hidden_size unless given."""
+    cutoffs: tuple[int, ...] = ()
+    """Adaptive embedding and softmax: first word of each cluster after the head, in order of falling frequency."""
+    div_value: int = 1
+    """Each cluster's embeddings are narrower than the last one's by this factor."""
+
+
 class ModelConfig(Config):
     """Family and shape of a model; the defaults are GPT-2's (2019 paper, Tables 1 and 2)."""
 
-    family: Literal["gpt2", "bert"] = "gpt2"
+    family: Literal["gpt2", "bert", "transformer-xl"] = "gpt2"
     """Which model this is, a row of `engine.model.families`."""
     num_layers: int
     """Transformer layers."""
@@ -52,11 +67,13 @@ class ModelConfig(Config):
     """Standard deviation of weights; divided by √(2·num_layers) before residual additions."""
     bert: BertConfig = BertConfig()
     """For family `bert` alone."""
+    transformer_xl: TransformerXLConfig = TransformerXLConfig()
+    """For family `transformer-xl` alone."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         _check_at_least_one(self, "num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size")
-        if self.hidden_size % self.num_heads:
+        if self.hidden_size % self.num_heads and self.transformer_xl.head_dim is None:
             raise ValueError(f"hidden_size = {self.hidden_size} is not a multiple of num_heads = {self.num_heads}")
         if self.padded_vocab_size < self.vocab_size:
             raise ValueError(f"padded_vocab_size = {self.padded_vocab_size} is below vocab_size = {self.vocab_size}")
@@ -78,10 +95,30 @@ class ModelConfig(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_transformer_xl(self) -> Self:
+        xl = self.transformer_xl
+        if self.family != "transformer-xl" and xl != TransformerXLConfig():
+            raise ValueError(f"transformer_xl is not for family = {self.family!r}")
+        if xl.memory_length < 0 or xl.div_value < 1 or min(xl.head_dim or 1, xl.inner_size or 1) < 1:
+            raise ValueError("transformer_xl: memory_length must be at least 0, the other sizes at least 1")
+        if list(xl.cutoffs) != sorted({*xl.cutoffs}) or not all(0 < cutoff < self.vocab_size for cutoff in xl.cutoffs):
+            raise ValueError(f"cutoffs = {list(xl.cutoffs)} must rise and lie between 0 and vocab_size")
+        if self.hidden_size % xl.div_value ** len(xl.cutoffs):
+            raise ValueError(f"hidden_size = {self.hidden_size} cannot be divided {len(xl.cutoffs)} times by div_value")
+        if self.family == "transformer-xl" and self.hidden_size % 2:
+            raise ValueError(f"hidden_size = {self.hidden_size} must be even, for sines and cosines")
+        return self
+
     @property
     def head_dim(self) -> int:
         """Width of one attention head, `d`."""
-        return self.hidden_size // self.num_heads
+        return self.transformer_xl.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def inner_size(self) -> int:
+        """Width between the two products of the MLP."""
+        return self.transformer_xl.inner_size or 4 * self.hidden_size
 
 
 class TrainConfig(Config):
@@ -267,6 +304,8 @@ class RunConfig(Config):
     def _check(self) -> Self:
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise ValueError(f"name = {self.name!r} cannot name a directory: letters, digits, '-', '_' and '.' can")
+        if self.model.family == "transformer-xl" and isinstance(self.data.dataset, tuple):
+            raise ValueError("a Transformer-XL reads one dataset on and on: data.dataset must be one directory")
         return self
 
 

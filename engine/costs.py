@@ -6,8 +6,10 @@ from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 def parameter_count(model: ModelConfig) -> int:
     """Every trainable number: embeddings, layers with biases and layer norms, final layer norm.
 
-    2021 paper, Equation 2, without its rounding: 12Lh²(1 + 13/(12h)) + (V + s)h + 2h.
+    2021 paper, Equation 2, without its rounding: 12Lh²(1 + 13/(12h)) + (V + s)h + 2h. A Transformer-XL's by its shapes.
     """
+    if model.family == "transformer-xl":
+        return _transformer_xl_parameters(model)
     h = model.hidden_size
     per_layer = 12 * h * h + 13 * h
     return model.num_layers * per_layer + (model.padded_vocab_size + model.seq_length) * h + 2 * h
@@ -17,12 +19,35 @@ def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool 
     """Floating-point operations of one iteration's matrix products, forward and backward.
 
     72·B·s·L·h²·(1 + s/6h + V/12Lh), or with full activation recomputation the 2021 paper's Equation 3,
-    96·B·s·L·h²·(1 + s/6h + V/16Lh). Attention is not halved for causality, as in the papers.
+    96·B·s·L·h²·(1 + s/6h + V/16Lh). Attention is not halved for causality, as in the papers. A Transformer-XL's memory
+    counts as part of its segment where keys and values are made of it; a tail of its softmax counts for nothing.
     """
+    if model.family == "transformer-xl":
+        return train.global_batch_size * (4 if recompute else 3) * _transformer_xl_forward_flops(model)
     h, layers, s, v = model.hidden_size, model.num_layers, model.seq_length, model.padded_vocab_size
     factor = 96 if recompute else 72
     logits = v / ((16 if recompute else 12) * layers * h)
     return factor * train.global_batch_size * s * layers * h * h * (1 + s / (6 * h) + logits)
+
+
+def _transformer_xl_parameters(model: ModelConfig) -> int:
+    h, xl, width, inner = model.hidden_size, model.transformer_xl, model.num_heads * model.head_dim, model.inner_size
+    per_layer = 5 * h * width + 2 * width + 2 * h * inner + inner + h + 4 * h
+    if not xl.cutoffs:
+        return model.num_layers * per_layer + model.padded_vocab_size * h
+    bounds = (0, *xl.cutoffs, model.vocab_size)
+    widths = [h // xl.div_value**cluster for cluster in range(len(bounds) - 1)]
+    words = sum((high - low) * w for low, high, w in zip(bounds, bounds[1:], widths, strict=False))
+    return model.num_layers * per_layer + words + h * sum(widths[1:]) + len(xl.cutoffs) * h
+
+
+def _transformer_xl_forward_flops(model: ModelConfig) -> float:
+    """Of one sequence: products with weights, scores by content and by distance, values, output head."""
+    h, s, width = model.hidden_size, model.seq_length, model.num_heads * model.head_dim
+    keys = s + model.transformer_xl.memory_length
+    head = min((*model.transformer_xl.cutoffs, model.padded_vocab_size))
+    per_layer = 2 * h * width * (3 * keys + s) + 6 * s * keys * width + 4 * s * h * model.inner_size
+    return model.num_layers * per_layer + 2 * s * h * head
 
 
 def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
@@ -44,7 +69,9 @@ def activation_bytes_per_layer(model: ModelConfig, microbatch_size: int, paralle
     s, b, h, a, t = model.seq_length, microbatch_size, model.hidden_size, model.num_heads, parallel.tp
     if parallel.recompute == "full":
         return 2 * s * b * h / parallel.recompute_layers
-    attention = 0 if parallel.recompute == "selective" else 5 * a * s / (h * t)
+    scores = 7 if model.family == "transformer-xl" else 5  # by content and by distance
+    keys = s + model.transformer_xl.memory_length
+    attention = 0 if parallel.recompute == "selective" else scores * a * keys / (h * t)
     return s * b * h * (10 + 24 / t + attention)
 
 
@@ -59,8 +86,11 @@ def rank_memory_bytes(
     """
     h, tp = model.hidden_size, parallel.tp
     layers = -(-model.num_layers // parallel.pp)
-    embedding = (model.padded_vocab_size / tp + model.seq_length) * h
-    parameters = layers * (12 * h * h + 13 * h) / tp + embedding
+    if model.family != "transformer-xl":
+        embedding = (model.padded_vocab_size / tp + model.seq_length) * h
+        parameters = layers * (12 * h * h + 13 * h) / tp + embedding
+    else:
+        parameters = parameter_count(model.model_copy(update={"num_layers": layers})) / tp
     in_flight = microbatches_in_flight(parallel, train.global_batch_size // train.microbatch_size)
     scale = {"fp64": 4, "fp32": 2, "bf16": 1, "fp16": 1}[train.precision]
     optimizer = {"fp64": 16, "fp32": 8, "bf16": 12, "fp16": 12}[train.precision]

@@ -81,7 +81,9 @@ class DatasetFacts:
         return self.directories[0] / "tokenizer"
 
     def resize(self, model: ModelConfig) -> ModelConfig:
-        """The model with this dataset's vocabulary."""
+        """The model with this dataset's vocabulary. Raises BadInput if its clusters of words do not fit that."""
+        if (cutoffs := model.transformer_xl.cutoffs) and cutoffs[-1] >= self.vocab_size:
+            raise BadInput(f"cutoffs = {list(cutoffs)} go beyond the dataset's vocabulary of {self.vocab_size} words")
         return model.model_copy(update={"vocab_size": self.vocab_size, "padded_vocab_size": self.padded_vocab_size})
 
 

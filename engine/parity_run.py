@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
-from engine.batches import TrainingBatches
+from engine.batches import training_batches
 from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.dataset import DatasetFacts
@@ -42,6 +42,7 @@ from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.partition import PartitionedModel
 from engine.precision import DTYPES
 from engine.rng import Dropout
+from engine.stream_memory import StreamMemory
 from lineage.environment import memory_bytes
 from lineage.errors import BadInput
 
@@ -171,10 +172,8 @@ def train_and_show(work: Work, layout: ParityLayout, take: Callable[[Piece, str]
     model = PartitionedModel(config.model, config.parallel, mesh, DTYPES[train.precision], train.seed)
     optimizer = build_optimizer(model.parameters, train, mesh, config.parallel.shard_optimizer)
     reducer = model.reducer(optimizer.groups)
-    batches = TrainingBatches(
-        [(TokenFile(prefix), weight) for prefix, weight in work.tokens], config.model.seq_length,
-        train.global_batch_size, train.microbatch_size, work.iterations, train.seed,
-    )  # fmt: skip
+    tokens = [(TokenFile(prefix), weight) for prefix, weight in work.tokens]
+    batches, memory = training_batches(config, tokens, work.iterations), StreamMemory(config.model, mesh)
     place = f"tp {mesh.tp.rank}, pp {mesh.pp.rank}, dp {mesh.dp.rank}"
     for iteration in range(work.iterations):
 
@@ -188,12 +187,13 @@ def train_and_show(work: Work, layout: ParityLayout, take: Callable[[Piece, str]
             rows = torch.from_numpy(batch.tokens)
             probability = config.model.dropout
             dropout = Dropout(probability, train.seed, iteration, batch.places) if probability else None
-            microbatches.append(PipelineInput(rows[:, :-1], rows[:, 1:], dropout))
+            microbatches.append(PipelineInput(rows[:, :-1], rows[:, 1:], dropout, memory.enter(batch.places)))
             firsts.append(batch.places[0])
         with ExitStack() as watches:
             for chunk in model.chunks:
                 watches.callback(_watch(chunk, mesh, firsts, train.microbatch_size, show))
             total = model.forward_backward(microbatches, reducer)
+        memory.move_on()
         show("mean loss", mesh.pp.all_reduce(mesh.dp.all_reduce(total)).item() / train.global_batch_size)
         reducer.finish(len(microbatches))
         for parameter in reversed(model.parameters):

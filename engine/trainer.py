@@ -5,7 +5,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.batches import TrainingBatches, ValidationBatches
-from engine.checkpoint import TrainingState, complete_checkpoints, remove_old, save_checkpoint
+from data_pipeline.tokens.token_file import TokenFile
+from engine.batches import ValidationBatches, ValidationStreams, place_groups, training_batches
+from engine.checkpoint import TrainingState, checkpoint_path, complete_checkpoints, remove_old, save_checkpoint
 from engine.config import RunConfig
 from engine.costs import flops_per_iteration, parameter_count, rank_memory_bytes
 from engine.dataset import DatasetFacts
@@ -28,7 +29,7 @@ from engine.parallel.layout import layout_of
 from engine.parallel.mesh import ParallelMesh, build_mesh
 from engine.parallel.rendezvous import check_agreement, join_ranks, launched_world_size, telling_of_lost_ranks
 from engine.pipeline.lowering import Interval
-from engine.pipeline.microbatch import PipelineInput
+from engine.pipeline.microbatch import PipelineInput, Recurrence
 from engine.pipeline.partition import PartitionedModel
 from engine.pipeline.timeline import describe_timeline
 from engine.precision import DTYPES, LossScaler
@@ -36,6 +37,7 @@ from engine.probe import SAMPLES, Probe, choose_samples, describe_computation
 from engine.replicas import INTERVAL, check_replicas
 from engine.resume import resume
 from engine.rng import Dropout
+from engine.stream_memory import StreamMemory
 from engine.training_run import SUMMARY, TIMELINE, begin_run
 from lineage.atomic import write_json, write_text
 from lineage.errors import Interrupted, UserError
@@ -98,14 +100,18 @@ class Trainer:
         self.optimizer = build_optimizer(self.model.parameters, train, mesh, config.parallel.shard_optimizer)
         self.reducer = self.model.reducer(self.optimizer.groups)
         self.scaler = LossScaler() if train.precision == "fp16" else None
+        self.streams = StreamMemory(model, mesh)
         self.state = resume(run.path, self.model.parameters, self.optimizer, lambda probe: self._loss_of(probe.tokens))
+        if self.state.iteration:
+            groups = place_groups(train.global_batch_size, train.microbatch_size, mesh.dp.rank, mesh.dp.size)
+            layers = [number for chunk in self.model.chunks for number in chunk.stage.layers]
+            self.streams.load(checkpoint_path(run.path, self.state.iteration), groups, layers)
         if self.scaler and self.state.loss_scaler:
             self.scaler = LossScaler(**self.state.loss_scaler)
-        self.batches = TrainingBatches(
-            dataset.token_files("train"), model.seq_length, train.global_batch_size, train.microbatch_size,
-            train.iterations, train.seed,
-        )  # fmt: skip
-        self.validation = ValidationBatches(dataset.token_files("valid"), model.seq_length)
+        self.batches = training_batches(config, dataset.token_files("train"), train.iterations)
+        self.validation = self._validation_batches(dataset.token_files("valid"))
+        probed = ValidationBatches(dataset.token_files("valid"), model.seq_length)
+        self.probed = choose_samples(next(probed.batches(SAMPLES, SAMPLES, 0, 1)).tolist())
         self.validated = math.nan
         self.stop_requested = False
 
@@ -158,7 +164,10 @@ class Trainer:
         scale = self.scaler.scale if self.scaler else 1.0
         self.optimizer.zero_gradients()
         batches = list(self.batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size))
-        microbatches = [self._input(batch.tokens, self._dropout(iteration, batch.places)) for batch in batches]
+        microbatches = [
+            self._input(batch.tokens, self._dropout(iteration, batch.places), self.streams.enter(batch.places))
+            for batch in batches
+        ]
         timeline: list[Interval] | None = [] if iteration + 1 == train.iterations else None
         loss_sum = self.model.forward_backward(microbatches, self.reducer, scale, timeline)
         stop = torch.tensor(float(self.stop_requested), dtype=torch.float64, device=mesh.device)
@@ -177,6 +186,7 @@ class Trainer:
                 f"iteration {iteration + 1}: loss {loss_value}, gradient norm {norm}; the weights were not updated"
                 + (f"; {where}" if where else "")
             )
+        self.streams.move_on()
         if self.scaler:
             self.scaler.update(overflow=not math.isfinite(norm))
         seconds = time.monotonic() - start
@@ -208,17 +218,36 @@ class Trainer:
         model, train = self.config.model, self.config.train
         return Dropout(model.dropout, train.seed, iteration, places) if model.dropout else None
 
-    def _input(self, tokens: NDArray[np.int64], dropout: Dropout | None = None) -> PipelineInput:
+    def _input(
+        self, tokens: NDArray[np.int64], dropout: Dropout | None = None, recurrence: Recurrence | None = None
+    ) -> PipelineInput:
         rows = torch.from_numpy(tokens).to(self.mesh.device)
-        return PipelineInput(rows[:, :-1], rows[:, 1:], dropout)
+        return PipelineInput(rows[:, :-1], rows[:, 1:], dropout, recurrence)
+
+    def _validation_batches(self, parts: Sequence[tuple[TokenFile, float]]) -> ValidationBatches | ValidationStreams:
+        model, train = self.config.model, self.config.train
+        if model.family == "transformer-xl":
+            return ValidationStreams(parts[0][0], model.seq_length, train.global_batch_size, train.microbatch_size)
+        return ValidationBatches(parts, model.seq_length)
+
+    def _validation_inputs(self, num_samples: int) -> Iterator[PipelineInput]:
+        dp = self.mesh.dp
+        if isinstance(self.validation, ValidationBatches):
+            batch_size = max(8192 // self.config.model.seq_length, 1)
+            for tokens in self.validation.batches(num_samples, batch_size, dp.rank, dp.size):
+                yield self._input(tokens)
+        else:
+            carried: dict[tuple[int, ...], dict[int, torch.Tensor]] = {}
+            for batch in self.validation.microbatches(num_samples, dp.rank, dp.size):
+                states = carried.setdefault(batch.places, {})
+                yield self._input(batch.tokens, recurrence=Recurrence(states, states))
 
     def _validate(self, iteration: int, num_samples: int) -> dict[str, Any]:
         """Mean loss over the first `num_samples` validation sequences, without dropout."""
-        mesh, count = self.mesh, min(num_samples, self.validation.num_samples)
-        batch_size = max(8192 // self.config.model.seq_length, 1)
-        rows = self.validation.batches(count, batch_size, mesh.dp.rank, mesh.dp.size)
-        total = self.model.evaluate([self._input(tokens) for tokens in rows])
-        loss = mesh.pp.all_reduce(mesh.dp.all_reduce(total)).item() / count
+        mesh, inputs = self.mesh, list(self._validation_inputs(num_samples))
+        sequences = torch.tensor(float(sum(len(one.tokens) for one in inputs)), dtype=torch.float64, device=mesh.device)
+        count = round(mesh.dp.all_reduce(sequences).item())
+        loss = mesh.pp.all_reduce(mesh.dp.all_reduce(self.model.evaluate(inputs))).item() / count
         if not math.isfinite(loss):
             raise NotFinite(f"after iteration {iteration} the validation loss is {loss}")
         self.validated = math.exp(min(loss, 20.0))
@@ -232,12 +261,11 @@ class Trainer:
 
     def _save(self) -> None:
         check_replicas(self.model.parameters, self.mesh)
-        tokens = choose_samples(next(self.validation.batches(SAMPLES, SAMPLES, 0, 1)).tolist())
         computed_on = describe_computation(self.mesh.layout, self.mesh.device)
-        probe = Probe(tokens, self._loss_of(tokens), self.config.train.precision, computed_on)
+        probe = Probe(self.probed, self._loss_of(self.probed), self.config.train.precision, computed_on)
         self.state = save_checkpoint(
             self.run.path, self.config, self.state, self.model.parameters, self.optimizer, self.mesh,
-            self.dataset.tokenizer, probe,
+            self.dataset.tokenizer, probe, self.streams,
         )  # fmt: skip
 
     def _loss_of(self, tokens: tuple[tuple[int, ...], ...]) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint import load_for_inference
 from engine.dataset import DIARY
-from engine.model.gpt2 import GPT2
+from engine.model.stage_model import CausalModel
 from engine.parallel.mesh import ParallelMesh, local_device, serial_mesh
 from evaluation.scoring import ScoringModel
 from lineage.digest import content_digest, is_sealed
@@ -52,7 +52,7 @@ def load_checkpoint(path: Path, mesh: ParallelMesh | None = None) -> EvaluatedCh
     """
     mesh = mesh or serial_mesh(local_device())
     loaded = load_for_inference(path, mesh, as_stored=True)
-    if not isinstance(loaded.model, GPT2):
+    if not isinstance(loaded.model, CausalModel):
         raise BadInput(f"{path} is a {loaded.config.family}, which does not predict each token from those before it")
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
     if tokenizer.vocab_size != loaded.config.vocab_size:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.model.gpt2 import GPT2
+from engine.model.stage_model import CausalModel
 from engine.parallel.layers import ColumnParallelLinear
 from engine.parallel.mesh import Axis, ParallelMesh, serial_mesh
 from engine.pipeline.inference import forward_at
@@ -44,7 +44,7 @@ MAX_LOGIT_BYTES = {"cpu": 24 * 2**20, "cuda": 2**30}
 class ScoringModel:
     """A causal model and what must be known about it to score with it."""
 
-    network: GPT2
+    network: CausalModel
     """This rank's part of it."""
     vocab_size: int
     """Real entries; logits beyond them are padding."""
@@ -129,7 +129,7 @@ def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str
     """What the bits of scores depend on, other than the weights and the batches."""
     on_cpu = model.mesh.device.type == "cpu"
     return {
-        "code": _code_digest(),
+        "code": _code_digest(type(model.network).__module__),
         "banned": None if banned is None else banned.tolist(),
         "vocab_size": model.vocab_size,
         "dtype": str(model.dtype),
@@ -141,9 +141,9 @@ def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str
 
 
 @cache
-def _code_digest() -> str:
+def _code_digest(network: str) -> str:
     """SHA-256 of the source files that decide how scores are computed."""
-    modules = (GPT2.__module__, ColumnParallelLinear.__module__, forward_at.__module__, __name__)
+    modules = (network, ColumnParallelLinear.__module__, forward_at.__module__, __name__)
     return sha256_json([sha256_file(Path(str(sys.modules[name].__file__))) for name in modules])
 
 

@@ -84,7 +84,14 @@ class PackedSamples:
 
     def pieces(self, number: int) -> Iterator[Piece]:
         """The documents, or parts of them, that make up the `number`-th sample in training order."""
-        (position, offset), wanted = self.index.samples[self.index.shuffle[number]], self._seq_length + 1
+        return self._pieces(int(self.index.shuffle[number]))
+
+    def consecutive(self, number: int) -> NDArray[np.int64]:
+        """The `number`-th sample of the packed documents as they stand, [s + 1]: the next one goes on where it ends."""
+        return np.concatenate([piece.tokens for piece in self._pieces(number)]).astype(np.int64)
+
+    def _pieces(self, packed: int) -> Iterator[Piece]:
+        (position, offset), wanted = self.index.samples[packed], self._seq_length + 1
         while wanted > 0:
             document = int(self.index.documents[position])
             tokens = self._file[document][offset : offset + wanted]

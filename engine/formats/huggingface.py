@@ -75,6 +75,8 @@ def export_huggingface(checkpoint: Path, out: Path) -> Path:
     check_output(out)
     loaded = load_for_inference(checkpoint)
     config = loaded.config
+    if config.family != "gpt2":
+        raise BadInput(f"{loaded.directory} is a {config.family}; only GPT-2 is written in Hugging Face's format")
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
     if tokenizer.vocab_size != config.vocab_size:
         raise IntegrityFailure(

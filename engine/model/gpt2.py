@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from engine.config import ModelConfig
 from engine.model.initial import initialize_normal
 from engine.model.key_value_cache import KeyValueCache
-from engine.model.stage_model import StageModel
+from engine.model.stage_model import CausalModel
 from engine.model.transformer import Embedding, TransformerLayer, run_layers
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.mesh import ParallelMesh
@@ -26,7 +26,7 @@ from engine.recompute import NO_RECOMPUTE, Recompute
 from engine.rng import Dropout
 
 
-class GPT2(StageModel):
+class GPT2(CausalModel):
     """Language model over token ids, or one pipeline stage of it. Parameters bear the whole model's names."""
 
     def __init__(

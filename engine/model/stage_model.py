@@ -10,6 +10,7 @@ from engine.parallel.mesh import ParallelMesh
 from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.stages import Stage, whole_model
 from engine.recompute import NO_RECOMPUTE, Recompute
+from engine.rng import Dropout
 
 
 class StageModel(nn.Module, ABC):
@@ -39,3 +40,19 @@ class StageModel(nn.Module, ABC):
     @abstractmethod
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
         """Mean loss of the microbatch's sequences from the last stage's states, a scalar."""
+
+
+class CausalModel(StageModel):
+    """A model of each token from those before it, which can be scored and sampled from."""
+
+    @abstractmethod
+    def hidden_states(self, inputs: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
+        """What the stage hands on, [s, b, h]; on the last stage what `logits` takes."""
+
+    @abstractmethod
+    def hidden_states_at(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """What the last stage's `hidden_states` has at positions [b, q], [q, b, h], up to rounding; no dropout."""
+
+    @abstractmethod
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """States [..., h] → this rank's logits [..., v/t]."""

@@ -19,12 +19,15 @@ class ColumnParallelLinear(nn.Module):
     """y = xAᵀ + b with the rows of A (output features) divided: [s, b, in] → [s, b, out/t]."""
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0, "bias": 0}
+    bias: nn.Parameter
 
-    def __init__(self, in_features: int, out_features: int, axis: Axis, sequence_parallel: bool = False) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, axis: Axis, sequence_parallel: bool = False, bias: bool = True
+    ) -> None:
         super().__init__()
         self.axis, self.sequence_parallel = axis, sequence_parallel
         self.weight = nn.Parameter(torch.empty(out_features // axis.size, in_features))
-        self.bias = nn.Parameter(torch.empty(out_features // axis.size))
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_features // axis.size)) if bias else None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(enter_tensor_parallel(x, self.axis, self.sequence_parallel), self.weight, self.bias)
@@ -37,17 +40,21 @@ class RowParallelLinear(nn.Module):
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 1}
+    bias: nn.Parameter
 
-    def __init__(self, in_features: int, out_features: int, axis: Axis, sequence_parallel: bool = False) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, axis: Axis, sequence_parallel: bool = False, bias: bool = True
+    ) -> None:
         super().__init__()
         self.axis, self.sequence_parallel = axis, sequence_parallel
         self.weight = nn.Parameter(torch.empty(out_features, in_features // axis.size))
-        self.bias = nn.Parameter(torch.empty(out_features))
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_features)) if bias else None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.axis.size == 1:
             return F.linear(x, self.weight, self.bias)
-        return leave_tensor_parallel(F.linear(x, self.weight), self.axis, self.sequence_parallel) + self.bias
+        summed = leave_tensor_parallel(F.linear(x, self.weight), self.axis, self.sequence_parallel)
+        return summed if self.bias is None else summed + self.bias
 
 
 class VocabParallelEmbedding(nn.Module):

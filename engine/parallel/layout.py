@@ -44,6 +44,10 @@ def layout_of(config: RunConfig, ranks: int) -> Layout:
     for size, what in ((num_heads, "attention heads"), (padded_vocab_size, "vocabulary rows"), (ranks, "ranks")):
         if size % tp:
             raise BadInput(f"tp = {tp} does not divide the {size} {what}; it can be {_divisors(size)}")
+    if config.model.family == "transformer-xl" and config.parallel.sequence_parallel:
+        raise BadInput("a Transformer-XL does not divide its sequence: set parallel.sequence_parallel = false")
+    if config.model.transformer_xl.cutoffs and tp * pp > 1:
+        raise BadInput("an adaptive embedding is not divided: set parallel.tp = 1 and parallel.pp = 1")
     if config.parallel.sequence_parallel and config.model.seq_length % tp:
         raise BadInput(
             f"sequence parallelism cannot divide seq_length = {config.model.seq_length} by tp = {tp}; "

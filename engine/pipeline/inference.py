@@ -10,10 +10,13 @@ import torch.distributed as dist
 
 from engine.model.gpt2 import GPT2
 from engine.model.key_value_cache import KeyValueCache
+from engine.model.stage_model import CausalModel
 from engine.parallel.mesh import ParallelMesh
 
 
-def forward_at(network: GPT2, mesh: ParallelMesh, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
+def forward_at(
+    network: CausalModel, mesh: ParallelMesh, tokens: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor | None:
     """Final states [q, b, h] at positions [b, q] of token ids [b, s] on the last stage, None on the others.
 
     Every rank of the pipeline calls it with the same tokens.
@@ -38,7 +41,7 @@ def forward_next(
 
 
 def _pass_down(
-    network: GPT2, mesh: ParallelMesh, tokens: torch.Tensor,
+    network: CausalModel, mesh: ParallelMesh, tokens: torch.Tensor,
     run: Callable[[torch.Tensor], torch.Tensor], run_last: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor | None:  # fmt: skip
     stage, stages = mesh.pp.rank, mesh.pp.size

@@ -12,6 +12,7 @@ class Recurrence:
     """What earlier segments left for this one, by layer, [m, b, h], and what this one leaves for the next.
 
     A model with memory reads `before` and writes `after`; a pass over the same microbatch again meets the same values.
+    Where nothing is computed again, both may be one.
     """
 
     before: dict[int, torch.Tensor] = field(default_factory=dict)
