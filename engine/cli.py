@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from engine.allocator import keep_large_buffers
-from engine.config import RunConfig, shrink
+from engine.config import RunConfig
 from engine.launch import default_ranks, launch
 from engine.parallel.layout import Layout, layout_of
 from engine.pipeline.lowering import format_grid, lower
 from engine.pipeline.schedule import compute_orders, ideal_bubble, parse_schedule, peak_in_flight
 from engine.pipeline.stages import split_layers
 from engine.training_run import begin_run, read_begun_run
+from engine.twin import shrink
 from lineage.command import run_command
 from lineage.config import load_config, override_config
 from lineage.digest import sha256_json

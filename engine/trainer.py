@@ -5,17 +5,15 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from data_pipeline.tokens.token_file import TokenFile
-from engine.batches import ValidationBatches, ValidationStreams, place_groups, training_batches
+from engine.batches import place_groups, training_batches
 from engine.checkpoint import TrainingState, checkpoint_path, complete_checkpoints, remove_old, save_checkpoint
 from engine.config import RunConfig
 from engine.costs import flops_per_iteration, parameter_count, rank_memory_bytes
@@ -29,16 +27,17 @@ from engine.parallel.layout import layout_of
 from engine.parallel.mesh import ParallelMesh, build_mesh
 from engine.parallel.rendezvous import check_agreement, join_ranks, launched_world_size, telling_of_lost_ranks
 from engine.pipeline.lowering import Interval
-from engine.pipeline.microbatch import PipelineInput, Recurrence
+from engine.pipeline.microbatch import to_input
 from engine.pipeline.partition import PartitionedModel
 from engine.pipeline.timeline import describe_timeline
 from engine.precision import DTYPES, LossScaler
-from engine.probe import SAMPLES, Probe, choose_samples, describe_computation
+from engine.probe import Probe, describe_computation
 from engine.replicas import INTERVAL, check_replicas
 from engine.resume import resume
 from engine.rng import Dropout
 from engine.stream_memory import StreamMemory
 from engine.training_run import SUMMARY, TIMELINE, begin_run
+from engine.validation import ValidationSplit
 from lineage.atomic import write_json, write_text
 from lineage.errors import Interrupted, UserError
 from lineage.lock import locked
@@ -109,9 +108,7 @@ class Trainer:
         if self.scaler and self.state.loss_scaler:
             self.scaler = LossScaler(**self.state.loss_scaler)
         self.batches = training_batches(config, dataset.token_files("train"), train.iterations)
-        self.validation = self._validation_batches(dataset.token_files("valid"))
-        probed = ValidationBatches(dataset.token_files("valid"), model.seq_length)
-        self.probed = choose_samples(next(probed.batches(SAMPLES, SAMPLES, 0, 1)).tolist())
+        self.validation = ValidationSplit(config, dataset.token_files("valid"), mesh)
         self.validated = math.nan
         self.stop_requested = False
 
@@ -165,7 +162,7 @@ class Trainer:
         self.optimizer.zero_gradients()
         batches = list(self.batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size))
         microbatches = [
-            self._input(batch.tokens, self._dropout(iteration, batch.places), self.streams.enter(batch.places))
+            to_input(batch.tokens, mesh, self._dropout(iteration, batch.places), self.streams.enter(batch.places))
             for batch in batches
         ]
         timeline: list[Interval] | None = [] if iteration + 1 == train.iterations else None
@@ -218,33 +215,9 @@ class Trainer:
         model, train = self.config.model, self.config.train
         return Dropout(model.dropout, train.seed, iteration, places) if model.dropout else None
 
-    def _input(
-        self, tokens: NDArray[np.int64], dropout: Dropout | None = None, recurrence: Recurrence | None = None
-    ) -> PipelineInput:
-        rows = torch.from_numpy(tokens).to(self.mesh.device)
-        return PipelineInput(rows[:, :-1], rows[:, 1:], dropout, recurrence)
-
-    def _validation_batches(self, parts: Sequence[tuple[TokenFile, float]]) -> ValidationBatches | ValidationStreams:
-        model, train = self.config.model, self.config.train
-        if model.family == "transformer-xl":
-            return ValidationStreams(parts[0][0], model.seq_length, train.global_batch_size, train.microbatch_size)
-        return ValidationBatches(parts, model.seq_length)
-
-    def _validation_inputs(self, num_samples: int) -> Iterator[PipelineInput]:
-        dp = self.mesh.dp
-        if isinstance(self.validation, ValidationBatches):
-            batch_size = max(8192 // self.config.model.seq_length, 1)
-            for tokens in self.validation.batches(num_samples, batch_size, dp.rank, dp.size):
-                yield self._input(tokens)
-        else:
-            carried: dict[tuple[int, ...], dict[int, torch.Tensor]] = {}
-            for batch in self.validation.microbatches(num_samples, dp.rank, dp.size):
-                states = carried.setdefault(batch.places, {})
-                yield self._input(batch.tokens, recurrence=Recurrence(states, states))
-
     def _validate(self, iteration: int, num_samples: int) -> dict[str, Any]:
         """Mean loss over the first `num_samples` validation sequences, without dropout."""
-        mesh, inputs = self.mesh, list(self._validation_inputs(num_samples))
+        mesh, inputs = self.mesh, list(self.validation.inputs(num_samples))
         sequences = torch.tensor(float(sum(len(one.tokens) for one in inputs)), dtype=torch.float64, device=mesh.device)
         count = round(mesh.dp.all_reduce(sequences).item())
         loss = mesh.pp.all_reduce(mesh.dp.all_reduce(self.model.evaluate(inputs))).item() / count
@@ -262,7 +235,9 @@ class Trainer:
     def _save(self) -> None:
         check_replicas(self.model.parameters, self.mesh)
         computed_on = describe_computation(self.mesh.layout, self.mesh.device)
-        probe = Probe(self.probed, self._loss_of(self.probed), self.config.train.precision, computed_on)
+        probe = Probe(
+            self.validation.probed, self._loss_of(self.validation.probed), self.config.train.precision, computed_on
+        )
         self.state = save_checkpoint(
             self.run.path, self.config, self.state, self.model.parameters, self.optimizer, self.mesh,
             self.dataset.tokenizer, probe, self.streams,
@@ -270,7 +245,7 @@ class Trainer:
 
     def _loss_of(self, tokens: tuple[tuple[int, ...], ...]) -> float:
         """Mean loss of the model as it is on samples that every data-parallel rank takes, without dropout."""
-        total = self.model.evaluate([self._input(np.array(tokens, dtype=np.int64))])
+        total = self.model.evaluate([to_input(np.array(tokens, dtype=np.int64), self.mesh)])
         return self.mesh.pp.all_reduce(total).item() / len(tokens)
 
     def _finish(self, final: dict[str, Any], peaks: list[int]) -> None:

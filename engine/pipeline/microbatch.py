@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
 
 
@@ -42,3 +45,11 @@ class PipelineInput:
     """For a model with memory; without one it sees this segment alone."""
     pairs: SentencePairs | None = None
     """For a BERT."""
+
+
+def to_input(
+    tokens: NDArray[np.int64], mesh: ParallelMesh, dropout: Dropout | None = None, recurrence: Recurrence | None = None
+) -> PipelineInput:
+    """A microbatch of token ids [b, s + 1] on the mesh's device: each predicts the next."""
+    rows = torch.from_numpy(tokens).to(mesh.device)
+    return PipelineInput(rows[:, :-1], rows[:, 1:], dropout, recurrence)

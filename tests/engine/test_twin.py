@@ -6,7 +6,8 @@ import pytest
 
 import experiments
 from engine.cli import read_run_config
-from engine.config import RunConfig, TwinScale, shrink
+from engine.config import RunConfig, TwinScale
+from engine.twin import shrink
 from lineage.errors import BadInput
 
 MODELS = sorted((Path(experiments.__file__).parent / "models").glob("*.toml"))

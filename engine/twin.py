@@ -1,0 +1,41 @@
+"""A published recipe at laptop size. Imports no torch."""
+
+from engine.config import ParallelConfig, RunConfig, TwinScale
+
+
+def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
+    """The twin of a published recipe: same code path, smaller by one stated rule (`TwinScale.sentence`)."""
+    scale = scale or TwinScale()
+    model, train = config.model, config.train
+    batch = max(train.global_batch_size // scale.global_batch_size, 1)
+    iterations = max(train.iterations // scale.iterations, 2)
+    return RunConfig(
+        name=f"{config.name}-twin",
+        model=model.model_copy(
+            update={
+                "num_layers": max(model.num_layers // scale.num_layers, 1),
+                "hidden_size": model.hidden_size // scale.hidden_size,
+                "num_heads": model.num_heads // scale.num_heads,
+                "seq_length": model.seq_length // scale.seq_length,
+                "vocab_size": model.vocab_size // scale.vocab_size,
+                "padded_vocab_size": model.padded_vocab_size // scale.vocab_size,
+            }
+        ),
+        train=train.model_copy(
+            update={
+                "global_batch_size": batch,
+                "microbatch_size": min(train.microbatch_size, max(batch // 2, 1)),
+                "iterations": iterations,
+                "warmup_iterations": max(train.warmup_iterations // scale.warmup_iterations, 1),
+                "learning_rate": train.learning_rate * scale.learning_rate,
+                "min_learning_rate": train.min_learning_rate * scale.learning_rate,
+                "validation_interval": max(iterations // 30, 1),
+                "validation_samples": 256,
+                "checkpoint_interval": max(iterations // 3, 1),
+                "precision": "fp32",
+            }
+        ),
+        parallel=ParallelConfig(),
+        data=config.data,
+        twin=scale,
+    )
