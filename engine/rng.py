@@ -6,9 +6,12 @@ run needs no saved generator state.
 """
 
 import hashlib
+import math
 from dataclasses import dataclass
 
 import torch
+
+from engine.kernels.registry import implementation
 
 
 def key_of(*parts: object) -> int:
@@ -24,6 +27,37 @@ def initial_normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> 
 
 
 @dataclass(frozen=True)
+class DropoutMask:
+    """Which elements of rows of numbers are kept at one site, for each sequence of a microbatch."""
+
+    probability: float
+    keys: tuple[int, ...]
+    """One for each sequence."""
+    first_row: int = 0
+    """Number of the first row here among all rows of the site; a rank that holds a part of them has its own."""
+
+    @property
+    def threshold(self) -> int:
+        """An element is dropped when its 16 random bits are less: the probability is exact to 1/65536."""
+        return round(self.probability * 2**16)
+
+    @property
+    def scale(self) -> float:
+        """The factor of what is kept, 1/(1 − p)."""
+        return 1.0 / (1.0 - self.probability)
+
+    def keep(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
+        """Boolean [b, rows, columns], True where the element stays (`engine/kernels/dropout_bits.py`)."""
+        bits = implementation("dropout_bits", device.type)(self.keys, self.first_row, rows, columns, device)
+        kept: torch.Tensor = bits.to(torch.int32).bitwise_and_(0xFFFF) >= self.threshold
+        return kept
+
+    def factors(self, rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """What each element is multiplied with, [b, rows, columns]: 1/(1 − p) where it is kept, else 0."""
+        return self.keep(rows, columns, device).to(dtype).mul_(self.scale)
+
+
+@dataclass(frozen=True)
 class Dropout:
     """Dropout of one microbatch in one iteration.
 
@@ -35,22 +69,15 @@ class Dropout:
     iteration: int
     samples: tuple[int, ...]
 
-    def keep(self, site: str, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-        """Boolean mask [b, *shape], True where the element stays, equal for every layout.
+    def mask(self, site: str, first_row: int = 0) -> DropoutMask:
+        """The masks of one site, from row `first_row` on, equal for every layout."""
+        keys = tuple(key_of(self.seed, self.iteration, sample, site) for sample in self.samples)
+        return DropoutMask(self.probability, keys, first_row)
 
-        Each element has 16 random bits, so the drop probability is exact to 1/65536.
-        """
-        count = 1
-        for size in shape:
-            count *= size
-        words = torch.empty(len(self.samples), (count + 3) // 4, dtype=torch.int64, device=device)
-        generator = torch.Generator(device)
-        for row, sample in zip(words, self.samples, strict=True):
-            generator.manual_seed(key_of(self.seed, self.iteration, sample, site))
-            row.random_(-(2**63), None, generator=generator)
-        threshold = round(self.probability * 2**16) - 2**15
-        bits = words.view(torch.int16)[:, :count]
-        return (bits >= threshold).view(len(self.samples), *shape)
+    def keep(self, site: str, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        """Boolean mask [b, *shape] of a whole site, True where the element stays."""
+        *rows, columns = shape
+        return self.mask(site).keep(math.prod(rows), columns, device).view(len(self.samples), *shape)
 
     def scale(self, keep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The factor of each element: 1/(1 − p) where kept, else 0."""

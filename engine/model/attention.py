@@ -3,14 +3,14 @@
 Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, t tensor-parallel ranks.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from engine.config import ModelConfig
+from engine.kernels.attention import reference
+from engine.kernels.registry import kernel
 from engine.model.key_value_cache import KeyValueCache
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from engine.parallel.mesh import ParallelMesh
@@ -38,15 +38,15 @@ class SelfAttention(nn.Module):
         qkv = self.query_key_value(x)  # [s, b, 3h/t]
         s, b, _ = qkv.shape
         qkv = qkv.view(s, b, heads, 3, self.head_dim)
-        query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n/t, s, d]
-        if dropout is None:
-            context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        elif self.recompute and torch.is_grad_enabled():
-            context = checkpoint(self._attend_with_dropout, query, key, value, dropout, use_reentrant=False,
-                                 preserve_rng_state=False)  # fmt: skip
+        attend = kernel("attention", qkv)
+        mask = None
+        if dropout is not None:
+            mask = dropout.mask(f"layers.{self.layer}.attention", first_row=self.axis.rank * heads * s)
+        if self.recompute and torch.is_grad_enabled() and attend is reference:
+            context = checkpoint(attend, qkv, mask, use_reentrant=False, preserve_rng_state=False)
         else:
-            context = self._attend_with_dropout(query, key, value, dropout)
-        return self.dense(context.permute(2, 0, 1, 3).reshape(s, b, heads * self.head_dim))  # [s, b, h]
+            context = attend(qkv, mask)
+        return self.dense(context)  # [s, b, h]
 
     def forward_at(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The output at positions [b, q] alone, without dropout: [s, b, h] → [q, b, h]."""
@@ -72,15 +72,3 @@ class SelfAttention(nn.Module):
         is_past = positions <= positions[cache.length :, None]  # [q, s]
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=is_past)
         return self.dense(context.permute(2, 0, 1, 3).flatten(2))
-
-    def _attend_with_dropout(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: Dropout
-    ) -> torch.Tensor:
-        s, heads = query.size(2), query.size(1)
-        scores = torch.matmul(query * (1.0 / math.sqrt(self.head_dim)), key.transpose(-1, -2))  # [b, n/t, s, s]
-        future = torch.ones(s, s, dtype=torch.bool, device=scores.device).triu_(1)
-        work = scores.dtype if scores.dtype == torch.float64 else torch.float32
-        weights = torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1, dtype=work).to(scores.dtype)
-        keep = dropout.keep(f"layers.{self.layer}.attention", (self.num_heads, s, s), scores.device)
-        keep = keep[:, self.axis.rank * heads : (self.axis.rank + 1) * heads]
-        return torch.matmul(weights * dropout.scale(keep, weights.dtype), value)

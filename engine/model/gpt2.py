@@ -13,13 +13,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from engine.config import ModelConfig
+from engine.kernels.registry import kernel
 from engine.model.initial import initialize_normal
 from engine.model.key_value_cache import KeyValueCache
 from engine.model.stage_model import CausalModel
 from engine.model.transformer import Embedding, TransformerLayer, run_layers
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.mesh import ParallelMesh
-from engine.parallel.vocab import vocab_parallel_cross_entropy
 from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.stages import Stage
 from engine.recompute import NO_RECOMPUTE, Recompute
@@ -93,11 +93,12 @@ class GPT2(CausalModel):
 
     def loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy of targets [b, s] from the last stage's states [s, b, h], a scalar."""
-        logits = self.logits(hidden).flatten(0, 1)  # [s·b, v/t]
-        losses = vocab_parallel_cross_entropy(
-            logits, targets.transpose(0, 1).flatten(), self.config.vocab_size, self.mesh.tp
+        hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel).flatten(0, 1)  # [s·b, h]
+        weight, targets = self.embedding.word_embeddings.weight, targets.transpose(0, 1).flatten()
+        loss: torch.Tensor = kernel("linear_cross_entropy", hidden)(
+            hidden, weight, targets, self.config.vocab_size, self.mesh.tp
         )
-        return losses.mean()
+        return loss
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
         """Loss of the whole model, a scalar, from token ids and targets [b, s]."""

@@ -97,6 +97,5 @@ def drop(x: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh
     if dropout is None:
         return x
     s, _, h = x.shape
-    parts = mesh.tp.size if mesh.sequence_parallel else 1
-    keep = dropout.keep(site, (s * parts, h), x.device).transpose(0, 1)  # [s, b, h]
-    return x * dropout.scale(keep.narrow(0, mesh.sequence_rank * s, s), x.dtype)
+    mask = dropout.mask(site, first_row=mesh.sequence_rank * s)
+    return x * mask.factors(s, h, x.device, x.dtype).transpose(0, 1)

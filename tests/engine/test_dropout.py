@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import ModelConfig
+from engine.kernels import dropout_bits
+from engine.kernels.dropout_bits import philox
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
-from engine.rng import Dropout
+from engine.rng import Dropout, DropoutMask
 
 CPU = torch.device("cpu")
 
@@ -55,6 +57,24 @@ def test_a_mask_belongs_to_its_place(samples: list[int], shape: tuple[int, ...])
     assert together.shape == (len(samples), *shape)
     for row, sample in zip(together, samples, strict=True):
         assert torch.equal(row, Dropout(0.4, 5, 9, (sample,)).keep("here", shape, CPU)[0])
+
+
+def test_a_part_of_the_rows_is_cut_from_the_whole() -> None:
+    dropout = Dropout(0.4, 5, 9, (3, 4))
+    whole = dropout.mask("here").keep(12, 150, CPU)
+    assert torch.equal(dropout.mask("here", first_row=5).keep(7, 150, CPU), whole[:, 5:])
+
+
+def test_random_bits_are_those_of_philox() -> None:
+    """Known answers of Random123 (`kat_vectors`, philox 4×32-10)."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    assert [word.item() for word in philox(zero, zero, 0)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+
+
+@pytest.mark.parametrize("columns", [1, 7, 128, 300])
+def test_compiled_bits_are_the_references(columns: int) -> None:
+    arguments = ((5, 2**62 + 12345), 3, 6, columns, CPU)
+    assert torch.equal(dropout_bits.compiled(*arguments), dropout_bits.reference(*arguments))
 
 
 def test_every_part_of_the_key_counts() -> None:
@@ -107,9 +127,9 @@ def test_every_site_drops() -> None:
     seen: list[str] = []
 
     class Recording(Dropout):
-        def keep(self, site: str, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        def mask(self, site: str, first_row: int = 0) -> DropoutMask:
             seen.append(site)
-            return super().keep(site, shape, device)
+            return super().mask(site, first_row)
 
     model.hidden_states(tokens, Recording(0.1, 1, 0, (0,)))
     assert len(seen) == len(set(seen)) == 4  # embedding, attention weights, attention output, MLP output

@@ -42,7 +42,7 @@ from engine.parity import (
 from engine.pipeline.executor import PipelineExecutor
 from engine.pipeline.schedule import compute_orders
 from engine.pipeline.stages import split_layers
-from engine.rng import Dropout
+from engine.rng import Dropout, DropoutMask
 from lineage.config import load_config
 
 CONFIG = """
@@ -210,14 +210,14 @@ def forget_tied_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def key_mask_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dropout mask depends on the rank that draws it."""
-    keep = Dropout.keep
+    mask = Dropout.mask
 
-    def planted(self: Dropout, site: str, *more: Any) -> torch.Tensor:
+    def planted(self: Dropout, site: str, first_row: int = 0) -> DropoutMask:
         if site == "layers.2.mlp_output":
             site += os.environ["RANK"]
-        return keep(self, site, *more)
+        return mask(self, site, first_row)
 
-    monkeypatch.setattr(Dropout, "keep", planted)
+    monkeypatch.setattr(Dropout, "mask", planted)
 
 
 def scale_messages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,206 @@
+"""Attention: scale, mask, softmax, dropout and the two products around them.
+
+Shapes: s sequence, b microbatch, n heads, d head dim; a head's rows of the dropout mask are numbered head · s + query.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from engine.kernels.compiled import (
+    BLOCK,
+    Array,
+    Compiled,
+    array,
+    exponential,
+    largest,
+    load,
+    mask_keys,
+    random_bits,
+    store,
+)
+from engine.rng import DropoutMask
+
+QUERY_BLOCK = 256
+"""Queries whose scores are worked on at a time."""
+WORKSPACE_BYTES = 1 << 20
+"""About the size of the scores of one block of queries, so that they stay in the cache."""
+
+
+def reference(
+    query_key_value: torch.Tensor, mask: DropoutMask | None, visible: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Outputs of all heads, [s, b, n·d], from queries, keys and values [s, b, n, 3, d].
+
+    Causal, or a query sees the keys where `visible` [b, s, s] is True; one that sees none gives NaN.
+    """
+    s, b, n, _, d = query_key_value.shape
+    query, key, value = query_key_value.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n, s, d]
+    seen = visible.unsqueeze(1) if visible is not None else None
+    if mask is None:
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=seen is None)
+    else:
+        if seen is None:
+            seen = torch.ones(s, s, dtype=torch.bool, device=query.device).tril_()
+        scores = torch.matmul(query * (1.0 / math.sqrt(d)), key.transpose(-1, -2))  # [b, n, s, s]
+        work = scores.dtype if scores.dtype == torch.float64 else torch.float32
+        weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1, dtype=work).to(scores.dtype)
+        factors = mask.factors(n * s, s, query.device, weights.dtype).view(b, n, s, s)
+        context = torch.matmul(weights * factors, value)
+    return context.permute(2, 0, 1, 3).reshape(s, b, n * d)
+
+
+def blocked(
+    query_key_value: torch.Tensor, mask: DropoutMask | None, visible: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The same a block of queries at a time, keeping of all scores one number per query; with dropout a query that sees
+    no key gives 0. The backward pass computes scores and dropout mask again (Dao et al. 2022, arXiv 2205.14135).
+    """
+    if mask is None:  # torch's own blocked kernel, which has no dropout on CPU
+        return reference(query_key_value, mask, visible)
+    context: torch.Tensor = _Blocked.apply(query_key_value, mask, visible)
+    return context
+
+
+class _Blocked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: torch.Tensor, mask: DropoutMask, visible: torch.Tensor | None) -> torch.Tensor:
+        qkv = qkv.contiguous()
+        s, b, n, _, d = qkv.shape
+        query, key, value = _by_head(qkv)
+        rows = _Rows(mask, visible, n, s, d)
+        context = qkv.new_empty(s, b * n, d)
+        sums = torch.empty(b * n, s)
+        for heads, queries, keys in rows.blocks(b * n, qkv.element_size()):
+            scores = torch.bmm(query[heads, queries], key[heads, keys].transpose(1, 2))
+            factor = scores.new_empty(scores.shape[:2], dtype=torch.float32)
+            _softmax(array(scores), heads.start, queries.start, *rows.arguments, array(factor), array(sums))
+            mixed = torch.bmm(scores, value[heads, keys])
+            torch.mul(mixed.transpose(0, 1), factor.t().unsqueeze(2), out=context[queries, heads])
+        ctx.save_for_backward(qkv, context, sums)
+        ctx.rows = rows
+        return context.view(s, b, n * d)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        qkv, context, sums = ctx.saved_tensors
+        s, b, n, _, d = qkv.shape
+        query, key, value = _by_head(qkv)
+        gradient = gradient.contiguous().view(s, b * n, d)
+        inner = torch.linalg.vecdot(gradient.float(), context.float()).t().contiguous()  # [b·n, s]
+        gradient = gradient.transpose(0, 1)
+        found = torch.empty_like(qkv)
+        to_query, to_key, to_value = _by_head(found)
+        key_sum = value_sum = torch.empty(0)
+        for heads, queries, keys in ctx.rows.blocks(b * n, qkv.element_size()):
+            if queries.start == 0:
+                key_sum, value_sum = torch.zeros(2, heads.stop - heads.start, s, d).unbind(0)
+            here = query[heads, queries], gradient[heads, queries]
+            weights = torch.bmm(here[0], key[heads, keys].transpose(1, 2))
+            slopes = torch.bmm(here[1], value[heads, keys].transpose(1, 2))
+            _softmax_gradient(
+                array(weights), array(slopes), heads.start, queries.start, *ctx.rows.arguments, array(sums),
+                array(inner),
+            )  # fmt: skip
+            value_sum[:, keys] += torch.bmm(weights.transpose(1, 2), here[1])
+            key_sum[:, keys] += torch.bmm(slopes.transpose(1, 2), here[0])
+            to_query[heads, queries] = torch.bmm(slopes, key[heads, keys])
+            if queries.stop == s:
+                to_key[heads], to_value[heads] = key_sum, value_sum
+        return found, None, None
+
+
+def _by_head(qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values, each [b·n, s, d]: views of [s, b, n, 3, d]."""
+    return qkv.flatten(1, 2).permute(2, 1, 0, 3).unbind(0)
+
+
+class _Rows:
+    """How rows of scores are scaled, masked and dropped, as the compiled loops take it."""
+
+    def __init__(self, mask: DropoutMask, visible: torch.Tensor | None, n: int, s: int, d: int) -> None:
+        self.s, self.is_causal = s, visible is None
+        shown = np.empty((0, 0, 0), dtype=np.bool_) if visible is None else array(visible.contiguous())
+        self.arguments = (s, n, np.float32(1.0 / math.sqrt(d)), shown, *mask_keys(mask))
+
+    def blocks(self, heads: int, element_size: int) -> list[tuple[slice, slice, slice]]:
+        """Slices of heads, of queries and of the keys they may see."""
+        together = max(WORKSPACE_BYTES // (min(QUERY_BLOCK, self.s) * self.s * element_size), 1)
+        found = []
+        for head in range(0, heads, together):
+            for query in range(0, self.s, QUERY_BLOCK):
+                last = min(query + QUERY_BLOCK, self.s)
+                seen = slice(0, last if self.is_causal else self.s)
+                found.append((slice(head, min(head + together, heads)), slice(query, last), seen))
+        return found
+
+
+@Compiled
+def _softmax(
+    scores: Array, first_head: int, first_query: int, s: int, n: int, scale: np.float32, visible: Array,
+    keys: Array, first_row: int, threshold: int, keep_scale: np.float32, factor: Array, sums: Array,
+) -> None:  # fmt: skip
+    """Scores [heads, queries, keys] → exponentials of what is seen and kept, else 0; `factor` of each row makes them
+    sum to one. `sums` [b·n, s]: log of the sum of exponentials.
+    """
+    count = scores.shape[2]
+    bits = np.empty((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
+    for g in range(scores.shape[0]):
+        sample, head = (first_head + g) // n, (first_head + g) % n
+        for r in range(scores.shape[1]):
+            row, query = scores[g, r], first_query + r
+            seen = count
+            if visible.shape[0] > 0:
+                for i in range(count):
+                    if not visible[sample, query, i]:
+                        store(row, i, np.float32(-np.inf))
+            else:
+                seen = query + 1
+            top = largest(row, seen) * scale
+            total = np.float32(0.0)
+            if top == np.float32(-np.inf):
+                seen = 0
+            random_bits(keys[sample], first_row + head * s + query, seen, bits)
+            for i in range(seen):
+                value = exponential(load(row, i) * scale - top)
+                kept = np.float32(1.0) if bits[i] >= threshold else np.float32(0.0)
+                total += value
+                store(row, i, value * kept)
+            for i in range(seen, count):
+                store(row, i, np.float32(0.0))
+            factor[g, r] = keep_scale / total if seen > 0 else np.float32(0.0)
+            sums[first_head + g, query] = top + np.log(total) if seen > 0 else np.float32(np.inf)
+
+
+@Compiled
+def _softmax_gradient(
+    weights: Array, slopes: Array, first_head: int, first_query: int, s: int, n: int, scale: np.float32,
+    visible: Array, keys: Array, first_row: int, threshold: int, keep_scale: np.float32, sums: Array, inner: Array,
+) -> None:  # fmt: skip
+    """Scores → weights after dropout, and their gradient → that of the unscaled scores, both in place."""
+    count = weights.shape[2]
+    bits = np.empty((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
+    for g in range(weights.shape[0]):
+        sample, head = (first_head + g) // n, (first_head + g) % n
+        for r in range(weights.shape[1]):
+            row, slope, query = weights[g, r], slopes[g, r], first_query + r
+            seen = count
+            if visible.shape[0] > 0:
+                for i in range(count):
+                    if not visible[sample, query, i]:
+                        store(row, i, np.float32(-np.inf))
+            else:
+                seen = query + 1
+            log_sum, mean = sums[first_head + g, query], inner[first_head + g, query]
+            random_bits(keys[sample], first_row + head * s + query, seen, bits)
+            for i in range(seen):
+                weight = exponential(load(row, i) * scale - log_sum)
+                kept = keep_scale if bits[i] >= threshold else np.float32(0.0)
+                store(slope, i, weight * (load(slope, i) * kept - mean) * scale)
+                store(row, i, weight * kept)
+            for i in range(seen, count):
+                store(row, i, np.float32(0.0))
+                store(slope, i, np.float32(0.0))

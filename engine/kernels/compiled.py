@@ -1,0 +1,172 @@
+"""Loops over rows compiled by numba, and the arithmetic they share: bf16 elements, exponentials, random bits.
+
+Loops see bf16 tensors as int16 arrays. All arithmetic is in fp32; sums may be taken in any order.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numba
+import numpy as np
+import torch
+from numba.extending import overload
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from engine.rng import DropoutMask
+
+LANES, PIECES = 16, 8
+BLOCK = LANES * PIECES
+"""Columns of a random row that come from LANES counters, PIECES from each."""
+
+FLOAT_RULES = {"reassoc", "contract", "arcp", "nsz"}
+
+Array = NDArray[Any]
+
+
+class Compiled:
+    """A function compiled at its first call with arrays of a dtype; the machine code is kept on disk.
+
+    Of several processes that start together one compiles while the others wait to load.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        options: dict[str, Any] = {"fastmath": FLOAT_RULES, "error_model": "numpy", "nogil": True}
+        try:
+            self._dispatcher = numba.njit(cache=True, **options)(function)
+        except RuntimeError:  # nowhere to keep machine code
+            self._dispatcher = numba.njit(**options)(function)
+        self._known: set[Any] = set()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the function returns."""
+        kinds = tuple(a.dtype.char if isinstance(a, np.ndarray) else "" for a in arguments)
+        if kinds in self._known:
+            return self._dispatcher(*arguments)
+        self._known.add(kinds)
+        folder = -1
+        with suppress(OSError, AttributeError, TypeError):
+            folder = os.open(self._dispatcher.stats.cache_path, os.O_RDONLY)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        try:
+            return self._dispatcher(*arguments)
+        finally:
+            if folder >= 0:
+                os.close(folder)
+
+
+def array(tensor: torch.Tensor) -> Array:
+    """A contiguous tensor's memory as a loop takes it."""
+    tensor = tensor.detach()
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def mask_keys(mask: "DropoutMask | None") -> tuple[Array, int, int, np.float32]:
+    """A dropout mask as loops take it: keys (none: no dropout), first row, threshold, factor of what is kept."""
+    if mask is None:
+        return np.empty(0, dtype=np.uint64), 0, 0, np.float32(1.0)
+    return np.array(mask.keys, dtype=np.uint64), mask.first_row, mask.threshold, np.float32(mask.scale)
+
+
+inline = numba.njit(fastmath=FLOAT_RULES, error_model="numpy", inline="never", nogil=True)
+
+
+def load(row: Array, i: int) -> np.float32:
+    """Element i as fp32."""
+    raise NotImplementedError("compiled only")
+
+
+@overload(load)
+def _load(row: Any, i: Any) -> Any:
+    def load_fp32(row: Any, i: Any) -> Any:
+        return row[i]
+
+    def load_bf16(row: Any, i: Any) -> Any:
+        return np.uint32(np.uint32(np.uint16(row[i])) << np.uint32(16)).view(np.float32)
+
+    return load_bf16 if row.dtype == numba.types.int16 else load_fp32
+
+
+def store(row: Array, i: int, value: np.float32) -> None:
+    """Write an fp32 value at i, rounded to nearest even where the row is bf16."""
+    raise NotImplementedError("compiled only")
+
+
+@overload(store)
+def _store(row: Any, i: Any, value: Any) -> Any:
+    def store_fp32(row: Any, i: Any, value: Any) -> Any:
+        row[i] = value
+
+    def store_bf16(row: Any, i: Any, value: Any) -> Any:
+        bits = np.float32(value).view(np.uint32)
+        bits = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
+        row[i] = np.int16(bits >> np.uint32(16))
+
+    return store_bf16 if row.dtype == numba.types.int16 else store_fp32
+
+
+@inline
+def exponential(x: np.float32) -> np.float32:
+    """eˣ to 2 units in the last place; 0 below −87, where fp32 has no normal numbers left, and for x ≤ 88."""
+    clamped = np.float32(-87.0) if x < np.float32(-87.0) else x
+    n = np.floor(clamped * np.float32(1.4426950408889634) + np.float32(0.5))
+    r = (clamped - n * np.float32(0.693145751953125)) - n * np.float32(1.428606765330187e-06)
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * r * r + r + np.float32(1.0)
+    power = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return np.float32(0.0) if x < np.float32(-87.0) else p * power
+
+
+@inline
+def largest(row: Array, count: int) -> np.float32:
+    """Largest of the first `count` elements; a NaN among them may be passed over."""
+    lanes = np.full(LANES, np.float32(-np.inf), dtype=np.float32)
+    whole = count // LANES * LANES
+    for start in range(0, whole, LANES):
+        for lane in range(LANES):
+            value = load(row, start + lane)
+            lanes[lane] = value if value > lanes[lane] else lanes[lane]
+    found = np.float32(-np.inf)
+    for lane in range(LANES):
+        found = lanes[lane] if lanes[lane] > found else found
+    for i in range(whole, count):
+        value = load(row, i)
+        found = value if value > found else found
+    return found
+
+
+@inline
+def random_bits(key: np.uint64, row: int, columns: int, out: Array) -> None:
+    """16 random bits for each of the first `columns` elements of a row; `out` has room for whole BLOCKs.
+
+    Philox 4×32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") with counter
+    (16 · block + lane, row, 0, 0): a counter's eight pieces lie LANES apart.
+    """
+    low = np.uint64(0xFFFFFFFF)
+    half = np.uint64(32)
+    piece = np.uint64(16)
+    for block in range((columns + BLOCK - 1) // BLOCK):
+        for lane in range(LANES):
+            c0, c1 = np.uint64(block * LANES + lane), np.uint64(row)
+            c2, c3 = np.uint64(0), np.uint64(0)
+            k0, k1 = key & low, key >> half
+            for _ in range(10):
+                first, second = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+                c0 = (second >> half) ^ c1 ^ k0
+                c2 = (first >> half) ^ c3 ^ k1
+                c1, c3 = second & low, first & low
+                k0 = (k0 + np.uint64(0x9E3779B9)) & low
+                k1 = (k1 + np.uint64(0xBB67AE85)) & low
+            at = block * BLOCK + lane
+            out[at], out[at + 16] = np.uint16(c0), np.uint16(c0 >> piece)
+            out[at + 32], out[at + 48] = np.uint16(c1), np.uint16(c1 >> piece)
+            out[at + 64], out[at + 80] = np.uint16(c2), np.uint16(c2 >> piece)
+            out[at + 96], out[at + 112] = np.uint16(c3), np.uint16(c3 >> piece)

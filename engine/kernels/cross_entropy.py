@@ -1,0 +1,145 @@
+"""Output projection and cross-entropy over a vocabulary that is divided over the tensor-parallel axis.
+
+Shapes: n positions, h hidden, v padded vocabulary, t tensor-parallel ranks.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from engine.kernels.compiled import Array, Compiled, array, exponential, inline, largest, load, store
+from engine.parallel.mesh import Axis
+from engine.parallel.vocab import vocab_parallel_cross_entropy
+
+CHUNK_BYTES = 1 << 27
+"""Most bytes of logits that exist at a time."""
+
+
+def reference(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis
+) -> torch.Tensor:
+    """Mean loss of targets [n], a scalar in fp32 (fp64 stays fp64), from hidden [n, h] and weight [v/t, h].
+
+    Rows of the weight at or above `vocab_size` are padding and take no part. Where the axis is divided, the gradient
+    of `hidden` is this rank's part of a sum.
+    """
+    return vocab_parallel_cross_entropy(F.linear(hidden, weight), targets, vocab_size, axis).mean()
+
+
+def chunked(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis
+) -> torch.Tensor:
+    """The same with the logits of some positions at a time; the gradients are made along with the loss.
+
+    Per chunk one maximum and one sum are all-reduced, of one and of two numbers for each position.
+    """
+    loss: torch.Tensor = _Chunked.apply(hidden, weight, targets, vocab_size, axis)
+    return loss
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis
+    ) -> torch.Tensor:
+        hidden, start = hidden.contiguous(), axis.rank * len(weight)
+        columns = min(max(vocab_size - start, 0), len(weight))
+        chunks = -(-len(hidden) * len(weight) * weight.element_size() // CHUNK_BYTES)
+        chunk = -(-len(hidden) // chunks)
+        to_hidden, to_weight = torch.empty(0), _Sum(weight)
+        if is_trained := any(ctx.needs_input_grad):
+            to_hidden = torch.empty_like(hidden)
+        total = torch.zeros((), dtype=torch.float64)
+        local = (targets - start).contiguous()
+        for first in range(0, len(hidden), chunk):
+            here = slice(first, first + chunk)
+            rows, target = hidden[here], array(local[here])
+            logits = rows @ weight.t()
+            top, own = torch.empty(len(rows)), torch.empty(2, len(rows))
+            factor = 1.0 / len(hidden) if is_trained and axis.size == 1 else 0.0
+            _log_sum(array(logits), columns, target, array(top), array(own), factor)
+            if axis.size > 1:
+                before = top.clone()
+                axis.all_reduce(top, dist.ReduceOp.MAX)
+                own[0] *= before.sub_(top).exp_()
+                axis.all_reduce(own)
+            log_sum = own[0].log_().add_(top)
+            total += (log_sum - own[1]).sum(dtype=torch.float64)
+            if is_trained and axis.size > 1:
+                _softmax_gradient(array(logits), columns, target, array(log_sum), 1.0 / len(hidden))
+            if is_trained:
+                torch.mm(logits, weight, out=to_hidden[here])
+                to_weight.add(logits, rows)
+        if is_trained:
+            ctx.save_for_backward(to_hidden, to_weight.value())
+        return (total / len(hidden)).float()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+        to_hidden, to_weight = ctx.saved_tensors
+        if (factor := gradient.item()) != 1.0:
+            to_hidden.mul_(factor)
+            to_weight.mul_(factor)
+        return to_hidden, to_weight, None, None, None
+
+
+class _Sum:
+    """The weight's gradient, of chunks added in fp32."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._dtype = weight.dtype
+        self._found: torch.Tensor | None = None
+
+    def add(self, gradient: torch.Tensor, rows: torch.Tensor) -> None:
+        """Add what a chunk's gradient [n, v/t] and hidden rows [n, h] make."""
+        if self._found is None:
+            self._found = gradient.t() @ rows
+        elif self._dtype == torch.float32:
+            self._found.addmm_(gradient.t(), rows)
+        else:
+            self._found = self._found.float().add_(gradient.t() @ rows)
+
+    def value(self) -> torch.Tensor:
+        """The sum in the weight's dtype."""
+        assert self._found is not None
+        return self._found.to(self._dtype)
+
+
+@Compiled
+def _log_sum(logits: Array, columns: int, targets: Array, top: Array, own: Array, factor: float) -> None:
+    """For each row the largest logit, and in `own` [2, n] the sum of exponentials less that and the target's logit.
+
+    With a `factor` the logits become the gradient while they are in the cache: right where these are all columns.
+    """
+    for r in range(logits.shape[0]):
+        row, target = logits[r], targets[r]
+        most = largest(row, columns)
+        total = np.float32(0.0)
+        for i in range(columns):
+            total += exponential(load(row, i) - most)
+        top[r], own[0, r] = most, total
+        own[1, r] = load(row, target) if 0 <= target < columns else np.float32(0.0)
+        if factor > 0.0:
+            _row_gradient(row, columns, target, most + np.log(total), np.float32(factor))
+
+
+@Compiled
+def _softmax_gradient(logits: Array, columns: int, targets: Array, log_sum: Array, factor: float) -> None:
+    """Logits → `factor` × (softmax − one at the target), in place."""
+    for r in range(logits.shape[0]):
+        _row_gradient(logits[r], columns, targets[r], log_sum[r], np.float32(factor))
+
+
+@inline
+def _row_gradient(row: Array, columns: int, target: int, log_sum: np.float32, factor: np.float32) -> None:
+    has_target = 0 <= target < columns
+    own = exponential(load(row, target) - log_sum) if has_target else np.float32(0.0)
+    for i in range(columns):
+        store(row, i, exponential(load(row, i) - log_sum) * factor)
+    for i in range(columns, row.size):
+        store(row, i, np.float32(0.0))
+    if has_target:
+        store(row, target, (own - np.float32(1.0)) * factor)

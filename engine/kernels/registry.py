@@ -1,0 +1,49 @@
+"""Kernels by name: a reference in plain torch and, for some devices, what is faster and computes the same.
+
+An implementation is a function of tensors that autograd can go through. Its module is imported at the first use.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+REFERENCE = "reference"
+
+KERNELS: dict[str, dict[str, str]] = {
+    "attention": {
+        REFERENCE: "engine.kernels.attention:reference",
+        "cpu": "engine.kernels.attention:blocked",
+    },
+    "linear_cross_entropy": {
+        REFERENCE: "engine.kernels.cross_entropy:reference",
+        "cpu": "engine.kernels.cross_entropy:chunked",
+    },
+    "dropout_bits": {
+        REFERENCE: "engine.kernels.dropout_bits:reference",
+        "cpu": "engine.kernels.dropout_bits:compiled",
+    },
+}
+"""Name → type of device, or REFERENCE → module:function."""
+
+DTYPES: dict[str, tuple[torch.dtype, ...]] = {
+    "cpu": (torch.float32, torch.bfloat16),
+    "cuda": (torch.float32, torch.bfloat16, torch.float16),
+}
+"""What a device's implementations take; all else goes to the reference."""
+
+
+def kernel(name: str, tensor: torch.Tensor) -> Callable[..., Any]:
+    """The implementation for a tensor's device and dtype. Raises KeyError for an unknown name."""
+    return implementation(name, tensor.device.type if tensor.dtype in DTYPES.get(tensor.device.type, ()) else REFERENCE)
+
+
+@cache
+def implementation(name: str, device: str) -> Callable[..., Any]:
+    """The implementation for a type of device, the reference where it has none of its own."""
+    places = KERNELS[name]
+    module, function = places.get(device, places[REFERENCE]).split(":")
+    found: Callable[..., Any] = getattr(import_module(module), function)
+    return found
