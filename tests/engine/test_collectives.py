@@ -63,9 +63,9 @@ def test_tensor_parallelism_has_two_all_reduces_a_layer_each_way() -> None:
     calls = run_ranks(count_calls, 2, Layout(tp=2), ParallelConfig(tp=2))[0]
     layers, embedding_and_head = 4 * MODEL.num_layers, 2
     assert calls["all_reduce", ACTIVATION] == (layers + embedding_and_head) * MICROBATCHES
-    maximum_sum_and_target = 3
-    assert calls["all_reduce", MODEL.seq_length * BATCH] == maximum_sum_and_target * MICROBATCHES
-    assert sum(calls.values()) == (layers + embedding_and_head + maximum_sum_and_target) * MICROBATCHES
+    maximum, sum_and_target = MODEL.seq_length * BATCH, 2 * MODEL.seq_length * BATCH
+    assert calls["all_reduce", maximum] == calls["all_reduce", sum_and_target] == MICROBATCHES
+    assert sum(calls.values()) == (layers + embedding_and_head + 2) * MICROBATCHES
 
 
 def test_recomputation_adds_two_all_reduces_a_layer() -> None:
