@@ -17,7 +17,7 @@ OUTCOMES: dict[Outcome, str] = {
     "NOT_RUN": "there is no number, and a reason",
 }
 GLYPHS: dict[Outcome, str] = {"REPRODUCED": "✓", "DIVERGED": "✗", "SCALED": "●", "SIMULATED": "◇", "NOT_RUN": "·"}
-NOBODY = "no experiment"
+NOBODY = "none"
 
 
 class ClaimRow(NamedTuple):
@@ -32,6 +32,7 @@ class ClaimRow(NamedTuple):
     reason: str
     run: str
     """Name of the run behind our number; empty without one."""
+    experiment: str
 
 
 class OutcomeRow(NamedTuple):
@@ -76,6 +77,7 @@ def claim_rows(verdicts: Sequence[Verdict], origins: dict[str, str]) -> list[Cla
                 one.outcome,
                 one.reason,
                 run,
+                one.experiment or NOBODY,
             )
         )
     return rows
@@ -83,7 +85,7 @@ def claim_rows(verdicts: Sequence[Verdict], origins: dict[str, str]) -> list[Cla
 
 def verdict_table(rows: Sequence[ClaimRow]) -> Table:
     """The claims for a file."""
-    return Table(("claim", "published", "source", "ours", "kind", "verdict", "reason", "run"), rows, 8)
+    return Table(("claim", "published", "source", "ours", "kind", "verdict", "reason", "run", "experiment"), rows, 9)
 
 
 def outcome_table(rows: Sequence[OutcomeRow]) -> Table:

@@ -30,12 +30,14 @@
   var texts = rows.map(function (row) { return row.textContent.toLowerCase(); });
   var search = document.getElementById("claim-search");
   var outcome = document.getElementById("claim-outcome");
+  var whole = "experiment:";
   function filter() {
     var words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     var shown = 0;
     rows.forEach(function (row, place) {
-      var fits = (!outcome.value || row.dataset.outcome === outcome.value) &&
-        words.every(function (word) { return texts[place].indexOf(word) >= 0; });
+      var fits = (!outcome.value || row.dataset.outcome === outcome.value) && words.every(function (word) {
+        return word.indexOf(whole) ? texts[place].indexOf(word) >= 0 : row.dataset.experiment === word.slice(whole.length);
+      });
       row.hidden = !fits;
       shown += fits ? 1 : 0;
     });
@@ -48,7 +50,7 @@
   document.querySelectorAll(".outcomes a[data-outcome]").forEach(function (link) {
     link.addEventListener("click", function () {
       claims.open = true;
-      search.value = link.dataset.experiment === "no experiment" ? "" : link.dataset.experiment;
+      search.value = whole + link.dataset.experiment;
       outcome.value = link.dataset.outcome;
       filter();
     });
