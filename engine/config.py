@@ -136,9 +136,9 @@ class TrainConfig(Config):
     """Floor of the schedule."""
     warmup_iterations: int = 3000
     """Iterations of linear warm-up."""
-    decay: Literal["clipped-cosine", "cosine"] = "clipped-cosine"
-    """`clipped-cosine` falls towards 0 and is clipped at the floor (the 2019 code); `cosine` falls to the floor
-    exactly at the end (Megatron-LM since v2)."""
+    decay: Literal["clipped-cosine", "cosine", "linear"] = "clipped-cosine"
+    """`clipped-cosine` falls towards 0 and is clipped at the floor (the 2019 code); `cosine` (Megatron-LM since v2) and
+    `linear` (BERT) fall to the floor exactly at the end."""
     optimizer: Literal["adam", "lamb", "lamb-clamped"] = "adam"
     """`lamb` is You et al. 2020's, with bias correction; `lamb-clamped` that of "Scaling Transformer-XL to 128 GPUs",
     without it and with weight norms clamped to [0, 10]. Both take Adam's constants below."""

@@ -14,7 +14,7 @@ from evaluation.compare import paired_difference
 from evaluation.heldout import file_cloze, file_perplexity
 from evaluation.layouts import ONE_RANK, is_first_rank, parse_layout, start_ranks
 from evaluation.protocol import Encoder, Result, Task
-from evaluation.tables import print_conventions, print_differences, print_result
+from evaluation.tables import print_conventions, print_differences, print_finetuned, print_result
 from evaluation.tasks import TASKS, check_task_name
 from lineage.atomic import write_json, write_text
 from lineage.command import run_command
@@ -200,6 +200,32 @@ def generate_command(
     if is_first_rank():
         print(generated.prompt + generated.continuation)
         _write(json, asdict(generated))
+
+
+@app.command("finetune")
+def finetune_command(
+    task: Annotated[str, typer.Argument(help="mnli, qqp, squad, squad2 or race.")],
+    ckpt: Annotated[Path, typer.Option(help="A BERT's checkpoint or run directory; `mlm-train shard-hf` makes one.")],
+    data: Annotated[Path, typer.Option(help="Folder with the task's published files.")],
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes; by default the published recipe's.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples a step; by default the recipe's.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=0, help="Peak; by default the recipe's.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of order, dropout and the new layer.")] = 1234,
+    json: Json = None,
+) -> None:
+    """Fine-tune a BERT on MNLI, QQP, SQuAD or RACE and evaluate it on the held-out files."""
+    from evaluation.finetune.tasks import find_task
+
+    _refuse_directories(json)
+    chosen = find_task(task)
+    from evaluation.finetune.train import Recipe, finetune
+
+    recipe = Recipe(
+        epochs or chosen.epochs, batch_size or chosen.batch_size, learning_rate or chosen.learning_rate, seed=seed
+    )
+    result = finetune(task, ckpt, data, recipe)
+    print_finetuned(Console(), result)
+    _write(json, asdict(result))
 
 
 @app.command("list")

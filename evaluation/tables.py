@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from evaluation.compare import Difference
+from evaluation.finetune.tasks import FineTuned
 from evaluation.protocol import ClozeResult, PerplexityResult, Result
 
 
@@ -88,6 +89,19 @@ def _print_remarks(console: Console, results: Mapping[str, Result]) -> None:
     more = f" (and {len(warnings) - 1} more such warnings)" if len(warnings) > 1 else ""
     for remark in (*dict.fromkeys(notes), *(warning + more for warning in warnings[:1])):
         console.print(f"WARNING: {remark}", style="bold", soft_wrap=True, markup=False, highlight=False)
+
+
+def print_finetuned(console: Console, result: FineTuned) -> None:
+    """What fine-tuning came to, set by set."""
+    recipe = result.recipe
+    table = _numbers(
+        f"{result.task}: {result.examples['train']:,} examples, {recipe['epochs']} epochs, batch "
+        f"{recipe['batch_size']}, learning rate {recipe['learning_rate']:g}, seed {recipe['seed']}",
+        ["examples", *next(iter(result.metrics.values()))],
+    )
+    for split, metrics in result.metrics.items():
+        table.add_row(split, f"{result.examples[split]:,}", *[f"{value:.2f} %" for value in metrics.values()])
+    console.print(table)
 
 
 def _numbers(title: str, heads: Sequence[str]) -> Table:

@@ -6,10 +6,11 @@ from engine.config import TrainConfig
 
 
 def learning_rate(train: TrainConfig, step: int) -> float:
-    """Rate of optimizer step `step` (the first is 1): linear warm-up, one cosine, floor at the minimum.
+    """Rate of optimizer step `step` (the first is 1): linear warm-up, then one fall to the minimum.
 
     `clipped-cosine`, with w warm-up steps of N: max(peak/2·(1 + cos(π(min(n, N − w) − w)/N)), floor), the code of
     2019. `cosine`: floor + (peak − floor)/2·(1 + cos(π(n − w)/(N − w))), Megatron-LM since v2.
+    `linear`: a straight line from peak to floor, as for BERT.
     """
     peak, floor = train.learning_rate, train.min_learning_rate
     warmup, end = train.warmup_iterations, train.iterations
@@ -20,4 +21,6 @@ def learning_rate(train: TrainConfig, step: int) -> float:
         return max(peak / 2 * (1 + math.cos(math.pi * (step - warmup) / end)), floor)
     if step > end:
         return floor
+    if train.decay == "linear":
+        return floor + (peak - floor) * (end - step) / (end - warmup)
     return floor + (peak - floor) / 2 * (1 + math.cos(math.pi * (step - warmup) / (end - warmup)))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine.config import TrainConfig
 from engine.optim.schedule import learning_rate
 
-Decay = Literal["clipped-cosine", "cosine"]
+Decay = Literal["clipped-cosine", "cosine", "linear"]
 GOLDEN: dict[Decay, dict[int, float]] = {
     "clipped-cosine": {50_000: 1.411e-4, 100_000: 1.145e-4, 150_000: 7.736e-5, 200_000: 3.956e-5, 250_000: 1.126e-5},
     "cosine": {50_000: 1.415e-4, 100_000: 1.163e-4, 150_000: 8.111e-5, 200_000: 4.564e-5, 250_000: 1.956e-5},
