@@ -84,8 +84,8 @@ class FineTuner:
         steps = recipe.epochs * -(-len(features) // recipe.batch_size)
         train = TrainConfig(
             iterations=steps + 1, warmup_iterations=int(recipe.warmup_share * steps), decay="linear",
-            min_learning_rate=0, learning_rate=recipe.learning_rate, weight_decay=recipe.weight_decay, precision="fp32", seed=recipe.seed,
-            global_batch_size=recipe.batch_size, microbatch_size=recipe.batch_size,
+            learning_rate=recipe.learning_rate, min_learning_rate=0, weight_decay=recipe.weight_decay,
+            precision="fp32", global_batch_size=recipe.batch_size, microbatch_size=recipe.batch_size,
         )  # fmt: skip
         used = [p for p in sharded_parameters(self.model, self.mesh) if not self._is_idle(p.name)]
         optimizer = build_optimizer(used, train, self.mesh)
