@@ -1,12 +1,14 @@
 """Every configuration that is shipped loads, and says what it would do."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer import Typer
+from typer.testing import CliRunner
 
+import data_pipeline.cli
+import engine.cli
 from data_pipeline.config import DataConfig
 from engine.cli import read_run_config
 from engine.config import RunConfig
@@ -21,11 +23,10 @@ JOBS = sorted((ROOT / "experiments" / "jobs").glob("*.toml"))  # looked at in te
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
 
 
-def answer(program: str, *arguments: str) -> str:
+def answer(app: Typer, *arguments: str) -> str:
     """What a command prints; it must succeed, and leave nothing behind."""
-    command = [str(Path(sys.executable).with_name(program)), *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, done.stderr) == (0, "")
     return done.stdout
 
 
@@ -54,7 +55,7 @@ def test_a_model_loads_and_has_a_twin(path: Path) -> None:
 @pytest.mark.parametrize("path", MODELS, ids=names(MODELS))
 @pytest.mark.parametrize("options", [[], ["--twin"]], ids=["published", "twin"])
 def test_a_model_is_planned_and_not_run(path: Path, options: list[str], tmp_path: Path) -> None:
-    text = answer("mlm-train", str(path), *options, "--dry-run", "--runs", str(tmp_path))
+    text = answer(engine.cli.app, "run", str(path), *options, "--dry-run", "--runs", str(tmp_path))
     config = json.loads(text[: text.index("\n}\n") + 2])
     assert RunConfig.model_validate(config).name.removesuffix("-twin").endswith(path.stem)
     for line in ("config digest", "parameters", "tokens", "FLOPs", "memory per rank", "checkpoint"):
@@ -64,7 +65,7 @@ def test_a_model_is_planned_and_not_run(path: Path, options: list[str], tmp_path
 
 @pytest.mark.parametrize("path", RECIPES, ids=names(RECIPES))
 def test_a_recipe_is_planned_and_not_run(path: Path, tmp_path: Path) -> None:
-    text = answer("mlm-data", "run", str(path), "--dry-run", "--runs", str(tmp_path))
+    text = answer(data_pipeline.cli.app, "run", str(path), "--dry-run", "--runs", str(tmp_path))
     recipe, digest = text.rsplit("digest ", 1)
     assert DataConfig.model_validate(json.loads(recipe)) == load_config(path, DataConfig)
     assert len(digest.strip()) == 64
