@@ -87,6 +87,7 @@ class ClozeTask:
     """The task for a list of passages and one rule."""
 
     unit = "examples"
+    with_memory = False
 
     def __init__(
         self,

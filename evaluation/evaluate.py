@@ -10,6 +10,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.mesh import build_mesh
 from engine.parallel.rendezvous import telling_of_lost_ranks
 from evaluation.checkpoints import native_checkpoint
+from evaluation.memory import score_with_memory
 from evaluation.models import EvaluatedCheckpoint, load_checkpoint
 from evaluation.protocol import Encoder, Losses, Provenance, Result, Sample, Scores, Task
 from evaluation.scoring import score
@@ -107,11 +108,12 @@ def _run(
     for task in tasks:
         if task.note and is_first:
             print(f"warning: {task.note}", file=sys.stderr)
-    requests, places = share([task.requests for task in tasks])
+    requests, places = share([task.requests for task in tasks if not task.with_memory])
+    total = len(requests) + sum(len(task.requests) for task in tasks if task.with_memory)
     banned = next((task.banned for task in tasks if task.banned is not None), None)
     title, unit = (tasks[0].name, tasks[0].unit) if len(tasks) == 1 else (f"{len(tasks)} protocols", "requests")
-    with Progress(title, len(requests), unit, quiet=not is_first) as progress, telling_of_lost_ranks():
-        shared = score(
+    with Progress(title, total, unit, quiet=not is_first) as progress, telling_of_lost_ranks():
+        shared = requests and score(
             evaluated.model,
             requests,
             settings.batch_size,
@@ -121,7 +123,13 @@ def _run(
             store=ScoreStore(user_cache("scores"), evaluated.digest, evaluated.tokenizer.digest),
             on_resumed=progress.start_at,
         )
-    scores = [take(shared, place, task.requests) for task, place in zip(tasks, places, strict=True)]
+        mine = iter(places)
+        scores = [
+            take(shared, next(mine), task.requests)
+            if shared and not task.with_memory
+            else score_with_memory(evaluated.model, task.requests, progress.advance)
+            for task in tasks
+        ]
     provenance = _provenance(evaluated, checkpoint, started)
     return [Evaluation(task, own, task.result(own, provenance)) for task, own in zip(tasks, scores, strict=True)]
 

@@ -121,8 +121,10 @@ class PerplexityTask:
         tokenizer: Encoder,
         divisor: Divisor = "original tokens",
         limit: int | None = None,
+        with_memory: bool = False,
     ) -> None:
-        """`limit` scores only that many windows, spread evenly over the text."""
+        """`limit` scores only that many windows, spread evenly over the text; with memory, the first ones."""
+        self.with_memory = with_memory
         self._text, self._source, self._tokenizer = text, text.source, tokenizer
         self.stream = stream
         self._num_original_tokens = text.num_original_tokens
@@ -130,6 +132,8 @@ class PerplexityTask:
             raise BadInput(f"{text.source.title} is too short to measure a perplexity on")
         self._divisor = divisor
         self._chosen = evenly_spread(len(stream.requests), limit)
+        if with_memory:
+            self._chosen = list(range(len(self._chosen)))
         self.requests = [stream.requests[index] for index in self._chosen]
 
     @property
@@ -240,7 +244,8 @@ class PerplexityTask:
             "lm-eval words": f"{self._text.num_lm_eval_words} words as lm-evaluation-harness counts them",
             "transformers labels": "sub-words scored, one too few in each window but the first",
         }[self._divisor]
+        recipe = self.stream.recipe + ("; each window with the memory of those before" if self.with_memory else "")
         part = (
             f"; only {len(self.requests)} of {len(self.stream.requests)} windows, divisor pro rata" if partial else ""
         )
-        return f"{self._source.title}; {self.stream.recipe}; perplexity = exp(summed loss / {divisor}); {dtype}{part}"
+        return f"{self._source.title}; {recipe}; perplexity = exp(summed loss / {divisor}); {dtype}{part}"

@@ -232,6 +232,10 @@ class Task(Protocol):
     def requests(self) -> list[Request]: ...
 
     @property
+    def with_memory(self) -> bool:
+        """Whether the requests are one text's segments in order, each scored with the memory of those before."""
+
+    @property
     def banned(self) -> Tokens | None:
         """Tokens that do not count as predictions."""
 

@@ -182,7 +182,7 @@ def score_batch(
     targets = np.concatenate([request.tokens[-request.num_scored :] for request in requests])
     size = model.rows_per_head()
     parts = [
-        _score_rows(model, some, labels, banned)
+        score_rows(model, some, labels, banned)
         for some, labels in zip(
             rows.split(size), torch.from_numpy(targets).to(device).split(size), strict=True
         )
@@ -191,7 +191,7 @@ def score_batch(
     return Scores(log_probabilities, greedy, allowed, counts)
 
 
-def _score_rows(
+def score_rows(
     model: ScoringModel, hidden: Tensor, targets: Tensor, banned: NDArray[np.int64] | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability of each target [n], whether it is the best and the best allowed, from states [n, h]."""

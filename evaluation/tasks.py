@@ -12,7 +12,13 @@ from evaluation.heldout import heldout_cloze, heldout_perplexity
 from evaluation.lambada import openai_lambada, standard_lambada
 from evaluation.perplexity import UNCHANGED
 from evaluation.protocol import Encoder, Task
-from evaluation.wikitext103 import INVERTIBLE, huggingface_wikitext103, lm_eval_wikitext103, sliding_wikitext103
+from evaluation.wikitext103 import (
+    INVERTIBLE,
+    huggingface_wikitext103,
+    lm_eval_wikitext103,
+    memory_wikitext103,
+    sliding_wikitext103,
+)
 from lineage.errors import BadInput, DataMissing
 
 Build = Callable[[str, Path, Encoder, int, int | None], Task]
@@ -54,6 +60,10 @@ TASKS = {
     "wikitext103-lm-eval": NamedTask(
         "as lm-evaluation-harness's wikitext: 62 documents, disjoint windows, its word count",
         "wikitext103", lm_eval_wikitext103,
+    ),
+    "wikitext103-memory": NamedTask(
+        "Transformer-XL's: no detokenizer, disjoint segments, each with the memory of those before",
+        "wikitext103", memory_wikitext103,
     ),
     "wikitext103-huggingface": NamedTask(
         "transformers' strided recipe: rows joined by blank lines, overlap by half, per sub-word",

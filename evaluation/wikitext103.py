@@ -55,6 +55,16 @@ def sliding_wikitext103(
     return PerplexityTask(text, stream, tokenizer, limit=limit)
 
 
+def memory_wikitext103(
+    name: str, path: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None
+) -> PerplexityTask:
+    """The file as it stands in disjoint windows of the model's segment, each with the memory of those before."""
+    text = read_wikitext103(name, path)
+    stream = sliding_stream(text, UNCHANGED, tokenizer, seq_length, seq_length)
+    _expect_gpt2(tokenizer, stream, NUM_GPT2_TOKENS[UNCHANGED])
+    return PerplexityTask(text, stream, tokenizer, limit=limit, with_memory=True)
+
+
 def lm_eval_wikitext103(
     name: str, path: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None
 ) -> PerplexityTask:

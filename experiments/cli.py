@@ -186,6 +186,20 @@ def run_(
 
 
 @app.command()
+def ablate(
+    name: Annotated[str, typer.Argument(help="memory or large-batch.")],
+    dataset: Annotated[Path, typer.Option("--dataset", help="Dataset directory made by `mlm-data run`.")],
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of run directories.")] = Path("runs"),
+    out: Annotated[Path | None, typer.Option("--out", help="Result file.")] = None,
+) -> None:
+    """Train the same recipe but for one thing, over several seeds, and say what it changed."""
+    from experiments.ablations import format_ablation, run_ablation
+
+    result = run_ablation(name, dataset, runs, out or Path("results") / "ablations" / f"{name}.json")
+    print(format_ablation(result))
+
+
+@app.command()
 def compare(
     name: Annotated[str | None, typer.Argument(help="An experiment, such as 2021/figure-11.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every claim of the catalogue.")] = False,

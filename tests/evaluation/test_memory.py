@@ -1,0 +1,93 @@
+"""A text scored with memory: as one pass over the whole text, in which every state sees what its segment saw."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from engine.config import ModelConfig
+from engine.model import relative_attention
+from engine.model.transformer_xl import TransformerXL
+from engine.parallel.mesh import serial_mesh
+from evaluation.memory import score_with_memory
+from evaluation.perplexity import UNCHANGED, sliding_stream
+from evaluation.protocol import Request
+from evaluation.scoring import ScoringModel
+from lineage.errors import BadInput
+from tests.evaluation.standins import scoring_model, tiny_config, tiny_gpt2
+
+SEGMENT = 7
+
+
+def build(memory_length: int) -> ScoringModel:
+    config = ModelConfig(
+        family="transformer-xl", num_layers=3, hidden_size=16, num_heads=2, seq_length=SEGMENT, vocab_size=50,
+        padded_vocab_size=64, init_std=0.3, transformer_xl={"memory_length": memory_length},  # type: ignore[arg-type]
+    )  # fmt: skip
+    network = TransformerXL(config, serial_mesh()).double().eval()
+    network.initialize(5)
+    return ScoringModel(network, 50, SEGMENT, 16, torch.float64)
+
+
+def segments_of(tokens: np.ndarray) -> list[Request]:  # type: ignore[type-arg]
+    cuts = [*range(0, len(tokens) - 1, SEGMENT), len(tokens) - 1]
+    return [Request(tokens[start : stop + 1], stop - start) for start, stop in pairwise(cuts)]
+
+
+@pytest.mark.parametrize("memory_length", [3, 7, 16, 100])
+def test_memory_equals_recomputing_everything(memory_length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By brute force: every layer over the whole text at once, masked to what each token's segment and memory held."""
+    model = build(memory_length)
+    tokens = np.random.RandomState(1).randint(0, 50, 40)
+    scores = score_with_memory(model, segments_of(tokens))
+    length = len(tokens) - 1
+    query, key = torch.arange(length)[:, None], torch.arange(length)[None]
+    hidden_from_view = key < query // SEGMENT * SEGMENT - memory_length
+    softmax = torch.softmax
+
+    def masked(scores: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        return softmax(scores.masked_fill(hidden_from_view, float("-inf")), dim=dim, dtype=dtype)
+
+    monkeypatch.setattr(relative_attention.torch, "softmax", masked)
+    with torch.no_grad():
+        hidden = model.network.hidden_states(torch.from_numpy(tokens[None, :-1]))
+        logits = model.network.logits(hidden)[:, 0, :50].float()
+    expected = F.log_softmax(logits.double(), dim=-1)[torch.arange(length), torch.from_numpy(tokens[1:])]
+    np.testing.assert_allclose(scores.log_probabilities, expected.numpy(), rtol=0, atol=1e-5)
+
+
+def test_a_longer_memory_changes_the_scores_and_the_first_segment_has_none() -> None:
+    tokens = np.random.RandomState(2).randint(0, 50, 30)
+    short, long = (score_with_memory(build(length), segments_of(tokens)).log_probabilities for length in (3, 14))
+    assert np.array_equal(short[:SEGMENT], long[:SEGMENT])
+    assert not np.allclose(short[SEGMENT:], long[SEGMENT:])
+
+
+def test_a_model_without_memory_is_refused() -> None:
+    tokens = np.arange(20)
+    for model in (scoring_model(tiny_gpt2(tiny_config()), 61), build(0)):
+        with pytest.raises(BadInput, match="a Transformer-XL with memory_length above 0"):
+            score_with_memory(model, segments_of(tokens))
+
+
+def test_the_segments_of_a_text_score_each_target_once() -> None:
+    class Letters:
+        vocab_size, end_of_text = 256, 0
+
+        def encode(self, text: str) -> list[int]:
+            return list(text.encode())
+
+        def encode_batch(self, texts: list[str]) -> list[list[int]]:
+            return [self.encode(text) for text in texts]
+
+    from evaluation.documents import RunningText
+    from evaluation.protocol import SourceText
+
+    text = RunningText.of_wikitext(SourceText("t", "t", "0"), "a few words of text and then some more of them")
+    stream = sliding_stream(text, UNCHANGED, Letters(), SEGMENT, SEGMENT)  # type: ignore[arg-type]
+    assert sum(request.num_scored for request in stream.requests) == stream.num_tokens - 1
+    assert all(before.tokens[-1] == after.tokens[0] for before, after in pairwise(stream.requests))
+    assert math.ceil((stream.num_tokens - 1) / SEGMENT) == len(stream.requests)
