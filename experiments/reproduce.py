@@ -1,6 +1,7 @@
 """A reproduction from raw text to report: a sequence of this suite's public commands, each printed before it runs."""
 
 import json
+import math
 import shlex
 import shutil
 import signal
@@ -20,16 +21,19 @@ from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.dataset import DatasetFacts
 from engine.training_run import read_metrics, read_summary
+from experiments.kept import EXAMPLES, keep_examples, keep_training, matrix_gflops
 from experiments.launch.files import write_launch_files
 from experiments.plan import FULL_RECIPE, SMOKE, Plan, training_job
 from experiments.published import published_records
 from experiments.steps import (
     TASKS,
     data_step,
+    evaluation_file,
     evaluation_step,
     launch_folder,
     preflight_step,
     report_steps,
+    samples_file,
     shown,
     train_step,
 )
@@ -90,6 +94,10 @@ def reproduce(plan: Plan, runs: Path) -> Path:
         for config, training in zip(plan.published, trained, strict=True):
             records += _curve_records(config.name, plan, training)
             records += _evaluate(config.name, plan, training, run)
+            keep_training(training, run.path / "training" / config.name)
+        keep_examples(
+            run.path, {model.name: evaluation_file(run.path, model.name, "lambada") for model in plan.published}
+        )
         write_records(run.path / "records.jsonl", records)
         for name in ("ledger.json", "dataset.json"):
             shutil.copyfile(dataset.path / name, run.path / name)
@@ -116,8 +124,9 @@ def _train(plan: Plan, config: RunConfig, dataset: RunDirectory, runs: Path) -> 
 def _evaluate(model: str, plan: Plan, training: RunDirectory, run: RunDirectory) -> list[Record]:
     records = []
     for task in TASKS:
-        path = run.path / "evaluations" / f"{model}-{task}.json"
-        if not path.is_file():
+        path = evaluation_file(run.path, model, task)
+        is_kept = task != "lambada" or (run.path / EXAMPLES).is_file() or samples_file(path).is_file()
+        if not (path.is_file() and is_kept):
             _command(*evaluation_step(plan, task, training.path, path))
         records.append(_evaluation_record(model, json.loads(path.read_text(encoding="utf-8")), training))
     return records
@@ -202,6 +211,7 @@ def _summary(plan: Plan, trained: list[RunDirectory], dataset: RunDirectory) -> 
                 "tokens": done["tokens"],
                 "train_seconds": done["train_seconds"],
                 "tokens_per_second": done["tokens_per_second"],
+                "matrix_gflops": matrix_gflops(math.prod(done["layout"].values())),
                 "checkpoint_digest": read_digest(run.path / "checkpoints" / done["checkpoint"]),
             }
         )

@@ -41,7 +41,18 @@ def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
     """Evaluate a trained model."""
     limits = {"wikitext103": plan.size.windows, "lambada": plan.size.examples} if plan.size else {}
     limit = ["--limit", str(limits[task])] if task in limits else []
-    return ["mlm-eval", task, "--ckpt", shown(checkpoint), "--json", shown(out), *limit]
+    samples = ["--samples", shown(samples_file(out))] if task == "lambada" else []
+    return ["mlm-eval", task, "--ckpt", shown(checkpoint), "--json", shown(out), *samples, *limit]
+
+
+def evaluation_file(reproduction: Path, model: str, task: str) -> Path:
+    """Where an evaluation's result stays."""
+    return reproduction / "evaluations" / f"{model}-{task}.json"
+
+
+def samples_file(evaluation: Path) -> Path:
+    """Where the answers behind a last-word result lie until what is kept of them is written."""
+    return evaluation.parent.parent / ".samples" / f"{evaluation.stem}.jsonl"
 
 
 def report_steps(directory: Path, runs: Path) -> list[Step]:
@@ -61,13 +72,12 @@ def launch_folder(config: RunConfig, runs: Path) -> Path:
 def format_steps(plan: Plan, runs: Path) -> str:
     """Every command of the full size in order, with the scripts that train; `ID` stands for digits not yet known."""
     directory = runs / f"reproduce-{plan.target}-ID"
-    evaluations = directory / "evaluations"
     lines = [
         _line(preflight_step(plan, runs)),
         _line(data_step(plan, runs)),
         *(line for config in plan.configs for line in _training_lines(plan, config, runs)),
         *(
-            _line(evaluation_step(plan, task, runs / config.name, evaluations / f"{config.name}-{task}.json"))
+            _line(evaluation_step(plan, task, runs / config.name, evaluation_file(directory, config.name, task)))
             for config in plan.published
             for task in TASKS
         ),

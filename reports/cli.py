@@ -38,11 +38,6 @@ MixedCommits = Annotated[
 ]
 
 
-@app.callback()
-def _report() -> None:
-    pass
-
-
 @app.command()
 def build(runs: Runs = None, bench: Bench = None, mixed_commits: MixedCommits = False) -> None:
     """Write REPRODUCTION/report/: index.html, report.pdf, and every figure and table as files.
@@ -92,6 +87,14 @@ def _assemble(runs: list[Path] | None, bench: Path | None, mixed_commits: bool) 
     return assemble(
         load_reproduction(reproduction), load_experiment_runs(experiments), benchmarks, mixed_commits, command
     )
+
+
+@app.command()
+def watch(run: Annotated[Path, typer.Argument(help="Directory of a training run.")]) -> None:
+    """Show a training run on the terminal until it is complete; once if it is, or if the output is no terminal."""
+    from reports.watch import watch
+
+    watch(run)
 
 
 def main() -> None:

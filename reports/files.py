@@ -1,6 +1,7 @@
 """Files that other rooms wrote, read as typed values or refused in one sentence."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -45,3 +46,8 @@ def read_json(path: Path, model: type[DocumentT]) -> DocumentT:
 def one_line(error: Exception) -> str:
     """What the error says, short and without line breaks."""
     return " ".join(str(error).split())[:200]
+
+
+def file_name(text: str) -> str:
+    """The text with a hyphen for whatever does not belong in a file's name."""
+    return re.sub(r"[^\w.-]", "-", text)

@@ -16,8 +16,11 @@ from lineage.run import MANIFEST, RunDirectory
 from reports.data_card import DataCard, NearDuplicates, Shard
 from reports.evaluations import EVALUATIONS, Evaluation, load_evaluations
 from reports.files import Document, Problem, one_line, read_json
+from reports.kept_examples import EXAMPLES, Examples, read_examples
+from reports.training_runs import Training, read_training
 
 SUMMARY, RECORDS, LEDGER, DATASET = "summary.json", "records.jsonl", "ledger.json", "dataset.json"
+TRAINING = "training"
 
 
 class Model(Document):
@@ -31,6 +34,8 @@ class Model(Document):
     tokens: int | None = None
     train_seconds: float | None = None
     tokens_per_second: float | None = None
+    matrix_gflops: float | None = None
+    """What matrix products alone reach on as many ranks."""
     checkpoint_digest: str | None = None
 
 
@@ -106,6 +111,9 @@ class Reproduction:
     card: DataCard | None
     evaluations: dict[str, Evaluation]
     """By file stem."""
+    trainings: dict[str, Training]
+    """What is kept of the runs, by model."""
+    examples: Examples
     problems: tuple[Problem, ...]
 
     @property
@@ -168,9 +176,23 @@ def load_reproduction(directory: Path) -> Reproduction:
             problems.append(Problem(DATASET, f"The data card cannot be shown: {error}.", damaged=True))
     evaluations, unreadable = load_evaluations(directory)
     problems += unreadable
-    digest = read_digest(directory) if is_sealed(directory) else None
+    folders = {model.name: directory / TRAINING / model.name for model in summary.models}
+    trainings = {name: read_training(folder, name) for name, folder in folders.items() if folder.is_dir()}
+    problems += [problem for training in trainings.values() for problem in training.problems]
+    examples = read_examples(directory)
+    problems += examples.problems
     return Reproduction(
-        directory, manifest, digest, summary, tuple(records), ledger, card, evaluations, tuple(problems)
+        directory,
+        manifest,
+        read_digest(directory) if is_sealed(directory) else None,
+        summary,
+        tuple(records),
+        ledger,
+        card,
+        evaluations,
+        trainings,
+        examples,
+        tuple(problems),
     )
 
 
@@ -217,9 +239,11 @@ def _seal_problems(directory: Path) -> Iterator[Problem]:
     files: dict[str, Any] = json.loads((directory / MARKER).read_text(encoding="utf-8")).get("files", {})
     if sha256_json(files) != read_digest(directory):
         yield Problem(MARKER, "The completion marker was edited: its digest does not match.", damaged=True)
-    present = {f"{EVALUATIONS}/{path.name}" for path in (directory / EVALUATIONS).glob("*.json")}
-    evaluations = sorted(present | {name for name in files if name.startswith(f"{EVALUATIONS}/")})
-    for name in (MANIFEST, SUMMARY, RECORDS, LEDGER, DATASET, *evaluations):
+    found = [*(directory / EVALUATIONS).glob("*.json"), *(directory / TRAINING).glob("*/*.json*")]
+    present = {str(path.relative_to(directory)) for path in found}
+    folders = (f"{EVALUATIONS}/", f"{TRAINING}/")
+    nested = sorted(present | {name for name in files if name.startswith(folders)})
+    for name in (MANIFEST, SUMMARY, RECORDS, LEDGER, DATASET, EXAMPLES, *nested):
         path, expected = directory / name, files.get(name)
         if path.is_file() and (expected is None or sha256_file(path) != expected.get("sha256")):
             yield Problem(MARKER, f"{name} is not the file that was sealed when the run finished.", damaged=True)

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lineage.atomic import new_directory
@@ -13,7 +12,7 @@ from reports.curves import model_order
 from reports.evaluations import CONVENTIONS, EVALUATIONS, evaluation_rows
 from reports.export import write_exhibit
 from reports.load import DATASET, LEDGER, MARKER, RECORDS
-from reports.numbers import printable, show
+from reports.markup import template_environment
 from reports.render import Drawing, render_all
 from reports.report import Report
 from reports.reproduced import figure_6_curves, own_kind
@@ -21,6 +20,7 @@ from reports.style import KIND_GLYPHS, KIND_MEANINGS, theme_css
 from reports.verdict_table import GLYPHS, OUTCOMES, origin_table
 
 REPORT = "report"
+SCRIPTS = ("page.js", "examples.js")
 
 
 def build_report(report: Report) -> Path:
@@ -47,15 +47,7 @@ def build_report(report: Report) -> Path:
 
 def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
     """The HTML text; every value is escaped except drawings and styles made here."""
-    environment = Environment(
-        loader=PackageLoader("reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["printable"] = printable
-    environment.filters["show"] = show
+    environment = template_environment()
     environment.globals |= {"drawings": drawings, "glyphs": KIND_GLYPHS, "redraw": report.command}
     return environment.get_template("page.html").render(_context(report))
 
@@ -72,7 +64,7 @@ def _context(report: Report) -> dict[str, Any]:
     named = {model.name for model in summary.models}
     return {
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
-        "script": Markup((folder / "page.js").read_text(encoding="utf-8")),
+        "script": Markup("".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)),
         "run": reproduction,
         "summary": summary,
         "created": str(manifest.get("created", "")).replace("T", " ").replace("+00:00", " UTC"),

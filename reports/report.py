@@ -11,12 +11,14 @@ from experiments.verdicts import Results, Verdict, judge, unanswered
 from lineage.errors import BadInput
 from reports.benchmarks import Benchmarks
 from reports.catalogue import catalogue_exhibit, experiment_numbers
+from reports.examples import detail_section
 from reports.exhibit import Exhibit, Section
 from reports.experiment_runs import ExperimentRuns, Origin, origin_of
 from reports.files import Problem
 from reports.load import MARKER, Reproduction
 from reports.numbers import printable
 from reports.reproduced import reproduction_exhibits
+from reports.training import training_section
 from reports.verdict_table import ClaimRow, OutcomeRow, claim_rows, outcome_rows, outcome_table, verdict_table
 
 PAPERS = {
@@ -73,7 +75,8 @@ def assemble(
     outcomes = outcome_rows(verdicts, {name: one.title for name, one in experiments.items()}, places)
     title = "What became of every published claim"
     exhibits["verdicts"] = Exhibit("verdicts", title, (), verdict_table(claims), tables=(outcome_table(outcomes),))
-    sections = (benchmarks.section,) if benchmarks else ()
+    own = (training_section(reproduction), detail_section(reproduction))
+    sections = (*own, *((benchmarks.section,) if benchmarks else ()))
     problems = (*reproduction.problems, *runs.problems, *(benchmarks.problems if benchmarks else ()))
     return Report(
         reproduction, exhibits, catalogue, sections, tuple(outcomes), tuple(claims), origins, commits, problems, command

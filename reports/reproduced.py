@@ -44,7 +44,7 @@ def _figure_6(reproduction: Reproduction) -> list[Exhibit]:
             "Validation perplexity against iterations",
             findings.ordering_caption(curves),
             tables.records_data(reproduction.select("2019/figure-6", "validation_perplexity")),
-            _command(reproduction, "figure-6"),
+            make_command(reproduction, "figure-6"),
             partial(figure_6.draw, curves),
             findings.figure_6_alt(curves),
         )
@@ -64,7 +64,7 @@ def _training_loss(reproduction: Reproduction) -> list[Exhibit]:
             "Training loss against iterations",
             [findings.training_loss_caption(curves)],
             tables.records_data(records),
-            _command(reproduction, "training-loss"),
+            make_command(reproduction, "training-loss"),
             partial(training_loss.draw, curves),
             findings.training_loss_alt(curves),
         )
@@ -75,7 +75,7 @@ def _tables(reproduction: Reproduction) -> list[Exhibit]:
     found = []
     benchmarks = reproduction.select("2019/table-3")
     if benchmarks:
-        data, command = tables.records_data(benchmarks), _command(reproduction, "table-3")
+        data, command = tables.records_data(benchmarks), make_command(reproduction, "table-3")
         found.append(Exhibit("2019-table-3", "WikiText-103 and LAMBADA", (), data, command))
     drawn = {("2019/figure-6", "validation_perplexity"), ("2019/training-loss", "training_loss")}
     further = [
@@ -84,14 +84,14 @@ def _tables(reproduction: Reproduction) -> list[Exhibit]:
         if record.experiment != "2019/table-3" and (record.experiment, record.quantity) not in drawn
     ]
     if further:
-        data, command = tables.records_data(further), _command(reproduction, "validation")
+        data, command = tables.records_data(further), make_command(reproduction, "validation")
         found.append(Exhibit("further-numbers", "Further numbers", (), data, command))
     if reproduction.evaluations:
-        evaluated, command = evaluations_data(reproduction.evaluations), _command(reproduction, "table-3")
+        evaluated, command = evaluations_data(reproduction.evaluations), make_command(reproduction, "table-3")
         found.append(Exhibit("evaluations", "Evaluations by convention", (), evaluated, command))
     if reproduction.summary.models:
         data = tables.models_data(reproduction.summary.models, own_kind(reproduction))
-        command = _command(reproduction, "models")
+        command = make_command(reproduction, "models")
         found.append(Exhibit("models", "Published and trained shapes", (), data, command))
     return found
 
@@ -102,7 +102,7 @@ def _data(reproduction: Reproduction) -> list[Exhibit]:
     ledger = reproduction.ledger
     if not ledger:
         return []
-    command = _command(reproduction, "data-ledger", "ledger")
+    command = make_command(reproduction, "data-ledger", "ledger")
     found = [
         Exhibit(
             "data-ledger",
@@ -130,7 +130,7 @@ def _data(reproduction: Reproduction) -> list[Exhibit]:
     return found
 
 
-def _command(reproduction: Reproduction, *names: str) -> str:
+def make_command(reproduction: Reproduction, *names: str) -> str:
     """The command that makes the numbers again, as the summary gives it; empty if it gives none."""
     commands = reproduction.summary.commands
     for name in names:

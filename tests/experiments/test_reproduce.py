@@ -1,6 +1,7 @@
 """A whole reproduction at the smallest size: its files, its reuse, its recovery."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -132,6 +133,23 @@ def test_scores_are_those_of_the_evaluations_and_partial(finished: Finished) -> 
     assert [r for r in published if r.kind == "published"] == list(published_records(("355m",)))
 
 
+def test_the_runs_are_kept_small_and_the_examples_are_those_of_the_evaluation(finished: Finished) -> None:
+    reproduction, run = finished.directory("reproduce-355m-smoke"), finished.directory("355m-smoke")
+    for name in ("summary.json", "timeline.json"):
+        assert (reproduction / "training" / "355m" / name).read_bytes() == (run / name).read_bytes()
+    text = (reproduction / "training" / "355m" / "metrics.jsonl").read_text(encoding="utf-8")
+    kept = [json.loads(line) for line in text.splitlines()]
+    assert [line["iteration"] for line in kept if line["kind"] == "train"] == list(range(1, 13))
+    head, *examples = map(json.loads, (reproduction / "examples.jsonl").read_text(encoding="utf-8").splitlines())
+    cloze = json_of(reproduction / "evaluations" / "355m-lambada.json")
+    assert head == {"task": cloze["task"], "models": ["355m"]}
+    assert len(examples) == cloze["num_examples"]
+    assert sum(example["correct"][0] for example in examples) == cloze["num_correct"]
+    nll = -sum(example["log_probability"][0] for example in examples) / len(examples)
+    assert math.exp(nll) == pytest.approx(cloze["perplexity"], rel=0.01)
+    assert list((reproduction / ".samples").iterdir()) == []
+
+
 def test_the_summary_is_that_of_the_runs(finished: Finished) -> None:
     summary = json_of(finished.directory("reproduce-355m-smoke") / "summary.json")
     run = finished.directory("355m-smoke")
@@ -146,6 +164,7 @@ def test_the_summary_is_that_of_the_runs(finished: Finished) -> None:
     for key in ("tokens", "train_seconds", "tokens_per_second"):
         assert model[key] == trained[key] > 0
     assert model["tokens"] == 12 * 4 * 128
+    assert 0.1 < model["matrix_gflops"] < 1e5
     assert model["published"] == {
         "num_layers": 24, "hidden_size": 1024, "num_heads": 16, "seq_length": 1024, "vocab_size": 50257,
         "global_batch_size": 512, "iterations": 300_000, "learning_rate": 1.5e-4, "parameters": 355_788_800,

@@ -20,6 +20,6 @@ class Built(NamedTuple):
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     root = tmp_path_factory.mktemp("runs")
-    directory = write_reproduction(root)
+    directory = write_reproduction(root, trained=True)
     page = build_page(directory, write_benchmarks(root), write_runs(root / "experiments"))
     return Built(directory, page, page.read_text(encoding="utf-8"))

@@ -17,6 +17,7 @@ from reports.load import load_reproduction
 from reports.page import build_report, render_page
 from reports.render import Drawing
 from reports.report import Report, assemble, redraw_command
+from tests.reports.trained import example_lines, write_training
 
 PAPER_FIGURE = "arXiv:1909.08053v4, Figure 6 (digitised)"
 PAPER_TABLE = "arXiv:1909.08053v4, Tables 2 and 3"
@@ -228,8 +229,10 @@ def ledger() -> dict[str, Any]:
     }
 
 
-def write_reproduction(root: Path, name: str = "reproduce-8.3b-5e6f7a8b", sealed: bool = True) -> Path:
-    """A complete reproduction directory under `root`."""
+def write_reproduction(
+    root: Path, name: str = "reproduce-8.3b-5e6f7a8b", sealed: bool = True, trained: bool = False
+) -> Path:
+    """A complete reproduction directory under `root`; with `trained`, also what is kept of its runs."""
     path = root / name
     path.mkdir(parents=True)
     manifest = {
@@ -250,6 +253,10 @@ def write_reproduction(root: Path, name: str = "reproduce-8.3b-5e6f7a8b", sealed
     write_text(path / "evaluations" / "8.3b-wikitext103.json", json.dumps(evaluation()))
     cloze = evaluation("lambada", accuracy=0.0125, standard_error=0.0015, num_correct=5, num_examples=400, blocks=[])
     write_text(path / "evaluations" / "8.3b-lambada.json", json.dumps(cloze))
+    if trained:
+        for name in SHAPES:
+            write_training(path / "training" / name, pipeline=name == "8.3b")
+        write_text(path / "examples.jsonl", example_lines(HOSTILE))
     if sealed:
         seal(path)
     return path

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.reports.conftest import Built
+from tests.reports.test_page import FIGURES
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
@@ -33,6 +34,15 @@ var found = shown();
 var cell = document.querySelector(".outcomes a[data-experiment='2019/figure-1']");
 cell.click();
 found += "/" + (shown() - Number(cell.textContent));
+var form = document.querySelector("details.examples form"), output = form.querySelector("output");
+form.elements.text.value = "WORD3";
+form.elements.answers.value = "01";
+form.elements.answers.dispatchEvent(new Event("change"));
+found += "/" + output.textContent.split(" ")[0];
+form.elements.answers.value = "mixed";
+form.elements.text.value = "";
+form.elements.text.dispatchEvent(new Event("input"));
+found += "/" + output.textContent.split(" ")[0];
 var root = document.documentElement;
 parent.postMessage([root.scrollWidth, window.innerWidth, clipped.length, found, root.dataset.theme].join(" "), "*");
 </script></body>
@@ -50,7 +60,7 @@ def _browse(page: Path, profile: Path, *flags: str) -> subprocess.CompletedProce
     command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", *flags, page.as_uri()]
     environment = {**os.environ, "HOME": str(profile)}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env=environment, errors="replace"
+        command, capture_output=True, text=True, timeout=180, check=False, env=environment, errors="replace"
     )
 
 
@@ -59,9 +69,10 @@ def test_the_page_opens_without_a_console_message(built: Built, tmp_path: Path, 
     theme = ["--force-dark-mode"] if dark else []
     done = _browse(built.page, tmp_path, "--window-size=1280,1000", "--dump-dom", *theme)
     assert "CONSOLE" not in done.stderr
-    for name in ("2019-figure-6", "training-loss", "data-ledger", "near-duplicates", "bench-data-scale"):
+    for name in FIGURES:
         assert f'<figure id="{name}"' in done.stdout
-    assert done.stdout.count("<svg") == 5 + len(list((built.page.parent / "figures").glob("*.svg")))
+    drawn = len(list((built.page.parent / "figures").glob("*.svg")))
+    assert done.stdout.count("<svg") == len(FIGURES) + drawn  # these are drawn for both widths
     assert f">{'Light' if dark else 'Dark'} page</button>" in done.stdout
 
 
@@ -78,6 +89,6 @@ def test_nothing_is_wider_than_the_window(built: Built, tmp_path: Path, width: i
     assert window == width
     assert content <= window
     assert clipped == 0
-    assert match[4] == "10/0"
+    assert match[4] == "10/0/1/3"  # of four examples one has the word and is right, on three the models disagree
     assert match[5] == "dark"
     assert "CONSOLE" not in done.stderr

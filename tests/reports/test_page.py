@@ -23,7 +23,10 @@ from tests.reports.reproduction import (
     write_reproduction,
 )
 
-FIGURES = ("2019-figure-6", "training-loss", "data-ledger", "near-duplicates", "bench-data-scale")
+FIGURES = (
+    "2019-figure-6", "training-loss", "data-ledger", "near-duplicates", "bench-data-scale", "training-curves",
+    "rank-memory", "pipeline-8.3b",
+)  # fmt: skip
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 

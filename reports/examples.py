@@ -1,0 +1,145 @@
+"""Evaluation in detail: checkpoints by protocol, a text article by article, a last-word test example by example."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from markupsafe import Markup
+
+from reports.curves import Curve, model_order
+from reports.evaluations import Evaluation
+from reports.exhibit import Exhibit, Section, Table
+from reports.figures import article_perplexity
+from reports.files import file_name
+from reports.kept_examples import EXAMPLES, Example, Head
+from reports.load import Reproduction
+from reports.markup import template_environment
+from reports.numbers import MISSING, exact, printable, show
+from reports.reproduced import make_command, own_kind
+
+
+def detail_section(reproduction: Reproduction) -> Section:
+    """What the evaluations hold below their totals."""
+    order = model_order(reproduction)
+    named = sorted(
+        ((stem.removesuffix(f"-{result.task}"), result) for stem, result in reproduction.evaluations.items()),
+        key=lambda pair: (order.index(pair[0]) if pair[0] in order else len(order), pair[0]),
+    )
+    examples = reproduction.examples
+    exhibits = [
+        *([_protocols(reproduction, named)] if named else []),
+        *_articles(reproduction, named, order),
+        *([_browser(reproduction, examples.head, examples.found)] if examples.head and examples.found else []),
+    ]
+    problems = [problem.sentence for problem in examples.problems]
+    if not examples.head and not problems:
+        problems.append(f"This reproduction keeps no examples ({EXAMPLES}).")
+    title = "Evaluation by checkpoint, article and example"
+    return Section("evaluation-detail", title, exhibits, (), problems)
+
+
+def _protocols(reproduction: Reproduction, named: list[tuple[str, Evaluation]]) -> Exhibit:
+    tasks = list(dict.fromkeys(result.task for _, result in named))
+    rows: dict[tuple[str, str], dict[str, Evaluation]] = {}
+    for model, result in named:
+        rows.setdefault((model, result.checkpoint_digest), {})[result.task] = result
+    shown = [(m, digest[:16], *(_headline(found.get(task)) for task in tasks)) for (m, digest), found in rows.items()]
+    data = [
+        [result.kind, model, result.checkpoint_digest, result.task, exact(result.perplexity), exact(result.accuracy)]
+        for model, result in named
+    ]
+    return Exhibit(
+        "protocols",
+        "Checkpoints by protocol",
+        ["Accuracy where the protocol has one, otherwise its perplexity; an asterisk where only part was scored."],
+        Table(("kind", "model", "checkpoint", "protocol", "perplexity", "accuracy"), data, 4),
+        make_command(reproduction, "table-3"),
+        tables=(Table(("model", "checkpoint", *tasks), shown, 2),),
+    )
+
+
+def _headline(result: Evaluation | None) -> str:
+    if result is None:
+        return MISSING
+    value = show(result.perplexity) if result.accuracy is None else f"{100 * result.accuracy:.2f} %"
+    return f"{value} *" if result.partial else value
+
+
+def _articles(reproduction: Reproduction, named: list[tuple[str, Evaluation]], order: list[str]) -> list[Exhibit]:
+    exhibits = []
+    for task in dict.fromkeys(result.task for _, result in named):
+        losses = {
+            model: found
+            for model, result in named
+            if result.task == task and model in order and len(found := _losses(result)) > 1
+        }
+        if losses:
+            titles = {m: [block.title for block in result.blocks] for m, result in named if result.task == task}
+            exhibits.append(_articles_exhibit(reproduction, task, losses, titles, order))
+    return exhibits
+
+
+def _losses(result: Evaluation) -> dict[int, float]:
+    """Nats per sub-word of the articles that were scored, by their place."""
+    return {place: block.nll / block.num_scored for place, block in enumerate(result.blocks) if block.num_scored}
+
+
+def _articles_exhibit(
+    reproduction: Reproduction,
+    task: str,
+    losses: dict[str, dict[int, float]],
+    titles: dict[str, list[str]],
+    order: list[str],
+) -> Exhibit:
+    """`losses` has for each model the nats per sub-word of the articles that were scored, by their place."""
+    kind, leader = own_kind(reproduction), list(losses)[-1]
+    places = sorted(losses[leader], key=lambda place: losses[leader][place])
+    curves = []
+    for model, found in losses.items():
+        points = [(float(x), math.exp(min(found[place], 700.0))) for x, place in enumerate(places) if place in found]
+        if points:
+            xs, ys = zip(*points, strict=True)
+            curves.append(Curve(model, kind, order.index(model), xs, ys))
+    rows = [
+        [kind, model, titles[model][place], exact(found[place])] for model, found in losses.items() for place in found
+    ]
+    easy, hard = (printable(titles[leader][places[end]].strip()) for end in (0, -1))
+    values = [math.exp(min(losses[leader][places[end]], 700.0)) for end in (0, -1)]
+    caption = [
+        f"Articles in the order of {leader}: from {easy} ({show(values[0])}) to {hard} ({show(values[1])}).",
+        "The same model, the same tokenizer: how hard a text is differs by article.",
+    ]
+    return Exhibit(
+        f"articles-{file_name(task)}",
+        f"Perplexity of each article, {printable(task)}",
+        caption,
+        Table(("kind", "model", "article", "nats per sub-word"), rows, 3),
+        make_command(reproduction, "table-3"),
+        partial(article_perplexity.draw, curves),
+        f"Perplexity per sub-word of {len(places)} articles for {len(curves)} models. {caption[0]}",
+    )
+
+
+def _browser(reproduction: Reproduction, head: Head, examples: Sequence[Example]) -> Exhibit:
+    kind = own_kind(reproduction)
+    rows = [
+        [kind, str(one.index), one.context, one.target, model, "yes" if right else "no", exact(log_probability)]
+        for one in examples
+        for model, right, log_probability in zip(head.models, one.correct, one.log_probability, strict=True)
+    ]
+    right = [sum(one.correct[place] for one in examples) for place in range(len(head.models))]
+    counts = "; ".join(
+        f"{model} {count:,} of {len(examples):,}" for model, count in zip(head.models, right, strict=True)
+    )
+    template = template_environment().get_template("examples.html")
+    return Exhibit(
+        "examples",
+        f"Examples of {printable(head.task)}",
+        [
+            f"Right: {counts}. Under each model: whether its most likely continuation was the target word, and the "
+            "log-probability of that word in nats."
+        ],
+        Table(("kind", "index", "context", "target", "model", "correct", "log_probability"), rows, 6),
+        make_command(reproduction, "table-3"),
+        body=Markup(template.render(models=head.models, examples=examples)),
+    )

@@ -1,0 +1,84 @@
+"""A pipeline schedule: the order that the engine runs, and beside it what each rank was measured to do."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from reports.style import LIGHT
+from reports.training_runs import Computation, Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+AXES_POINTS = {False: 690.0, True: 270.0}
+"""Width of the axes on a wide and on a narrow page, about."""
+CHARACTER = 0.66
+"""Width of a digit or letter over the size of its type."""
+
+
+def draw(timelines: Sequence[Timeline], narrow: bool = False) -> "Figure":
+    """Two bands for each timeline, planned above measured: forward dark, backward light and hatched.
+
+    The number is that of the microbatch; with several chunks their letter follows, and later chunks have an inner rule.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    lines = sum(2 * timeline.pp for timeline in timelines)
+    height = 0.9 + 0.95 * len(timelines) + (0.2 if narrow else 0.24) * lines
+    figure = Figure(figsize=(4.5 if narrow else 10.6, height), layout="constrained")
+    ratios = [timeline.pp for timeline in timelines for _ in range(2)]
+    axes = figure.subplots(2 * len(timelines), 1, squeeze=False, height_ratios=ratios)[:, 0]
+    for timeline, planned, measured in zip(timelines, axes[::2], axes[1::2], strict=True):
+        name = f"{timeline.schedule}{f', {timeline.chunks} chunks' if timeline.chunks > 1 else ''}"
+        _band(planned, f"{name}: planned, in forward passes", timeline.planned, timeline.chunks, narrow)
+        _band(measured, "measured, in milliseconds", milliseconds(timeline.measured), timeline.chunks, narrow)
+    key = [
+        Patch(facecolor=LIGHT["kept"], edgecolor=LIGHT["paper"], label="forward"),
+        Patch(facecolor=LIGHT["dropped"], edgecolor=LIGHT["ink"], hatch="////", linewidth=0.4, label="backward"),
+    ]
+    figure.legend(handles=key, loc="outside upper left", ncols=2)
+    return figure
+
+
+def milliseconds(ranks: Sequence[Sequence[Computation]]) -> list[list[Computation]]:
+    """Timelines of seconds in milliseconds."""
+    return [[(op, number, chunk, 1e3 * start, 1e3 * end) for op, number, chunk, start, end in rank] for rank in ranks]
+
+
+def _band(
+    axes: "Axes", title: str, ranks: Sequence[Sequence[Computation]], chunks: int, narrow: bool
+) -> None:  # fmt: skip
+    from matplotlib.ticker import MaxNLocator
+
+    last = max(end for rank in ranks for *_, end in rank)
+    size = (4.6 if len(ranks) > 2 else 5.4) if narrow else 6.8
+    for place, rank in enumerate(ranks):
+        for op, number, chunk, start, end in rank:
+            forward = op == "F"
+            axes.barh(
+                place,
+                end - start,
+                left=start,
+                height=0.86,
+                facecolor=LIGHT["kept" if forward else "dropped"],
+                edgecolor=LIGHT["paper" if forward else "ink"],
+                hatch="" if forward else "////",
+                linewidth=0.4,
+            )
+            if chunk:
+                axes.plot([start, end], [place - 0.3] * 2, color=LIGHT["paper" if forward else "ink"], linewidth=0.9)
+            label = f"{number}{chr(ord('a') + chunk % 26)}" if chunks > 1 else str(number)
+            if (end - start) / last * AXES_POINTS[narrow] >= CHARACTER * size * len(label) + 1.5:
+                box = None if forward else {"facecolor": LIGHT["dropped"], "edgecolor": "none", "pad": 0.6}
+                color = LIGHT["paper" if forward else "ink"]
+                axes.text(
+                    (start + end) / 2, place, label, ha="center", va="center_baseline", fontsize=size, color=color,
+                    bbox=box,
+                )  # fmt: skip
+    axes.set_title(title)
+    axes.set_xlim(0, last)
+    axes.set_ylim(len(ranks) - 0.5, -0.5)
+    axes.set_yticks(range(len(ranks)), [f"rank {place}" for place in range(len(ranks))])
+    axes.xaxis.set_major_locator(MaxNLocator(5 if narrow else 9))
+    axes.grid(visible=False)

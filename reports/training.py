@@ -1,0 +1,143 @@
+"""How the models were trained: curves, memory and pipelines, from what a reproduction keeps of its runs."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from lineage.records import Kind
+from reports.curves import Curve, model_order
+from reports.exhibit import Exhibit, Section, Table
+from reports.figures import rank_memory, training_panels
+from reports.figures.rank_memory import RankMemory
+from reports.load import Reproduction
+from reports.numbers import exact, percent, show, size_bytes
+from reports.pipelines import pipeline_exhibits
+from reports.reproduced import make_command, own_kind
+from reports.training_runs import Training
+
+CURVES = ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "model_tflops")
+PANELS = {
+    "loss": "training loss",
+    "validation": "validation perplexity",
+    "learning_rate": "learning rate",
+    "gradient_norm": "gradient norm",
+    "tokens_per_second": "tokens per second",
+    "model_tflops": "TFLOP/s of the model",
+}
+UTILISATION = "share of matrix products’ rate"
+
+Limits = Mapping[str, float]
+"""What matrix products alone reach on a model's ranks, in 10⁹ operations a second, where it was measured."""
+
+
+def training_section(reproduction: Reproduction) -> Section:
+    """What is kept of the runs, by model from the smallest to the largest."""
+    kind, command = own_kind(reproduction), make_command(reproduction, "training-loss")
+    order = model_order(reproduction)
+    trainings = {name: reproduction.trainings[name] for name in order if name in reproduction.trainings}
+    ranks = {name: order.index(name) for name in trainings}
+    limits = {model.name: model.matrix_gflops for model in reproduction.summary.models if model.matrix_gflops}
+    drawn = {name: training for name, training in trainings.items() if training.steps}
+    exhibits = [
+        *([curves_exhibit(drawn, ranks, kind, limits, command)] if drawn else []),
+        *_memory(trainings, kind, command),
+        *pipeline_exhibits(trainings, kind, command),
+    ]
+    problems = [problem.sentence for training in trainings.values() for problem in training.problems]
+    if not trainings:
+        problems.append("This reproduction keeps no curves of its training runs (training/MODEL/metrics.jsonl).")
+    return Section("training", "Training", exhibits, (), problems)
+
+
+def curves_exhibit(
+    trainings: Mapping[str, Training], ranks: Mapping[str, int], kind: Kind, limits: Limits, command: str = ""
+) -> Exhibit:
+    """Six panels with a curve of each run; `ranks` has the place that decides its look."""
+    panels: dict[str, list[Curve]] = {}
+    for field, title in PANELS.items():
+        found = (_curve(name, kind, ranks[name], training, field) for name, training in trainings.items())
+        if curves := [curve for curve in found if curve]:
+            panels[title] = curves
+    ends = [f"{curve.series} from {show(curve.y[0])} to {show(curve.final)}" for curve in panels[PANELS["loss"]]]
+    caption = [
+        f"Training loss, in nats per token: {'; '.join(ends)}.",
+        "Faint lines are what was recorded, strong ones a running mean.",
+    ]
+    if all(limits.get(name) for name in trainings):
+        rates = panels.pop(PANELS["model_tflops"])
+        panels[UTILISATION] = [
+            Curve(c.series, kind, c.rank, c.x, tuple(1e3 * y / limits[c.series] for y in c.y)) for c in rates
+        ]
+        reached = "; ".join(f"{name} {show(limits[name])}" for name in trainings)
+        caption.append(
+            f"The last panel is the model's arithmetic over what fp32 matrix products alone reach on as many ranks: "
+            f"{reached} GFLOP/s."
+        )
+    return Exhibit(
+        "training-curves",
+        "How training went",
+        caption,
+        _curves_data(trainings, kind),
+        command,
+        partial(training_panels.draw, panels),
+        f"{len(panels)} line charts over iterations: {', '.join(panels)}. {caption[0]}",
+    )
+
+
+def _curve(name: str, kind: Kind, rank: int, training: Training, field: str) -> Curve | None:
+    if field == "validation":
+        points = [(float(one.iteration), one.perplexity) for one in training.validations]
+    else:
+        values = [(float(step.iteration), getattr(step, field)) for step in training.steps]
+        points = [(x, y) for x, y in values if y is not None]
+    if not points:
+        return None
+    xs, ys = zip(*points, strict=True)
+    return Curve(name, kind, rank, xs, ys)
+
+
+def _curves_data(trainings: Mapping[str, Training], kind: Kind) -> Table:
+    rows = []
+    for name, training in trainings.items():
+        validated = {one.iteration: one.perplexity for one in training.validations}
+        steps = {step.iteration: step for step in training.steps}
+        for iteration in sorted({*validated, *steps}):
+            values = [getattr(steps[iteration], field) if iteration in steps else None for field in CURVES]
+            rows.append([kind, name, str(iteration), *map(exact, values), exact(validated.get(iteration))])
+    return Table(("kind", "model", "iteration", *CURVES, "validation_perplexity"), rows, 2)
+
+
+def _memory(trainings: Mapping[str, Training], kind: Kind, command: str) -> Sequence[Exhibit]:
+    found = {
+        name: (training.summary.layout, training.summary.memory)
+        for name, training in trainings.items()
+        if training.summary and training.summary.memory and training.summary.memory.measured_bytes
+    }
+    if not found:
+        return ()
+    rows, data, sentences = [], [], []
+    for name, (layout, memory) in found.items():
+        peak, formula = max(memory.measured_bytes), memory.closed_form_bytes
+        sizes = (size_bytes(formula), size_bytes(peak))
+        rows.append((name, str(layout), memory.measured_by, *sizes, percent(peak, formula)))
+        data.append(["computed", name, "", str(formula)])
+        data += [[kind, name, str(rank), str(value)] for rank, value in enumerate(memory.measured_bytes)]
+        sentences.append(f"{name} {sizes[1]} measured, {sizes[0]} by the formula")
+    drawn = [RankMemory(name, memory.closed_form_bytes, memory.measured_bytes) for name, (_, memory) in found.items()]
+    caption = [
+        "The closed form counts the parameters, gradients, optimizer state and activations of the first pipeline rank;",
+        "what is measured is how far a rank's memory grew from before the model was built to after one iteration,",
+        "with all that the process took besides.",
+    ]
+    heads = ("model", "layout", "measured by", "closed form", "largest rank", "of the closed form")
+    return [
+        Exhibit(
+            "rank-memory",
+            "Memory per rank against the formula",
+            caption,
+            Table(("kind", "model", "rank", "bytes"), data, 2),
+            command,
+            partial(rank_memory.draw, drawn),
+            f"Bars of memory per rank: {'; '.join(sentences)}.",
+            (Table(heads, rows, 3),),
+        )
+    ]

@@ -1,0 +1,145 @@
+"""A training run's own files, read while it trains or afterwards: metrics, summary, timeline of one iteration."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from lineage.errors import UserError
+from reports.files import Document, Problem, one_line, read_json
+
+METRICS, SUMMARY, TIMELINE = "metrics.jsonl", "summary.json", "timeline.json"
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Computation = tuple[Literal["F", "B"], int, int, Finite, Finite]
+"""Forward or backward, microbatch, chunk, start, end."""
+
+
+class Step(Document):
+    """An iteration, or the mean of several that end there."""
+
+    iteration: int
+    loss: Finite
+    learning_rate: Finite
+    gradient_norm: Finite | None = None
+    seconds: Finite
+    tokens_per_second: Finite
+    model_tflops: Finite
+
+
+class Validation(Document):
+    """A validation after so many iterations."""
+
+    iteration: int
+    loss: Finite
+    perplexity: Finite
+    samples: int
+
+
+class Memory(Document):
+    """Bytes of a rank: by the formula, and of each as measured."""
+
+    closed_form_bytes: int
+    measured_bytes: list[int]
+    measured_by: str
+
+
+class Layout(Document):
+    """Ranks of each axis."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return self.tp * self.pp * self.dp
+
+    def __str__(self) -> str:
+        return f"tp {self.tp} × pp {self.pp} × dp {self.dp}"
+
+
+class TrainingSummary(Document):
+    """What a complete run says of itself."""
+
+    parameters: int
+    iterations: int
+    tokens: int
+    layout: Layout = Layout()
+    train_seconds: Finite
+    tokens_per_second: Finite
+    memory: Memory | None = None
+    validation_perplexity: Finite | None = None
+
+
+class Timeline(Document):
+    """What each pipeline rank computed when in one iteration, beside the schedule's plan."""
+
+    iteration: int = 0
+    schedule: str
+    pp: Annotated[int, Field(ge=1)]
+    chunks: Annotated[int, Field(ge=1)]
+    microbatches: Annotated[int, Field(ge=1)]
+    planned: Annotated[list[Annotated[list[Computation], Field(min_length=1)]], Field(min_length=1)]
+    """Of each rank, in forward passes of one chunk."""
+    measured: Annotated[list[Annotated[list[Computation], Field(min_length=1)]], Field(min_length=1)]
+    """Of each rank, in seconds."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the files of a run say so far."""
+
+    steps: tuple[Step, ...]
+    validations: tuple[Validation, ...]
+    final: Validation | None
+    """Over the whole validation split, when training has ended."""
+    summary: TrainingSummary | None
+    timeline: Timeline | None
+    problems: tuple[Problem, ...]
+
+
+def read_training(directory: Path, part: str) -> Training:
+    """The files of a run, or of what was kept of one; `part` names it in the problems.
+
+    A last line that is not whole is one that is being written, and is left out.
+    """
+    lines: dict[str, list[Any]] = {"train": [], "validation": [], "final-validation": []}
+    problems = list(_read_metrics(directory / METRICS, part, lines))
+    summary = timeline = None
+    try:
+        if (directory / SUMMARY).is_file():
+            summary = read_json(directory / SUMMARY, TrainingSummary)
+    except UserError as error:
+        problems.append(Problem(part, f"The summary of {part} cannot be shown: {error}.", damaged=True))
+    try:
+        if (directory / TIMELINE).is_file():
+            timeline = read_json(directory / TIMELINE, Timeline)
+    except UserError as error:
+        problems.append(Problem(part, f"The timeline of {part} cannot be shown: {error}.", damaged=True))
+    final = lines["final-validation"]
+    steps, validations = tuple(lines["train"]), tuple(lines["validation"])
+    return Training(steps, validations, final[-1] if final else None, summary, timeline, tuple(problems))
+
+
+def _read_metrics(path: Path, part: str, found: dict[str, list[Any]]) -> Iterator[Problem]:
+    """Add each line to those of its kind; a sentence for each that is none."""
+    if not path.is_file():
+        yield Problem(part, f"{part} has written no metrics yet ({METRICS}).", damaged=False)
+        return
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            values: Any = json.loads(line)
+            model = Step if values["kind"] == "train" else Validation
+            found[values["kind"]].append(model.model_validate(values))
+        except (ValueError, TypeError, KeyError, ValidationError, RecursionError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else one_line(error)
+            yield Problem(part, f"Line {number} of the metrics of {part} is left out: {reason}.", damaged=True)
+    if not lines:
+        yield Problem(part, f"The metrics of {part} are empty: its first iteration has not ended.", damaged=False)

@@ -1,0 +1,77 @@
+"""What a reproduction keeps of its runs: means of blocks that lose nothing, examples cut short."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import kept
+from experiments.kept import CURVE_POINTS, keep_examples, keep_training
+from experiments.steps import evaluation_file, samples_file
+from lineage.run import RunDirectory
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write_metrics(run: Path, iterations: int) -> list[dict[str, Any]]:
+    """An iteration takes as many seconds as its number."""
+    lines: list[dict[str, Any]] = [{"kind": "validation", "iteration": 0, "loss": 9.0}]
+    for number in range(1, iterations + 1):
+        step: dict[str, Any] = {"kind": "train", "iteration": number, "loss": float(number), "learning_rate": 0.5}
+        step |= {"gradient_norm": None if number % 2 else 2.0, "loss_scale": 1.0, "seconds": float(number)}
+        lines.append(step | {"tokens_per_second": 600 / number, "model_tflops": 60 / number})
+    lines.append({"kind": "final-validation", "iteration": iterations, "loss": 1.0})
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (run / "summary.json").write_text("{}", encoding="utf-8")
+    return lines
+
+
+def test_a_short_run_is_kept_as_it_is(tmp_path: Path) -> None:
+    lines = write_metrics(tmp_path / "run", CURVE_POINTS)
+    keep_training(RunDirectory(tmp_path / "run"), tmp_path / "kept")
+    found = lines_of(tmp_path / "kept" / "metrics.jsonl")
+    assert [line["kind"] for line in found] == [line["kind"] for line in lines]
+    for line, expected in zip(found, lines, strict=True):
+        assert line == pytest.approx(expected)
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"metrics.jsonl", "summary.json"}
+
+
+def test_a_long_run_is_kept_in_blocks(tmp_path: Path) -> None:
+    write_metrics(tmp_path / "run", 3 * CURVE_POINTS + 2)
+    keep_training(RunDirectory(tmp_path / "run"), tmp_path / "kept")
+    first, *steps, rest, final = lines_of(tmp_path / "kept" / "metrics.jsonl")
+    assert (first["kind"], final["kind"]) == ("validation", "final-validation")
+    assert [step["iteration"] for step in steps] == list(range(3, 3 * CURVE_POINTS + 1, 3))
+    assert steps[1]["loss"] == pytest.approx(5.0)
+    assert steps[1]["gradient_norm"] == pytest.approx(2.0)
+    assert steps[1]["tokens_per_second"] == pytest.approx(3 * 600 / (4 + 5 + 6))  # tokens of the block in its time
+    assert (rest["iteration"], rest["loss"]) == (3 * CURVE_POINTS + 2, pytest.approx(3 * CURVE_POINTS + 1.5))
+
+
+def test_examples_are_cut_short_and_joined(tmp_path: Path) -> None:
+    long = "word " * 40 + "and then the\n end"
+    texts = {5: long, 9: "a short one"}
+    for model, correct in (("small", False), ("large", True)):
+        samples = [
+            {"task": "lambada", "index": index, "text": text, "correct": correct, "log_probabilities": [-1.25, -2.0]}
+            for index, text in texts.items()
+        ]
+        lines = "".join(json.dumps(sample) + "\n" for sample in samples)
+        path = samples_file(evaluation_file(tmp_path, model, "lambada"))
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(lines, encoding="utf-8")
+    evaluations = {model: evaluation_file(tmp_path, model, "lambada") for model in ("small", "large")}
+    keep_examples(tmp_path, evaluations)
+    assert list((tmp_path / ".samples").iterdir()) == []
+    keep_examples(tmp_path, evaluations)  # what is kept needs no samples
+    head, first, second = lines_of(tmp_path / "examples.jsonl")
+    assert head == {"task": "lambada", "models": ["small", "large"]}
+    assert (first["index"], first["target"], first["correct"]) == (5, "end", [False, True])
+    assert first["context"].startswith("…")
+    assert first["context"].endswith("word and then the")
+    assert len(first["context"]) <= kept.CONTEXT_CHARACTERS + 1
+    assert (second["context"], second["log_probability"]) == ("a short", [-3.25, -3.25])
