@@ -66,8 +66,8 @@ def keep_examples(directory: Path, evaluations: Mapping[str, Path]) -> None:
         lines.append(json.dumps(line, ensure_ascii=False) + "\n")
     head = {"task": next(iter(next(iter(found.values())).values()))["task"] if common else "", "models": list(found)}
     write_text(directory / EXAMPLES, json.dumps(head) + "\n" + "".join(lines))
-    for path in evaluations.values():
-        samples_file(path).unlink()
+    for folder in {samples_file(path).parent for path in evaluations.values()}:
+        shutil.rmtree(folder)
 
 
 def matrix_gflops(ranks: int) -> float | None:

@@ -90,6 +90,28 @@ def _assemble(runs: list[Path] | None, bench: Path | None, mixed_commits: bool) 
 
 
 @app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="A training run or a reproduction.")],
+    second: Annotated[Path, typer.Argument(help="Another of the same kind.")],
+) -> None:
+    """Show what two runs did differently and what came of it.
+
+    A part of either that is damaged is named and left out, and the command exits with code 6.
+    """
+    from rich.console import Console
+
+    from reports.compare import compare, print_comparison
+
+    comparison = compare(first, second)
+    print_comparison(Console(), comparison)
+    problems = (*comparison.first.problems, *comparison.second.problems)
+    for problem in problems:
+        print(f"warning: {problem.sentence}", file=sys.stderr)
+    if damaged := sum(problem.damaged for problem in problems):
+        raise IntegrityFailure(f"{damaged} damaged parts were left out of the comparison")
+
+
+@app.command()
 def watch(run: Annotated[Path, typer.Argument(help="Directory of a training run.")]) -> None:
     """Show a training run on the terminal until it is complete; once if it is, or if the output is no terminal."""
     from reports.watch import watch

@@ -137,10 +137,10 @@ def render_view(view: View) -> RenderableType:
     return Group(Text(f"{view.name}: {view.state}", style="bold"), table, *remarks)
 
 
-def sparkline(values: Sequence[float], width: int = SPARKLINE) -> str:
-    """Means of equal stretches as bars between the least and the greatest of them; empty for nothing."""
+def sparkline(values: Sequence[float], width: int = SPARKLINE, scale: tuple[float, float] | None = None) -> str:
+    """Means of equal stretches as bars on `scale`, by default from the least to the greatest; empty for nothing."""
     count = min(width, len(values))
     edges = [len(values) * place // count for place in range(count + 1)] if count else []
     means = [fmean(values[start:end]) for start, end in pairwise(edges)]
-    low, high = min(means, default=0.0), max(means, default=0.0)
+    low, high = scale or (min(means, default=0.0), max(means, default=0.0))
     return "".join(BARS[round((mean - low) / (high - low) * (len(BARS) - 1))] if high > low else "▄" for mean in means)

@@ -1,0 +1,192 @@
+"""Two runs beside each other: what was done differently, and what came of it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lineage.errors import BadInput
+from lineage.records import Record
+from lineage.run import RunDirectory
+from reports.files import Problem
+from reports.load import load_reproduction
+from reports.numbers import MISSING, show
+from reports.training_runs import Step, Training, read_training
+from reports.watch import sparkline
+
+ENVIRONMENT = ("mlm_repro", "source", "python", "platform", "cpu", "cores", "gpus", "packages", "variables")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs."""
+
+    name: str
+    kind: str
+    manifest: Mapping[str, Any]
+    values: Mapping[str, float]
+    """What came of it, by what it is."""
+    curves: Mapping[str, tuple[float, ...]]
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between two runs of one kind."""
+
+    first: Side
+    second: Side
+
+    @property
+    def done(self) -> list[tuple[str, str, str]]:
+        """Settings, inputs and surroundings that differ: name, first, second."""
+        sides = [dict(_described(side.manifest)) for side in (self.first, self.second)]
+        names = sorted(sides[0].keys() | sides[1].keys(), key=lambda name: (_ORDER[name.split(".")[0]], name))
+        rows = [(name, sides[0].get(name, MISSING), sides[1].get(name, MISSING)) for name in names]
+        return [(name, one, other) for name, one, other in rows if one != other]
+
+    @property
+    def results(self) -> list[tuple[str, float | None, float | None]]:
+        """Every result that either has: name, first, second."""
+        names = dict.fromkeys([*self.first.values, *self.second.values])
+        return [(name, self.first.values.get(name), self.second.values.get(name)) for name in names]
+
+
+def compare(first: Path, second: Path) -> Comparison:
+    """Two training runs or two reproductions. Raises BadInput for anything else."""
+    sides = [_read_side(path) for path in (first, second)]
+    if sides[0].kind != sides[1].kind:
+        raise BadInput(f"{first} is a {sides[0].kind} run and {second} a {sides[1].kind} run: compare two of one kind")
+    return Comparison(*sides)
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """What differs, as tables; curves over each other on one scale."""
+    names = (comparison.first.name, comparison.second.name)
+    done = _table("What was done differently", names)
+    for name, *values in comparison.done:
+        done.add_row(*(Text(cell) for cell in (name, *values)))
+    if not comparison.done:
+        done.add_row("nothing: settings, inputs, code and machine are equal", "", "")
+    console.print(done)
+    results = _table("What came of it", names)
+    for head in ("second − first", "second ÷ first"):
+        results.add_column(head, justify="right")
+    for name, one, other in comparison.results:
+        change = ["", ""]
+        if one is not None and other is not None:
+            change = [f"{other - one:+.4g}", f"{other / one:.4f}" if one else MISSING]
+        results.add_row(Text(name), show(one), show(other), *change)
+    console.print(results)
+    curves = _table("Curves, each pair on one scale", names)
+    for name in comparison.first.curves:
+        if name not in comparison.second.curves:
+            continue
+        pair = comparison.first.curves[name], comparison.second.curves[name]
+        low, high = min(map(min, pair)), max(map(max, pair))
+        curves.add_row(Text(name), *(sparkline(values, 30, (low, high)) for values in pair))
+    if curves.row_count:
+        console.print(curves)
+
+
+_ORDER = {"config": 0, "input": 1, "code": 2, "machine": 3}
+
+
+def _described(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    environment = manifest.get("environment", {})
+    yield from _flat("config", manifest.get("config", {}))
+    yield from ((f"input.{name}", str(digest)[:16]) for name, digest in manifest.get("parents", {}).items())
+    for name in ENVIRONMENT:
+        part = "code" if name in ("mlm_repro", "source") else "machine"
+        yield from _flat(f"{part}.{name}", environment.get(name))
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(f"{name}.{key}", inner)
+    elif value is not None:
+        yield name, str(value)
+
+
+def _read_side(directory: Path) -> Side:
+    run = RunDirectory.open(directory)
+    manifest, name = run.manifest, run.path.name
+    if manifest.get("kind") == "training":
+        training = read_training(run.path, name)
+        curves = _training_curves(training)
+        return Side(name, "training", manifest, dict(_training_values(training)), curves, training.problems)
+    if manifest.get("kind") == "reproduction":
+        reproduction = load_reproduction(run.path)
+        own = [record for record in reproduction.records if record.kind != "published"]
+        return Side(name, "reproduction", manifest, dict(_last_values(own)), _record_curves(own), reproduction.problems)
+    raise BadInput(f"{directory} is neither a training run nor a reproduction but {manifest.get('kind')!s}")
+
+
+def _training_values(training: Training) -> Iterator[tuple[str, float]]:
+    if training.steps:
+        yield "iterations", training.steps[-1].iteration
+        yield "training loss", training.steps[-1].loss
+    if training.validations:
+        yield "validation perplexity", training.validations[-1].perplexity
+    if training.final:
+        yield "validation perplexity, whole split", training.final.perplexity
+    if summary := training.summary:
+        yield "tokens per second", summary.tokens_per_second
+        yield "seconds of training", summary.train_seconds
+        if summary.memory and summary.memory.measured_bytes:
+            yield "largest rank, MB", max(summary.memory.measured_bytes) / 1e6
+
+
+def _training_curves(training: Training) -> dict[str, tuple[float, ...]]:
+    def values(field: str) -> tuple[float, ...]:
+        found = (_number(step, field) for step in training.steps)
+        return tuple(value for value in found if value is not None)
+
+    curves = {
+        "training loss": values("loss"),
+        "validation perplexity": tuple(one.perplexity for one in training.validations),
+        "gradient norm": values("gradient_norm"),
+        "tokens per second": values("tokens_per_second"),
+    }
+    return {name: curve for name, curve in curves.items() if curve}
+
+
+def _number(step: Step, field: str) -> float | None:
+    value: float | None = getattr(step, field)
+    return value
+
+
+def _last_values(records: list[Record]) -> Iterator[tuple[str, float]]:
+    """The value of each quantity, of a curve its last."""
+    last: dict[str, tuple[float, float]] = {}
+    for record in records:
+        name, x = _name(record), record.x or 0.0
+        if name not in last or x >= last[name][0]:
+            last[name] = (x, record.value)
+    yield from ((name, value) for name, (_, value) in last.items())
+
+
+def _record_curves(records: list[Record]) -> dict[str, tuple[float, ...]]:
+    points: dict[str, list[tuple[float, float]]] = {}
+    for record in records:
+        if record.x is not None:
+            points.setdefault(_name(record), []).append((record.x, record.value))
+    return {name: tuple(y for _, y in sorted(found)) for name, found in points.items() if len(found) > 1}
+
+
+def _name(record: Record) -> str:
+    return f"{record.series} {record.quantity.replace('_', ' ')}"
+
+
+def _table(title: str, names: tuple[str, str]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("")
+    for name in names:
+        table.add_column(Text(name), justify="right" if title.startswith("What came") else "left", overflow="fold")
+    return table
