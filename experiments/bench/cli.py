@@ -110,6 +110,60 @@ def data_scale(
     _write(json, result)
 
 
+@app.command()
+def train(
+    json: Json = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every contender is measured, in turn.")] = 3,
+    case: Annotated[list[str] | None, typer.Option(help="Only this row; may be repeated.")] = None,
+) -> None:
+    """Training on one core beside nanoGPT, stock and tuned, and beside the core's limit; then two processes to one.
+
+    Takes about 15 minutes. Ends with code 3 if a contender's losses show that it computed something else.
+    """
+    from experiments.bench.table_train import show_train
+    from experiments.bench.train import CASES, measure_train
+
+    _check_output(json)
+    cases = [each for each in CASES if case is None or each.name in case]
+    if unknown := set(case or ()) - {each.name for each in CASES}:
+        raise BadInput(f"no row is called {sorted(unknown)[0]!r}; there are: {', '.join(c.name for c in CASES)}")
+    result = measure_train(rounds, cases)
+    show_train(result)
+    _write(json, result)
+    if result["disagreements"]:
+        raise Diverged("; ".join(result["disagreements"]))
+
+
+@app.command()
+def kernels(
+    json: Json = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every kernel is measured, in turn.")] = 5,
+) -> None:
+    """Each compiled kernel beside its reference in torch and, where there is a compiler, torch.compile."""
+    from experiments.bench.kernels import measure_kernels
+    from experiments.bench.table_train import show_kernels
+
+    _check_output(json)
+    result = measure_kernels(rounds)
+    show_kernels(result)
+    _write(json, result)
+
+
+@app.command()
+def compare(
+    old: Annotated[Path, typer.Argument(help="A result written by --json.")],
+    new: Annotated[Path, typer.Argument(help="A later result of the same benchmark.")],
+) -> None:
+    """Ratios of two results side by side. Ends with code 3 if one fell by more than a tenth."""
+    from experiments.bench.compare import compare as compare_results
+    from experiments.bench.table_train import show_comparison
+
+    rows = compare_results(old, new)
+    show_comparison(rows)
+    if fallen := [row["ratio"] for row in rows if row["fell"]]:
+        raise Diverged(f"fell by more than a tenth: {'; '.join(fallen)}")
+
+
 def _check_output(path: Path | None) -> None:
     """Minutes of measuring should not end at a name that cannot be written."""
     if path is None:

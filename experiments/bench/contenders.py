@@ -26,6 +26,8 @@ class Contender:
     """Microbatches of each rank in an iteration."""
     needs: str = ""
     """Module without which it does not run."""
+    is_tuned: bool = True
+    """Whether it has this engine's allocator setting and the fused AdamW, or what its authors ship."""
 
     @property
     def is_installed(self) -> bool:

@@ -13,12 +13,13 @@ def build_ours(contender: Contender, size: BenchSize) -> Step:
     from engine.parallel.mesh import build_mesh
     from engine.pipeline.microbatch import PipelineInput
     from engine.pipeline.partition import PartitionedModel
+    from engine.precision import DTYPES
     from engine.rng import Dropout
 
     train, parallel = size.train, contender.parallel
     dp = contender.ranks // (parallel.tp * parallel.pp)
     mesh = build_mesh(Layout(parallel.tp, parallel.pp, dp), parallel.sequence_parallel)
-    model = PartitionedModel(size.model, parallel, mesh, torch.float32, train.seed)
+    model = PartitionedModel(size.model, parallel, mesh, DTYPES[train.precision], train.seed)
     optimizer = FlatAdamW(model.parameters, train, mesh)
     reducer = model.reducer(optimizer.groups)
     share = train.global_batch_size // dp

@@ -11,14 +11,12 @@ from engine.allocator import keep_large_buffers
 from engine.costs import flops_per_iteration
 from experiments.bench.contenders import NOTES, Contender, contenders
 from experiments.bench.sizes import BenchSize
-from experiments.bench.timing import Timed, gemm_gflops, median_ratio, time_contender
+from experiments.bench.timing import Timed, gemm_gflops, median_ratio, on_ranks, time_contender
 from lineage.environment import available_cores, describe_environment
-from lineage.errors import UserError
 from lineage.progress import Progress
 
 DROPOUTS = (0.0, 0.1)
 TOLERANCE = 1e-3
-TIMEOUT_SECONDS = 600.0
 SERIAL = "serial"
 
 Measured = dict[tuple[str, float], list[Timed]]
@@ -45,23 +43,14 @@ def measure_parallel(size: BenchSize, rounds: int) -> dict[str, Any]:
     with Progress("parallel", rounds * len(running), "measurements") as progress:
         for _ in range(rounds):
             for ranks in numbers_of_ranks:
-                gflops[ranks] = max(gflops[ranks], _on_ranks("matrix products", ranks, gemm_gflops, ranks)[0])
+                gflops[ranks] = max(gflops[ranks], on_ranks("matrix products", ranks, gemm_gflops, ranks)[0])
             for contender in running:
-                found = _on_ranks(contender.name, contender.ranks, time_contender, contender, size, DROPOUTS)[0]
+                found = on_ranks(contender.name, contender.ranks, time_contender, contender, size, DROPOUTS)[0]
                 for dropout, timed in zip(DROPOUTS, found, strict=True):
                     measured[contender.name, dropout].append(timed)
                 progress.advance(1, contender.name)
             load.append(round(os.getloadavg()[0], 2))
     return summarize(size, every, measured, gflops, load)
-
-
-def _on_ranks(name: str, ranks: int, function: Any, *arguments: Any) -> list[Any]:
-    from engine.forked import RanksFailed, run_forked
-
-    try:
-        return run_forked(function, ranks, *arguments, timeout_seconds=TIMEOUT_SECONDS)
-    except RanksFailed as error:
-        raise UserError(f"{name}: {error.sentence}") from error
 
 
 def summarize(

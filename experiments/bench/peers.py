@@ -113,7 +113,8 @@ def _step(
             {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
             {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
         ],
-        lr=train.learning_rate, betas=(train.adam_beta1, train.adam_beta2), eps=train.adam_epsilon, fused=True,
+        lr=train.learning_rate, betas=(train.adam_beta1, train.adam_beta2), eps=train.adam_epsilon,
+        fused=contender.is_tuned,
     )  # fmt: skip
     module = DistributedDataParallel(model) if ranks > 1 and replicate else model
     share = train.global_batch_size // ranks
@@ -124,7 +125,8 @@ def _step(
         places = range(rank * share, (rank + 1) * share)
         set_dropout(dropout, iteration, places)
         rows = torch.from_numpy(size.batch(iteration))[places.start : places.stop]
-        value = loss(module, rows[:, :-1], rows[:, 1:])
+        with torch.autocast("cpu", torch.bfloat16, enabled=train.precision == "bf16"):
+            value = loss(module, rows[:, :-1], rows[:, 1:])
         value.backward()
         torch.nn.utils.clip_grad_norm_(parameters, train.clip_gradient)
         optimizer.step()

@@ -1,13 +1,13 @@
 """Model shapes, batches and the optimizer's settings that every contender of a benchmark shares."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.cli import read_run_config
-from engine.config import ModelConfig, TrainConfig
+from engine.config import ModelConfig, Precision, TrainConfig
 from experiments.plan import model_file
 
 
@@ -49,9 +49,15 @@ class BenchSize:
             "timed_iterations": train.iterations - self.warm_up,
         }
 
+    def in_precision(self, precision: Precision) -> "BenchSize":
+        """The same in another number format."""
+        return replace(self, train=self.train.model_copy(update={"precision": precision}))
+
 
 def read_size(name: str) -> BenchSize:
-    """The size of that name: `tiny`, or `twin`, the twin of the 8.3b recipe. Raises KeyError for another."""
+    """The size of that name: `tiny`, `small` (GPT-2 124M), or `twin`, the twin of the 8.3b recipe. Raises KeyError for
+    another.
+    """
     if name == "twin":
         twin = read_run_config(model_file("8.3b"), twin=True)
         return _size(name, twin.model, twin.train.global_batch_size, iterations=5)

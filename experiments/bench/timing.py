@@ -4,10 +4,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from experiments.bench.contenders import Contender, Step
 from experiments.bench.sizes import BenchSize
+from lineage.errors import UserError
 
+TIMEOUT_SECONDS = 600.0
 GEMM_WIDTH = 1024
 GEMM_REPEATS, GEMM_TRIES = 8, 4
 
@@ -22,7 +25,9 @@ class Timed:
     """Of every iteration."""
 
 
-def time_contender(contender: Contender, size: BenchSize, dropouts: Sequence[float]) -> list[Timed]:
+def time_contender(
+    contender: Contender, size: BenchSize, dropouts: Sequence[float], clock: Callable[[], float] = time.perf_counter
+) -> list[Timed]:
     """On a rank: the iterations of one round, for each dropout probability after the other."""
     import torch.distributed as dist
 
@@ -30,21 +35,26 @@ def time_contender(contender: Contender, size: BenchSize, dropouts: Sequence[flo
     barrier: Callable[[], object] = dist.barrier if contender.ranks > 1 else lambda: None
     per_dropout = size.train.iterations
     return [
-        _time_step(step, range(number * per_dropout, (number + 1) * per_dropout), size.warm_up, dropout, barrier)
+        _time_step(step, range(number * per_dropout, (number + 1) * per_dropout), size.warm_up, dropout, barrier, clock)
         for number, dropout in enumerate(dropouts)
     ]
 
 
 def _time_step(
-    step: Step, iterations: range, warm_up: int, dropout: float, barrier: Callable[[], object]
-) -> Timed:  # fmt: skip
+    step: Step,
+    iterations: range,
+    warm_up: int,
+    dropout: float,
+    barrier: Callable[[], object],
+    clock: Callable[[], float],
+) -> Timed:
     seconds, losses = [], []
     for iteration in iterations:
         barrier()
-        start = time.perf_counter()
+        start = clock()
         losses.append(step(iteration, dropout))
         barrier()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock() - start)
     return Timed(seconds[warm_up:], losses)
 
 
@@ -73,3 +83,13 @@ def gemm_gflops(ranks: int) -> float:
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
     """Median over rounds of the ratio within a round: what slows a whole round cancels."""
     return median(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+def on_ranks(name: str, ranks: int, function: Any, *arguments: Any) -> list[Any]:
+    """What a function returns on each of new processes. Raises UserError naming what was measured when one fails."""
+    from engine.forked import RanksFailed, run_forked
+
+    try:
+        return run_forked(function, ranks, *arguments, timeout_seconds=TIMEOUT_SECONDS)
+    except RanksFailed as error:
+        raise UserError(f"{name}: {error.sentence}") from error

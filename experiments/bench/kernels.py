@@ -1,0 +1,85 @@
+"""Each compiled kernel beside its reference, forward and backward, in processor time."""
+
+import shutil
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from engine.config import Precision
+from experiments.bench.timing import median_ratio, on_ranks
+from lineage.environment import describe_environment
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
+HEADS, HEAD_DIM, SEQUENCE, VOCABULARY = 12, 64, 1024, 50304
+"""GPT-2 124M's, one sequence."""
+
+
+def measure_kernels(rounds: int) -> dict[str, Any]:
+    """Milliseconds of every kernel of the registry and of its reference; plain JSON values."""
+    import torch._dynamo  # noqa: F401  (imported here once)
+
+    rows = [row for precision in PRECISIONS for row in on_ranks("kernels", 1, _measure, precision, rounds)[0]]
+    return {
+        "benchmark": "kernels",
+        "rounds": rounds,
+        "kernels": rows,
+        "ratios": {row["kernel"]: row["ratios"] for row in rows},
+        "environment": describe_environment(),
+        "notes": [
+            f"forward and backward at the shapes of GPT-2 124M, {SEQUENCE} tokens; one thread, median of interleaved "
+            "rounds, after one that is not timed",
+            *([] if shutil.which("g++") else ["torch.compile was not measured: there is no C++ compiler"]),
+        ],
+    }
+
+
+def _measure(precision: Precision, rounds: int) -> list[dict[str, Any]]:
+    import torch
+
+    from engine.kernels.registry import REFERENCE, implementation
+    from engine.parallel.mesh import Axis
+    from engine.precision import DTYPES
+    from engine.rng import DropoutMask
+
+    dtype, h = DTYPES[precision], HEADS * HEAD_DIM
+    targets = torch.randint(0, VOCABULARY, (SEQUENCE,))
+    cases: dict[str, tuple[list[torch.Tensor], tuple[Any, ...]]] = {
+        "attention": ([torch.randn(SEQUENCE, 1, HEADS, 3, HEAD_DIM)], (DropoutMask(0.1, (1,)),)),
+        "linear_cross_entropy": (
+            [torch.randn(SEQUENCE, h), torch.randn(VOCABULARY, h) * 0.02],
+            (targets, VOCABULARY, Axis()),
+        ),
+    }
+    rows = []
+    for name, (tensors, others) in cases.items():
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in tensors]
+        functions = {"ours": implementation(name, "cpu"), "reference": implementation(name, REFERENCE)}
+        if shutil.which("g++"):
+            functions["torch.compile"] = torch.compile(functions["reference"])
+
+        def timed(
+            function: Callable[..., torch.Tensor],
+            leaves: list[torch.Tensor] = leaves,
+            others: tuple[Any, ...] = others,
+        ) -> float:
+            start = time.process_time()
+            function(*leaves, *others).sum().backward()
+            return time.process_time() - start
+
+        seconds: dict[str, list[float]] = {each: [] for each in functions}
+        for _ in range(rounds + 1):
+            for each, function in functions.items():
+                seconds[each].append(timed(function))
+        rows.append(
+            {
+                "kernel": f"{name} {precision}",
+                "milliseconds": {each: round(1000 * median(many[1:]), 3) for each, many in seconds.items()},
+                "ratios": {
+                    f"to_{each}": round(median_ratio(many[1:], seconds["ours"][1:]), 4)
+                    for each, many in seconds.items()
+                    if each != "ours"
+                },
+            }
+        )
+    return rows
