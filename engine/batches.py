@@ -8,16 +8,30 @@ from numpy.typing import NDArray
 
 from data_pipeline.tokens.samples import BlendedSamples, PackedSamples, blending_indices, normalized
 from data_pipeline.tokens.token_file import TokenFile
-from engine.config import RunConfig
 from lineage.errors import BadInput
 
 
 @dataclass(frozen=True)
+class PairArrays:
+    """What a BERT's sequences have besides tokens."""
+
+    targets: NDArray[np.int64]
+    """What masked tokens were, -1 elsewhere, [b, s]."""
+    token_types: NDArray[np.int64]
+    """Which part each token belongs to, [b, s]."""
+    lengths: NDArray[np.int64]
+    """Tokens before the padding, [b]."""
+    is_swapped: NDArray[np.int64]
+    """1 where the second part came first in its document, [b]."""
+
+
+@dataclass(frozen=True)
 class Microbatch:
-    """Token ids [b, s + 1] and the places of its sequences in the global batch."""
+    """Token ids [b, s + 1], of a BERT [b, s], and the places of its sequences in the global batch."""
 
     tokens: NDArray[np.int64]
     places: tuple[int, ...]
+    pairs: PairArrays | None = None
 
 
 class TrainingBatches:
@@ -67,17 +81,6 @@ def place_groups(global_batch_size: int, microbatch_size: int, dp_rank: int, dp:
     for block in range(0, global_batch_size, microbatch_size * dp):
         first = block + dp_rank * microbatch_size
         yield tuple(range(first, first + microbatch_size))
-
-
-def training_batches(
-    config: RunConfig, parts: Sequence[tuple[TokenFile, float]], iterations: int
-) -> TrainingBatches | TrainingStreams:
-    """The order in which the configured model is trained on token files with their weights."""
-    train, length = config.train, config.model.seq_length
-    sizes = (length, train.global_batch_size, train.microbatch_size, iterations, train.seed)
-    if config.model.family == "transformer-xl":
-        return TrainingStreams(parts[0][0], *sizes)
-    return TrainingBatches(parts, *sizes)
 
 
 class ValidationBatches:

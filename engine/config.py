@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
 
+from data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
 from engine.pipeline.schedule import ScheduleName
 from engine.recompute import Recompute
 from lineage.config import Config
@@ -109,6 +110,11 @@ class ModelConfig(Config):
         if self.family == "transformer-xl" and self.hidden_size % 2:
             raise ValueError(f"hidden_size = {self.hidden_size} must be even, for sines and cosines")
         return self
+
+    @property
+    def text_vocab_size(self) -> int:
+        """Entries of the tokenizer: a BERT has its special tokens after them."""
+        return self.vocab_size - (len(SPECIAL_TOKENS) if self.family == "bert" else 0)
 
     @property
     def head_dim(self) -> int:

@@ -1,5 +1,6 @@
 """Parameters, floating-point operations and bytes in closed form. Imports no torch."""
 
+from data_pipeline.tokens.special_tokens import MASKED_SHARE
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 
 
@@ -12,7 +13,10 @@ def parameter_count(model: ModelConfig) -> int:
         return _transformer_xl_parameters(model)
     h = model.hidden_size
     per_layer = 12 * h * h + 13 * h
-    return model.num_layers * per_layer + (model.padded_vocab_size + model.seq_length) * h + 2 * h
+    count = model.num_layers * per_layer + (model.padded_vocab_size + model.seq_length) * h + 2 * h
+    if model.family == "bert":  # segments; dense, norm and bias of the masked head; pooler; sentence order
+        count += 2 * h + (h * h + 3 * h + model.padded_vocab_size) + (h * h + h) + (2 * h + 2)
+    return count
 
 
 def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool = False) -> float:
@@ -20,13 +24,15 @@ def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool 
 
     72·B·s·L·h²·(1 + s/6h + V/12Lh), or with full activation recomputation the 2021 paper's Equation 3,
     96·B·s·L·h²·(1 + s/6h + V/16Lh). Attention is not halved for causality, as in the papers. A Transformer-XL's memory
-    counts as part of its segment where keys and values are made of it; a tail of its softmax counts for nothing.
+    counts as part of its segment where keys and values are made of it; a tail of its softmax counts for nothing. A
+    BERT has a dense product before its logits, which it computes for masked tokens alone.
     """
     if model.family == "transformer-xl":
         return train.global_batch_size * (4 if recompute else 3) * _transformer_xl_forward_flops(model)
     h, layers, s, v = model.hidden_size, model.num_layers, model.seq_length, model.padded_vocab_size
     factor = 96 if recompute else 72
-    logits = v / ((16 if recompute else 12) * layers * h)
+    columns = v * MASKED_SHARE + h if model.family == "bert" else v
+    logits = columns / ((16 if recompute else 12) * layers * h)
     return factor * train.global_batch_size * s * layers * h * h * (1 + s / (6 * h) + logits)
 
 

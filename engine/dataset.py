@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.tokens.samples import normalized
+from data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
 from data_pipeline.tokens.token_file import TokenFile
-from data_pipeline.tokens.tokenizer import FILE_NAME
+from data_pipeline.tokens.tokenizer import FILE_NAME, padded_vocab_size
 from engine.config import ModelConfig
 from lineage.digest import content_digest, is_sealed, sha256_file, sha256_json
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
@@ -84,7 +85,11 @@ class DatasetFacts:
         """The model with this dataset's vocabulary. Raises BadInput if its clusters of words do not fit that."""
         if (cutoffs := model.transformer_xl.cutoffs) and cutoffs[-1] >= self.vocab_size:
             raise BadInput(f"cutoffs = {list(cutoffs)} go beyond the dataset's vocabulary of {self.vocab_size} words")
-        return model.model_copy(update={"vocab_size": self.vocab_size, "padded_vocab_size": self.padded_vocab_size})
+        sizes = {"vocab_size": self.vocab_size, "padded_vocab_size": self.padded_vocab_size}
+        if model.family == "bert":
+            vocab_size = self.vocab_size + len(SPECIAL_TOKENS)
+            sizes = {"vocab_size": vocab_size, "padded_vocab_size": padded_vocab_size(vocab_size)}
+        return model.model_copy(update=sizes)
 
 
 def _read_vocabulary(directory: Path) -> tuple[int, int, str]:

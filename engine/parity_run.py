@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
-from engine.batches import training_batches
 from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.dataset import DatasetFacts
@@ -38,11 +37,12 @@ from engine.parity import (
     first_difference,
     merge,
 )
-from engine.pipeline.microbatch import PipelineInput
+from engine.pipeline.microbatch import to_input
 from engine.pipeline.partition import PartitionedModel
 from engine.precision import DTYPES
 from engine.rng import Dropout
 from engine.stream_memory import StreamMemory
+from engine.training_order import training_batches
 from lineage.environment import memory_bytes
 from lineage.errors import BadInput
 
@@ -60,6 +60,8 @@ class Work:
     iterations: int
     tokens: tuple[tuple[Path, float], ...]
     """Prefixes of the token files, with their weights."""
+    tokenizer: Path | None
+    """Directory of their tokenizer; random tokens have none."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int) -> No
             tokens = tuple(zip(facts.prefixes("train"), facts.weights, strict=True))
         else:
             tokens = ((_write_tokens(config, iterations, Path(folder) / "random"), 1.0),)
-        outcomes = list(_compare_all(Work(config, iterations, tokens), chosen))
+        outcomes = list(_compare_all(Work(config, iterations, tokens, facts.tokenizer if facts else None), chosen))
     wrong = [outcome for outcome in outcomes if outcome.finding]
     if wrong:
         more = f" ({len(wrong) - 1} more of {len(outcomes)} layouts differ)" if len(wrong) > 1 else ""
@@ -173,7 +175,10 @@ def train_and_show(work: Work, layout: ParityLayout, take: Callable[[Piece, str]
     optimizer = build_optimizer(model.parameters, train, mesh, config.parallel.shard_optimizer)
     reducer = model.reducer(optimizer.groups)
     tokens = [(TokenFile(prefix), weight) for prefix, weight in work.tokens]
-    batches, memory = training_batches(config, tokens, work.iterations), StreamMemory(config.model, mesh)
+    batches, memory = (
+        training_batches(config, tokens, work.iterations, work.tokenizer),
+        StreamMemory(config.model, mesh),
+    )
     place = f"tp {mesh.tp.rank}, pp {mesh.pp.rank}, dp {mesh.dp.rank}"
     for iteration in range(work.iterations):
 
@@ -184,10 +189,9 @@ def train_and_show(work: Work, layout: ParityLayout, take: Callable[[Piece, str]
         optimizer.zero_gradients()
         microbatches, firsts = [], []
         for batch in batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size):
-            rows = torch.from_numpy(batch.tokens)
             probability = config.model.dropout
             dropout = Dropout(probability, train.seed, iteration, batch.places) if probability else None
-            microbatches.append(PipelineInput(rows[:, :-1], rows[:, 1:], dropout, memory.enter(batch.places)))
+            microbatches.append(to_input(batch.tokens, mesh, dropout, memory.enter(batch.places), batch.pairs))
             firsts.append(batch.places[0])
         with ExitStack() as watches:
             for chunk in model.chunks:
@@ -261,7 +265,7 @@ def _watch(
 def _write_tokens(config: RunConfig, iterations: int, prefix: Path) -> Path:
     """Random tokens, keyed by the seed, as a token file of documents that samples run across."""
     random = np.random.RandomState(config.train.seed)
-    vocab_size, length = config.model.vocab_size, max(config.model.seq_length * 2 // 3, 1)
+    vocab_size, length = config.model.text_vocab_size, max(config.model.seq_length * 2 // 3, 1)
     documents = iterations * config.train.global_batch_size * 2 + 2
     with TokenFileWriter(prefix, token_dtype(vocab_size)) as writer:
         for _ in range(documents):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.batches import place_groups, training_batches
+from engine.batches import place_groups
 from engine.checkpoint import TrainingState, checkpoint_path, complete_checkpoints, remove_old, save_checkpoint
 from engine.config import RunConfig
 from engine.costs import flops_per_iteration, parameter_count, rank_memory_bytes
@@ -36,6 +36,7 @@ from engine.replicas import INTERVAL, check_replicas
 from engine.resume import resume
 from engine.rng import Dropout
 from engine.stream_memory import StreamMemory
+from engine.training_order import training_batches
 from engine.training_run import SUMMARY, TIMELINE, begin_run
 from engine.validation import ValidationSplit
 from lineage.atomic import write_json, write_text
@@ -107,8 +108,8 @@ class Trainer:
             self.streams.load(checkpoint_path(run.path, self.state.iteration), groups, layers)
         if self.scaler and self.state.loss_scaler:
             self.scaler = LossScaler(**self.state.loss_scaler)
-        self.batches = training_batches(config, dataset.token_files("train"), train.iterations)
-        self.validation = ValidationSplit(config, dataset.token_files("valid"), mesh)
+        self.batches = training_batches(config, dataset.token_files("train"), train.iterations, dataset.tokenizer)
+        self.validation = ValidationSplit(config, dataset.token_files("valid"), mesh, dataset.tokenizer)
         self.validated = math.nan
         self.stop_requested = False
 
@@ -162,7 +163,13 @@ class Trainer:
         self.optimizer.zero_gradients()
         batches = list(self.batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size))
         microbatches = [
-            to_input(batch.tokens, mesh, self._dropout(iteration, batch.places), self.streams.enter(batch.places))
+            to_input(
+                batch.tokens,
+                mesh,
+                self._dropout(iteration, batch.places),
+                self.streams.enter(batch.places),
+                batch.pairs,
+            )
             for batch in batches
         ]
         timeline: list[Interval] | None = [] if iteration + 1 == train.iterations else None

@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 
 from data_pipeline.kernels import call_first, compiled
 from data_pipeline.tokens.sentences import Sentences, Vocabulary
+from data_pipeline.tokens.special_tokens import MASKED_SHARE, SPECIAL_TOKENS
 from data_pipeline.tokens.token_file import TokenFile
 from lineage.errors import BadInput
 
-SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[MASK]", "[PAD]")
-"""They have the ids that follow the tokenizer's, in this order."""
-MASKED_SHARE = 0.15
 LONGEST_RUN = 3
 SHORT_EVERY = 10
 """One in so many samples, at random, aims at a random length below the longest."""

@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from engine.config import ModelConfig
 from engine.model.initial import initialize_normal
 from engine.model.stage_model import StageModel
-from engine.model.transformer import MLP, Embedding, drop
+from engine.model.transformer import MLP, drop
 from engine.parallel.collectives import enter_tensor_parallel
-from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
+from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.vocab import vocab_parallel_cross_entropy
 from engine.pipeline.microbatch import PipelineInput, SentencePairs
@@ -96,19 +96,28 @@ class BertLayer(nn.Module):
         return x + drop(self.mlp(normed), f"layers.{self.layer}.mlp_output", dropout, self.mesh)
 
 
-class BertEmbedding(Embedding):
-    """Word, position and segment embeddings, then dropout: token ids and segments [b, s] → [s, b, h]."""
+class BertEmbedding(nn.Module):
+    """Word, position and segment embeddings, then dropout: token ids and segments [b, s] → [s, b, h].
+
+    The last stage of a pipeline holds a copy of the word embedding alone, for the output head.
+    """
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, is_first: bool) -> None:
-        super().__init__(config, mesh, has_positions=is_first)
+        super().__init__()
+        self.mesh = mesh
+        self.word_embeddings = VocabParallelEmbedding(
+            config.padded_vocab_size, config.hidden_size, mesh.tp, mesh.sequence_parallel
+        )
         if is_first:
+            self.position_embeddings = nn.Embedding(config.seq_length, config.hidden_size)
             self.token_type_embeddings = nn.Embedding(2, config.hidden_size)
 
-    def forward_pair(self, tokens: torch.Tensor, pairs: SentencePairs, dropout: Dropout | None) -> torch.Tensor:
-        """The stream that enters the first layer, [s, b, h], or its part of a divided sequence."""
-        x = super().forward(tokens, None)
-        types = pairs.token_types.T.narrow(0, self.mesh.sequence_rank * x.size(0), x.size(0))
-        return drop(x + self.token_type_embeddings(types), "embedding", dropout, self.mesh)
+    def forward(self, tokens: torch.Tensor, token_types: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+        words = self.word_embeddings(tokens)  # [s, b, h]
+        first, s = self.mesh.sequence_rank * words.size(0), words.size(0)
+        positions = torch.arange(first, first + s, device=tokens.device)
+        types = self.token_type_embeddings(token_types.T.narrow(0, first, s))
+        return drop(words + self.position_embeddings(positions).unsqueeze(1) + types, "embedding", dropout, self.mesh)
 
 
 class MaskedHead(nn.Module):
@@ -150,9 +159,8 @@ class BERT(StageModel):
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
         """What the stage hands on for this microbatch, [s, b, h]; after the final norm on the last stage."""
-        pairs = batch.pairs
-        assert pairs is not None
-        x = self.embedding.forward_pair(inputs, pairs, batch.dropout) if self.stage.is_first else inputs
+        pairs = batch.pairs or _one_part(batch.tokens)
+        x = self.embedding(inputs, pairs.token_types, batch.dropout) if self.stage.is_first else inputs
         layers = list(self.layers.values())
         every = self.recompute.every_layers
         if every and torch.is_grad_enabled():
@@ -182,13 +190,13 @@ class BERT(StageModel):
         In evaluation the masked positions' alone, averaged over each sequence and then over sequences, so that its
         exponential is the masked-LM perplexity and depends on no batch.
         """
-        assert batch.pairs is not None
+        pairs = batch.pairs or _one_part(batch.tokens)
         losses = self.masked_losses(hidden, batch.targets)
         masked = batch.targets >= 0
         if not self.training:
             return (losses.sum(dim=1) / masked.sum(dim=1).clamp(min=1)).mean()
         work = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        order = F.cross_entropy(self.order_head(self.pooled(hidden)).to(work), batch.pairs.is_swapped)
+        order = F.cross_entropy(self.order_head(self.pooled(hidden)).to(work), pairs.is_swapped)
         if self.mesh.sequence_parallel:  # the first position lies on the first rank of the tp axis
             order = order * (self.mesh.tp.rank == 0)
             whole = self.mesh.tp.all_reduce(order.detach().clone())
@@ -198,6 +206,11 @@ class BERT(StageModel):
     def initialize(self, seed: int) -> None:
         """Initial values as GPT-2's: N(0, std), std/√(2L) before residual additions, biases 0, norms 1."""
         initialize_normal(self, self.config, self.mesh, seed)
+
+
+def _one_part(tokens: torch.Tensor) -> SentencePairs:
+    none = torch.zeros_like(tokens)
+    return SentencePairs(none, none == 0, none[:, 0])
 
 
 def layer_norm(config: ModelConfig) -> nn.LayerNorm:

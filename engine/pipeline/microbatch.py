@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.batches import PairArrays
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
 
@@ -44,12 +45,20 @@ class PipelineInput:
     recurrence: Recurrence | None = None
     """For a model with memory; without one it sees this segment alone."""
     pairs: SentencePairs | None = None
-    """For a BERT."""
+    """For a BERT; without them a sequence is one part without padding."""
 
 
 def to_input(
-    tokens: NDArray[np.int64], mesh: ParallelMesh, dropout: Dropout | None = None, recurrence: Recurrence | None = None
-) -> PipelineInput:
-    """A microbatch of token ids [b, s + 1] on the mesh's device: each predicts the next."""
+    tokens: NDArray[np.int64], mesh: ParallelMesh, dropout: Dropout | None = None,
+    recurrence: Recurrence | None = None, pairs: PairArrays | None = None,
+) -> PipelineInput:  # fmt: skip
+    """A microbatch on the mesh's device: of token ids [b, s + 1] each predicts the next; of pairs [b, s] the masked."""
     rows = torch.from_numpy(tokens).to(mesh.device)
-    return PipelineInput(rows[:, :-1], rows[:, 1:], dropout, recurrence)
+    if pairs is None:
+        return PipelineInput(rows[:, :-1], rows[:, 1:], dropout, recurrence)
+    targets, types, lengths, is_swapped = (
+        torch.from_numpy(array).to(mesh.device)
+        for array in (pairs.targets, pairs.token_types, pairs.lengths, pairs.is_swapped)
+    )
+    is_token = torch.arange(rows.size(1), device=mesh.device) < lengths[:, None]
+    return PipelineInput(rows, targets, dropout, pairs=SentencePairs(types, is_token, is_swapped))
