@@ -51,6 +51,6 @@ class MetricsLog:
             numbers = {
                 f"{line['kind']}/{name}": value
                 for name, value in line.items()
-                if name not in ("kind", "iteration") and value is not None
+                if name not in ("kind", "iteration") and type(value) in (int, float)
             }
             self._events.add_scalars(line["iteration"], numbers, time.time())

@@ -4,6 +4,7 @@ A file is a sequence of TFRecords (tensorflow/core/lib/io/record_writer.h), each
 (tensorflow/core/util/event.proto) in the protocol-buffer wire format.
 """
 
+import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +25,9 @@ class EventFile:
 
     def add_scalars(self, iteration: int, scalars: Mapping[str, float], wall_time_seconds: float) -> None:
         """One event with a value for each tag, in 32-bit floats as the format has it."""
-        values = b"".join(_bytes(1, _bytes(1, tag.encode()) + _float(2, value)) for tag, value in scalars.items())
+        values = b"".join(
+            _bytes(1, _bytes(1, tag.encode("utf-8", "replace")) + _float(2, value)) for tag, value in scalars.items()
+        )
         self._add(_double(1, wall_time_seconds) + _integer(2, iteration) + _bytes(5, values))
 
     def close(self) -> None:
@@ -81,4 +84,8 @@ def _bytes(field: int, value: bytes) -> bytes:
 
 
 def _float(field: int, value: float) -> bytes:
-    return _varint(field << 3 | 5) + struct.pack("<f", value)
+    try:
+        packed = struct.pack("<f", value)
+    except OverflowError:
+        packed = struct.pack("<f", math.inf if value > 0 else -math.inf)
+    return _varint(field << 3 | 5) + packed

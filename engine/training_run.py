@@ -9,7 +9,7 @@ from engine.dataset import DatasetFacts
 from lineage import VERSION
 from lineage.config import parse_config
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.run import RunDirectory
+from lineage.run import MANIFEST, RunDirectory
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
@@ -35,27 +35,35 @@ def read_begun_run(run: RunDirectory) -> RunConfig:
     the same configuration would now be another run.
     """
     manifest = run.manifest
-    config = parse_config(manifest.get("config", {}), RunConfig, str(run.path / "manifest.json"))
-    if run.path.name != f"{manifest['name']}-{manifest['identity'][:8]}":
-        raise BadInput(f"{run.path} was renamed: it began as {manifest['name']}-{manifest['identity'][:8]}")
-    if (began := manifest["environment"]["mlm_repro"]) != VERSION:
+    config = parse_config(manifest.get("config", {}), RunConfig, str(run.path / MANIFEST))
+    try:
+        original = f"{manifest['name']}-{manifest['identity'][:8]}"
+        began, dataset = manifest["environment"]["mlm_repro"], manifest["parents"]["dataset"]
+    except (KeyError, TypeError) as error:
+        raise IntegrityFailure(f"{run.path / MANIFEST} does not say what was begun") from error
+    if run.path.name != original:
+        raise BadInput(f"{run.path} was renamed: it began as {original}")
+    if began != VERSION:
         raise BadInput(f"{run.path} began under version {began} and this is {VERSION}: begin a new run")
-    if DatasetFacts.read(config.data.dataset).digest != manifest["parents"]["dataset"]:
+    if DatasetFacts.read(config.data.dataset).digest != dataset:
         raise IntegrityFailure(f"the dataset {config.data.dataset} has changed since {run.path} began")
     return config
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics, oldest first; a last line cut short by a crash is left out."""
+    """The lines of a run's metrics, oldest first, up to the first that is none; a crash may cut the last short."""
     path = run / METRICS
     if not path.is_file():
         return []
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_bytes().splitlines():
         try:
-            lines.append(dict(json.loads(text)))
-        except ValueError:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(line, dict) or "kind" not in line or not _is_count(line.get("iteration")):
+            break
+        lines.append(line)
     return lines
 
 
@@ -64,5 +72,9 @@ def read_summary(run: Path) -> dict[str, Any]:
     path = run / SUMMARY
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise IntegrityFailure(f"{path} cannot be read: {error}") from error
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0

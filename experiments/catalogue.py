@@ -114,12 +114,16 @@ def load_claims(folder: Path = CLAIMS) -> tuple[Claim, ...]:
     """Every claim of the folder's CSV files. Raises BadInput naming file and line that hold none, or a repeated id."""
     claims: dict[str, Claim] = {}
     for path in sorted(folder.glob("*.csv")):
-        with path.open(encoding="utf-8", newline="") as file:
-            for line, row in enumerate(csv.DictReader(file), 2):
-                claim = parse_config({**row, "x": row["x"] or None}, Claim, f"{path} line {line}")
-                if claim.id in claims:
-                    raise BadInput(f"{path} line {line}: there are two claims {claim.id!r}")
-                claims[claim.id] = claim
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = list(csv.DictReader(file))
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise BadInput(f"{path} cannot be read: {error}") from error
+        for line, row in enumerate(rows, 2):
+            claim = parse_config({**row, "x": row.get("x") or None}, Claim, f"{path} line {line}")
+            if claim.id in claims:
+                raise BadInput(f"{path} line {line}: there are two claims {claim.id!r}")
+            claims[claim.id] = claim
     return tuple(claims.values())
 
 

@@ -61,12 +61,14 @@ def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise BadInput(f"configuration file {path} does not exist") from error
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"configuration file {path} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadInput(f"{path} is not valid TOML: {error}") from error
     base = values.pop("extends", None)
     if base is None:
         return values
-    return _merge(read_toml(path.parent / str(base), (*seen, path.resolve())), values)
+    if not isinstance(base, str) or "\0" in base:
+        raise BadInput(f"{path}: `extends` is {base!r}, not the name of a file")
+    return _merge(read_toml(path.parent / base, (*seen, path.resolve())), values)
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

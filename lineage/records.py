@@ -66,7 +66,7 @@ def read_records(path: Path) -> list[Record]:
     for number, line in enumerate(text.removesuffix("\n").split("\n") if text else [], 1):
         try:
             values: Any = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadInput(f"{path} line {number} is not JSON: {error}") from error
         records.append(parse_config(values, Record, f"{path} line {number}"))
     return records

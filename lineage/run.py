@@ -97,7 +97,7 @@ class RunDirectory:
             raise BadInput(f"{self.path} is not a run directory: it has no {MANIFEST}")
         try:
             return dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise IntegrityFailure(f"{path} cannot be read: {error}") from error
 
     @property

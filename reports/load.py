@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from lineage.config import parse_config
-from lineage.digest import MARKER, is_sealed, read_digest, sha256_file, sha256_json
+from lineage.digest import MARKER, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from lineage.errors import BadInput, UserError
 from lineage.records import Record
 from lineage.run import MANIFEST, RunDirectory
@@ -219,7 +219,7 @@ def _read_records(path: Path, known_runs: set[str]) -> tuple[list[Record], list[
         try:
             record = parse_config(json.loads(line), Record, f"line {number}")
             reason = refusal(record, known_runs)
-        except (ValueError, UserError) as error:
+        except (ValueError, UserError, RecursionError) as error:
             reason = f"it is not a record ({one_line(error)})"
         if reason is None:
             records.append(record)
@@ -236,7 +236,7 @@ def _seal_problems(directory: Path) -> Iterator[Problem]:
     if not is_sealed(directory):
         yield Problem(MARKER, "This run has not finished; the page shows what it has so far.", damaged=False)
         return
-    files: dict[str, Any] = json.loads((directory / MARKER).read_text(encoding="utf-8")).get("files", {})
+    files = sealed_files(directory)
     if sha256_json(files) != read_digest(directory):
         yield Problem(MARKER, "The completion marker was edited: its digest does not match.", damaged=True)
     found = [*(directory / EVALUATIONS).glob("*.json"), *(directory / TRAINING).glob("*/*.json*")]
