@@ -20,12 +20,16 @@ STARTERS = {f"subprocess.{name}" for name in ("run", "Popen", "call", "check_cal
 UNPICKLER = "torch_files.py"
 """The one file that reads pickles, with `weights_only=True`."""
 TRUSTED_MARKUP = {
-    "reports/page.py": ["theme_css() + (folder / 'page.css').read_text(encoding='utf-8')",
-                        "(folder / 'page.js').read_text(encoding='utf-8')"],
+    "reports/page.py": [
+        "theme_css() + (folder / 'page.css').read_text(encoding='utf-8')",
+        "''.join(((folder / name).read_text(encoding='utf-8') for name in SCRIPTS))",
+    ],
     "reports/render.py": ["follow_theme(opening + body)"],
+    "reports/examples.py": ["template.render(models=head.models, examples=examples)"],
     "reports/exhibit.py": ["f\"data:text/csv;charset=utf-8;base64,{base64.b64encode(text).decode('ascii')}\""],
-}  # fmt: skip
-"""Everything that goes into a page unescaped: our own style and script, matplotlib's drawing, base64."""
+}
+"""Everything that goes into a page unescaped: our own style and scripts, matplotlib's drawing, base64, a
+template that escaped its values."""
 
 
 def is_true(node: ast.expr) -> bool:
