@@ -4,12 +4,7 @@ import json
 import math
 import shlex
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +16,7 @@ from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.dataset import DatasetFacts
 from engine.training_run import read_metrics, read_summary
+from experiments import processes
 from experiments.kept import EXAMPLES, keep_examples, keep_training, matrix_gflops
 from experiments.launch.files import write_launch_files
 from experiments.plan import FULL_RECIPE, SMOKE, Plan, training_job
@@ -41,7 +37,8 @@ from lineage.atomic import write_json
 from lineage.config import load_config
 from lineage.digest import read_digest
 from lineage.environment import describe_environment
-from lineage.errors import DataMissing, Interrupted, UserError
+from lineage.errors import DataMissing
+from lineage.lock import locked
 from lineage.progress import format_duration
 from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
@@ -52,23 +49,15 @@ LOSS_POINTS = 200
 RECIPE = ("global_batch_size", "iterations", "learning_rate")
 
 
-class StepFailed(UserError):
-    """A command of the sequence failed; its own sentence stands above and its exit code is passed on."""
-
-    def __init__(self, command: str, exit_code: int) -> None:
-        super().__init__(f"`{command}` ended with exit code {exit_code}; what was finished before it is kept")
-        self.exit_code = exit_code
-
-
 def reproduce(plan: Plan, runs: Path) -> Path:
     """Data, training, evaluation, records, report; what is already complete is found and said so.
 
-    Returns the reproduction's directory. Raises StepFailed with the exit code of the command that failed.
+    Returns the reproduction's directory. Raises `processes.StepFailed` with the exit code of the command that failed.
     """
     start = time.monotonic()
     if plan.mode == "full":
-        _command(*preflight_step(plan, runs))
-    _command(*data_step(plan, runs))
+        processes.run_step(*preflight_step(plan, runs))
+    processes.run_step(*data_step(plan, runs))
     dataset = RunDirectory.open(runs / load_config(plan.recipe, DataConfig).name)
     trained = [_train(plan, config, dataset, runs) for config in plan.configs]
     available = {name: _is_available(name) for name in TASKS}
@@ -86,27 +75,28 @@ def reproduce(plan: Plan, runs: Path) -> Path:
         },
         {"dataset": DatasetFacts.read(dataset.path).digest} | {run.manifest["name"]: run.digest for run in trained},
     )
-    if run.is_complete:
-        run.link()
-        print(f"already complete: {run.path}")
-    else:
-        records = list(published_records(tuple(config.name for config in plan.published)))
-        for config, training in zip(plan.published, trained, strict=True):
-            records += _curve_records(config.name, plan, training)
-            records += _evaluate(config.name, plan, training, run)
-            keep_training(training, run.path / "training" / config.name)
-        keep_examples(
-            run.path, {model.name: evaluation_file(run.path, model.name, "lambada") for model in plan.published}
-        )
-        write_records(run.path / "records.jsonl", records)
-        for name in ("ledger.json", "dataset.json"):
-            shutil.copyfile(dataset.path / name, run.path / name)
-        write_json(run.path / "summary.json", _summary(plan, trained, dataset))
-        run.complete()
-    page = run.path / "report" / "index.html"
-    if not page.is_file():
-        for step in report_steps(run.path, runs):
-            _command(*step)
+    with locked(run.path):
+        if run.is_complete:
+            run.link()
+            print(f"already complete: {run.path}")
+        else:
+            records = list(published_records(tuple(config.name for config in plan.published)))
+            for config, training in zip(plan.published, trained, strict=True):
+                records += _curve_records(config.name, plan, training)
+                records += _evaluate(config.name, plan, training, run)
+                keep_training(training, run.path / "training" / config.name)
+            keep_examples(
+                run.path, {model.name: evaluation_file(run.path, model.name, "lambada") for model in plan.published}
+            )
+            write_records(run.path / "records.jsonl", records)
+            for name in ("ledger.json", "dataset.json"):
+                shutil.copyfile(dataset.path / name, run.path / name)
+            write_json(run.path / "summary.json", _summary(plan, trained, dataset))
+            run.complete()
+        page = run.path / "report" / "index.html"
+        if not page.is_file():
+            for step in report_steps(run.path, runs):
+                processes.run_step(*step)
     _print_results(run.path)
     print(f"report: {page}")
     print(f"done in {format_duration(time.monotonic() - start)}")
@@ -117,7 +107,7 @@ def _train(plan: Plan, config: RunConfig, dataset: RunDirectory, runs: Path) -> 
     if plan.size is None:
         job = training_job(plan, config, runs).model_copy(update={"dataset": dataset.path})
         write_launch_files(job, launch_folder(config, runs))
-    _command(*train_step(plan, config, runs / dataset.path.name, runs))
+    processes.run_step(*train_step(plan, config, runs / dataset.path.name, runs))
     return RunDirectory.open(runs / config.name)
 
 
@@ -127,7 +117,7 @@ def _evaluate(model: str, plan: Plan, training: RunDirectory, run: RunDirectory)
         path = evaluation_file(run.path, model, task)
         is_kept = task != "lambada" or (run.path / EXAMPLES).is_file() or samples_file(path).is_file()
         if not (path.is_file() and is_kept):
-            _command(*evaluation_step(plan, task, training.path, path))
+            processes.run_step(*evaluation_step(plan, task, training.path, path))
         records.append(_evaluation_record(model, json.loads(path.read_text(encoding="utf-8")), training))
     return records
 
@@ -273,42 +263,3 @@ def _is_available(name: str) -> bool:
     except DataMissing:
         return False
     return True
-
-
-def _command(program: str, *arguments: str) -> None:
-    shown = shlex.join([program, *arguments])
-    print(f"\n$ {shown}", flush=True)
-    process = subprocess.Popen([_found(program), *arguments])
-    with _stops_left_to(process) as stopped:
-        code = process.wait()
-    if code:
-        raise StepFailed(shown, code if code > 0 else 1)
-    if stopped:
-        raise Interrupted(f"stopped after `{shown}`; the same command goes on from there")
-
-
-def _found(program: str) -> str:
-    """This environment's command of that name, or the system's."""
-    own = Path(sys.executable).with_name(program)
-    return str(own) if own.is_file() else program
-
-
-@contextmanager
-def _stops_left_to(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """Let a step end by itself, with a checkpoint if it trains: a terminal sends it Ctrl-C too, SIGTERM is passed on.
-
-    Yields the signals that came.
-    """
-    stopped: list[int] = []
-
-    def leave(number: int, frame: object) -> None:
-        stopped.append(number)
-        if number == signal.SIGTERM and process.poll() is None:
-            process.send_signal(signal.SIGINT)
-
-    old = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopped
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

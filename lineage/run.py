@@ -119,10 +119,13 @@ class RunDirectory:
     def link(self) -> None:
         """Make `<root>/<name>` a link to this run (left alone if a real file stands there)."""
         link = self.path.parent / self.manifest["name"]
+        if link.is_symlink() and os.readlink(link) == self.path.name:
+            return
         if link.exists() and not link.is_symlink():
             return
-        temporary = link.with_name(f".{link.name}.link-{os.getpid()}")
-        temporary.unlink(missing_ok=True)
+        for leftover in self.path.glob(f".{link.name}.link-*"):
+            leftover.unlink(missing_ok=True)
+        temporary = self.path / f".{link.name}.link-{os.getpid()}"
         temporary.symlink_to(self.path.name)
         os.replace(temporary, link)
 
