@@ -9,6 +9,7 @@ from engine.checkpoint import complete_checkpoints
 from engine.dataset import DIARY
 from engine.training_run import read_metrics
 from lineage.digest import check_seal, content_digest, is_sealed, sealed_files, sha256_json
+from lineage.lock import LOCK
 from lineage.records import read_records
 
 TIMED = {
@@ -45,8 +46,8 @@ def outcome(runs: Path) -> dict[str, str]:
 
 
 def leftovers(place: Path) -> list[str]:
-    """Hidden files and directories of unfinished work, which none should be left of."""
-    found = [path.relative_to(place) for path in (place / "runs").rglob(".*")]
+    """Hidden files and directories of unfinished work, which none should be left of; a lock that nobody holds is none."""
+    found = [path.relative_to(place) for path in (place / "runs").rglob(".*") if path.name != LOCK]
     return sorted(str(path) for path in found)
 
 
