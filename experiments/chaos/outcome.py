@@ -46,7 +46,7 @@ def outcome(runs: Path) -> dict[str, str]:
 
 
 def leftovers(place: Path) -> list[str]:
-    """Hidden files and directories of unfinished work, which none should be left of; a lock that nobody holds is none."""
+    """Hidden files and directories of unfinished work; a lock that nobody holds is none."""
     found = [path.relative_to(place) for path in (place / "runs").rglob(".*") if path.name != LOCK]
     return sorted(str(path) for path in found)
 
