@@ -9,17 +9,14 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NoReturn
 
-import data_pipeline.cli
-import engine.cli
 import engine.forked
 import engine.trainer
-import evaluation.cli
-import reports.cli
-import reports.page
 from experiments import processes
 from experiments.chaos.faults import Fault, Instrument, Touch, instrument
 from experiments.chaos.recipe import RANKS, RUNS, tiny_plan
@@ -27,14 +24,11 @@ from experiments.reproduce import reproduce
 from lineage.atomic import write_json
 from lineage.command import run_command
 from lineage.errors import Interrupted
-from reports.exhibit import Exhibit
-from reports.render import Drawing
 
 COMMANDS: dict[str, Callable[[], object]] = {
-    "mlm-data": data_pipeline.cli.main,
-    "mlm-train": engine.cli.main,
-    "mlm-eval": evaluation.cli.main,
-    "mlm-report": reports.cli.main,
+    script.name: script.load()
+    for script in entry_points(group="console_scripts")
+    if script.name in ("mlm-data", "mlm-train", "mlm-eval", "mlm-report")
 }
 """What is disturbed; predictions of what cannot run here are left out."""
 GRACE_SECONDS = 8.0
@@ -66,15 +60,20 @@ def warm_up(folder: Path) -> None:
 
 def _draw_once() -> None:
     """Keep the figures of the first page for all later ones: drawing takes the longest and writes nothing."""
-    render_all = reports.page.render_all
-    drawn: list[tuple[dict[str, Drawing], bytes]] = []
+    page = import_module("reports.page")
+    page.render_all = _first_answer(page.render_all)  # type: ignore[attr-defined]
 
-    def keep(exhibits: Iterable[Exhibit], title: str) -> tuple[dict[str, Drawing], bytes]:
-        if not drawn:
-            drawn.append(render_all(exhibits, title))
-        return drawn[0]
 
-    reports.page.render_all = keep
+def _first_answer(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which from its second call on returns what it did at first."""
+    answers: list[Any] = []
+
+    def answer(*arguments: Any) -> Any:
+        if not answers:
+            answers.append(function(*arguments))
+        return answers[0]
+
+    return answer
 
 
 def _settle(place: Path, log: Path) -> None:
