@@ -44,15 +44,15 @@ class RunDirectory:
         inputs lie and are no part of the identity. Raises BadInput if `root` cannot hold directories.
         """
         what = {section: value for section, value in config.items() if section not in without}
-        identity = _identity(kind, what, parents)
+        identity = identity_of(kind, what, parents, VERSION)
         run = cls(root / f"{name}-{identity[:8]}")
-        run._write_manifest(name, kind, identity, config, parents)
+        run._write_manifest(name, kind, identity, config, parents, without)
         return run
 
     @classmethod
     def begin_at(cls, path: Path, kind: str, config: dict[str, Any], parents: dict[str, str]) -> "RunDirectory":
         """Open `path` itself for this work. Raises BadInput if it holds anything else."""
-        run, identity = cls(path), _identity(kind, config, parents)
+        run, identity = cls(path), identity_of(kind, config, parents, VERSION)
         if (path / MANIFEST).exists():
             if run.manifest.get("identity") != identity:
                 raise BadInput(f"{path} holds the result of other work: name another place or remove it")
@@ -62,8 +62,9 @@ class RunDirectory:
         return run
 
     def _write_manifest(
-        self, name: str, kind: str, identity: str, config: dict[str, Any], parents: dict[str, str]
-    ) -> None:
+        self, name: str, kind: str, identity: str, config: dict[str, Any], parents: dict[str, str],
+        without: frozenset[str] = frozenset(),
+    ) -> None:  # fmt: skip
         """Write what comes first, unless it is there."""
         if not (self.path / MANIFEST).exists():
             try:
@@ -76,6 +77,7 @@ class RunDirectory:
                 "identity": identity,
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "config": config,
+                "outside_identity": sorted(without),
                 "config_digest": sha256_json(config),
                 "parents": parents,
                 "environment": describe_environment(),
@@ -130,8 +132,9 @@ class RunDirectory:
         os.replace(temporary, link)
 
 
-def _identity(kind: str, config: dict[str, Any], parents: dict[str, str]) -> str:
-    return sha256_json({"kind": kind, "config": config, "parents": parents, "version": VERSION})
+def identity_of(kind: str, config: dict[str, Any], parents: dict[str, str], version: str) -> str:
+    """Digest of what a run does: kind, configuration, digests of its inputs, version of this package."""
+    return sha256_json({"kind": kind, "config": config, "parents": parents, "version": version})
 
 
 def _is_leftover(path: Path) -> bool:

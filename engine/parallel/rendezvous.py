@@ -15,7 +15,13 @@ from lineage.errors import BadInput, HardwareMissing, Interrupted
 JOIN_SECONDS = 60.0
 """How long a rank waits for the others to come."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-PEER_GONE = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited")
+PEER_GONE = (
+    "connection was likely closed",
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "remote process exited",
+)
 """What gloo and NCCL say when a process at the other end has ended."""
 
 

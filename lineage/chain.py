@@ -1,0 +1,128 @@
+"""Whether the checkpoints of a run descend from one another and belong to it, and its inputs are those it names.
+
+A seal proves that nothing changed after it was made; this proves that what was sealed belongs together, so that a
+directory that was exchanged and sealed anew is found too. Reads JSON alone.
+"""
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from lineage.digest import content_digest, is_sealed, read_digest, sealed_files, sha256_json
+from lineage.errors import IntegrityFailure
+from lineage.records import read_records
+from lineage.run import MANIFEST, identity_of
+
+CHECKPOINTS, LINEAGE, EVALUATIONS = "checkpoints", "lineage.json", "evaluations"
+FIELDS = {"perplexity": 1, "accuracy": 100}
+"""What an evaluation measures, and by what it is multiplied in a record."""
+
+
+def broken_links(run: Path) -> list[str]:
+    """A sentence for each link that does not hold, of a directory with a manifest; empty if all do."""
+    manifest = _read(run / MANIFEST)
+    found = list(_check_manifest(run, manifest))
+    checkpoints = sorted(path for path in (run / CHECKPOINTS).glob("iter_*") if is_sealed(path))
+    checkpoints = [path for path in checkpoints if (path / LINEAGE).is_file()]
+    for path in checkpoints:
+        found += _check_checkpoint(path, manifest)
+    for older, newer in pairwise(checkpoints):
+        found += _check_descent(older, newer)
+    found += _check_weights(checkpoints)
+    found += _check_records(run, manifest)
+    return found
+
+
+def _check_manifest(run: Path, manifest: dict[str, Any]) -> Iterator[str]:
+    """The identity is that of configuration and inputs, and the directory's name has it."""
+    config, outside = manifest.get("config", {}), manifest.get("outside_identity")
+    if sha256_json(config) != manifest.get("config_digest"):
+        yield f"{run.name}: the configuration in {MANIFEST} is not the one its digest was made of"
+    if outside is not None:
+        version = manifest["environment"]["mlm_repro"]
+        what = {section: value for section, value in config.items() if section not in outside}
+        if identity_of(manifest["kind"], what, manifest["parents"], version) != manifest["identity"]:
+            yield f"{run.name}: the identity in {MANIFEST} is not that of its configuration and inputs"
+
+
+def _check_checkpoint(path: Path, manifest: dict[str, Any]) -> Iterator[str]:
+    """It is of this run and of the iteration it is named after, and has the run's configuration."""
+    lineage, iteration = _read(path / LINEAGE), _read(path / "state.json").get("iteration")
+    if path.name != f"iter_{iteration:07d}":
+        yield f"{path.name} holds iteration {iteration}: it was exchanged or copied"
+    if lineage["run"] != manifest["identity"]:
+        yield f"{path.name} belongs to another run, {str(lineage['run'])[:8]}, not to {manifest['identity'][:8]}"
+    if lineage["parents"] != manifest["parents"]:
+        changed = sorted(name for name, digest in manifest["parents"].items() if lineage["parents"].get(name) != digest)
+        yield f"{path.name} was trained on other inputs: {', '.join(changed)}"
+    config = _read(path / "config.json")
+    for section in ("name", "model", "twin"):
+        if config.get(section) != manifest["config"].get(section):
+            yield f"{path.name}: its {section} is not the run's: {_difference(config, manifest['config'], section)}"
+
+
+def _check_descent(older: Path, newer: Path) -> Iterator[str]:
+    """The newer one names the older one as it is, after the same ancestors."""
+    ancestors = _read(newer / LINEAGE)["ancestors"]
+    before = _read(older / LINEAGE)["ancestors"]
+    own = [ancestor for ancestor in ancestors if ancestor["iteration"] == _read(older / "state.json")["iteration"]]
+    if not own:
+        parent = f"iteration {ancestors[-1]['iteration']}" if ancestors else "none: it began anew"
+        yield f"{newer.name} does not descend from {older.name}: its parent is {parent}"
+    elif own[0]["digest"] != read_digest(older):
+        yield (
+            f"{newer.name} descends from another {older.name} ({own[0]['digest'][:16]}) than the one that is here "
+            f"({read_digest(older)[:16]}): one of them was exchanged"
+        )
+    elif ancestors[: len(before)] != before:
+        yield f"{newer.name} and {older.name} name different checkpoints before them"
+
+
+def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
+    """No two iterations have the same weights, those no longer kept included."""
+    seen: dict[str, str] = {}
+    if checkpoints:
+        for ancestor in _read(checkpoints[-1] / LINEAGE)["ancestors"]:
+            name = f"iter_{ancestor['iteration']:07d}"
+            if (other := seen.setdefault(ancestor["weights"], name)) != name:
+                yield f"{name} had the same weights as {other}: nothing was trained between them"
+    for path in checkpoints:
+        others = {name for name in sealed_files(path) if not name.startswith("model-")}
+        if (other := seen.setdefault(content_digest(path, without=others), path.name)) != path.name:
+            yield f"{path.name} has the same weights as {other}: one was copied, or nothing was trained between them"
+
+
+def _check_records(run: Path, manifest: dict[str, Any]) -> Iterator[str]:
+    """Every score among the records is one that an evaluation beside them gave, every curve that of a parent."""
+    scores: set[tuple[str, float]] = set()
+    for path in sorted((run / EVALUATIONS).glob("*.json")):
+        result = _read(path)
+        digest = str(result.get("checkpoint_digest"))
+        scores |= {(digest, float(result[name] * factor)) for name, factor in FIELDS.items() if name in result}
+    if not (run / EVALUATIONS).is_dir():
+        return
+    for record in read_records(run / "records.jsonl"):
+        name = f"{record.experiment} {record.series} {record.quantity}"
+        if record.kind == "published":
+            continue
+        if record.x is None and (record.digest, record.value) not in scores:
+            yield f"the record {name} says {record.value:g}, which no evaluation of that checkpoint gave"
+        if record.x is not None and record.digest not in manifest["parents"].values():
+            yield f"the record {name} is of {str(record.digest)[:16]}, which is no parent of {run.name}"
+
+
+def _difference(found: dict[str, Any], expected: dict[str, Any], section: str) -> str:
+    mine, theirs = found.get(section), expected.get(section)
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        name = next(key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key))
+        return f"{name} is {mine.get(name)!r} and was {theirs.get(name)!r}"
+    return f"{mine!r} and was {theirs!r}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise IntegrityFailure(f"{path} cannot be read: {error}") from error
