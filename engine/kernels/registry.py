@@ -21,6 +21,14 @@ KERNELS: dict[str, dict[str, str]] = {
         REFERENCE: "engine.kernels.cross_entropy:reference",
         "cpu": "engine.kernels.cross_entropy:chunked",
     },
+    "dropout": {
+        REFERENCE: "engine.kernels.dropout:reference",
+        "cpu": "engine.kernels.dropout:compiled",
+    },
+    "gelu": {
+        REFERENCE: "engine.kernels.gelu:reference",
+        "cpu": "engine.kernels.gelu:compiled",
+    },
     "dropout_bits": {
         REFERENCE: "engine.kernels.dropout_bits:reference",
         "cpu": "engine.kernels.dropout_bits:compiled",

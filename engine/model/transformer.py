@@ -6,10 +6,10 @@ Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabu
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from engine.config import ModelConfig
+from engine.kernels.registry import kernel
 from engine.model.attention import SelfAttention
 from engine.model.key_value_cache import KeyValueCache
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
@@ -30,7 +30,8 @@ class MLP(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x), approximate="tanh"))
+        x = self.dense_h_to_4h(x)
+        return self.dense_4h_to_h(kernel("gelu", x)(x))
 
 
 class TransformerLayer(nn.Module):
@@ -96,6 +97,6 @@ def drop(x: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh
     """Dropout on the residual stream, [s, b, h]: a divided sequence has its rows of the mask, so layouts agree."""
     if dropout is None:
         return x
-    s, _, h = x.shape
-    mask = dropout.mask(site, first_row=mesh.sequence_rank * s)
-    return x * mask.factors(s, h, x.device, x.dtype).transpose(0, 1)
+    mask = dropout.mask(site, first_row=mesh.sequence_rank * x.size(0))
+    dropped: torch.Tensor = kernel("dropout", x)(x, mask)
+    return dropped

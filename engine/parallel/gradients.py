@@ -78,7 +78,8 @@ class GradientReducer:
                     self.mesh.embedding.all_reduce(view)
                 if self.mesh.sequence_parallel and parameter.dim is None:
                     self.mesh.tp.all_reduce(view)
-            group.main_gradient.div_(divisor * self.mesh.dp.size)
+            if (shares := divisor * self.mesh.dp.size) != 1:
+                group.main_gradient.div_(shares)
 
     def _arrived(self, bucket: _Bucket, main: torch.Tensor, is_mixed: bool, parameter: torch.Tensor) -> None:
         if is_mixed and parameter.grad is not None:

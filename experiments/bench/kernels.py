@@ -46,6 +46,8 @@ def _measure(precision: Precision, rounds: int) -> list[dict[str, Any]]:
     targets = torch.randint(0, VOCABULARY, (SEQUENCE,))
     cases: dict[str, tuple[list[torch.Tensor], tuple[Any, ...]]] = {
         "attention": ([torch.randn(SEQUENCE, 1, HEADS, 3, HEAD_DIM)], (DropoutMask(0.1, (1,)),)),
+        "dropout": ([torch.randn(SEQUENCE, 1, h)], (DropoutMask(0.1, (1,)),)),
+        "gelu": ([torch.randn(SEQUENCE, 1, 4 * h)], ()),
         "linear_cross_entropy": (
             [torch.randn(SEQUENCE, h), torch.randn(VOCABULARY, h) * 0.02],
             (targets, VOCABULARY, Axis()),

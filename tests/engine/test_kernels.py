@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kernels import attention, cross_entropy
+from engine.kernels import attention, cross_entropy, dropout
 from engine.kernels.registry import DTYPES, KERNELS, REFERENCE, implementation, kernel
 from engine.parallel.mesh import Axis
 from engine.rng import DropoutMask
@@ -44,6 +44,11 @@ def cases() -> Iterator[Any]:
     for sizes in ((1, 3, 5, 5), (37, 24, 96, 91), (50, 7, 33, 20)):
         name = f"linear_cross_entropy-{'x'.join(map(str, sizes))}"
         yield pytest.param("linear_cross_entropy", lambda a=sizes: cross_entropy_inputs(*a), id=name)
+    for shape in ((1, 1, 1), (5, 2, 37), (3, 1, 300)):
+        name = "x".join(map(str, shape))
+        mask = DropoutMask(0.1, tuple(range(shape[1])), first_row=4)
+        yield pytest.param("dropout", lambda a=shape, m=mask: ([random(*a)], (m,)), id=f"dropout-{name}")
+        yield pytest.param("gelu", lambda a=shape: ([random(*a, scale=4.0)], ()), id=f"gelu-{name}")
 
 
 def run(
@@ -108,6 +113,12 @@ def test_attention_drops_the_elements_of_its_mask() -> None:
     expected = keep * seen / seen.sum(dim=1, keepdim=True) / 0.7
     torch.testing.assert_close(weights, expected)
     assert (keep.double().mean() - 0.7).abs() < 0.01
+
+
+def test_dropout_drops_the_elements_of_its_mask() -> None:
+    mask = DropoutMask(0.3, (3, 4), first_row=7)
+    kept = dropout.compiled(torch.ones(90, 2, 200), mask)
+    torch.testing.assert_close(kept.transpose(0, 1), mask.keep(90, 200, kept.device) / 0.7)
 
 
 def test_a_query_that_sees_no_key_gives_zero() -> None:

@@ -1,0 +1,52 @@
+"""Dropout on the residual stream. Shapes: s sequence, b microbatch, h hidden; the rows of the mask are positions."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.kernels.compiled import BLOCK, Array, Compiled, array, load, mask_keys, random_bits, store
+from engine.rng import DropoutMask
+
+
+def reference(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
+    """x [s, b, h] with what is not kept set to zero and the rest multiplied by 1/(1 − p)."""
+    s, _, h = x.shape
+    return x * mask.factors(s, h, x.device, x.dtype).transpose(0, 1)
+
+
+def compiled(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
+    """The same in one pass each way; the backward pass makes the mask again."""
+    dropped: torch.Tensor = _Dropout.apply(x, mask)
+    return dropped
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
+        ctx.mask = mask
+        return _dropped(x, mask)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _dropped(gradient, ctx.mask), None
+
+
+def _dropped(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
+    x = x.contiguous()
+    found = torch.empty_like(x)
+    _drop(array(x), array(found), *mask_keys(mask))
+    return found
+
+
+@Compiled
+def _drop(x: Array, found: Array, keys: Array, first_row: int, threshold: int, scale: np.float32) -> None:
+    columns = x.shape[2]
+    bits = np.empty((columns + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
+    for r in range(x.shape[0]):
+        for sample in range(x.shape[1]):
+            row, out = x[r, sample], found[r, sample]
+            random_bits(keys[sample], first_row + r, columns, bits)
+            for i in range(columns):
+                kept = scale if bits[i] >= threshold else np.float32(0.0)
+                store(out, i, load(row, i) * kept)
