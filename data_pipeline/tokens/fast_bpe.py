@@ -3,7 +3,8 @@
 Text is cut into words by GPT-2's expression
 `'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`.
 A word of up to 32 bytes is looked up among those met before and merged, lowest rank and leftmost first, if it is not
-there; a longer one is merged from a heap, in n log n. Memory is 3 bytes a byte of text besides the text itself, 25
+there; one of up to 8 bytes, as most are, is one integer, beside its first token. A longer one than 32 bytes is merged
+from a heap, in n log n. Memory is 3 bytes a byte of text besides the text itself, 25
 where it is one word without an end. The compiled functions share a file: numba's cache sees changes of one file only.
 """
 
@@ -24,8 +25,9 @@ PROBES = {LETTER: "a", NUMBER: "1", OTHER: "!"}
 """A character of each class that joins others of its class; white space joins none of them."""
 LAST_CLASSIFIED = 0x3FFFF
 """Planes above hold no letters, numbers or white space in any Unicode version."""
-SLOTS, LONGEST_CACHED = 1 << 16, 32
-EMPTY, NO_RANK = -1, (1 << 31) - 1
+SHORT_BITS, LONGEST_SHORT = 18, 8
+SLOTS, LONGEST_CACHED = 1 << 14, 32
+EMPTY, NO_RANK, NO_WORD = -1, (1 << 31) - 1, (1 << 64) - 1
 
 
 @lru_cache(maxsize=1)
@@ -191,16 +193,33 @@ def _merge(data: Any, start: int, end: int, ids: Any, byte_ids: Any, keys: Any, 
 @njit(cache=True)
 def _encode(
     data: Any, classes: Any, out: Any, byte_ids: Any, keys: Any, ranks: Any, merged: Any,
-    words: Any, lengths: Any, tokens: Any, counts: Any,
+    short: Any, tails: Any, words: Any, lengths: Any, tokens: Any, counts: Any,
 ) -> int:  # fmt: skip
     """Write the ids of UTF-8 text into `out`, which has room for one a byte; returns how many they are.
 
-    The cache has one place for each hash: word s is words[s, :lengths[s]], its ids are tokens[s, :counts[s]].
+    The caches have one place for each hash. A word of up to LONGEST_SHORT bytes is short[s, 0], its bytes with ones
+    above them, which no UTF-8 has; short[s, 1] is its count of ids above 32 bits and the first id, tails[s] are all
+    ids. Of longer words, word s is words[s, :lengths[s]], its ids are tokens[s, :counts[s]].
     """
     start, count = 0, 0
     while start < len(data):
         end = _word_end(data, start, classes)
         size = end - start
+        if size <= LONGEST_SHORT:
+            key = ~np.uint64(0)
+            for at in range(end - 1, start - 1, -1):
+                key = key << np.uint64(8) | np.uint64(data[at])
+            slot = np.int64(key * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(64 - SHORT_BITS))
+            if short[slot, 0] != key:
+                ids = np.int64(_merge_short(data, start, end, tails[slot], byte_ids, keys, ranks, merged))
+                short[slot, 0], short[slot, 1] = key, np.uint64(ids << 32 | np.int64(tails[slot, 0]))
+            entry = np.int64(short[slot, 1])
+            out[count] = entry & 0xFFFFFFFF
+            for at in range(1, entry >> 32):
+                out[count + at] = tails[slot, at]
+            count += entry >> 32
+            start = end
+            continue
         if size > LONGEST_CACHED:
             count += _merge(data, start, end, out[count:], byte_ids, keys, ranks, merged)
             start = end
@@ -237,8 +256,10 @@ class FastBpe:
         size = 1 << (2 * len(pairs) + 1).bit_length()
         self._keys, self._ranks = np.full(size, EMPTY, np.int64), np.empty(size, np.int32)
         _index_pairs(pairs, self._keys, self._ranks)
+        self._short = np.full((1 << SHORT_BITS, 2), NO_WORD, np.uint64)
         self._words, self._lengths = np.empty((SLOTS, LONGEST_CACHED), np.uint8), np.zeros(SLOTS, np.uint8)
         dtype = np.uint16 if max(vocabulary.values()) < 1 << 16 else np.int32  # half the memory to wait for
+        self._tails = np.empty((1 << SHORT_BITS, LONGEST_SHORT), dtype)
         self._tokens, self._counts = np.empty((SLOTS, LONGEST_CACHED), dtype), np.empty(SLOTS, np.uint8)
 
     def encode(self, text: str) -> NDArray[np.int32]:
@@ -249,7 +270,7 @@ class FastBpe:
         out = np.empty(len(data), np.int32)
         count = _encode(
             data, character_classes(), out, self._byte_ids, self._keys, self._ranks, self._merged,
-            self._words, self._lengths, self._tokens, self._counts,
+            self._short, self._tails, self._words, self._lengths, self._tokens, self._counts,
         )  # fmt: skip
         return out[:count].copy()
 
