@@ -201,7 +201,8 @@ def _encode(
     above them, which no UTF-8 has; short[s, 1] is its count of ids above 32 bits and the first id, tails[s] are all
     ids. Of longer words, word s is words[s, :lengths[s]], its ids are tokens[s, :counts[s]].
     """
-    start, count = 0, 0
+    start = 0
+    count: Any = 0
     while start < len(data):
         end = _word_end(data, start, classes)
         size = end - start
