@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from reports.files import Document
+from reports.training_runs import Timeline
 
 TOLERANCE = 0.2
 """Of linear growth, as `mlm-bench data-scale` judges it."""
@@ -146,4 +147,12 @@ class DataScale(Benchmark):
         return row.bound_bytes or self.bound_bytes
 
 
-KINDS: dict[str, type[Benchmark]] = {"data": Data, "data-scale": DataScale, "eval": Eval, "parallel": Parallel}
+class Pipeline(Benchmark):
+    """pipeline: an iteration under each schedule, planned and measured."""
+
+    timelines: list[Timeline] = Field(min_length=1)
+
+
+KINDS: dict[str, type[Benchmark]] = {
+    "data": Data, "data-scale": DataScale, "eval": Eval, "parallel": Parallel, "pipeline": Pipeline,
+}  # fmt: skip

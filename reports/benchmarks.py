@@ -10,10 +10,11 @@ from pathlib import Path
 from markupsafe import Markup
 
 from lineage.errors import BadInput, IntegrityFailure, UserError
-from reports.benchmark_results import KINDS, TOLERANCE, Benchmark, Data, DataScale, Eval, Parallel
+from reports.benchmark_results import KINDS, TOLERANCE, Benchmark, Data, DataScale, Eval, Parallel, Pipeline
 from reports.exhibit import Draw, Exhibit, Section, Table
 from reports.files import Problem, one_line, read_json
 from reports.numbers import MISSING, percent, printable, show, size_bytes
+from reports.pipelines import PLAN_RULE, bubble_table, timeline_alt, timeline_data
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ TITLES = {
     "data-scale": "Data pipeline against the size of its input",
     "eval": "Evaluation beside the plain loop and lm-evaluation-harness",
     "parallel": "Training throughput",
+    "pipeline": "Pipeline schedules, planned and measured",
 }
 
 
@@ -75,6 +77,7 @@ def _kind(path: Path) -> str:
 
 def _exhibit(name: str, kind: str, result: Benchmark) -> Exhibit:
     draw: Draw | None = None
+    data: Table | None = None
     caption: list[str] = []
     alt = ""
     match result:
@@ -90,12 +93,17 @@ def _exhibit(name: str, kind: str, result: Benchmark) -> Exhibit:
             tables = [_eval_table(result), _memory_table(result)]
         case Parallel():
             tables = [_parallel_table(result)]
+        case Pipeline(timelines=timelines):
+            from reports.figures import pipeline_schedule
+
+            tables, caption, data = [bubble_table(timelines)], [PLAN_RULE], timeline_data(timelines, "measured")
+            alt, draw = timeline_alt(timelines), partial(pipeline_schedule.draw, timelines)
         case _:
             raise IntegrityFailure(f"there is no page for {kind}")
     shown = tuple(table for table in tables if table.rows)
     caption.append(f"Measured on {_where(result)}.")
     command = shlex.join(result.environment.argv)
-    return Exhibit(name, TITLES[kind], caption, tables[0], command, draw, alt, shown, _notes(result.notes))
+    return Exhibit(name, TITLES[kind], caption, data or tables[0], command, draw, alt, shown, _notes(result.notes))
 
 
 def _where(result: Benchmark) -> str:

@@ -10,6 +10,11 @@ from reports.files import file_name
 from reports.numbers import exact
 from reports.training_runs import Computation, Timeline, Training
 
+PLAN_RULE = (
+    "Planned is the list of instructions that the engine runs, if a backward pass takes twice a forward pass and a "
+    "message no time; measured is when each rank computed what in one iteration. Idle is what lies between."
+)
+
 
 def pipeline_exhibits(trainings: Mapping[str, Training], kind: Kind, command: str) -> list[Exhibit]:
     """A picture for each run that had a pipeline."""
@@ -62,6 +67,18 @@ def timeline_data(timelines: Sequence[Timeline], kind: Kind) -> Table:
                 for computation in computations
             ]
     return Table(("schedule", "kind", "rank", "pass", "microbatch", "chunk", "start", "end", "unit"), rows, 2)
+
+
+def bubble_table(timelines: Sequence[Timeline]) -> Table:
+    """For each schedule what the iteration took, and its idle part of the busiest rank's time."""
+    rows = [
+        (one.schedule, str(one.pp), str(one.chunks), str(one.microbatches),
+         f"{1e3 * max(rank[-1][4] for rank in one.measured):,.1f}",
+         f"{bubble(one.planned):.2f}", f"{bubble(one.measured):.2f}")
+        for one in timelines
+    ]  # fmt: skip
+    heads = ("schedule", "ranks", "chunks", "microbatches", "iteration, ms", "bubble planned", "bubble measured")
+    return Table(heads, rows, 1)
 
 
 def bubble(ranks: Sequence[Sequence[Computation]]) -> float:

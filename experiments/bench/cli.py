@@ -150,6 +150,23 @@ def kernels(
 
 
 @app.command()
+def pipeline(json: Json = None) -> None:
+    """What two ranks compute when under GPipe, 1F1B and the interleaved schedule, beside the engine's plan.
+
+    Takes some seconds. Ends with code 3 if the losses of two schedules differ.
+    """
+    from experiments.bench.pipeline import measure_pipeline
+    from experiments.bench.table import show_pipeline
+
+    _check_output(json)
+    result = measure_pipeline()
+    show_pipeline(result)
+    _write(json, result)
+    if result["disagreements"]:
+        raise Diverged("; ".join(result["disagreements"]))
+
+
+@app.command()
 def compare(
     old: Annotated[Path, typer.Argument(help="A result written by --json.")],
     new: Annotated[Path, typer.Argument(help="A later result of the same benchmark.")],

@@ -1,10 +1,20 @@
 """This engine as a contender: the trainer's iteration without files and schedules."""
 
-from experiments.bench.contenders import Contender, Step
+from typing import Protocol
+
+from engine.pipeline.lowering import Interval
+from experiments.bench.contenders import Contender
 from experiments.bench.sizes import BenchSize
 
 
-def build_ours(contender: Contender, size: BenchSize) -> Step:
+class OurStep(Protocol):
+    """A contender's step that can also be timed computation by computation."""
+
+    def __call__(self, iteration: int, dropout: float, timeline: list[Interval] | None = None) -> float:
+        """The mean loss; with `timeline`, this rank's computations are added to it as they end."""
+
+
+def build_ours(contender: Contender, size: BenchSize) -> OurStep:
     """A step of this rank's part of the contender's layout."""
     import torch
 
@@ -26,7 +36,7 @@ def build_ours(contender: Contender, size: BenchSize) -> Step:
     rows = range(mesh.dp.rank * share, (mesh.dp.rank + 1) * share)
     each = share // contender.microbatches
 
-    def step(iteration: int, dropout: float) -> float:
+    def step(iteration: int, dropout: float, timeline: list[Interval] | None = None) -> float:
         batch = torch.from_numpy(size.batch(iteration))
         microbatches = []
         for start in range(rows.start, rows.stop, each):
@@ -35,7 +45,7 @@ def build_ours(contender: Contender, size: BenchSize) -> Step:
             masks = Dropout(dropout, train.seed, iteration, places) if dropout else None
             microbatches.append(PipelineInput(tokens[:, :-1], tokens[:, 1:], masks))
         optimizer.zero_gradients()
-        loss = mesh.pp.all_reduce(mesh.dp.all_reduce(model.forward_backward(microbatches, reducer)))
+        loss = mesh.pp.all_reduce(mesh.dp.all_reduce(model.forward_backward(microbatches, reducer, timeline=timeline)))
         reducer.finish(len(microbatches))
         optimizer.step(train.learning_rate, optimizer.gradient_norm())
         return loss.item() / train.global_batch_size

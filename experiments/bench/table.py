@@ -32,6 +32,27 @@ def show_parallel(result: dict[str, Any]) -> None:
         console.print(f"- {note}", highlight=False)
 
 
+def show_pipeline(result: dict[str, Any]) -> None:
+    """Print what each schedule took and its idle part, planned and measured."""
+    console = Console()
+    table = Table(title="Pipeline schedules", title_justify="left")
+    table.add_column("schedule")
+    for name in ("iteration, ms", "bubble planned", "measured"):
+        table.add_column(name, justify="right")
+    for one in result["timelines"]:
+        planned, measured = _span_and_busiest(one["planned"]), _span_and_busiest(one["measured"])
+        bubbles = [f"{span / busiest - 1:.2f}" for span, busiest in (planned, measured)]
+        table.add_row(one["schedule"], f"{1000 * measured[0]:,.1f}", *bubbles)
+    console.print(table)
+    for note in result["notes"]:
+        console.print(f"- {note}", highlight=False)
+
+
+def _span_and_busiest(ranks: list[list[list[Any]]]) -> tuple[float, float]:
+    """Time to the last end, and what the busiest rank computed of it."""
+    return max(rank[-1][4] for rank in ranks), max(sum(end - start for *_, start, end in rank) for rank in ranks)
+
+
 def _throughput(heading: str, rows: list[dict[str, Any]], to_serial: dict[str, float]) -> Table:
     table = Table(title=f"Training, {heading}", title_justify="left")
     table.add_column("contender")

@@ -17,7 +17,7 @@ from reports.load import load_reproduction
 from reports.page import build_report, render_page
 from reports.render import Drawing
 from reports.report import Report, assemble, redraw_command
-from tests.reports.trained import example_lines, write_training
+from tests.reports.trained import example_lines, timeline, write_training
 
 PAPER_FIGURE = "arXiv:1909.08053v4, Figure 6 (digitised)"
 PAPER_TABLE = "arXiv:1909.08053v4, Tables 2 and 3"
@@ -356,6 +356,7 @@ def benchmarks() -> dict[str, dict[str, Any]]:
             ],
             "ratios": {"dropout 0": {"to_serial": {"serial": 1.0}}},
         },
+        "pipeline": {"timelines": [timeline(), timeline() | {"schedule": "gpipe"}]},
         "data-scale": {
             "workers": 1,
             "bound_bytes": 2_000_000_000,

@@ -23,6 +23,7 @@ from tests.reports.reproduction import (
     write_reproduction,
 )
 from tests.reports.test_page import Outline, _rows
+from tests.reports.trained import timeline
 
 
 def test_the_card_shows_settings_digests_and_versions(built: Built) -> None:
@@ -74,9 +75,26 @@ def test_a_size_over_its_bound_or_off_the_line_is_said(tmp_path: Path) -> None:
     result = benchmarks()["data-scale"]
     result["rows"][2] |= {"megabytes_per_second": 2.6, "bound_bytes": 1_000_000_000}
     (path / "data-scale.json").write_text(json.dumps(result))
-    (found,) = [one for one in load_benchmarks(path).exhibits if one.draw]
+    (found,) = [one for one in load_benchmarks(path).exhibits if one.name == "bench-data-scale"]
     assert "100.0% above the slowest, not within 20%" in found.caption[0]
     assert "not under the stated bound" in found.caption[1]
+
+
+def test_every_schedule_of_a_pipeline_is_shown_planned_and_measured(built: Built) -> None:
+    path = built.page.parent / "figures" / "bench-pipeline.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    expected = timeline()
+    for schedule in ("1f1b", "gpipe"):
+        for kind, part in (("computed", "planned"), ("measured", "measured")):
+            found = [
+                [row["pass"], int(row["microbatch"]), int(row["chunk"]), float(row["start"]), float(row["end"])]
+                for row in rows
+                if (row["schedule"], row["kind"]) == (schedule, kind)
+            ]
+            assert found == [computation for rank in expected[part] for computation in rank]
+    assert ["gpipe", "2", "1", "2", "90.0", "0.50", "0.50"] in _rows(built.html)
+    assert '<figure id="bench-pipeline">' in built.html
 
 
 @pytest.mark.parametrize(
@@ -88,6 +106,7 @@ def test_a_size_over_its_bound_or_off_the_line_is_said(tmp_path: Path) -> None:
         '{"benchmark": "other"}',
         '{"benchmark": ["data"]}',
         '{"benchmark": "data-scale", "workers": 1, "bound_bytes": 1, "rows": []}',
+        '{"benchmark": "pipeline", "timelines": []}',
         '{"benchmark": "data-scale", "workers": 1, "bound_bytes": 1, "rows": [{"megabytes": NaN, "documents": 1,'
         ' "cpu_seconds": 1, "megabytes_per_second": 1, "peak_bytes": 1}]}',
     ],
