@@ -15,6 +15,7 @@ from reports.numbers import MISSING, show
 
 EVALUATIONS = "evaluations"
 CONVENTIONS = ("perplexity", "per sub-word", "per original word", "per lm-eval word", "bits per byte")
+LAST_WORD = ("accuracy", "correct", "perplexity of the target")
 
 
 class Block(Document):
@@ -92,6 +93,16 @@ def evaluation_rows(found: dict[str, Evaluation], order: Sequence[str]) -> tuple
     return texts, [row for row in rows if row.result.accuracy is not None]
 
 
+def evaluations_tables(found: dict[str, Evaluation], order: Sequence[str]) -> list[Table]:
+    """Perplexities by convention and last-word tests as the page shows them."""
+    groups = zip(("Perplexity", "Last word"), (CONVENTIONS, LAST_WORD), evaluation_rows(found, order), strict=True)
+    return [
+        Table(("model", "protocol", "kind", *heads, "checkpoint"), [_line(row) for row in rows], 3, title)
+        for title, heads, rows in groups
+        if rows
+    ]
+
+
 def evaluations_data(found: dict[str, Evaluation]) -> Table:
     """A line for each result, numbers as recorded."""
     fields = [name for name in Evaluation.model_fields if name not in ("protocol", "checkpoint", "blocks")]
@@ -100,6 +111,12 @@ def evaluations_data(found: dict[str, Evaluation]) -> Table:
         for stem, one in found.items()
     ]
     return Table(["evaluation", *fields], rows, 3)
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    result = row.result
+    kind = f"{result.kind}{', partial' if result.partial else ''}"
+    return row.model, result.task, kind, *row.cells, result.checkpoint_digest[:16]
 
 
 def _row(model: str, result: Evaluation) -> Row:

@@ -9,7 +9,7 @@ from lineage.atomic import new_directory
 from lineage.digest import seal
 from reports import data_card, findings, tables
 from reports.curves import model_order
-from reports.evaluations import CONVENTIONS, EVALUATIONS, evaluation_rows
+from reports.evaluations import CONVENTIONS, EVALUATIONS, LAST_WORD, evaluation_rows
 from reports.export import write_exhibit
 from reports.load import DATASET, LEDGER, MARKER, RECORDS
 from reports.markup import template_environment
@@ -92,13 +92,13 @@ def _context(report: Report) -> dict[str, Any]:
         "shape_columns": [title for _, title in tables.SHAPE],
         "shapes": tables.shapes(summary.models, ours),
         "trainings": tables.trainings(summary.models),
-        "attrition": tables.attrition(reproduction.ledger) if reproduction.ledger else [],
         "provenance": tables.provenance(reproduction),
         "card": reproduction.card,
         "card_settings": data_card.settings(reproduction.card) if reproduction.card else [],
         "card_files": data_card.files(reproduction.card) if reproduction.card else [],
         "shards": data_card.shards(reproduction.ledger.shards) if reproduction.ledger else [],
         "conventions": CONVENTIONS,
+        "last_word": LAST_WORD,
         "texts": texts,
         "clozes": clozes,
         "marker_problems": reproduction.problems_of(MARKER),

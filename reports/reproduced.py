@@ -5,7 +5,7 @@ from functools import partial
 from lineage.records import Kind
 from reports import data_card, findings, tables
 from reports.curves import Curve, build_curves, model_order
-from reports.evaluations import evaluations_data
+from reports.evaluations import evaluations_data, evaluations_tables
 from reports.exhibit import Exhibit
 from reports.load import Reproduction
 
@@ -76,7 +76,8 @@ def _tables(reproduction: Reproduction) -> list[Exhibit]:
     benchmarks = reproduction.select("2019/table-3")
     if benchmarks:
         data, command = tables.records_data(benchmarks), make_command(reproduction, "table-3")
-        found.append(Exhibit("2019-table-3", "WikiText-103 and LAMBADA", (), data, command))
+        shown = tables.comparison_tables(benchmarks)
+        found.append(Exhibit("2019-table-3", "WikiText-103 and LAMBADA", (), data, command, tables=shown))
     drawn = {("2019/figure-6", "validation_perplexity"), ("2019/training-loss", "training_loss")}
     further = [
         record
@@ -85,14 +86,16 @@ def _tables(reproduction: Reproduction) -> list[Exhibit]:
     ]
     if further:
         data, command = tables.records_data(further), make_command(reproduction, "validation")
-        found.append(Exhibit("further-numbers", "Further numbers", (), data, command))
+        found.append(Exhibit("further-numbers", "Further numbers", (), data, command, tables=(data,)))
     if reproduction.evaluations:
         evaluated, command = evaluations_data(reproduction.evaluations), make_command(reproduction, "table-3")
-        found.append(Exhibit("evaluations", "Evaluations by convention", (), evaluated, command))
+        shown = evaluations_tables(reproduction.evaluations, model_order(reproduction))
+        found.append(Exhibit("evaluations", "Evaluations by convention", (), evaluated, command, tables=shown))
     if reproduction.summary.models:
-        data = tables.models_data(reproduction.summary.models, own_kind(reproduction))
+        models, kind = reproduction.summary.models, own_kind(reproduction)
+        data, shown = tables.models_data(models, kind), tables.models_tables(models, kind)
         command = make_command(reproduction, "models")
-        found.append(Exhibit("models", "Published and trained shapes", (), data, command))
+        found.append(Exhibit("models", "Published and trained shapes", (), data, command, tables=shown))
     return found
 
 
@@ -112,6 +115,7 @@ def _data(reproduction: Reproduction) -> list[Exhibit]:
             command,
             partial(ledger_funnel.draw, ledger.stages),
             findings.funnel_alt(ledger),
+            (tables.attrition_table(ledger),),
         )
     ]
     banding = ledger.near_duplicates

@@ -43,6 +43,9 @@ class Entry:
     partial: bool
     note: str
 
+    def __str__(self) -> str:
+        return f"{self.text} ({self.kind}{', partial' if self.partial else ''})"
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -85,6 +88,15 @@ def compare(records: Sequence[Record], quantities: dict[str, tuple[str, str]]) -
     return measures
 
 
+def comparison_tables(records: Sequence[Record]) -> list[Table]:
+    """What `compare` sets side by side, a table for each quantity, each number with its kind."""
+    tables = []
+    for measure in compare(records, BENCHMARKS | FALLBACKS):
+        rows = [(name, *("; ".join(map(str, cell)) or MISSING for cell in row)) for name, row in measure.rows.items()]
+        tables.append(Table(("model", *measure.sources), rows, 1, f"{measure.title} ({measure.hint})"))
+    return tables
+
+
 def is_partial(record: Record) -> bool:
     """Whether the record's note says that only part of the test set was scored."""
     return "partial" in record.note.lower()
@@ -120,33 +132,38 @@ def trainings(models: Iterable[Model]) -> list[list[str]]:
     ]
 
 
-def attrition(ledger: Ledger) -> list[dict[str, Any]]:
-    """For each stage what it kept, and a line for each reason for dropping."""
-    rows = []
+def models_tables(models: Sequence[Model], ours: Kind) -> list[Table]:
+    """Shapes and training runs as the page shows them."""
+    return [
+        Table(
+            ("model", "kind", *(title for _, title in SHAPE)),
+            [(row.name, row.kind, *row.cells) for row in shapes(models, ours)],
+            2,
+            "Published and trained shapes",
+        ),
+        Table(
+            ("model", "kind", "run", "tokens", "seed", "time", "tokens/s", "checkpoint"),
+            [(row[0], ours, *row[1:]) for row in trainings(models)],
+            3,
+            "Training runs",
+        ),
+    ]
+
+
+def attrition_table(ledger: Ledger) -> Table:
+    """For each stage a line for what it kept, and one for each reason for dropping."""
+    rows: list[tuple[str, ...]] = []
     for stage in ledger.stages:
-        reasons = [
-            {
-                "reason": reason,
-                "documents": show(amount.documents),
-                "bytes": size_bytes(amount.bytes),
-                "tokens": show(amount.tokens),
-                "share": percent(amount.documents, stage.documents_in),
-            }
-            for reason, amount in stage.dropped.items()
-        ]
-        rows.append(
-            {
-                "name": stage.name,
-                "documents": show(stage.documents_out),
-                "bytes": size_bytes(stage.bytes_out),
-                "tokens": show(stage.tokens_out),
-                "share": percent(stage.documents_out, stage.documents_in),
-                "changed": show(stage.changed),
-                "note": stage.note,
-                "reasons": reasons,
-            }
-        )
-    return rows
+        kept = f"kept ({stage.note})" if stage.note else "kept"
+        share = percent(stage.documents_out, stage.documents_in)
+        amounts = (show(stage.documents_out), share, size_bytes(stage.bytes_out), show(stage.tokens_out))
+        rows.append((stage.name, kept, *amounts, show(stage.changed)))
+        for reason, lost in stage.dropped.items():
+            share = percent(lost.documents, stage.documents_in)
+            amounts = (f"−{show(lost.documents)}", share, size_bytes(lost.bytes), show(lost.tokens))
+            rows.append((stage.name, f"dropped: {reason}", *amounts, ""))
+    heads = ("stage", "reason", "documents", "share of stage", "bytes", "tokens", "changed")
+    return Table(heads, rows, 2, "Attrition")
 
 
 def provenance(reproduction: Reproduction) -> list[dict[str, Any]]:

@@ -266,3 +266,20 @@ def test_published_points_alone_are_drawn(tmp_path: Path) -> None:
     assert '<figure id="2019-figure-6"' in html
     assert "Cannot be judged" in html
     assert "There are no training losses in the records." in html
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("2019-table-3", "| 8.3b | 10.81 (published) |"),
+        ("models", "| 8.3b | published | 72 | 3,072 |"),
+        ("evaluations", "| 8.3b | wikitext103 | scaled, partial | 643.8 ± 64.38 | 88.25 | 643.8 | 721.5 | 1.52 |"),
+        ("data-ledger", "| clean | kept |"),
+    ],
+)
+def test_tables_are_markdown_and_latex_too(built: Built, name: str, row: str) -> None:
+    folder = built.page.parent / "figures"
+    markdown = (folder / f"{name}.md").read_text(encoding="utf-8")
+    assert any(line.startswith(row) for line in markdown.splitlines()), markdown
+    latex = (folder / f"{name}.tex").read_text(encoding="utf-8")
+    assert latex.count("\\begin{tabular}") == latex.count("\\end{tabular}") == markdown.count("\n| ---")
