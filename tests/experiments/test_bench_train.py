@@ -77,6 +77,7 @@ def test_all_contenders_compute_the_same() -> None:
 
 def test_every_case_of_the_table_has_a_goal() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
+    assert {read_size(case.size).name for case in CASES} == {"small", "tiny", "twin"}
     assert all(any((case.to_stock, case.to_tuned, case.to_limit)) for case in CASES)
 
 
