@@ -61,12 +61,11 @@ def read_size(name: str) -> BenchSize:
     if name == "twin":
         twin = read_run_config(model_file("8.3b"), twin=True)
         return _size(name, twin.model, twin.train.global_batch_size, iterations=5)
-    shapes = {
-        "tiny": ({"num_layers": 4, "hidden_size": 256, "num_heads": 4, "seq_length": 256}, 4),
-        "small": ({"num_layers": 12, "hidden_size": 768, "num_heads": 12, "seq_length": 1024}, 1),
-    }
-    shape, batch = shapes[name]
-    return _size(name, ModelConfig(vocab_size=50304, padded_vocab_size=50304, **shape), batch, iterations=3)
+    layers, h, heads, s, batch = {"tiny": (4, 256, 4, 256, 4), "small": (12, 768, 12, 1024, 1)}[name]
+    model = ModelConfig(
+        num_layers=layers, hidden_size=h, num_heads=heads, seq_length=s, vocab_size=50304, padded_vocab_size=50304
+    )
+    return _size(name, model, batch, iterations=3)
 
 
 def _size(name: str, model: ModelConfig, batch: int, iterations: int) -> BenchSize:
