@@ -151,6 +151,8 @@ class Pipeline(Benchmark):
     """pipeline: an iteration under each schedule, planned and measured."""
 
     timelines: list[Timeline] = Field(min_length=1)
+    load_average: list[Finite] = Field(min_length=1)
+    """Of the machine, before the first schedule and after each."""
 
 
 KINDS: dict[str, type[Benchmark]] = {

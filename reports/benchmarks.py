@@ -97,6 +97,7 @@ def _exhibit(name: str, kind: str, result: Benchmark) -> Exhibit:
             from reports.figures import pipeline_schedule
 
             tables, caption, data = [bubble_table(timelines)], [PLAN_RULE], timeline_data(timelines, "measured")
+            caption.append(f"Load average of the machine meanwhile: up to {max(result.load_average):.1f}.")
             alt, draw = timeline_alt(timelines), partial(pipeline_schedule.draw, timelines)
         case _:
             raise IntegrityFailure(f"there is no page for {kind}")

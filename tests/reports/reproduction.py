@@ -356,7 +356,7 @@ def benchmarks() -> dict[str, dict[str, Any]]:
             ],
             "ratios": {"dropout 0": {"to_serial": {"serial": 1.0}}},
         },
-        "pipeline": {"timelines": [timeline(), timeline() | {"schedule": "gpipe"}]},
+        "pipeline": {"timelines": [timeline(), timeline() | {"schedule": "gpipe"}], "load_average": [1.5, 4.25]},
         "data-scale": {
             "workers": 1,
             "bound_bytes": 2_000_000_000,

@@ -95,6 +95,7 @@ def test_every_schedule_of_a_pipeline_is_shown_planned_and_measured(built: Built
             assert found == [computation for rank in expected[part] for computation in rank]
     assert ["gpipe", "2", "1", "2", "90.0", "0.50", "0.50"] in _rows(built.html)
     assert '<figure id="bench-pipeline">' in built.html
+    assert "Load average of the machine meanwhile: up to 4.2." in built.html
 
 
 @pytest.mark.parametrize(
