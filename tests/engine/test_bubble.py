@@ -48,7 +48,7 @@ class SleepingStage(nn.Module):
         self.forward_seconds = 0.0
         self.scale = nn.Parameter(torch.ones(CONFIG.hidden_size))
 
-    def hidden_states(self, inputs: torch.Tensor, dropout: None) -> torch.Tensor:
+    def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
         self.in_flight.append(1)
         if self.is_first:
             inputs = inputs.T.unsqueeze(-1).expand(-1, -1, CONFIG.hidden_size).float()  # [s, b, h]
@@ -56,7 +56,7 @@ class SleepingStage(nn.Module):
         time.sleep(self.forward_seconds)
         return hidden
 
-    def loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
         return hidden.mean()
 
 
