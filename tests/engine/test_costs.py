@@ -31,8 +31,9 @@ def published(name: str) -> ModelConfig:
     return read_run_config(MODELS / f"{name}.toml").model
 
 
-def test_every_shipped_model_has_a_known_size() -> None:
-    assert {path.stem for path in MODELS.glob("*.toml")} == PARAMETERS.keys()
+def test_every_shipped_gpt2_has_a_known_size() -> None:
+    shipped = {path.stem for path in MODELS.glob("*.toml")}
+    assert {name for name in shipped if published(name).family == "gpt2"} == PARAMETERS.keys()
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -57,10 +57,11 @@ def test_other_factors_are_used_and_recorded(published: RunConfig) -> None:
     assert twin.train.learning_rate == pytest.approx(published.train.learning_rate * 3)
 
 
-def test_twins_keep_the_order_of_sizes() -> None:
-    twins = [read_run_config(path, twin=True).model for path in MODELS]
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_twins_keep_the_order_of_sizes(family: str) -> None:
+    twins = [twin for path in MODELS if (twin := read_run_config(path, twin=True).model).family == family]
     sizes = sorted((model.num_layers, model.hidden_size) for model in twins)
-    assert len(set(sizes)) == len(MODELS)
+    assert len(set(sizes)) == len(twins) >= 3
     assert [width for _, width in sizes] == sorted(width for _, width in sizes)
 
 
