@@ -10,7 +10,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.mesh import build_mesh
 from engine.parallel.rendezvous import telling_of_lost_ranks
 from evaluation.checkpoints import native_checkpoint
-from evaluation.memory import score_with_memory
+from evaluation.memory import NoMemory, remembering, score_with_memory
 from evaluation.models import EvaluatedCheckpoint, load_checkpoint
 from evaluation.protocol import Encoder, Losses, Provenance, Result, Sample, Scores, Task
 from evaluation.scoring import score
@@ -83,17 +83,20 @@ def file_task(make: Callable[[Path, Encoder, int, int | None], Task], path: Path
 def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings) -> Evaluations:
     """Tasks on a checkpoint of any format, or on a run's newest one, in one pass over the requests they share.
 
-    A task whose data is missing is left out. Raises DataMissing if none is left.
+    A task whose data or whose kind of model is missing is left out. Raises DataMissing or NoMemory if none is left.
     """
     started = time.monotonic()
     made: dict[str, Task] = {}
-    missing: dict[str, DataMissing] = {}
+    missing: dict[str, DataMissing | NoMemory] = {}
     with native_checkpoint(checkpoint, settings.vocab, settings.heads) as native:
         evaluated = load_checkpoint(native, build_mesh(settings.layout))
         for name, make in tasks.items():
             try:
-                made[name] = make(evaluated, settings.limit)
-            except DataMissing as error:
+                task = make(evaluated, settings.limit)
+                if task.with_memory:
+                    remembering(evaluated.model)
+                made[name] = task
+            except (DataMissing, NoMemory) as error:
                 missing[name] = error
         if not made:
             raise next(iter(missing.values()))

@@ -15,19 +15,29 @@ from evaluation.scoring import ScoringModel, score_rows
 from lineage.errors import BadInput
 
 
+class NoMemory(BadInput):
+    """The model has no memory, or is divided."""
+
+
+def remembering(model: ScoringModel) -> TransformerXL:
+    """The network of a model with memory. Raises NoMemory for one without, or one on several ranks."""
+    network = model.network
+    if not isinstance(network, TransformerXL) or not network.config.transformer_xl.memory_length:
+        raise NoMemory("this protocol is for a model with memory: a Transformer-XL with memory_length above 0")
+    if model.mesh.layout.world_size > 1:
+        raise NoMemory("a text is scored with memory by one rank: leave out --layout")
+    return network
+
+
 @torch.inference_mode()
 def score_with_memory(
     model: ScoringModel, segments: Sequence[Request], on_progress: Callable[[int], None] = lambda count: None
 ) -> Scores:
     """Scores of segments that follow each other: each request scores all its tokens but the first.
 
-    Raises BadInput for a model without memory, one on several ranks, or a segment longer than its context.
+    Raises NoMemory as `remembering` does, BadInput for a segment longer than the model's context.
     """
-    network = model.network
-    if not isinstance(network, TransformerXL) or not network.config.transformer_xl.memory_length:
-        raise BadInput("this protocol is for a model with memory: a Transformer-XL with memory_length above 0")
-    if model.mesh.layout.world_size > 1:
-        raise BadInput("a text is scored with memory by one rank: leave out --layout")
+    network = remembering(model)
     if max(len(request.tokens) for request in segments) - 1 > model.seq_length:
         raise BadInput(f"a segment is longer than the model's {model.seq_length} tokens")
     device, states = model.mesh.device, dict[int, torch.Tensor]()
