@@ -13,9 +13,12 @@ from lineage.lock import LOCK
 from lineage.records import read_records
 
 TIMED = {
-    "seconds", "environment", "checkpoint_digest", "source", "digest", "train_seconds", "tokens_per_second", "created",
+    "seconds", "environment", "checkpoint_digest", "source", "digest", "train_seconds", "tokens_per_second",
+    "model_tflops", "created",
 }  # fmt: skip
 """Fields of results and columns of tables that say when and how fast, or are digests of files that do."""
+OF_THE_MACHINE = {"rank-memory"}
+"""Tables of the page that no two runs agree on."""
 
 
 def outcome(runs: Path) -> dict[str, str]:
@@ -35,7 +38,11 @@ def outcome(runs: Path) -> dict[str, str]:
     }
     records = [_timeless(record.model_dump()) for record in read_records(reproduction / "records.jsonl")]
     page = sorted(path for path in (reproduction / "report").rglob("*") if path.is_file())
-    tables = {f"report {path.stem}": sha256_json(_table(path)) for path in page if path.suffix == ".csv"}
+    tables = {
+        f"report {path.stem}": sha256_json(_table(path))
+        for path in page
+        if path.suffix == ".csv" and path.stem not in OF_THE_MACHINE
+    }
     return {
         "data": content_digest(dataset, without=DIARY),
         "train": sha256_json([final.name, tensors, losses]),
