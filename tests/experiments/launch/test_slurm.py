@@ -131,8 +131,13 @@ def test_a_job_that_is_stopped_is_queued_again_and_completes(slurm: Slurm, tmp_p
     reached = trained()
     assert reached < ITERATIONS
     assert len(list(runs.glob("small-*/checkpoints/iter_*/COMPLETE"))) == 1
-    slurm("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm lets two minutes pass
-    wait_for(lambda: slurm.state(job) == "COMPLETED", 150, log)
+
+    def completed() -> bool:
+        if (state := slurm.state(job)) == "PENDING":  # Slurm lets two minutes pass, counted from when all has ended
+            slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+        return state == "COMPLETED"
+
+    wait_for(completed, 150, log)
     assert_trained(runs, ITERATIONS)
     text = log()
     assert text.count(f"stopped after iteration {reached} of {ITERATIONS}") == 1
