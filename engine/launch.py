@@ -14,6 +14,8 @@ from lineage.environment import available_cores, list_gpus
 from lineage.errors import Interrupted
 
 PR_SET_PDEATHSIG = 1
+STACK_SECONDS = 0.5
+"""Given to a rank that did not end, to print its stack."""
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -71,9 +73,13 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
             raise Interrupted(f"rank {killed[0]} was ended by {name}; the same command goes on from what was finished")
         return code
     finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
+        hanging = [process for process in processes if process.poll() is None]
+        for process in hanging:
+            process.send_signal(signal.SIGUSR1)  # rendezvous.STACK_SIGNAL
+            process.send_signal(signal.SIGCONT)
+        time.sleep(STACK_SECONDS if hanging else 0)
+        for process in hanging:
+            process.kill()
         for number, handler in old.items():
             signal.signal(number, handler)
 

@@ -147,7 +147,7 @@ def _cut_parquet(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
                 raise BadInput(f"{piece.path} has no column named text")
             groups = [table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)]
             sizes = [(group.num_rows, group.total_byte_size) for group in groups]
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{piece.path} is not a readable Parquet file: {error}") from error
     start = rows = 0
     size = passed = 0

@@ -132,7 +132,7 @@ def _read_parquet(piece: Piece, limits: Limits) -> Iterator[Found]:
                 for value in batch.column(0):
                     number += 1
                     yield _parquet_value(piece.name, number, value, limits)
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise BadInput(f"{piece.path} is not a readable Parquet file: {error}") from error
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from engine.parallel import rendezvous
 from engine.parallel.layout import Layout
 from engine.parallel.rendezvous import join_ranks, launched_world_size
 from lineage.errors import BadInput, UserError
@@ -124,6 +125,8 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
         return serial_mesh(device)
     join_ranks()
     mesh = init_device_mesh(device.type, (layout.pp, layout.dp, layout.tp), mesh_dim_names=("pp", "dp", "tp"))
+    for axis in ("pp", "dp", "tp"):  # torch would wait half an hour
+        dist.distributed_c10d._set_pg_timeout(rendezvous.COLLECTIVE_TIMEOUT, mesh.get_group(axis))
     tp, pp, dp = layout.coordinates(dist.get_rank())
     return ParallelMesh(
         layout,
@@ -144,7 +147,7 @@ def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int) -> Axis:
     for other_dp in range(layout.dp):
         for other_tp in range(layout.tp):
             ends = [layout.rank(other_tp, 0, other_dp), layout.rank(other_tp, layout.pp - 1, other_dp)]
-            group = dist.new_group(ends)
+            group = dist.new_group(ends, timeout=rendezvous.COLLECTIVE_TIMEOUT)
             if (other_tp, other_dp) == (tp, dp) and pp in (0, layout.pp - 1):
                 mine = Axis(2, 0 if pp == 0 else 1, group)
     return mine

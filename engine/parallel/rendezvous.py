@@ -1,7 +1,11 @@
 """How ranks find each other and make sure that they are about to do the same work."""
 
+import faulthandler
 import os
+import signal
+import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,6 +19,11 @@ from lineage.errors import BadInput, HardwareMissing, Interrupted
 JOIN_SECONDS = 60.0
 """How long a rank waits for the others to come."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+"""How long a rank waits for another in the middle of the work (gloo; NCCL's own watchdog ends the process)."""
+REPORT_SECONDS = 5.0
+"""How long a rank that gave up waiting gives the others to say that they wait too."""
+STACK_SIGNAL = signal.SIGUSR1
+"""Makes a rank print its stack."""
 PEER_GONE = (
     "connection was likely closed",
     "connection closed by peer",
@@ -36,7 +45,11 @@ class FirstRankMissing(RanksMissing):
 
 
 class RankLost(Interrupted):
-    """Another rank ended in the middle of the work: exit code 7."""
+    """Another rank ended or hangs in the middle of the work: exit code 7."""
+
+    def __init__(self, sentence: str, on_every_rank: bool = False) -> None:
+        super().__init__(sentence)
+        self.on_every_rank = on_every_rank
 
 
 def launched_world_size() -> int:
@@ -79,6 +92,7 @@ def join_ranks() -> None:
         raise RanksMissing(f"rank 0 left before all {ranks} ranks came") from error
     if came < ranks:
         raise RanksMissing(f"{came} of {ranks} ranks came within {JOIN_SECONDS:.0f} seconds")
+    faulthandler.register(STACK_SIGNAL)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=int(rank), world_size=ranks, timeout=COLLECTIVE_TIMEOUT)
 
@@ -91,13 +105,35 @@ def leave_ranks() -> None:
 
 @contextmanager
 def telling_of_lost_ranks() -> Iterator[None]:
-    """Turn what the libraries say when a peer is gone into RankLost."""
+    """Turn what the libraries say when a peer is gone or does not answer into RankLost."""
     try:
         yield
     except RuntimeError as error:
-        if not any(words in str(error).lower() for words in PEER_GONE):
+        text = str(error).lower()
+        if "timed out" in text or "timeout" in text:
+            raise _hanging(error) from error
+        if not any(words in text for words in PEER_GONE):
             raise
         raise RankLost("another rank ended; the same command goes on from what was finished") from error
+
+
+def _hanging(error: RuntimeError) -> RankLost:
+    """Which ranks hang: those that do not say that they wait as well. Prints where this one waits."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    print(f"rank {rank} waits here:", file=sys.stderr, flush=True)
+    traceback.print_tb(error.__traceback__)
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        store.set_timeout(timedelta(seconds=REPORT_SECONDS))
+        store.set(f"mlm/waits/{rank}", "")
+        time.sleep(REPORT_SECONDS)
+        silent = [other for other in range(ranks) if not store.check([f"mlm/waits/{other}"])]
+    except RuntimeError:  # rank 0 keeps the store
+        silent = [0]
+    seconds = COLLECTIVE_TIMEOUT.total_seconds()
+    who = f"rank {', '.join(map(str, silent))} did" if silent else "the ranks waited for each other and did"
+    sentence = f"{who} not answer within {seconds:.0f} seconds; the same command goes on from what was finished"
+    return RankLost(sentence, on_every_rank=0 in silent)
 
 
 def check_agreement(config: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -52,6 +53,8 @@ def main() -> None:
         other_config(value)
     elif kind == "join_seconds":
         rendezvous.JOIN_SECONDS = float(value)
+    elif kind == "wait_seconds":
+        rendezvous.COLLECTIVE_TIMEOUT = timedelta(seconds=float(value))
     sys.exit(cli.main())
 
 

@@ -19,6 +19,7 @@ import sys
 from engine.launch import launch
 sys.exit(launch("tests.engine.planted", sys.argv[2:], int(sys.argv[1])))
 """
+WAIT_SECONDS = 8
 SECONDS_TO_END = 15.0
 """From the failure to the last exit; the ranks share two cores with whatever else runs."""
 
@@ -110,4 +111,27 @@ def test_a_rank_that_is_killed_takes_the_others_with_it(lost: int, dataset: Path
     assert time.monotonic() - began < SECONDS_TO_END
     assert code == 7, err
     assert f"error: rank {lost} was ended by SIGKILL; the same command goes on" in err
+    assert not any(is_running(rank) for rank in ranks)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+def test_a_rank_that_hangs_is_named_with_every_stack(dataset: Path, tmp_path: Path) -> None:
+    toml = write_toml(tmp_path / "small.toml", dataset, iterations=100_000)
+    _, _, run = begin_run(small_config(dataset, iterations=100_000), tmp_path)
+    arguments = [str(2), f"wait_seconds={WAIT_SECONDS}", "run", str(toml), f"--runs={tmp_path}", "--ranks=2"]
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=clean | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    wait_for_iteration(process, run.path, 3)
+    ranks = ranks_of(process.pid)
+    os.kill(ranks[1], signal.SIGSTOP)
+    code, _, err = finish(process)
+    assert code == 7, err
+    assert f"error: rank 1 did not answer within {WAIT_SECONDS} seconds; the same command goes on" in err
+    assert "rank 0 waits here:" in err
+    waiting, *stopped = err.split("(most recent call first)")
+    assert "in run_to_end" in waiting
+    assert any("in run_to_end" in stack for stack in stopped)
     assert not any(is_running(rank) for rank in ranks)
