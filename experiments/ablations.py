@@ -1,137 +1,136 @@
 """Small controlled comparisons: the same training but for one thing, over several seeds.
 
-Each is the neighbours' claim at a size a laptop trains in minutes. Every arm of a seed starts from the same initial
-values and sees the same tokens in the same order.
+Each is a paper's claim at a size a laptop trains in minutes, defined in its experiment.toml. Every arm of a seed starts
+from the same initial values and sees the same tokens in the same order. Torch is imported only where arms train.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.config import RunConfig
 from engine.training_run import read_metrics
-from lineage.atomic import write_json
+from experiments.catalogue import Ablation, Arm, Experiment, load_experiments
+from experiments.verdicts import RECORDS
 from lineage.config import parse_config
-from lineage.environment import describe_environment
+from lineage.digest import sha256_json
 from lineage.errors import BadInput
+from lineage.records import Record, write_records
+from lineage.run import RunDirectory
+
+CURVE_POINTS = 20
+"""Blocks of iterations that a training loss is averaged over."""
 
 
-@dataclass(frozen=True)
-class Ablation:
-    """Arms that differ in a few settings."""
+class Trained(NamedTuple):
+    """What came of one arm with one seed."""
 
-    question: str
-    model: Mapping[str, Any]
-    train: Mapping[str, Any]
-    arms: Mapping[str, Mapping[str, Mapping[str, Any]]]
-    """By name, what differs, by section of the configuration."""
-    seeds: tuple[int, ...] = (1, 2)
+    arm: str
+    seed: int
+    run: RunDirectory
+    losses: Sequence[float]
+    """Of each iteration, as far as it got."""
+    validation_loss: float | None
+    """At the end; None where the loss stopped being a number."""
+    untrained_loss: float
 
-
-SMALL_XL = {
-    "family": "transformer-xl", "num_layers": 2, "hidden_size": 64, "num_heads": 4, "seq_length": 32, "dropout": 0.0,
-    "transformer_xl": {"memory_length": 32},
-}  # fmt: skip
-RECIPE = {
-    "precision": "fp32", "validation_interval": 10_000, "validation_samples": 16, "checkpoint_interval": 10_000,
-    "weight_decay": 0.0, "decay": "cosine",
-}  # fmt: skip
-
-ABLATIONS = {
-    "memory": Ablation(
-        "Does a memory of the segment before lower the validation loss at equal parameters, data and steps?",
-        SMALL_XL,
-        RECIPE | {"iterations": 300, "global_batch_size": 16, "microbatch_size": 16, "learning_rate": 3e-3,
-                  "min_learning_rate": 1e-4, "warmup_iterations": 20},
-        {"memory 32": {}, "no memory": {"model": {"transformer_xl": {"memory_length": 0}}}},
-    ),
-    "large-batch": Ablation(
-        "Does LAMB train, without warm-up, at a batch and a learning rate where Adam diverges?",
-        SMALL_XL,
-        RECIPE | {"iterations": 40, "global_batch_size": 96, "microbatch_size": 96, "learning_rate": 0.03,
-                  "min_learning_rate": 0.03, "warmup_iterations": 0, "adam_epsilon": 1e-6},
-        {"lamb-clamped": {"train": {"optimizer": "lamb-clamped"}}, "lamb": {"train": {"optimizer": "lamb"}},
-         "adam": {"train": {"optimizer": "adam"}}},
-    ),
-}  # fmt: skip
+    @property
+    def is_diverged(self) -> bool:
+        """Whether the loss stopped being a number or ended above that of an untrained model."""
+        return self.validation_loss is None or self.validation_loss > self.untrained_loss
 
 
-def configure(name: str, arm: str, seed: int, dataset: Path) -> RunConfig:
+def run_ablation(experiment: Experiment, dataset: Path, runs: Path) -> tuple[RunDirectory, list[Record]]:
+    """Train every arm with every seed below `runs`; a sealed run of what came of them, with its records.
+
+    Raises BadInput for an experiment without an ablation.
+    """
+    ablation = ablation_of(experiment)
+    found = [
+        _train(arm.name, seed, configure(experiment, arm, seed, dataset), runs)
+        for seed in ablation.seeds
+        for arm in ablation.arms
+    ]
+    numbers = [line for one in found for line in _numbers(one)]
+    config = {"experiment": experiment.model_dump(mode="json"), "mode": "scaled", "numbers": sha256_json(numbers)}
+    parents = {one.run.path.name: one.run.digest for one in found if one.run.is_complete}
+    run = RunDirectory.begin(runs, f"experiment-{_slug(experiment.name)}", "experiment", config, parents)
+    digest = sha256_json(config)
+    records = [Record(experiment=experiment.name, source=run.path.name, digest=digest, **line) for line in numbers]
+    if run.is_complete:
+        run.link()
+    else:
+        write_records(run.path / RECORDS, records)
+        run.complete()
+    return run, records
+
+
+def ablation_of(experiment: Experiment) -> Ablation:
+    """Its ablation. Raises BadInput where there is none."""
+    if experiment.ablation is None:
+        names = ", ".join(one.name for one in load_experiments().values() if one.ablation)
+        raise BadInput(f"{experiment.name} has no ablation; there are {names}")
+    return experiment.ablation
+
+
+def configure(experiment: Experiment, arm: Arm, seed: int, dataset: Path) -> RunConfig:
     """One arm's run."""
-    ablation = ABLATIONS[name]
-    changed = ablation.arms[arm]
+    ablation = ablation_of(experiment)
     values = {
-        "name": f"{name}-{arm.replace(' ', '-')}-{seed}",
-        "model": {**ablation.model, **changed.get("model", {})},
-        "train": {**ablation.train, **changed.get("train", {}), "seed": seed},
+        "name": f"{_slug(experiment.name)}-{_slug(arm.name)}-{seed}",
+        "model": {**ablation.model, **arm.model},
+        "train": {**ablation.train, **arm.train, "seed": seed},
         "data": {"dataset": str(dataset)},
     }
-    return parse_config(values, RunConfig, f"ablation {name}")
+    return parse_config(values, RunConfig, f"ablation {experiment.name}")
 
 
-def run_ablation(name: str, dataset: Path, runs: Path, out: Path) -> dict[str, Any]:
-    """Train every arm with every seed in run directories below `runs` and write what came of them to `out`.
-
-    A run has diverged when its loss stopped being a number or ended above that of an untrained model. Raises BadInput
-    for an unknown name.
-    """
-    if name not in ABLATIONS:
-        raise BadInput(f"there is no ablation {name!r}; there are {', '.join(ABLATIONS)}")
-    ablation = ABLATIONS[name]
-    arms = {arm: [_run(configure(name, arm, seed, dataset), runs) for seed in ablation.seeds] for arm in ablation.arms}
-    result = {
-        "ablation": name,
-        "question": ablation.question,
-        "kind": "scaled",
-        "command": f"mlm-experiment ablate {name} --dataset {dataset.name}",
-        "seeds": list(ablation.seeds),
-        "model": dict(ablation.model),
-        "train": dict(ablation.train),
-        "arms": {
-            arm: {
-                "changed": {section: dict(values) for section, values in ablation.arms[arm].items()},
-                "diverged": [run["diverged"] for run in found],
-                "validation_loss": [run["validation_loss"] for run in found],
-                "mean_validation_loss": _mean([run["validation_loss"] for run in found]),
-                "untrained_loss": [run["untrained_loss"] for run in found],
-                "runs": [run["run"] for run in found],
-            }
-            for arm, found in arms.items()
-        },
-        "environment": describe_environment(),
-    }
-    write_json(out, result)
-    return result
+def format_ablation(experiment: Experiment, records: Sequence[Record]) -> str:
+    """The arms' validation losses by seed, as text."""
+    ablation = ablation_of(experiment)
+    lines = [ablation.question]
+    for arm in ablation.arms:
+        mine = {one.seed: one for one in records if (one.series, one.quantity) == (arm.name, "validation_loss")}
+        shown = (f"{mine[seed].value:.4f}" if seed in mine else "diverged" for seed in ablation.seeds)
+        lines.append(f"{arm.name:14} {', '.join(shown)}")
+    return "\n".join([*lines, f"validation loss at the end, seeds {', '.join(map(str, ablation.seeds))}"])
 
 
-def _mean(losses: list[float | None]) -> float | None:
-    finite = [loss for loss in losses if loss is not None]
-    return fmean(finite) if len(finite) == len(losses) else None
-
-
-def _run(config: RunConfig, runs: Path) -> dict[str, Any]:
+def _train(arm: str, seed: int, config: RunConfig, runs: Path) -> Trained:
     from engine.trainer import NotFinite, train
     from engine.training_run import begin_run
 
     final: float | None = None
     try:
-        path = train(config, runs).path
-        final = read_metrics(path)[-1]["loss"]
+        run = train(config, runs)
+        final = read_metrics(run.path)[-1]["loss"]
     except NotFinite:
-        path = begin_run(config, runs)[2].path
-    untrained = read_metrics(path)[0]["loss"]
-    diverged = final is None or not math.isfinite(final) or final > untrained
-    return {"run": path.name, "diverged": diverged, "validation_loss": final, "untrained_loss": untrained}
+        run = begin_run(config, runs)[2]
+    metrics = read_metrics(run.path)
+    losses = [line["loss"] for line in metrics if line["kind"] == "train"]
+    is_number = final is not None and math.isfinite(final)
+    return Trained(arm, seed, run, losses, final if is_number else None, metrics[0]["loss"])
 
 
-def format_ablation(result: Mapping[str, Any]) -> str:
-    """The arms' validation losses by seed, as text."""
-    lines = [str(result["question"])]
-    for arm, found in result["arms"].items():
-        losses = zip(found["validation_loss"], found["diverged"], strict=True)
-        shown = ", ".join(("-" if loss is None else f"{loss:.4f}") + " diverged" * lost for loss, lost in losses)
-        lines.append(f"{arm:14} {shown}")
-    return "\n".join([*lines, f"seeds {', '.join(map(str, result['seeds']))}; validation loss at the end"])
+def _numbers(one: Trained) -> list[dict[str, Any]]:
+    """Records of the loss in blocks of iterations, at the end, and whether it diverged."""
+    line = {"series": one.arm, "kind": "scaled", "seed": one.seed}
+    block = max(len(one.losses) // CURVE_POINTS, 1)
+    curve = [
+        (start + len(part), fmean(part))
+        for start in range(0, len(one.losses), block)
+        for part in (one.losses[start : start + block],)
+    ]
+    found = [
+        line | {"quantity": "training_loss", "x": float(x), "x_name": "iteration", "value": value} for x, value in curve
+    ]
+    if one.validation_loss is not None:
+        found.append(line | {"quantity": "validation_loss", "value": one.validation_loss})
+    return [*found, line | {"quantity": "diverged", "value": float(one.is_diverged)}]
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^\w.]+", "-", name)

@@ -6,9 +6,9 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from lineage.config import Config, load_config, parse_config, read_toml
 from lineage.errors import BadInput
@@ -73,6 +73,25 @@ class Part(Config):
     """Quantities in closed form."""
 
 
+class Arm(Config):
+    """One side of an ablation: what it changes."""
+
+    name: str
+    """Its series among the records."""
+    model: dict[str, Any] = Field(default_factory=dict)
+    train: dict[str, Any] = Field(default_factory=dict)
+
+
+class Ablation(Config):
+    """The same small training but for one thing, over several seeds."""
+
+    question: str
+    model: dict[str, Any]
+    train: dict[str, Any]
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...] = (1, 2)
+
+
 class Expected(Config):
     """expected.toml: the claims an experiment answers."""
 
@@ -94,6 +113,8 @@ class Experiment(Config):
     """Small workloads of the same kind, in `proxy-runs.csv`, that are measured on this machine beside the simulator."""
     reproduction: str = ""
     """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
+    ablation: Ablation | None = None
+    """What `mlm-experiment ablate` trains for it."""
     not_run: str = ""
     """Why claims of quantities that no part names are not answered."""
     expected: Expected
@@ -107,7 +128,9 @@ class Experiment(Config):
 
     def produces(self, quantity: str) -> bool:
         """Whether a run of it gives numbers of this quantity."""
-        return bool(self.reproduction) or any(quantity in (*part.simulated, *part.computed) for part in self.parts)
+        return bool(self.reproduction or self.ablation) or any(
+            quantity in (*part.simulated, *part.computed) for part in self.parts
+        )
 
 
 def load_claims(folder: Path = CLAIMS) -> tuple[Claim, ...]:

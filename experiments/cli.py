@@ -187,23 +187,26 @@ def run_(
 
 @app.command()
 def ablate(
-    name: Annotated[str, typer.Argument(help="memory or large-batch.")],
+    name: Annotated[str, typer.Argument(help="An experiment with an ablation, such as transformer-xl/memory.")],
     dataset: Annotated[Path, typer.Option("--dataset", help="Dataset directory made by `mlm-data run`.")],
     runs: Annotated[Path, typer.Option("--runs", help="Folder of run directories.")] = Path("runs"),
-    out: Annotated[Path | None, typer.Option("--out", help="Result file.")] = None,
 ) -> None:
     """Train the same recipe but for one thing, over several seeds, and say what it changed."""
     from experiments.ablations import format_ablation, run_ablation
+    from experiments.catalogue import find_experiment
 
-    result = run_ablation(name, dataset, runs, out or Path("results") / "ablations" / f"{name}.json")
-    print(format_ablation(result))
+    experiment = find_experiment(name)
+    run, records = run_ablation(experiment, dataset, runs)
+    print(f"{format_ablation(experiment, records)}\n{run.path}")
 
 
 @app.command()
 def compare(
     name: Annotated[str | None, typer.Argument(help="An experiment, such as 2021/figure-11.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every claim of the catalogue.")] = False,
-    results: Annotated[list[Path] | None, typer.Option(help="Folders of run directories; results and runs.")] = None,
+    results: Annotated[
+        list[Path] | None, typer.Option(help="Folders of run directories; results, results/ablations and runs.")
+    ] = None,
 ) -> None:
     """A verdict for every published claim, from the records of sealed runs; exit code 3 where one diverged."""
     from experiments.verdicts import format_verdicts, judge, load_results, unanswered
@@ -228,7 +231,7 @@ def _chosen(name: str | None, every: bool) -> "list[Experiment]":
 
 
 def _result_folders(given: list[Path] | None) -> list[Path]:
-    return given or [path for path in (Path("results"), Path("runs")) if path.is_dir()]
+    return given or [path for path in (Path("results"), Path("results/ablations"), Path("runs")) if path.is_dir()]
 
 
 def main() -> None:

@@ -217,6 +217,11 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path) -> None:
                 print(f"{experiment.name}: left out; `make reproduce-{experiment.reproduction}` trains its models")
             else:
                 _reproduce(experiment, mode, runs)
+        elif experiment.ablation:
+            sentence = f"`mlm-experiment ablate {experiment.name} --dataset DIR` trains its arms"
+            if not several:
+                raise BadInput(f"{experiment.name} is about models trained here: {sentence}")
+            print(f"{experiment.name}: left out; {sentence}")
         elif mode == "plan":
             print(f"{experiment.name}: {experiment.title}\n{format_rows(experiment)}")
         elif mode == "measure" or (mode == "scaled" and not experiment.proxies):

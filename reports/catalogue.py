@@ -29,6 +29,9 @@ QUANTITIES = {
     "bubble_fraction": "pipeline bubble, share of ideal time",
     "relative_throughput": "throughput relative to microbatch 1",
     "speedup": "times as fast",
+    "training_loss": "training loss",
+    "validation_loss": "validation loss at the end",
+    "diverged": "share of seeds that diverged",
 }
 POSITIONS = {
     "gpus": "GPUs",
@@ -60,15 +63,18 @@ def catalogue_exhibit(numbers: Numbers) -> Exhibit:
     experiment = numbers.experiment
     quantity = _drawn(numbers)
     command = f"mlm-experiment run {experiment.name} --mode simulate"
+    if experiment.ablation:
+        command = f"mlm-experiment ablate {experiment.name} --dataset runs/data-twin"
     name = experiment.name.replace("/", "-")
     data = _data(numbers)
     if not quantity:
         table = _table(numbers, set())
-        return Exhibit(name, experiment.title, _agreement(numbers.verdicts), data, command, tables=(table,))
+        caption = [*_arms(numbers), *_agreement(numbers.verdicts)]
+        return Exhibit(name, experiment.title, caption, data, command, tables=(table,))
     layers = layers_of(numbers, quantity)
     x_label = POSITIONS.get(numbers.x_name, numbers.x_name.replace("_", " "))
     draw = partial(draw_bars if experiment.chart == "bars" else draw_curves, layers, x_label, named(quantity))
-    caption = [*_shapes(layers, x_label), *_repeats(layers), *_agreement(numbers.verdicts)]
+    caption = [*_shapes(layers, x_label), *_arms(numbers), *_repeats(layers), *_agreement(numbers.verdicts)]
     rest = _table(numbers, {quantity})
     alt = f"Chart of {named(quantity)} against {x_label}. {' '.join(caption)}"
     tables = (rest,) if rest.rows else ()
@@ -104,7 +110,7 @@ def named(quantity: str) -> str:
 
 
 def _drawn(numbers: Numbers) -> str:
-    """The quantity with most places on the x axis, one with numbers of ours first; empty for a table."""
+    """The quantity with most places on the x axis, a published one with numbers of ours first; empty for a table."""
     places: dict[str, set[tuple[str, float]]] = {}
     found = [(claim.quantity, claim.series, claim.x) for claim in numbers.experiment.claims]
     found += [(record.quantity, record.series, record.x) for record in numbers.records]
@@ -113,10 +119,10 @@ def _drawn(numbers: Numbers) -> str:
             places.setdefault(quantity, set()).add((series, x))
     ours = {record.quantity for record in numbers.records}
     published = {claim.quantity for claim in numbers.experiment.claims}
-    drawn = [quantity for quantity, at in places.items() if quantity in published and len(at) > 1]
+    drawn = [quantity for quantity, at in places.items() if len(at) > 1]
     if numbers.experiment.chart == "table" or not drawn:
         return ""
-    return max(drawn, key=lambda quantity: (quantity in ours, len(places[quantity])))
+    return max(drawn, key=lambda quantity: (quantity in published, quantity in ours, len(places[quantity])))
 
 
 def _point(x: float, records: Sequence[Record]) -> Point:
@@ -210,6 +216,24 @@ def _repeats(layers: Iterable[Layer]) -> list[str]:
             spread = ", drawn as their mean with least and most" if max(counts) > 1 else ""
             said.append(f"{kind.capitalize()}: {number} at a place{spread}.")
     return said
+
+
+def _arms(numbers: Numbers) -> list[str]:
+    """Of an ablation: its question, how each arm ended, and how it was trained."""
+    ablation = numbers.experiment.ablation
+    if ablation is None or not numbers.records:
+        return []
+    ends = []
+    for arm in ablation.arms:
+        mine = [record for record in numbers.records if record.series == arm.name]
+        losses = [record.value for record in mine if record.quantity == "validation_loss"]
+        lost = sum(record.value for record in mine if record.quantity == "diverged")
+        spread = f" ({min(losses):.3f} to {max(losses):.3f})" if len(losses) > 1 else ""
+        loss = f"{fmean(losses):.3f}{spread}" if losses else "no number"
+        ends.append(f"{arm.name} {loss}" + (f", {lost:g} of {len(ablation.seeds)} seeds diverged" if lost else ""))
+    seeds = ", ".join(map(str, ablation.seeds))
+    trained = f"{ablation.train['iterations']:,} iterations of batch {ablation.train['global_batch_size']}"
+    return [ablation.question, f"Validation loss after {trained}, seeds {seeds}: {'; '.join(ends)}."]
 
 
 def _agreement(verdicts: Sequence[Verdict]) -> list[str]:

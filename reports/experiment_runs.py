@@ -90,7 +90,7 @@ def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
     if len(reproductions) != 1:
         found = ", ".join(path.name for path in reproductions) or "none"
         raise BadInput(f"a page is made of one reproduction; named here: {found}")
-    return reproductions[0], list(dict.fromkeys(path.resolve() for path in experiments))
+    return reproductions[0], list({path.resolve().name: path.resolve() for path in experiments}.values())
 
 
 def load_experiment_runs(paths: Iterable[Path]) -> ExperimentRuns:

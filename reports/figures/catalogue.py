@@ -59,6 +59,8 @@ def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str, narrow: boo
         _whiskers(axes, xs, layer.points, color)
         axes.plot(xs, ys, color=color, marker=marker, **_line(layer.kind))
     _finish(figure, axes, layers, [_series_key(layer) for layer in _one_per_series(layers)])
+    if y_label.endswith("loss"):  # which has no meaningful zero
+        axes.set_ylim(bottom=0.97 * min(point.low or point.value for layer in layers for point in layer.points))
     return figure
 
 

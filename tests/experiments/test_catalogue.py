@@ -100,7 +100,8 @@ def test_conflicting_sources_are_both_kept() -> None:
 
 
 def test_the_experiments_are_those_of_the_papers() -> None:
-    assert set(load_experiments()) == {*ISSUE, "transformer-xl/throughput"}
+    neighbours = {f"transformer-xl/{one}" for one in ("throughput", "memory", "large-batch")}
+    assert set(load_experiments()) == {*ISSUE, *neighbours}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=[path.name for path in FOLDERS])
@@ -112,7 +113,7 @@ def test_a_folder_has_its_three_files_and_every_pattern_finds_a_claim(folder: Pa
     )  # fmt: skip
     for pattern in experiment.expected.claims:
         assert any(fnmatchcase(claim.id, pattern) for claim in experiment.claims), pattern
-    assert experiment.parts or experiment.reproduction
+    assert experiment.parts or experiment.reproduction or experiment.ablation
 
 
 def test_no_claim_is_answered_twice() -> None:

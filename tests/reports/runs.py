@@ -12,7 +12,7 @@ from lineage.digest import MARKER, seal
 
 def write_runs(folder: Path, names: Iterable[str] | None = None) -> list[Path]:
     """Simulate the named experiments, or all that can be, into a folder."""
-    chosen = [one for one in load_experiments().values() if not one.reproduction]
+    chosen = [one for one in load_experiments().values() if one.parts]
     return [run_experiment(one, folder)[0].path for one in chosen if names is None or one.name in names]
 
 
