@@ -25,9 +25,16 @@ KERNELS: dict[str, dict[str, str]] = {
         REFERENCE: "engine.kernels.dropout:reference",
         "cpu": "engine.kernels.dropout:compiled",
     },
-    "gelu": {
-        REFERENCE: "engine.kernels.gelu:reference",
-        "cpu": "engine.kernels.gelu:compiled",
+    "bias_gelu": {
+        REFERENCE: "engine.kernels.bias_gelu:reference",
+        "cpu": "engine.kernels.bias_gelu:compiled",
+    },
+    "bias_dropout_add": {
+        REFERENCE: "engine.kernels.bias_dropout_add:reference",
+        "cpu": "engine.kernels.bias_dropout_add:compiled",
+    },
+    "layer_norm": {
+        REFERENCE: "engine.kernels.layer_norm:reference",
     },
     "dropout_bits": {
         REFERENCE: "engine.kernels.dropout_bits:reference",

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from engine.config import ModelConfig
 from engine.model.initial import initialize_normal
 from engine.model.stage_model import StageModel
-from engine.model.transformer import MLP, drop
+from engine.model.transformer import MLP, LayerNorm, add_branch, drop
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from engine.parallel.mesh import ParallelMesh
@@ -30,7 +30,10 @@ from engine.rng import Dropout
 
 
 class BidirectionalAttention(nn.Module):
-    """Multi-head attention from every position to every real token, with heads divided over the tp axis."""
+    """Multi-head attention from every position to every real token, with heads divided over the tp axis.
+
+    The bias of `dense` is left to `add_branch`.
+    """
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool) -> None:
         super().__init__()
@@ -49,7 +52,7 @@ class BidirectionalAttention(nn.Module):
                                  preserve_rng_state=False)  # fmt: skip
         else:
             context = self._attend(query, key, value, is_token, dropout)
-        return self.dense(context.permute(2, 0, 1, 3).flatten(2))  # [s, b, h]
+        return self.dense.product(context.permute(2, 0, 1, 3).flatten(2))  # [s, b, h]
 
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_token: torch.Tensor,
@@ -71,7 +74,7 @@ class ExactMLP(MLP):
     """h → 4h → h with exact GeLU."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x)))
+        return self.dense_4h_to_h.product(F.gelu(self.dense_h_to_4h(x)))
 
 
 class BertLayer(nn.Module):
@@ -89,11 +92,11 @@ class BertLayer(nn.Module):
     def forward(self, x: torch.Tensor, is_token: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
         normed = self.input_layernorm(x)
         attention = self.self_attention(normed, is_token, dropout)
-        x = normed if self.is_original else x
-        x = x + drop(attention, f"layers.{self.layer}.attention_output", dropout, self.mesh)
+        x, bias = normed if self.is_original else x, self.self_attention.dense.bias
+        x = add_branch(x, attention, bias, f"layers.{self.layer}.attention_output", dropout, self.mesh)
         normed = self.post_attention_layernorm(x)
-        x = normed if self.is_original else x
-        return x + drop(self.mlp(normed), f"layers.{self.layer}.mlp_output", dropout, self.mesh)
+        x, bias = normed if self.is_original else x, self.mlp.dense_4h_to_h.bias
+        return add_branch(x, self.mlp(normed), bias, f"layers.{self.layer}.mlp_output", dropout, self.mesh)
 
 
 class BertEmbedding(nn.Module):
@@ -213,9 +216,9 @@ def _one_part(tokens: torch.Tensor) -> SentencePairs:
     return SentencePairs(none, none == 0, none[:, 0])
 
 
-def layer_norm(config: ModelConfig) -> nn.LayerNorm:
+def layer_norm(config: ModelConfig) -> LayerNorm:
     """A layer norm over the hidden dim."""
-    return nn.LayerNorm(config.hidden_size, eps=config.bert.layer_norm_epsilon)
+    return LayerNorm(config.hidden_size, eps=config.bert.layer_norm_epsilon)
 
 
 def _run_layers(

@@ -17,7 +17,7 @@ from engine.kernels.registry import kernel
 from engine.model.initial import initialize_normal
 from engine.model.key_value_cache import KeyValueCache
 from engine.model.stage_model import CausalModel
-from engine.model.transformer import Embedding, TransformerLayer, run_layers
+from engine.model.transformer import Embedding, LayerNorm, TransformerLayer, run_layers
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.mesh import ParallelMesh
 from engine.pipeline.microbatch import PipelineInput
@@ -39,7 +39,7 @@ class GPT2(CausalModel):
             {str(i): TransformerLayer(config, mesh, i, recompute.attention) for i in self.stage.layers}
         )
         if self.stage.is_last:
-            self.final_layernorm = nn.LayerNorm(config.hidden_size)
+            self.final_layernorm = LayerNorm(config.hidden_size)
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
         """What the stage hands on for this microbatch, [s, b, h]."""

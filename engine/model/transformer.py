@@ -14,11 +14,22 @@ from engine.model.attention import SelfAttention
 from engine.model.key_value_cache import KeyValueCache
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from engine.parallel.mesh import ParallelMesh
-from engine.rng import Dropout
+from engine.rng import Dropout, DropoutMask
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer norm over the hidden dim: [..., h] → [..., h]."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = kernel("layer_norm", x)(x, self.weight, self.bias, self.eps)
+        return normed
 
 
 class MLP(nn.Module):
-    """h → 4h → h with tanh GeLU, divided by columns then by rows: one all-reduce."""
+    """h → 4h → h with tanh GeLU, divided by columns then by rows: one all-reduce.
+
+    The bias of the second product is left to `add_branch`.
+    """
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         super().__init__()
@@ -30,8 +41,8 @@ class MLP(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.dense_h_to_4h(x)
-        return self.dense_4h_to_h(kernel("gelu", x)(x))
+        x = self.dense_h_to_4h.product(x)
+        return self.dense_4h_to_h.product(kernel("bias_gelu", x)(x, self.dense_h_to_4h.bias))
 
 
 class TransformerLayer(nn.Module):
@@ -40,27 +51,33 @@ class TransformerLayer(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False) -> None:
         super().__init__()
         self.layer, self.mesh = layer, mesh
-        self.input_layernorm = nn.LayerNorm(config.hidden_size)
+        self.input_layernorm = LayerNorm(config.hidden_size)
         self.self_attention = SelfAttention(config, mesh, layer, recompute_attention)
-        self.post_attention_layernorm = nn.LayerNorm(config.hidden_size)
+        self.post_attention_layernorm = LayerNorm(config.hidden_size)
         self.mlp = MLP(config, mesh)
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
-        attention = self.self_attention(self.input_layernorm(x), dropout)
-        x = x + drop(attention, f"layers.{self.layer}.attention_output", dropout, self.mesh)
-        mlp = self.mlp(self.post_attention_layernorm(x))
-        return x + drop(mlp, f"layers.{self.layer}.mlp_output", dropout, self.mesh)
+        x = self._with_attention(x, self.self_attention(self.input_layernorm(x), dropout), dropout)
+        return self._with_mlp(x, dropout)
 
     def forward_at(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The output at positions [b, q] alone, without dropout: [s, b, h] → [q, b, h]."""
         rows = x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, x.size(2)))
-        rows = rows + self.self_attention.forward_at(self.input_layernorm(x), positions)
-        return rows + self.mlp(self.post_attention_layernorm(rows))
+        rows = self._with_attention(rows, self.self_attention.forward_at(self.input_layernorm(x), positions))
+        return self._with_mlp(rows)
 
     def forward_next(self, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
         """The output at the positions after those in the cache, without dropout: [q, b, h] → [q, b, h]."""
-        x = x + self.self_attention.forward_next(self.input_layernorm(x), cache)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = self._with_attention(x, self.self_attention.forward_next(self.input_layernorm(x), cache))
+        return self._with_mlp(x)
+
+    def _with_attention(self, x: torch.Tensor, branch: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
+        bias = self.self_attention.dense.bias
+        return add_branch(x, branch, bias, f"layers.{self.layer}.attention_output", dropout, self.mesh)
+
+    def _with_mlp(self, x: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
+        branch, bias = self.mlp(self.post_attention_layernorm(x)), self.mlp.dense_4h_to_h.bias
+        return add_branch(x, branch, bias, f"layers.{self.layer}.mlp_output", dropout, self.mesh)
 
 
 class Embedding(nn.Module):
@@ -93,10 +110,24 @@ def run_layers(layers: Sequence[nn.Module], x: torch.Tensor, dropout: Dropout | 
     return x
 
 
+def add_branch(
+    x: torch.Tensor, branch: torch.Tensor, bias: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh
+) -> torch.Tensor:  # fmt: skip
+    """x + dropout(branch + bias), of x and branch [s, b, h] and bias [h]."""
+    mask = _residual_mask(x, site, dropout, mesh)
+    added: torch.Tensor = kernel("bias_dropout_add", branch)(branch, bias, x, mask)
+    return added
+
+
 def drop(x: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> torch.Tensor:
-    """Dropout on the residual stream, [s, b, h]: a divided sequence has its rows of the mask, so layouts agree."""
-    if dropout is None:
+    """Dropout on the residual stream, [s, b, h]."""
+    mask = _residual_mask(x, site, dropout, mesh)
+    if mask is None:
         return x
-    mask = dropout.mask(site, first_row=mesh.sequence_rank * x.size(0))
     dropped: torch.Tensor = kernel("dropout", x)(x, mask)
     return dropped
+
+
+def _residual_mask(x: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> DropoutMask | None:
+    """A divided sequence has its rows of the mask, so layouts agree."""
+    return dropout.mask(site, first_row=mesh.sequence_rank * x.size(0)) if dropout else None

@@ -18,7 +18,7 @@ from engine.config import ModelConfig
 from engine.model.adaptive import AdaptiveEmbedding
 from engine.model.relative_attention import RelativeAttention, distance_encoding
 from engine.model.stage_model import CausalModel
-from engine.model.transformer import drop
+from engine.model.transformer import LayerNorm, drop
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from engine.parallel.mesh import ParallelMesh
@@ -58,10 +58,10 @@ class TransformerXLLayer(nn.Module):
         super().__init__()
         self.layer, self.mesh, self.inner_size = layer, mesh, config.inner_size
         self.self_attention = RelativeAttention(config, mesh, layer, recompute_attention)
-        self.attention_layernorm = nn.LayerNorm(config.hidden_size)
+        self.attention_layernorm = LayerNorm(config.hidden_size)
         self.dense_h_to_inner = ColumnParallelLinear(config.hidden_size, config.inner_size, mesh.tp)
         self.dense_inner_to_h = RowParallelLinear(config.inner_size, config.hidden_size, mesh.tp)
-        self.mlp_layernorm = nn.LayerNorm(config.hidden_size)
+        self.mlp_layernorm = LayerNorm(config.hidden_size)
 
     def forward(
         self, x: torch.Tensor, memory: torch.Tensor | None, encoding: torch.Tensor, dropout: Dropout | None

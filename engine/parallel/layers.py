@@ -32,6 +32,10 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(enter_tensor_parallel(x, self.axis, self.sequence_parallel), self.weight, self.bias)
 
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """xAᵀ, for a kernel that adds the bias."""
+        return F.linear(enter_tensor_parallel(x, self.axis, self.sequence_parallel), self.weight)
+
 
 class RowParallelLinear(nn.Module):
     """y = xAᵀ + b with the columns of A (input features) divided: [s, b, in/t] → [s, b, out].
@@ -53,8 +57,12 @@ class RowParallelLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.axis.size == 1:
             return F.linear(x, self.weight, self.bias)
-        summed = leave_tensor_parallel(F.linear(x, self.weight), self.axis, self.sequence_parallel)
+        summed = self.product(x)
         return summed if self.bias is None else summed + self.bias
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """xAᵀ, for a kernel that adds the bias."""
+        return leave_tensor_parallel(F.linear(x, self.weight), self.axis, self.sequence_parallel)
 
 
 class VocabParallelEmbedding(nn.Module):

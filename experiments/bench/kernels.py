@@ -47,7 +47,12 @@ def _measure(precision: Precision, rounds: int) -> list[dict[str, Any]]:
     cases: dict[str, tuple[list[torch.Tensor], tuple[Any, ...]]] = {
         "attention": ([torch.randn(SEQUENCE, 1, HEADS, 3, HEAD_DIM)], (DropoutMask(0.1, (1,)),)),
         "dropout": ([torch.randn(SEQUENCE, 1, h)], (DropoutMask(0.1, (1,)),)),
-        "gelu": ([torch.randn(SEQUENCE, 1, 4 * h)], ()),
+        "bias_gelu": ([torch.randn(SEQUENCE, 1, 4 * h), torch.randn(4 * h)], ()),
+        "bias_dropout_add": (
+            [torch.randn(SEQUENCE, 1, h), torch.randn(h), torch.randn(SEQUENCE, 1, h)],
+            (DropoutMask(0.1, (1,)),),
+        ),
+        "layer_norm": ([torch.randn(SEQUENCE, 1, h), torch.randn(h), torch.randn(h)], (1e-5,)),
         "linear_cross_entropy": (
             [torch.randn(SEQUENCE, h), torch.randn(VOCABULARY, h) * 0.02],
             (targets, VOCABULARY, Axis()),

@@ -32,6 +32,14 @@ def cross_entropy_inputs(n: int, h: int, v: int, vocab_size: int) -> Inputs:
     return [random(n, h), random(v, h, scale=0.3)], (torch.randint(0, vocab_size, (n,)), vocab_size, Axis())
 
 
+def bias_gelu_inputs(*shape: int) -> Inputs:
+    return [random(*shape, scale=4.0), random(shape[-1])], ()
+
+
+def layer_norm_inputs(*shape: int) -> Inputs:
+    return [random(*shape) + 1, random(shape[-1]) + 1, random(shape[-1])], (1e-5,)
+
+
 def cases() -> Iterator[Any]:
     """Kernel, and inputs of odd shapes."""
     for shape in ((1, 1, 1, 4), (37, 2, 3, 8), (300, 1, 2, 16)):
@@ -48,7 +56,14 @@ def cases() -> Iterator[Any]:
         name = "x".join(map(str, shape))
         mask = DropoutMask(0.1, tuple(range(shape[1])), first_row=4)
         yield pytest.param("dropout", lambda a=shape, m=mask: ([random(*a)], (m,)), id=f"dropout-{name}")
-        yield pytest.param("gelu", lambda a=shape: ([random(*a, scale=4.0)], ()), id=f"gelu-{name}")
+        yield pytest.param("bias_gelu", lambda a=shape: bias_gelu_inputs(*a), id=f"bias_gelu-{name}")
+        yield pytest.param("layer_norm", lambda a=shape: layer_norm_inputs(*a), id=f"layer_norm-{name}")
+        for dropping in (None, mask):
+            yield pytest.param(
+                "bias_dropout_add",
+                lambda a=shape, m=dropping: ([random(*a), random(a[-1]), random(*a)], (m,)),
+                id=f"bias_dropout_add-{name}-{'masked' if dropping else 'whole'}",
+            )
 
 
 def run(

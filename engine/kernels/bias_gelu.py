@@ -1,0 +1,85 @@
+"""Bias, then GeLU in its tanh form, x·σ(2√(2/π)(x + 0.044715x³)) (Hendrycks & Gimpel 2016, arXiv 1606.08415).
+
+One pass each way, as the 2021 paper fuses them (Section 4.2). Shapes: h the last dim.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from engine.kernels.compiled import Array, Compiled, array, exponential, inline, load, store
+
+SLOPE, CUBIC = np.float32(2.0 * math.sqrt(2.0 / math.pi)), np.float32(0.044715)
+ROWS_TOGETHER = 32
+"""Rows whose gradients are added before they join the sum of all: keeps rounding small in long sums."""
+
+
+def reference(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """GeLU(x + bias), element by element, of x [..., h] and bias [h]."""
+    return F.gelu(x + bias, approximate="tanh")
+
+
+def compiled(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """The same, keeping x alone for the backward pass."""
+    found: torch.Tensor = _BiasGelu.apply(x, bias)
+    return found
+
+
+class _BiasGelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        x, bias = x.contiguous(), bias.contiguous()
+        ctx.save_for_backward(x, bias)
+        found = torch.empty_like(x)
+        _bias_gelu(_rows(x), array(bias), _rows(found))
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, bias = ctx.saved_tensors
+        to_x, to_bias = torch.empty_like(x), torch.zeros(bias.shape)
+        _bias_gelu_gradient(_rows(x), array(bias), _rows(gradient.contiguous()), _rows(to_x), array(to_bias))
+        return to_x, to_bias.to(bias.dtype)
+
+
+def _rows(x: torch.Tensor) -> Array:
+    return array(x.view(-1, x.size(-1)))
+
+
+@inline
+def _odds(x: np.float32) -> np.float32:
+    """e to the power of minus the argument of σ: x is multiplied with 1/(1 + odds)."""
+    exponent = -SLOPE * (x + CUBIC * x * x * x)
+    exponent = np.float32(80.0) if exponent > np.float32(80.0) else exponent
+    return exponential(exponent)
+
+
+@Compiled
+def _bias_gelu(x: Array, bias: Array, found: Array) -> None:
+    for r in range(x.shape[0]):
+        row, out = x[r], found[r]
+        for i in range(row.size):
+            value = load(row, i) + load(bias, i)
+            store(out, i, value / (np.float32(1.0) + _odds(value)))
+
+
+@Compiled
+def _bias_gelu_gradient(x: Array, bias: Array, gradient: Array, to_x: Array, to_bias: Array) -> None:
+    part = np.zeros(bias.size, dtype=np.float32)
+    for r in range(x.shape[0]):
+        row, given, out = x[r], gradient[r], to_x[r]
+        for i in range(row.size):
+            value = load(row, i) + load(bias, i)
+            odds = _odds(value)
+            share = np.float32(1.0) / (np.float32(1.0) + odds)
+            inner = SLOPE * (np.float32(1.0) + np.float32(3.0) * CUBIC * value * value)
+            slope = load(given, i) * (share + value * share * share * odds * inner)
+            store(out, i, slope)
+            part[i] += slope
+        if r % ROWS_TOGETHER == ROWS_TOGETHER - 1 or r == x.shape[0] - 1:
+            for i in range(row.size):
+                to_bias[i] += part[i]
+                part[i] = np.float32(0.0)
