@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from reports.files import Document
 from reports.training_runs import Timeline
@@ -155,6 +155,78 @@ class Pipeline(Benchmark):
     """Of the machine, before the first schedule and after each."""
 
 
+class Ratios(Document):
+    """Ratios of one case by name: of each round, their medians, goals where they were set, and which were reached."""
+
+    case: str
+    ratios: dict[str, Positive]
+    each_round: dict[str, list[Positive]]
+    goals: dict[str, Positive]
+    reached: dict[str, bool]
+
+    @model_validator(mode="after")
+    def _has_figures_for_goals(self) -> "Ratios":
+        for name in self.goals:
+            if not self.each_round.get(name) or name not in self.ratios or name not in self.reached:
+                raise ValueError(f"{self.case} has a goal for {name} and no figure")
+        return self
+
+
+class TrainCase(Ratios):
+    """Training at one size in one number format, beside nanoGPT."""
+
+    cpu_tokens_per_second: dict[str, Annotated[list[Finite], Field(min_length=1)]]
+    limit_tokens_per_second: Finite
+
+
+class Train(Benchmark):
+    """train: one core beside nanoGPT and the core's limit, and two processes beside one."""
+
+    rounds: int
+    measures: dict[str, str]
+    less_is_better: list[str]
+    """Names of ratios whose goal is the most that they may be."""
+    cases: list[TrainCase] = Field(min_length=1)
+    layouts: Ratios
+
+    @property
+    def goals(self) -> list[tuple[Ratios, str]]:
+        """Every case with the name of each of its ratios that has a goal."""
+        return [(case, name) for case in [*self.cases, self.layouts] for name in case.goals]
+
+
+class Kernel(Document):
+    """A compiled kernel beside what it replaces."""
+
+    kernel: str
+    milliseconds: Seconds
+    ratios: Seconds
+
+
+class Kernels(Benchmark):
+    """kernels: forward and backward of each."""
+
+    kernels: list[Kernel] = Field(min_length=1)
+
+
+class GrowthPoint(Document):
+    """What one configuration on an axis reached, and what the closed form says."""
+
+    axis: str
+    value: Annotated[int, Field(gt=0)]
+    tokens_per_second: Annotated[list[Positive], Field(min_length=1)]
+    predicted: Positive
+    ratio: Positive
+
+
+class Growth(Benchmark):
+    """growth: training against width, depth, sequence length and ranks."""
+
+    points: list[GrowthPoint] = Field(min_length=1)
+    load_average: list[Finite] = Field(min_length=1)
+
+
 KINDS: dict[str, type[Benchmark]] = {
-    "data": Data, "data-scale": DataScale, "eval": Eval, "parallel": Parallel, "pipeline": Pipeline,
+    "data": Data, "data-scale": DataScale, "eval": Eval, "growth": Growth, "kernels": Kernels, "parallel": Parallel,
+    "pipeline": Pipeline, "train": Train,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Results of `mlm-bench` as exhibits: tables of ratios beside their goals, and the figure of growth with size."""
+"""Results of `mlm-bench` as exhibits: tables of ratios beside their goals, and figures."""
 
 import json
 import shlex
@@ -10,11 +10,35 @@ from pathlib import Path
 from markupsafe import Markup
 
 from lineage.errors import BadInput, IntegrityFailure, UserError
-from reports.benchmark_results import KINDS, TOLERANCE, Benchmark, Data, DataScale, Eval, Parallel, Pipeline
+from reports.benchmark_results import (
+    KINDS,
+    TOLERANCE,
+    Benchmark,
+    Data,
+    DataScale,
+    Eval,
+    Growth,
+    Kernels,
+    Parallel,
+    Pipeline,
+    Train,
+)
 from reports.exhibit import Draw, Exhibit, Section, Table
 from reports.files import Problem, one_line, read_json
 from reports.numbers import MISSING, percent, printable, show, size_bytes
 from reports.pipelines import PLAN_RULE, bubble_table, timeline_alt, timeline_data
+from reports.speed import (
+    goal_alt,
+    goal_caption,
+    goal_data,
+    goal_table,
+    growth_alt,
+    growth_caption,
+    growth_data,
+    growth_table,
+    kernel_table,
+    rate_table,
+)
 
 
 @dataclass(frozen=True)
@@ -37,8 +61,11 @@ TITLES = {
     "data": "Data pipeline beside the libraries it replaces",
     "data-scale": "Data pipeline against the size of its input",
     "eval": "Evaluation beside the plain loop and lm-evaluation-harness",
+    "growth": "Growth of the cost of training",
+    "kernels": "Compiled kernels beside what they replace",
     "parallel": "Training throughput",
     "pipeline": "Pipeline schedules, planned and measured",
+    "train": "Training beside nanoGPT and the core's limit",
 }
 
 
@@ -99,6 +126,18 @@ def _exhibit(name: str, kind: str, result: Benchmark) -> Exhibit:
             tables, caption, data = [bubble_table(timelines)], [PLAN_RULE], timeline_data(timelines, "measured")
             caption.append(f"Load average of the machine meanwhile: up to {max(result.load_average):.1f}.")
             alt, draw = timeline_alt(timelines), partial(pipeline_schedule.draw, timelines)
+        case Train():
+            from reports.figures import goals
+
+            tables, data, caption = [goal_table(result), rate_table(result)], goal_data(result), goal_caption(result)
+            alt, draw = goal_alt(result), partial(goals.draw, result)
+        case Kernels():
+            tables = [kernel_table(result)]
+        case Growth():
+            from reports.figures import growth
+
+            tables, data, caption = [growth_table(result)], growth_data(result), growth_caption(result)
+            alt, draw = growth_alt(result), partial(growth.draw, result)
         case _:
             raise IntegrityFailure(f"there is no page for {kind}")
     shown = tuple(table for table in tables if table.rows)

@@ -150,6 +150,21 @@ def kernels(
 
 
 @app.command()
+def growth(
+    json: Json = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every point is measured, in turn.")] = 3,
+) -> None:
+    """Training tokens/s against width, depth, sequence length and ranks, beside what the closed form predicts."""
+    from experiments.bench.growth import measure_growth
+    from experiments.bench.table_train import show_growth
+
+    _check_output(json)
+    result = measure_growth(rounds)
+    show_growth(result)
+    _write(json, result)
+
+
+@app.command()
 def pipeline(json: Json = None) -> None:
     """What two ranks compute when under GPipe, 1F1B and the interleaved schedule, beside the engine's plan.
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from experiments.bench.timing import LESS_IS_BETTER
 from lineage.errors import BadInput
 
 ALLOWED_FALL = 0.10
 """Part of a ratio that may be lost before it is flagged."""
 RATIOS = {"ratio", "ratios", "times_faster"}
-LESS_IS_BETTER = {"memory_to_stock"}
 NAMES = ("case", "kernel", "stage", "name")
 
 

@@ -60,15 +60,16 @@ def read_size(name: str) -> BenchSize:
     """
     if name == "twin":
         twin = read_run_config(model_file("8.3b"), twin=True)
-        return _size(name, twin.model, twin.train.global_batch_size, iterations=5)
+        return bench_size(name, twin.model, twin.train.global_batch_size, iterations=5)
     layers, h, heads, s, batch = {"tiny": (4, 256, 4, 256, 4), "small": (12, 768, 12, 1024, 1)}[name]
     model = ModelConfig(
         num_layers=layers, hidden_size=h, num_heads=heads, seq_length=s, vocab_size=50304, padded_vocab_size=50304
     )
-    return _size(name, model, batch, iterations=3)
+    return bench_size(name, model, batch, iterations=3)
 
 
-def _size(name: str, model: ModelConfig, batch: int, iterations: int) -> BenchSize:
+def bench_size(name: str, model: ModelConfig, batch: int, iterations: int) -> BenchSize:
+    """The model trained on one microbatch of `batch` sequences an iteration, in fp32; the first is warm-up."""
     train = TrainConfig(
         iterations=iterations, global_batch_size=batch, microbatch_size=batch, learning_rate=1e-3, warmup_iterations=0,
         precision="fp32",

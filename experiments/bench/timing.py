@@ -1,7 +1,7 @@
 """Times iterations and products on ranks; medians, spreads and ratios of what was timed."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -13,6 +13,7 @@ from lineage.errors import UserError
 TIMEOUT_SECONDS = 600.0
 GEMM_WIDTH = 1024
 GEMM_REPEATS, GEMM_TRIES = 8, 4
+LESS_IS_BETTER = {"memory_to_stock"}
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,35 @@ def gemm_gflops(ranks: int) -> float:
     return 2 * GEMM_WIDTH**3 * GEMM_REPEATS * ranks / min(tries) / 1e9
 
 
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
+    """The ratio within each round: what slows a whole round cancels."""
+    return [a / b for a, b in zip(numerators, denominators, strict=True)]
+
+
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """Median over rounds of the ratio within a round: what slows a whole round cancels."""
-    return median(a / b for a, b in zip(numerators, denominators, strict=True))
+    """Median over rounds of the ratio within a round."""
+    return median(ratios(numerators, denominators))
+
+
+def against_goals(
+    case: str, each_round: Mapping[str, Sequence[float]], goals: Mapping[str, float | None]
+) -> dict[str, Any]:
+    """Ratios by name: of each round, their medians, the goals that were set, and which of these were reached.
+
+    Of LESS_IS_BETTER the goal is the most that may be; of all others the least.
+    """
+    medians = {name: median(values) for name, values in each_round.items()}
+    aims = {name: goal for name, goal in goals.items() if goal is not None}
+    return {
+        "case": case,
+        "ratios": {name: round(value, 4) for name, value in medians.items()},
+        "each_round": {name: [round(value, 4) for value in values] for name, values in each_round.items()},
+        "goals": aims,
+        "reached": {
+            name: medians[name] <= goal if name in LESS_IS_BETTER else medians[name] >= goal
+            for name, goal in aims.items()
+        },
+    }
 
 
 def on_ranks(name: str, ranks: int, function: Any, *arguments: Any) -> list[Any]:

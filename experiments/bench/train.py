@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -14,7 +14,7 @@ from experiments.bench.ours import build_ours
 from experiments.bench.parallel import SERIAL
 from experiments.bench.peers import build_nanogpt
 from experiments.bench.sizes import BenchSize, read_size
-from experiments.bench.timing import median_ratio, on_ranks, time_contender
+from experiments.bench.timing import LESS_IS_BETTER, against_goals, on_ranks, ratios, time_contender
 from experiments.bench.train_layouts import measure_layouts
 from lineage.environment import describe_environment
 from lineage.progress import Progress
@@ -23,6 +23,16 @@ OURS, STOCK, TUNED = SERIAL, "stock nanoGPT", "tuned nanoGPT"
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
 """Most by which losses without dropout may differ; with dropout, where masks are each contender's own, MASKED."""
 MASKED = 0.1
+MEASURES = {
+    "to_stock": "× stock nanoGPT",
+    "to_tuned": "× tuned nanoGPT",
+    "to_limit": "of the limit",
+    "memory_to_stock": "of stock nanoGPT's memory",
+    "tp2": "tp2, × one process",
+    "dp2": "dp2, × one process",
+    "pp2": "pp2, of the ideal",
+}
+"""What a ratio says, by its name in the result."""
 GEMM_WIDTH, GEMM_REPEATS, COPIED_BYTES = 1024, 4, 1 << 28
 
 
@@ -100,10 +110,12 @@ def measure_train(rounds: int, cases: Sequence[Case] = CASES) -> dict[str, Any]:
     return {
         "benchmark": "train",
         "rounds": rounds,
+        "measures": MEASURES,
+        "less_is_better": sorted(LESS_IS_BETTER),
         "cases": rows,
         "layouts": layouts,
-        "ratios": {row["case"]: row["ratios"] for row in rows} | {"layouts": layouts["ratios"]},
-        "disagreements": [sentence for row in rows for sentence in row["disagreements"]],
+        "ratios": {row["case"]: row["ratios"] for row in [*rows, layouts]},
+        "disagreements": [sentence for row in [*rows, layouts] for sentence in row["disagreements"]],
         "where_time_went": {"case": cases[0].name, "shares": on_ranks(OURS, 1, profile, largest, cases[0].dropout)[0]},
         "copy_gigabytes_per_second": round(on_ranks("copy", 1, copy_rate)[0], 1),
         "environment": describe_environment(),
@@ -117,27 +129,19 @@ def summarize(
     """One row of the result, from every contender's rounds and what matrix products reached in each."""
     rates = {name: [size.tokens / median(one.cpu_seconds) for one in many] for name, many in found.items()}
     flops = flops_per_token(size.model)
-    peaks = {name: max(one.peak_bytes for one in many) for name, many in found.items()}
-    ratios = {
-        "to_stock": median_ratio(rates[OURS], rates[STOCK]),
-        "to_tuned": median_ratio(rates[OURS], rates[TUNED]),
-        "to_limit": median_ratio(rates[OURS], [rate * 1e9 / flops for rate in gflops]),
-        "memory_to_stock": peaks[OURS] / peaks[STOCK],
+    peaks = {name: [one.peak_bytes for one in many] for name, many in found.items()}
+    each_round = {
+        "to_stock": ratios(rates[OURS], rates[STOCK]),
+        "to_tuned": ratios(rates[OURS], rates[TUNED]),
+        "to_limit": ratios(rates[OURS], [rate * 1e9 / flops for rate in gflops]),
+        "memory_to_stock": ratios(peaks[OURS], peaks[STOCK]),
     }
-    goals = {name: goal for name, goal in asdict(case).items() if name in ratios and goal is not None}
-    return {
-        "case": case.name,
+    return against_goals(case.name, each_round, {name: getattr(case, name) for name in each_round}) | {
         "model": size.describe(),
         "cpu_tokens_per_second": {name: [round(rate, 1) for rate in many] for name, many in rates.items()},
         "peak_bytes": peaks,
         "gemm_gflops": [round(rate, 1) for rate in gflops],
         "limit_tokens_per_second": round(median(gflops) * 1e9 / flops, 1),
-        "ratios": {name: round(ratio, 4) for name, ratio in ratios.items()},
-        "goals": goals,
-        "reached": {
-            name: ratios[name] <= goal if name == "memory_to_stock" else ratios[name] >= goal
-            for name, goal in goals.items()
-        },
         "losses": {name: many[0].losses for name, many in found.items()},
         "disagreements": disagreements(case, found),
     }

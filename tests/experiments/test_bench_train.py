@@ -10,12 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.kernels.registry import KERNELS
+from experiments.bench import growth
 from experiments.bench import kernels as bench_kernels
 from experiments.bench.cli import app
 from experiments.bench.compare import compare
 from experiments.bench.sizes import read_size
+from experiments.bench.table_train import show_train
+from experiments.bench.timing import Timed
 from experiments.bench.train import (
     CASES,
+    MEASURES,
     OURS,
     STOCK,
     TUNED,
@@ -28,7 +32,7 @@ from experiments.bench.train import (
     measure_steps,
     summarize,
 )
-from experiments.bench.train_layouts import pipeline_ideal
+from experiments.bench.train_layouts import pipeline_ideal, summarize_layouts
 from lineage.command import run_command
 from lineage.errors import BadInput
 
@@ -44,6 +48,7 @@ def test_a_row_holds_ratios_goals_and_whether_they_are_reached() -> None:
     flops = flops_per_token(SIZE.model) * SIZE.tokens
     found = {OURS: [measured(1.0)], STOCK: [measured(3.0, peak=150)], TUNED: [measured(0.5)]}
     row = summarize(CASE, SIZE, found, [2 * flops / 1e9])
+    assert row["each_round"]["to_stock"] == [3.0]
     expected = {"to_stock": 3.0, "to_tuned": 0.5, "to_limit": 0.5, "memory_to_stock": 0.6667}
     assert row["ratios"] == pytest.approx(expected)
     assert row["goals"] == {"to_stock": 2.0, "to_limit": 0.5, "memory_to_stock": 0.5}
@@ -79,6 +84,50 @@ def test_every_case_of_the_table_has_a_goal() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
     assert {read_size(case.size).name for case in CASES} == {"small", "tiny", "twin"}
     assert all(any((case.to_stock, case.to_tuned, case.to_limit)) for case in CASES)
+
+
+def test_layouts_are_held_to_one_process_and_to_its_losses() -> None:
+    found = {
+        "serial": [Timed([2.0], [3.0, 2.0])],
+        "tp2": [Timed([1.0], [3.0, 2.0])],
+        "dp2": [Timed([1.6], [3.0, 2.1])],
+        "pp2": [Timed([2.0 / pipeline_ideal(SIZE.model, 2)], [3.0, 2.0])],
+    }
+    row = summarize_layouts(SIZE, found)
+    assert row["ratios"] == {"tp2": 2.0, "dp2": 1.25, "pp2": 1.0}
+    assert row["reached"] == {"tp2": True, "dp2": False, "pp2": True}
+    assert row["disagreements"] == ["losses of dp2 differ from those of serial by up to 0.1"]
+
+
+def test_the_result_shows_every_goal_met_or_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    found = {OURS: [measured(1.0)], STOCK: [measured(3.0, peak=150)], TUNED: [measured(0.5)]}
+    timed = {name: [Timed([1.0], [3.0])] for name in ("serial", "tp2", "dp2", "pp2")}
+    row, layouts = summarize(CASE, SIZE, found, [1.0]), summarize_layouts(SIZE, timed)
+    result = {"benchmark": "train", "rounds": 1, "measures": MEASURES, "cases": [row], "layouts": layouts, "notes": []}
+    show_train(result | {"where_time_went": {"case": "x", "shares": {}}, "copy_gigabytes_per_second": 1.0})
+    lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]
+    met = {cells[2].strip(): cells[-2].strip() for cells in lines if len(cells) == 8}
+    assert met["× stock nanoGPT"] == "met"
+    assert met["of stock nanoGPT's memory"] == "not met"
+    assert met.keys() >= {MEASURES[name] for name in layouts["goals"]}
+
+
+def test_growth_is_measured_beside_the_closed_form() -> None:
+    base = growth.points(1)
+    assert {point.axis for point in base if growth._is_base(point)} == {point.axis for point in base}
+    assert {point.ranks for point in growth.points(2)} == {1, 2}
+    rates = [[1000.0 * point.ranks, 1000.0 * point.ranks] for point in base]
+    for point, row in zip(base, growth.summarize(base, rates), strict=True):
+        if growth._is_base(point):
+            assert row["ratio"] == 1.0
+            assert row["predicted"] == 1000.0
+        else:
+            relative = flops_per_token(point.size.model) / flops_per_token(growth._size().model)
+            assert row["predicted"] == pytest.approx(1000.0 / relative, rel=1e-3)
+            assert row["ratio"] == pytest.approx(relative, rel=1e-3)
 
 
 def test_the_ideal_of_a_pipeline_counts_the_head() -> None:

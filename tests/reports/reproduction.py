@@ -356,6 +356,40 @@ def benchmarks() -> dict[str, dict[str, Any]]:
             ],
             "ratios": {"dropout 0": {"to_serial": {"serial": 1.0}}},
         },
+        "train": {
+            "rounds": 3,
+            "measures": {
+                "to_stock": "× stock nanoGPT",
+                "memory_to_stock": "of its memory",
+                "tp2": "tp2, × one process",
+            },
+            "less_is_better": ["memory_to_stock"],
+            "cases": [
+                ratios("tiny fp32", {"to_stock": (1.5, [1.2, 1.4, 1.6]), "memory_to_stock": (0.5, [0.4, 0.4, 0.6])})
+                | {"cpu_tokens_per_second": {"serial": [900.0, 1000.0, 1200.0], "stock nanoGPT": [700.0, 710.0, 720.0]}}
+                | {"limit_tokens_per_second": 1500.0}
+            ],
+            "layouts": ratios("two processes", {"tp2": (1.85, [1.9, 1.9, 1.95])}),
+        },
+        "kernels": {
+            "kernels": [
+                {"kernel": "gelu fp32", "milliseconds": {"ours": 4.5}, "ratios": {"to_reference": 2.25}},
+            ]
+        },
+        "growth": {
+            "points": [
+                {
+                    "axis": axis,
+                    "value": value,
+                    "tokens_per_second": [rate, rate + 50],
+                    "predicted": 1000.0,
+                    "ratio": ratio,
+                }
+                for axis in ("width", "ranks")
+                for value, rate, ratio in ((1, 1000.0, 1.0), (2, 1800.0, 0.9))
+            ],
+            "load_average": [1.0, 3.5],
+        },
         "pipeline": {"timelines": [timeline(), timeline() | {"schedule": "gpipe"}], "load_average": [1.5, 4.25]},
         "data-scale": {
             "workers": 1,
@@ -370,6 +404,21 @@ def benchmarks() -> dict[str, dict[str, Any]]:
     return {
         name: {"benchmark": name, "environment": _environment(name), "notes": [HOSTILE]} | one
         for name, one in found.items()
+    }
+
+
+def ratios(case: str, measured: dict[str, tuple[float, list[float]]]) -> dict[str, Any]:
+    """A case of `mlm-bench train` from goals and rounds by name; the goal of a memory is the most it may be."""
+    medians = {name: sorted(values)[1] for name, (_, values) in measured.items()}
+    return {
+        "case": case,
+        "ratios": medians,
+        "each_round": {name: values for name, (_, values) in measured.items()},
+        "goals": {name: goal for name, (goal, _) in measured.items()},
+        "reached": {
+            name: (medians[name] <= goal) if name == "memory_to_stock" else (medians[name] >= goal)
+            for name, (goal, _) in measured.items()
+        },
     }
 
 

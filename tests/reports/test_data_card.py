@@ -63,6 +63,14 @@ def test_ratios_stand_beside_their_goals(built: Built) -> None:
     assert ["lambada", "GPT-2 124M", "lm-evaluation-harness", "4.00", "10.00", "2.50", "2"] in rows
     assert ["GPT-2 124M", "plain loop, batch 8", "300.00 MB", "1.00 GB", "30.0 %", "25% missed"] in rows
     assert ["serial (ours)", "0", "1", "1,000", "990 to 1,010", "1.00", "70.0 %"] in rows
+    assert ["tiny fp32", "× stock nanoGPT", "1.40", "1.20 to 1.60", "1.5 missed"] in rows
+    assert ["tiny fp32", "of its memory", "0.40", "0.40 to 0.60", "0.5"] in rows
+    assert ["tiny fp32", "1,000", "710.0", "1,500"] in rows
+    assert "2 of 3 goals were reached" in built.html
+    assert "Missed: tiny fp32, × stock nanoGPT (1.40, goal 1.5)." in built.html
+    assert ["gelu fp32", "4.50", "2.25", "—"] in rows
+    assert ["width", "2", "1,825", "1,000", "0.90"] in rows
+    assert "Measured over predicted: width 0.90 to 1.00; ranks 0.90 to 1.00." in built.html
     assert "10.6% above the slowest, within 20%" in built.html
     assert "under the stated bound at every size" in built.html
     path = built.page.parent / "figures" / "bench-data-scale.csv"
@@ -108,6 +116,9 @@ def test_every_schedule_of_a_pipeline_is_shown_planned_and_measured(built: Built
         '{"benchmark": ["data"]}',
         '{"benchmark": "data-scale", "workers": 1, "bound_bytes": 1, "rows": []}',
         '{"benchmark": "pipeline", "timelines": []}',
+        '{"benchmark": "growth", "points": [], "load_average": [1]}',
+        '{"benchmark": "train", "rounds": 1, "measures": {}, "less_is_better": [], "cases": [], "layouts": {'
+        '"case": "x", "ratios": {}, "each_round": {}, "goals": {"tp2": 1}, "reached": {}}}',
         '{"benchmark": "data-scale", "workers": 1, "bound_bytes": 1, "rows": [{"megabytes": NaN, "documents": 1,'
         ' "cpu_seconds": 1, "megabytes_per_second": 1, "peak_bytes": 1}]}',
     ],

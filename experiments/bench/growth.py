@@ -1,0 +1,119 @@
+"""How the cost of training grows: tokens per second against width, depth, sequence length and ranks, beside the closed
+form of a token's operations.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from engine.allocator import keep_large_buffers
+from engine.config import ModelConfig, ParallelConfig
+from experiments.bench.contenders import Contender
+from experiments.bench.ours import build_ours
+from experiments.bench.sizes import BenchSize, bench_size
+from experiments.bench.timing import on_ranks, ratios, time_contender
+from experiments.bench.train import flops_per_token
+from lineage.environment import available_cores, describe_environment
+from lineage.progress import Progress
+
+TOKENS = 1024
+"""Of an iteration, at every point."""
+BASE = {"num_layers": 4, "hidden_size": 256, "num_heads": 4, "seq_length": 256}
+VOCABULARY = 4096
+WIDTHS, DEPTHS, LENGTHS = (64, 128, 256, 512), (1, 2, 4, 8), (64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One configuration on an axis along which the cost grows."""
+
+    axis: str
+    value: int
+    size: BenchSize
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    ranks: int = 1
+
+
+def points(cores: int) -> list[Point]:
+    """All that are measured on a machine of so many cores; of each axis the point that is the base comes too."""
+    found = [Point("width", width, _size(hidden_size=width, num_heads=width // 64)) for width in WIDTHS]
+    found += [Point("depth", depth, _size(num_layers=depth)) for depth in DEPTHS]
+    found += [Point("sequence length", length, _size(seq_length=length)) for length in LENGTHS]
+    for ranks in (count for count in (1, 2, 4) if count <= cores):
+        found.append(Point("data-parallel ranks", ranks, _size(), ranks=ranks))
+        found.append(Point("tensor-parallel ranks", ranks, _size(), ParallelConfig(tp=ranks), ranks))
+    return sorted(found, key=lambda point: point.axis)
+
+
+def _size(**changes: int) -> BenchSize:
+    shape = BASE | {"vocab_size": VOCABULARY, "padded_vocab_size": VOCABULARY}
+    model = ModelConfig.model_validate(shape | changes)
+    return bench_size("growth", model, TOKENS // model.seq_length, iterations=4)
+
+
+def measure_growth(rounds: int, every: Sequence[Point] | None = None) -> dict[str, Any]:
+    """Measure every point `rounds` times in turn; the result as plain JSON values.
+
+    Raises UserError naming the point whose processes failed.
+    """
+    every = points(available_cores()) if every is None else every
+    rates: list[list[float]] = [[] for _ in every]
+    load = []
+    with Progress("growth", rounds * len(every), "measurements") as progress:
+        for _ in range(rounds):
+            for point, found in zip(every, rates, strict=True):
+                name = f"{point.axis} {point.value}"
+                found.append(point.size.tokens / on_ranks(name, point.ranks, _seconds, point)[0])
+                progress.advance(1, name)
+            load.append(round(os.getloadavg()[0], 2))
+    rows = summarize(every, rates)
+    return {
+        "benchmark": "growth",
+        "rounds": rounds,
+        "base": BASE | {"vocab_size": VOCABULARY, "tokens": TOKENS, "precision": "fp32"},
+        "points": rows,
+        "load_average": load,
+        "environment": describe_environment(),
+        "notes": [
+            "Forward, backward, clipping and AdamW in fp32 without dropout; of each round the median of its timed "
+            "iterations. One process: tokens per processor second; several: per second of the clock.",
+            "Predicted: the operations of a token's products, 6(12Lh² + vh) + 6Lsh, at the rate at which the base "
+            "carries them out, times the number of ranks. It has one fitted number for each axis: the base's rate.",
+        ],
+    }
+
+
+def summarize(every: Sequence[Point], rates: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
+    """A row for each point: what was measured in each round, predicted, and the median ratio of both in a round."""
+    base = {point.axis: (point, found) for point, found in zip(every, rates, strict=True) if _is_base(point)}
+    rows = []
+    for point, found in zip(every, rates, strict=True):
+        origin, origin_rates = base[point.axis]
+        growth = flops_per_token(origin.size.model) / flops_per_token(point.size.model) * point.ranks
+        rows.append(
+            {
+                "axis": point.axis,
+                "value": point.value,
+                "case": f"{point.axis} {point.value}",
+                "flops_per_token": flops_per_token(point.size.model),
+                "tokens_per_second": [round(rate, 1) for rate in found],
+                "predicted": round(median(origin_rates) * growth, 1),
+                "ratio": round(median(ratios(found, [rate * growth for rate in origin_rates])), 4),
+            }
+        )
+    return rows
+
+
+def _is_base(point: Point) -> bool:
+    return point.ranks == 1 and all(getattr(point.size.model, name) == value for name, value in BASE.items())
+
+
+def _seconds(point: Point) -> float:
+    """On a rank: the median iteration."""
+    keep_large_buffers()
+    contender = Contender(point.axis, point.ranks, build_ours, is_ours=True, parallel=point.parallel)
+    clock = time.perf_counter if "ranks" in point.axis else time.process_time
+    return median(time_contender(contender, point.size, [0.0], clock=clock)[0].seconds)
