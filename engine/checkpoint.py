@@ -2,8 +2,8 @@
 
 `iter_0000500/` holds model-*.safetensors and optimizer-*.safetensors (one pair per model-parallel rank), index.json,
 memory-*.safetensors (of a model with memory), config.json (model, twin rule), state.json (iteration, optimizer steps,
-loss scale, elapsed time), statistics.json (of each tensor), probe.json (the loss on a few samples), lineage.json (the
-run, its inputs, the checkpoints before this one), tokenizer/ and the completion marker.
+loss scale, recent losses, elapsed time), statistics.json (of each tensor), probe.json (the loss on a few samples),
+lineage.json (the run, its inputs, the checkpoints before this one), tokenizer/ and the completion marker.
 """
 
 import json
@@ -58,10 +58,12 @@ class TrainingState:
     iteration: int = 0
     """Iterations finished."""
     optimizer_steps: int = 0
-    """Updates made; fewer than iterations where fp16 overflowed."""
+    """Updates made; fewer than iterations where fp16 overflowed or a spike was skipped."""
     seconds: float = 0.0
     """Training time so far, over all sessions."""
     loss_scaler: dict[str, Any] | None = None
+    recent: Sequence[Sequence[float]] = ()
+    """Loss and gradient norm of the last iterations, oldest first."""
     ancestors: tuple[Ancestor, ...] = ()
     """Every checkpoint before, oldest first, also those that are no longer kept; its own parent is the last."""
 

@@ -158,6 +158,8 @@ class TrainConfig(Config):
     """Decay of the second moment."""
     adam_epsilon: float = 1e-8
     """Added to the root of the second moment."""
+    skip_spikes: bool = False
+    """Make no update in an iteration whose loss or gradient norm is a spike by the rule of `engine.spikes`."""
     precision: Precision = "fp16"
     """Of parameters and activations; fp16 and bf16 keep fp32 master weights, fp16 scales its loss dynamically."""
     seed: int = 1234

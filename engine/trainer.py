@@ -16,7 +16,7 @@ import torch
 from engine.batches import place_groups
 from engine.checkpoint import TrainingState, checkpoint_path, complete_checkpoints, remove_old, save_checkpoint
 from engine.config import RunConfig
-from engine.costs import flops_per_iteration, parameter_count, rank_memory_bytes
+from engine.costs import flops_per_iteration
 from engine.dataset import DatasetFacts
 from engine.diagnosis import diagnose
 from engine.memory import PeakMemory
@@ -35,11 +35,12 @@ from engine.probe import Probe, describe_computation
 from engine.replicas import INTERVAL, check_replicas
 from engine.resume import resume
 from engine.rng import Dropout
+from engine.spikes import RecentIterations
 from engine.stream_memory import StreamMemory
 from engine.training_order import training_batches
-from engine.training_run import SUMMARY, TIMELINE, begin_run
+from engine.training_run import TIMELINE, begin_run, write_summary
 from engine.validation import ValidationSplit
-from lineage.atomic import write_json, write_text
+from lineage.atomic import write_text
 from lineage.errors import Interrupted, UserError
 from lineage.lock import locked
 from lineage.progress import Progress
@@ -108,6 +109,7 @@ class Trainer:
             self.streams.load(checkpoint_path(run.path, self.state.iteration), groups, layers)
         if self.scaler and self.state.loss_scaler:
             self.scaler = LossScaler(**self.state.loss_scaler)
+        self.recent = RecentIterations(self.state.recent)
         self.batches = training_batches(config, dataset.token_files("train"), train.iterations, dataset.tokenizer)
         self.validation = ValidationSplit(config, dataset.token_files("valid"), mesh, dataset.tokenizer)
         self.validated = math.nan
@@ -130,12 +132,14 @@ class Trainer:
                 if iteration == first:
                     self.peak_bytes = self.memory.bytes()
                 self._write(log, line)
+                if line["spike"]:
+                    progress.note(_describe_spike(line))
                 done = iteration + 1
                 if done % train.validation_interval == 0 or done == train.iterations:
                     self._write(log, self._validate(done, train.validation_samples))
                 self.state = TrainingState(
                     done, self.optimizer.steps, before + time.monotonic() - start,
-                    self.scaler.state() if self.scaler else None, self.state.ancestors,
+                    self.scaler.state() if self.scaler else None, self.recent.state(), self.state.ancestors,
                 )  # fmt: skip
                 if done % INTERVAL == 0:
                     check_replicas(self.model.parameters, self.mesh)
@@ -181,9 +185,12 @@ class Trainer:
         loss_value = report[0].item() / train.global_batch_size
         norm = self.optimizer.gradient_norm()
         rate = learning_rate(train, self.optimizer.steps + 1)
-        if math.isfinite(norm) and math.isfinite(loss_value):
+        spike = self.recent.add(loss_value, norm)
+        is_finite = math.isfinite(norm) and math.isfinite(loss_value)
+        is_skipped = not is_finite or (train.skip_spikes and bool(spike))
+        if not is_skipped:
             self.optimizer.step(rate, norm)
-        elif self.scaler is None or not math.isfinite(loss_value):
+        elif not is_finite and (self.scaler is None or not math.isfinite(loss_value)):
             places = [batch.places for batch in batches]
             where = diagnose(self.model, self.reducer, mesh, microbatches, places, scale)
             raise NotFinite(
@@ -202,6 +209,8 @@ class Trainer:
             "learning_rate": rate,
             "gradient_norm": norm if math.isfinite(norm) else None,
             "loss_scale": scale,
+            "spike": spike,
+            "skipped": is_skipped,
             "seconds": round(seconds, 5),
             "tokens_per_second": round(tokens_seen / seconds, 1),
             "model_tflops": flops_per_iteration(self.config.model, train) / seconds / 1e12,
@@ -257,30 +266,9 @@ class Trainer:
 
     def _finish(self, final: dict[str, Any], peaks: list[int]) -> None:
         remove_old(self.run.path, self.config.train.keep_checkpoints)
-        train, model, parallel = self.config.train, self.config.model, self.config.parallel
-        closed_form = rank_memory_bytes(model, train, parallel, self.mesh.dp.size)
-        tokens = train.iterations * train.global_batch_size * model.seq_length
-        write_json(
-            self.run.path / SUMMARY,
-            {
-                "parameters": parameter_count(model),
-                "iterations": train.iterations,
-                "tokens": tokens,
-                "seed": train.seed,
-                "layout": vars(self.mesh.layout),
-                "train_seconds": round(self.state.seconds, 2),
-                "tokens_per_second": round(tokens / self.state.seconds, 1),
-                "memory": {
-                    "closed_form_bytes": round(sum(closed_form.values())),
-                    "measured_bytes": peaks,  # of each rank, after the first iteration
-                    "measured_by": self.memory.measured_by,
-                },
-                "validation_samples": final["samples"],
-                "validation_loss": final["loss"],
-                "validation_perplexity": final["perplexity"],
-                "checkpoint": complete_checkpoints(self.run.path)[-1].name,
-            },
-        )
+        newest = complete_checkpoints(self.run.path)[-1].name
+        measured = {"measured_bytes": peaks, "measured_by": self.memory.measured_by}
+        write_summary(self.run.path, self.config, self.mesh.layout, self.state.seconds, measured, final, newest)
         self.run.complete()
 
     def _console(self, line: dict[str, Any]) -> str:
@@ -306,3 +294,11 @@ class Trainer:
         finally:
             for number, handler in old.items():
                 signal.signal(number, handler)
+
+
+def _describe_spike(line: dict[str, Any]) -> str:
+    leaps = " and ".join(
+        f"{name.replace('_', ' ')} {line[name]:.4g} above {line['spike'][name]:.4g}" for name in line["spike"]
+    )
+    done = "no update was made" if line["skipped"] else "the update was made"
+    return f"warning: iteration {line['iteration']} is a spike, {leaps}; {done}"

@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import RunConfig
+from engine.costs import parameter_count, rank_memory_bytes, tokens_trained
 from engine.dataset import DatasetFacts
+from engine.parallel.layout import Layout
 from lineage import VERSION
+from lineage.atomic import write_json
 from lineage.config import parse_config
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.run import MANIFEST, RunDirectory
@@ -74,6 +77,33 @@ def read_summary(run: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise IntegrityFailure(f"{path} cannot be read: {error}") from error
+
+
+def write_summary(
+    run: Path, config: RunConfig, layout: Layout, seconds: float, measured: dict[str, Any], final: dict[str, Any],
+    checkpoint: str,
+) -> None:  # fmt: skip
+    """What a run that has come to its end says of itself; `measured` is memory, `final` the last validation."""
+    train, model = config.train, config.model
+    closed_form = rank_memory_bytes(model, train, config.parallel, layout.dp)
+    tokens = tokens_trained(model, train)
+    write_json(
+        run / SUMMARY,
+        {
+            "parameters": parameter_count(model),
+            "iterations": train.iterations,
+            "tokens": tokens,
+            "seed": train.seed,
+            "layout": vars(layout),
+            "train_seconds": round(seconds, 2),
+            "tokens_per_second": round(tokens / seconds, 1),
+            "memory": {"closed_form_bytes": round(sum(closed_form.values()))} | measured,
+            "validation_samples": final["samples"],
+            "validation_loss": final["loss"],
+            "validation_perplexity": final["perplexity"],
+            "checkpoint": checkpoint,
+        },
+    )
 
 
 def _is_count(value: object) -> bool:

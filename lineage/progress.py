@@ -46,6 +46,11 @@ class Progress:
             self._shown = now
             self._show(message)
 
+    def note(self, sentence: str) -> None:
+        """Say something on a line of its own."""
+        if not self._quiet:
+            sys.stderr.write(("\r\x1b[2K" if self._terminal else "") + f"{sentence}\n")
+
     def _show(self, message: str, final: bool = False) -> None:
         elapsed = max(time.monotonic() - self._start, 1e-9)
         rate = (self._count - self._first) / elapsed
