@@ -268,6 +268,9 @@ class RecordConfig(Config):
 
     tensorboard: bool = False
     """Also write the metrics as a TensorBoard event file."""
+    noise_scale: bool = False
+    """Also estimate the gradient noise scale, in samples, from the gradients of the data-parallel ranks and of them all
+    (McCandlish et al. 2018); on one data-parallel rank there is nothing to compare."""
 
 
 class TwinScale(Config):

@@ -22,6 +22,7 @@ from engine.diagnosis import diagnose
 from engine.memory import PeakMemory
 from engine.metrics import MetricsLog
 from engine.optim.choice import build_optimizer
+from engine.optim.noise_scale import NoiseScaleMeter
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
 from engine.parallel.mesh import ParallelMesh, build_mesh
@@ -38,7 +39,7 @@ from engine.rng import Dropout
 from engine.spikes import RecentIterations
 from engine.stream_memory import StreamMemory
 from engine.training_order import training_batches
-from engine.training_run import TIMELINE, begin_run, write_summary
+from engine.training_run import TIMELINE, begin_run, read_metrics, write_summary
 from engine.validation import ValidationSplit
 from lineage.atomic import write_text
 from lineage.errors import Interrupted, UserError
@@ -99,7 +100,8 @@ class Trainer:
         self.peak_bytes = 0
         self.model = PartitionedModel(model, config.parallel, mesh, DTYPES[train.precision], train.seed)
         self.optimizer = build_optimizer(self.model.parameters, train, mesh, config.parallel.shard_optimizer)
-        self.reducer = self.model.reducer(self.optimizer.groups)
+        self.noise = NoiseScaleMeter(read_metrics(run.path)) if config.record.noise_scale and mesh.dp.size > 1 else None
+        self.reducer = self.model.reducer(self.optimizer.groups, measures_noise=self.noise is not None)
         self.scaler = LossScaler() if train.precision == "fp16" else None
         self.streams = StreamMemory(model, mesh)
         self.state = resume(run.path, self.model.parameters, self.optimizer, lambda probe: self._loss_of(probe.tokens))
@@ -178,10 +180,10 @@ class Trainer:
         ]
         timeline: list[Interval] | None = [] if iteration + 1 == train.iterations else None
         loss_sum = self.model.forward_backward(microbatches, self.reducer, scale, timeline)
-        stop = torch.tensor(float(self.stop_requested), dtype=torch.float64, device=mesh.device)
-        report = torch.stack([loss_sum, mesh.tp.all_reduce(stop)])
-        mesh.pp.all_reduce(mesh.dp.all_reduce(report))
         self.reducer.finish(num_microbatches * scale)
+        stop = torch.tensor(float(self.stop_requested), dtype=torch.float64, device=mesh.device)
+        report = torch.stack([loss_sum, *mesh.tp.all_reduce(torch.stack([stop, self.reducer.local_square]))])
+        mesh.pp.all_reduce(mesh.dp.all_reduce(report))
         loss_value = report[0].item() / train.global_batch_size
         norm = self.optimizer.gradient_norm()
         rate = learning_rate(train, self.optimizer.steps + 1)
@@ -215,6 +217,8 @@ class Trainer:
             "tokens_per_second": round(tokens_seen / seconds, 1),
             "model_tflops": flops_per_iteration(self.config.model, train) / seconds / 1e12,
         }
+        if self.noise:
+            line |= self.noise.measure(report[2].item() / mesh.dp.size, norm, train.global_batch_size, mesh.dp.size)
         if timeline is not None:
             self._write_timeline(iteration + 1, num_microbatches, timeline)
         return line, report[1].item() > 0

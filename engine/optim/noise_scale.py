@@ -3,8 +3,14 @@
 Imports no torch.
 """
 
-from collections.abc import Iterable
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+WINDOW = 100
+"""Iterations over which a run's noise scale is averaged."""
 
 
 @dataclass(frozen=True)
@@ -38,3 +44,29 @@ def noise_scale(moments: Iterable[GradientMoments]) -> float | None:
     found = list(moments)
     square, variance = sum(one.square for one in found), sum(one.variance for one in found)
     return variance / square if square > 0 and variance > 0 else None
+
+
+class NoiseScaleMeter:
+    """A data-parallel run's noise scale over its last WINDOW iterations, from norms that training has anyway."""
+
+    def __init__(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Goes on from the metrics that the run has written so far."""
+        found = (GradientMoments(line["gradient_square"], line["gradient_variance"])
+                 for line in lines if line.get("gradient_square") is not None)  # fmt: skip
+        self._last = deque(found, maxlen=WINDOW)
+
+    def measure(self, local_square: float, gradient_norm: float, batch_size: int, dp: int) -> dict[str, float | None]:
+        """What an iteration adds to its metrics line: both moments as it estimates them, and the noise scale.
+
+        `local_square` is the mean, over `dp` data-parallel ranks, of the squared norm of a rank's gradient; the ranks
+        share `batch_size` samples. All are None after an iteration whose gradient is not finite.
+        """
+        if not math.isfinite(local_square) or not math.isfinite(gradient_norm):
+            return {"gradient_square": None, "gradient_variance": None, "noise_scale": None}
+        moments = gradient_moments(local_square, batch_size // dp, gradient_norm**2, batch_size)
+        self._last.append(moments)
+        return {
+            "gradient_square": moments.square,
+            "gradient_variance": moments.variance,
+            "noise_scale": noise_scale(self._last),
+        }

@@ -1,6 +1,6 @@
 """Gradients on their way to the optimizer: added up in fp32, reduced over data-parallel ranks during backward."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,6 +21,12 @@ class _Bucket:
 
     gradient: torch.Tensor
     size: int
+    counted: list[torch.Tensor]
+    """The gradients in it that this rank counts in sums over the model's ranks."""
+    is_shared: bool
+    """Whether parts of it come from other ranks of the model first: then it is reduced at the end."""
+    is_copy: bool
+    """Whether it is the last stage's tied embedding, which the first stage reduces for both."""
     waiting: int = 0
     work: dist.Work | None = None
     is_launched: bool = False
@@ -31,30 +37,42 @@ class GradientReducer:
     """Watches the parameters of one rank's flat groups.
 
     A microbatch's gradient is added to the fp32 one as it is made. In the last backward pass of a chunk (`arm`) each
-    bucket's all-reduce starts when its last parameter has its gradient.
+    bucket's all-reduce starts when its last parameter has its gradient. With `measures_noise`, `local_square` is known
+    after `finish`.
     """
 
     groups: Sequence[FlatGroup]
     mesh: ParallelMesh
+    measures_noise: bool = False
     _buckets: list[_Bucket] = field(default_factory=list)
     _armed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for group in self.groups:
             views = dict(zip(map(id, group.parameters), group.views(group.main_gradient), strict=True))
-            for members in _in_buckets(group.parameters):
+            for members in _in_buckets(group.parameters, self._is_tied):
                 first, last = members[0], members[-1]
                 start = views[id(first)].storage_offset()
                 end = views[id(last)].storage_offset() + views[id(last)].numel()
-                bucket = _Bucket(group.main_gradient[start:end], len(members))
+                bucket = _Bucket(
+                    group.main_gradient[start:end],
+                    len(members),
+                    [views[id(parameter)] for parameter in members if parameter.is_counted],
+                    any(self._is_tied(parameter) or self._is_summed(parameter) for parameter in members),
+                    any(self._is_tied(parameter) and parameter.is_copy for parameter in members),
+                )
                 self._buckets.append(bucket)
                 for parameter in members:
                     hook = partial(self._arrived, bucket, views[id(parameter)], group.is_mixed)
                     parameter.local.register_post_accumulate_grad_hook(hook)
+        self.local_square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        """Squared norm of this data-parallel rank's own gradient before the others' are added, float64: what this rank
+        counts of it, to be summed over the tensor- and pipeline-parallel axes."""
 
     def begin(self) -> None:
         """Before an iteration's first backward pass."""
         self._armed.clear()
+        self.local_square.zero_()
         for bucket in self._buckets:
             bucket.waiting, bucket.work, bucket.is_launched = bucket.size, None, False
 
@@ -63,23 +81,39 @@ class GradientReducer:
         self._armed.update(id(parameter.local) for parameter in parameters)
 
     def finish(self, divisor: float) -> None:
-        """Wait for every bucket, add up what is shared between ranks, and divide by `divisor` × dp.
+        """Reduce what is left, add up what is shared between the model's ranks, and divide by `divisor` × dp.
 
         Shared are the tied embedding, held by the first and the last stage, and with sequence parallelism every
-        undivided parameter, of which each tensor-parallel rank saw its part of the sequence.
+        undivided parameter, of which each tensor-parallel rank saw its part of the sequence. The parts of one
+        data-parallel rank are added up before those of the others.
         """
-        for bucket in self._buckets:
-            self._launch(bucket)
-            if bucket.work is not None:
-                bucket.work.wait()
+        self._wait([bucket for bucket in self._buckets if not bucket.is_shared])
+        tied = self._share()
+        self._wait([bucket for bucket in self._buckets if bucket.is_shared])
+        for view in tied:
+            self.mesh.embedding.broadcast(view)
+        self.local_square.div_(divisor**2)
+        if (shares := divisor * self.mesh.dp.size) != 1:
+            for group in self.groups:
+                group.main_gradient.div_(shares)
+
+    def _share(self) -> list[torch.Tensor]:
+        """Add up shared gradients; returns the tied embedding's, whose sum the first stage has."""
+        tied = []
         for group in self.groups:
             for parameter, view in zip(group.parameters, group.views(group.main_gradient), strict=True):
-                if parameter.name == TIED_EMBEDDING:
-                    self.mesh.embedding.all_reduce(view)
-                if self.mesh.sequence_parallel and parameter.dim is None:
+                if self._is_tied(parameter):
+                    self.mesh.embedding.reduce(view)
+                    tied.append(view)
+                if self._is_summed(parameter):
                     self.mesh.tp.all_reduce(view)
-            if (shares := divisor * self.mesh.dp.size) != 1:
-                group.main_gradient.div_(shares)
+        return tied
+
+    def _is_tied(self, parameter: ShardedParameter) -> bool:
+        return parameter.name == TIED_EMBEDDING and self.mesh.embedding.size > 1
+
+    def _is_summed(self, parameter: ShardedParameter) -> bool:
+        return self.mesh.sequence_parallel and parameter.dim is None
 
     def _arrived(self, bucket: _Bucket, main: torch.Tensor, is_mixed: bool, parameter: torch.Tensor) -> None:
         if is_mixed and parameter.grad is not None:
@@ -87,23 +121,35 @@ class GradientReducer:
             parameter.grad.zero_()
         if id(parameter) in self._armed:
             bucket.waiting -= 1
-            if bucket.waiting == 0:
+            if bucket.waiting == 0 and not bucket.is_shared:
                 self._launch(bucket)
 
     def _launch(self, bucket: _Bucket) -> None:
-        if not bucket.is_launched and self.mesh.dp.size > 1:
-            bucket.work = dist.all_reduce(bucket.gradient, group=self.mesh.dp.group, async_op=True)
+        if not bucket.is_launched and not bucket.is_copy:
+            if self.measures_noise and bucket.counted:
+                self.local_square += torch.nn.utils.get_total_norm(bucket.counted).double() ** 2
+            if self.mesh.dp.size > 1:
+                bucket.work = dist.all_reduce(bucket.gradient, group=self.mesh.dp.group, async_op=True)
         bucket.is_launched = True
 
+    def _wait(self, buckets: Sequence[_Bucket]) -> None:
+        for bucket in buckets:
+            self._launch(bucket)
+        for bucket in buckets:
+            if bucket.work is not None:
+                bucket.work.wait()
 
-def _in_buckets(parameters: Sequence[ShardedParameter]) -> list[list[ShardedParameter]]:
-    """Neighbours in the flat order, in runs of at least BUCKET_ELEMENTS."""
-    buckets: list[list[ShardedParameter]] = [[]]
-    count = 0
+
+def _in_buckets(
+    parameters: Sequence[ShardedParameter], is_alone: Callable[[ShardedParameter], bool]
+) -> list[list[ShardedParameter]]:
+    """Neighbours in the flat order, in runs of at least BUCKET_ELEMENTS; what `is_alone` has a bucket of its own."""
+    buckets: list[list[ShardedParameter]] = []
+    count = BUCKET_ELEMENTS
     for parameter in parameters:
-        if count >= BUCKET_ELEMENTS:
+        if count >= BUCKET_ELEMENTS or is_alone(parameter):
             buckets.append([])
             count = 0
         buckets[-1].append(parameter)
-        count += parameter.local.numel()
+        count += BUCKET_ELEMENTS if is_alone(parameter) else parameter.local.numel()
     return buckets

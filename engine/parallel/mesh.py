@@ -30,6 +30,16 @@ class Axis:
             dist.all_reduce(tensor, op, group=self.group)
         return tensor
 
+    def reduce(self, tensor: torch.Tensor) -> None:
+        """Add up on the axis' first rank, in place; what the others hold afterwards is not defined."""
+        if self.size > 1:
+            dist.reduce(tensor, group=self.group, group_dst=0)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Give every rank of the axis the first one's values, in place."""
+        if self.size > 1:
+            dist.broadcast(tensor, group=self.group, group_src=0)
+
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """The shards of every rank of the axis joined along `dim`."""
         if self.size == 1:

@@ -39,9 +39,9 @@ class PartitionedModel:
         """Parameters of all this rank's stages."""
         return [parameter for chunk in self._by_chunk for parameter in chunk]
 
-    def reducer(self, groups: Sequence[FlatGroup]) -> GradientReducer:
+    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> GradientReducer:
         """What takes this model's gradients to the optimizer's flat groups."""
-        return GradientReducer(groups, self.mesh)
+        return GradientReducer(groups, self.mesh, measures_noise)
 
     def forward_backward(
         self,
