@@ -7,7 +7,8 @@ until none changes it. Most lines need none of the repairs, or only straight quo
 * An ampersand matters only where an entity starts, and only before the line with the first `<`, from which on ftfy
   leaves entities alone.
 * Encodings are repaired only if `BADNESS_RE` matches. Every alternative of it contains one of a small set of
-  characters, so it is searched only around those.
+  characters, so it is searched only around those. Of a line in which it matches, neither all nor a part is decoded
+  again unless its bytes in some encoding are laid out like UTF-8 throughout, or it matches in what `UTF8_DETECTOR_RE` finds.
 
 A line that may need any other repair is given to ftfy, which makes the result exact by construction.
 """
@@ -34,6 +35,8 @@ PLAIN = r"\t\n\f -%'-~"
 """As a regular expression's set: ASCII without controls and the ampersand."""
 ENTITY = chardata.HTML_ENTITY_RE.pattern
 LINE_BREAKS_AND_ESCAPE = "\r\x1b\x85\u2028\u2029"
+LOST_BYTES = set(" ?\x1a\ufffd")
+"""What ftfy takes for a byte of UTF-8 that was lost."""
 
 _plain_or_entity = re.compile(f"[^&{PLAIN}]|{ENTITY}")
 _not_plain = re.compile(f"[^&{PLAIN}]")
@@ -105,8 +108,17 @@ def _repair_test() -> Callable[[str], bool]:
     """A function that is false only if ftfy would not change more than entities, quotes and normal form in any line."""
     repaired = {chr(code) for codes in _repaired_codes() for code in codes} | set(LINE_BREAKS_AND_ESCAPE)
     suspects, width = _required_characters()
-    find = re.compile("[" + "".join(map(re.escape, sorted(repaired | suspects))) + "]").finditer
+    find = re.compile(_set(repaired | suspects)).finditer
+    has_repaired = re.compile(_set(repaired)).search
     search = re.compile(BADNESS_RE.pattern, BADNESS_RE.flags | re.MULTILINE).search
+    decodable = [re.compile(_utf8_read_as(encoding)).fullmatch for encoding in chardata.CHARMAP_ENCODINGS]
+
+    def needs_if_bad(text: str) -> bool:
+        if "\n" in text[:-1] or has_repaired(text):
+            return True
+        if any(BADNESS_RE.search(part.group()) for part in chardata.UTF8_DETECTOR_RE.finditer(text)):
+            return True
+        return any(may_be(text) for may_be in decodable)
 
     def needs_repair(text: str) -> bool:
         start = end = 0
@@ -116,12 +128,28 @@ def _repair_test() -> Callable[[str], bool]:
                 return True
             if place - width > end:
                 if search(text, start, end):
-                    return True
+                    return needs_if_bad(text)
                 start = place - width
             end = place + 1 + width
-        return end > 0 and search(text, start, end) is not None
+        return end > 0 and search(text, start, end) is not None and needs_if_bad(text)
 
     return needs_repair
+
+
+def _utf8_read_as(encoding: str) -> str:
+    """An expression for all of a text that ftfy may encode so and decode as UTF-8.
+
+    Each byte above 0xBF has continuations or lost ones after it, and there are no others.
+    """
+    first, continuation = (
+        {character for byte in range(low, high) if (character := bytes([byte]).decode(encoding, "ignore"))}
+        for low, high in ((0xC0, 0x100), (0x80, 0xC0))
+    )
+    return rf"(?:[\x00-\x7f\ufffd]++|{_set(first)}{_set(continuation | LOST_BYTES)}++)*+"
+
+
+def _set(characters: AbstractSet[str]) -> str:
+    return "[" + "".join(map(re.escape, sorted(characters))) + "]"
 
 
 def _repaired_codes() -> Iterator[Iterable[int]]:
