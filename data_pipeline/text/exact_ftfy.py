@@ -1,14 +1,15 @@
 """`ftfy.fix_text` of ftfy 6.3 that looks only at what ftfy could change: the same text, without the other passes.
 
 ftfy repairs each line (each million characters of a longer line) by itself, with about twelve passes, again and again
-until none changes it. Most lines need none of the repairs, or only straight quotes and Unicode normalization:
+until none changes it. Most lines need none of the repairs, or only ligatures and wide characters replaced, straight
+quotes and Unicode normalization:
 
 * Characters of `PLAIN` are touched by no repair, so a line is looked at only if it has another one.
 * An ampersand matters only where an entity starts, and only before the line with the first `<`, from which on ftfy
   leaves entities alone.
 * Encodings are repaired only if `BADNESS_RE` matches. Every alternative of it contains one of a small set of
-  characters, so it is searched only around those. Of a line in which it matches, neither all nor a part is decoded
-  again unless its bytes in some encoding are laid out like UTF-8 throughout, or it matches in what `UTF8_DETECTOR_RE` finds.
+  characters, so it is searched only around those. A line in which it matches is left as it is unless its bytes in
+  some encoding are laid out like UTF-8 throughout, or `BADNESS_RE` matches in a part that `UTF8_DETECTOR_RE` finds.
 
 A line that may need any other repair is given to ftfy, which makes the result exact by construction.
 """
@@ -38,9 +39,15 @@ LINE_BREAKS_AND_ESCAPE = "\r\x1b\x85\u2028\u2029"
 LOST_BYTES = set(" ?\x1a\ufffd")
 """What ftfy takes for a byte of UTF-8 that was lost."""
 
+
+def _set(characters: Iterable[str]) -> str:
+    return "[" + "".join(map(re.escape, sorted(characters))) + "]"
+
+
 _plain_or_entity = re.compile(f"[^&{PLAIN}]|{ENTITY}")
 _not_plain = re.compile(f"[^&{PLAIN}]")
 _entity = re.compile(ENTITY)
+_translated = re.compile(_set(map(chr, (*chardata.LIGATURES, *chardata.WIDTH_MAP))))
 
 
 def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
@@ -58,11 +65,13 @@ def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
     quotes = [(character, uncurl_quotes(character)) for character in sorted(_quotes())]
 
     def settle(text: str, entities: bool) -> str | None:
-        """The text with straight quotes and normalized; None if it needs more, or then would."""
+        """The text with what needs no decoding replaced, and normalized; None if it needs more, or then would."""
         while True:
             if (entities and _entity.search(text)) or needs_repair(text):
                 return None
             fixed = text
+            if _translated.search(text):
+                fixed = fixed.translate(chardata.LIGATURES).translate(chardata.WIDTH_MAP)
             for curly, straight in quotes:
                 fixed = fixed.replace(curly, straight)
             if not is_normalized(normalization, fixed):
@@ -105,7 +114,7 @@ def _segment(text: str, line: int, place: int) -> tuple[int, int]:
 
 
 def _repair_test() -> Callable[[str], bool]:
-    """A function that is false only if ftfy would not change more than entities, quotes and normal form in any line."""
+    """A function that is false only if ftfy would change no more in any line than `settle` does, besides entities."""
     repaired = {chr(code) for codes in _repaired_codes() for code in codes} | set(LINE_BREAKS_AND_ESCAPE)
     suspects, width = _required_characters()
     find = re.compile(_set(repaired | suspects)).finditer
@@ -148,12 +157,8 @@ def _utf8_read_as(encoding: str) -> str:
     return rf"(?:[\x00-\x7f\ufffd]++|{_set(first)}{_set(continuation | LOST_BYTES)}++)*+"
 
 
-def _set(characters: AbstractSet[str]) -> str:
-    return "[" + "".join(map(re.escape, sorted(characters))) + "]"
-
-
 def _repaired_codes() -> Iterator[Iterable[int]]:
-    yield from (chardata.LIGATURES, chardata.WIDTH_MAP, chardata.CONTROL_CHARS)
+    yield chardata.CONTROL_CHARS
     yield range(0x80, 0xA0)
     yield range(0xD800, 0xE000)
 

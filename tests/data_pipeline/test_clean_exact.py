@@ -9,6 +9,7 @@ from pathlib import Path
 
 import ftfy
 import pytest
+from ftfy import chardata
 from ftfy.badness import MOJIBAKE_CATEGORIES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -88,6 +89,24 @@ def test_text_decoded_with_another_encoding(text: str, encoding: str, rounds: in
     for _ in range(rounds):
         text = text.encode("utf-8", "surrogatepass").decode(encoding, "replace")
     assert_same(text, form)
+
+
+@given(
+    line=st.lists(
+        st.sampled_from((*(bytes([byte]) for byte in range(0x80, 0x100)), *[b" ", b"?", b"\x1a", b"a", b". "] * 8)),
+        max_size=8,
+    ).map(b"".join),
+    encoding=st.sampled_from(chardata.CHARMAP_ENCODINGS),
+    lost=st.sampled_from(("", "\ufffd", "\u2026", "Ａ")),
+    form=forms,
+)
+@example(line="“".encode(), encoding="sloppy-windows-1252", lost="\ufffd", form="NFC")
+@example(line=b"\xc3? \xc3\xa9", encoding="latin-1", lost="", form="NFC")
+@settings(max_examples=400, deadline=None)
+def test_bytes_that_are_nearly_utf8(line: bytes, encoding: str, lost: str, form: Normalization) -> None:
+    text = line.decode(encoding, "replace")
+    assert_same(text, form)
+    assert_same(f"{text}{lost} and {text[:2]}{lost}\n", form)
 
 
 @pytest.mark.parametrize("form", FAST)
