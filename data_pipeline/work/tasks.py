@@ -1,14 +1,15 @@
 """Units of work that may be lost, repeated and moved: files in, one directory out, whole or not at all."""
 
 import errno
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import orjson
+
 from lineage import VERSION
-from lineage.atomic import new_directory, write_json
+from lineage.atomic import new_directory
 from lineage.digest import sha256_file, sha256_json
 from lineage.errors import Interrupted
 
@@ -78,7 +79,7 @@ def run_task(task: Task) -> Done:
         with new_directory(task.output) as directory:
             counts = task.work(task.settings, [each.path for each in task.inputs], directory)
             files = _files(directory)
-            write_json(directory / MARKER, {"task": task.digest, "counts": counts, "files": files})
+            (directory / MARKER).write_bytes(orjson.dumps({"task": task.digest, "counts": counts, "files": files}))
     except OSError as error:
         if error.errno in NO_ROOM:
             raise disk_is_full(task.output, error) from error
@@ -98,7 +99,7 @@ def disk_is_full(path: Path, error: OSError) -> Interrupted:
 
 def _finished(task: Task) -> Done | None:
     try:
-        marker = json.loads((task.output / MARKER).read_text(encoding="utf-8"))
+        marker = orjson.loads((task.output / MARKER).read_bytes())
         if marker["task"] == task.digest and marker["files"] == _files(task.output):
             return Done(task.output, sha256_json(marker["files"]), marker["counts"])
     except (OSError, ValueError, KeyError, TypeError):
