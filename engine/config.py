@@ -213,6 +213,9 @@ class ParallelConfig(Config):
     """Order of forward and backward passes in the pipeline."""
     shard_optimizer: bool = False
     """Divide the optimizer's state over the data-parallel ranks (ZeRO stage 1)."""
+    shard_parameters: bool = False
+    """Divide parameters, gradients and the optimizer's state over the data-parallel ranks and gather each layer when it
+    computes (ZeRO stage 3, by torch's FSDP2). For a GPT-2 that is divided in no other way."""
     sequence_parallel: bool = False
     """Divide activations along the sequence outside tensor-parallel regions (Korthikanti et al. 2022)."""
     scatter_gather: bool = True

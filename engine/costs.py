@@ -87,7 +87,7 @@ def rank_memory_bytes(
     """Bytes of the first pipeline rank, which keeps the most: `state` and `activations`.
 
     State is parameters, gradients and optimizer of its layers and the embedding, divided by tp; a sharded optimizer's
-    moments and master weights are divided by dp as well. Activations are those
+    moments and master weights are divided by dp as well, under ZeRO stage 3 all of it. Activations are those
     of every microbatch in flight and, without a pipeline, the logits.
     """
     h, tp = model.hidden_size, parallel.tp
@@ -100,11 +100,11 @@ def rank_memory_bytes(
     in_flight = microbatches_in_flight(parallel, train.global_batch_size // train.microbatch_size)
     scale = {"fp64": 4, "fp32": 2, "bf16": 1, "fp16": 1}[train.precision]
     optimizer = {"fp64": 16, "fp32": 8, "bf16": 12, "fp16": 12}[train.precision]
-    owners = dp if parallel.shard_optimizer else 1
+    owners, holders = (dp if parallel.shard_optimizer else 1), (dp if parallel.shard_parameters else 1)
     per_layer = activation_bytes_per_layer(model, train.microbatch_size, parallel)
     logits = 4 * model.seq_length * train.microbatch_size * h * (1 + model.padded_vocab_size / (h * tp))
     return {
-        "state": parameters * (state_bytes_per_parameter(train.precision) - optimizer * (1 - 1 / owners)),
+        "state": parameters / holders * (state_bytes_per_parameter(train.precision) - optimizer * (1 - 1 / owners)),
         "activations": scale * (layers * per_layer * in_flight + (logits if parallel.pp == 1 else 0)),
     }
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.parallel.gradients import GradientReducer
+from engine.parallel.gradients import Reducer
 from engine.parallel.mesh import ParallelMesh
 from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.partition import PartitionedModel
@@ -19,7 +19,7 @@ SHOWN = 8
 
 def diagnose(
     model: PartitionedModel,
-    reducer: GradientReducer,
+    reducer: Reducer,
     mesh: ParallelMesh,
     microbatches: Sequence[PipelineInput],
     places: Sequence[tuple[int, ...]],

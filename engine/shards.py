@@ -158,26 +158,23 @@ def _is_list_of(value: Any, kind: type) -> bool:
 
 
 def _read_part(name: str, entry: Entry, parameter: ShardedParameter, target: torch.Tensor, file: Any) -> None:
-    dim, files = entry["dim"], entry["files"]
-    if dim != parameter.dim and dim is not None and parameter.dim is not None:
-        raise IntegrityFailure(f"{name} is divided along dim {dim}, the model's along {parameter.dim}")
-    along = dim if dim is not None else parameter.dim
-    if along is None:
-        _copy(name, target, file(files[0]).get_tensor(name))
+    dim, files, own = entry["dim"], entry["files"], parameter.dim
+    cut: list[slice] = [slice(size) for size in parameter.global_shape]
+    if own is not None:
+        start = parameter.axis.rank * target.shape[own]
+        cut[own] = slice(start, start + target.shape[own])
+    if dim is None:
+        _copy(name, target, file(files[0]).get_slice(name)[tuple(cut)])
         return
-    whole = parameter.global_shape[along]
-    size, rest = divmod(whole, len(files))
+    size, rest = divmod(parameter.global_shape[dim], len(files))
     if rest:
-        raise IntegrityFailure(f"{name} of {whole} rows is divided over {len(files)} files")
-    start = parameter.axis.rank * target.shape[along] if parameter.dim is not None else 0
-    end = start + target.shape[along]
+        raise IntegrityFailure(f"{name} of {parameter.global_shape[dim]} rows is divided over {len(files)} files")
+    start, end, _ = cut[dim].indices(parameter.global_shape[dim])
     for number, source in enumerate(files):
         low, high = max(start, number * size), min(end, (number + 1) * size)
         if low < high:
-            cut: list[slice] = [slice(None)] * target.dim()
-            cut[along] = slice(low - number * size, high - number * size)
-            part = file(source).get_slice(name)[tuple(cut)]
-            _copy(name, target.narrow(along, low - start, high - low), part)
+            cut[dim] = slice(low - number * size, high - number * size)
+            _copy(name, target.narrow(dim, low - start, high - low), file(source).get_slice(name)[tuple(cut)])
 
 
 def _copy(name: str, target: torch.Tensor, source: torch.Tensor) -> None:

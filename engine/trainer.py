@@ -99,7 +99,9 @@ class Trainer:
         self.memory = PeakMemory(mesh.device)
         self.peak_bytes = 0
         self.model = PartitionedModel(model, config.parallel, mesh, DTYPES[train.precision], train.seed)
-        self.optimizer = build_optimizer(self.model.parameters, train, mesh, config.parallel.shard_optimizer)
+        self.optimizer = build_optimizer(
+            self.model.parameters, train, self.model.storage_mesh, config.parallel.shard_optimizer
+        )
         self.noise = NoiseScaleMeter(read_metrics(run.path)) if config.record.noise_scale and mesh.dp.size > 1 else None
         self.reducer = self.model.reducer(self.optimizer.groups, measures_noise=self.noise is not None)
         self.scaler = LossScaler() if train.precision == "fp16" else None
@@ -144,7 +146,7 @@ class Trainer:
                     self.scaler.state() if self.scaler else None, self.recent.state(), self.state.ancestors,
                 )  # fmt: skip
                 if done % INTERVAL == 0:
-                    check_replicas(self.model.parameters, self.mesh)
+                    check_replicas(self.model.parameters, self.model.storage_mesh)
                 if stop or done % train.checkpoint_interval == 0 or done == train.iterations:
                     self._save()
                 if stop and done < train.iterations:
@@ -253,13 +255,13 @@ class Trainer:
         }
 
     def _save(self) -> None:
-        check_replicas(self.model.parameters, self.mesh)
+        check_replicas(self.model.parameters, self.model.storage_mesh)
         computed_on = describe_computation(self.mesh.layout, self.mesh.device)
         probe = Probe(
             self.validation.probed, self._loss_of(self.validation.probed), self.config.train.precision, computed_on
         )
         self.state = save_checkpoint(
-            self.run.path, self.config, self.state, self.model.parameters, self.optimizer, self.mesh,
+            self.run.path, self.config, self.state, self.model.parameters, self.optimizer, self.model.storage_mesh,
             self.dataset.tokenizer, probe, self.streams,
         )  # fmt: skip
 

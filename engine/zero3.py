@@ -1,20 +1,86 @@
-"""The baseline of the 2021 paper's Table 2: the same model under torch's own ZeRO stage 3 (FSDP2)."""
+"""ZeRO stage 3, the baseline of the 2021 paper's Table 2: parameters, gradients and optimizer divided over data ranks.
 
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+torch's FSDP2 gathers a layer's parameters when it computes and reduces its gradients into shards. The optimizer works
+on the shards, which are parameters divided along their first dim like any other; so are checkpoints made of them.
+"""
 
-from engine.model.gpt2 import GPT2
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from engine.model.stage_model import StageModel
+from engine.optim.flat import FlatGroup
+from engine.parallel.mesh import ParallelMesh
+from engine.parallel.sharding import ShardedParameter
 
 
-def shard_zero3(model: GPT2) -> GPT2:
-    """Divide parameters, gradients and whatever optimizer is built on them over all ranks; gathered layer by layer.
+def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:
+    """Divide a whole model's parameters over the data axis, in place; each layer is gathered when it computes.
 
-    The model must be whole on every rank (a serial mesh) and the process group initialised; it is changed in place.
+    A model on the meta device takes only its shards' memory, with values yet to be given. Gradients are reduced in fp32
+    or above.
     """
-    device = next(model.parameters()).device.type
-    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    assert mesh.dp.group is not None
+    ranks = DeviceMesh.from_group(mesh.dp.group, mesh.device.type)
+    wide = MixedPrecisionPolicy(reduce_dtype=_at_least_fp32(next(model.parameters()).dtype))
     for layer in model.layers.values():
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
+        fully_shard(layer, mesh=ranks, mp_policy=wide)
+    fully_shard(model, mesh=ranks, mp_policy=wide)
+    register_fsdp_forward_method(model, "run_stage")
+    model.to_empty(device=mesh.device)
+
+
+def release(model: StageModel) -> None:
+    """Let go of what an evaluation has gathered: the weights may be others when they are next used."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
+class ShardedReducer:
+    """Takes the shards' gradients, reduced by FSDP2 in every backward pass, to the optimizer's flat groups.
+
+    FSDP2 is made to read the shards from the groups' storage, which the optimizer writes to.
+    """
+
+    def __init__(self, model: StageModel, groups: Sequence[FlatGroup]) -> None:
+        self.groups = groups
+        self.local_square = torch.zeros((), dtype=torch.float64, device=groups[0].master.device)
+        """Zero: no rank ever has its own whole gradient."""
+        storage = {
+            parameter.name: (parameter.local, gradient)
+            for group in groups
+            for parameter, gradient in zip(group.parameters, group.views(group.main_gradient), strict=True)
+        }
+        for prefix, module in list(model.named_modules()):
+            for name, old in list(module.named_parameters(recurse=False)):
+                assert isinstance(old, DTensor)
+                local, gradient = storage[f"{prefix}.{name}" if prefix else name]
+                shard = nn.Parameter(DTensor.from_local(local.data, old.device_mesh, old.placements))
+                shard.register_post_accumulate_grad_hook(partial(_arrived, gradient))
+                setattr(module, name, shard)
+
+    def begin(self) -> None:
+        """Before an iteration's first backward pass."""
+
+    def arm(self, parameters: Sequence[ShardedParameter]) -> None:
+        """FSDP2 reduces in every backward pass, not in the last alone."""
+
+    def finish(self, divisor: float) -> None:
+        """Divide the sum over microbatches, which is already the mean over ranks, by `divisor`."""
+        for group in self.groups:
+            group.main_gradient.div_(divisor)
+
+
+def _arrived(main: torch.Tensor, parameter: torch.Tensor) -> None:
+    assert isinstance(parameter.grad, DTensor)
+    main.add_(parameter.grad.to_local())
+    parameter.grad = None
+
+
+def _at_least_fp32(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype == torch.float64 else torch.float32

@@ -59,9 +59,13 @@ class Compiled:
 
 
 def array(tensor: torch.Tensor) -> Array:
-    """A contiguous tensor's memory as a loop takes it."""
-    tensor = tensor.detach()
-    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    """A contiguous tensor's memory as a loop takes it.
+
+    A parameter's stays its own to free, which it is not after `numpy()`: ZeRO stage 3 frees a layer that has computed.
+    """
+    found = tensor.detach()
+    found = found.view(torch.int16) if found.dtype == torch.bfloat16 else found
+    return np.from_dlpack(found) if isinstance(tensor, torch.nn.Parameter) else found.numpy()
 
 
 def mask_keys(mask: "DropoutMask | None") -> tuple[Array, int, int, np.float32]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,21 @@ from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
 
 BUCKET_ELEMENTS = 4_000_000
 """Least number of elements reduced at a time: large enough to reach the links' bandwidth, small enough to overlap."""
+
+
+class Reducer(Protocol):
+    """What takes a model's gradients to the optimizer."""
+
+    local_square: torch.Tensor
+
+    def begin(self) -> None:
+        """Before an iteration's first backward pass."""
+
+    def arm(self, parameters: Sequence[ShardedParameter]) -> None:
+        """The next gradient of each of these parameters is its last in this iteration."""
+
+    def finish(self, divisor: float) -> None:
+        """Every gradient is the sum over microbatches and the mean over ranks, divided by `divisor`."""
 
 
 @dataclass

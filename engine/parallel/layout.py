@@ -64,7 +64,25 @@ def layout_of(config: RunConfig, ranks: int) -> Layout:
             f"the global batch of {batch_in_microbatches} microbatches does not divide over {dp} data-parallel ranks; "
             f"their number can be {_divisors(batch_in_microbatches)}"
         )
+    if config.parallel.shard_parameters:
+        _check_zero3(config, dp)
     return Layout(tp=tp, pp=pp, dp=dp)
+
+
+def _check_zero3(config: RunConfig, dp: int) -> None:
+    parallel, model = config.parallel, config.model
+    if model.family != "gpt2" or parallel.tp * parallel.pp > 1 or parallel.shard_optimizer:
+        raise BadInput(
+            "parallel.shard_parameters (ZeRO stage 3) divides a GPT-2 over data-parallel ranks alone: "
+            "set parallel.tp = 1, parallel.pp = 1 and parallel.shard_optimizer = false"
+        )
+    if config.record.noise_scale:
+        raise BadInput(
+            "record.noise_scale needs whole gradients, which parallel.shard_parameters never has: set one false"
+        )
+    for name in ("hidden_size", "seq_length", "padded_vocab_size"):
+        if getattr(model, name) % dp:
+            raise BadInput(f"parallel.shard_parameters cannot divide {name} = {getattr(model, name)} over {dp} ranks")
 
 
 def check_tensor_parallel(model: ModelConfig, tp: int, where: Path) -> None:

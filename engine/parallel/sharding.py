@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from engine.parallel.mesh import Axis, ParallelMesh
 
@@ -45,7 +46,10 @@ class ShardedParameter:
 
 
 def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedParameter]:
-    """Every parameter of a model or pipeline stage in definition order, by the whole model's names."""
+    """Every parameter of a model or pipeline stage in definition order, by the whole model's names.
+
+    Of a model under ZeRO stage 3 this rank's shards, divided along dim 0 over the data axis.
+    """
     stage = getattr(model, "stage", None)
     has_copy = stage is not None and stage.is_last and not stage.is_first
     found = []
@@ -53,6 +57,9 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
         dims: dict[str, int] = getattr(module, "shard_dims", {})
         for name, parameter in module.named_parameters(recurse=False):
             full = f"{prefix}.{name}" if prefix else name
+            if isinstance(parameter, DTensor):
+                found.append(ShardedParameter(full, nn.Parameter(parameter.to_local().detach()), mesh.dp, 0))
+                continue
             is_copy = has_copy and full == TIED_EMBEDDING
             found.append(ShardedParameter(full, parameter, mesh.tp, dims.get(name), is_copy))
     return found

@@ -1,21 +1,23 @@
 """A model divided over the mesh, with one way to train it and one to evaluate it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import torch
 
 from engine.config import ModelConfig, ParallelConfig
 from engine.model.families import FAMILIES
+from engine.model.stage_model import StageModel
 from engine.optim.flat import FlatGroup
-from engine.parallel.gradients import GradientReducer
-from engine.parallel.mesh import ParallelMesh
+from engine.parallel.gradients import GradientReducer, Reducer
+from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from engine.pipeline.executor import PipelineExecutor
 from engine.pipeline.lowering import Instruction, Interval, lower
 from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.schedule import Compute, ScheduleName, compute_orders, forward_orders
-from engine.pipeline.stages import split_layers
+from engine.pipeline.stages import Stage, split_layers
 
 
 class PartitionedModel:
@@ -27,26 +29,46 @@ class PartitionedModel:
         self.config, self.parallel, self.mesh = model, parallel, mesh
         stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
         mine = [stages[chunk * parallel.pp + mesh.pp.rank] for chunk in range(parallel.chunks)]
-        family = FAMILIES[model.family]
-        self.chunks = [family(model, mesh, stage, parallel.recomputation).to(mesh.device, dtype) for stage in mine]
+        self.is_zero3 = parallel.shard_parameters and mesh.dp.size > 1
+        self.chunks = [self._build(stage, dtype) for stage in mine]
         for chunk in self.chunks:
             chunk.initialize(seed)
         self._by_chunk = [sharded_parameters(chunk, mesh) for chunk in self.chunks]
         self._executor = PipelineExecutor(self.chunks, mesh, parallel.scatter_gather)
+
+    def _build(self, stage: Stage, dtype: torch.dtype) -> StageModel:
+        family, recomputation = FAMILIES[self.config.family], self.parallel.recomputation
+        if not self.is_zero3:
+            return family(self.config, self.mesh, stage, recomputation).to(self.mesh.device, dtype)
+        from engine.zero3 import shard_zero3
+
+        with torch.device("meta"):
+            chunk = family(self.config, self.mesh, stage, recomputation).to(dtype)
+        shard_zero3(chunk, self.mesh)
+        return chunk
+
+    @property
+    def storage_mesh(self) -> ParallelMesh:
+        """The mesh as optimizer and checkpoints see it: in ZeRO stage 3 the data axis divides as the tensor axis does."""
+        return replace(self.mesh, tp=self.mesh.dp, dp=Axis()) if self.is_zero3 else self.mesh
 
     @property
     def parameters(self) -> list[ShardedParameter]:
         """Parameters of all this rank's stages."""
         return [parameter for chunk in self._by_chunk for parameter in chunk]
 
-    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> GradientReducer:
+    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> Reducer:
         """What takes this model's gradients to the optimizer's flat groups."""
+        if self.is_zero3:
+            from engine.zero3 import ShardedReducer
+
+            return ShardedReducer(self.chunks[0], groups)
         return GradientReducer(groups, self.mesh, measures_noise)
 
     def forward_backward(
         self,
         microbatches: Sequence[PipelineInput],
-        reducer: GradientReducer,
+        reducer: Reducer,
         loss_scale: float = 1.0,
         timeline: list[Interval] | None = None,
     ) -> torch.Tensor:
@@ -72,7 +94,12 @@ class PartitionedModel:
         """Sum of (loss × sequences), float64, zero off the last stage."""
         for chunk in self.chunks:
             chunk.eval()
-        return self._executor.run(self._program(len(microbatches), training=False), microbatches)
+        total = self._executor.run(self._program(len(microbatches), training=False), microbatches)
+        if self.is_zero3:
+            from engine.zero3 import release
+
+            release(self.chunks[0])
+        return total
 
     def _program(self, microbatches: int, training: bool) -> list[Instruction]:
         parallel = self.parallel

@@ -43,7 +43,7 @@ class Contender:
 def contenders() -> list[Contender]:
     """All of them, in the order in which every round measures them: ours and peers in turn."""
     from experiments.bench.ours import build_ours
-    from experiments.bench.peers import build_huggingface, build_nanogpt, build_zero3
+    from experiments.bench.peers import build_huggingface, build_nanogpt
 
     return [
         Contender("serial", 1, build_ours, is_ours=True),
@@ -54,7 +54,7 @@ def contenders() -> list[Contender]:
         Contender("nanoGPT-style", 1, build_nanogpt),
         Contender("dp2", 2, build_ours, is_ours=True),
         Contender("nanoGPT-style, DDP", 2, build_nanogpt),
-        Contender("ZeRO-3 (FSDP2)", 2, build_zero3),
+        Contender("ZeRO-3 (FSDP2)", 2, build_ours, parallel=ParallelConfig(shard_parameters=True)),
     ]
 
 

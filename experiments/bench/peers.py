@@ -1,4 +1,4 @@
-"""Other programs as contenders, given this engine's initial weights: transformers' GPT-2, nanoGPT's, FSDP2."""
+"""Other programs as contenders, given this engine's initial weights: transformers' GPT-2 and nanoGPT's."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -54,30 +54,6 @@ def build_nanogpt(contender: Contender, size: BenchSize) -> Step:
     return _step(contender, size, model, loss, lambda probability, *_: set_probability(probability))
 
 
-def build_zero3(contender: Contender, size: BenchSize) -> Step:
-    """A step of this engine's model under torch's FSDP2, the 2021 paper's baseline."""
-    import torch
-
-    from engine.model.gpt2 import GPT2
-    from engine.parallel.mesh import serial_mesh
-    from engine.rng import Dropout
-    from engine.zero3 import shard_zero3
-
-    model = GPT2(size.model, serial_mesh())
-    model.initialize(size.train.seed)
-    masks: Dropout | None = None
-
-    def set_dropout(probability: float, iteration: int, places: range) -> None:
-        nonlocal masks
-        masks = Dropout(probability, size.train.seed, iteration, tuple(places)) if probability else None
-
-    def loss(module: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        value: torch.Tensor = module(tokens, targets, masks)
-        return value
-
-    return _step(contender, size, shard_zero3(model), loss, set_dropout, replicate=False)
-
-
 def _their_weights(size: BenchSize) -> "dict[str, torch.Tensor]":
     """This engine's initial values in transformers' names and order."""
     from engine.formats.huggingface import their_name, to_theirs
@@ -98,9 +74,8 @@ def _step(
     model: "torch.nn.Module",
     loss: "Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]",
     set_dropout: Callable[[float, int, range], None],
-    replicate: bool = True,
 ) -> Step:
-    """An iteration as such programs write it; on several ranks under DistributedDataParallel, or already divided."""
+    """An iteration as such programs write it; on several ranks under DistributedDataParallel."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -116,7 +91,7 @@ def _step(
         lr=train.learning_rate, betas=(train.adam_beta1, train.adam_beta2), eps=train.adam_epsilon,
         fused=contender.is_tuned,
     )  # fmt: skip
-    module = DistributedDataParallel(model) if ranks > 1 and replicate else model
+    module = DistributedDataParallel(model) if ranks > 1 else model
     share = train.global_batch_size // ranks
     rank = dist.get_rank() if ranks > 1 else 0
     torch.manual_seed(train.seed + rank)
