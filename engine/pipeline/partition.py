@@ -49,7 +49,7 @@ class PartitionedModel:
 
     @property
     def storage_mesh(self) -> ParallelMesh:
-        """The mesh as optimizer and checkpoints see it: in ZeRO stage 3 the data axis divides as the tensor axis does."""
+        """The mesh of optimizer and checkpoints: in ZeRO stage 3 the data axis divides as the tensor axis does."""
         return replace(self.mesh, tp=self.mesh.dp, dp=Axis()) if self.is_zero3 else self.mesh
 
     @property
