@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
+from engine.family_config import BertConfig, TransformerXLConfig
 from engine.pipeline.schedule import ScheduleName
 from engine.recompute import Recompute
 from lineage.config import Config
@@ -19,30 +20,6 @@ def _check_at_least_one(config: Config, *names: str) -> None:
     for name in names:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)} must be at least 1")
-
-
-class BertConfig(Config):
-    """What a BERT has besides (2019 paper, Section 5.3)."""
-
-    layer_norm_order: Literal["rearranged", "original"] = "rearranged"
-    """`rearranged`: x + f(LN(x)), the 2019 paper's Figure 7 (b); `original`: LN(x + f(x)), its Figure 7 (a)."""
-    layer_norm_epsilon: float = 1e-5
-    """Added to the variance; the published BERT has 1e-12."""
-
-
-class TransformerXLConfig(Config):
-    """What a Transformer-XL has besides (Dai et al. 2019)."""
-
-    memory_length: int = 0
-    """States of earlier segments that every layer sees, `m`; 0 for a model without recurrence."""
-    head_dim: int | None = None
-    """Width of one attention head; hidden_size / num_heads unless given."""
-    inner_size: int | None = None
-    """Width between the two products of the MLP; 4 × hidden_size unless given."""
-    cutoffs: tuple[int, ...] = ()
-    """Adaptive embedding and softmax: first word of each cluster after the head, in order of falling frequency."""
-    div_value: int = 1
-    """Each cluster's embeddings are narrower than the last one's by this factor."""
 
 
 class ModelConfig(Config):

@@ -12,7 +12,8 @@ from transformers import BertConfig as TheirConfig
 from transformers import BertForMaskedLM, BertForPreTraining, BertModel, PreTrainedModel
 
 from engine.checkpoint import load_for_inference
-from engine.config import BertConfig, ModelConfig, ParallelConfig, TrainConfig
+from engine.config import ModelConfig, ParallelConfig, TrainConfig
+from engine.family_config import BertConfig
 from engine.formats import parameters_of
 from engine.formats.huggingface_bert import split, their_names
 from engine.formats.huggingface_shards import merge_huggingface, shard_huggingface
