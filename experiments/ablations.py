@@ -30,6 +30,8 @@ class Trained(NamedTuple):
 
     arm: str
     seed: int
+    learning_rate: float | None
+    """Where several are tried."""
     run: RunDirectory
     losses: Sequence[float]
     """Of each iteration, as far as it got."""
@@ -50,9 +52,10 @@ def run_ablation(experiment: Experiment, dataset: Path, runs: Path) -> tuple[Run
     """
     ablation = ablation_of(experiment)
     found = [
-        _train(arm.name, seed, configure(experiment, arm, seed, dataset), runs)
+        _train(arm.name, seed, rate, configure(experiment, arm, seed, dataset, rate), runs)
         for seed in ablation.seeds
         for arm in ablation.arms
+        for rate in ablation.learning_rates or (None,)
     ]
     numbers = [line for one in found for line in _numbers(one)]
     config = {"experiment": experiment.model_dump(mode="json"), "mode": "scaled", "numbers": sha256_json(numbers)}
@@ -76,30 +79,35 @@ def ablation_of(experiment: Experiment) -> Ablation:
     return experiment.ablation
 
 
-def configure(experiment: Experiment, arm: Arm, seed: int, dataset: Path) -> RunConfig:
-    """One arm's run."""
+def configure(experiment: Experiment, arm: Arm, seed: int, dataset: Path, rate: float | None = None) -> RunConfig:
+    """One arm's run, at one constant learning rate if given."""
     ablation = ablation_of(experiment)
+    name = f"{_slug(experiment.name)}-{_slug(arm.name)}-{seed}"
+    rates = {} if rate is None else {"learning_rate": rate, "min_learning_rate": rate}
     values = {
-        "name": f"{_slug(experiment.name)}-{_slug(arm.name)}-{seed}",
+        "name": name if rate is None else f"{name}-{rate:g}",
         "model": {**ablation.model, **arm.model},
-        "train": {**ablation.train, **arm.train, "seed": seed},
+        "train": {**ablation.train, **arm.train, **rates, "seed": seed},
         "data": {"dataset": str(dataset)},
     }
     return parse_config(values, RunConfig, f"ablation {experiment.name}")
 
 
 def format_ablation(experiment: Experiment, records: Sequence[Record]) -> str:
-    """The arms' validation losses by seed, as text."""
+    """The arms' validation losses by seed, at each learning rate if there are several, as text."""
     ablation = ablation_of(experiment)
     lines = [ablation.question]
+    losses = {(one.series, one.x, one.seed): one.value for one in records if one.quantity == "validation_loss"}
+    lost = {(one.series, one.x, one.seed) for one in records if one.quantity == "diverged" and one.value}
     for arm in ablation.arms:
-        mine = {one.seed: one for one in records if (one.series, one.quantity) == (arm.name, "validation_loss")}
-        shown = (f"{mine[seed].value:.4f}" if seed in mine else "diverged" for seed in ablation.seeds)
-        lines.append(f"{arm.name:14} {', '.join(shown)}")
+        for rate in ablation.learning_rates or (None,):
+            keys = [(arm.name, rate, seed) for seed in ablation.seeds]
+            shown = (f"{losses.get(key, math.nan):.4f}{' diverged' if key in lost else ''}" for key in keys)
+            lines.append(f"{arm.name:14} {'' if rate is None else f'{rate:<8g} '}{', '.join(shown)}")
     return "\n".join([*lines, f"validation loss at the end, seeds {', '.join(map(str, ablation.seeds))}"])
 
 
-def _train(arm: str, seed: int, config: RunConfig, runs: Path) -> Trained:
+def _train(arm: str, seed: int, rate: float | None, config: RunConfig, runs: Path) -> Trained:
     from engine.trainer import NotFinite, train
     from engine.training_run import begin_run
 
@@ -112,24 +120,31 @@ def _train(arm: str, seed: int, config: RunConfig, runs: Path) -> Trained:
     metrics = read_metrics(run.path)
     losses = [line["loss"] for line in metrics if line["kind"] == "train"]
     is_number = final is not None and math.isfinite(final)
-    return Trained(arm, seed, run, losses, final if is_number else None, metrics[0]["loss"])
+    return Trained(arm, seed, rate, run, losses, final if is_number else None, metrics[0]["loss"])
 
 
 def _numbers(one: Trained) -> list[dict[str, Any]]:
-    """Records of the loss in blocks of iterations, at the end, and whether it diverged."""
-    line = {"series": one.arm, "kind": "scaled", "seed": one.seed}
-    block = max(len(one.losses) // CURVE_POINTS, 1)
-    curve = [
-        (start + len(part), fmean(part))
-        for start in range(0, len(one.losses), block)
-        for part in (one.losses[start : start + block],)
-    ]
-    found = [
-        line | {"quantity": "training_loss", "x": float(x), "x_name": "iteration", "value": value} for x, value in curve
-    ]
+    """Records of the loss at the end, and whether it diverged; where several learning rates are tried over these, with
+    the highest loss on the way, otherwise with the loss in blocks of iterations.
+    """
+    line: dict[str, Any] = {"series": one.arm, "kind": "scaled", "seed": one.seed}
+    if one.learning_rate is not None:
+        line |= {"x": one.learning_rate, "x_name": "learning_rate"}
+        found = [line | {"quantity": "highest_training_loss", "value": max(one.losses, default=one.untrained_loss)}]
+    else:
+        found = [
+            line | {"quantity": "training_loss", "x": x, "x_name": "iteration", "value": y} for x, y in _curve(one)
+        ]
     if one.validation_loss is not None:
         found.append(line | {"quantity": "validation_loss", "value": one.validation_loss})
     return [*found, line | {"quantity": "diverged", "value": float(one.is_diverged)}]
+
+
+def _curve(one: Trained) -> list[tuple[float, float]]:
+    """Mean losses of blocks of iterations, each with the iteration it ends at."""
+    block = max(len(one.losses) // CURVE_POINTS, 1)
+    parts = [(start, one.losses[start : start + block]) for start in range(0, len(one.losses), block)]
+    return [(float(start + len(part)), fmean(part)) for start, part in parts]
 
 
 def _slug(name: str) -> str:

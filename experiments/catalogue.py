@@ -89,6 +89,8 @@ class Ablation(Config):
     model: dict[str, Any]
     train: dict[str, Any]
     arms: tuple[Arm, ...]
+    learning_rates: tuple[float, ...] = ()
+    """Constant rates that every arm is trained at, each apart, in place of the recipe's."""
     seeds: tuple[int, ...] = (1, 2)
 
 
