@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.tokens.samples import BlendedSamples, PackedSamples, blending_indices, normalized
 from data_pipeline.tokens.token_file import TokenFile
+from engine.batch_schedule import BatchSchedule
 from lineage.errors import BadInput
 
 
@@ -38,11 +39,11 @@ class TrainingBatches:
     """Training sequences in their order, of one token file or of several with their weights."""
 
     def __init__(
-        self, parts: Sequence[tuple[TokenFile, float]], seq_length: int, global_batch_size: int, microbatch_size: int,
+        self, parts: Sequence[tuple[TokenFile, float]], seq_length: int, schedule: BatchSchedule, microbatch_size: int,
         iterations: int, seed: int,
     ) -> None:  # fmt: skip
-        self._global, self._micro = global_batch_size, microbatch_size
-        num_samples = iterations * global_batch_size
+        self._schedule, self._micro = schedule, microbatch_size
+        num_samples = schedule.samples_before(iterations)
         self.samples: PackedSamples | BlendedSamples
         if len(parts) == 1:
             self.samples = PackedSamples(parts[0][0], num_samples, seq_length, seed)
@@ -51,27 +52,30 @@ class TrainingBatches:
 
     def microbatches(self, iteration: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
         """This rank's microbatches of `iteration` (from 0)."""
-        for places in place_groups(self._global, self._micro, dp_rank, dp):
-            tokens = np.stack([self.samples.sample(iteration * self._global + place) for place in places])
+        first = self._schedule.samples_before(iteration)
+        for places in place_groups(self._schedule.batch_size(iteration), self._micro, dp_rank, dp):
+            tokens = np.stack([self.samples.sample(first + place) for place in places])
             yield Microbatch(tokens, places)
 
 
 class TrainingStreams:
     """Training sequences of a model with memory: each place of the global batch reads on where it stopped.
 
-    The documents, shuffled as for other models, are one line of tokens; place p reads the p-th of equal parts of it.
+    The documents, shuffled as for other models, are one line of tokens; place p reads the p-th of equal parts of it. A
+    place that a growing batch comes to later begins as far into its part as the others are.
     """
 
     def __init__(
-        self, token_file: TokenFile, seq_length: int, global_batch_size: int, microbatch_size: int, iterations: int,
+        self, token_file: TokenFile, seq_length: int, schedule: BatchSchedule, microbatch_size: int, iterations: int,
         seed: int,
     ) -> None:  # fmt: skip
-        self._global, self._micro, self._iterations = global_batch_size, microbatch_size, iterations
-        self.samples = PackedSamples(token_file, iterations * global_batch_size, seq_length, seed)
+        self._schedule, self._micro, self._iterations = schedule, microbatch_size, iterations
+        places = schedule.batch_size(iterations - 1)
+        self.samples = PackedSamples(token_file, iterations * places, seq_length, seed)
 
     def microbatches(self, iteration: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
         """This rank's microbatches of `iteration` (from 0)."""
-        for places in place_groups(self._global, self._micro, dp_rank, dp):
+        for places in place_groups(self._schedule.batch_size(iteration), self._micro, dp_rank, dp):
             numbers = [place * self._iterations + iteration for place in places]
             yield Microbatch(np.stack([self.samples.consecutive(number) for number in numbers]), places)
 

@@ -148,7 +148,8 @@ def print_plan(config: RunConfig, ranks: int | None = None) -> None:
     print(f"config digest      {sha256_json(config.model_dump(mode='json'))}")
     print(f"parameters         {parameter_count(model):,}")
     print(f"tokens             {tokens_trained(model, train):,}")
-    print(f"FLOPs              {flops_per_iteration(model, train) * train.iterations:.3e}")
+    flops_per_token = flops_per_iteration(model, train) / (train.global_batch_size * model.seq_length)
+    print(f"FLOPs              {flops_per_token * tokens_trained(model, train):.3e}")
     print(f"layout             {_describe_layout(config, layout)}")
     print(
         f"memory per rank    {sum(memory.values()) / 2**30:.2f} GiB: model and optimizer "

@@ -111,6 +111,10 @@ class TrainConfig(Config):
     """Optimizer steps."""
     global_batch_size: int = 512
     """Sequences per iteration over all data-parallel ranks."""
+    rampup_batch_size: tuple[int, int, int] | None = None
+    """Start, increment and samples, as Megatron-LM's `--rampup-batch-size`: sequences per iteration grow from start to
+    the global batch by increments, spread evenly over so many samples. The learning rate goes by iterations all the
+    same."""
     microbatch_size: int = 8
     """Sequences per forward pass of one rank."""
     learning_rate: float = 1.5e-4
@@ -170,11 +174,33 @@ class TrainConfig(Config):
                 f"global_batch_size = {self.global_batch_size} is not a multiple of "
                 f"microbatch_size = {self.microbatch_size}"
             )
+        if self.rampup_batch_size:
+            self._check_rampup(*self.rampup_batch_size)
         if self.warmup_iterations >= self.iterations:
             raise ValueError(
                 f"warmup_iterations = {self.warmup_iterations} is not below iterations = {self.iterations}"
             )
         return self
+
+    def _check_rampup(self, start: int, increment: int, samples: int) -> None:
+        shown = f"rampup_batch_size = {[start, increment, samples]}"
+        if min(start, increment, samples) < 1:
+            raise ValueError(f"{shown}: start, increment and samples must be at least 1")
+        if start > self.global_batch_size or (self.global_batch_size - start) % increment:
+            raise ValueError(
+                f"{shown} does not reach global_batch_size = {self.global_batch_size} from {start} in steps of "
+                f"{increment}"
+            )
+        if start % self.microbatch_size or increment % self.microbatch_size:
+            raise ValueError(
+                f"{shown}: start and increment must be multiples of microbatch_size = {self.microbatch_size}"
+            )
+
+    @property
+    def batch_in_microbatches(self) -> int:
+        """Microbatches of an iteration over all data-parallel ranks; of a growing batch their common divisor."""
+        start, increment, _ = self.rampup_batch_size or (0, 0, 0)
+        return math.gcd(self.global_batch_size, start, increment) // self.microbatch_size
 
 
 class ParallelConfig(Config):

@@ -1,6 +1,7 @@
 """Parameters, floating-point operations and bytes in closed form. Imports no torch."""
 
 from data_pipeline.tokens.special_tokens import MASKED_SHARE
+from engine.batch_schedule import BatchSchedule
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 
 
@@ -58,7 +59,7 @@ def _transformer_xl_forward_flops(model: ModelConfig) -> float:
 
 def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
     """Tokens seen in the whole run."""
-    return train.iterations * train.global_batch_size * model.seq_length
+    return BatchSchedule(train).samples_before(train.iterations) * model.seq_length
 
 
 def state_bytes_per_parameter(precision: Precision) -> int:

@@ -23,7 +23,7 @@ def default_ranks(config: RunConfig) -> int:
     """One rank per GPU, or per processor core without GPUs, as many as divide the batch; at least tp × pp."""
     model_ranks = config.parallel.tp * config.parallel.pp
     available = max((len(list_gpus()) or available_cores()) // model_ranks, 1)
-    microbatches = config.train.global_batch_size // config.train.microbatch_size
+    microbatches = config.train.batch_in_microbatches
     return model_ranks * max(dp for dp in range(1, min(available, microbatches) + 1) if microbatches % dp == 0)
 
 

@@ -10,6 +10,7 @@ from data_pipeline.tokens.sentence_pairs import PairSample, PairSamples
 from data_pipeline.tokens.sentences import Vocabulary
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import Tokenizer
+from engine.batch_schedule import BatchSchedule
 from engine.batches import Microbatch, PairArrays, place_groups
 
 
@@ -57,14 +58,15 @@ class PairSource:
 class PairTrainingBatches:
     """Training samples in their order."""
 
-    def __init__(self, source: PairSource, global_batch_size: int, microbatch_size: int, iterations: int) -> None:
-        self._source, self._global, self._micro = source, global_batch_size, microbatch_size
-        source.prepare(iterations * global_batch_size)
+    def __init__(self, source: PairSource, schedule: BatchSchedule, microbatch_size: int, iterations: int) -> None:
+        self._source, self._schedule, self._micro = source, schedule, microbatch_size
+        source.prepare(schedule.samples_before(iterations))
 
     def microbatches(self, iteration: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
         """This rank's microbatches of `iteration` (from 0)."""
-        for places in place_groups(self._global, self._micro, dp_rank, dp):
-            yield self._source.microbatch([iteration * self._global + place for place in places], places)
+        first = self._schedule.samples_before(iteration)
+        for places in place_groups(self._schedule.batch_size(iteration), self._micro, dp_rank, dp):
+            yield self._source.microbatch([first + place for place in places], places)
 
 
 class PairValidationBatches:

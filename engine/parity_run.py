@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
+from engine.batch_schedule import BatchSchedule
 from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.dataset import DatasetFacts
@@ -198,7 +199,8 @@ def train_and_show(work: Work, layout: ParityLayout, take: Callable[[Piece, str]
                 watches.callback(_watch(chunk, mesh, firsts, train.microbatch_size, show))
             total = model.forward_backward(microbatches, reducer)
         memory.move_on()
-        show("mean loss", mesh.pp.all_reduce(mesh.dp.all_reduce(total)).item() / train.global_batch_size)
+        batch_size = BatchSchedule(train).batch_size(iteration)
+        show("mean loss", mesh.pp.all_reduce(mesh.dp.all_reduce(total)).item() / batch_size)
         reducer.finish(len(microbatches))
         for parameter in reversed(model.parameters):
             show(f"gradient of {parameter.name}", parameter.local.grad, parameter_start(parameter))

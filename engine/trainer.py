@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.batch_schedule import BatchSchedule
 from engine.batches import place_groups
 from engine.checkpoint import TrainingState, checkpoint_path, complete_checkpoints, remove_old, save_checkpoint
 from engine.config import RunConfig
@@ -96,6 +97,7 @@ class Trainer:
     def __init__(self, config: RunConfig, run: RunDirectory, dataset: DatasetFacts, mesh: ParallelMesh) -> None:
         self.config, self.run, self.dataset, self.mesh = config, run, dataset, mesh
         train, model = config.train, config.model
+        self.schedule = BatchSchedule(train)
         self.memory = PeakMemory(mesh.device)
         self.peak_bytes = 0
         self.model = PartitionedModel(model, config.parallel, mesh, DTYPES[train.precision], train.seed)
@@ -108,7 +110,8 @@ class Trainer:
         self.streams = StreamMemory(model, mesh)
         self.state = resume(run.path, self.model.parameters, self.optimizer, lambda probe: self._loss_of(probe.tokens))
         if self.state.iteration:
-            groups = place_groups(train.global_batch_size, train.microbatch_size, mesh.dp.rank, mesh.dp.size)
+            batch_size = self.schedule.batch_size(self.state.iteration - 1)
+            groups = place_groups(batch_size, train.microbatch_size, mesh.dp.rank, mesh.dp.size)
             layers = [number for chunk in self.model.chunks for number in chunk.stage.layers]
             self.streams.load(checkpoint_path(run.path, self.state.iteration), groups, layers)
         if self.scaler and self.state.loss_scaler:
@@ -166,7 +169,8 @@ class Trainer:
         """One optimizer step; returns its metrics and whether some rank was asked to stop."""
         start = time.monotonic()
         train, mesh = self.config.train, self.mesh
-        num_microbatches = train.global_batch_size // (train.microbatch_size * mesh.dp.size)
+        batch_size = self.schedule.batch_size(iteration)
+        num_microbatches = batch_size // (train.microbatch_size * mesh.dp.size)
         scale = self.scaler.scale if self.scaler else 1.0
         self.optimizer.zero_gradients()
         batches = list(self.batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size))
@@ -186,7 +190,7 @@ class Trainer:
         stop = torch.tensor(float(self.stop_requested), dtype=torch.float64, device=mesh.device)
         report = torch.stack([loss_sum, *mesh.tp.all_reduce(torch.stack([stop, self.reducer.local_square]))])
         mesh.pp.all_reduce(mesh.dp.all_reduce(report))
-        loss_value = report[0].item() / train.global_batch_size
+        loss_value = report[0].item() / batch_size
         norm = self.optimizer.gradient_norm()
         rate = learning_rate(train, self.optimizer.steps + 1)
         spike = self.recent.add(loss_value, norm)
@@ -205,10 +209,13 @@ class Trainer:
         if self.scaler:
             self.scaler.update(overflow=not math.isfinite(norm))
         seconds = time.monotonic() - start
-        tokens_seen = train.global_batch_size * self.config.model.seq_length
+        tokens_seen = batch_size * self.config.model.seq_length
+        flops = flops_per_iteration(self.config.model, train) * batch_size / train.global_batch_size
         line = {
             "kind": "train",
             "iteration": iteration + 1,
+            "batch_size": batch_size,
+            "samples": self.schedule.samples_before(iteration + 1),
             "loss": loss_value,
             "learning_rate": rate,
             "gradient_norm": norm if math.isfinite(norm) else None,
@@ -217,10 +224,10 @@ class Trainer:
             "skipped": is_skipped,
             "seconds": round(seconds, 5),
             "tokens_per_second": round(tokens_seen / seconds, 1),
-            "model_tflops": flops_per_iteration(self.config.model, train) / seconds / 1e12,
+            "model_tflops": flops / seconds / 1e12,
         }
         if self.noise:
-            line |= self.noise.measure(report[2].item() / mesh.dp.size, norm, train.global_batch_size, mesh.dp.size)
+            line |= self.noise.measure(report[2].item() / mesh.dp.size, norm, batch_size, mesh.dp.size)
         if timeline is not None:
             self._write_timeline(iteration + 1, num_microbatches, timeline)
         return line, report[1].item() > 0

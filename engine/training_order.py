@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_pipeline.tokens.token_file import TokenFile
+from engine.batch_schedule import BatchSchedule
 from engine.batches import TrainingBatches, TrainingStreams
 from engine.config import RunConfig
 from engine.pair_batches import PairSource, PairTrainingBatches, read_vocabulary
@@ -14,10 +15,11 @@ def training_batches(
 ) -> TrainingBatches | TrainingStreams | PairTrainingBatches:
     """The model's microbatches of token files with their weights; a BERT needs the directory of their tokenizer."""
     train, model = config.train, config.model
-    sizes = (model.seq_length, train.global_batch_size, train.microbatch_size, iterations, train.seed)
+    schedule = BatchSchedule(train)
+    sizes = (model.seq_length, schedule, train.microbatch_size, iterations, train.seed)
     if model.family == "transformer-xl":
         return TrainingStreams(parts[0][0], *sizes)
     if model.family == "bert":
         source = PairSource(parts, read_vocabulary(tokenizer, model.text_vocab_size), model.seq_length, train.seed)
-        return PairTrainingBatches(source, train.global_batch_size, train.microbatch_size, iterations)
+        return PairTrainingBatches(source, schedule, train.microbatch_size, iterations)
     return TrainingBatches(parts, *sizes)

@@ -1,10 +1,13 @@
 """A published recipe at laptop size. Imports no torch."""
 
 from engine.config import ParallelConfig, RunConfig, TwinScale
+from lineage.errors import BadInput
 
 
 def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
     """The twin of a published recipe: same code path, smaller by one stated rule (`TwinScale.sentence`)."""
+    if config.train.rampup_batch_size:
+        raise BadInput("a growing batch has no twin: leave train.rampup_batch_size out and set it on the twin")
     scale = scale or TwinScale()
     model, train = config.model, config.train
     batch = max(train.global_batch_size // scale.global_batch_size, 1)

@@ -40,7 +40,7 @@ def layout_of(config: RunConfig, ranks: int) -> Layout:
     """
     tp, pp = config.parallel.tp, config.parallel.pp
     num_heads, padded_vocab_size = config.model.num_heads, config.model.padded_vocab_size
-    batch_in_microbatches = config.train.global_batch_size // config.train.microbatch_size
+    batch_in_microbatches = config.train.batch_in_microbatches
     for size, what in ((num_heads, "attention heads"), (padded_vocab_size, "vocabulary rows"), (ranks, "ranks")):
         if size % tp:
             raise BadInput(f"tp = {tp} does not divide the {size} {what}; it can be {_divisors(size)}")
@@ -60,9 +60,19 @@ def layout_of(config: RunConfig, ranks: int) -> Layout:
         )
     dp = ranks // (tp * pp)
     if batch_in_microbatches % dp:
+        ramp = ", by which a growing one is divided," if config.train.rampup_batch_size else ""
         raise BadInput(
-            f"the global batch of {batch_in_microbatches} microbatches does not divide over {dp} data-parallel ranks; "
-            f"their number can be {_divisors(batch_in_microbatches)}"
+            f"the global batch of {batch_in_microbatches} microbatches{ramp} does not divide over {dp} data-parallel "
+            f"ranks; their number can be {_divisors(batch_in_microbatches)}"
+        )
+    if (
+        config.train.rampup_batch_size
+        and config.parallel.schedule == "interleaved"
+        and batch_in_microbatches // dp % pp
+    ):
+        raise BadInput(
+            f"the interleaved schedule wants multiples of pp = {pp} microbatches, and the growing batch has "
+            f"{batch_in_microbatches // dp} for each data-parallel rank, or a multiple of that"
         )
     if config.parallel.shard_parameters:
         _check_zero3(config, dp)

@@ -12,7 +12,8 @@ PURE = {
     "data_pipeline": [module_name(path) for path in modules("data_pipeline")],
     "engine": [
         "engine.config", "engine.family_config", "engine.costs", "engine.parallel.layout", "engine.batches",
-        "engine.dataset", "engine.launch", "engine.training_run", "engine.optim.schedule", "engine.cli",
+        "engine.batch_schedule", "engine.dataset", "engine.launch", "engine.training_run", "engine.optim.schedule",
+        "engine.cli",
         "engine.parity", "engine.metrics", "engine.pipeline.timeline",
     ],
     "evaluation": ["evaluation.tasks", "evaluation.tables", "evaluation.compare", "evaluation.cli"],

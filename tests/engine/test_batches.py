@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
+from engine.batch_schedule import BatchSchedule
 from engine.batches import TrainingBatches, ValidationBatches
+from engine.config import TrainConfig
 from lineage.errors import BadInput
 
 SIZES = np.array([5, 3, 7, 4, 6], dtype=np.int32)
@@ -23,7 +25,8 @@ def token_file(tmp_path: Path) -> TokenFile:
 
 
 def test_every_dp_degree_sees_the_same_global_batch(token_file: TokenFile) -> None:
-    batches = TrainingBatches([(token_file, 1.0)], 2, global_batch_size=4, microbatch_size=1, iterations=2, seed=7)
+    schedule = BatchSchedule(TrainConfig(global_batch_size=4, microbatch_size=1))
+    batches = TrainingBatches([(token_file, 1.0)], 2, schedule, microbatch_size=1, iterations=2, seed=7)
     seen = {}
     for dp in (1, 2, 4):
         rows: dict[int, list[int]] = {}

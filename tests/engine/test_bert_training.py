@@ -9,9 +9,10 @@ import torch
 import experiments
 from data_pipeline.tokens.token_file import TokenFile
 from engine import parity_run
+from engine.batch_schedule import BatchSchedule
 from engine.checkpoint import load_for_inference
 from engine.cli import read_run_config
-from engine.config import ModelConfig, RunConfig
+from engine.config import ModelConfig, RunConfig, TrainConfig
 from engine.costs import flops_per_iteration, parameter_count
 from engine.model.bert import BERT
 from engine.pair_batches import PairSource, PairTrainingBatches, PairValidationBatches, read_vocabulary
@@ -80,7 +81,7 @@ def test_ranks_share_the_samples_of_one_order(dataset: Path) -> None:
     source = PairSource(
         [(TokenFile(dataset / "train_text_document"), 1.0)], read_vocabulary(dataset / "tokenizer", 290), 32, 5
     )
-    batches = PairTrainingBatches(source, 8, 2, 10)
+    batches = PairTrainingBatches(source, BatchSchedule(TrainConfig(global_batch_size=8, microbatch_size=2)), 2, 10)
     whole = list(batches.microbatches(3, 0, 1))
     parts = [one for rank in range(2) for one in batches.microbatches(3, rank, 2)]
     by_place = {places: one.tokens for one in parts for places in [one.places]}

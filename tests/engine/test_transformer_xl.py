@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from data_pipeline.tokens.token_file import TokenFile
+from engine.batch_schedule import BatchSchedule
 from engine.batches import TrainingStreams, ValidationStreams
 from engine.config import ModelConfig, RunConfig, TrainConfig
 from engine.costs import parameter_count
@@ -179,7 +180,8 @@ def test_what_cannot_be_divided_is_refused(model: dict[str, Any], parallel: dict
 @settings(max_examples=10, deadline=None)
 def test_each_place_reads_on_where_it_stopped(dataset: Path, iterations: int, batch: int, seed: int) -> None:
     (file, _), *_ = DatasetFacts.read(dataset).token_files("train")
-    streams = TrainingStreams(file, 32, 2 * batch, batch, iterations, seed)
+    schedule = BatchSchedule(TrainConfig(global_batch_size=2 * batch, microbatch_size=batch))
+    streams = TrainingStreams(file, 32, schedule, batch, iterations, seed)
     read: dict[int, list[np.ndarray[Any, Any]]] = {place: [] for place in range(2 * batch)}
     for iteration in range(iterations):
         for rank in range(2):

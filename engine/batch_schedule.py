@@ -1,0 +1,56 @@
+"""Global batch size against iteration (Megatron-LM, `num_microbatches_calculator.py`). Imports no torch."""
+
+from bisect import bisect_right
+from typing import NamedTuple
+
+from engine.config import TrainConfig
+
+
+class _Phase(NamedTuple):
+    """Iterations of one batch size, up to the next phase."""
+
+    iteration: int
+    """The first, from 0."""
+    sample: int
+    """Samples before it."""
+    batch_size: int
+
+
+class BatchSchedule:
+    """How many samples each iteration takes, and how many were taken before it.
+
+    With `train.rampup_batch_size` = (start, increment, samples) the batch grows from start by increment, each time that
+    an equal part of the samples has been taken; after all of them it is `train.global_batch_size`.
+    """
+
+    def __init__(self, train: TrainConfig) -> None:
+        self._phases = [_Phase(0, 0, train.global_batch_size)]
+        if train.rampup_batch_size:
+            start, increment, samples = train.rampup_batch_size
+            self._phases = _ramp(start, increment, samples, (train.global_batch_size - start) // increment)
+
+    def batch_size(self, iteration: int) -> int:
+        """Samples of `iteration` (from 0)."""
+        return self._phase(iteration).batch_size
+
+    def samples_before(self, iteration: int) -> int:
+        """Samples of all iterations before this one."""
+        phase = self._phase(iteration)
+        return phase.sample + (iteration - phase.iteration) * phase.batch_size
+
+    def _phase(self, iteration: int) -> _Phase:
+        return self._phases[bisect_right(self._phases, iteration, key=lambda phase: phase.iteration) - 1]
+
+
+def _ramp(start: int, increment: int, samples: int, steps: int) -> list[_Phase]:
+    """The phases, of which a short ramp leaves some out."""
+    phases, iteration, taken, step = [], 0, 0, 0
+    while step < steps:
+        if samples * (step + 1) > taken * steps:  # the next step is not reached yet
+            batch_size = start + step * increment
+            phases.append(_Phase(iteration, taken, batch_size))
+            left = samples * (step + 1) - taken * steps
+            count = -(-left // (batch_size * steps))
+            iteration, taken = iteration + count, taken + count * batch_size
+        step += 1
+    return [*phases, _Phase(iteration, taken, start + steps * increment)]

@@ -1,0 +1,110 @@
+"""A growing batch is Megatron-LM's, and its samples come once each, in one order, on any layout and after any stop."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.batch_schedule import BatchSchedule
+from engine.batches import TrainingBatches
+from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
+from engine.costs import tokens_trained
+from engine.dataset import DatasetFacts
+from engine.parallel.layout import layout_of
+from engine.trainer import train
+from engine.training_order import training_batches
+from engine.training_run import read_metrics, read_summary
+from engine.twin import shrink
+from lineage.errors import BadInput
+from tests.engine.small_run import assert_same_training, in_two_sessions, small_config
+
+GROWING: dict[str, Any] = {
+    "rampup_batch_size": [2, 2, 18], "global_batch_size": 8, "microbatch_size": 2, "iterations": 12,
+    "checkpoint_interval": 6, "validation_interval": 20,
+}  # fmt: skip
+
+
+@given(
+    start=st.integers(1, 20), increment=st.integers(1, 10), steps=st.integers(1, 12), samples=st.integers(1, 2000)
+)  # fmt: skip
+@settings(deadline=None)
+def test_every_iteration_has_the_batch_of_megatron_core(start: int, increment: int, steps: int, samples: int) -> None:
+    from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
+
+    largest = start + steps * increment
+    theirs = RampupBatchsizeNumMicroBatchesCalculator(largest, 1, 1, False, 1, start, increment, samples)
+    ramp = (start, increment, samples)
+    ours = BatchSchedule(TrainConfig(global_batch_size=largest, microbatch_size=1, rampup_batch_size=ramp))
+    taken = 0
+    for iteration in range(60):
+        assert ours.samples_before(iteration) == taken
+        theirs.update(taken, consistency_check=False)
+        found = theirs.get_current_global_batch_size()
+        on_edge = taken * steps % samples == 0  # where theirs depends on how a division in floating point rounds
+        assert found == ours.batch_size(iteration) or (on_edge and found == ours.batch_size(iteration) - increment)
+        taken += ours.batch_size(iteration)
+
+
+def test_a_run_takes_each_sample_once_and_says_how_many(dataset: Path, tmp_path: Path) -> None:
+    config = small_config(dataset, **GROWING)
+    run = train(config, tmp_path / "whole").path
+    lines = [line for line in read_metrics(run) if line["kind"] == "train"]
+    sizes = [line["batch_size"] for line in lines]
+    assert sizes == [2, 2, 2, 4, 4, 6, *[8] * 6]  # 6 samples a step, as far as whole iterations allow
+    assert [line["samples"] for line in lines] == [sum(sizes[:end]) for end in range(1, 13)]
+    assert read_summary(run)["tokens"] == tokens_trained(config.model, config.train) == sum(sizes) * 32
+
+
+@pytest.mark.parametrize("stop_after", [2, 5])
+def test_a_stop_on_the_way_up_changes_nothing(
+    stop_after: int, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xl = {"family": "transformer-xl", "transformer_xl": {"memory_length": 16}, "dropout": 0.0}
+    config = small_config(dataset, model=xl if stop_after == 5 else None, **GROWING)
+    whole = train(config, tmp_path / "whole").path
+    assert_same_training(in_two_sessions(config, tmp_path / "parts", stop_after, monkeypatch), whole)
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_ranks_share_one_order_of_samples(dp: int, dataset: Path) -> None:
+    batches = training_batches(
+        small_config(dataset, **GROWING), DatasetFacts.read(dataset).token_files("train"), 12, None
+    )
+    assert isinstance(batches, TrainingBatches)
+    seen: dict[int, list[int]] = {}
+    for iteration, before in ((2, 4), (3, 6), (5, 14), (6, 20), (7, 28)):
+        for rank in range(dp):
+            for one in batches.microbatches(iteration, rank, dp) if dp == 1 or iteration > 5 else ():
+                seen |= {before + place: row.tolist() for place, row in zip(one.places, one.tokens, strict=True)}
+    assert {*range(20, 36)} <= seen.keys()
+    assert all(row == batches.samples.sample(number).tolist() for number, row in seen.items())
+
+
+@pytest.mark.parametrize(
+    ("ramp", "sentence"),
+    [
+        ([0, 2, 10], "must be at least 1"),
+        ([3, 2, 10], "does not reach global_batch_size = 8 from 3 in steps of 2"),
+        ([10, 2, 10], "does not reach global_batch_size = 8 from 10"),
+        ([5, 3, 10], "must be multiples of microbatch_size = 2"),
+    ],
+)
+def test_a_ramp_that_does_not_fit_is_refused(ramp: list[int], sentence: str, dataset: Path) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        small_config(dataset, **(GROWING | {"rampup_batch_size": ramp}))
+
+
+def test_a_ramp_is_divided_over_ranks_or_refused() -> None:
+    model = ModelConfig(num_layers=4, hidden_size=16, num_heads=4)
+    growing = TrainConfig(global_batch_size=16, microbatch_size=1, rampup_batch_size=(4, 4, 100))
+    config = RunConfig(name="ramp", model=model, train=growing)
+    assert layout_of(config, 4).dp == 4
+    with pytest.raises(BadInput, match=r"4 microbatches, by which a growing one is divided, does not divide over 8"):
+        layout_of(config, 8)
+    interleaved = ParallelConfig(pp=2, chunks=2, schedule="interleaved")
+    with pytest.raises(BadInput, match="wants multiples of pp = 2 microbatches"):
+        layout_of(config.model_copy(update={"parallel": interleaved}), 8)
+    with pytest.raises(BadInput, match="a growing batch has no twin"):
+        shrink(config)
