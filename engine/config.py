@@ -2,12 +2,12 @@
 
 import math
 import re
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic import model_validator
 
 from data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
+from engine.data_config import DataSection
 from engine.family_config import BertConfig, TransformerXLConfig
 from engine.pipeline.schedule import ScheduleName
 from engine.recompute import Recompute
@@ -241,34 +241,6 @@ class ParallelConfig(Config):
         return Recompute(self.recompute_layers if self.recompute == "full" else 0, self.recompute == "selective")
 
 
-class DataSection(Config):
-    """Where the tokens are."""
-
-    dataset: Path | tuple[tuple[Path, float], ...] | None = None
-    """Dataset directory made by `mlm-data run`, or several, each with its weight: `[["runs/a", 0.7], ["runs/b", 0.3]]`.
-    Weights are divided by their sum."""
-
-    @field_validator("dataset", mode="wrap")
-    @classmethod
-    def _in_words(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        try:
-            return handler(value)
-        except ValidationError as error:
-            raise ValueError(f"{value!r} is neither a directory nor a list of [directory, weight] pairs") from error
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if isinstance(self.dataset, tuple):
-            if not self.dataset:
-                raise ValueError("dataset = [] names no dataset")
-            for number, (directory, weight) in enumerate(self.dataset):
-                if not 0 < weight < math.inf:
-                    raise ValueError(f"the weight of dataset {directory}, {weight}, must be above 0 and finite")
-                if directory in dict(self.dataset[:number]):
-                    raise ValueError(f"dataset {directory} is named twice: give it one weight")
-        return self
-
-
 class RecordConfig(Config):
     """What a run writes down beside its results; none of it changes them."""
 
@@ -323,4 +295,9 @@ class RunConfig(Config):
             raise ValueError(f"name = {self.name!r} cannot name a directory: letters, digits, '-', '_' and '.' can")
         if self.model.family == "transformer-xl" and isinstance(self.data.dataset, tuple):
             raise ValueError("a Transformer-XL reads one dataset on and on: data.dataset must be one directory")
+        if self.record.noise_scale and self.parallel.shard_parameters:
+            raise ValueError(
+                "record.noise_scale wants the gradient of each data-parallel rank, which none ever has with "
+                "parallel.shard_parameters: leave one of them out"
+            )
         return self

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.config import DataSection, RunConfig
+from engine.config import RunConfig
+from engine.data_config import DataSection
 from engine.dataset import DatasetFacts
 from engine.trainer import train
 from engine.training_run import begin_run, read_metrics

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import ModelConfig, ParallelConfig, TrainConfig
+from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from engine.optim.choice import build_optimizer
 from engine.optim.noise_scale import GradientMoments, NoiseScaleMeter, gradient_moments, noise_scale
 from engine.parallel.layout import Layout
@@ -18,6 +18,8 @@ from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.partition import PartitionedModel
 from engine.trainer import train
 from engine.training_run import read_metrics
+from lineage.config import parse_config
+from lineage.errors import BadInput
 from tests.engine.small_run import small_config
 from tests.ranks import run_ranks
 
@@ -91,3 +93,12 @@ def test_an_iteration_without_a_gradient_counts_for_nothing() -> None:
     }  # fmt: skip
     found = meter.measure(3.0, 1.5, 8, 2)
     assert found["noise_scale"] == noise_scale([gradient_moments(3.0, 4, 2.25, 8)])
+
+
+def test_shards_of_parameters_have_no_gradient_to_compare(dataset: Path) -> None:
+    values = small_config(dataset).model_dump() | {
+        "record": {"noise_scale": True},
+        "parallel": {"shard_parameters": True},
+    }
+    with pytest.raises(BadInput, match="wants the gradient of each data-parallel rank, which none ever has"):
+        parse_config(values, RunConfig, "the test")

@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from engine.checkpoint import TrainingState, save_checkpoint
-from engine.config import DataSection, RunConfig
+from engine.config import RunConfig
+from engine.data_config import DataSection
 from engine.optim.adam import FlatAdamW
 from engine.parallel.sharding import sharded_parameters
 from engine.shards import stored_dtype

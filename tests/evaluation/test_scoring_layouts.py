@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from engine.checkpoint import TrainingState, save_checkpoint
-from engine.config import DataSection, ParallelConfig, RunConfig
+from engine.config import ParallelConfig, RunConfig
+from engine.data_config import DataSection
 from engine.optim.adam import FlatAdamW
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import build_mesh
