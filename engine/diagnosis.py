@@ -62,7 +62,13 @@ def _note(found: list[str], name: str, tensor: torch.Tensor) -> None:
 
 
 def _note_output(found: list[str], name: str) -> Callable[[nn.Module, Any, torch.Tensor], None]:
-    return lambda module, inputs, output: _note(found, name, output)
+    """A module's bias is part of its output, also where a later kernel adds it."""
+
+    def hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        bias = getattr(module, "bias", None)
+        _note(found, name, output if bias is None else torch.cat([output.flatten(), bias.flatten()]))
+
+    return hook
 
 
 def _join(numbers: Sequence[int]) -> str:

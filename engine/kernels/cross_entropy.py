@@ -3,6 +3,8 @@
 Shapes: n positions, h hidden, v padded vocabulary, t tensor-parallel ranks.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,31 +38,49 @@ def chunked(
 
     Per chunk one maximum and one sum are all-reduced, of one and of two numbers for each position.
     """
-    loss: torch.Tensor = _Chunked.apply(hidden, weight, targets, vocab_size, axis)
+    return in_chunks(hidden, weight, targets, vocab_size, axis, ROWS, CHUNK_BYTES)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A device's loops over rows of logits, as `log_sum` and `softmax_gradient` below."""
+
+    log_sum: Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor, torch.Tensor, float], None]
+    softmax_gradient: Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor, float], None]
+
+
+def in_chunks(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis, rows: Rows,
+    chunk_bytes: int,
+) -> torch.Tensor:  # fmt: skip
+    """`chunked` with a device's loops, and at most so many bytes of logits at a time."""
+    loss: torch.Tensor = _Chunked.apply(hidden, weight, targets, vocab_size, axis, rows, chunk_bytes)
     return loss
 
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis
-    ) -> torch.Tensor:
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis,
+        loops: Rows, chunk_bytes: int,
+    ) -> torch.Tensor:  # fmt: skip
         hidden, start = hidden.contiguous(), axis.rank * len(weight)
         columns = min(max(vocab_size - start, 0), len(weight))
-        chunks = -(-len(hidden) * len(weight) * weight.element_size() // CHUNK_BYTES)
+        chunks = -(-len(hidden) * len(weight) * weight.element_size() // chunk_bytes)
         chunk = -(-len(hidden) // chunks)
         to_hidden, to_weight = torch.empty(0), _Sum(weight)
         if is_trained := any(ctx.needs_input_grad):
             to_hidden = torch.empty_like(hidden)
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         local = (targets - start).contiguous()
         for first in range(0, len(hidden), chunk):
             here = slice(first, first + chunk)
-            rows, target = hidden[here], array(local[here])
+            rows, target = hidden[here], local[here]
             logits = rows @ weight.t()
-            top, own = torch.empty(len(rows)), torch.empty(2, len(rows))
+            top = torch.empty(len(rows), device=hidden.device)
+            own = torch.empty(2, len(rows), device=hidden.device)
             factor = 1.0 / len(hidden) if is_trained and axis.size == 1 else 0.0
-            _log_sum(array(logits), columns, target, array(top), array(own), factor)
+            loops.log_sum(logits, columns, target, top, own, factor)
             if axis.size > 1:
                 before = top.clone()
                 axis.all_reduce(top, dist.ReduceOp.MAX)
@@ -69,7 +89,7 @@ class _Chunked(torch.autograd.Function):
             log_sum = own[0].log_().add_(top)
             total += (log_sum - own[1]).sum(dtype=torch.float64)
             if is_trained and axis.size > 1:
-                _softmax_gradient(array(logits), columns, target, array(log_sum), 1.0 / len(hidden))
+                loops.softmax_gradient(logits, columns, target, log_sum, 1.0 / len(hidden))
             if is_trained:
                 torch.mm(logits, weight, out=to_hidden[here])
                 to_weight.add(logits, rows)
@@ -78,12 +98,12 @@ class _Chunked(torch.autograd.Function):
         return (total / len(hidden)).float()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         to_hidden, to_weight = ctx.saved_tensors
-        if (factor := gradient.item()) != 1.0:
-            to_hidden.mul_(factor)
-            to_weight.mul_(factor)
-        return to_hidden, to_weight, None, None, None
+        if gradient.is_cuda or gradient.item() != 1.0:  # a GPU's value would have to be waited for
+            to_hidden.mul_(gradient)
+            to_weight.mul_(gradient)
+        return to_hidden, to_weight, None, None, None, None, None
 
 
 class _Sum:
@@ -108,12 +128,28 @@ class _Sum:
         return self._found.to(self._dtype)
 
 
-@Compiled
-def _log_sum(logits: Array, columns: int, targets: Array, top: Array, own: Array, factor: float) -> None:
+def log_sum(
+    logits: torch.Tensor, columns: int, targets: torch.Tensor, top: torch.Tensor, own: torch.Tensor, factor: float
+) -> None:
     """For each row the largest logit, and in `own` [2, n] the sum of exponentials less that and the target's logit.
 
     With a `factor` the logits become the gradient while they are in the cache: right where these are all columns.
     """
+    _log_sum(array(logits), columns, array(targets), array(top), array(own), factor)
+
+
+def softmax_gradient(
+    logits: torch.Tensor, columns: int, targets: torch.Tensor, log_sums: torch.Tensor, factor: float
+) -> None:
+    """Logits → `factor` × (softmax − one at the target), in place."""
+    _softmax_gradient(array(logits), columns, array(targets), array(log_sums), factor)
+
+
+ROWS = Rows(log_sum, softmax_gradient)
+
+
+@Compiled
+def _log_sum(logits: Array, columns: int, targets: Array, top: Array, own: Array, factor: float) -> None:
     for r in range(logits.shape[0]):
         row, target = logits[r], targets[r]
         most = largest(row, columns)
@@ -128,7 +164,6 @@ def _log_sum(logits: Array, columns: int, targets: Array, top: Array, own: Array
 
 @Compiled
 def _softmax_gradient(logits: Array, columns: int, targets: Array, log_sum: Array, factor: float) -> None:
-    """Logits → `factor` × (softmax − one at the target), in place."""
     for r in range(logits.shape[0]):
         _row_gradient(logits[r], columns, targets[r], log_sum[r], np.float32(factor))
 

@@ -46,7 +46,7 @@ class SelfAttention(nn.Module):
             context = checkpoint(attend, qkv, mask, use_reentrant=False, preserve_rng_state=False)
         else:
             context = attend(qkv, mask)
-        return self.dense.product(context)  # [s, b, h]
+        return self.dense(context, add_bias=False)  # [s, b, h]
 
     def forward_at(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The output at positions [b, q] alone, without dropout: [s, b, h] → [q, b, h]."""
@@ -60,7 +60,7 @@ class SelfAttention(nn.Module):
         key, value = key_value.unflatten(2, (heads, 2, self.head_dim)).permute(3, 1, 2, 0, 4)  # each [b, n/t, s, d]
         is_past = torch.arange(x.size(0), device=x.device) <= positions[:, None, :, None]  # [b, 1, q, s]
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=is_past)
-        return self.dense.product(context.permute(2, 0, 1, 3).flatten(2))
+        return self.dense(context.permute(2, 0, 1, 3).flatten(2), add_bias=False)
 
     def forward_next(self, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
         """The output at the positions after those in the cache, which takes them up, without dropout: [q, b, h]."""
@@ -71,4 +71,4 @@ class SelfAttention(nn.Module):
         positions = torch.arange(key.size(2), device=x.device)
         is_past = positions <= positions[cache.length :, None]  # [q, s]
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=is_past)
-        return self.dense.product(context.permute(2, 0, 1, 3).flatten(2))
+        return self.dense(context.permute(2, 0, 1, 3).flatten(2), add_bias=False)

@@ -52,7 +52,7 @@ class BidirectionalAttention(nn.Module):
                                  preserve_rng_state=False)  # fmt: skip
         else:
             context = self._attend(query, key, value, is_token, dropout)
-        return self.dense.product(context.permute(2, 0, 1, 3).flatten(2))  # [s, b, h]
+        return self.dense(context.permute(2, 0, 1, 3).flatten(2), add_bias=False)  # [s, b, h]
 
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_token: torch.Tensor,
@@ -74,7 +74,7 @@ class ExactMLP(MLP):
     """h → 4h → h with exact GeLU."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.dense_4h_to_h.product(F.gelu(self.dense_h_to_4h(x)))
+        return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x)), add_bias=False)
 
 
 class BertLayer(nn.Module):

@@ -41,8 +41,8 @@ class MLP(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.dense_h_to_4h.product(x)
-        return self.dense_4h_to_h.product(kernel("bias_gelu", x)(x, self.dense_h_to_4h.bias))
+        x = self.dense_h_to_4h(x, add_bias=False)
+        return self.dense_4h_to_h(kernel("bias_gelu", x)(x, self.dense_h_to_4h.bias), add_bias=False)
 
 
 class TransformerLayer(nn.Module):

@@ -1,6 +1,7 @@
 """Linear layers and embedding divided over the tensor-parallel axis; on an axis of size 1 they are ordinary layers.
 
-With sequence parallelism activations outside are divided along the sequence, [s/t, b, h].
+With sequence parallelism activations outside are divided along the sequence, [s/t, b, h]. A caller whose next kernel
+adds the bias asks for the product alone.
 Each layer states in `shard_dims` along which dim its parameters are divided. Shapes: `s` sequence, `b` microbatch,
 `t` tensor-parallel ranks.
 """
@@ -29,12 +30,9 @@ class ColumnParallelLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features // axis.size, in_features))
         self.register_parameter("bias", nn.Parameter(torch.empty(out_features // axis.size)) if bias else None)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(enter_tensor_parallel(x, self.axis, self.sequence_parallel), self.weight, self.bias)
-
-    def product(self, x: torch.Tensor) -> torch.Tensor:
-        """xAᵀ, for a kernel that adds the bias."""
-        return F.linear(enter_tensor_parallel(x, self.axis, self.sequence_parallel), self.weight)
+    def forward(self, x: torch.Tensor, add_bias: bool = True) -> torch.Tensor:
+        x = enter_tensor_parallel(x, self.axis, self.sequence_parallel)
+        return F.linear(x, self.weight, self.bias if add_bias else None)
 
 
 class RowParallelLinear(nn.Module):
@@ -54,15 +52,12 @@ class RowParallelLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features, in_features // axis.size))
         self.register_parameter("bias", nn.Parameter(torch.empty(out_features)) if bias else None)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, add_bias: bool = True) -> torch.Tensor:
+        bias = self.bias if add_bias else None
         if self.axis.size == 1:
-            return F.linear(x, self.weight, self.bias)
-        summed = self.product(x)
-        return summed if self.bias is None else summed + self.bias
-
-    def product(self, x: torch.Tensor) -> torch.Tensor:
-        """xAᵀ, for a kernel that adds the bias."""
-        return leave_tensor_parallel(F.linear(x, self.weight), self.axis, self.sequence_parallel)
+            return F.linear(x, self.weight, bias)
+        summed = leave_tensor_parallel(F.linear(x, self.weight), self.axis, self.sequence_parallel)
+        return summed if bias is None else summed + bias
 
 
 class VocabParallelEmbedding(nn.Module):

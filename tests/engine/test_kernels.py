@@ -1,12 +1,13 @@
 """Fused kernels are as exact as the same-precision reference, both held against float64, and drop what it drops."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 
-from engine.kernels import attention, cross_entropy, dropout
+from engine.kernels import attention, cross_entropy
 from engine.kernels.registry import DTYPES, KERNELS, REFERENCE, implementation, kernel
 from engine.parallel.mesh import Axis
 from engine.rng import DropoutMask
@@ -32,6 +33,12 @@ def cross_entropy_inputs(n: int, h: int, v: int, vocab_size: int) -> Inputs:
     return [random(n, h), random(v, h, scale=0.3)], (torch.randint(0, vocab_size, (n,)), vocab_size, Axis())
 
 
+def softmax_inputs(b: int, n: int, s: int, k: int, is_causal: bool) -> Inputs:
+    visible = torch.rand(b, 1, s, k) < 0.6
+    visible[..., 0] = True
+    return [random(b, n, s, k, scale=3.0)], (0.3, None if is_causal else visible)
+
+
 def bias_gelu_inputs(*shape: int) -> Inputs:
     return [random(*shape, scale=4.0), random(shape[-1])], ()
 
@@ -49,10 +56,14 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(
                     "attention", lambda a=(*shape, probability, is_causal): attention_inputs(*a), id=name
                 )
+    for shape in ((1, 1, 1, 1), (2, 3, 5, 9), (1, 2, 3, 130)):
+        for is_causal in (True, False):
+            name = f"masked_softmax-{'x'.join(map(str, shape))}-{'causal' if is_causal else 'masked'}"
+            yield pytest.param("masked_softmax", lambda a=(*shape, is_causal): softmax_inputs(*a), id=name)
     for sizes in ((1, 3, 5, 5), (37, 24, 96, 91), (50, 7, 33, 20)):
         name = f"linear_cross_entropy-{'x'.join(map(str, sizes))}"
         yield pytest.param("linear_cross_entropy", lambda a=sizes: cross_entropy_inputs(*a), id=name)
-    for shape in ((1, 1, 1), (5, 2, 37), (3, 1, 300)):
+    for shape in ((1, 1, 1), (5, 2, 37), (3, 1, 300)):  # s, b, h
         name = "x".join(map(str, shape))
         mask = DropoutMask(0.1, tuple(range(shape[1])), first_row=4)
         yield pytest.param("dropout", lambda a=shape, m=mask: ([random(*a)], (m,)), id=f"dropout-{name}")
@@ -82,10 +93,52 @@ def _spread(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack([tensor, tensor], dim=-1)[..., 0]
 
 
-@pytest.mark.parametrize("dtype", DTYPES["cpu"], ids=str)
-@pytest.mark.parametrize(("name", "inputs"), list(cases()))
+def on_device(name: str, device: str) -> Callable[..., torch.Tensor]:
+    """A device's implementation; a GPU's under Triton's interpreter, which goes through it on CPU tensors."""
+    if device == "cuda":
+        pytest.importorskip("triton")
+    return implementation(name, device)
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton interprets what is imported here; bf16 is rounded to nearest, as on a GPU, where it would cut off."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with suppress(ImportError):
+        from triton.runtime import interpreter
+
+        convert = interpreter._convert_float
+
+        def rounded(numbers: Any, source: Any, target: Any, mode: Any) -> Any:
+            if (source.name, target.name) == ("fp32", "bf16"):
+                return torch.from_numpy(numbers).bfloat16().view(torch.uint16).numpy()
+            return convert(numbers, source, target, mode)
+
+        monkeypatch.setattr(interpreter, "_convert_float", rounded)
+        from engine.kernels.gpu import bias_dropout_add, bias_gelu
+        from engine.kernels.gpu import cross_entropy as gpu_cross_entropy
+
+        tiles: dict[Any, dict[str, int]] = {
+            bias_gelu: {"ROWS": 4, "COLUMNS": 64, "STEPS": 2},
+            bias_dropout_add: {"ROWS": 4, "MASK_BLOCKS": 2, "STEPS": 2},
+            gpu_cross_entropy: {"COLUMNS": 16, "CHUNK_BYTES": 4000},
+        }
+        for module, sizes in tiles.items():  # several of them, small enough for an interpreter
+            for name, size in sizes.items():
+                monkeypatch.setattr(module, name, size)
+
+
+def cases_of_devices() -> Iterator[Any]:
+    """Each case on every device that has an implementation of its own, in its number formats."""
+    for case in cases():
+        for device in (each for each in DTYPES if each in KERNELS[case.values[0]]):
+            for dtype in DTYPES[device]:
+                yield pytest.param(*case.values, device, dtype, id=f"{case.id}-{device}-{dtype}".replace("torch.", ""))
+
+
+@pytest.mark.parametrize(("name", "inputs", "device", "dtype"), list(cases_of_devices()))
 def test_a_kernel_is_as_exact_as_the_reference(
-    name: str, inputs: Callable[[], Inputs], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    name: str, inputs: Callable[[], Inputs], device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cross_entropy, "CHUNK_BYTES", 4000)
     monkeypatch.setattr(attention, "WORKSPACE_BYTES", 1 << 17)
@@ -94,7 +147,7 @@ def test_a_kernel_is_as_exact_as_the_reference(
     tensors = [tensor.to(dtype).double() for tensor in tensors]
     exact = run(implementation(name, REFERENCE), tensors, others, torch.float64)
     reference = run(implementation(name, REFERENCE), tensors, others, dtype)
-    fused = run(implementation(name, "cpu"), tensors, others, dtype)
+    fused = run(on_device(name, device), tensors, others, dtype)
     for true, theirs, ours in zip(exact, reference, fused, strict=True):
         assert ours.shape == true.shape
         assert ours.dtype == theirs.dtype
@@ -105,7 +158,7 @@ def test_a_kernel_is_as_exact_as_the_reference(
 
 
 def test_every_fused_kernel_is_held_against_its_reference() -> None:
-    assert {case.values[0] for case in cases()} == KERNELS.keys() - {"dropout_bits"}  # tests/engine/test_dropout.py
+    assert {case.values[0] for case in cases()} == KERNELS.keys() - {"dropout_bits"}  # below
 
 
 def test_what_a_device_has_no_kernel_for_goes_to_the_reference() -> None:
@@ -130,10 +183,21 @@ def test_attention_drops_the_elements_of_its_mask() -> None:
     assert (keep.double().mean() - 0.7).abs() < 0.01
 
 
-def test_dropout_drops_the_elements_of_its_mask() -> None:
-    mask = DropoutMask(0.3, (3, 4), first_row=7)
-    kept = dropout.compiled(torch.ones(90, 2, 200), mask)
-    torch.testing.assert_close(kept.transpose(0, 1), mask.keep(90, 200, kept.device) / 0.7)
+@pytest.mark.parametrize("device", DTYPES)
+def test_dropout_drops_the_elements_of_its_mask(device: str) -> None:
+    """Forward and backward, alone and with bias and residual; the mask is the reference's, at the right rate."""
+    mask = DropoutMask(0.3, (3, 1 << 62 | 4), first_row=7)
+    bits = implementation("dropout_bits", REFERENCE)(mask.keys, 7, 20, 260, torch.device("cpu"))
+    assert torch.equal(on_device("dropout_bits", device)(mask.keys, 7, 20, 260, torch.device("cpu")), bits)
+    factors = (((bits.int() & 0xFFFF) >= mask.threshold) / 0.7).transpose(0, 1)
+    assert (factors.count_nonzero() / factors.numel() - 0.7).abs() < 0.01
+    ones = torch.ones(20, 2, 260, requires_grad=True)
+    kept = on_device("dropout", device)(ones, mask)
+    kept.sum().backward()
+    torch.testing.assert_close(kept, factors)
+    torch.testing.assert_close(ones.grad, factors)
+    added = on_device("bias_dropout_add", device)(ones, torch.ones(260), torch.zeros(20, 2, 260), mask)
+    torch.testing.assert_close(added, 2 * factors)
 
 
 def test_a_query_that_sees_no_key_gives_zero() -> None:

@@ -167,7 +167,7 @@ def test_more_tensors_than_memory_are_refused(verify: Verify) -> None:
 def forget_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
     """The MLP's second product is not added up over the tensor-parallel ranks, in layer 2."""
 
-    def product(self: RowParallelLinear, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: RowParallelLinear, x: torch.Tensor, add_bias: bool) -> torch.Tensor:
         return torch.nn.functional.linear(x, self.weight)
 
     init = transformer.TransformerLayer.__init__
@@ -175,7 +175,7 @@ def forget_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
     def planted(self: transformer.TransformerLayer, config: Any, mesh: ParallelMesh, layer: int, *more: Any) -> None:
         init(self, config, mesh, layer, *more)
         if layer == 2:
-            self.mlp.dense_4h_to_h.product = product.__get__(self.mlp.dense_4h_to_h)  # type: ignore[method-assign]
+            self.mlp.dense_4h_to_h.forward = forward.__get__(self.mlp.dense_4h_to_h)  # type: ignore[method-assign]
 
     monkeypatch.setattr(transformer.TransformerLayer, "__init__", planted)
 

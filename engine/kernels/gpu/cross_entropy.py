@@ -1,0 +1,87 @@
+"""The loops over logits of the chunked output projection and cross-entropy, as Triton kernels: a row per program."""
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.cross_entropy import Rows, in_chunks
+from engine.parallel.mesh import Axis
+
+COLUMNS = 4096
+"""Logits of a row that a program works on at a time."""
+CHUNK_BYTES = 1 << 28
+"""Most bytes of logits that exist at a time: some thousand positions, so that the products keep their speed."""
+
+
+def chunked(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis
+) -> torch.Tensor:
+    """Mean loss of targets [n] from hidden [n, h] and weight [v/t, h]; gradients are made along with it."""
+    return in_chunks(hidden, weight, targets, vocab_size, axis, ROWS, CHUNK_BYTES)
+
+
+def log_sum(
+    logits: torch.Tensor, columns: int, targets: torch.Tensor, top: torch.Tensor, own: torch.Tensor, factor: float
+) -> None:
+    """For each row the largest logit, and in `own` [2, n] the sum of exponentials less that and the target's logit.
+
+    With a `factor` the logits become the gradient: right where these are all columns.
+    """
+    _log_sum[(len(logits),)](
+        logits, targets, top, own, columns, *logits.shape, factor, factor > 0.0, COLUMNS, num_warps=8
+    )
+
+
+def softmax_gradient(
+    logits: torch.Tensor, columns: int, targets: torch.Tensor, log_sums: torch.Tensor, factor: float
+) -> None:
+    """Logits → `factor` × (softmax − one at the target), in place."""
+    _softmax_gradient[(len(logits),)](
+        logits, targets, log_sums, columns, logits.size(1), factor, COLUMNS, num_warps=8
+    )  # fmt: skip
+
+
+ROWS = Rows(log_sum, softmax_gradient)
+
+
+@triton.jit
+def _log_sum(logits, targets, top, own, columns, n, v, factor, has_factor: tl.constexpr, c: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(targets + row)
+    most = tl.full([c], float("-inf"), tl.float32)
+    total = tl.zeros([c], tl.float32)
+    for start in range(0, columns, c):
+        column = start + tl.arange(0, c)
+        value = tl.load(logits + row * v + column, column < columns, float("-inf")).to(tl.float32)
+        higher = tl.where(value > most, value, most)
+        higher = tl.where(value == value, higher, value)
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(most - shift) + tl.exp(value - shift)
+        most = higher
+    largest = tl.max(most, 0)
+    total = tl.sum(total * tl.exp(most - tl.where(largest == float("-inf"), 0.0, largest)), 0)
+    is_here = (target >= 0) & (target < columns)
+    logit = tl.load(logits + row * v + target, is_here, 0.0).to(tl.float32)
+    tl.store(top + row, largest)
+    tl.store(own + row, total)
+    tl.store(own + n + row, logit)
+    if has_factor:
+        tl.debug_barrier()
+        _row_gradient(logits + row * v, target, columns, v, largest + tl.log(total), factor, c)
+
+
+@triton.jit
+def _softmax_gradient(logits, targets, log_sums, columns, v, factor, c: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    _row_gradient(
+        logits + row * v, tl.load(targets + row), columns, v, tl.load(log_sums + row), factor, c
+    )  # fmt: skip
+
+
+@triton.jit
+def _row_gradient(row, target, columns, v, log_sum, factor, c: tl.constexpr):
+    for start in range(0, v, c):
+        column = start + tl.arange(0, c)
+        value = tl.load(row + column, column < columns, float("-inf")).to(tl.float32)
+        slope = tl.exp(value - log_sum) - tl.where(column == target, 1.0, 0.0)
+        tl.store(row + column, tl.where(column < columns, slope * factor, 0.0), column < v)

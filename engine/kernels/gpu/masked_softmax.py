@@ -1,0 +1,90 @@
+"""Scale, mask and softmax in one Triton pass each way; a row of scores is whole in a program's registers.
+
+Shapes: b microbatch, n heads, s queries, k keys.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.gpu.masks import Context
+
+
+def fused(scores: torch.Tensor, scale: float, visible: torch.Tensor | None = None) -> torch.Tensor:
+    """Weights [b, n, s, k] of scores × scale: causal, or of the keys where `visible`, [b, 1, s or 1, k], is True.
+
+    A query that sees no key gives 0.
+    """
+    weights: torch.Tensor = _MaskedSoftmax.apply(scores, scale, visible)
+    return weights
+
+
+class _MaskedSoftmax(torch.autograd.Function):
+    """Keeps the scores and not the weights, which are rounded."""
+
+    @staticmethod
+    def forward(ctx: Context, scores: torch.Tensor, scale: float, visible: torch.Tensor | None) -> torch.Tensor:
+        scores = scores.contiguous()
+        b, n, s, k = scores.shape
+        seen = scores.new_empty(0, dtype=torch.bool) if visible is None else visible.expand(b, 1, s, k)
+        strides = (0, 0, 0) if visible is None else (seen.stride(0), seen.stride(2), seen.stride(3))
+        ctx.arguments = (*strides, scale, n, s, k, visible is None, triton.next_power_of_2(k))
+        ctx.save_for_backward(scores, seen)
+        weights = torch.empty_like(scores)
+        _softmax[(b * n * s,)](scores, weights, seen, *ctx.arguments, num_warps=_warps(k))
+        return weights
+
+    @staticmethod
+    def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        scores, seen = ctx.saved_tensors
+        found, k = torch.empty_like(scores), scores.size(-1)
+        grid = (scores.numel() // k,)
+        _gradient[grid](scores, gradient.contiguous(), found, seen, *ctx.arguments, num_warps=_warps(k))
+        return found, None, None
+
+
+def _warps(k: int) -> int:
+    return min(max(triton.next_power_of_2(k) // 256, 1), 16)
+
+
+@triton.jit
+def _weights(
+    scores, visible, by_sample, by_query, by_key, scale, n, s, k, is_causal: tl.constexpr, width: tl.constexpr
+):  # fmt: skip
+    """A row of weights, [width], in fp32."""
+    row = tl.program_id(0).to(tl.int64)
+    query, sample = row % s, row // (n * s)
+    key = tl.arange(0, width)
+    seen = key < k
+    if is_causal:
+        seen = seen & (key <= query + k - s)
+    else:
+        seen = seen & tl.load(visible + sample * by_sample + query * by_query + key * by_key, seen, 0).to(tl.int1)
+    value = tl.load(scores + row * k + key, seen, 0.0).to(tl.float32) * scale
+    value = tl.where(seen, value, float("-inf"))
+    top = tl.max(value, 0)
+    value = tl.exp(value - tl.where(top == float("-inf"), 0.0, top))
+    total = tl.sum(value, 0)
+    return value / tl.where(total == 0.0, 1.0, total)
+
+
+@triton.jit
+def _softmax(
+    scores, weights, visible, by_sample, by_query, by_key, scale, n, s, k,
+    is_causal: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * k + tl.arange(0, width)
+    weight = _weights(scores, visible, by_sample, by_query, by_key, scale, n, s, k, is_causal, width)
+    tl.store(weights + at, weight, tl.arange(0, width) < k)
+
+
+@triton.jit
+def _gradient(
+    scores, gradient, found, visible, by_sample, by_query, by_key, scale, n, s, k,
+    is_causal: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    inside = tl.arange(0, width) < k
+    at = tl.program_id(0).to(tl.int64) * k + tl.arange(0, width)
+    weight = _weights(scores, visible, by_sample, by_query, by_key, scale, n, s, k, is_causal, width)
+    slope = tl.load(gradient + at, inside, 0.0).to(tl.float32)
+    tl.store(found + at, weight * (slope - tl.sum(weight * slope, 0)) * scale, inside)
