@@ -10,6 +10,7 @@ import typer
 from engine.allocator import keep_large_buffers
 from engine.config import RunConfig
 from engine.launch import default_ranks, launch
+from engine.optim.lr_finder import describe_curve, write_curve
 from engine.parallel.layout import Layout, layout_of
 from engine.pipeline.lowering import format_grid, lower
 from engine.pipeline.schedule import compute_orders, ideal_bubble, parse_schedule, peak_in_flight
@@ -58,6 +59,39 @@ def resume(
     directory = RunDirectory.open(run)
     config = read_begun_run(directory)
     _start(config, directory.path.parent, ["resume", str(directory.path)], ranks)
+
+
+@app.command("lr-find")
+def lr_find(
+    config: Annotated[Path, typer.Argument(help="TOML file, such as experiments/models/355m.toml.")],
+    overrides: Overrides = None,
+    twin: Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")] = False,
+    low: Annotated[float, typer.Option(help="First learning rate.")] = 1e-6,
+    high: Annotated[float, typer.Option(help="Last learning rate.")] = 1.0,
+    iterations: Annotated[int, typer.Option(help="Iterations from the first to the last.")] = 100,
+    out: Annotated[Path, typer.Option(help="Folder for the curve, NAME.json.")] = Path("runs/lr-find"),
+    ranks: Ranks = None,
+) -> None:
+    """Suggest a learning rate: train while it rises exponentially, until the loss diverges.
+
+    A tenth of the rate at which the smoothed loss is lowest is suggested. `mlm-report build --bench FOLDER` draws it.
+    """
+    resolved = read_run_config(config, overrides or [], twin)
+    ranks = ranks or default_ranks(resolved)
+    if "WORLD_SIZE" not in os.environ and ranks > 1:
+        arguments = ["lr-find", str(config), *[f"--set={item}" for item in overrides or []], f"--out={out}"]
+        arguments += [f"--low={low}", f"--high={high}", f"--iterations={iterations}", *(["--twin"] if twin else [])]
+        raise SystemExit(launch("engine.cli", arguments, ranks))
+    from engine.find_rate import find_learning_rate
+    from engine.parallel.rendezvous import leave_ranks
+
+    try:
+        curve = find_learning_rate(resolved, low, high, iterations)
+    finally:
+        leave_ranks()
+    if os.environ.get("RANK", "0") == "0":
+        print(describe_curve(curve, high))
+        print(f"written: {write_curve(out, resolved, curve, ranks)}")
 
 
 @app.command("export")
@@ -195,7 +229,7 @@ def _start(config: RunConfig, runs: Path, arguments: list[str], ranks: int | Non
 def main() -> None:
     """Entry point."""
     keep_large_buffers()
-    run_command(app, default="run", verbs=("run", "resume", "schedule", "export", "import", "shard-hf"))
+    run_command(app, default="run", verbs=("run", "resume", "schedule", "export", "import", "shard-hf", "lr-find"))
 
 
 if __name__ == "__main__":

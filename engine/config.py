@@ -123,9 +123,10 @@ class TrainConfig(Config):
     """Floor of the schedule."""
     warmup_iterations: int = 3000
     """Iterations of linear warm-up."""
-    decay: Literal["clipped-cosine", "cosine", "linear"] = "clipped-cosine"
+    decay: Literal["clipped-cosine", "cosine", "linear", "exponential"] = "clipped-cosine"
     """`clipped-cosine` falls towards 0 and is clipped at the floor (the 2019 code); `cosine` (Megatron-LM since v2) and
-    `linear` (BERT) fall to the floor exactly at the end."""
+    `linear` (BERT) fall to the floor exactly at the end; `exponential` rises from the floor to the peak, as the
+    learning-rate finder wants it."""
     optimizer: Literal["adam", "lamb", "lamb-clamped"] = "adam"
     """`lamb` is You et al. 2020's, with bias correction; `lamb-clamped` that of "Scaling Transformer-XL to 128 GPUs",
     without it and with weight norms clamped to [0, 10]. Both take Adam's constants below."""
@@ -174,6 +175,8 @@ class TrainConfig(Config):
                 f"global_batch_size = {self.global_batch_size} is not a multiple of "
                 f"microbatch_size = {self.microbatch_size}"
             )
+        if self.decay == "exponential" and not self.min_learning_rate:
+            raise ValueError("an exponential schedule begins at min_learning_rate, which must be above 0")
         if self.rampup_batch_size:
             self._check_rampup(*self.rampup_batch_size)
         if self.warmup_iterations >= self.iterations:

@@ -42,6 +42,9 @@ def at_smoke_size(command: str, scratch: Path) -> list[str]:
         words[words.index("8")] = "2"
         words = [str(ROOT / ".venv/bin/torchrun"), "--standalone", *words[1:], "--twin", f"--runs={scratch}"]
         words += ["--set=parallel.tp=2", *SMOKE_TRAINING]
+    elif program == "mlm-train" and words[1] == "lr-find":
+        words[words.index("--smoke")] = "--twin"
+        words += ["--iterations=6", f"--out={scratch}/lr-find", *SMOKE_TRAINING[1:]]
     elif program == "mlm-train" and words[1] not in ("resume", "schedule") and "--dry-run" not in words:
         words = [*words, *SMOKE_TRAINING, "--set=name=355m-readme", f"--runs={scratch}"]
         words[words.index("--smoke")] = "--twin"

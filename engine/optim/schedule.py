@@ -3,6 +3,7 @@
 import math
 
 from engine.config import TrainConfig
+from engine.optim.lr_finder import sweep_rate
 
 
 def learning_rate(train: TrainConfig, step: int) -> float:
@@ -10,10 +11,12 @@ def learning_rate(train: TrainConfig, step: int) -> float:
 
     `clipped-cosine`, with w warm-up steps of N: max(peak/2·(1 + cos(π(min(n, N − w) − w)/N)), floor), the code of
     2019. `cosine`: floor + (peak − floor)/2·(1 + cos(π(n − w)/(N − w))), Megatron-LM since v2.
-    `linear`: a straight line from peak to floor, as for BERT.
+    `linear`: a straight line from peak to floor, as for BERT. `exponential` rises from floor to peak, by equal factors.
     """
     peak, floor = train.learning_rate, train.min_learning_rate
     warmup, end = train.warmup_iterations, train.iterations
+    if train.decay == "exponential":
+        return sweep_rate(floor, peak, min(step - 1, end - 1) / max(end - 1, 1))
     if step <= warmup:
         return peak * step / warmup
     if train.decay == "clipped-cosine":
