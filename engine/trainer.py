@@ -25,11 +25,12 @@ from engine.metrics import MetricsLog
 from engine.optim.choice import build_optimizer
 from engine.optim.noise_scale import NoiseScaleMeter
 from engine.optim.schedule import learning_rate
+from engine.out_of_memory import explaining_out_of_memory, try_batch
 from engine.parallel.layout import layout_of
 from engine.parallel.mesh import ParallelMesh, build_mesh
 from engine.parallel.rendezvous import check_agreement, join_ranks, launched_world_size, telling_of_lost_ranks
 from engine.pipeline.lowering import Interval
-from engine.pipeline.microbatch import to_input
+from engine.pipeline.microbatch import PipelineInput, to_input
 from engine.pipeline.partition import PartitionedModel
 from engine.pipeline.timeline import describe_timeline
 from engine.precision import DTYPES, LossScaler
@@ -75,7 +76,10 @@ def train(config: RunConfig, root: Path) -> RunDirectory:
                     if os.environ.get("LOCAL_RANK", "0") == "0":
                         dataset.check()
                 if not run.is_complete:
-                    Trainer(config, run, dataset, mesh).run_to_end()
+                    with explaining_out_of_memory(config, mesh, "before the first iteration"):
+                        trainer = Trainer(config, run, dataset, mesh)
+                    with explaining_out_of_memory(config, mesh, "while training"):
+                        trainer.run_to_end()
         elif mesh.is_first:
             run.link()
     return run
@@ -108,6 +112,8 @@ class Trainer:
         self.reducer = self.model.reducer(self.optimizer.groups, measures_noise=self.noise is not None)
         self.scaler = LossScaler() if train.precision == "fp16" else None
         self.streams = StreamMemory(model, mesh)
+        self.batches = training_batches(config, dataset.token_files("train"), train.iterations, dataset.tokenizer)
+        try_batch(self.model, self.optimizer, self.reducer, self._inputs(0))
         self.state = resume(run.path, self.model.parameters, self.optimizer, lambda probe: self._loss_of(probe.tokens))
         if self.state.iteration:
             batch_size = self.schedule.batch_size(self.state.iteration - 1)
@@ -117,7 +123,6 @@ class Trainer:
         if self.scaler and self.state.loss_scaler:
             self.scaler = LossScaler(**self.state.loss_scaler)
         self.recent = RecentIterations(self.state.recent)
-        self.batches = training_batches(config, dataset.token_files("train"), train.iterations, dataset.tokenizer)
         self.validation = ValidationSplit(config, dataset.token_files("valid"), mesh, dataset.tokenizer)
         self.validated = math.nan
         self.stop_requested = False
@@ -173,17 +178,7 @@ class Trainer:
         num_microbatches = batch_size // (train.microbatch_size * mesh.dp.size)
         scale = self.scaler.scale if self.scaler else 1.0
         self.optimizer.zero_gradients()
-        batches = list(self.batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size))
-        microbatches = [
-            to_input(
-                batch.tokens,
-                mesh,
-                self._dropout(iteration, batch.places),
-                self.streams.enter(batch.places),
-                batch.pairs,
-            )
-            for batch in batches
-        ]
+        microbatches = self._inputs(iteration)
         timeline: list[Interval] | None = [] if iteration + 1 == train.iterations else None
         loss_sum = self.model.forward_backward(microbatches, self.reducer, scale, timeline)
         self.reducer.finish(num_microbatches * scale)
@@ -199,7 +194,7 @@ class Trainer:
         if not is_skipped:
             self.optimizer.step(rate, norm)
         elif not is_finite and (self.scaler is None or not math.isfinite(loss_value)):
-            places = [batch.places for batch in batches]
+            places = list(place_groups(train.global_batch_size, train.microbatch_size, mesh.dp.rank, mesh.dp.size))
             where = diagnose(self.model, self.reducer, mesh, microbatches, places, scale)
             raise NotFinite(
                 f"iteration {iteration + 1}: loss {loss_value}, gradient norm {norm}; the weights were not updated"
@@ -231,6 +226,19 @@ class Trainer:
         if timeline is not None:
             self._write_timeline(iteration + 1, num_microbatches, timeline)
         return line, report[1].item() > 0
+
+    def _inputs(self, iteration: int) -> list[PipelineInput]:
+        """This rank's microbatches of `iteration` (from 0), each after what its streams remember."""
+        return [
+            to_input(
+                batch.tokens,
+                self.mesh,
+                self._dropout(iteration, batch.places),
+                self.streams.enter(batch.places),
+                batch.pairs,
+            )
+            for batch in self.batches.microbatches(iteration, self.mesh.dp.rank, self.mesh.dp.size)
+        ]
 
     def _write_timeline(self, iteration: int, num_microbatches: int, mine: list[Interval]) -> None:
         """What the pipeline of the first tensor- and data-parallel ranks computed when."""

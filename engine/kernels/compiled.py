@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numba
+import numba.np.arraymath  # its BLAS now: loaded when memory has run out it would wait for ever
 import numpy as np
 import torch
 from numba.extending import overload

@@ -122,6 +122,16 @@ class FlatOptimizer(ABC):
         for group in self.groups:
             group.publish()
 
+    def try_step(self) -> None:
+        """A step that takes the memory of one and changes nothing; only before the first."""
+        for group in self.groups:
+            group.main_gradient.fill_(1)
+        self.step(learning_rate=0.0, gradient_norm=0.0)
+        for group in self.groups:
+            for tensor in (group.main_gradient, group.exp_avg, group.exp_avg_sq):
+                tensor.zero_()
+        self.steps = 0
+
     def state(self) -> Iterator[tuple[ShardedParameter, str, torch.Tensor]]:
         """(parameter, what, tensor) for both moments and, in mixed precision, the master weights; a collective."""
         for group in self.groups:

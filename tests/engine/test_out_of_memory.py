@@ -1,0 +1,123 @@
+"""Memory that does not suffice is met before the first iteration, on the rank it is missing on, with what to change."""
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import trainer as trainer_module
+from engine.config import RunConfig
+from engine.costs import rank_memory_bytes
+from engine.out_of_memory import describe_memory, remedies
+from engine.parallel.layout import Layout, layout_of
+from engine.parallel.mesh import serial_mesh
+from engine.pipeline.partition import PartitionedModel
+from engine.trainer import Trainer, train
+from engine.training_run import begin_run
+from lineage.config import override_config
+from lineage.errors import BadInput, UserError
+from tests.engine.small_run import small_config
+from tests.ranks import run_ranks
+
+STATUS = Path("/proc/self/status")
+LARGE = {"global_batch_size": 512, "microbatch_size": 256}
+ROOM_BYTES = 40 * 2**20
+"""Left to a rank whose attention scores alone take 4 × 256 × 128 × 128 numbers of 4 bytes."""
+
+
+def train_with_little_room(config: RunConfig, root: Path, rank: int) -> tuple[int, str]:
+    """What becomes of a run whose model leaves only `ROOM_BYTES` on one rank: the exit code and the sentence."""
+    original = trainer_module.try_batch
+
+    def with_little_room(model: PartitionedModel, *arguments: Any) -> None:
+        if model.mesh.dp.rank == rank:
+            line = next(line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith("VmSize:"))
+            limit = int(line.split()[1]) * 1024 + ROOM_BYTES
+            resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+        original(model, *arguments)
+
+    trainer_module.try_batch = with_little_room  # in a process of its own
+    with pytest.raises(UserError) as caught:
+        train(config, root)
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))  # to send the answer
+    return caught.value.exit_code, str(caught.value)
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="needs /proc")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_it_is_met_before_the_first_iteration(
+    ranks: int, dataset: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config(dataset, {"seq_length": 128}, **LARGE)
+    *others, (code, sentence) = run_ranks(
+        train_with_little_room, ranks, config, tmp_path, ranks - 1, timeout_seconds=40
+    )
+    assert code == 4
+    assert sentence.startswith(f"rank {ranks - 1} ran out of memory before the first iteration: tried to allocate ")
+    assert all(code == 7 for code, _ in others)
+    config, _, run = begin_run(config, tmp_path)
+    assert not (run.path / "metrics.jsonl").exists()
+    assert describe_memory(config, layout_of(config, ranks)) in capfd.readouterr().err
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[RunConfig, Layout]:
+    """A run and its layout."""
+    size = st.sampled_from([1, 2, 4])
+    micro, tp, pp, dp = (draw(size) for _ in range(4))
+    model = {"num_layers": draw(size) * 2, "hidden_size": 64, "num_heads": draw(size) * 2, "seq_length": 32}
+    parallel: dict[str, Any] = {
+        "tp": tp, "pp": pp, "recompute": draw(st.sampled_from(["none", "selective", "full"])),
+        "schedule": draw(st.sampled_from(["1f1b", "gpipe"])), "shard_optimizer": draw(st.booleans()),
+    }  # fmt: skip
+    recipe = {"microbatch_size": micro, "global_batch_size": 16, "iterations": 9, "warmup_iterations": 1}
+    config = RunConfig.model_validate({"name": "any", "model": model, "train": recipe, "parallel": parallel})
+    try:
+        return config, layout_of(config, tp * pp * dp)
+    except BadInput:
+        return config, Layout()
+
+
+@settings(deadline=None, max_examples=60)
+@given(runs())
+def test_each_remedy_can_be_given_and_needs_what_it_says(run: tuple[RunConfig, Layout]) -> None:
+    config, layout = run
+    if layout == Layout() and config.parallel.tp * config.parallel.pp > 1:
+        return
+    now = sum(rank_memory_bytes(config.model, config.train, config.parallel, layout.dp).values())
+    for change, size in remedies(config, layout):
+        words = change.split()
+        ranks = int(words[2].removeprefix("--ranks=")) if len(words) == 3 else layout.world_size
+        changed = override_config(config, [words[1]])
+        dp = layout_of(changed, ranks).dp
+        assert size == sum(rank_memory_bytes(changed.model, changed.train, changed.parallel, dp).values()) < now
+        assert change in describe_memory(config, layout)
+
+
+def test_a_model_that_nothing_makes_smaller_is_said_to_be_so() -> None:
+    model = {"num_layers": 1, "hidden_size": 64, "num_heads": 1, "seq_length": 32, "padded_vocab_size": 50257}
+    recipe = {"microbatch_size": 1, "global_batch_size": 1, "iterations": 9, "warmup_iterations": 1}
+    config = RunConfig.model_validate(
+        {"name": "any", "model": model, "train": recipe, "parallel": {"recompute": "full"}}
+    )
+    assert "no setting needs less" in describe_memory(config, Layout())
+
+
+@pytest.mark.parametrize("train", [{"adam_epsilon": 0.0}, {"optimizer": "lamb"}, {"precision": "bf16"}])
+def test_the_batch_that_is_tried_changes_nothing(train: dict[str, Any], dataset: Path, tmp_path: Path) -> None:
+    config, facts, run = begin_run(small_config(dataset, **train), tmp_path)
+    trainer = Trainer(config, run, facts, serial_mesh())
+    fresh = [parameter.local.detach().clone() for parameter in trainer.model.parameters]
+    for chunk in trainer.model.chunks:
+        chunk.initialize(config.train.seed)
+    for before, parameter in zip(fresh, trainer.model.parameters, strict=True):
+        assert torch.equal(before, parameter.local)
+    assert trainer.optimizer.steps == 0
+    for _, what, tensor in trainer.optimizer.state():
+        assert what == "master" or not tensor.any()
+    for group in trainer.optimizer.groups:
+        assert torch.equal(group.master.to(group.flat.dtype), group.flat)
