@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from engine.config import RunConfig
 from engine.costs import rank_memory_bytes
 from engine.optim.flat import FlatOptimizer
-from engine.parallel.gradients import GradientReducer
+from engine.parallel.gradients import Reducer
 from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import ParallelMesh
 from engine.pipeline.microbatch import PipelineInput
@@ -39,7 +39,7 @@ class OutOfMemory(HardwareMissing):
 
 
 def try_batch(
-    model: PartitionedModel, optimizer: FlatOptimizer, reducer: GradientReducer, microbatches: Sequence[PipelineInput]
+    model: PartitionedModel, optimizer: FlatOptimizer, reducer: Reducer, microbatches: Sequence[PipelineInput]
 ) -> None:
     """Take as much memory as an iteration and a checkpoint will, before the first iteration; nothing is changed by it.
 
@@ -93,6 +93,7 @@ def remedies(config: RunConfig, layout: Layout) -> list[Remedy]:
         ("parallel", "recompute", "selective"),
         ("parallel", "recompute", "full"),
         ("parallel", "shard_optimizer", True),
+        ("parallel", "shard_parameters", True),
         ("parallel", "tp", 2 * parallel.tp),
         ("parallel", "pp", 2 * parallel.pp),
     ]

@@ -8,6 +8,7 @@ as 64 are known (OLMo-core, `optim/skip_step_optimizer.py`, which counts leaps d
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 WINDOW, LEAST = 128, 64
 """Iterations that are remembered, and how many there must be before anything is called a spike."""
@@ -39,6 +40,15 @@ class RecentIterations:
     @property
     def _is_ready(self) -> bool:
         return len(self._seen) >= LEAST
+
+
+def describe_spike(line: dict[str, Any]) -> str:
+    """What a line of metrics with a spike says to the user."""
+    leaps = " and ".join(
+        f"{name.replace('_', ' ')} {line[name]:.4g} above {line['spike'][name]:.4g}" for name in line["spike"]
+    )
+    done = "no update was made" if line["skipped"] else "the update was made"
+    return f"warning: iteration {line['iteration']} is a spike, {leaps}; {done}"
 
 
 def _limit(values: Sequence[float]) -> float:

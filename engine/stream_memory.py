@@ -39,6 +39,10 @@ class StreamMemory:
             self._states[places] = recurrence.after
         self._passing = {}
 
+    def stay(self) -> None:
+        """Forget what the microbatches that entered have left: they were only tried."""
+        self._passing = {}
+
     def save(self, directory: Path) -> None:
         """Write this rank's states into a checkpoint; one tensor-parallel rank writes for all."""
         if self.is_kept and self.mesh.tp.rank == 0:

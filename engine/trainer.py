@@ -38,7 +38,7 @@ from engine.probe import Probe, describe_computation
 from engine.replicas import INTERVAL, check_replicas
 from engine.resume import resume
 from engine.rng import Dropout
-from engine.spikes import RecentIterations
+from engine.spikes import RecentIterations, describe_spike
 from engine.stream_memory import StreamMemory
 from engine.training_order import training_batches
 from engine.training_run import TIMELINE, begin_run, read_metrics, write_summary
@@ -113,7 +113,8 @@ class Trainer:
         self.scaler = LossScaler() if train.precision == "fp16" else None
         self.streams = StreamMemory(model, mesh)
         self.batches = training_batches(config, dataset.token_files("train"), train.iterations, dataset.tokenizer)
-        try_batch(self.model, self.optimizer, self.reducer, self._inputs(0))
+        try_batch(self.model, self.optimizer, self.reducer, self._inputs(train.iterations - 1))
+        self.streams.stay()
         self.state = resume(run.path, self.model.parameters, self.optimizer, lambda probe: self._loss_of(probe.tokens))
         if self.state.iteration:
             batch_size = self.schedule.batch_size(self.state.iteration - 1)
@@ -145,7 +146,7 @@ class Trainer:
                     self.peak_bytes = self.memory.bytes()
                 self._write(log, line)
                 if line["spike"]:
-                    progress.note(_describe_spike(line))
+                    progress.note(describe_spike(line))
                 done = iteration + 1
                 if done % train.validation_interval == 0 or done == train.iterations:
                     self._write(log, self._validate(done, train.validation_samples))
@@ -194,7 +195,7 @@ class Trainer:
         if not is_skipped:
             self.optimizer.step(rate, norm)
         elif not is_finite and (self.scaler is None or not math.isfinite(loss_value)):
-            places = list(place_groups(train.global_batch_size, train.microbatch_size, mesh.dp.rank, mesh.dp.size))
+            places = list(place_groups(batch_size, train.microbatch_size, mesh.dp.rank, mesh.dp.size))
             where = diagnose(self.model, self.reducer, mesh, microbatches, places, scale)
             raise NotFinite(
                 f"iteration {iteration + 1}: loss {loss_value}, gradient norm {norm}; the weights were not updated"
@@ -315,11 +316,3 @@ class Trainer:
         finally:
             for number, handler in old.items():
                 signal.signal(number, handler)
-
-
-def _describe_spike(line: dict[str, Any]) -> str:
-    leaps = " and ".join(
-        f"{name.replace('_', ' ')} {line[name]:.4g} above {line['spike'][name]:.4g}" for name in line["spike"]
-    )
-    done = "no update was made" if line["skipped"] else "the update was made"
-    return f"warning: iteration {line['iteration']} is a spike, {leaps}; {done}"

@@ -75,7 +75,7 @@ def join_ranks() -> None:
     agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     deadline = time.monotonic() + JOIN_SECONDS
     try:
-        store = dist.TCPStore(
+        shared = dist.TCPStore(
             host, int(port), ranks, is_master=rank == "0" and not agent_serves, multi_tenant=True,
             timeout=timedelta(seconds=JOIN_SECONDS), wait_for_workers=False,
         )  # fmt: skip
@@ -83,6 +83,8 @@ def join_ranks() -> None:
         raise FirstRankMissing(
             f"rank {rank} of {ranks} found nobody at {host}:{port} within {JOIN_SECONDS:.0f} seconds"
         ) from error
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store when it starts ranks again
+    store = dist.PrefixStore(f"mlm/attempt-{attempt}", shared)
     came = store.add("mlm/ranks", 1)
     try:
         while came < ranks and time.monotonic() < deadline:
