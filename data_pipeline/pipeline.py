@@ -107,9 +107,9 @@ class Pipeline:
         if not self._ledger.in_tokens:
             return None
         config, counts = self.config.tokenizer, [each["documents"] for each in prepared.counts]
-        if config.kind == "train":
+        if config.kind != "gpt2":
             kept = self._ledger.stages[-1].kept.bytes
-            settings = {"vocab_size": config.vocab_size, "shards": len(counts), "bytes": kept}
+            settings = {"kind": config.kind, "vocab_size": config.vocab_size, "shards": len(counts), "bytes": kept}
             made = self.workspace.one("tokenizer", train, settings, prepared.input)
         else:
             files = [str(path.resolve()) for path in find_gpt2_vocabulary()]

@@ -4,6 +4,7 @@ Each is a paper's claim at a size a laptop trains in minutes, defined in its exp
 from the same initial values and sees the same tokens in the same order. Torch is imported only where arms train.
 """
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -11,8 +12,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from data_pipeline.tokens.token_file import TokenFile
+from data_pipeline.tokens.tokenizer import UNKNOWN_ID
 from engine.config import RunConfig
 from engine.training_run import read_metrics
+from evaluation.length_adjustment import length_adjusted_perplexity
 from experiments.catalogue import Ablation, Arm, Experiment, load_experiments
 from experiments.verdicts import RECORDS
 from lineage.config import parse_config
@@ -45,19 +49,35 @@ class Trained(NamedTuple):
         return self.validation_loss is None or self.validation_loss > self.untrained_loss
 
 
-def run_ablation(experiment: Experiment, dataset: Path, runs: Path) -> tuple[RunDirectory, list[Record]]:
+class WordLength(NamedTuple):
+    """A validation split in two vocabularies."""
+
+    tokens: int
+    """In the dataset's own."""
+    words: int
+    unknown: float
+    """Share of its tokens that stand for any word outside the vocabulary."""
+
+
+def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -> tuple[RunDirectory, list[Record]]:
     """Train every arm with every seed below `runs`; a sealed run of what came of them, with its records.
 
-    Raises BadInput for an experiment without an ablation.
+    Raises BadInput for an experiment without an ablation, and where datasets are too few, too many or of other text.
     """
     ablation = ablation_of(experiment)
+    needed = 1 + max(arm.dataset for arm in ablation.arms)
+    if len(datasets) != needed:
+        raise BadInput(f"{experiment.name} takes --dataset {needed} times; it was given {len(datasets)}")
+    lengths = word_lengths(datasets) if needed > 1 else []
     found = [
-        _train(arm.name, seed, rate, configure(experiment, arm, seed, dataset, rate), runs)
+        _train(arm.name, seed, rate, configure(experiment, arm, seed, datasets[arm.dataset], rate), runs)
         for seed in ablation.seeds
         for arm in ablation.arms
         for rate in ablation.learning_rates or (None,)
     ]
     numbers = [line for one in found for line in _numbers(one)]
+    places = {arm.name: arm.dataset for arm in ablation.arms}
+    numbers += [line for one in found if lengths for line in _numbers_per_word(one, lengths[places[one.arm]])]
     config = {"experiment": experiment.model_dump(mode="json"), "mode": "scaled", "numbers": sha256_json(numbers)}
     parents = {one.run.path.name: one.run.digest for one in found if one.run.is_complete}
     run = RunDirectory.begin(runs, f"experiment-{_slug(experiment.name)}", "experiment", config, parents)
@@ -145,6 +165,40 @@ def _curve(one: Trained) -> list[tuple[float, float]]:
     block = max(len(one.losses) // CURVE_POINTS, 1)
     parts = [(start, one.losses[start : start + block]) for start in range(0, len(one.losses), block)]
     return [(float(start + len(part)), fmean(part)) for start, part in parts]
+
+
+def word_lengths(datasets: Sequence[Path]) -> list[WordLength]:
+    """How long each dataset's validation split is in its own tokens and in the words of the one that has words.
+
+    Raises BadInput unless all are of the same text and one has a vocabulary of words.
+    """
+    cards = [json.loads((path / "dataset.json").read_text(encoding="utf-8")) for path in datasets]
+    texts = {tuple((name, one["documents"], one["bytes"]) for name, one in card["splits"].items()) for card in cards}
+    if len(texts) > 1:
+        raise BadInput(f"{' and '.join(map(str, datasets))} are not of the same text")
+    of_words = [place for place, card in enumerate(cards) if card["tokenizer"]["kind"] == "words"]
+    if not of_words:
+        raise BadInput("none of the datasets has a vocabulary of words: make one with tokenizer.kind = words")
+    words = TokenFile(datasets[of_words[0]] / "valid_text_document").tokens
+    unknown = float((words == UNKNOWN_ID).mean())
+    return [
+        WordLength(card["splits"]["valid"]["tokens"], len(words), unknown if place in of_words else 0.0)
+        for place, card in enumerate(cards)
+    ]
+
+
+def _numbers_per_word(one: Trained, length: WordLength) -> list[dict[str, Any]]:
+    """Records of perplexity per token and, adjusted for length, per word; how much longer the text is than in words."""
+    line = {"series": one.arm, "kind": "scaled", "seed": one.seed}
+    percent = 100 * (length.tokens / length.words - 1)
+    found = [line | {"quantity": "sequence_length_percent", "value": percent, "unit": "%"}] if percent else []
+    if one.validation_loss is None:
+        return found
+    perplexity = math.exp(one.validation_loss)
+    note = f"{length.unknown:.1%} of the words are unknown and count as one word" if length.unknown else ""
+    adjusted = length_adjusted_perplexity(perplexity, length.tokens, length.words)
+    per_token = [line | {"quantity": "bpe_perplexity", "value": perplexity}] if percent else []
+    return [*found, *per_token, line | {"quantity": "word_perplexity", "value": adjusted, "note": note}]
 
 
 def _slug(name: str) -> str:

@@ -80,6 +80,8 @@ class Arm(Config):
     """Its series among the records."""
     model: dict[str, Any] = Field(default_factory=dict)
     train: dict[str, Any] = Field(default_factory=dict)
+    dataset: int = Field(default=0, ge=0)
+    """Which of the given datasets it reads, from 0; several are of the same text in other tokens."""
 
 
 class Ablation(Config):

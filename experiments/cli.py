@@ -188,7 +188,9 @@ def run_(
 @app.command()
 def ablate(
     name: Annotated[str, typer.Argument(help="An experiment with an ablation, such as transformer-xl/memory.")],
-    dataset: Annotated[Path, typer.Option("--dataset", help="Dataset directory made by `mlm-data run`.")],
+    dataset: Annotated[
+        list[Path], typer.Option("--dataset", help="Dataset directory; twice where arms differ in their tokens.")
+    ],
     runs: Annotated[Path, typer.Option("--runs", help="Folder of run directories.")] = Path("runs"),
 ) -> None:
     """Train the same recipe but for one thing, over several seeds, and say what it changed."""

@@ -13,8 +13,9 @@ TRAINING_BYTES = 2 << 30
 
 
 def train(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Train `vocab_size` tokens on the documents of all `shards` of the first pass, `bytes` in all."""
-    Tokenizer.train(_sample(inputs[0], settings["shards"], settings["bytes"]), settings["vocab_size"]).save(directory)
+    """Train `vocab_size` tokens of a `kind` on the documents of all `shards` of the first pass, `bytes` in all."""
+    make = Tokenizer.of_words if settings["kind"] == "words" else Tokenizer.train
+    make(_sample(inputs[0], settings["shards"], settings["bytes"]), settings["vocab_size"]).save(directory)
     return {}
 
 

@@ -1,4 +1,4 @@
-"""GPT-2's byte-level BPE: the published vocabulary, or one of any size trained on text.
+"""GPT-2's byte-level BPE: the published vocabulary, or one of any size trained on text; also vocabularies of words.
 
 Text is encoded by `fast_bpe.py`, which is held against Hugging Face `tokenizers` when a vocabulary is first used.
 
@@ -23,6 +23,10 @@ from lineage.atomic import write_text
 from lineage.errors import BadInput, IntegrityFailure
 
 END_OF_TEXT = "<|endoftext|>"
+UNKNOWN = "<unk>"
+"""Stands for every word that a vocabulary of words does not have."""
+UNKNOWN_ID = 1
+"""Of `UNKNOWN`; end-of-text comes before it, the words after it."""
 FILE_NAME = "tokenizer.json"
 CHECKED_TEXTS = (
     "It's they'll we're I've 'D' don''t rock'n'roll 's",
@@ -54,6 +58,8 @@ class Tokenizer:
             raise BadInput(f"the vocabulary has no {END_OF_TEXT} token")
         self._backend = backend
         self.end_of_text = end_of_text
+        self.is_of_words = isinstance(backend.model, models.WordLevel)
+        """Whether tokens are whole words, in order of falling frequency; text outside them cannot be told apart."""
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -103,6 +109,24 @@ class Tokenizer:
         vocabulary[END_OF_TEXT] = vocab_size - 1
         return cls(_byte_level(vocabulary, [(left, right) for left, right in model["merges"]]))
 
+    @classmethod
+    def of_words(cls, texts: Iterable[str], vocab_size: int) -> Self:
+        """The most frequent words and signs in order of falling frequency, after end-of-text and `<unk>`.
+
+        A word is a run of letters, digits and underscores, a sign a run of other characters but spaces. The result
+        depends only on the texts. Raises BadInput if they have too few words for that many tokens.
+        """
+        backend = _word_level({})
+        specials: list[Any] = [END_OF_TEXT, UNKNOWN]
+        trainer: Any = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=specials, show_progress=False)
+        backend.train_from_iterator(texts, trainer)
+        vocabulary: dict[str, int] = json.loads(backend.to_str())["model"]["vocab"]
+        if len(vocabulary) != vocab_size:
+            raise BadInput(
+                f"the text is too small for a vocabulary of {vocab_size:,}: it gives {len(vocabulary):,} words"
+            )
+        return cls(_word_level(vocabulary))
+
     def save(self, directory: Path) -> None:
         """Write `tokenizer.json` into `directory`."""
         write_text(directory / FILE_NAME, self._content())
@@ -142,6 +166,8 @@ class Tokenizer:
 
     @cached_property
     def _encode(self) -> Callable[[str], NDArray[np.int32]]:
+        if self.is_of_words:
+            return self._reference
         return checked("byte-level BPE", self._fast, self._reference, CHECKED_TEXTS, np.array_equal)
 
     def _reference(self, text: str) -> NDArray[np.int32]:
@@ -174,4 +200,10 @@ def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Ba
     backend: Any = Backend(models.BPE(vocab=vocabulary, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _word_level(vocabulary: dict[str, int]) -> Backend:
+    backend: Any = Backend(models.WordLevel(vocab=vocabulary, unk_token=UNKNOWN))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
     return backend

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
-from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
+from data_pipeline.tokens.sentences import Vocabulary
+from data_pipeline.tokens.tokenizer import UNKNOWN_ID, Tokenizer, padded_vocab_size
 from lineage.errors import BadInput, IntegrityFailure
 from tests.data_pipeline.conftest import sentences
 
@@ -144,3 +145,25 @@ def test_a_wrong_fast_path_is_given_up(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_half_a_surrogate_pair_is_no_text(trained: Tokenizer) -> None:
     with pytest.raises(ValueError, match="surrogates"):
         trained.encode("a\ud800b")
+
+
+WORDY = ["the cat, the dog: the end!", "a cat; the end. <|endoftext|>", "the a cat"]
+
+
+def test_words_are_numbered_by_falling_frequency(tmp_path: Path) -> None:
+    words = Tokenizer.of_words(WORDY, 7)
+    words.save(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    assert (loaded.vocab_size, loaded.end_of_text, loaded.is_of_words) == (7, 0, True)
+    assert words.digest == loaded.digest == Tokenizer.of_words(iter(WORDY), 7).digest
+    counts = [sum(text.replace(",", " ,").split().count(loaded.decode([token])) for text in WORDY) for token in (2, 3)]
+    assert [loaded.decode([2]), loaded.decode([3]), counts] == ["the", "cat", [5, 2]]
+    assert loaded.encode("the zebra, the") == [2, UNKNOWN_ID, loaded.encode(",")[0], 2]
+    assert 0 not in loaded.encode("<|endoftext|>")
+
+
+def test_a_vocabulary_of_more_words_than_there_are_is_refused() -> None:
+    with pytest.raises(BadInput, match="it gives 15 words"):
+        Tokenizer.of_words(WORDY, 100)
+    with pytest.raises(BadInput, match="a BERT finds words in byte-level tokens"):
+        Vocabulary.of(Tokenizer.of_words(WORDY, 7))

@@ -1,12 +1,19 @@
 """An ablation trains its arms alike but for what they change, and its records say which of them diverged."""
 
+import json
+import math
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
+from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from experiments.ablations import configure, format_ablation, run_ablation
 from experiments.catalogue import Arm, find_experiment, load_experiments
 from experiments.verdicts import load_results
+from lineage.digest import seal
 from lineage.errors import BadInput
 from tests.engine.conftest import write_dataset
 
@@ -36,17 +43,75 @@ def test_a_result_tells_what_trained_from_what_diverged(tmp_path: Path) -> None:
     arms = (Arm(name="trains"), Arm(name="diverges", train={"learning_rate": 1e6, "min_learning_rate": 1e6}))
     ablation = memory.ablation.model_copy(update={"train": memory.ablation.train | small, "arms": arms, "seeds": (1,)})
     tiny = memory.model_copy(update={"ablation": ablation})
-    run, records = run_ablation(tiny, dataset, tmp_path / "runs")
+    run, records = run_ablation(tiny, [dataset], tmp_path / "runs")
     assert {one.series: one.value for one in records if one.quantity == "diverged"} == {"trains": 0, "diverges": 1}
     curve = [one for one in records if (one.series, one.quantity) == ("trains", "training_loss")]
     assert [one.x for one in curve] == list(range(1, 9))
     assert {(one.kind, one.seed) for one in records} == {("scaled", 1)}
     assert list(load_results([run.path]).records) == records
     assert "trains" in format_ablation(tiny, records).splitlines()[1]
-    again, _ = run_ablation(tiny, dataset, tmp_path / "runs")
+    again, _ = run_ablation(tiny, [dataset], tmp_path / "runs")
     assert again.path == run.path
 
 
 def test_an_experiment_without_an_ablation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="2019/figure-6 has no ablation; there are"):
-        run_ablation(find_experiment("2019/figure-6"), tmp_path, tmp_path)
+        run_ablation(find_experiment("2019/figure-6"), [tmp_path], tmp_path)
+
+
+def write_words(directory: Path, of_bytes: Path) -> Path:
+    """The random sentences of a dataset again, in whole words."""
+    tokenizer = Tokenizer.load(of_bytes / "tokenizer")
+    cards = {}
+    splits = {}
+    for split in ("train", "valid"):
+        file = TokenFile(of_bytes / f"{split}_text_document")
+        stops = [0, *np.cumsum(file.sizes).tolist()]
+        splits[split] = [tokenizer.decode(file.tokens[a : b - 1].tolist()) for a, b in pairwise(stops)]
+    words = Tokenizer.of_words(splits["train"], 21)
+    words.save(directory / "tokenizer")
+    for split, texts in splits.items():
+        with TokenFileWriter(directory / f"{split}_text_document", token_dtype(words.vocab_size)) as writer:
+            for text in texts:
+                writer.add_document([*words.encode(text), words.end_of_text])
+    for path, kind, size in ((of_bytes, "train", tokenizer.vocab_size), (directory, "words", words.vocab_size)):
+        sizes = {"vocab_size": size, "padded_vocab_size": padded_vocab_size(size)}
+        cards[kind] = {"name": kind, "tokenizer": {"kind": kind}, **sizes, "splits": {
+            split: {"documents": len(texts), "bytes": len("".join(texts).encode()),
+                    "tokens": len(TokenFile(path / f"{split}_text_document").tokens)}
+            for split, texts in splits.items()
+        }}  # fmt: skip
+        (path / "dataset.json").write_text(json.dumps(cards[kind]), encoding="utf-8")
+        seal(path)
+    return directory
+
+
+def test_vocabularies_are_compared_by_the_word(tmp_path: Path) -> None:
+    of_bytes = write_dataset(tmp_path / "bytes")
+    (of_bytes / "COMPLETE").unlink()
+    of_words = write_words(tmp_path / "words", of_bytes)
+    experiment = find_experiment("transformer-xl/tokens")
+    assert experiment.ablation is not None
+    small = {"iterations": 4, "global_batch_size": 4, "microbatch_size": 4, "warmup_iterations": 0}
+    bpe, words = experiment.ablation.arms
+    words = words.model_copy(update={"model": {"transformer_xl": {"cutoffs": [5, 9], "div_value": 4}}})
+    changed = {"train": experiment.ablation.train | small, "arms": (bpe, words), "seeds": (1,)}
+    tiny = experiment.model_copy(update={"ablation": experiment.ablation.model_copy(update=changed)})
+    _, records = run_ablation(tiny, [of_bytes, of_words], tmp_path / "runs")
+    found = {(one.series, one.quantity): one.value for one in records if one.x is None}
+    tokens, count = (len(TokenFile(path / "valid_text_document").tokens) for path in (of_bytes, of_words))
+    loss = found["byte-pair encoding", "validation_loss"]
+    assert found["byte-pair encoding", "sequence_length_percent"] == pytest.approx(100 * (tokens / count - 1))
+    assert found["byte-pair encoding", "word_perplexity"] == pytest.approx(math.exp(loss * tokens / count))
+    assert found["words, adaptive", "word_perplexity"] == pytest.approx(
+        math.exp(found["words, adaptive", "validation_loss"])
+    )
+    with pytest.raises(BadInput, match="takes --dataset 2 times; it was given 1"):
+        run_ablation(tiny, [of_bytes], tmp_path / "runs")
+    with pytest.raises(BadInput, match="none of the datasets has a vocabulary of words"):
+        run_ablation(tiny, [of_bytes, of_bytes], tmp_path / "runs")
+    other = json.loads((of_bytes / "dataset.json").read_text(encoding="utf-8"))
+    other["splits"]["valid"]["bytes"] += 1
+    (of_bytes / "dataset.json").write_text(json.dumps(other), encoding="utf-8")
+    with pytest.raises(BadInput, match="are not of the same text"):
+        run_ablation(tiny, [of_bytes, of_words], tmp_path / "runs")
