@@ -17,6 +17,7 @@ KERNELS: dict[str, dict[str, str]] = {
     "attention": {
         REFERENCE: "engine.kernels.attention:reference",
         "cpu": "engine.kernels.attention:blocked",
+        "cuda": "engine.kernels.gpu.attention:flash",
     },
     "linear_cross_entropy": {
         REFERENCE: "engine.kernels.cross_entropy:reference",

@@ -1,0 +1,44 @@
+"""Triton's kernels on CPU tensors, for tests."""
+
+from typing import Any
+
+import pytest
+import torch
+
+
+def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mend Triton's interpreter (on for all tests: `tests/conftest.py`), and make tiles small enough for it.
+
+    Where it departs from a GPU: it cuts bf16 off, and multiplies its bits as integers.
+    """
+    pytest.importorskip("triton")
+    from triton.runtime import interpreter
+
+    convert, dot = interpreter._convert_float, interpreter.InterpreterBuilder.create_dot
+
+    def rounded(numbers: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source.name, target.name) == ("fp32", "bf16"):
+            return torch.from_numpy(numbers).bfloat16().view(torch.uint16).numpy()
+        return convert(numbers, source, target, mode)
+
+    def product(self: Any, a: Any, b: Any, *more: Any) -> Any:
+        if a.dtype.name == "bf16":
+            a, b = widened(a), widened(b)
+        return dot(self, a, b, *more)
+
+    def widened(handle: Any) -> Any:
+        numbers = torch.from_numpy(handle.data.copy()).view(torch.bfloat16).float().numpy()
+        return interpreter.TensorHandle(numbers, interpreter.tl.float32)
+
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", product)
+    from engine.kernels.gpu import bias_dropout_add, bias_gelu, cross_entropy
+
+    tiles: dict[Any, dict[str, int]] = {
+        bias_gelu: {"ROWS": 4, "COLUMNS": 64, "STEPS": 2},
+        bias_dropout_add: {"ROWS": 4, "MASK_BLOCKS": 2, "STEPS": 2},
+        cross_entropy: {"COLUMNS": 64, "CHUNK_BYTES": 4000},
+    }
+    for module, sizes in tiles.items():
+        for name, size in sizes.items():
+            monkeypatch.setattr(module, name, size)
