@@ -147,6 +147,8 @@ class Trainer:
                 self._write(log, line)
                 if line["spike"]:
                     progress.note(describe_spike(line))
+                if "warning" in line:
+                    progress.note(line["warning"])
                 done = iteration + 1
                 if done % train.validation_interval == 0 or done == train.iterations:
                     self._write(log, self._validate(done, train.validation_samples))
@@ -205,7 +207,6 @@ class Trainer:
         if self.scaler:
             self.scaler.update(overflow=not math.isfinite(norm))
         seconds = time.monotonic() - start
-        tokens_seen = batch_size * self.config.model.seq_length
         flops = flops_per_iteration(self.config.model, train) * batch_size / train.global_batch_size
         line = {
             "kind": "train",
@@ -219,9 +220,10 @@ class Trainer:
             "spike": spike,
             "skipped": is_skipped,
             "seconds": round(seconds, 5),
-            "tokens_per_second": round(tokens_seen / seconds, 1),
+            "tokens_per_second": round(batch_size * self.config.model.seq_length / seconds, 1),
             "model_tflops": flops / seconds / 1e12,
         }
+        line |= self.memory.warning()
         if self.noise:
             line |= self.noise.measure(report[2].item() / mesh.dp.size, norm, batch_size, mesh.dp.size)
         if timeline is not None:

@@ -1,6 +1,6 @@
 """What `mlm-bench` writes, as far as the page shows it."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -226,7 +226,46 @@ class Growth(Benchmark):
     load_average: list[Finite] = Field(min_length=1)
 
 
+class Product(Document):
+    """Products of n × n matrices, n so far from a multiple of 8, in each round."""
+
+    precision: str
+    size: Annotated[int, Field(gt=0)]
+    """The multiple of 8."""
+    offset: int
+    gflops: Annotated[list[Positive], Field(min_length=1)]
+
+
+class Gemm(Benchmark):
+    """gemm: matrix products around multiples of 8."""
+
+    device: str
+    points: list[Product] = Field(min_length=1)
+    ratios: dict[str, dict[str, Positive]]
+
+
+class LearningRate(Benchmark):
+    """`mlm-train lr-find`: loss against a rising learning rate."""
+
+    name: str
+    optimizer: Literal["adam", "lamb", "lamb-clamped"]
+    global_batch_size: int
+    seed: int
+    rates: list[Positive]
+    losses: list[Finite]
+    smoothed: list[Finite]
+    lowest_rate: Positive | None
+    steepest_rate: Positive | None
+    suggestion: Positive | None
+
+    @model_validator(mode="after")
+    def _has_a_curve(self) -> "LearningRate":
+        if not len(self.rates) == len(self.losses) == len(self.smoothed) > 0:
+            raise ValueError("rates, losses and smoothed losses are not of one length")
+        return self
+
+
 KINDS: dict[str, type[Benchmark]] = {
-    "data": Data, "data-scale": DataScale, "eval": Eval, "growth": Growth, "kernels": Kernels, "parallel": Parallel,
-    "pipeline": Pipeline, "train": Train,
+    "data": Data, "data-scale": DataScale, "eval": Eval, "gemm": Gemm, "growth": Growth, "kernels": Kernels,
+    "learning-rate": LearningRate, "parallel": Parallel, "pipeline": Pipeline, "train": Train,
 }  # fmt: skip

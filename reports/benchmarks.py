@@ -17,8 +17,10 @@ from reports.benchmark_results import (
     Data,
     DataScale,
     Eval,
+    Gemm,
     Growth,
     Kernels,
+    LearningRate,
     Parallel,
     Pipeline,
     Train,
@@ -38,6 +40,16 @@ from reports.speed import (
     growth_table,
     kernel_table,
     rate_table,
+)
+from reports.sweeps import (
+    gemm_alt,
+    gemm_caption,
+    gemm_data,
+    gemm_table,
+    rate_curve_alt,
+    rate_curve_caption,
+    rate_curve_data,
+    rate_curve_table,
 )
 
 
@@ -61,8 +73,10 @@ TITLES = {
     "data": "Data pipeline beside the libraries it replaces",
     "data-scale": "Data pipeline against the size of its input",
     "eval": "Evaluation beside the plain loop and lm-evaluation-harness",
+    "gemm": "Matrix products around multiples of 8",
     "growth": "Growth of the cost of training",
     "kernels": "Compiled kernels beside what they replace",
+    "learning-rate": "Learning-rate finder",
     "parallel": "Training throughput",
     "pipeline": "Pipeline schedules, planned and measured",
     "train": "Training beside nanoGPT and the core's limit",
@@ -133,6 +147,16 @@ def _exhibit(name: str, kind: str, result: Benchmark) -> Exhibit:
             alt, draw = goal_alt(result), partial(goals.draw, result)
         case Kernels():
             tables = [kernel_table(result)]
+        case Gemm():
+            from reports.figures import gemm
+
+            tables, data, caption = [gemm_table(result)], gemm_data(result), gemm_caption(result)
+            alt, draw = gemm_alt(result), partial(gemm.draw, result)
+        case LearningRate():
+            from reports.figures import learning_rate
+
+            tables, data, caption = [rate_curve_table(result)], rate_curve_data(result), rate_curve_caption(result)
+            alt, draw = rate_curve_alt(result), partial(learning_rate.draw, result)
         case Growth():
             from reports.figures import growth
 

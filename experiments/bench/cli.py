@@ -165,6 +165,25 @@ def growth(
 
 
 @app.command()
+def gemm(
+    json: Json = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every product is measured, in turn.")] = 5,
+    largest: Annotated[int | None, typer.Option(min=64, help="Largest size; 1024 on a CPU, 8192 on a GPU.")] = None,
+) -> None:
+    """Products of n × n matrices with n a multiple of 8, one less and one more, in every number format.
+
+    Tensor cores want dimensions that are multiples of 8; a GPU is measured where there is one.
+    """
+    from experiments.bench.gemm import measure_gemm
+    from experiments.bench.table_gemm import show_gemm
+
+    _check_output(json)
+    result = measure_gemm(rounds, largest)
+    show_gemm(result)
+    _write(json, result)
+
+
+@app.command()
 def pipeline(json: Json = None) -> None:
     """What two ranks compute when under GPipe, 1F1B and the interleaved schedule, beside the engine's plan.
 

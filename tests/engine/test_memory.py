@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from engine.memory import AllocatorPressure, PeakMemory
+from engine.training_run import read_metrics
 from tests.engine.small_run import mlm_train, write_toml
 
 SHORT = {"iterations": 2, "warmup_iterations": 1, "microbatch_size": 2, "validation_samples": 4}
@@ -34,3 +37,20 @@ def test_memory_is_the_closed_form(tp: int, dataset: Path, tmp_path: Path) -> No
     found = [after - before for before, after in zip(narrow["measured_bytes"], wide["measured_bytes"], strict=True)]
     assert len(found) == tp
     assert found == pytest.approx([expected] * tp, rel=1 / 3)
+
+
+def test_an_allocator_near_the_limit_is_told_once() -> None:
+    pressure = AllocatorPressure()
+    said = [
+        pressure.look({"num_alloc_retries": retries, "reserved_bytes.all.peak": 79 * 2**30})
+        for retries in (3, 3, 5, 5, 9)
+    ]
+    assert [bool(one) for one in said] == [False, False, True, False, False]
+    assert "79.0 GiB reserved" in said[2]["warning"]
+    assert "emptied its cache 2 times" in said[2]["warning"]
+
+
+def test_a_cpu_has_no_such_allocator(uninterrupted: Path) -> None:
+    memory = PeakMemory(torch.device("cpu"))
+    assert [memory.warning() for _ in range(3)] == [{}, {}, {}]
+    assert all("warning" not in line for line in read_metrics(uninterrupted))

@@ -390,6 +390,28 @@ def benchmarks() -> dict[str, dict[str, Any]]:
             ],
             "load_average": [1.0, 3.5],
         },
+        "gemm": {
+            "device": "CPU, one thread",
+            "points": [
+                {"precision": precision, "size": size, "offset": offset, "gflops": [rate * size, 1.1 * rate * size]}
+                for precision, rates in (("fp32", (1.0, 1.0, 1.0)), ("bf16", (4.0, 8.0, 5.0)))
+                for size in (64, 128)
+                for offset, rate in zip((-1, 0, 1), rates, strict=True)
+            ],
+            "ratios": {"fp32": {"multiple of 8 to one more": 1.0}, "bf16": {"multiple of 8 to one more": 1.6}},
+        },
+        "learning-rate": {
+            "name": HOSTILE,
+            "optimizer": "adam",
+            "global_batch_size": 8,
+            "seed": 1,
+            "rates": [1e-4, 1e-3, 1e-2, 1e-1],
+            "losses": [8.0, 7.0, 6.0, 9.0],
+            "smoothed": [8.0, 7.5, 6.75, 7.0],
+            "lowest_rate": 1e-2,
+            "steepest_rate": 1e-2,
+            "suggestion": 1e-3,
+        },
         "pipeline": {"timelines": [timeline(), timeline() | {"schedule": "gpipe"}], "load_average": [1.5, 4.25]},
         "data-scale": {
             "workers": 1,

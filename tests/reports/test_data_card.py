@@ -104,6 +104,8 @@ def test_every_schedule_of_a_pipeline_is_shown_planned_and_measured(built: Built
     assert ["gpipe", "2", "1", "2", "90.0", "0.50", "0.50"] in _rows(built.html)
     assert '<figure id="bench-pipeline">' in built.html
     assert "Load average of the machine meanwhile: up to 4.2." in built.html
+    assert "bf16 1,075 at 128 and 672 at 129" in built.html
+    assert "the smoothed loss is lowest at 0.01; a tenth of that, 0.001, is suggested" in built.html
 
 
 @pytest.mark.parametrize(
@@ -117,6 +119,8 @@ def test_every_schedule_of_a_pipeline_is_shown_planned_and_measured(built: Built
         '{"benchmark": "data-scale", "workers": 1, "bound_bytes": 1, "rows": []}',
         '{"benchmark": "pipeline", "timelines": []}',
         '{"benchmark": "growth", "points": [], "load_average": [1]}',
+        '{"benchmark": "learning-rate", "name": "x", "optimizer": "adam", "global_batch_size": 1, "seed": 1,'
+        ' "rates": [1], "losses": [], "smoothed": [1], "lowest_rate": null, "steepest_rate": null, "suggestion": null}',
         '{"benchmark": "train", "rounds": 1, "measures": {}, "less_is_better": [], "cases": [], "layouts": {'
         '"case": "x", "ratios": {}, "each_round": {}, "goals": {"tp2": 1}, "reached": {}}}',
         '{"benchmark": "data-scale", "workers": 1, "bound_bytes": 1, "rows": [{"megabytes": NaN, "documents": 1,'
