@@ -184,6 +184,28 @@ def gemm(
 
 
 @app.command()
+def gpu(
+    json: Json = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every contender is measured, in turn.")] = 3,
+) -> None:
+    """Kernels and training on one GPU beside torch.compile, the peers' models and the GPU's own limits.
+
+    Exactness of each kernel, its time beside what copying or products allow, then training of 355m and 2.5b, and
+    forward and backward of 8.3b. Ends with code 4 where there is no GPU, with 3 if a kernel is not exact or losses
+    differ.
+    """
+    from experiments.bench.gpu import measure_gpu
+    from experiments.bench.table_gpu import show_gpu
+
+    _check_output(json)
+    result = measure_gpu(rounds)
+    show_gpu(result)
+    _write(json, result)
+    if result["disagreements"]:
+        raise Diverged("; ".join(result["disagreements"]))
+
+
+@app.command()
 def pipeline(json: Json = None) -> None:
     """What two ranks compute when under GPipe, 1F1B and the interleaved schedule, beside the engine's plan.
 

@@ -28,6 +28,8 @@ class Contender:
     """Module without which it does not run."""
     is_tuned: bool = True
     """Whether it has this engine's allocator setting and the fused AdamW, or what its authors ship."""
+    is_compiled: bool = False
+    """Whether a peer's model is compiled by torch.compile."""
 
     @property
     def is_installed(self) -> bool:

@@ -52,7 +52,6 @@ def _measure(precision: Precision, rounds: int) -> list[dict[str, Any]]:
             [torch.randn(SEQUENCE, 1, h), torch.randn(h), torch.randn(SEQUENCE, 1, h)],
             (DropoutMask(0.1, (1,)),),
         ),
-        "layer_norm": ([torch.randn(SEQUENCE, 1, h), torch.randn(h), torch.randn(h)], (1e-5,)),
         "linear_cross_entropy": (
             [torch.randn(SEQUENCE, h), torch.randn(VOCABULARY, h) * 0.02],
             (targets, VOCABULARY, Axis()),

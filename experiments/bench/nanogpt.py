@@ -61,7 +61,7 @@ def nanogpt(config: ModelConfig) -> "tuple[torch.nn.Module, Callable[[float], No
             self.ln_f = nn.LayerNorm(h)
 
         def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            x = self.dropout(self.wte(tokens) + self.wpe(torch.arange(tokens.size(1))))
+            x = self.dropout(self.wte(tokens) + self.wpe(torch.arange(tokens.size(1), device=tokens.device)))
             for block in self.h:
                 x = block(x)
             logits = F.linear(self.ln_f(x), self.wte.weight)  # [b, s, v]

@@ -37,7 +37,7 @@ def build_ours(contender: Contender, size: BenchSize) -> OurStep:
     each = share // contender.microbatches
 
     def step(iteration: int, dropout: float, timeline: list[Interval] | None = None) -> float:
-        batch = torch.from_numpy(size.batch(iteration))
+        batch = torch.from_numpy(size.batch(iteration)).to(mesh.device)
         microbatches = []
         for start in range(rows.start, rows.stop, each):
             places = tuple(range(start, start + each))

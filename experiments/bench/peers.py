@@ -80,8 +80,10 @@ def _step(
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    train, ranks = size.train, contender.ranks
-    model.train()
+    from engine.parallel.mesh import local_device
+
+    train, ranks, device = size.train, contender.ranks, local_device()
+    model.to(device).train()
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(
         [
@@ -92,6 +94,8 @@ def _step(
         fused=contender.is_tuned,
     )  # fmt: skip
     module = DistributedDataParallel(model) if ranks > 1 else model
+    if contender.is_compiled:
+        module.compile()
     share = train.global_batch_size // ranks
     rank = dist.get_rank() if ranks > 1 else 0
     torch.manual_seed(train.seed + rank)
@@ -99,8 +103,8 @@ def _step(
     def step(iteration: int, dropout: float) -> float:
         places = range(rank * share, (rank + 1) * share)
         set_dropout(dropout, iteration, places)
-        rows = torch.from_numpy(size.batch(iteration))[places.start : places.stop]
-        with torch.autocast("cpu", torch.bfloat16, enabled=train.precision == "bf16"):
+        rows = torch.from_numpy(size.batch(iteration))[places.start : places.stop].to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=train.precision == "bf16"):
             value = loss(module, rows[:, :-1], rows[:, 1:])
         value.backward()
         torch.nn.utils.clip_grad_norm_(parameters, train.clip_gradient)

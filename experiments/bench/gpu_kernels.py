@@ -1,0 +1,199 @@
+"""A GPU's kernels: as exact as their references, and how near to what copying or products allow."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+GEMM_WIDTH, COPIED_BYTES = 8192, 1 << 31
+REPEATS, WARM_UP = 20, 2
+FLOOR_SHARE = 0.85
+"""The goal of each kernel: its floor's share of its time."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the kernels are measured at; by default one microbatch of the 2.5b model."""
+
+    s: int = 1024
+    b: int = 8
+    n: int = 20
+    d: int = 96
+    v: int = 51200
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """A kernel's tensors with a gradient, its other arguments, and what it cannot do without."""
+
+    name: str
+    tensors: "list[torch.Tensor]"
+    others: tuple[Any, ...]
+    moved: float
+    """Elements read and written, forward and backward."""
+    operations: float = 0.0
+    """Of its products."""
+
+
+def cases(shape: Shape, dtype: "torch.dtype") -> list[KernelCase]:
+    """Every kernel that has a gradient, at a shape, on this process's device."""
+    import torch
+
+    from engine.parallel.mesh import Axis, local_device
+    from engine.rng import DropoutMask
+
+    device = local_device()
+    s, b, n, d, v = shape.s, shape.b, shape.n, shape.d, shape.v
+    h, mask = n * d, DropoutMask(0.1, tuple(range(b)))
+    generator = torch.Generator(device).manual_seed(0)
+
+    def leaf(*size: int, scale: float = 1.0) -> torch.Tensor:
+        return torch.randn(size, generator=generator, device=device).mul_(scale).to(dtype).requires_grad_()
+
+    stream, wide, scores = s * b * h, 4 * s * b * h, b * n * s * s
+    targets = torch.randint(0, v, (s * b,), generator=generator, device=device)
+    return [
+        KernelCase("bias_gelu", [leaf(s, b, 4 * h), leaf(4 * h)], (), 5 * wide),
+        KernelCase("bias_dropout_add", [leaf(s, b, h), leaf(h), leaf(s, b, h)], (mask,), 5 * stream),
+        KernelCase("dropout", [leaf(s, b, h)], (mask,), 4 * stream),
+        KernelCase("layer_norm", [leaf(s, b, h), leaf(h), leaf(h)], (1e-5,), 5 * stream),
+        KernelCase("masked_softmax", [leaf(b, n, s, s)], (d**-0.5,), 5 * scores),
+        KernelCase("attention", [leaf(s, b, n, 3, d)], (mask,), 11 * stream, 7 * scores * d),
+        KernelCase(
+            "linear_cross_entropy",
+            [leaf(s * b, h), leaf(v, h, scale=0.02)],
+            (targets, v, Axis()),
+            4 * s * b * h + 3 * v * h,
+            6 * s * b * h * v,
+        ),
+    ]
+
+
+def measure_limits() -> dict[str, float]:
+    """Bytes a second read and written in copying, and operations a second of square bf16 products."""
+    import torch
+
+    from engine.parallel.mesh import local_device
+
+    device = local_device()
+    source, target = (torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
+    copied = 2 * COPIED_BYTES / min(_seconds(lambda: target.copy_(source)))
+    a, b, out = (torch.randn(GEMM_WIDTH, GEMM_WIDTH, device=device).bfloat16() for _ in range(3))
+    multiplied = 2 * GEMM_WIDTH**3 / min(_seconds(lambda: torch.mm(a, b, out=out)))
+    return {"copied_bytes_per_second": copied, "operations_per_second": multiplied}
+
+
+def check_kernels(shape: Shape | None = None) -> list[dict[str, Any]]:
+    """Each kernel's largest error, of output and gradients, over that of the same-precision reference; both against the
+    reference in float64.
+    """
+    import torch
+
+    from engine.kernels.registry import DTYPES, REFERENCE, implementation
+
+    rows = []
+    for dtype in DTYPES["cuda"]:
+        for case in cases(shape or Shape(s=200, b=2, n=3, d=96, v=1000), dtype):
+            doubled = [tensor.detach().double() for tensor in case.tensors]
+            exact = _results(implementation(case.name, REFERENCE), doubled, case.others)
+            theirs = _results(implementation(case.name, REFERENCE), case.tensors, case.others)
+            ours = _results(implementation(case.name, "cuda"), case.tensors, case.others)
+            ratios = []
+            for true, reference, fused in zip(exact, theirs, ours, strict=True):
+                unit = torch.finfo(dtype).eps * true.square().mean().sqrt()
+                allowed = (reference.double() - true).abs().max() + unit / 4
+                ratios.append(((fused.double() - true).abs().max() / allowed).item())
+            worst = max(ratios, key=lambda ratio: (ratio != ratio, ratio))
+            name = f"{case.name} {str(dtype).removeprefix('torch.')}"
+            rows.append({"kernel": name, "error_ratio": round(worst, 3), "is_exact": worst <= 2})
+    return rows
+
+
+def measure_kernels(
+    limits: dict[str, float], shape: Shape | None = None, is_compared: bool = True
+) -> list[dict[str, Any]]:
+    """Milliseconds of each kernel, forward and backward, of its reference as it is and, if it is compared, compiled by
+    torch.compile, and of its floor.
+    """
+    import torch
+
+    from engine.kernels.registry import REFERENCE, implementation
+
+    rows = []
+    for case in cases(shape or Shape(), torch.bfloat16):
+        reference = implementation(case.name, REFERENCE)
+        functions = {"ours": implementation(case.name, "cuda"), "reference": reference}
+        if is_compared:
+            functions["torch.compile"] = torch.compile(reference)
+        found: dict[str, float] = {}
+        for name, function in functions.items():
+            try:
+                found[name] = median(_seconds(lambda f=function, c=case: _pass(f, c)))  # type: ignore[misc]
+            except torch.OutOfMemoryError:  # references keep scores and masks
+                torch.cuda.empty_cache()
+        memory = case.moved * 2 / limits["copied_bytes_per_second"]
+        floor = max(memory, case.operations / limits["operations_per_second"])
+        ratios = {f"to_{name}": round(spent / found["ours"], 4) for name, spent in found.items() if name != "ours"}
+        goals = {"to_floor": FLOOR_SHARE} | ({"to_torch.compile": 1.0} if "to_torch.compile" in ratios else {})
+        ratios["to_floor"] = round(floor / found["ours"], 4)
+        rows.append(
+            {
+                "kernel": case.name,
+                "bound": "products" if floor > memory else "memory",
+                "milliseconds": {name: round(1000 * spent, 4) for name, spent in found.items()}
+                | {"floor": 1000 * floor},
+                "ratios": ratios,
+                "goals": goals,
+                "reached": {name: ratios[name] >= goal for name, goal in goals.items()},
+            }
+        )
+    return rows
+
+
+def _pass(function: "Callable[..., torch.Tensor]", case: KernelCase) -> None:
+    """Forward and backward; the gradients are not added to old ones."""
+    import torch
+
+    output = function(*case.tensors, *case.others)
+    torch.autograd.grad(output, case.tensors, output.detach())
+
+
+def _results(
+    function: "Callable[..., torch.Tensor]", tensors: "list[torch.Tensor]", others: tuple[Any, ...]
+) -> "list[torch.Tensor]":  # fmt: skip
+    import torch
+
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    output = function(*leaves, *others)
+    upstream = torch.linspace(-1.0, 1.0, output.numel(), device=output.device).view(output.shape).to(torch.bfloat16)
+    return [output.detach(), *torch.autograd.grad(output, leaves, upstream.to(output.dtype))]
+
+
+def _seconds(run: Callable[[], object]) -> list[float]:
+    """Of each of several runs, by the device's own clock where it has one, after some that are not counted."""
+    import time
+
+    import torch
+
+    from engine.parallel.mesh import local_device
+
+    on_gpu = local_device().type == "cuda"
+    found = []
+    for number in range(REPEATS + WARM_UP):
+        if on_gpu:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            spent = start.elapsed_time(end) / 1000
+        else:
+            clock = time.perf_counter()
+            run()
+            spent = time.perf_counter() - clock
+        if number >= WARM_UP:
+            found.append(spent)
+    return found
