@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from lineage.cells import unbacked_numbers
 from lineage.digest import content_digest, is_sealed, read_digest, sealed_files, sha256_json
 from lineage.errors import IntegrityFailure
 from lineage.records import read_records
@@ -32,6 +33,7 @@ def broken_links(run: Path) -> list[str]:
         found += _check_descent(older, newer)
     found += _check_weights(checkpoints)
     found += _check_records(run, manifest)
+    found += unbacked_numbers(run)
     return found
 
 

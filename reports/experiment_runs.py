@@ -42,6 +42,8 @@ class ExperimentRuns:
     """Each under the name of its experiment."""
     given: bool
     """Whether there was any run of an experiment, good or bad."""
+    directories: tuple[Path, ...] = ()
+    """Of the runs that have records here."""
 
 
 def origin_of(manifest: dict[str, Any], records: Iterable[Record]) -> Origin:
@@ -100,7 +102,7 @@ def load_experiment_runs(paths: Iterable[Path]) -> ExperimentRuns:
     known = load_experiments()
     records: list[Record] = []
     refused: dict[tuple[str, str, float | None], str] = {}
-    origins, problems, given = [], [], False
+    origins, directories, problems, given = [], [], [], False
     for path in paths:
         given = True
         name = path.name
@@ -116,7 +118,9 @@ def load_experiment_runs(paths: Iterable[Path]) -> ExperimentRuns:
         refused = found.results.refused | refused
         if found.results.records:
             origins.append(origin_of(manifest, found.results.records))
-    return ExperimentRuns(Results(tuple(records), refused, ()), tuple(origins), tuple(problems), given)
+            directories.append(path.resolve())
+    results = Results(tuple(records), refused, ())
+    return ExperimentRuns(results, tuple(origins), tuple(problems), given, tuple(directories))
 
 
 def _kind(path: Path) -> str:

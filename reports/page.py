@@ -5,7 +5,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from lineage.atomic import new_directory
+from lineage.atomic import new_directory, write_json
+from lineage.cells import SOURCES, describe_sources
 from lineage.digest import seal
 from reports import data_card, findings, tables
 from reports.curves import model_order
@@ -27,8 +28,8 @@ def build_report(report: Report) -> Path:
     """Write `report/` inside the reproduction directory, whole or not at all, and return the page's path.
 
     The folder holds index.html, which refers to nothing outside itself, report.pdf with the same figures, and for each
-    exhibit figures/NAME.csv, with .svg and .png where it is drawn, .md and .tex where it is tables; it is sealed on its
-    own. The same results give the same bytes.
+    exhibit figures/NAME.csv, with .svg and .png where it is drawn, .md and .tex where it is tables; sources.json says
+    where the runs behind it are. It is sealed on its own. The same results give the same bytes.
     """
     found = report.all_exhibits
     drawings, pdf = render_all(found, f"Megatron-LM {report.reproduction.summary.target}")
@@ -41,6 +42,7 @@ def build_report(report: Report) -> Path:
         (directory / "report.pdf").write_bytes(pdf)
         for exhibit in found:
             write_exhibit(figures, exhibit, drawings.get(exhibit.name))
+        write_json(directory / SOURCES, describe_sources(report.reproduction.directory, report.runs))
         seal(directory)
     return target / "index.html"
 

@@ -44,6 +44,8 @@ class Report:
     commits: tuple[str, ...]
     """A line for each commit behind the page."""
     problems: tuple[Problem, ...]
+    runs: tuple[Path, ...]
+    """Directories of the experiments' runs behind the page."""
     command: str
     """Makes the page again."""
 
@@ -79,7 +81,17 @@ def assemble(
     sections = (*own, *((benchmarks.section,) if benchmarks else ()))
     problems = (*reproduction.problems, *runs.problems, *(benchmarks.problems if benchmarks else ()))
     return Report(
-        reproduction, exhibits, catalogue, sections, tuple(outcomes), tuple(claims), origins, commits, problems, command
+        reproduction,
+        exhibits,
+        catalogue,
+        sections,
+        tuple(outcomes),
+        tuple(claims),
+        origins,
+        commits,
+        problems,
+        runs.directories,
+        command,
     )
 
 
