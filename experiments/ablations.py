@@ -37,11 +37,16 @@ class Trained(NamedTuple):
     learning_rate: float | None
     """Where several are tried."""
     run: RunDirectory
-    losses: Sequence[float]
-    """Of each iteration, as far as it got."""
+    lines: Sequence[dict[str, Any]]
+    """Metrics of each iteration, as far as it got."""
     validation_loss: float | None
     """At the end; None where the loss stopped being a number."""
     untrained_loss: float
+
+    @property
+    def losses(self) -> list[float]:
+        """Of each iteration."""
+        return [line["loss"] for line in self.lines]
 
     @property
     def is_diverged(self) -> bool:
@@ -69,8 +74,17 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     if len(datasets) != needed:
         raise BadInput(f"{experiment.name} takes --dataset {needed} times; it was given {len(datasets)}")
     lengths = word_lengths(datasets) if needed > 1 else []
+    if ablation.finder:
+        return _record(experiment, _sweeps(experiment, ablation.finder, datasets[0]), {}, runs)
     found = [
-        _train(arm.name, seed, rate, configure(experiment, arm, seed, datasets[arm.dataset], rate), runs)
+        _train(
+            arm.name,
+            seed,
+            rate,
+            ablation.ranks,
+            configure(experiment, arm, seed, datasets[arm.dataset], rate),
+            runs,
+        )
         for seed in ablation.seeds
         for arm in ablation.arms
         for rate in ablation.learning_rates or (None,)
@@ -78,8 +92,15 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     numbers = [line for one in found for line in _numbers(one)]
     places = {arm.name: arm.dataset for arm in ablation.arms}
     numbers += [line for one in found if lengths for line in _numbers_per_word(one, lengths[places[one.arm]])]
-    config = {"experiment": experiment.model_dump(mode="json"), "mode": "scaled", "numbers": sha256_json(numbers)}
     parents = {one.run.path.name: one.run.digest for one in found if one.run.is_complete}
+    return _record(experiment, numbers, parents, runs)
+
+
+def _record(
+    experiment: Experiment, numbers: list[dict[str, Any]], parents: dict[str, str], runs: Path
+) -> tuple[RunDirectory, list[Record]]:
+    """A sealed run of the numbers; the same numbers are found again."""
+    config = {"experiment": experiment.model_dump(mode="json"), "mode": "scaled", "numbers": sha256_json(numbers)}
     run = RunDirectory.begin(runs, f"experiment-{_slug(experiment.name)}", "experiment", config, parents)
     digest = sha256_json(config)
     records = [Record(experiment=experiment.name, source=run.path.name, digest=digest, **line) for line in numbers]
@@ -109,6 +130,7 @@ def configure(experiment: Experiment, arm: Arm, seed: int, dataset: Path, rate: 
         "model": {**ablation.model, **arm.model},
         "train": {**ablation.train, **arm.train, **rates, "seed": seed},
         "data": {"dataset": str(dataset)},
+        "record": {"noise_scale": ablation.ranks > 1},
     }
     return parse_config(values, RunConfig, f"ablation {experiment.name}")
 
@@ -117,6 +139,9 @@ def format_ablation(experiment: Experiment, records: Sequence[Record]) -> str:
     """The arms' validation losses by seed, at each learning rate if there are several, as text."""
     ablation = ablation_of(experiment)
     lines = [ablation.question]
+    if ablation.finder:
+        rates = [(one.series, one.seed, one.value) for one in records if one.quantity == "lowest_loss_rate"]
+        return "\n".join([*lines, *(f"{arm:28} seed {seed}: loss lowest at {rate:.3g}" for arm, seed, rate in rates)])
     losses = {(one.series, one.x, one.seed): one.value for one in records if one.quantity == "validation_loss"}
     lost = {(one.series, one.x, one.seed) for one in records if one.quantity == "diverged" and one.value}
     for arm in ablation.arms:
@@ -127,44 +152,78 @@ def format_ablation(experiment: Experiment, records: Sequence[Record]) -> str:
     return "\n".join([*lines, f"validation loss at the end, seeds {', '.join(map(str, ablation.seeds))}"])
 
 
-def _train(arm: str, seed: int, rate: float | None, config: RunConfig, runs: Path) -> Trained:
-    from engine.trainer import NotFinite, train
+def _train(arm: str, seed: int, rate: float | None, ranks: int, config: RunConfig, runs: Path) -> Trained:
     from engine.training_run import begin_run
 
-    final: float | None = None
-    try:
-        run = train(config, runs)
-        final = read_metrics(run.path)[-1]["loss"]
-    except NotFinite:
-        run = begin_run(config, runs)[2]
+    if ranks == 1:
+        is_number = _finishes(config, runs)
+    else:
+        from engine.forked import run_forked
+
+        [is_number, *_] = run_forked(_finishes, ranks, config, runs, timeout_seconds=3600.0)
+    run = begin_run(config, runs)[2]
     metrics = read_metrics(run.path)
-    losses = [line["loss"] for line in metrics if line["kind"] == "train"]
-    is_number = final is not None and math.isfinite(final)
-    return Trained(arm, seed, rate, run, losses, final if is_number else None, metrics[0]["loss"])
+    final = metrics[-1]["loss"] if is_number else None
+    return Trained(
+        arm, seed, rate, run, [line for line in metrics if line["kind"] == "train"], final, metrics[0]["loss"]
+    )
+
+
+def _finishes(config: RunConfig, runs: Path) -> bool:
+    """Train; whether the loss stayed a number."""
+    from engine.trainer import NotFinite, train
+
+    try:
+        train(config, runs)
+    except NotFinite:
+        return False
+    return True
+
+
+def _sweeps(experiment: Experiment, ends: tuple[float, float], dataset: Path) -> list[dict[str, Any]]:
+    """Records of every arm's learning-rate finder: the smoothed loss over the rate, and where it is lowest."""
+    from engine.find_rate import find_learning_rate
+
+    found = []
+    ablation = ablation_of(experiment)
+    for seed in ablation.seeds:
+        for arm in ablation.arms:
+            config = configure(experiment, arm, seed, dataset)
+            curve = find_learning_rate(config, *ends, config.train.iterations)
+            line: dict[str, Any] = {"series": arm.name, "kind": "scaled", "seed": seed}
+            found += [
+                line | {"quantity": "smoothed_loss", "x": rate, "x_name": "learning_rate", "value": loss}
+                for rate, loss in zip(curve.rates, curve.smoothed, strict=True)
+            ]
+            if curve.lowest_rate is not None:
+                found.append(line | {"quantity": "lowest_loss_rate", "value": curve.lowest_rate})
+    return found
 
 
 def _numbers(one: Trained) -> list[dict[str, Any]]:
     """Records of the loss at the end, and whether it diverged; where several learning rates are tried over these, with
-    the highest loss on the way, otherwise with the loss in blocks of iterations.
+    the highest loss on the way, otherwise with the loss in blocks of iterations, or the noise scale where it is known.
     """
     line: dict[str, Any] = {"series": one.arm, "kind": "scaled", "seed": one.seed}
     if one.learning_rate is not None:
         line |= {"x": one.learning_rate, "x_name": "learning_rate"}
         found = [line | {"quantity": "highest_training_loss", "value": max(one.losses, default=one.untrained_loss)}]
     else:
-        found = [
-            line | {"quantity": "training_loss", "x": x, "x_name": "iteration", "value": y} for x, y in _curve(one)
-        ]
+        known = [("noise_scale", "samples"), ("training_loss", "iteration")]
+        quantity, x_name = known[0] if "noise_scale" in (one.lines or [{}])[0] else known[1]
+        curve = _curve(one.lines, x_name, quantity.removeprefix("training_"))
+        found = [line | {"quantity": quantity, "x": x, "x_name": x_name, "value": y} for x, y in curve]
     if one.validation_loss is not None:
         found.append(line | {"quantity": "validation_loss", "value": one.validation_loss})
     return [*found, line | {"quantity": "diverged", "value": float(one.is_diverged)}]
 
 
-def _curve(one: Trained) -> list[tuple[float, float]]:
-    """Mean losses of blocks of iterations, each with the iteration it ends at."""
-    block = max(len(one.losses) // CURVE_POINTS, 1)
-    parts = [(start, one.losses[start : start + block]) for start in range(0, len(one.losses), block)]
-    return [(float(start + len(part)), fmean(part)) for start, part in parts]
+def _curve(lines: Sequence[dict[str, Any]], x_name: str, name: str) -> list[tuple[float, float]]:
+    """Means of what blocks of metrics lines say under a name, each where its block ends."""
+    block = max(len(lines) // CURVE_POINTS, 1)
+    parts = [lines[start : start + block] for start in range(0, len(lines), block)]
+    known = [(float(part[-1][x_name]), [line[name] for line in part if line[name] is not None]) for part in parts]
+    return [(x, fmean(values)) for x, values in known if values]
 
 
 def word_lengths(datasets: Sequence[Path]) -> list[WordLength]:

@@ -93,6 +93,10 @@ class Ablation(Config):
     arms: tuple[Arm, ...]
     learning_rates: tuple[float, ...] = ()
     """Constant rates that every arm is trained at, each apart, in place of the recipe's."""
+    finder: tuple[float, float] | None = None
+    """Ends of a learning-rate finder's sweep, which every arm makes instead of a training."""
+    ranks: int = Field(default=1, ge=1)
+    """Data-parallel ranks; with more than one the gradient noise scale is recorded."""
     seeds: tuple[int, ...] = (1, 2)
 
 

@@ -5,7 +5,7 @@ from functools import partial
 from statistics import fmean
 from typing import NamedTuple
 
-from experiments.catalogue import Experiment
+from experiments.catalogue import Ablation, Experiment
 from experiments.verdicts import Results, Verdict
 from lineage.records import Kind, Record
 from reports.exhibit import Exhibit, Table
@@ -31,7 +31,11 @@ QUANTITIES = {
     "speedup": "times as fast",
     "training_loss": "training loss",
     "validation_loss": "validation loss at the end",
+    "highest_training_loss": "highest training loss",
     "diverged": "share of seeds that diverged",
+    "smoothed_loss": "smoothed training loss",
+    "lowest_loss_rate": "learning rate of the lowest loss",
+    "noise_scale": "gradient noise scale, samples",
 }
 POSITIONS = {
     "gpus": "GPUs",
@@ -42,6 +46,8 @@ POSITIONS = {
     "micro_batch": "microbatch size",
     "heads": "attention heads",
     "machines": "machines of 8 GPUs",
+    "learning_rate": "learning rate",
+    "samples": "samples trained on",
 }
 
 
@@ -55,7 +61,8 @@ class Numbers(NamedTuple):
     @property
     def x_name(self) -> str:
         """What stands on its x axis."""
-        return next((part.x for part in self.experiment.parts if part.x), "")
+        names = [part.x for part in self.experiment.parts] + [record.x_name for record in self.records]
+        return next((name for name in names if name), "")
 
 
 def catalogue_exhibit(numbers: Numbers) -> Exhibit:
@@ -122,6 +129,8 @@ def _drawn(numbers: Numbers) -> str:
     drawn = [quantity for quantity, at in places.items() if len(at) > 1]
     if numbers.experiment.chart == "table" or not drawn:
         return ""
+    if numbers.experiment.ablation and "validation_loss" in drawn:
+        return "validation_loss"
     return max(drawn, key=lambda quantity: (quantity in published, quantity in ours, len(places[quantity])))
 
 
@@ -223,6 +232,8 @@ def _arms(numbers: Numbers) -> list[str]:
     ablation = numbers.experiment.ablation
     if ablation is None or not numbers.records:
         return []
+    if ablation.learning_rates or ablation.finder:
+        return [ablation.question, *_over_rates(ablation, numbers.records)]
     ends = []
     for arm in ablation.arms:
         mine = [record for record in numbers.records if record.series == arm.name]
@@ -234,6 +245,29 @@ def _arms(numbers: Numbers) -> list[str]:
     seeds = ", ".join(map(str, ablation.seeds))
     trained = f"{ablation.train['iterations']:,} iterations of batch {ablation.train['global_batch_size']}"
     return [ablation.question, f"Validation loss after {trained}, seeds {seeds}: {'; '.join(ends)}."]
+
+
+def _over_rates(ablation: Ablation, records: Sequence[Record]) -> list[str]:
+    """Of a sweep over learning rates: where each arm's loss is lowest, and where it diverges."""
+    seeds = f"seeds {', '.join(map(str, ablation.seeds))}"
+    said = []
+    for arm in ablation.arms:
+        mine = [record for record in records if record.series == arm.name]
+        if ablation.finder:
+            rates = [record.value for record in mine if record.quantity == "lowest_loss_rate"]
+            said.append(f"{arm.name} {' and '.join(f'{rate:.3g}' for rate in rates) or 'nowhere'}")
+            continue
+        losses = {
+            rate: [record.value for record in mine if (record.quantity, record.x) == ("validation_loss", rate)]
+            for rate in ablation.learning_rates
+        }
+        means = {rate: fmean(values) for rate, values in losses.items() if values}
+        shown = ", ".join(f"{loss:.3f} at {rate:g}" for rate, loss in means.items())
+        lost = [f"{record.x:g}" for record in mine if record.quantity == "diverged" and record.value]
+        said.append(f"{arm.name} {shown}" + (f", diverged at {', '.join(dict.fromkeys(lost))}" if lost else ""))
+    what = "The smoothed loss is lowest at" if ablation.finder else "Validation loss at the end, mean of"
+    trained = f"{ablation.train['iterations']:,} iterations of batch {ablation.train['global_batch_size']}"
+    return [f"{what} {seeds}, {trained}: {'; '.join(said)}."]
 
 
 def _agreement(verdicts: Sequence[Verdict]) -> list[str]:

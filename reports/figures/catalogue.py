@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from lineage.records import Kind
+from reports.figures.marks import plain_log_ticks
 from reports.numbers import compact
 from reports.style import KIND_GLYPHS, LIGHT, look
 
@@ -59,8 +60,11 @@ def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str, narrow: boo
         _whiskers(axes, xs, layer.points, color)
         axes.plot(xs, ys, color=color, marker=marker, **_line(layer.kind))
     _finish(figure, axes, layers, [_series_key(layer) for layer in _one_per_series(layers)])
-    if y_label.endswith("loss"):  # which has no meaningful zero
+    if "loss" in y_label:  # which has no meaningful zero
+        values = [point.value for layer in layers for point in layer.points]
         axes.set_ylim(bottom=0.97 * min(point.low or point.value for layer in layers for point in layer.points))
+        if max(values) > 4 * min(values):
+            plain_log_ticks(axes)
     return figure
 
 

@@ -115,3 +115,42 @@ def test_vocabularies_are_compared_by_the_word(tmp_path: Path) -> None:
     (of_bytes / "dataset.json").write_text(json.dumps(other), encoding="utf-8")
     with pytest.raises(BadInput, match="are not of the same text"):
         run_ablation(tiny, [of_bytes, of_words], tmp_path / "runs")
+
+
+def test_rates_are_swept_and_the_finder_says_where_the_loss_is_lowest(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "words")
+    small = {"iterations": 6, "global_batch_size": 4, "microbatch_size": 4, "warmup_iterations": 0}
+    large = find_experiment("transformer-xl/large-batch")
+    finder = find_experiment("transformer-xl/learning-rate-finder")
+    assert large.ablation is not None
+    assert finder.ablation is not None
+    rates = (1e-3, 1e5)
+    changed = {"train": large.ablation.train | small, "seeds": (1,), "learning_rates": rates}
+    swept = large.model_copy(update={"ablation": large.ablation.model_copy(update=changed)})
+    _, records = run_ablation(swept, [dataset], tmp_path / "runs")
+    lost = {(one.series, one.x): one.value for one in records if one.quantity == "diverged"}
+    assert {key: value for key, value in lost.items() if key[0] == "Adam"} == {("Adam", 1e-3): 0, ("Adam", 1e5): 1}
+    assert len(lost) == 4
+    assert "Adam           100000" in format_ablation(swept, records)
+    changed = {"train": finder.ablation.train | small | {"iterations": 12}, "seeds": (1,)}
+    found = finder.model_copy(update={"ablation": finder.ablation.model_copy(update=changed)})
+    _, records = run_ablation(found, [dataset], tmp_path / "runs")
+    curve = [one.x for one in records if (one.series, one.quantity) == ("Adam", "smoothed_loss")]
+    assert curve[0] == 1e-4
+    assert all(1e-4 < one.value <= 1 for one in records if one.quantity == "lowest_loss_rate")
+    assert "Adam" in format_ablation(found, records)
+
+
+def test_data_parallel_arms_record_the_noise_scale_over_samples(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "words")
+    scaling = find_experiment("transformer-xl/batch-scaling")
+    assert scaling.ablation is not None
+    small = {"iterations": 6, "global_batch_size": 8, "microbatch_size": 2, "warmup_iterations": 0}
+    arms = (Arm(name="growing", train={"rampup_batch_size": [4, 4, 8]}),)
+    changed = {"train": scaling.ablation.train | small, "seeds": (1,), "arms": arms}
+    tiny = scaling.model_copy(update={"ablation": scaling.ablation.model_copy(update=changed)})
+    _, records = run_ablation(tiny, [dataset], tmp_path / "runs")
+    places = [one.x for one in records if one.quantity == "noise_scale"]
+    assert places
+    assert {*places} <= {4, 8, 16, 24, 32, 40}
+    assert {one.x_name for one in records if one.x is not None} == {"samples"}

@@ -100,7 +100,10 @@ def test_conflicting_sources_are_both_kept() -> None:
 
 
 def test_the_experiments_are_those_of_the_papers() -> None:
-    neighbours = {f"transformer-xl/{one}" for one in ("throughput", "memory", "large-batch", "tokens")}
+    neighbours = {
+        f"transformer-xl/{one}"
+        for one in ("throughput", "memory", "large-batch", "tokens", "batch-scaling", "learning-rate-finder")
+    }
     assert set(load_experiments()) == {*ISSUE, *neighbours}
 
 
