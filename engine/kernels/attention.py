@@ -70,7 +70,7 @@ class _Blocked(torch.autograd.Function):
     def forward(ctx: Any, qkv: torch.Tensor, mask: DropoutMask, visible: torch.Tensor | None) -> torch.Tensor:
         qkv = qkv.contiguous()
         s, b, n, _, d = qkv.shape
-        query, key, value = _by_head(qkv)
+        query, key, value = _by_head(qkv).contiguous()
         rows = _Rows(mask, visible, n, s, d)
         context = qkv.new_empty(s, b * n, d)
         sums = torch.empty(b * n, s)
@@ -88,10 +88,10 @@ class _Blocked(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         qkv, context, sums = ctx.saved_tensors
         s, b, n, _, d = qkv.shape
-        query, key, value = _by_head(qkv)
+        query, key, value = _by_head(qkv).contiguous()
         gradient = gradient.contiguous().view(s, b * n, d)
         inner = torch.linalg.vecdot(gradient.float(), context.float()).t().contiguous()  # [b·n, s]
-        gradient = gradient.transpose(0, 1)
+        gradient = gradient.transpose(0, 1).contiguous()
         found = torch.empty_like(qkv)
         to_query, to_key, to_value = _by_head(found)
         key_sum = value_sum = torch.empty(0)
@@ -113,9 +113,9 @@ class _Blocked(torch.autograd.Function):
         return found, None, None
 
 
-def _by_head(qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values, each [b·n, s, d]: views of [s, b, n, 3, d]."""
-    return qkv.flatten(1, 2).permute(2, 1, 0, 3).unbind(0)
+def _by_head(qkv: torch.Tensor) -> torch.Tensor:
+    """Queries, keys and values, [3, b·n, s, d]: a view of [s, b, n, 3, d]."""
+    return qkv.flatten(1, 2).permute(2, 1, 0, 3)
 
 
 class _Rows:

@@ -150,31 +150,37 @@ ROWS = Rows(log_sum, softmax_gradient)
 
 @Compiled
 def _log_sum(logits: Array, columns: int, targets: Array, top: Array, own: Array, factor: float) -> None:
+    exponentials = np.empty(columns, dtype=np.float32)
     for r in range(logits.shape[0]):
         row, target = logits[r], targets[r]
         most = largest(row, columns)
         total = np.float32(0.0)
         for i in range(columns):
-            total += exponential(load(row, i) - most)
+            value = exponential(load(row, i) - most)
+            exponentials[i] = value
+            total += value
         top[r], own[0, r] = most, total
         own[1, r] = load(row, target) if 0 <= target < columns else np.float32(0.0)
         if factor > 0.0:
-            _row_gradient(row, columns, target, most + np.log(total), np.float32(factor))
+            _row_gradient(row, exponentials, target, np.float32(1.0) / total, np.float32(factor))
 
 
 @Compiled
 def _softmax_gradient(logits: Array, columns: int, targets: Array, log_sum: Array, factor: float) -> None:
+    softmax = np.empty(columns, dtype=np.float32)
     for r in range(logits.shape[0]):
-        _row_gradient(logits[r], columns, targets[r], log_sum[r], np.float32(factor))
+        for i in range(columns):
+            softmax[i] = exponential(load(logits[r], i) - log_sum[r])
+        _row_gradient(logits[r], softmax, targets[r], np.float32(1.0), np.float32(factor))
 
 
 @inline
-def _row_gradient(row: Array, columns: int, target: int, log_sum: np.float32, factor: np.float32) -> None:
-    has_target = 0 <= target < columns
-    own = exponential(load(row, target) - log_sum) if has_target else np.float32(0.0)
-    for i in range(columns):
-        store(row, i, exponential(load(row, i) - log_sum) * factor)
-    for i in range(columns, row.size):
+def _row_gradient(row: Array, parts: Array, target: int, share: np.float32, factor: np.float32) -> None:
+    """`factor` × (softmax − one at the target), where softmax is `share` × `parts`; 0 in the columns beyond."""
+    whole = share * factor
+    for i in range(parts.size):
+        store(row, i, parts[i] * whole)
+    for i in range(parts.size, row.size):
         store(row, i, np.float32(0.0))
-    if has_target:
-        store(row, target, (own - np.float32(1.0)) * factor)
+    if 0 <= target < parts.size:
+        store(row, target, (parts[target] * share - np.float32(1.0)) * factor)

@@ -42,10 +42,10 @@ def points(cores: int) -> list[Point]:
     found = [Point("width", width, _size(hidden_size=width, num_heads=width // 64)) for width in WIDTHS]
     found += [Point("depth", depth, _size(num_layers=depth)) for depth in DEPTHS]
     found += [Point("sequence length", length, _size(seq_length=length)) for length in LENGTHS]
-    for ranks in (count for count in (1, 2, 4) if count <= cores):
-        found.append(Point("data-parallel ranks", ranks, _size(), ranks=ranks))
-        found.append(Point("tensor-parallel ranks", ranks, _size(), ParallelConfig(tp=ranks), ranks))
-    return sorted(found, key=lambda point: point.axis)
+    every_ranks = [count for count in (1, 2, 4) if count <= cores]
+    found += [Point("data-parallel ranks", ranks, _size(), ranks=ranks) for ranks in every_ranks]
+    found += [Point("tensor-parallel ranks", ranks, _size(), ParallelConfig(tp=ranks), ranks) for ranks in every_ranks]
+    return found
 
 
 def _size(**changes: int) -> BenchSize:

@@ -20,7 +20,7 @@ def draw(result: Growth, narrow: bool = False) -> "Figure":
     columns = 1 if narrow else len(names)
     rows = len(names) // columns
     figure = Figure(figsize=(4.5, 2.4 * rows) if narrow else (10.6, 2.9), layout="constrained")
-    for panel, name in zip(figure.subplots(rows, columns, squeeze=False).flat, names, strict=True):
+    for panel, name in zip(figure.subplots(rows, columns, squeeze=False, sharey=True).flat, names, strict=True):
         points = sorted((one for one in result.points if one.axis == name), key=lambda one: one.value)
         values = [one.value for one in points]
         rates = [one.tokens_per_second for one in points]
@@ -33,13 +33,13 @@ def draw(result: Growth, narrow: bool = False) -> "Figure":
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.set_xticks(values, [compact(float(value)) for value in values])
-        ticks = _ticks([rate for each in rates for rate in each] + [one.predicted for one in points])
-        panel.set_yticks(ticks, [compact(tick) for tick in ticks])
         for line in (panel.xaxis, panel.yaxis):
             line.set_minor_locator(NullLocator())
         panel.set_title(name)
         if panel.get_subplotspec().is_first_col():
             panel.set_ylabel("tokens/s")
+    ticks = _ticks([rate for one in result.points for rate in (*one.tokens_per_second, one.predicted)])
+    panel.set_yticks(ticks, [compact(tick) for tick in ticks])
     panel.legend(loc="best")
     return figure
 
