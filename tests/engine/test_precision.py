@@ -17,7 +17,7 @@ from engine.parallel.sharding import sharded_parameters
 from engine.precision import LossScaler
 from engine.trainer import train
 from engine.training_run import read_metrics
-from tests.engine.small_run import small_config
+from tests.engine.small_run import in_two_sessions, small_config
 
 
 def test_the_first_overflow_is_tolerated_and_each_later_one_halves() -> None:
@@ -150,3 +150,19 @@ def test_fp16_scale_follows_the_rule_and_the_schedule_waits(fp16: Path) -> None:
         steps += not overflow
         scaler.update(overflow)
     assert lines[1]["loss_scale"] == lines[0]["loss_scale"] == 2 * lines[2]["loss_scale"]
+
+
+@pytest.mark.parametrize("stop_after", [9, 30])
+def test_a_resumed_fp16_run_has_the_same_scales_and_skips(
+    stop_after: int, fp16: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first stop is among the overflows, with half of the tolerance used; the second after them."""
+    config = small_config(dataset, precision="fp16", validation_interval=1, checkpoint_interval=10, keep_checkpoints=9)
+    run = in_two_sessions(config, tmp_path, stop_after, monkeypatch)
+    names = ("loss", "loss_scale", "skipped", "gradient_norm", "learning_rate")
+    scales = [[line[name] for name in names] for line in lines_of(run, "train")]
+    assert scales == [[line[name] for name in names] for line in lines_of(fp16, "train")]
+    assert any(skipped for _, _, skipped, *_ in scales[stop_after:]) == (stop_after == 9)
+    last = "checkpoints/iter_0000060/state.json"
+    ours, theirs = (json.loads((one / last).read_text(encoding="utf-8")) for one in (run, fp16))
+    assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.catalogue import load_experiments
-from experiments.verdicts import judge, load_results
+from experiments.catalogue import find_experiment, load_experiments
+from experiments.verdicts import Results, judge, load_results
 from lineage.errors import BadInput
-from lineage.records import read_records
-from reports.catalogue import Numbers, catalogue_exhibit, layers_of
+from lineage.records import Record, read_records
+from reports.catalogue import Numbers, catalogue_exhibit, experiment_numbers, layers_of
 from reports.exhibit import Exhibit
 from reports.export import export_exhibit
 from reports.numbers import exact
@@ -246,3 +246,27 @@ def test_a_run_whose_manifest_is_damaged_is_named_and_the_rest_is_shown(runs: li
     html = page_text(write_reproduction(tmp_path), runs=[bad, runs[1]])
     assert "manifest.json cannot be read" in html
     assert f'id="run-{runs[1].name}"' in html
+
+
+def test_a_sweep_over_learning_rates_is_drawn_with_where_it_is_lowest_and_lost() -> None:
+    experiment = find_experiment("transformer-xl/large-batch")
+    assert experiment.ablation is not None
+    records = [
+        Record(
+            experiment=experiment.name, series=arm.name, quantity=quantity, kind="scaled", source="run", seed=seed,
+            x=rate, x_name="learning_rate", value=value,
+        )
+        for arm, factor in zip(experiment.ablation.arms, (1.0, 20.0), strict=True)
+        for seed in (1, 2)
+        for rate in experiment.ablation.learning_rates
+        for quantity, value in (("highest_training_loss", 8.0), ("validation_loss", 6 + factor * rate + seed / 10),
+                                ("diverged", float(factor * rate > 5)))
+    ]  # fmt: skip
+    exhibit = catalogue_exhibit(experiment_numbers(experiment, Results(tuple(records), {}, ()), []))
+    caption = " ".join(exhibit.caption)
+    assert exhibit.draw is not None
+    assert "6.160 at 0.01" in caption
+    assert "Adam 6.350 at 0.01" in caption
+    assert "12.150 at 0.3, diverged at 0.3" in caption
+    assert "against learning rate" in exhibit.alt
+    exhibit.draw(True)
