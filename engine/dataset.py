@@ -1,6 +1,7 @@
 """What the engine needs to know of a dataset directory. Imports no torch."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,7 @@ class DatasetFacts:
 
 def _read_vocabulary(directory: Path) -> tuple[int, int, str]:
     """Sizes of a complete dataset's vocabulary, real and padded, and the digest of its tokenizer."""
-    if not directory.is_dir():
+    if not os.path.isdir(directory):  # false too for what cannot be a name
         raise DataMissing(f"there is no dataset at {directory}; `mlm-data run` makes one")
     if not is_sealed(directory):
         raise IntegrityFailure(f"the dataset {directory} is not complete: run `mlm-data run` again")

@@ -61,7 +61,7 @@ def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise BadInput(f"configuration file {path} does not exist") from error
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"configuration file {path} cannot be read: {error}") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path} is not valid TOML: {error}") from error
     base = values.pop("extends", None)
     if base is None:
@@ -85,7 +85,7 @@ def _parse_override(text: str) -> dict[str, Any]:
         raise BadInput(f"override {text!r} is not of the form section.key=value")
     try:
         value: Any = tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = raw
     for part in reversed(dotted.split(".")):
         value = {part: value}

@@ -26,7 +26,7 @@ def sha256_file(path: Path) -> str:
 def sha256_json(value: Any) -> str:
     """Hexadecimal SHA-256 of a JSON value in canonical form (sorted keys, no spaces)."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def seal(directory: Path) -> str:

@@ -146,6 +146,7 @@ def test_a_key_like_no_other_gets_no_suggestion(tmp_path: Path) -> None:
     [
         (None, "does not exist"),
         (b'name = "a', "is not valid TOML"),
+        (b"power = " + b"9" * 5000, "is not valid TOML"),
         (b'name = "a"\nname = "b"\n', "is not valid TOML"),
         (b'name = "\xff\xfe"\n', "cannot be read"),
         (b'extends = "nowhere.toml"\n', "nowhere.toml does not exist"),
