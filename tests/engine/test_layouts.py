@@ -40,7 +40,8 @@ def train_on(layout: Layout, parallel: ParallelConfig, optimizer_name: str = "ad
     reducer = model.reducer(optimizer.groups)
     tokens = np.random.RandomState(0).randint(0, MODEL.vocab_size, (TRAIN.iterations, TRAIN.global_batch_size, 9))
     losses, norms = [], []
-    micro, dp = TRAIN.microbatch_size, layout.dp
+    dp = layout.dp
+    micro = 2 if TRAIN.global_batch_size // (2 * dp) >= layout.pp else 1
     for iteration in range(TRAIN.iterations):
         optimizer.zero_gradients()
         microbatches = []
