@@ -45,15 +45,15 @@ class Layer:
 
 
 def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str, narrow: bool = True) -> "Figure":
-    """Every layer over x, which is logarithmic where its places double: published open and dashed, ours filled."""
+    """Every layer over x, which is logarithmic where its places multiply: published open and dashed, ours filled."""
     figure, axes = _begin(x_label, y_label)
     places = sorted({point.x for layer in layers for point in layer.points})
-    if _doubles(places):
+    if _multiply(places):
         axes.set_xscale("log", base=2)
         axes.minorticks_off()
         axes.set_xlim(places[0] / 1.3, places[-1] * 1.3)
     shown = places if len(places) <= 10 else places[:: -(-len(places) // 8)]
-    axes.set_xticks(shown, [compact(place) for place in shown])
+    axes.set_xticks(shown, [compact(float(f"{place:.2g}") if place < 1 else place) for place in shown])
     for layer in layers:
         color, marker = look(layer.rank)
         xs, ys = [point.x for point in layer.points], [point.value for point in layer.points]
@@ -127,8 +127,12 @@ def _whiskers(axes: "Axes", xs: Sequence[float], points: Sequence[Point], color:
             axes.errorbar([x], [point.value], yerr=ends, fmt="none", color=color, elinewidth=0.8, capsize=2.2, zorder=3)
 
 
-def _doubles(places: Sequence[float]) -> bool:
-    return len(places) > 2 and places[0] > 0 and all(after / before >= 1.9 for before, after in pairwise(places))
+def _multiply(places: Sequence[float]) -> bool:
+    """Whether each is about twice the one before or more, or all by one factor."""
+    if len(places) < 3 or places[0] <= 0:
+        return False
+    factors = [after / before for before, after in pairwise(places)]
+    return min(factors) >= 1.9 or (places[-1] > 100 * places[0] and max(factors) < 1.01 * min(factors))
 
 
 def _one_per_series(layers: Sequence[Layer]) -> list[Layer]:
