@@ -16,5 +16,5 @@ def reference(scores: torch.Tensor, scale: float, visible: torch.Tensor | None =
     if visible is None:
         visible = torch.ones(s, k, dtype=torch.bool, device=scores.device).tril_(k - s)
     work = scores.dtype if scores.dtype == torch.float64 else torch.float32
-    weights = torch.softmax((scores.to(work) * scale).masked_fill(~visible, float("-inf")), dim=-1)
-    return weights.to(scores.dtype)
+    scaled = scores if scale == 1 else scores * scale
+    return torch.softmax(scaled.masked_fill(~visible, float("-inf")), dim=-1, dtype=work).to(scores.dtype)

@@ -47,6 +47,14 @@ KERNELS: dict[str, dict[str, str]] = {
         REFERENCE: "engine.kernels.masked_softmax:reference",
         "cuda": "engine.kernels.gpu.masked_softmax:fused",
     },
+    "adamw": {
+        REFERENCE: "engine.kernels.adam:reference",
+        "cuda": "engine.kernels.gpu.adam:fused",
+    },
+    "adam_direction": {
+        REFERENCE: "engine.kernels.adam:reference_direction",
+        "cuda": "engine.kernels.gpu.adam:fused_direction",
+    },
     "dropout_bits": {
         REFERENCE: "engine.kernels.dropout_bits:reference",
         "cpu": "engine.kernels.dropout_bits:compiled",

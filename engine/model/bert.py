@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from engine.config import ModelConfig
+from engine.kernels.registry import kernel
 from engine.model.initial import initialize_normal
 from engine.model.stage_model import StageModel
 from engine.model.transformer import MLP, LayerNorm, add_branch, drop
@@ -62,8 +63,7 @@ class BidirectionalAttention(nn.Module):
         if dropout is None:
             return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed)
         scores = torch.matmul(query * self.head_dim**-0.5, key.transpose(-1, -2))  # [b, n/t, s, s]
-        work = scores.dtype if scores.dtype == torch.float64 else torch.float32
-        weights = torch.softmax(scores.masked_fill(~allowed, float("-inf")), -1, dtype=work).to(scores.dtype)
+        weights: torch.Tensor = kernel("masked_softmax", scores)(scores, 1.0, allowed)
         heads, s = weights.shape[1:3]
         keep = dropout.keep(f"layers.{self.layer}.attention", (self.num_heads, s, s), scores.device)
         keep = keep[:, self.axis.rank * heads : (self.axis.rank + 1) * heads]

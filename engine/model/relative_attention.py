@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from engine.config import ModelConfig
+from engine.kernels.registry import kernel
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
@@ -71,10 +72,8 @@ class RelativeAttention(nn.Module):
         heads, s, k = query.size(1), query.size(2), key.size(2)
         by_content = torch.matmul(query + self.content_bias[:, None], key.transpose(-1, -2))  # [b, n/t, s, k]
         by_distance = torch.matmul(query + self.position_bias[:, None], distance.transpose(-1, -2))
-        scores = (by_content + _shift(by_distance)) / math.sqrt(self.head_dim)
-        future = torch.ones(s, k, dtype=torch.bool, device=scores.device).triu_(k - s + 1)
-        work = scores.dtype if scores.dtype == torch.float64 else torch.float32
-        weights = torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1, dtype=work).to(scores.dtype)
+        scores = by_content + _shift(by_distance)
+        weights: torch.Tensor = kernel("masked_softmax", scores)(scores, 1.0 / math.sqrt(self.head_dim))
         if dropout is not None:
             keep = dropout.keep(f"layers.{self.layer}.attention", (self.num_heads, s, k), scores.device)
             keep = keep[:, self.axis.rank * heads : (self.axis.rank + 1) * heads]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from engine.config import TrainConfig
+from engine.kernels.adam import AdamStep
 from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import ShardedParameter
 
@@ -48,10 +49,13 @@ class FlatGroup:
         moments = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         return moments | ({"master": self.master} if self.is_mixed else {})
 
+    @property
+    def own_copy(self) -> torch.Tensor | None:
+        """The model's weights that this owner updates; None where they are `master` itself."""
+        return self.flat[self.own] if self.is_mixed else None
+
     def publish(self) -> None:
-        """Give the model the updated weights, from every owner."""
-        if self.is_mixed:
-            self.flat[self.own].copy_(self.master)
+        """Give the model the other owners' weights."""
         if self.owners.size > 1:
             self.flat.copy_(self.owners.all_gather(self.flat[self.own], dim=0))
 
@@ -90,7 +94,17 @@ class FlatOptimizer(ABC):
 
     @abstractmethod
     def update(self, learning_rate: float) -> None:
-        """Change the master weights by their gradients, which are clipped; `steps` counts this update too."""
+        """Change the master weights, and their copy in the model, by their gradients, which are clipped.
+
+        `steps` counts this update too.
+        """
+
+    def adam_step(self, group: FlatGroup, learning_rate: float) -> AdamStep:
+        """The numbers of a group's update."""
+        train = self.train
+        return AdamStep(
+            learning_rate, train.adam_beta1, train.adam_beta2, train.adam_epsilon, group.weight_decay, self.steps
+        )
 
     def zero_gradients(self) -> None:
         """Forget the gradients of the last iteration."""

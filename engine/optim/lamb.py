@@ -5,6 +5,7 @@ A tensor is a layer of the paper; its norms are those of the whole tensor, over 
 
 import torch
 
+from engine.kernels.registry import kernel
 from engine.optim.flat import FlatGroup, FlatOptimizer
 from engine.parallel.sharding import TIED_EMBEDDING
 
@@ -31,17 +32,16 @@ class FlatLamb(FlatOptimizer):
             scales = (-learning_rate * ratios).to(direction.dtype)
             for weights, step, scale in zip(group.pieces(group.master), group.pieces(direction), scales, strict=True):
                 weights.addcmul_(step, scale)
+            if (copy := group.own_copy) is not None:
+                copy.copy_(group.master)
 
     def _direction(self, group: FlatGroup) -> torch.Tensor:
         """Adam's step with decay, u, of this owner's part; the moments move on."""
-        train, gradient = self.train, group.own_gradient
-        group.exp_avg.lerp_(gradient, 1 - train.adam_beta1)
-        group.exp_avg_sq.mul_(train.adam_beta2).addcmul_(gradient, gradient, value=1 - train.adam_beta2)
-        is_corrected = train.optimizer == "lamb"
-        first = 1 - train.adam_beta1**self.steps if is_corrected else 1.0
-        second = 1 - train.adam_beta2**self.steps if is_corrected else 1.0
-        root = (group.exp_avg_sq / second).sqrt_().add_(train.adam_epsilon)
-        return (group.exp_avg / first).div_(root).add_(group.master, alpha=group.weight_decay)
+        direction: torch.Tensor = kernel("adam_direction", group.master)(
+            group.master, group.own_gradient, group.exp_avg, group.exp_avg_sq, self.adam_step(group, 0.0),
+            self.train.optimizer == "lamb",
+        )  # fmt: skip
+        return direction
 
     def _norms(self, group: FlatGroup, own: torch.Tensor) -> torch.Tensor:
         """Norm of every whole tensor of the group, [tensors], float64.

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine.kernels import attention, cross_entropy
+from engine.kernels.adam import AdamStep
 from engine.kernels.registry import DTYPES, KERNELS, REFERENCE, implementation, kernel
 from engine.parallel.mesh import Axis
 from engine.rng import DropoutMask
@@ -139,7 +140,34 @@ def test_a_kernel_is_as_exact_as_the_reference(
 
 
 def test_every_fused_kernel_is_held_against_its_reference() -> None:
-    assert {case.values[0] for case in cases()} == KERNELS.keys() - {"dropout_bits"}  # below
+    below = {"dropout_bits", "adamw", "adam_direction"}
+    assert {case.values[0] for case in cases()} == KERNELS.keys() - below
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam_direction"])
+def test_updates_are_as_exact_as_the_reference(name: str, on_device: OnDevice) -> None:
+    """Weights, their bf16 copy and moments after three updates, whose number is no multiple of a block."""
+
+    def updated(update: Callable[..., Any], dtype: torch.dtype) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(3)
+        weights, *gradients = torch.randn(4, 1500, generator=generator).to(dtype)
+        moments, copy = torch.zeros(2, 1500, dtype=dtype), torch.zeros(1500, dtype=torch.bfloat16)
+        for number, gradient in enumerate(gradients, 1):
+            step = AdamStep(1e-2, 0.9, 0.999, 1e-8, 0.1, number)
+            if name == "adamw":
+                update(weights, copy, gradient, *moments, step)
+            else:
+                direction = update(weights, gradient, *moments, step, number > 1)
+                weights.sub_(direction, alpha=1e-2)
+        return [weights, moments, copy]
+
+    exact = updated(implementation(name, REFERENCE), torch.float64)
+    reference = updated(implementation(name, REFERENCE), torch.float32)
+    ours = updated(on_device(name, "cuda"), torch.float32)
+    for true, theirs, fused in zip(exact[:2], reference, ours, strict=False):
+        unit = torch.finfo(torch.float32).eps * true.abs().max().item()
+        assert (fused - true).abs().max() <= 2 * (theirs - true).abs().max() + unit
+    assert torch.equal(ours[2], ours[0].bfloat16() if name == "adamw" else exact[2])
 
 
 def test_what_a_device_has_no_kernel_for_goes_to_the_reference() -> None:
