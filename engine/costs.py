@@ -63,8 +63,8 @@ def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
 
 
 def state_bytes_per_parameter(precision: Precision) -> int:
-    """Bytes of parameter, gradient, master weight, accumulated gradient and Adam moments per parameter."""
-    return {"fp64": 32, "fp32": 16, "bf16": 2 + 2 + 4 + 4 + 8, "fp16": 2 + 2 + 4 + 4 + 8}[precision]
+    """Bytes of parameter, master weight, accumulated gradient and Adam moments per parameter."""
+    return {"fp64": 32, "fp32": 16, "bf16": 2 + 4 + 4 + 8, "fp16": 2 + 4 + 4 + 8}[precision]
 
 
 def activation_bytes_per_layer(model: ModelConfig, microbatch_size: int, parallel: ParallelConfig) -> float:

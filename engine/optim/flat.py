@@ -15,7 +15,8 @@ from engine.parallel.sharding import ShardedParameter
 class FlatGroup:
     """Parameters that share a weight decay, laid out as views of one flat tensor; so are their gradients.
 
-    In fp16 and bf16 the optimizer works on fp32 copies, and gradients of successive microbatches are added in fp32.
+    In fp16 and bf16 the optimizer works on fp32 copies, and gradients of successive microbatches are added in fp32 as
+    they are made; otherwise a parameter's `grad` is its part of the flat gradient.
     The optimizer's part, `master` and its moments, is divided over `owners`; an axis of size 1 keeps it whole.
     """
 
@@ -24,17 +25,16 @@ class FlatGroup:
         first = parameters[0].local
         each = -(-sum(p.local.numel() for p in parameters) // owners.size)
         self.flat = torch.zeros(each * owners.size, dtype=first.dtype, device=first.device)
-        self.gradient = torch.zeros_like(self.flat)
-        for parameter, value, gradient in zip(
-            parameters, self.views(self.flat), self.views(self.gradient), strict=True
-        ):
+        for parameter, value in zip(parameters, self.views(self.flat), strict=True):
             value.copy_(parameter.local.data)
             parameter.local.data = value
-            parameter.local.grad = gradient
         self.is_mixed = first.dtype in (torch.float16, torch.bfloat16)
         self.own = slice(owners.rank * each, (owners.rank + 1) * each)
         self.master = self.flat[self.own].float() if self.is_mixed else self.flat[self.own]
-        self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype) if self.is_mixed else self.gradient
+        self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype)
+        if not self.is_mixed:
+            for parameter, gradient in zip(parameters, self.views(self.main_gradient), strict=True):
+                parameter.local.grad = gradient
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
 

@@ -134,7 +134,7 @@ class GradientReducer:
     def _arrived(self, bucket: _Bucket, main: torch.Tensor, is_mixed: bool, parameter: torch.Tensor) -> None:
         if is_mixed and parameter.grad is not None:
             main.add_(parameter.grad)
-            parameter.grad.zero_()
+            parameter.grad = None
         if id(parameter) in self._armed:
             bucket.waiting -= 1
             if bucket.waiting == 0 and not bucket.is_shared:
