@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch._dynamo  # imported here once, so that forked ranks do not each import it
 import torch.distributed as dist
-import torch.distributed.tensor  # imported here once, so that forked ranks do not each import it
+import torch.distributed.tensor  # likewise
 
 from engine.launch import LIBC, PR_SET_PDEATHSIG
 
