@@ -1,0 +1,1 @@
+"""Triton kernels for GPUs. Checked under Triton's interpreter; none has run on a GPU yet (`mlm-bench gpu`)."""
