@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.config import ModelConfig
 from engine.costs import flops_per_iteration, parameter_count
 from engine.pipeline.schedule import ideal_bubble
 from experiments.catalogue import Experiment, Part
@@ -73,6 +74,14 @@ def _training_days_equation_4(row: Row, first: Row) -> float:
     return 8 * float(row["tokens"]) * parameters / (int(row["gpus"]) * float(row["tflops_per_gpu"]) * 1e12) / 86400
 
 
+def _bert(row: Row) -> ModelConfig:
+    one = workload_of(row)
+    return ModelConfig(
+        family="bert", num_layers=one.layers, hidden_size=one.hidden, num_heads=one.heads, seq_length=one.seq,
+        vocab_size=one.vocab, padded_vocab_size=one.vocab,
+    )  # fmt: skip
+
+
 def _bubble_fraction(row: Row, first: Row) -> float:
     workload = workload_of(row)
     return ideal_bubble("1f1b", workload.pp, 1, workload.microbatches)
@@ -88,6 +97,7 @@ def _relative_throughput(row: Row, first: Row) -> float:
 
 FORMULAS: dict[str, Callable[[Row, Row], float]] = {
     "parameters": lambda row, first: parameter_count(checked_config(workload_of(row)).model) / 1e9,
+    "bert_parameters": lambda row, first: parameter_count(_bert(row)) / 1e9,
     "percent_of_peak": lambda row, first: 100 * float(row["tflops_per_gpu"]) / PEAK_TFLOPS[row["cluster"]],
     "aggregate_petaflops": lambda row, first: float(row["tflops_per_gpu"]) * int(row["gpus"]) / 1e3,
     "training_days": _training_days,  # 2021 paper, Equation 3 over its throughput

@@ -20,6 +20,7 @@ QUANTITIES = {
     "percent_of_peak": "% of peak",
     "scaling_percent": "scaling, % of linear",
     "parameters": "parameters, 10⁹",
+    "bert_parameters": "parameters, 10⁹",
     "iteration_seconds": "seconds an iteration",
     "days_per_epoch": "days an epoch",
     "training_days": "days of training",

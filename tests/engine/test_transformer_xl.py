@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import experiments
 from data_pipeline.tokens.token_file import TokenFile
 from engine.batch_schedule import BatchSchedule
 from engine.batches import TrainingStreams, ValidationStreams
+from engine.cli import read_run_config
 from engine.config import ModelConfig, RunConfig, TrainConfig
 from engine.costs import parameter_count
 from engine.dataset import DatasetFacts
@@ -147,11 +149,7 @@ def test_adaptive_softmax_is_a_distribution_and_its_losses_are_its_logarithms(di
 
 
 def test_the_posts_small_model_has_75_million_parameters() -> None:
-    sizes = {"memory_length": 128, "head_dim": 48, "inner_size": 2048}
-    small = ModelConfig(
-        family="transformer-xl", num_layers=16, hidden_size=512, num_heads=8, seq_length=128, vocab_size=50257,
-        padded_vocab_size=50257, transformer_xl=sizes,
-    )  # fmt: skip
+    small = read_run_config(Path(experiments.__file__).parent / "models" / "transformer-xl-75m.toml").model
     assert round(parameter_count(small) / 1e6) == 75
     for model in (MODEL, ModelConfig(**SHAPE, transformer_xl=XL | {"cutoffs": (5, 11), "div_value": 2})):
         assert parameter_count(model) == sum(p.numel() for p in build(model).parameters())
