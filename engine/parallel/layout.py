@@ -86,10 +86,6 @@ def _check_zero3(config: RunConfig, dp: int) -> None:
             "parallel.shard_parameters (ZeRO stage 3) divides a GPT-2 over data-parallel ranks alone: "
             "set parallel.tp = 1, parallel.pp = 1 and parallel.shard_optimizer = false"
         )
-    if config.record.noise_scale:
-        raise BadInput(
-            "record.noise_scale needs whole gradients, which parallel.shard_parameters never has: set one false"
-        )
     for name in ("hidden_size", "seq_length", "padded_vocab_size"):
         if getattr(model, name) % dp:
             raise BadInput(f"parallel.shard_parameters cannot divide {name} = {getattr(model, name)} over {dp} ranks")

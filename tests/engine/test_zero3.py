@@ -109,7 +109,6 @@ def test_each_rank_holds_its_share(dataset: Path) -> None:
         ({"parallel": {"tp": 2}}, 2, "divides a GPT-2 over data-parallel ranks alone"),
         ({"parallel": {"shard_optimizer": True}}, 2, "divides a GPT-2 over data-parallel ranks alone"),
         ({"model": {"family": "bert"}}, 2, "divides a GPT-2 over data-parallel ranks alone"),
-        ({"record": {"noise_scale": True}}, 2, "record.noise_scale needs whole gradients"),
         ({"model": {"seq_length": 18}}, 4, "cannot divide seq_length = 18 over 4 ranks"),
     ],
 )
@@ -117,7 +116,7 @@ def test_what_it_cannot_divide_is_refused(changed: dict[str, Any], ranks: int, s
     shape = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "seq_length": 16}
     config = RunConfig(
         name="z", model=shape | changed.get("model", {}), train={"global_batch_size": 8, "microbatch_size": 1},
-        parallel={"shard_parameters": True} | changed.get("parallel", {}), record=changed.get("record", {}),
+        parallel={"shard_parameters": True} | changed.get("parallel", {}),
     )  # fmt: skip
     with pytest.raises(BadInput, match=sentence):
         layout_of(config, ranks)
