@@ -62,7 +62,7 @@ class TrainingState:
     seconds: float = 0.0
     """Training time so far, over all sessions."""
     loss_scaler: dict[str, Any] | None = None
-    recent: Sequence[Sequence[float]] = ()
+    recent: tuple[tuple[float, ...], ...] = ()
     """Loss and gradient norm of the last iterations, oldest first."""
     ancestors: tuple[Ancestor, ...] = ()
     """Every checkpoint before, oldest first, also those that are no longer kept; its own parent is the last."""
@@ -210,6 +210,7 @@ def _read_state(path: Path) -> TrainingState:
     values = read_json(path / "state.json")
     ancestors = read_json(path / LINEAGE).get("ancestors") if (path / LINEAGE).is_file() else ()
     try:
+        values["recent"] = tuple(map(tuple, values["recent"]))
         return TrainingState(**values, ancestors=tuple(Ancestor(**ancestor) for ancestor in ancestors or ()))
     except TypeError as error:
         raise IntegrityFailure(f"{path} does not say where its run was: {error}") from error

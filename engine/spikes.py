@@ -21,9 +21,9 @@ class RecentIterations:
     def __init__(self, seen: Iterable[Sequence[float]] = ()) -> None:
         self._seen = deque(((loss, norm) for loss, norm in seen), maxlen=WINDOW)
 
-    def state(self) -> list[tuple[float, float]]:
+    def state(self) -> tuple[tuple[float, float], ...]:
         """What a checkpoint keeps: (loss, gradient norm), oldest first."""
-        return list(self._seen)
+        return tuple(self._seen)
 
     def add(self, loss: float, gradient_norm: float) -> dict[str, float]:
         """What of this iteration leaps, with its limit: `loss`, `gradient_norm`; empty for most iterations.

@@ -62,7 +62,7 @@ def test_an_overflow_is_not_remembered(value: float) -> None:
     recent = RecentIterations()
     recent.add(2.0, 1.0)
     assert recent.add(2.0, value) == {}
-    assert recent.state() == [(2.0, 1.0)]
+    assert recent.state() == ((2.0, 1.0),)
 
 
 @pytest.fixture
