@@ -11,6 +11,8 @@ from engine.training_run import METRICS, read_metrics
 from lineage.atomic import write_text
 
 EVENTS = Path("tensorboard") / "events.out.tfevents.mlm"
+LARGEST = 3.4e38
+"""An event file's numbers are fp32; others are in metrics.jsonl alone."""
 
 
 class MetricsLog:
@@ -51,6 +53,6 @@ class MetricsLog:
             numbers = {
                 f"{line['kind']}/{name}": value
                 for name, value in line.items()
-                if name not in ("kind", "iteration") and type(value) in (int, float)
+                if name not in ("kind", "iteration") and type(value) in (int, float) and abs(value) <= LARGEST
             }
             self._events.add_scalars(line["iteration"], numbers, time.time())
