@@ -7,7 +7,8 @@ Nothing that a file names is imported or called: `torch.load(weights_only=True)`
 import argparse
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,16 +52,32 @@ class Unread:
     def __setstate__(self, state: Any) -> None: ...
 
 
+Name = Callable[..., Any] | tuple[Callable[..., Any], str]
+
+
+@contextmanager
+def _only(names: list[Name]) -> Iterator[None]:
+    """Files may name these; what other libraries have allowed in this process is put aside meanwhile."""
+    others = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    try:
+        torch.serialization.add_safe_globals(names)
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(others)
+
+
 def read_torch_file(path: Path) -> Any:
     """The content of a file that `torch.save` wrote, in today's zip format or the one before torch 1.6, on the CPU.
 
     Raises IntegrityFailure for a file that is damaged, or that names a function or class outside the list; that
     function is not run.
     """
-    names: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [argparse.Namespace]
+    names: list[Name] = [argparse.Namespace]
     names += [(Unread, name) for name in UNREAD]
     try:
-        with torch.serialization.safe_globals(names):
+        with _only(names):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # a damaged file makes torch raise nearly anything
         text = str(error)

@@ -2,15 +2,18 @@
 
 import math
 import os
+import resource
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from engine import cli
+from engine import cli, trainer
 from engine.config import RunConfig
 from engine.parallel import rendezvous
+from engine.pipeline.partition import PartitionedModel
 from engine.trainer import Trainer
 
 AT = 2
@@ -31,6 +34,20 @@ def nan_in(name: str, dp: int) -> None:
     Trainer._iterate = iterate  # type: ignore[method-assign]
 
 
+def little_room(size: int) -> None:
+    """So many bytes of address space are left to the last rank once its model is there."""
+    original = trainer.try_batch
+
+    def try_with_little_room(model: PartitionedModel, *arguments: Any) -> None:
+        if model.mesh.dp.rank == model.mesh.dp.size - 1:
+            status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+            used = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmSize:"))
+            resource.setrlimit(resource.RLIMIT_AS, (used + size, resource.RLIM_INFINITY))
+        original(model, *arguments)
+
+    trainer.try_batch = try_with_little_room
+
+
 def other_config(key: str) -> None:
     """The last rank reads another value of a key of `train`."""
     if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
@@ -49,6 +66,8 @@ def main() -> None:
     if kind == "nan":
         name, dp = value.split("@")
         nan_in(name, int(dp))
+    elif kind == "room_bytes":
+        little_room(int(value))
     elif kind == "config":
         other_config(value)
     elif kind == "join_seconds":

@@ -227,3 +227,18 @@ def test_objects_of_absent_classes_are_not_needed(
     assert "fp16" not in sys.modules
     assert_same_model(import_checkpoint(tmp_path / "save", tmp_path / "out", vocab), model)
     assert "fp16" not in sys.modules
+
+
+def test_what_other_libraries_allow_is_not_used(vocab: Path, tmp_path: Path) -> None:
+    """As accelerate and transformers do, which then build random states that this one leaves unread."""
+    before = torch.serialization.get_safe_globals()
+    reconstruct: Any = np.zeros(0).__reduce__()[0]
+    torch.serialization.add_safe_globals([reconstruct, np.ndarray, np.dtype])
+    try:
+        model = rough_model()
+        save(tmp_path / "save", model, 3, optimizer={"number": np.float64(3), "state": np.arange(3)})
+        assert_same_model(import_checkpoint(tmp_path / "save", tmp_path / "out", vocab), model)
+        assert {reconstruct, np.ndarray, np.dtype} <= set(torch.serialization.get_safe_globals())
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)

@@ -1,6 +1,5 @@
 """Memory that does not suffice is met before the first iteration, on the rank it is missing on, with what to change."""
 
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -9,59 +8,35 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import trainer as trainer_module
 from engine.config import RunConfig
 from engine.costs import rank_memory_bytes
 from engine.out_of_memory import describe_memory, remedies
 from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import serial_mesh
-from engine.pipeline.partition import PartitionedModel
-from engine.trainer import Trainer, train
+from engine.trainer import Trainer
 from engine.training_run import begin_run
 from lineage.config import override_config
-from lineage.errors import BadInput, UserError
-from tests.engine.small_run import small_config
-from tests.ranks import run_ranks
+from lineage.errors import BadInput
+from tests.engine.small_run import small_config, write_toml
+from tests.engine.test_failures import LAUNCH, run_python
 
-STATUS = Path("/proc/self/status")
 LARGE = {"global_batch_size": 512, "microbatch_size": 256}
 ROOM_BYTES = 40 * 2**20
 """Left to a rank whose attention scores alone take 4 × 256 × 128 × 128 numbers of 4 bytes."""
 
 
-def train_with_little_room(config: RunConfig, root: Path, rank: int) -> tuple[int, str]:
-    """What becomes of a run whose model leaves only `ROOM_BYTES` on one rank: the exit code and the sentence."""
-    original = trainer_module.try_batch
-
-    def with_little_room(model: PartitionedModel, *arguments: Any) -> None:
-        if model.mesh.dp.rank == rank:
-            line = next(line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith("VmSize:"))
-            limit = int(line.split()[1]) * 1024 + ROOM_BYTES
-            resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-        original(model, *arguments)
-
-    trainer_module.try_batch = with_little_room  # in a process of its own
-    with pytest.raises(UserError) as caught:
-        train(config, root)
-    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))  # to send the answer
-    return caught.value.exit_code, str(caught.value)
-
-
-@pytest.mark.skipif(not STATUS.exists(), reason="needs /proc")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_it_is_met_before_the_first_iteration(
-    ranks: int, dataset: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    config = small_config(dataset, {"seq_length": 128}, **LARGE)
-    *others, (code, sentence) = run_ranks(
-        train_with_little_room, ranks, config, tmp_path, ranks - 1, timeout_seconds=40
+def test_it_is_met_before_the_first_iteration(ranks: int, dataset: Path, tmp_path: Path) -> None:
+    toml = write_toml(tmp_path / "small.toml", dataset, **LARGE)
+    code, err, _ = run_python(
+        "-c", LAUNCH, ranks, f"room_bytes={ROOM_BYTES}", "run", toml, "--runs", tmp_path, "--set=model.seq_length=128"
     )
-    assert code == 4
-    assert sentence.startswith(f"rank {ranks - 1} ran out of memory before the first iteration: tried to allocate ")
-    assert all(code == 7 for code, _ in others)
-    config, _, run = begin_run(config, tmp_path)
+    assert code == 4, err
+    assert f"error: rank {ranks - 1} ran out of memory before the first iteration: tried to allocate " in err
+    config, _, run = begin_run(small_config(dataset, {"seq_length": 128}, **LARGE), tmp_path)
     assert not (run.path / "metrics.jsonl").exists()
-    assert describe_memory(config, layout_of(config, ranks)) in capfd.readouterr().err
+    assert describe_memory(config, layout_of(config, ranks)) in err
 
 
 @st.composite

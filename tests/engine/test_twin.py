@@ -26,6 +26,8 @@ def test_the_model_is_divided_by_the_factors(published: RunConfig) -> None:
         factor = SCALE.vocab_size if what == "padded_vocab_size" else getattr(SCALE, what)
         assert getattr(small, what) * factor == getattr(model, what), what
     assert small.head_dim * SCALE.hidden_size == model.head_dim * SCALE.num_heads
+    assert small.inner_size * SCALE.hidden_size == model.inner_size
+    assert small.transformer_xl.memory_length * SCALE.seq_length == model.transformer_xl.memory_length
     assert small.dropout == model.dropout
     assert small.init_std == model.init_std
 
@@ -33,7 +35,7 @@ def test_the_model_is_divided_by_the_factors(published: RunConfig) -> None:
 def test_the_recipe_is_divided_by_the_factors(published: RunConfig) -> None:
     train, small = published.train, shrink(published).train
     assert small.global_batch_size * SCALE.global_batch_size == train.global_batch_size
-    assert small.iterations * SCALE.iterations == train.iterations
+    assert small.iterations == train.iterations // SCALE.iterations
     assert small.warmup_iterations * SCALE.warmup_iterations == train.warmup_iterations
     assert small.learning_rate == pytest.approx(train.learning_rate * SCALE.learning_rate)
     assert small.min_learning_rate == pytest.approx(train.min_learning_rate * SCALE.learning_rate)
