@@ -1,6 +1,7 @@
 """`mlm-train`: train a configuration, resume a run, look at a schedule, export and import weights."""
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -233,4 +234,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SystemExit as end:
+        if "RANK" in os.environ:  # what is left of the libraries' threads can abort a process that takes itself apart
+            sys.stderr.flush()
+            os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
+        raise
