@@ -12,14 +12,16 @@ from engine.training_run import read_metrics
 from tests.engine.small_run import mlm_train, write_toml
 
 SHORT = {"iterations": 2, "warmup_iterations": 1, "microbatch_size": 2, "validation_samples": 4}
-NARROW, WIDE = 64, 384
+NARROW, WIDE = 64, 512
+SMALLEST, LARGEST = 0.85, 1.5
 
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_memory_is_the_closed_form(tp: int, dataset: Path, tmp_path: Path) -> None:
     """The difference of two widths, in which the libraries that training loads cancel out.
 
-    Within a third: buffers of initialisation and of messages come on top.
+    Buffers of initialisation and of messages come on top, and freed memory that is not used again: about a quarter, more
+    or less by 20 MB from one process to the next.
     """
 
     def memory(hidden_size: int) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def test_memory_is_the_closed_form(tp: int, dataset: Path, tmp_path: Path) -> No
     expected = wide["closed_form_bytes"] - narrow["closed_form_bytes"]
     found = [after - before for before, after in zip(narrow["measured_bytes"], wide["measured_bytes"], strict=True)]
     assert len(found) == tp
-    assert found == pytest.approx([expected] * tp, rel=1 / 3)
+    assert all(SMALLEST < each / expected < LARGEST for each in found), (found, expected)
 
 
 def test_an_allocator_near_the_limit_is_told_once() -> None:
