@@ -19,7 +19,7 @@ from engine.config import ModelConfig
 from engine.kernels.registry import kernel
 from engine.model.initial import initialize_normal
 from engine.model.stage_model import StageModel
-from engine.model.transformer import MLP, LayerNorm, add_branch, drop
+from engine.model.transformer import MLP, LayerNorm, add_branch, drop, embedding_table
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from engine.parallel.mesh import ParallelMesh
@@ -112,8 +112,8 @@ class BertEmbedding(nn.Module):
             config.padded_vocab_size, config.hidden_size, mesh.tp, mesh.sequence_parallel
         )
         if is_first:
-            self.position_embeddings = nn.Embedding(config.seq_length, config.hidden_size)
-            self.token_type_embeddings = nn.Embedding(2, config.hidden_size)
+            self.position_embeddings = embedding_table(config.seq_length, config.hidden_size)
+            self.token_type_embeddings = embedding_table(2, config.hidden_size)
 
     def forward(self, tokens: torch.Tensor, token_types: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
         words = self.word_embeddings(tokens)  # [s, b, h]

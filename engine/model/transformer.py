@@ -93,7 +93,7 @@ class Embedding(nn.Module):
             config.padded_vocab_size, config.hidden_size, mesh.tp, mesh.sequence_parallel
         )
         if has_positions:
-            self.position_embeddings = nn.Embedding(config.seq_length, config.hidden_size)
+            self.position_embeddings = embedding_table(config.seq_length, config.hidden_size)
 
     def forward(self, tokens: torch.Tensor, dropout: Dropout | None, start: int = 0) -> torch.Tensor:
         words = self.word_embeddings(tokens)  # [s, b, h]
@@ -101,6 +101,11 @@ class Embedding(nn.Module):
         positions = torch.arange(first, first + words.size(0), device=tokens.device)
         embedded = words + self.position_embeddings(positions).unsqueeze(1)
         return drop(embedded, "embedding", dropout, self.mesh)
+
+
+def embedding_table(rows: int, columns: int) -> nn.Embedding:
+    """A table [rows, columns] that `initialize` fills: torch's own initial values import its compiler on `meta`."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, columns), freeze=False)
 
 
 def run_layers(layers: Sequence[nn.Module], x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
