@@ -20,8 +20,8 @@ SMALLEST, LARGEST = 0.85, 1.5
 def test_memory_is_the_closed_form(tp: int, dataset: Path, tmp_path: Path) -> None:
     """The difference of two widths, in which the libraries that training loads cancel out.
 
-    Buffers of initialisation and of messages come on top, and freed memory that is not used again: about a quarter, more
-    or less by 20 MB from one process to the next.
+    Buffers of initialisation and of messages come on top, and freed memory that is not used again: about a quarter,
+    more or less by 20 MB from one process to the next.
     """
 
     def memory(hidden_size: int) -> dict[str, Any]:
