@@ -13,7 +13,7 @@ from engine.pipeline.schedule import ScheduleName
 from engine.recompute import Recompute
 from lineage.config import Config
 
-Precision = Literal["fp64", "fp32", "bf16", "fp16"]
+Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp16-pure"]
 
 
 def _check_at_least_one(config: Config, *names: str) -> None:
@@ -143,7 +143,9 @@ class TrainConfig(Config):
     skip_spikes: bool = False
     """Make no update in an iteration whose loss or gradient norm is a spike by the rule of `engine.spikes`."""
     precision: Precision = "fp16"
-    """Of parameters and activations; fp16 and bf16 keep fp32 master weights, fp16 scales its loss dynamically."""
+    """Of parameters and activations; fp16 and bf16 keep fp32 master weights, moments and gradient sums, fp16 scales its
+    loss dynamically. `fp16-pure` has everything in fp16 and no scale, as tried in "Scaling Transformer-XL to 128 GPUs".
+    """
     seed: int = 1234
     """Of initial values, data order and dropout."""
     validation_interval: int = 1000

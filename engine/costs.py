@@ -64,7 +64,7 @@ def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
 
 def state_bytes_per_parameter(precision: Precision) -> int:
     """Bytes of parameter, master weight, accumulated gradient and Adam moments per parameter."""
-    return {"fp64": 32, "fp32": 16, "bf16": 2 + 4 + 4 + 8, "fp16": 2 + 4 + 4 + 8}[precision]
+    return {"fp64": 32, "fp32": 16, "bf16": 2 + 4 + 4 + 8, "fp16": 2 + 4 + 4 + 8, "fp16-pure": 8}[precision]
 
 
 def activation_bytes_per_layer(model: ModelConfig, microbatch_size: int, parallel: ParallelConfig) -> float:
@@ -99,8 +99,8 @@ def rank_memory_bytes(
     else:
         parameters = parameter_count(model.model_copy(update={"num_layers": layers})) / tp
     in_flight = microbatches_in_flight(parallel, train.global_batch_size // train.microbatch_size)
-    scale = {"fp64": 4, "fp32": 2, "bf16": 1, "fp16": 1}[train.precision]
-    optimizer = {"fp64": 16, "fp32": 8, "bf16": 12, "fp16": 12}[train.precision]
+    scale = {"fp64": 4, "fp32": 2, "bf16": 1, "fp16": 1, "fp16-pure": 1}[train.precision]
+    optimizer = {"fp64": 16, "fp32": 8, "bf16": 12, "fp16": 12, "fp16-pure": 4}[train.precision]
     owners, holders = (dp if parallel.shard_optimizer else 1), (dp if parallel.shard_parameters else 1)
     per_layer = activation_bytes_per_layer(model, train.microbatch_size, parallel)
     logits = 4 * model.seq_length * train.microbatch_size * h * (1 + model.padded_vocab_size / (h * tp))
@@ -124,4 +124,4 @@ def microbatches_in_flight(parallel: ParallelConfig, microbatches: int) -> float
 
 def checkpoint_bytes(model: ModelConfig, precision: Precision) -> int:
     """Size of one checkpoint: parameters, two moments and, below fp32, master weights."""
-    return parameter_count(model) * {"fp64": 24, "fp32": 12, "bf16": 14, "fp16": 14}[precision]
+    return parameter_count(model) * {"fp64": 24, "fp32": 12, "bf16": 14, "fp16": 14, "fp16-pure": 6}[precision]

@@ -11,6 +11,7 @@ DTYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
+    "fp16-pure": torch.float16,
 }
 
 

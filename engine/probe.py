@@ -14,7 +14,7 @@ from lineage.errors import IntegrityFailure
 FILE = "probe.json"
 SAMPLES, LENGTH = 8, 64
 """Sequences, the first of the validation split, and most tokens of each: so few that a check costs one short batch."""
-TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2}
+TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure": 1e-2}
 """Relative difference that another layout, machine or library may make in each number format."""
 
 

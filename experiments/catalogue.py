@@ -123,6 +123,8 @@ class Experiment(Config):
     """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
     ablation: Ablation | None = None
     """What `mlm-experiment ablate` trains for it."""
+    measures: Literal["", "products", "tensor-parallel", "zero-communication", "zero-memory"] = ""
+    """What `mlm-experiment run` measures for it at the size of this machine (`experiments.measured`)."""
     not_run: str = ""
     """Why claims of quantities that no part names are not answered."""
     expected: Expected
@@ -136,7 +138,7 @@ class Experiment(Config):
 
     def produces(self, quantity: str) -> bool:
         """Whether a run of it gives numbers of this quantity."""
-        return bool(self.reproduction or self.ablation) or any(
+        return bool(self.reproduction or self.ablation or self.measures) or any(
             quantity in (*part.simulated, *part.computed) for part in self.parts
         )
 

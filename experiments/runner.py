@@ -1,6 +1,7 @@
 """Runs an experiment: its numbers, each with its kind, in a sealed run directory. Imports no torch."""
 
 import csv
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,23 @@ def _bubble_fraction(row: Row, first: Row) -> float:
     return ideal_bubble("1f1b", workload.pp, 1, workload.microbatches)
 
 
+def _bubble_share(row: Row, first: Row) -> float:
+    to_ideal = ideal_bubble("gpipe", int(row["pp"]), 1, int(row["microbatches"]))
+    return to_ideal / (1 + to_ideal)
+
+
+def _state_gigabytes(row: Row, first: Row) -> float:
+    """2 bytes a parameter, 2 of its gradient and 12 of its optimizer, of which a stage divides the last ones first."""
+    stage, ranks = int(row["stage"]), int(row["gpus"])
+    parts = ((2, 3), (2, 2), (12, 1))
+    return float(row["parameters"]) / 1e9 * sum(size / (ranks if stage >= divides else 1) for size, divides in parts)
+
+
+def _activation_gigabytes(row: Row, first: Row) -> float:
+    shape = [int(row[name]) for name in ("hidden", "global_batch", "seq", "layers")]
+    return 2 * 12 * math.prod(shape) / 1e9
+
+
 def _relative_throughput(row: Row, first: Row) -> float:
     def seconds(one: Row) -> float:
         workload = workload_of(one)
@@ -105,6 +123,9 @@ FORMULAS: dict[str, Callable[[Row, Row], float]] = {
     "bubble_fraction": _bubble_fraction,
     "relative_throughput": _relative_throughput,  # 2021 paper, Equation 1 on Figure 7
     "speedup": lambda row, first: float(row["examples_per_second"]) / float(first["examples_per_second"]),
+    "bubble_share": _bubble_share,  # GPipe, Section 2.3
+    "state_gigabytes": _state_gigabytes,  # ZeRO, Section 3.1 and Table 1
+    "activation_gigabytes": _activation_gigabytes,  # ZeRO, Section 3.2
 }
 """Quantities in closed form, of a row and of the first row of its series."""
 
@@ -234,13 +255,13 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path) -> None:
             print(f"{experiment.name}: left out; {sentence}")
         elif mode == "plan":
             print(f"{experiment.name}: {experiment.title}\n{format_rows(experiment)}")
-        elif mode == "measure" or (mode == "scaled" and not experiment.proxies):
+        elif mode == "measure" or (mode == "scaled" and not (experiment.proxies or experiment.measures)):
             raise HardwareMissing(
                 f"{experiment.name} is measured on the published machines alone; `--mode plan` prints what runs there, "
                 "`--mode simulate` predicts it"
             )
         else:
-            if mode != "scaled":
+            if mode != "scaled" and experiment.parts:
                 run, numbers, refused = run_experiment(experiment, runs)
                 what = "simulated or computed, nothing was measured: the published machines are not here"
                 print(f"{experiment.name}: {numbers} numbers {what}; {refused} rows cannot run; {run.path}")
@@ -249,6 +270,13 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path) -> None:
 
                 run, records = run_proxies(experiment, runs)
                 print(f"{experiment.name}: scaled to this machine; {run.path}\n{format_scaling(records)}")
+            if mode != "simulate" and experiment.measures:
+                from experiments.measured.run import format_measured, run_measured
+
+                run, records = run_measured(experiment, runs)
+                print(
+                    f"{experiment.name}: measured at the size of this machine; {run.path}\n{format_measured(records)}"
+                )
 
 
 def _reproduce(experiment: Experiment, mode: str, runs: Path) -> None:

@@ -37,6 +37,19 @@ QUANTITIES = {
     "smoothed_loss": "smoothed training loss",
     "lowest_loss_rate": "learning rate of the lowest loss",
     "noise_scale": "gradient noise scale, samples",
+    "bubble_share": "bubble, share of an iteration",
+    "state_bytes_per_parameter": "bytes of state a parameter and rank",
+    "state_gigabytes": "state of a rank, GB",
+    "activation_gigabytes": "activations, GB",
+    "sent_megabytes": "MB a rank sends in an iteration",
+    "communication_ratio": "bytes sent, to data parallelism",
+    "product_gflops": "GFLOP/s of a product",
+    "gemm_speedup": "times as fast as fp32, multiple of 8",
+    "gemm_speedup_shifted": "times as fast as fp32, one more",
+    "largest_logit_difference": "largest difference of a logit",
+    "collectives_per_layer": "all-reduces a layer",
+    "identical_generations_percent": "% of greedy texts identical",
+    "identical_files_percent": "% of files identical after merging",
 }
 POSITIONS = {
     "gpus": "GPUs",
@@ -49,6 +62,8 @@ POSITIONS = {
     "machines": "machines of 8 GPUs",
     "learning_rate": "learning rate",
     "samples": "samples trained on",
+    "microbatches": "microbatches",
+    "n": "n",
 }
 
 

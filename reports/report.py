@@ -24,7 +24,10 @@ from reports.verdict_table import ClaimRow, OutcomeRow, claim_rows, outcome_rows
 PAPERS = {
     "2019": "The 2019 paper: Megatron-LM",
     "2021": "The 2021 paper: PTD-P",
+    "gpipe": "GPipe",
+    "huggingface": "Tensor parallelism for Hugging Face models",
     "transformer-xl": "Transformer-XL on many machines",
+    "zero": "ZeRO",
 }
 
 

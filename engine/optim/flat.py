@@ -16,11 +16,11 @@ class FlatGroup:
     """Parameters that share a weight decay, laid out as views of one flat tensor; so are their gradients.
 
     In fp16 and bf16 the optimizer works on fp32 copies, and gradients of successive microbatches are added in fp32 as
-    they are made; otherwise a parameter's `grad` is its part of the flat gradient.
+    they are made; otherwise, and where `is_pure`, a parameter's `grad` is its part of the flat gradient.
     The optimizer's part, `master` and its moments, is divided over `owners`; an axis of size 1 keeps it whole.
     """
 
-    def __init__(self, parameters: list[ShardedParameter], weight_decay: float, owners: Axis) -> None:
+    def __init__(self, parameters: list[ShardedParameter], weight_decay: float, owners: Axis, is_pure: bool) -> None:
         self.parameters, self.weight_decay, self.owners = parameters, weight_decay, owners
         first = parameters[0].local
         each = -(-sum(p.local.numel() for p in parameters) // owners.size)
@@ -28,7 +28,7 @@ class FlatGroup:
         for parameter, value in zip(parameters, self.views(self.flat), strict=True):
             value.copy_(parameter.local.data)
             parameter.local.data = value
-        self.is_mixed = first.dtype in (torch.float16, torch.bfloat16)
+        self.is_mixed = first.dtype in (torch.float16, torch.bfloat16) and not is_pure
         self.own = slice(owners.rank * each, (owners.rank + 1) * each)
         self.master = self.flat[self.own].float() if self.is_mixed else self.flat[self.own]
         self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype)
@@ -89,7 +89,8 @@ class FlatOptimizer(ABC):
         decayed = [p for p in parameters if not _is_undecayed(p.name)]
         undecayed = [p for p in parameters if _is_undecayed(p.name)]
         halves = ((decayed, train.weight_decay), (undecayed, 0.0))
-        self.groups = [FlatGroup(half, decay, owners) for half, decay in halves if half]
+        is_pure = train.precision == "fp16-pure"
+        self.groups = [FlatGroup(half, decay, owners, is_pure) for half, decay in halves if half]
         self.steps = 0
 
     @abstractmethod

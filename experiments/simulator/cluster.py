@@ -134,7 +134,7 @@ class Machine(NamedTuple):
     gradient_overlap: float
 
 
-ELEMENT_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+ELEMENT_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp16-pure": 2}
 
 
 def machine_of(cluster: Cluster) -> Machine:

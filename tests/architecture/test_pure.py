@@ -17,7 +17,9 @@ PURE = {
         "engine.pipeline.timeline",
     ],
     "evaluation": ["evaluation.tasks", "evaluation.tables", "evaluation.compare", "evaluation.cli"],
-    "experiments": [module_name(path) for path in modules("experiments") if path.parent.name != "chaos"],
+    "experiments": [
+        module_name(path) for path in modules("experiments") if path.parent.name not in ("chaos", "measured")
+    ],
     "reports": [module_name(path) for path in modules("reports")],
 }  # fmt: skip
 

@@ -75,7 +75,9 @@ def test_tokens_of_the_paper() -> None:
     assert tokens_trained(published("8.3b"), TrainConfig()) == 300_000 * 512 * 1024
 
 
-@pytest.mark.parametrize(("precision", "state", "saved"), [("fp64", 32, 24), ("fp32", 16, 12), ("fp16", 18, 14)])
+@pytest.mark.parametrize(
+    ("precision", "state", "saved"), [("fp64", 32, 24), ("fp32", 16, 12), ("fp16", 18, 14), ("fp16-pure", 8, 6)]
+)
 def test_bytes_per_parameter(precision: Precision, state: int, saved: int) -> None:
     model = ModelConfig(**MODEL)
     assert state_bytes_per_parameter(precision) == state

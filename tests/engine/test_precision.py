@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from engine.config import TrainConfig
+from engine.config import Precision, TrainConfig
 from engine.optim.adam import FlatAdamW
 from engine.parallel.gradients import GradientReducer
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
-from engine.precision import LossScaler
+from engine.precision import DTYPES, LossScaler
 from engine.trainer import train
 from engine.training_run import read_metrics
 from tests.engine.small_run import in_two_sessions, small_config
@@ -71,12 +71,13 @@ def test_a_scaler_goes_on_from_its_state() -> None:
         assert second.scale == first.scale
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_updates_below_the_formats_resolution_add_up(dtype: torch.dtype) -> None:
+def weights_after_small_updates(precision: Precision) -> tuple[list[float], FlatAdamW]:
+    """The mean of weights that begin at 1, after each of 100 updates of 1e-4."""
+    dtype = DTYPES[precision]
     model = nn.Linear(4, 4).to(dtype)
     nn.init.ones_(model.weight)
     mesh = serial_mesh()
-    train_config = TrainConfig(weight_decay=0.0, clip_gradient=0.0)
+    train_config = TrainConfig(weight_decay=0.0, clip_gradient=0.0, precision=precision)
     optimizer = FlatAdamW(sharded_parameters(model, mesh), train_config, mesh)
     reducer = GradientReducer(optimizer.groups, mesh)
     values = []
@@ -87,8 +88,31 @@ def test_updates_below_the_formats_resolution_add_up(dtype: torch.dtype) -> None
         reducer.finish(1)
         optimizer.step(1e-4, optimizer.gradient_norm())
         values.append(model.weight.detach().float().mean().item())
+    return values, optimizer
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_updates_below_the_formats_resolution_add_up(precision: Precision) -> None:
+    values, optimizer = weights_after_small_updates(precision)
     assert values[0] == 1.0  # 1e-4 is less than half the step below 1
     assert values[-1] == pytest.approx(0.99, abs=2e-3)
+    assert {tensor.dtype for _, _, tensor in optimizer.state()} == {torch.float32}
+
+
+def test_pure_fp16_has_no_state_in_fp32_and_loses_such_updates() -> None:
+    values, optimizer = weights_after_small_updates("fp16-pure")
+    assert set(values) == {1.0}
+    assert {(what, tensor.dtype) for _, what, tensor in optimizer.state()} == {
+        ("exp_avg", torch.float16),
+        ("exp_avg_sq", torch.float16),
+    }
+
+
+def test_pure_fp16_trains_without_a_loss_scale(dataset: Path, tmp_path: Path) -> None:
+    run = train(small_config(dataset, precision="fp16-pure", adam_epsilon=1e-4, iterations=10), tmp_path).path
+    lines = lines_of(run, "train")
+    assert {line["loss_scale"] for line in lines} == {1.0}
+    assert lines[-1]["loss"] < lines[0]["loss"]
 
 
 def test_gradients_of_microbatches_add_up_in_fp32() -> None:

@@ -1,21 +1,15 @@
 """ZeRO stage 3 trains as data parallelism does, holds a share of everything, and its checkpoints are anybody's."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from engine.checkpoint import load_for_inference
 from engine.config import ParallelConfig, Precision, RunConfig
-from engine.costs import parameter_count
 from engine.optim.choice import build_optimizer
 from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import build_mesh
-from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.partition import PartitionedModel
 from engine.precision import DTYPES
 from engine.trainer import train
@@ -126,43 +120,3 @@ def test_what_it_cannot_divide_is_refused(changed: dict[str, Any], ranks: int, s
     )  # fmt: skip
     with pytest.raises(BadInput, match=sentence):
         layout_of(config, ranks)
-
-
-class CountedBytes(TorchDispatchMode):
-    """Bytes of every tensor that a collective gathers into, reduces or scatters, by its name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(func).removeprefix("c10d.").split(".")[0]
-        if str(func).startswith("c10d."):
-            tensors = [one for one in tree_leaves(args[:2]) if isinstance(one, torch.Tensor)]
-            self.found[name] += max(one.numel() * one.element_size() for one in tensors)
-        return func(*args, **(kwargs or {}))
-
-
-def bytes_of_an_iteration(config: RunConfig) -> dict[str, int]:
-    mesh = build_mesh(Layout(dp=2))
-    model = PartitionedModel(config.model, config.parallel, mesh, DTYPES["fp32"], 1)
-    optimizer = build_optimizer(model.parameters, config.train, model.storage_mesh)
-    reducer = model.reducer(optimizer.groups)
-    tokens = torch.randint(0, 60, (2, config.model.seq_length + 1))
-    with CountedBytes() as counted:
-        model.forward_backward([PipelineInput(tokens[:, :-1], tokens[:, 1:])], reducer)
-        reducer.finish(1)
-    return dict(counted.found)
-
-
-def test_it_moves_what_its_account_says(dataset: Path) -> None:
-    """Rajbhandari et al. 2020, Section 7: parameters gathered forward and backward, gradients scattered, 3Ψ beside 2Ψ.
-
-    The embedding and the last norm stay gathered between the passes, so that only layers are gathered twice.
-    """
-    plain, zero3 = (run_ranks(bytes_of_an_iteration, 2, config_of(dataset, zero3))[0] for zero3 in (False, True))
-    model = config_of(dataset, True).model
-    whole = 4 * parameter_count(model)
-    layers = 4 * model.num_layers * (12 * model.hidden_size**2 + 13 * model.hidden_size)
-    assert plain == {"allreduce_": whole}
-    assert zero3 == {"_allgather_base_": whole + layers, "_reduce_scatter_base_": whole}

@@ -102,8 +102,18 @@ def test_conflicting_sources_are_both_kept() -> None:
 def test_the_experiments_are_those_of_the_papers() -> None:
     neighbours = {
         f"transformer-xl/{one}"
-        for one in ("throughput", "memory", "large-batch", "tokens", "batch-scaling", "learning-rate-finder")
+        for one in (
+            "throughput",
+            "memory",
+            "large-batch",
+            "tokens",
+            "batch-scaling",
+            "learning-rate-finder",
+            "gemm",
+            "mixed-precision",
+        )
     }
+    neighbours |= {"gpipe/bubble", "huggingface/tensor-parallel", "zero/communication", "zero/memory"}
     assert set(load_experiments()) == {*ISSUE, *neighbours, "2019/figure-7", "2019/bert"}
 
 
@@ -116,7 +126,7 @@ def test_a_folder_has_its_three_files_and_every_pattern_finds_a_claim(folder: Pa
     )  # fmt: skip
     for pattern in experiment.expected.claims:
         assert any(fnmatchcase(claim.id, pattern) for claim in experiment.claims), pattern
-    assert experiment.parts or experiment.reproduction or experiment.ablation
+    assert experiment.parts or experiment.reproduction or experiment.ablation or experiment.measures
 
 
 def test_no_claim_is_answered_twice() -> None:

@@ -1,0 +1,105 @@
+"""A Hugging Face GPT-2 divided over tensor-parallel ranks: held against the whole one, and merged again."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+from engine.checkpoint import load_for_inference
+from engine.config import ModelConfig, ParallelConfig
+from engine.forked import run_forked
+from engine.formats.huggingface import CONFIG, WEIGHTS, their_config, their_name, to_theirs
+from engine.formats.huggingface_shards import merge_huggingface, shard_huggingface
+from engine.model.gpt2 import GPT2
+from engine.parallel.layout import Layout
+from engine.parallel.mesh import build_mesh, serial_mesh
+from evaluation.generate import generate
+from evaluation.scoring import ScoringModel
+from experiments.measured.run import Line
+from experiments.measured.zero import MODEL, RANKS, iteration
+from lineage.atomic import write_json
+from lineage.digest import sha256_file
+
+WIDTHS = (1, 2, 4)
+"""Tensor-parallel ranks."""
+SHAPE = ModelConfig(
+    num_layers=4, hidden_size=128, num_heads=4, seq_length=64, vocab_size=1000, padded_vocab_size=1024, dropout=0.0
+)
+TEXTS, TOKENS, NEW_TOKENS, SEED = 8, 32, 24, 1
+SERIES = "GPT-2 of Hugging Face"
+Answers = tuple[NDArray[np.float32], list[list[int]]]
+"""Logits of every token, and how each text goes on greedily."""
+
+
+def measure_huggingface() -> list[Line]:
+    """Differences of logits, greedy continuations and merged files from the whole model's, at each width."""
+    lines: list[Line] = []
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = write_huggingface(Path(folder) / "theirs")
+        found: dict[int, Answers] = {}
+        files: list[bool] = []
+        for tp in WIDTHS:
+            checkpoint = shard_huggingface(theirs, Path(folder) / f"tp-{tp}", tp)
+            found[tp] = run_forked(answers, tp, checkpoint, tp)[0]
+            merged = merge_huggingface(checkpoint, Path(folder) / f"merged-{tp}")
+            names = {path.name for path in (*theirs.iterdir(), *merged.iterdir())}
+            files += [_digest(theirs / name) == _digest(merged / name) for name in sorted(names)]
+    logits, texts = found[1]
+    for tp in WIDTHS[1:]:
+        difference = float(np.abs(found[tp][0] - logits).max())
+        lines.append({"quantity": "largest_logit_difference", "x": float(tp), "x_name": "tp", "value": difference})
+    lines.append({"quantity": "largest_logit_difference", "value": max(line["value"] for line in lines)})
+    same = [found[tp][1][place] == text for tp in WIDTHS[1:] for place, text in enumerate(texts)]
+    lines.append({"quantity": "identical_generations_percent", "value": 100 * float(np.mean(same))})
+    lines.append({"quantity": "identical_files_percent", "value": 100 * float(np.mean(files))})
+    lines.append({"quantity": "collectives_per_layer", "value": collectives_per_layer()})
+    note = f"random weights, {TEXTS} texts of {TOKENS} tokens and {NEW_TOKENS} new ones, in fp32"
+    return [{"series": SERIES, "kind": "scaled", "seed": SEED, "note": note} | line for line in lines]
+
+
+def write_huggingface(directory: Path) -> Path:
+    """A GPT-2 of random weights as Hugging Face writes one."""
+    model = GPT2(SHAPE, serial_mesh())
+    generator = torch.Generator().manual_seed(SEED)
+    weights = {
+        their_name(name): to_theirs(name, torch.randn(tensor.shape, generator=generator) * 0.1, SHAPE)
+        for name, tensor in model.named_parameters()
+    }
+    directory.mkdir()
+    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    write_json(directory / CONFIG, their_config(SHAPE))
+    return directory
+
+
+def answers(checkpoint: Path, tp: int) -> Answers:
+    """What this rank makes of the texts, with the others of the model."""
+    mesh = build_mesh(Layout(tp=tp))
+    model = load_for_inference(checkpoint, mesh).model
+    assert isinstance(model, GPT2)
+    tokens = torch.randint(0, SHAPE.vocab_size, (TEXTS, TOKENS), generator=torch.Generator().manual_seed(SEED))
+    with torch.inference_mode():
+        logits = mesh.tp.all_gather(model.logits(model.hidden_states(tokens)), dim=2)[..., : SHAPE.vocab_size]
+    scored = ScoringModel(model, SHAPE.vocab_size, SHAPE.seq_length, SHAPE.hidden_size, torch.float32, mesh)
+    return logits.numpy(), [generate(scored, text, NEW_TOKENS, None) for text in tokens.tolist()]
+
+
+def collectives_per_layer() -> float:
+    """All-reduces of a layer's activations in a forward and a backward pass, by the bytes that two more layers add."""
+    parallel, batch = ParallelConfig(tp=RANKS), RANKS
+    deep, shallow = (
+        run_forked(reduced_bytes, RANKS, MODEL.model_copy(update={"num_layers": layers}), parallel, batch)[0]
+        for layers in (4, 2)
+    )
+    return (deep - shallow) / 2 / (4 * batch * MODEL.seq_length * MODEL.hidden_size)
+
+
+def reduced_bytes(model: ModelConfig, parallel: ParallelConfig, batch: int) -> int:
+    """Bytes of the tensors that this rank all-reduces in an iteration."""
+    return iteration(model, parallel, batch).found["allreduce_", RANKS]
+
+
+def _digest(path: Path) -> str:
+    return sha256_file(path) if path.is_file() else "missing"

@@ -1,0 +1,31 @@
+"""Products of matrices in fp16 beside fp32, after "Scaling Transformer-XL to 128 GPUs", Figures 1 and 2."""
+
+from statistics import median
+
+from experiments.bench.gemm import measure_gemm
+from experiments.bench.timing import median_ratio
+from experiments.measured.run import Line
+
+ROUNDS = 5
+PLACES = {0: ("", "multiple of 8"), 1: ("_shifted", "one more")}
+"""By the distance from a multiple of 8: the end of the claim's quantity, and of the curve's name."""
+
+
+def measure_products(rounds: int = ROUNDS, largest: int | None = None) -> list[Line]:
+    """Rates of n × n products in each precision at multiples of 8 and one above; fp16's over fp32's at the largest."""
+    result = measure_gemm(rounds, largest)
+    rates = {(one["precision"], one["size"], one["offset"]): one["gflops"] for one in result["points"]}
+    largest = max(size for _, size, _ in rates)
+    base = {"kind": "scaled", "note": result["device"]}
+    lines = [
+        base | {"series": f"{precision}, {PLACES[offset][1]}", "quantity": "product_gflops", "x": float(size + offset),
+                "x_name": "n", "value": median(many)}
+        for (precision, size, offset), many in rates.items() if offset in PLACES
+    ]  # fmt: skip
+    for offset, (end, where) in PLACES.items():
+        ratio = median_ratio(rates["fp16", largest, offset], rates["fp32", largest, offset])
+        note = f"{result['device']}, n = {largest + offset}, {where}"
+        lines.append(
+            base | {"series": "fp16 over fp32", "quantity": f"gemm_speedup{end}", "value": ratio, "note": note}
+        )
+    return lines

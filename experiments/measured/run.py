@@ -1,0 +1,59 @@
+"""Runs what an experiment measures on this machine. Torch is imported only where it measures."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.catalogue import Experiment
+from experiments.verdicts import RECORDS
+from lineage.digest import sha256_json
+from lineage.records import Record, write_records
+from lineage.run import RunDirectory
+
+Line = dict[str, Any]
+"""The fields of a record that a measurement knows."""
+
+
+def run_measured(experiment: Experiment, runs: Path) -> tuple[RunDirectory, list[Record]]:
+    """A sealed run of mode scaled with what was measured, and its records; the same numbers are found again."""
+    numbers = _measure(experiment.measures)
+    config = {"experiment": experiment.model_dump(mode="json"), "mode": "scaled", "numbers": sha256_json(numbers)}
+    name = f"experiment-{experiment.name.replace('/', '-')}-measured"
+    run = RunDirectory.begin(runs, name, "experiment", config, {})
+    digest = sha256_json(config)
+    records = [Record(experiment=experiment.name, source=run.path.name, digest=digest, **line) for line in numbers]
+    if run.is_complete:
+        run.link()
+    else:
+        write_records(run.path / RECORDS, records)
+        run.complete()
+    return run, records
+
+
+def format_measured(records: Sequence[Record]) -> str:
+    """A line for each number."""
+    return "\n".join(
+        f"{one.series:<44}{one.quantity:<26}{'' if one.x is None else f'{one.x:g}':>6}{one.value:>12.4g}  {one.kind}"
+        for one in records
+    )
+
+
+def _measure(name: str) -> list[Line]:
+    match name:
+        case "products":
+            from experiments.measured.products import measure_products
+
+            return measure_products()
+        case "zero-memory":
+            from experiments.measured.zero import measure_held_bytes
+
+            return measure_held_bytes()
+        case "zero-communication":
+            from experiments.measured.zero import measure_sent_bytes
+
+            return measure_sent_bytes()
+        case "tensor-parallel":
+            from experiments.measured.huggingface import measure_huggingface
+
+            return measure_huggingface()
+    raise ValueError(f"nothing measures {name!r}")
