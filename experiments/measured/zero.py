@@ -27,7 +27,7 @@ MODEL = ModelConfig(
     num_layers=4, hidden_size=64, num_heads=4, seq_length=32, vocab_size=96, padded_vocab_size=96, dropout=0.0
 )
 RANKS = 4
-BATCHES = (4, 8, 16, 32)
+BATCHES = (4, 8, 16)
 """Sequences of an iteration over all ranks; a microbatch is one."""
 LAYOUTS = {
     "data parallel": ParallelConfig(),
