@@ -5,6 +5,7 @@ on Linux the ranks do not outlive the parent.
 """
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import queue
@@ -104,6 +105,7 @@ def _enter(
 ) -> None:  # fmt: skip
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    gc.freeze()  # what the parent has made is not looked through, nor copied by looking
     faulthandler.dump_traceback_later(timeout_seconds, exit=True)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from engine.parallel import rendezvous
 from engine.parallel.layout import Layout
 from engine.parallel.rendezvous import join_ranks, launched_world_size
+from engine.parallel.shared_memory import share_memory
 from lineage.errors import BadInput, UserError
 
 
@@ -23,11 +24,13 @@ class Axis:
     size: int = 1
     rank: int = 0
     group: dist.ProcessGroup | None = None
+    near: dist.ProcessGroup | None = None
+    """The same ranks on one machine without GPUs: what they wait for goes through memory."""
 
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
         """Reduce in place over the axis."""
         if self.size > 1:
-            dist.all_reduce(tensor, op, group=self.group)
+            dist.all_reduce(tensor, op, group=self.near or self.group)
         return tensor
 
     def reduce(self, tensor: torch.Tensor) -> None:
@@ -45,7 +48,7 @@ class Axis:
         if self.size == 1:
             return tensor
         shards = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(shards, tensor.contiguous(), group=self.group)
+        dist.all_gather(shards, tensor.contiguous(), group=self.near or self.group)
         return torch.cat(shards, dim=dim)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -53,7 +56,7 @@ class Axis:
         if self.size == 1:
             return tensor
         part = tensor.new_empty(tensor.size(0) // self.size, *tensor.shape[1:])
-        dist.reduce_scatter_single(part, tensor.contiguous(), group=self.group)
+        dist.reduce_scatter_single(part, tensor.contiguous(), group=self.near or self.group)
         return part
 
 
@@ -124,7 +127,8 @@ def local_device() -> torch.device:
 
 
 def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
-    """Process groups for `layout` over the ranks that torchrun started (NCCL on GPUs, gloo on CPUs).
+    """Process groups for `layout` over the ranks that torchrun started (NCCL on GPUs, on CPUs gloo and,
+    between ranks of one machine, shared memory).
 
     Raises BadInput when the number of ranks differs from the layout's, RanksMissing when some do not come.
     """
@@ -135,18 +139,25 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
         return serial_mesh(device)
     join_ranks()
     mesh = init_device_mesh(device.type, (layout.pp, layout.dp, layout.tp), mesh_dim_names=("pp", "dp", "tp"))
-    for axis in ("pp", "dp", "tp"):  # torch would wait half an hour
-        dist.distributed_c10d._set_pg_timeout(rendezvous.COLLECTIVE_TIMEOUT, mesh.get_group(axis))
     tp, pp, dp = layout.coordinates(dist.get_rank())
     return ParallelMesh(
         layout,
-        tp=Axis(layout.tp, tp, mesh.get_group("tp")),
-        pp=Axis(layout.pp, pp, mesh.get_group("pp")),
-        dp=Axis(layout.dp, dp, mesh.get_group("dp")),
+        tp=_axis(mesh, "tp", tp),
+        pp=_axis(mesh, "pp", pp),
+        dp=_axis(mesh, "dp", dp),
         embedding=_embedding_axis(layout, tp, pp, dp),
         device=device,
         sequence_parallel=sequence_parallel and layout.tp > 1,
     )
+
+
+def _axis(mesh: DeviceMesh, name: str, rank: int) -> Axis:
+    group = mesh.get_group(name)
+    dist.distributed_c10d._set_pg_timeout(rendezvous.COLLECTIVE_TIMEOUT, group)  # torch would wait half an hour
+    near = None
+    if mesh.device_type == "cpu" and group.size() > 1:
+        near = share_memory(group, rendezvous.COLLECTIVE_TIMEOUT)
+    return Axis(group.size(), rank, group, near)
 
 
 def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int) -> Axis:

@@ -83,8 +83,8 @@ def prepare(work: Path) -> Reference:
 def every_fault(reference: Reference) -> list[Fault]:
     """Each kind of fault at each point where it can happen, and NaN in each tensor.
 
-    Points that differ in numbers alone, as those of successive checkpoints, and those of the stages of the data
-    pipeline, which are written by the same lines, are one, tried at the middle one.
+    Points whose files are written by the same lines are one, tried at the middle one: those that differ in numbers
+    alone, as of successive checkpoints, those of the stages of the data pipeline, and figures of one format.
     """
     found = []
     for (stage, rank), touches in reference.touches.items():
@@ -123,9 +123,10 @@ def _nan_faults(reference: Reference) -> list[Fault]:
 
 
 def _pattern(path: str) -> str:
-    """The path without what differs from run to run and from one task, checkpoint or entry to the next."""
+    """The path without what differs from run to run and from one task, checkpoint, figure or entry to the next."""
     path = re.sub(r"/\.work/\w+(?=/)", "/.work/*", path)
     path = re.sub(r"(partial|old|link)-\d+", r"\1", path)
+    path = re.sub(r"/figures/[^/]+(?=\.\w+$)", "/figures/*", re.sub(r"/band-\d+", "/band-#", path))
     return re.sub(r"-[0-9a-f]{8}(?=[/.]|$)|[0-9a-f]{32}|tmp\w{8}", "-#", re.sub(r"\d{5,}", "#", path))
 
 

@@ -121,7 +121,8 @@ def _rank(path: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from engine.parallel.mesh import serial_mesh
+    from engine.parallel.layout import Layout
+    from engine.parallel.mesh import build_mesh, serial_mesh
 
     on_gpu = torch.cuda.is_available()
     dist.init_process_group("nccl" if on_gpu else "gloo")
@@ -142,10 +143,11 @@ def _rank(path: Path) -> None:
     copy = seconds(lambda: target.copy_(source))
     small = torch.ones(8, 8, device=device)
     many = seconds(lambda: [small.add(1.0) for _ in range(100)])
+    axis = build_mesh(Layout(tp=dist.get_world_size())).tp
     reduced = []
-    for sent in ALL_REDUCE_BYTES if dist.get_world_size() > 1 else ():
+    for sent in ALL_REDUCE_BYTES if axis.size > 1 else ():
         tensor = torch.ones(sent // 4, device=device)
-        reduced.append((sent, _median_seconds(partial(dist.all_reduce, tensor), time.perf_counter)))
+        reduced.append((sent, _median_seconds(partial(axis.all_reduce, tensor), time.perf_counter)))
     mesh = serial_mesh(device.type)
     iterations = [seconds(training_step(shape, mesh, dtype)) for shape in SHAPES]
     if dist.get_rank() == 0:
