@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt install.sh
 	touch $(READY)
 
 test: $(READY) ## Run the tests, two files at a time
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY) ## Check style and types
 	$(BIN)/ruff check .

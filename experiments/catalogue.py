@@ -4,7 +4,7 @@ import csv
 import re
 from decimal import Decimal
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -133,7 +133,7 @@ class Experiment(Config):
     def claims(self) -> tuple[Claim, ...]:
         """The claims it answers, in the catalogue's order."""
         return tuple(
-            claim for claim in load_claims() if any(fnmatchcase(claim.id, one) for one in self.expected.claims)
+            claim for claim in every_claim() if any(fnmatchcase(claim.id, one) for one in self.expected.claims)
         )
 
     def produces(self, quantity: str) -> bool:
@@ -143,7 +143,13 @@ class Experiment(Config):
         )
 
 
-def load_claims(folder: Path = CLAIMS) -> tuple[Claim, ...]:
+@cache
+def every_claim() -> tuple[Claim, ...]:
+    """The claims of this suite, read once."""
+    return load_claims(CLAIMS)
+
+
+def load_claims(folder: Path) -> tuple[Claim, ...]:
     """Every claim of the folder's CSV files. Raises BadInput naming file and line that hold none, or a repeated id."""
     claims: dict[str, Claim] = {}
     for path in sorted(folder.glob("*.csv")):

@@ -123,7 +123,7 @@ def plan_(
     model: Annotated[str, typer.Argument(help="A shipped model, such as 8.3b or ptd-p/145.6b, or a TOML file.")],
     gpus: Annotated[int | None, typer.Option(min=1, help="GPUs, or ranks where there are none.")] = None,
     cluster: Annotated[str | None, typer.Option(help="A shipped cluster, such as dgx-2h-v100, or a TOML file.")] = None,
-    mine: Annotated[bool, typer.Option("--mine", help="Measure this machine, in two minutes, and plan it.")] = False,
+    mine: Annotated[bool, typer.Option("--mine", help="Measure this machine, in a minute, and plan it.")] = False,
     twin: Annotated[bool, typer.Option("--twin", help="Plan the model's laptop size.")] = False,
 ) -> None:
     """Rank the layouts of a model that fit a cluster: time, days per epoch, GPU-hours, with intervals."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from experiments.catalogue import Claim, Experiment, load_claims
+from experiments.catalogue import Claim, Experiment, every_claim
 from lineage.digest import check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.records import Kind, Record, read_records
@@ -89,7 +89,7 @@ def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
     answered = {claim.id for experiment in experiments for claim in experiment.claims}
     return [
         Verdict("", claim, "NOT_RUN", None, "no experiment runs it")
-        for claim in load_claims()
+        for claim in every_claim()
         if claim.id not in answered
     ]
 

@@ -1,8 +1,23 @@
 """Templates in which every value is escaped."""
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from typing import Any, ClassVar
+
+from jinja2 import BytecodeCache, Environment, PackageLoader, StrictUndefined
+from jinja2.bccache import Bucket
 
 from reports.numbers import printable, show
+
+
+class _CompiledOnce(BytecodeCache):
+    """What the templates were compiled to, kept in this process: each page has its own environment and globals."""
+
+    codes: ClassVar[dict[str, Any]] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        bucket.code = self.codes.get(bucket.key)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self.codes[bucket.key] = bucket.code
 
 
 def template_environment() -> Environment:
@@ -13,6 +28,7 @@ def template_environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        bytecode_cache=_CompiledOnce(),
     )
     environment.filters |= {"printable": printable, "show": show}
     return environment

@@ -33,7 +33,7 @@ ALL_REDUCE_BYTES = (2**12, 2**16, 2**20, 2**24, 2**26)
 COPIED_BYTES = 2**28
 SMALL_OPERATIONS = 30
 """Operations of one layer's forward pass in `engine/model/transformer.py`, rounded."""
-SECONDS_PER_MEASUREMENT = 0.5
+SECONDS_PER_MEASUREMENT = 0.2
 SHAPES = tuple(
     Workload(gpus=1, global_batch=batch, micro_batch=micro_batch, hidden=hidden, heads=heads, layers=layers, seq=seq,
              tp=1, dp=1, pp=1, vocab=vocab, recompute="none")
@@ -60,7 +60,7 @@ class Measured(NamedTuple):
 
 
 def measure_machine() -> Cluster:
-    """A cluster of this one machine, measured in less than two minutes.
+    """A cluster of this one machine, measured in less than a minute.
 
     Ranks are GPUs, or cores where there is none. Raises HardwareMissing when the ranks cannot run.
     """

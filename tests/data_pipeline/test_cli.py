@@ -216,7 +216,7 @@ def test_stopped_run_leaves_no_process_and_goes_on(tmp_path: Path, stop: signal.
         process = subprocess.Popen(
             command, cwd=tmp_path, env=environment, stderr=errors, stdout=errors, start_new_session=True
         )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not list(tmp_path.glob("runs/small-*/.work/prepare/*/DONE")):
         assert time.monotonic() < deadline
         assert process.poll() is None, (tmp_path / "err").read_text()
@@ -225,7 +225,7 @@ def test_stopped_run_leaves_no_process_and_goes_on(tmp_path: Path, stop: signal.
         os.killpg(process.pid, stop)
     else:
         process.send_signal(stop)
-    assert process.wait(60) == code
+    assert process.wait(300) == code
     assert "Traceback" not in (tmp_path / "err").read_text()
     assert ("goes on" in (tmp_path / "err").read_text()) == (code == 7)
     while processes_in(tmp_path):

@@ -32,7 +32,7 @@ def write_corpus(path: Path, total_bytes: int) -> Path:
 def peak_bytes(folder: Path, name: str) -> int:
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-c", BUILD, str(folder), name]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=280, check=True)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=True)
     return int(done.stdout.splitlines()[-1]) * 1024
 
 

@@ -174,7 +174,7 @@ def test_the_installed_command_shows_no_traceback(tmp_path: Path) -> None:
         "--ckpt",
         str(tmp_path / "no"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr

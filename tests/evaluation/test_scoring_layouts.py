@@ -134,7 +134,7 @@ def test_ranks_are_started_only_where_there_are_none(monkeypatch: pytest.MonkeyP
         "import sys; from evaluation.layouts import *; sys.argv = ['mlm-eval', '--help']; start_ranks(Layout(dp=2))"
     )
     monkeypatch.delenv("WORLD_SIZE")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout.count("Usage:")) == (0, 2), done.stderr
 
 
@@ -147,7 +147,7 @@ def test_the_command_starts_its_ranks_and_speaks_once(divided: Path, tmp_path: P
         target = tmp_path / f"{layout}.json"
         done = subprocess.run(
             [program, "cloze", text, "--ckpt", divided, "--layout", layout, "--json", target],
-            capture_output=True, text=True, timeout=120, env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+            capture_output=True, text=True, timeout=600, env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("accuracy") == 1
@@ -156,7 +156,7 @@ def test_the_command_starts_its_ranks_and_speaks_once(divided: Path, tmp_path: P
     assert results[1]["perplexity"] == pytest.approx(results[0]["perplexity"], rel=1e-6)
     assert results[1]["num_correct"] == results[0]["num_correct"]
     refused = subprocess.run(
-        [program, "cloze", text, "--ckpt", divided, "--layout", "tp=3"], capture_output=True, text=True, timeout=120
+        [program, "cloze", text, "--ckpt", divided, "--layout", "tp=3"], capture_output=True, text=True, timeout=600
     )
     assert refused.returncode == 2
     assert refused.stderr.count("tp = 3 does not divide") == 1

@@ -24,7 +24,7 @@ def program(name: str, *arguments: object) -> list[str]:
 
 
 def call(
-    environment: dict[str, str], name: str, *arguments: object, timeout_seconds: float = 280
+    environment: dict[str, str], name: str, *arguments: object, timeout_seconds: float = 600
 ) -> "subprocess.CompletedProcess[str]":
     """Run one of this package's commands from the checkout."""
     return subprocess.run(

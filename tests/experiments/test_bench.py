@@ -34,7 +34,7 @@ def bench(*arguments: object) -> "subprocess.CompletedProcess[str]":
     program = Path(sys.executable).with_name("mlm-bench")
     done = subprocess.run(
         [str(program), "parallel", *map(str, arguments)],
-        capture_output=True, text=True, timeout=280, env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"},
+        capture_output=True, text=True, timeout=600, env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"},
     )  # fmt: skip
     assert "Traceback" not in done.stderr
     return done

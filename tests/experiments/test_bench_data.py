@@ -23,7 +23,7 @@ def bench(corpus: Path, *arguments: object) -> "subprocess.CompletedProcess[str]
     program = Path(sys.executable).with_name("mlm-bench")
     done = subprocess.run(
         [str(program), "data", "--corpus", str(corpus), *map(str, arguments)],
-        capture_output=True, text=True, timeout=280, env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"},
+        capture_output=True, text=True, timeout=600, env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"},
     )  # fmt: skip
     assert "Traceback" not in done.stderr
     return done
@@ -89,7 +89,7 @@ def test_scale_is_measured_within_the_bound(tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("mlm-bench")
     command = [str(program), "data-scale", f"--corpus={tmp_path / 'corpus.jsonl'}", f"--json={tmp_path / 'scale.json'}"]
     done = subprocess.run(
-        [*command, "--megabytes=4", "--workers=1"], capture_output=True, text=True, timeout=280, check=False
+        [*command, "--megabytes=4", "--workers=1"], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "scale.json").read_text(encoding="utf-8"))

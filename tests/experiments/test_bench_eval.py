@@ -152,7 +152,7 @@ def test_the_table_says_what_was_missed_and_what_is_missing(capsys: pytest.Captu
 def test_nothing_is_measured_when_it_cannot_be(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
     program = Path(sys.executable).with_name("mlm-bench")
     env = os.environ | {"MLM_DATA_DIR": str(tmp_path), "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([str(program), "eval", *arguments], capture_output=True, text=True, timeout=120, env=env)
+    done = subprocess.run([str(program), "eval", *arguments], capture_output=True, text=True, timeout=600, env=env)
     assert done.returncode == code
     assert words in done.stderr
     assert "Traceback" not in done.stderr

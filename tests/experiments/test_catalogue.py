@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.catalogue import CLAIMS, HERE, find_experiment, load_claims, load_experiments
+from experiments.catalogue import CLAIMS, HERE, every_claim, find_experiment, load_claims, load_experiments
 from experiments.runner import FORMULAS, workload_rows
 from lineage.errors import BadInput
 
@@ -70,14 +70,14 @@ def numbers(path: Path) -> Counter[Decimal]:
 
 @pytest.mark.parametrize("name", CLAIMED)
 def test_every_number_of_the_reference_files_is_a_claim_and_no_other(name: str, reference: Path) -> None:
-    claims = [one for one in load_claims() if any(fnmatchcase(one.id, start + "*") for start in CLAIMED[name])]
+    claims = [one for one in every_claim() if any(fnmatchcase(one.id, start + "*") for start in CLAIMED[name])]
     assert Counter(one.value for one in claims) == numbers(reference / name)
 
 
 def test_the_curves_of_august_2019_are_claims_to_the_digit(reference: Path) -> None:
     claims = Counter(
         (claim.series, claim.x, claim.value)
-        for claim in load_claims()
+        for claim in every_claim()
         if claim.quantity == "webtext_validation_perplexity"
     )
     expected: Counter[tuple[str, float, Decimal]] = Counter()
@@ -91,7 +91,7 @@ def test_the_curves_of_august_2019_are_claims_to_the_digit(reference: Path) -> N
 
 
 def test_conflicting_sources_are_both_kept() -> None:
-    values = {claim.id: str(claim.value) for claim in load_claims()}
+    values = {claim.id: str(claim.value) for claim in every_claim()}
     assert values["2019/table-3/2.5b/wikitext103"] == "12.76"
     assert values["2019/blog-september/2.5b/wikitext103"] == "12.68"
     at_512 = [claim for claim in find_experiment("2019/figure-5").claims if claim.x == 512]
@@ -161,7 +161,7 @@ def test_every_computed_quantity_has_a_formula() -> None:
     [("10.8", "digits", 0.05), ("84", "digits", 0.5), ("0.50", "digits", 0.005), ("200", "5%", 10), ("76", "±3", 3)],
 )
 def test_a_tolerance_is_what_it_says(value: str, tolerance: str, allowed: float) -> None:
-    claim = load_claims()[0].model_copy(update={"value": Decimal(value), "tolerance": tolerance})
+    claim = every_claim()[0].model_copy(update={"value": Decimal(value), "tolerance": tolerance})
     assert claim.allowed == pytest.approx(allowed)
 
 

@@ -10,7 +10,7 @@ import pytest
 from experiments.chaos.faults import FAULTS, Fault, Instrument
 from tests.architecture.rooms import ROOT
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="needs /proc"), pytest.mark.timeout(1200)]
 
 PLANTED = """
 import sys
@@ -42,7 +42,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Thirty faults by a seed, and a few more on a suite in which results are written in place."""
     folder = tmp_path_factory.mktemp("chaos")
     done = subprocess.run(
-        [sys.executable, "-c", PLANTED, str(folder), "30", "7"], cwd=ROOT, capture_output=True, text=True, timeout=280
+        [sys.executable, "-c", PLANTED, str(folder), "30", "7"], cwd=ROOT, capture_output=True, text=True, timeout=1100
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder

@@ -20,13 +20,13 @@ CODES = {
 @pytest.mark.parametrize(("name", "code"), CODES.items())
 def test_each_error_has_its_exit_code_and_its_sentence(start: Start, name: str, code: int) -> None:
     process = start("fail", name)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, out, err) == (code, "", "error: one clear sentence\n")
 
 
 def test_only_the_first_rank_speaks(start: Start) -> None:
     process = start("fail", "DataMissing", RANK="1")
-    assert process.communicate(timeout=60) == ("", "")
+    assert process.communicate(timeout=600) == ("", "")
     assert process.returncode == 5
 
 
@@ -46,14 +46,14 @@ def test_a_first_argument_that_is_no_verb_goes_to_the_default_verb(
     start: Start, arguments: list[str], code: int, out: str
 ) -> None:
     process = start(*arguments)
-    found, err = process.communicate(timeout=60)
+    found, err = process.communicate(timeout=600)
     assert (process.returncode, found) == (code, out)
     assert "Traceback" not in err
 
 
 def test_help_is_about_the_whole_command(start: Start) -> None:
     process = start("--help")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0
     assert all(verb in out for verb in ("run", "fail", "lines"))
     assert err == ""
@@ -79,4 +79,4 @@ def test_a_reader_that_leaves_is_no_reason_to_complain(start: Start, count: int,
     assert process.stderr
     process.stdout.close()
     assert process.stderr.read() == ""
-    assert process.wait(timeout=60) in (0, 1)
+    assert process.wait(timeout=600) in (0, 1)

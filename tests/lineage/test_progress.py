@@ -71,14 +71,14 @@ def test_other_ranks_are_silent(clock: Clock, capsys: pytest.CaptureFixture[str]
 
 def test_a_pipe_gets_no_escape_codes_and_no_carriage_returns(start: Start) -> None:
     process = start("count", 3)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert out == ""
     assert re.fullmatch(r"title: 3/3 things, [\d,.]+/s, 0:00\n", err)
 
 
 def test_after_an_error_no_line_claims_the_end(start: Start) -> None:
     process = start("count", 3, "--fail")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert err == "error: failed while counting\n"
 
 

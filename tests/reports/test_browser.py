@@ -60,7 +60,7 @@ def _browse(page: Path, profile: Path, *flags: str) -> subprocess.CompletedProce
     command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", *flags, page.as_uri()]
     environment = {**os.environ, "HOME": str(profile)}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=180, check=False, env=environment, errors="replace"
+        command, capture_output=True, text=True, timeout=600, check=False, env=environment, errors="replace"
     )
 
 

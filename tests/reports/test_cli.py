@@ -21,7 +21,7 @@ main()
 
 def _report(*arguments: str, cwd: Path, verb: str = "build") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", WITHOUT_TORCH, verb, *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=180, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_a_folder_gives_its_newest_reproduction_and_experiments(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.reports.trained import write_run
 
 def run_compare(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from reports.cli import main; main()", "compare", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, env={"COLUMNS": "140"})
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env={"COLUMNS": "140"})
 
 
 def test_settings_inputs_and_code_that_differ_are_all_that_is_listed(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def shown(run: Path) -> str:
 
 def watch(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from reports.cli import main; main()", "watch", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_a_finished_run_is_printed_once(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def attempts(job: Job, folder: Path, codes: list[str], monkeypatch: pytest.Monke
     (folder / "codes").write_text("".join(f"{code}\n" for code in codes))
     monkeypatch.setattr(sys, "executable", str(fake))
     _, script = write_launch_files(job, folder / "launch")
-    done = subprocess.run(["bash", str(script)], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", str(script)], env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
     return done.returncode, (folder / "calls").read_text().count("engine.cli"), done.stderr
 
 
@@ -116,10 +116,10 @@ def test_torchrun_stops_its_ranks_with_a_checkpoint(tmp_path: Path) -> None:
         ["bash", script], env=ENVIRONMENT, stdout=output, stderr=output, start_new_session=True
     ) as process:  # fmt: skip
         try:
-            wait_for(lambda: bool(list(job.runs.glob("small-*/metrics.jsonl"))), 150, log.read_text)
+            wait_for(lambda: bool(list(job.runs.glob("small-*/metrics.jsonl"))), 600, log.read_text)
             time.sleep(0.5)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(90) == 7, log.read_text()
+            assert process.wait(300) == 7, log.read_text()
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -51,7 +51,7 @@ class Slurm:
         self.environment = {**ENVIRONMENT, "SLURM_CONF": str(folder / "slurm.conf")}
 
     def __call__(self, *command: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=30)
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120)
 
     def state(self, job: str) -> str:
         """The job's state in Slurm's words."""
@@ -94,7 +94,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     try:
         wait_for(
             lambda: "idle" in slurm("sinfo", "--noheader", "--format=%T").stdout,
-            20,
+            300,
             lambda: "".join(path.read_text() for path in folder.glob("*.log")),
         )
         yield slurm
@@ -103,7 +103,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
             slurm("scancel", job)
         for daemon in reversed(daemons):
             daemon.terminate()
-            daemon.wait(20)
+            daemon.wait(300)
 
 
 def test_slurm_accepts_the_script(slurm: Slurm, tmp_path: Path) -> None:
@@ -127,9 +127,9 @@ def test_a_job_that_is_stopped_is_queued_again_and_completes(slurm: Slurm, tmp_p
         lines = [line for run in runs.glob("small-*") for line in read_metrics(run)]
         return max((line["iteration"] for line in lines), default=0)
 
-    wait_for(lambda: trained() > 10, 150, log)
+    wait_for(lambda: trained() > 10, 600, log)
     slurm("scancel", "--batch", "--signal=TERM", job)  # as `--signal=B:TERM@60` does
-    wait_for(lambda: slurm.state(job) == "PENDING", 60, log)
+    wait_for(lambda: slurm.state(job) == "PENDING", 600, log)
     reached = trained()
     assert reached < ITERATIONS
     assert len(list(runs.glob("small-*/checkpoints/iter_*/COMPLETE"))) == 1
@@ -143,7 +143,7 @@ def test_a_job_that_is_stopped_is_queued_again_and_completes(slurm: Slurm, tmp_p
             asked = time.monotonic()
         return state == "COMPLETED"
 
-    wait_for(completed, 200, lambda: log() + slurm("scontrol", "show", "job", job).stdout + slurm("sinfo", "-R").stdout)
+    wait_for(completed, 600, lambda: log() + slurm("scontrol", "show", "job", job).stdout + slurm("sinfo", "-R").stdout)
     assert_trained(runs, ITERATIONS)
     text = log()
     assert text.count(f"stopped after iteration {reached} of {ITERATIONS}") == 1
@@ -156,7 +156,7 @@ def test_a_job_that_cannot_run_is_not_queued_again(slurm: Slurm, tmp_path: Path)
     job.runs.write_text("not a folder")
     script, _ = write_launch_files(job, tmp_path / "out")
     number = slurm("sbatch", "--parsable", str(script)).stdout.strip()
-    wait_for(lambda: slurm.state(number) == "FAILED", 120, lambda: slurm.state(number))
+    wait_for(lambda: slurm.state(number) == "FAILED", 600, lambda: slurm.state(number))
     assert "ExitCode=4:0" in slurm("scontrol", "show", "job", number).stdout
     (log,) = (tmp_path / "out").glob("slurm-*.txt")
     assert f"error: {job.runs} cannot be made: File exists" in log.read_text()
