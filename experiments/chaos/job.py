@@ -45,7 +45,7 @@ def warm_up(folder: Path) -> None:
     This process is then fit for nothing but forking jobs: its folder, output and environment are others.
     """
     _settle(folder, folder / "log")
-    _draw_once()
+    _answer_once()
 
     def step(program: str, *arguments: str) -> None:
         if program not in COMMANDS:
@@ -58,10 +58,11 @@ def warm_up(folder: Path) -> None:
     reproduce(tiny_plan(ranks=1), RUNS)
 
 
-def _draw_once() -> None:
-    """Keep the figures of the first page for all later ones: drawing takes the longest and writes nothing."""
-    page = import_module("reports.page")
-    page.render_all = _first_answer(page.render_all)  # type: ignore[attr-defined]
+def _answer_once() -> None:
+    """Keep the first page's figures and the machine's rate for all later runs: they take the longest, write nothing."""
+    for module, name in (("reports.page", "render_all"), ("experiments.reproduce", "matrix_gflops")):
+        owner = import_module(module)
+        setattr(owner, name, _first_answer(getattr(owner, name)))
 
 
 def _first_answer(function: Callable[..., Any]) -> Callable[..., Any]:
