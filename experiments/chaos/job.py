@@ -45,7 +45,7 @@ def warm_up(folder: Path) -> None:
     This process is then fit for nothing but forking jobs: its folder, output and environment are others.
     """
     _settle(folder, folder / "log")
-    _answer_once()
+    _leave_out()
 
     def step(program: str, *arguments: str) -> None:
         if program not in COMMANDS:
@@ -58,23 +58,14 @@ def warm_up(folder: Path) -> None:
     reproduce(tiny_plan(ranks=1), RUNS)
 
 
-def _answer_once() -> None:
-    """Keep the first page's figures and the machine's rate for all later runs: they take the longest, write nothing."""
-    for module, name in (("reports.page", "render_all"), ("experiments.reproduce", "matrix_gflops")):
-        owner = import_module(module)
-        setattr(owner, name, _first_answer(getattr(owner, name)))
-
-
-def _first_answer(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which from its second call on returns what it did at first."""
-    answers: list[Any] = []
-
-    def answer(*arguments: Any) -> Any:
-        if not answers:
-            answers.append(function(*arguments))
-        return answers[0]
-
-    return answer
+def _leave_out() -> None:
+    """What takes long and writes nothing is left out: figures are blank, the machine's rate is not measured."""
+    page: Any = import_module("reports.page")
+    render: Any = import_module("reports.render")
+    blank = render.Drawing((render.Markup("<svg></svg>"),), b"<svg/>", b"blank")
+    page.render_all = lambda exhibits, title: ({one.name: blank for one in exhibits if one.draw}, b"blank")
+    steps: Any = import_module("experiments.reproduce")
+    steps.matrix_gflops = lambda ranks: None
 
 
 def _settle(place: Path, log: Path) -> None:
