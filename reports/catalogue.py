@@ -85,7 +85,7 @@ def catalogue_exhibit(numbers: Numbers) -> Exhibit:
     """The published table or figure redrawn, with what was simulated, computed or measured here over it."""
     experiment = numbers.experiment
     quantity = _drawn(numbers)
-    command = f"mlm-experiment run {experiment.name} --mode simulate"
+    command = f"mlm-experiment run {experiment.name}{'' if experiment.measures else ' --mode simulate'}"
     if experiment.ablation:
         command = f"mlm-experiment ablate {experiment.name} --dataset runs/data-twin"
     name = experiment.name.replace("/", "-")
