@@ -5,6 +5,7 @@ the 2021 paper (Sections 2.3 and 3.3.1) have them. The counts depend on no clock
 """
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -122,7 +123,9 @@ def sent_bytes(model: ModelConfig, parallel: ParallelConfig) -> list[float]:
 def iteration(model: ModelConfig, parallel: ParallelConfig, batch: int) -> CollectiveBytes:
     """This rank's collectives and messages of one iteration in fp32, in microbatches of one sequence."""
     ranks = torch.distributed.get_world_size()
-    mesh = build_mesh(Layout(tp=parallel.tp, pp=parallel.pp, dp=ranks // parallel.tp // parallel.pp))
+    near = build_mesh(Layout(tp=parallel.tp, pp=parallel.pp, dp=ranks // parallel.tp // parallel.pp))
+    axes = {name: replace(getattr(near, name), near=None) for name in ("tp", "pp", "dp", "embedding")}
+    mesh = replace(near, **axes)  # as ranks of several machines: all goes over links, where it is counted
     partitioned = PartitionedModel(model, parallel, mesh, DTYPES["fp32"], 1)
     train = TrainConfig(precision="fp32")
     optimizer = build_optimizer(partitioned.parameters, train, partitioned.storage_mesh, parallel.shard_optimizer)
