@@ -87,7 +87,7 @@ def catalogue_exhibit(numbers: Numbers) -> Exhibit:
     quantity = _drawn(numbers)
     command = f"mlm-experiment run {experiment.name}{'' if experiment.measures else ' --mode simulate'}"
     if experiment.ablation:
-        command = f"mlm-experiment ablate {experiment.name} --dataset runs/data-twin"
+        command = f"mlm-experiment ablate {experiment.name} --dataset DATASET"
     name = experiment.name.replace("/", "-")
     data = _data(numbers)
     if not quantity:
