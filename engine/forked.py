@@ -46,7 +46,7 @@ class RanksFailed(RuntimeError):
         self.sentence = sentence
 
 
-def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 120.0) -> list[Any]:
+def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 300.0) -> list[Any]:
     """What `function(*args)` returned on each rank, in rank order.
 
     Raises RanksFailed when a rank fails; the others are then ended. On a timeout every rank prints its stack.

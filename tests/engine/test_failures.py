@@ -30,7 +30,7 @@ def run_python(*arguments: object, **environment: str) -> tuple[int, str, float]
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, *[str(argument) for argument in arguments]],
-        cwd=ROOT, capture_output=True, text=True, timeout=100,
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
         env=clean | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment,
     )  # fmt: skip
     assert "Traceback" not in done.stderr

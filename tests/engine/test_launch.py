@@ -56,7 +56,7 @@ def stop_one_rank(config: RunConfig, root: Path) -> tuple[int, str]:
 def test_a_signal_to_one_rank_stops_both_at_the_same_iteration(tp: int, dataset: Path, tmp_path: Path) -> None:
     values = small_config(dataset).model_dump() | {"parallel": {"tp": tp}}
     for iteration, sentence in run_ranks(
-        stop_one_rank, 2, RunConfig.model_validate(values), tmp_path, timeout_seconds=40
+        stop_one_rank, 2, RunConfig.model_validate(values), tmp_path, timeout_seconds=300
     ):
         assert iteration == 1
         assert sentence.startswith("stopped after iteration 1 of 60")
@@ -83,7 +83,7 @@ def test_ranks_stop_with_their_launcher_however_it_ends(dataset: Path, tmp_path:
     ranks = ranks_of(process.pid)
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while any(is_running(rank) for rank in ranks) and time.monotonic() < deadline:
         time.sleep(0.05)
     left = [rank for rank in ranks if is_running(rank)]

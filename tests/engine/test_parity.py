@@ -102,7 +102,7 @@ def test_layouts_that_are_right_pass(config: Path) -> None:
     program = str(Path(sys.executable).with_name("mlm-verify"))
     done = subprocess.run(
         [program, "parallel", str(config), "--layouts", names, "--iterations", "2"],
-        capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=600, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     rows = [line.split() for line in done.stdout.splitlines()[2:-1]]

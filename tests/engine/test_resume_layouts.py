@@ -54,8 +54,8 @@ def kill_all(process: "subprocess.Popen[str]") -> None:
             os.kill(one, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    process.communicate(timeout=30)
-    deadline = time.monotonic() + 10
+    process.communicate(timeout=300)
+    deadline = time.monotonic() + 120
     while any(is_running(one) for one in everyone):
         assert time.monotonic() < deadline
         time.sleep(0.01)
