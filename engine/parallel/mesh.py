@@ -140,7 +140,7 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
     join_ranks()
     mesh = init_device_mesh(device.type, (layout.pp, layout.dp, layout.tp), mesh_dim_names=("pp", "dp", "tp"))
     tp, pp, dp = layout.coordinates(dist.get_rank())
-    return ParallelMesh(
+    built = ParallelMesh(
         layout,
         tp=_axis(mesh, "tp", tp),
         pp=_axis(mesh, "pp", pp),
@@ -149,6 +149,8 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
         device=device,
         sequence_parallel=sequence_parallel and layout.tp > 1,
     )
+    built.barrier()  # a rank that leaves now finds every connection made
+    return built
 
 
 def _axis(mesh: DeviceMesh, name: str, rank: int) -> Axis:

@@ -20,13 +20,19 @@ import torch.distributed as dist
 PLACE_BYTES = 1 << 20
 """How much of a tensor a rank shows the others at once."""
 BACKEND = "shared_memory"
+OPERATIONS: tuple[tuple[Any, Callable[..., torch.Tensor]], ...] = (
+    (dist.ReduceOp.SUM, torch.add),
+    (dist.ReduceOp.MAX, torch.maximum),
+    (dist.ReduceOp.MIN, torch.minimum),
+)
+"""What can be reduced with; by comparison, since torch's operations cannot be looked up."""
 
 Exchange = Callable[[torch.Tensor, torch.Tensor, int], None]
 """Is handed a part of this rank's tensor, the same part of every rank's [ranks, elements], and where it begins."""
 
 
 class SharedMemoryGroup(dist.ProcessGroup):
-    """Sums, largest values and gathered tensors of ranks on one machine; CPU tensors, finished on return.
+    """Sums, extremes and gathered tensors of ranks on one machine; CPU tensors, finished on return.
 
     Every rank adds up in the ranks' order, so that all hold the same bits. Memory has two halves that operations use in
     turn: a rank writes to a half again when it knows that every other has begun the operation after the one that half
@@ -45,7 +51,10 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> None:  # type: ignore[override]
         """`dist.all_reduce` of one contiguous tensor, in place."""
         flat = tensors[0].data.view(-1)
-        operation = torch.maximum if options.reduceOp == dist.ReduceOp.MAX else torch.add
+        found = [function for name, function in OPERATIONS if options.reduceOp == name]
+        if not found:
+            raise NotImplementedError(f"ranks of one machine do not reduce with {options.reduceOp}")
+        (operation,) = found
 
         def reduce(part: torch.Tensor, theirs: torch.Tensor, start: int) -> None:
             operation(theirs[0], theirs[1], out=part)

@@ -31,7 +31,7 @@ def compare() -> list[float]:
     for dtype in (torch.float64, torch.float32, torch.int64):
         for size in SIZES:
             mine = (torch.randn(size * ranks, dtype=torch.float64) * 1000).to(dtype)
-            for operation in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+            for operation in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN):
                 expected, found = mine.clone(), mine.clone()
                 dist.all_reduce(expected, operation, gloo)
                 dist.all_reduce(found, operation, shared)
@@ -68,6 +68,16 @@ def test_half_precision_is_added_in_its_own(dtype: torch.dtype) -> None:
     assert run_ranks(reduce_half_precision, 2, dtype) == [expected.tolist()] * 2
 
 
+def multiply() -> None:
+    _, shared = join()
+    with pytest.raises(NotImplementedError, match="do not reduce with"):
+        dist.all_reduce(torch.ones(3), dist.ReduceOp.PRODUCT, shared)
+
+
+def test_an_operation_that_is_not_there_is_refused() -> None:
+    run_ranks(multiply, 2)
+
+
 def lose_the_last() -> str:
     _, shared = join()
     dist.all_reduce(torch.ones(3), group=shared)
@@ -101,7 +111,7 @@ def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_asked() -> None:
 
 def join_from_elsewhere() -> bool:
     if dist.get_rank() == 1:
-        shared_memory._machine = lambda: "another"  # type: ignore[attr-defined]
+        shared_memory._machine = lambda: "another"
     return build_mesh(Layout(tp=2)).tp.near is None
 
 
