@@ -43,12 +43,18 @@ def keep_training(training: RunDirectory, folder: Path) -> None:
 def keep_examples(directory: Path, evaluations: Mapping[str, Path]) -> None:
     """Write examples.jsonl of a reproduction's `directory` from the samples behind each model's last-word result.
 
-    The samples are removed; where the examples are already kept nothing is done. A first line has the task and the
-    models, then one line an example: `index`, the `context`'s end, the `target`, and for each model whether it was
-    `correct` and the target's `log_probability` in nats. Only examples that every model was asked for.
+    The samples are then removed, also those that an earlier call left when it was killed. A first line has the task
+    and the models, then one line an example: `index`, the `context`'s end, the `target`, and for each model whether it
+    was `correct` and the target's `log_probability` in nats. Only examples that every model was asked for.
     """
-    if (directory / EXAMPLES).is_file():
-        return
+    if not (directory / EXAMPLES).is_file():
+        write_text(directory / EXAMPLES, _examples(evaluations))
+    for folder in {samples_file(path).parent for path in evaluations.values()}:
+        if folder.is_dir():
+            shutil.rmtree(folder)
+
+
+def _examples(evaluations: Mapping[str, Path]) -> str:
     found = {model: _read_samples(samples_file(path)) for model, path in evaluations.items()}
     common = set.intersection(*(set(examples) for examples in found.values()))
     lines = []
@@ -65,9 +71,7 @@ def keep_examples(directory: Path, evaluations: Mapping[str, Path]) -> None:
         }
         lines.append(json.dumps(line, ensure_ascii=False) + "\n")
     head = {"task": next(iter(next(iter(found.values())).values()))["task"] if common else "", "models": list(found)}
-    write_text(directory / EXAMPLES, json.dumps(head) + "\n" + "".join(lines))
-    for folder in {samples_file(path).parent for path in evaluations.values()}:
-        shutil.rmtree(folder)
+    return json.dumps(head) + "\n" + "".join(lines)
 
 
 def matrix_gflops(ranks: int) -> float | None:

@@ -67,7 +67,9 @@ def test_examples_are_cut_short_and_joined(tmp_path: Path) -> None:
     evaluations = {model: evaluation_file(tmp_path, model, "lambada") for model in ("small", "large")}
     keep_examples(tmp_path, evaluations)
     assert not (tmp_path / ".samples").exists()
+    (tmp_path / ".samples").mkdir()  # as a call leaves it that is killed while it removes them
     keep_examples(tmp_path, evaluations)  # what is kept needs no samples
+    assert not (tmp_path / ".samples").exists()
     head, first, second = lines_of(tmp_path / "examples.jsonl")
     assert head == {"task": "lambada", "models": ["small", "large"]}
     assert (first["index"], first["target"], first["correct"]) == (5, "end", [False, True])
