@@ -18,11 +18,10 @@ from engine.config import RunConfig
 from engine.training_run import read_metrics
 from evaluation.length_adjustment import length_adjusted_perplexity
 from experiments.catalogue import Ablation, Arm, Experiment, load_experiments
-from experiments.verdicts import RECORDS
+from experiments.sealed import seal_scaled
 from lineage.config import parse_config
-from lineage.digest import sha256_json
 from lineage.errors import BadInput
-from lineage.records import Record, write_records
+from lineage.records import Record
 from lineage.run import RunDirectory
 
 CURVE_POINTS = 20
@@ -100,16 +99,7 @@ def _record(
     experiment: Experiment, numbers: list[dict[str, Any]], parents: dict[str, str], runs: Path
 ) -> tuple[RunDirectory, list[Record]]:
     """A sealed run of the numbers; the same numbers are found again."""
-    config = {"experiment": experiment.model_dump(mode="json"), "mode": "scaled", "numbers": sha256_json(numbers)}
-    run = RunDirectory.begin(runs, f"experiment-{_slug(experiment.name)}", "experiment", config, parents)
-    digest = sha256_json(config)
-    records = [Record(experiment=experiment.name, source=run.path.name, digest=digest, **line) for line in numbers]
-    if run.is_complete:
-        run.link()
-    else:
-        write_records(run.path / RECORDS, records)
-        run.complete()
-    return run, records
+    return seal_scaled(experiment, f"experiment-{_slug(experiment.name)}", numbers, parents, runs)
 
 
 def ablation_of(experiment: Experiment) -> Ablation:

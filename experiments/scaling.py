@@ -11,14 +11,13 @@ from typing import Any
 
 from experiments.catalogue import Experiment, Part
 from experiments.runner import RATIOS, Row, Simulated, quantity_of, workload_rows
+from experiments.sealed import seal_scaled
 from experiments.simulator.cluster import Cluster, load_cluster
 from experiments.simulator.measurements import workload_of
 from experiments.simulator.simulate import Prediction, simulate
 from experiments.simulator.workload import Workload
-from experiments.verdicts import RECORDS
-from lineage.digest import sha256_json
 from lineage.environment import available_cores
-from lineage.records import Record, write_records
+from lineage.records import Record
 from lineage.run import RunDirectory
 
 ROUNDS = 3
@@ -33,16 +32,7 @@ HOST_TIMES = ("host_layer_seconds", "host_microbatch_seconds", "node_latency_sec
 def run_proxies(experiment: Experiment, runs: Path) -> tuple[RunDirectory, list[Record]]:
     """Measure and predict the experiment's proxies in a sealed run of mode scaled, and return it with its records."""
     numbers = [line for part in experiment.proxies for line in _numbers(part, workload_rows(part.workloads))]
-    config = {"experiment": experiment.model_dump(mode="json"), "mode": "scaled", "numbers": sha256_json(numbers)}
-    run = RunDirectory.begin(
-        runs, f"experiment-{experiment.name.replace('/', '-')}-proxy", "experiment", config, {}
-    )  # fmt: skip
-    records = [
-        Record(experiment=experiment.name, source=run.path.name, digest=sha256_json(config), **line) for line in numbers
-    ]
-    write_records(run.path / RECORDS, records)
-    run.complete()
-    return run, records
+    return seal_scaled(experiment, f"experiment-{experiment.name.replace('/', '-')}-proxy", numbers, {}, runs)
 
 
 def format_scaling(records: Sequence[Record]) -> str:

@@ -18,8 +18,8 @@ from engine.parallel.layout import Layout
 from engine.parallel.mesh import build_mesh, serial_mesh
 from evaluation.generate import generate
 from evaluation.scoring import ScoringModel
-from experiments.measured.run import Line
 from experiments.measured.zero import MODEL, RANKS, iteration
+from experiments.sealed import Line
 from lineage.atomic import write_json
 from lineage.digest import sha256_file
 

@@ -4,7 +4,7 @@ from statistics import median
 
 from experiments.bench.gemm import measure_gemm
 from experiments.bench.timing import median_ratio
-from experiments.measured.run import Line
+from experiments.sealed import Line
 
 ROUNDS = 5
 PLACES = {0: ("", "multiple of 8"), 1: ("_shifted", "one more")}

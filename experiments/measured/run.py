@@ -2,32 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments.catalogue import Experiment
-from experiments.verdicts import RECORDS
-from lineage.digest import sha256_json
-from lineage.records import Record, write_records
+from experiments.sealed import Line, seal_scaled
+from lineage.records import Record
 from lineage.run import RunDirectory
-
-Line = dict[str, Any]
-"""The fields of a record that a measurement knows."""
 
 
 def run_measured(experiment: Experiment, runs: Path) -> tuple[RunDirectory, list[Record]]:
     """A sealed run of mode scaled with what was measured, and its records; the same numbers are found again."""
-    numbers = _measure(experiment.measures)
-    config = {"experiment": experiment.model_dump(mode="json"), "mode": "scaled", "numbers": sha256_json(numbers)}
     name = f"experiment-{experiment.name.replace('/', '-')}-measured"
-    run = RunDirectory.begin(runs, name, "experiment", config, {})
-    digest = sha256_json(config)
-    records = [Record(experiment=experiment.name, source=run.path.name, digest=digest, **line) for line in numbers]
-    if run.is_complete:
-        run.link()
-    else:
-        write_records(run.path / RECORDS, records)
-        run.complete()
-    return run, records
+    return seal_scaled(experiment, name, _measure(experiment.measures), {}, runs)
 
 
 def format_measured(records: Sequence[Record]) -> str:

@@ -22,7 +22,7 @@ from engine.parallel.mesh import build_mesh
 from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.partition import PartitionedModel
 from engine.precision import DTYPES
-from experiments.measured.run import Line
+from experiments.sealed import Line
 
 MODEL = ModelConfig(
     num_layers=4, hidden_size=64, num_heads=4, seq_length=32, vocab_size=96, padded_vocab_size=96, dropout=0.0
