@@ -30,7 +30,7 @@ OPTIMIZER_BYTES = 40.0
 class Passes(NamedTuple):
     """Seconds of a forward pass and of a backward pass with what it computes again, of one microbatch.
 
-    One element per workload, or per stage of one workload, or one number.
+    One element per workload, or per workload and stage.
     """
 
     forward: Any

@@ -6,6 +6,7 @@ The files stand in `experiments/published`, whose README says where they come fr
 import csv
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,18 +127,25 @@ def published_values(observations: Sequence[Observation]) -> Floats:
     return np.array([one.value for one in observations])
 
 
-def _tflops(workload: Workload, seconds: float) -> float:
+@lru_cache(maxsize=4096)  # a fit asks for the same rows thousands of times
+def _flops(workload: Workload) -> float:
     config = checked_config(workload)
-    flops = flops_per_iteration(config.model, config.train, recompute=workload.recompute == "full")
-    return flops / (seconds * workload.gpus * 1e12)
+    return flops_per_iteration(config.model, config.train, recompute=workload.recompute == "full")
+
+
+def _tflops(workload: Workload, seconds: float) -> float:
+    return _flops(workload) / (seconds * workload.gpus * 1e12)
+
+
+@lru_cache(maxsize=4096)
+def _parameters(workload: Workload) -> int:
+    return parameter_count(checked_config(workload).model)
 
 
 def _scaling_percent(workload: Workload, seconds: float, first: Workload, first_seconds: float) -> float:
     """Throughput per GPU relative to the first row's, counting parameters × sequences: the normalisation that fits
     the 2019 paper's Figure 5."""
-    work, first_work = (
-        one.global_batch / one.gpus * parameter_count(checked_config(one).model) for one in (workload, first)
-    )
+    work, first_work = (one.global_batch / one.gpus * _parameters(one) for one in (workload, first))
     return 100 * (work / seconds) / (first_work / first_seconds)
 
 

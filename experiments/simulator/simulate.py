@@ -50,17 +50,7 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     w = Workloads.of(workloads)
     layer, head = layer_passes(machine, w), head_passes(machine, w)
     message = stage_message_seconds(machine, w)
-    pipeline = np.array(
-        [
-            makespan_seconds(
-                order_of(one.pp, one.chunks, one.microbatches),
-                *stage_passes(one, Passes(*layer_times), Passes(*head_times), message_seconds),
-            )
-            for one, layer_times, head_times, message_seconds in zip(
-                workloads, np.transpose(layer), np.transpose(head), message, strict=True
-            )
-        ]
-    )
+    pipeline = _pipeline_seconds(workloads, layer, head, message)
     parameters = (12 * w.h * w.h * np.ceil(w.layers / w.p) + (w.v + w.s) * w.h) / w.t
     reduction = gradient_all_reduce_seconds(machine, w, parameters * machine.element_bytes)
     last_backward = w.layers * layer.backward + head.backward
@@ -74,19 +64,23 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
 def iteration_timeline(machine: Machine, workload: Workload) -> list[list[Interval]]:
     """When each pipeline rank computes what, in seconds from the first forward. The workload must have been checked."""
     w = Workloads.of([workload])
-    layer, head = (Passes(*np.ravel(passes(machine, w))) for passes in (layer_passes, head_passes))
-    stages = stage_passes(workload, layer, head, float(stage_message_seconds(machine, w)[0]))
-    return timeline(order_of(workload.pp, workload.chunks, workload.microbatches), *stages)
+    layer, head, message_seconds = layer_passes(machine, w), head_passes(machine, w), stage_message_seconds(machine, w)
+    stages = stage_passes(workload, layer, head, message_seconds)
+    order = order_of(workload.pp, workload.chunks, workload.microbatches)
+    return timeline(order, stages.forward[0], stages.backward[0])
 
 
-def stage_passes(workload: Workload, layer: Passes, head: Passes, message_seconds: float) -> Passes:
-    """Forward and backward time of every stage, each with the message it sends to the next."""
-    counts = np.array([len(stage.layers) for stage in split_layers(workload.layers, workload.pp, workload.chunks)])
-    forward, backward = counts * layer.forward, counts * layer.backward
-    forward[:-1] += message_seconds
-    backward[1:] += message_seconds
-    forward[-1] += head.forward
-    backward[-1] += head.backward
+def stage_passes(like: Workload, layer: Passes, head: Passes, message_seconds: Floats) -> Passes:
+    """Forward and backward time of every stage, each with the message it sends to the next, [n, stages].
+
+    All times are of the same `n` workloads, which have the layers and the pipeline of `like`.
+    """
+    counts = np.array([len(stage.layers) for stage in split_layers(like.layers, like.pp, like.chunks)])
+    forward, backward = np.multiply.outer(layer.forward, counts), np.multiply.outer(layer.backward, counts)
+    forward[:, :-1] += message_seconds[:, None]
+    backward[:, 1:] += message_seconds[:, None]
+    forward[:, -1] += head.forward
+    backward[:, -1] += head.backward
     return Passes(forward, backward)
 
 
@@ -112,6 +106,19 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload]) -> list[Prediction
             memory_bytes=memory,
         )
     return predictions
+
+
+def _pipeline_seconds(workloads: Sequence[Workload], layer: Passes, head: Passes, message_seconds: Floats) -> Floats:
+    """From the first forward to the last backward; workloads of one depth and schedule are walked together."""
+    seconds = np.empty(len(workloads))
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for place, one in enumerate(workloads):
+        alike.setdefault((one.layers, one.pp, one.chunks, one.microbatches), []).append(place)
+    for (_, *schedule), places in alike.items():
+        of_layer, of_head = (Passes(*(times[places] for times in passes)) for passes in (layer, head))
+        stages = stage_passes(workloads[places[0]], of_layer, of_head, message_seconds[places])
+        seconds[places] = makespan_seconds(order_of(*schedule), *stages)
+    return seconds
 
 
 def _fitting_bytes(cluster: Cluster, workload: Workload, config: RunConfig) -> float:

@@ -77,9 +77,17 @@ def _end_times(codes: NDArray[np.int32], forward: Floats, backward: Floats) -> F
     return ends
 
 
-def makespan_seconds(order: Order, forward: Floats, backward: Floats) -> float:
-    """From the first forward to the end of the last backward; durations are per stage."""
-    return float(_end_times(order.codes, forward, backward).max())
+@numba.njit(cache=True)
+def _last_ends(codes: NDArray[np.int32], forward: Floats, backward: Floats) -> Floats:  # pragma: no cover
+    found = np.empty(len(forward))
+    for number in range(len(forward)):
+        found[number] = _end_times(codes, forward[number], backward[number]).max()
+    return found
+
+
+def makespan_seconds(order: Order, forward: Floats, backward: Floats) -> Floats:
+    """From the first forward to the end of the last backward, [n]; durations are per stage, [n, stages]."""
+    return _last_ends(order.codes, forward, backward)
 
 
 def timeline(order: Order, forward: Floats, backward: Floats) -> list[list[Interval]]:

@@ -89,7 +89,7 @@ def test_figure_6_of_2021(gpus: int, batch: int, printed: str) -> None:
         pp, microbatches = gpus // dp, batch // dp
         bubble = ideal_bubble("1f1b", pp, 1, microbatches)
         assert bubble == pytest.approx(float(value), abs=0.0051)
-        walked = makespan_seconds(order_of(pp, 1, microbatches), np.ones(pp), 2 * np.ones(pp))
+        (walked,) = makespan_seconds(order_of(pp, 1, microbatches), np.ones((1, pp)), 2 * np.ones((1, pp)))
         assert walked / (3 * microbatches) - 1 == pytest.approx(bubble, rel=1e-12)
 
 
@@ -103,9 +103,9 @@ def test_figure_8_of_2021_from_figure_7(batch: int, printed: list[float]) -> Non
     """
     rates = []
     for micro_batch, tflops in FIGURE_7.items():
-        forward = np.full(8, micro_batch / tflops)
+        forward = np.full((1, 8), micro_batch / tflops)
         order = order_of(8, 1, batch // micro_batch)
-        rates.append(1 / makespan_seconds(order, forward, 2 * forward))
+        rates.append(1 / float(makespan_seconds(order, forward, 2 * forward)[0]))
     for rate, tflops, value in zip(rates, FIGURE_7.values(), printed, strict=True):
         relative = rate / rates[0]
         assert relative == pytest.approx(value, abs=0.005 + relative * (0.5 / tflops + 0.5 / FIGURE_7[1]))

@@ -61,7 +61,8 @@ def test_unequal_stages_take_the_longest_path(shape: tuple[int, int, int], data:
         return max(waits, default=0.0) + float((forward if op is Op.FORWARD else backward)[stage])
 
     longest = max(end(rank, order[-1]) for rank, order in enumerate(orders))
-    assert makespan_seconds(order_of(pp, chunks, microbatches), forward, backward) == pytest.approx(longest)
+    twice = np.stack([forward, 2 * forward]), np.stack([backward, 2 * backward])
+    assert makespan_seconds(order_of(pp, chunks, microbatches), *twice) == pytest.approx([longest, 2 * longest])
 
 
 def test_gpipe_keeps_every_microbatch() -> None:
