@@ -7,6 +7,7 @@ The random draws are those of Python's generator, and sums are in langdetect's o
 
 import math
 import random
+import string
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -27,6 +28,8 @@ MAX_LENGTH = 10_000
 """Characters that langdetect looks at, counted when addresses are gone."""
 LOOKAHEAD = 3_000
 """More than a URL, a mail address and a Vietnamese pair together can be: 8 + 2076, 64 + 1 + 255 + 255, and 2."""
+MAILBOX, LONGEST_MAILBOX = string.ascii_letters + string.digits + "-_.", 64
+"""What `Detector.MAIL_RE` takes before the "@"."""
 TRIALS = 7
 PADDED = 56
 """Columns of a row of probabilities: 55 languages, and a zero to fill a vector register."""
@@ -36,6 +39,8 @@ NOTHING, SPACE, LOWER, UPPER = range(4)
 DENSE = 64
 """Classes below this (those, and A-Z and a-z) have a table of their own, which stays in the processor's cache."""
 SLOTS_LOG2 = 18
+ABSENT = -(1 << 31)
+ONE = np.uint64(1)
 
 
 def fast_detect(factory: DetectorFactory) -> Callable[[str], Detection]:
@@ -78,14 +83,27 @@ def _without_addresses(text: str) -> str:
         head = text[:size]
         if "http" in head:
             head = Detector.URL_RE.sub(" ", head)
-        if "@" in head:
-            head = Detector.MAIL_RE.sub(" ", head)
+        head = _without_mail(head)
         if size >= len(text) or len(head) >= MAX_LENGTH + LOOKAHEAD:
             break
         size *= 2
-    if any(mark in head for mark in NGram.DMARK_CLASS):
+    if not head.isascii() and any(mark in head for mark in NGram.DMARK_CLASS):
         head = NGram.normalize_vi(head)
     return head[:MAX_LENGTH]
+
+
+def _without_mail(text: str) -> str:
+    """What `MAIL_RE.sub(" ", text)` is, tried only where letters lead to an "@": the expression tries every word."""
+    kept: list[str] = []
+    done, at = 0, text.find("@")
+    while at >= 0:
+        before = max(done, at - LONGEST_MAILBOX)
+        start = before + len(text[before:at].rstrip(MAILBOX))
+        if start < at and (found := Detector.MAIL_RE.match(text, start)):
+            kept += (text[done:start], " ")
+            done = found.end()
+        at = text.find("@", max(done, at + 1))
+    return "".join((*kept, text[done:])) if kept else text
 
 
 def _letters(factory: DetectorFactory) -> dict[str, int]:
@@ -112,25 +130,32 @@ def _character_classes(factory: DetectorFactory) -> tuple[NDArray[np.uint16], ND
     return classes, upper
 
 
-def _gram_tables(factory: DetectorFactory) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
-    """From n-grams to rows of probabilities: a dense table, and open addressing (keys, rows) for all others."""
+def _gram_tables(
+    factory: DetectorFactory,
+) -> tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
+    """From n-grams to rows of probabilities: a dense table, and open addressing (keys, rows) for all others.
+
+    What the dense table has says a bit: bit `third` of word `first * DENSE + second`. langdetect begins anew at a space,
+    so it looks up no n-gram with one in the middle, nor two spaces.
+    """
     letters = _letters(factory)
-    dense = np.full(DENSE**3, -1, np.int32)
+    known, dense = np.zeros(DENSE**2, np.uint64), np.full(DENSE**3, -1, np.int32)
     keys = np.full(1 << SLOTS_LOG2, -1, np.int64)
     rows = np.full(1 << SLOTS_LOG2, -1, np.int32)
     for row, word in enumerate(factory.word_lang_prob_map):
-        if not 1 <= len(word) <= NGram.N_GRAM or word == " ":
+        if not 1 <= len(word) <= NGram.N_GRAM or word in (" ", "  ") or word[1:-1] == " ":
             continue
         first, second, third = [NOTHING] * (NGram.N_GRAM - len(word)) + [letters[letter] for letter in word]
         if max(first, second, third) < DENSE:
             dense[(first * DENSE + second) * DENSE + third] = row
+            known[first * DENSE + second] |= np.uint64(1 << third)
             continue
         key = (first << 32) | (second << 16) | third
         slot = _hash(key)
         while keys[slot] >= 0:
             slot = (slot + 1) & (len(keys) - 1)
         keys[slot], rows[slot] = key, row
-    return dense, keys, rows
+    return known, dense, keys, rows
 
 
 def _hash(key: int) -> int:
@@ -154,18 +179,20 @@ def _draws() -> NDArray[np.uint32]:
 
 @compiled
 def _lookup(
-    first: int, second: int, third: int, dense: NDArray[np.int32], keys: NDArray[np.int64], rows: NDArray[np.int32]
+    gram: tuple[int, int, int], known: NDArray[np.uint64], keys: NDArray[np.int64], rows: NDArray[np.int32]
 ) -> int:
-    """The row of an n-gram, or -1."""
-    if first < DENSE and second < DENSE and third < DENSE:
-        return dense[(first * DENSE + second) * DENSE + third]
+    """Place of an n-gram in the dense table, -1 - its row for one with other classes, or ABSENT."""
+    first, second, third = gram
+    if max(first, second, third) < DENSE:
+        place = first * DENSE + second
+        return place * DENSE + third if known[place] >> np.uint64(third) & ONE else ABSENT
     key = (first << 32) | (second << 16) | third
     slot = np.int64((np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - SLOTS_LOG2))
     while keys[slot] >= 0:
         if keys[slot] == key:
-            return rows[slot]
+            return -1 - rows[slot]
         slot = (slot + 1) & (len(keys) - 1)
-    return -1
+    return ABSENT
 
 
 @compiled
@@ -173,11 +200,14 @@ def _features(
     characters: NDArray[np.uint32],
     classes: NDArray[np.uint16],
     upper: NDArray[np.bool_],
-    dense: NDArray[np.int32],
+    known: NDArray[np.uint64],
     keys: NDArray[np.int64],
     rows: NDArray[np.int32],
 ) -> NDArray[np.int32]:
-    """Rows of the text's n-grams (`append`, `cleaning_text` and `_extract_ngrams` of langdetect's Detector).
+    """The text's n-grams (`append`, `cleaning_text` and `_extract_ngrams` of langdetect's Detector), as `_lookup`.
+
+    Few of them are drawn, so the dense table is left for those: a bit says what it has, and what it does not have is
+    written over by the next.
 
     langdetect means to count Latin Extended Additional as Latin and does not: it compares a number with a name.
     """
@@ -195,7 +225,7 @@ def _features(
         previous = character
     latin_is_dropped = latin * 2 < other
 
-    found = np.empty(3 * length, np.int32)
+    found = np.empty(3 * length + 3, np.int32)
     count = 0
     first = second = np.int64(SPACE)
     for place in range(length):
@@ -204,21 +234,19 @@ def _features(
             continue
         third = np.int64(classes[character])
         if not (upper[second] and upper[third]):
-            if third != SPACE:
-                row = _lookup(NOTHING, NOTHING, third, dense, keys, rows)
-                if row >= 0:
-                    found[count] = row
-                    count += 1
-            if second != SPACE or third != SPACE:
-                row = _lookup(NOTHING, second, third, dense, keys, rows)
-                if row >= 0:
-                    found[count] = row
-                    count += 1
-            if second != SPACE:
-                row = _lookup(first, second, third, dense, keys, rows)
-                if row >= 0:
-                    found[count] = row
-                    count += 1
+            if max(first, second, third) < DENSE:
+                bit = np.uint64(third)
+                found[count] = third
+                count += np.int64(known[0] >> bit & ONE)
+                found[count] = second * DENSE + third
+                count += np.int64(known[second] >> bit & ONE)
+                found[count] = (first * DENSE + second) * DENSE + third
+                count += np.int64(known[first * DENSE + second] >> bit & ONE)
+            else:
+                grams = ((NOTHING, NOTHING, third), (NOTHING, second, third), (first, second, third))
+                for number in range(1 if third == SPACE else 0, 2 if second == SPACE else 3):
+                    found[count] = _lookup(grams[number], known, keys, rows)
+                    count += found[count] != ABSENT
         first, second = second, third
     return found[:count]
 
@@ -244,6 +272,7 @@ def _probabilities(
     characters: NDArray[np.uint32],
     classes: NDArray[np.uint16],
     upper: NDArray[np.bool_],
+    known: NDArray[np.uint64],
     dense: NDArray[np.int32],
     keys: NDArray[np.int64],
     rows: NDArray[np.int32],
@@ -253,7 +282,7 @@ def _probabilities(
     compensated: bool,
 ) -> NDArray[np.float64]:
     """Probability of each language (`Detector._detect_block`); empty for a text without features."""
-    features = _features(characters, classes, upper, dense, keys, rows)
+    features = _features(characters, classes, upper, known, keys, rows)
     mean = np.zeros(PADDED)
     if len(features) == 0:
         return mean[:0]
@@ -283,7 +312,8 @@ def _probabilities(
             while choice >= len(features):
                 choice = draws[place] >> shift
                 place += 1
-            row = probabilities[features[choice]]
+            feature = features[choice]
+            row = probabilities[dense[feature] if feature >= 0 else -1 - feature]
             for j in range(PADDED):
                 current[j] *= weight + row[j]
             if step % 5 == 0:
