@@ -24,6 +24,12 @@ class Amount:
         self.bytes += other.bytes
         self.tokens += other.tokens
 
+    def count(self, size: int, tokens: int) -> None:
+        """Count one document of `size` bytes."""
+        self.documents += 1
+        self.bytes += size
+        self.tokens += tokens
+
 
 @dataclass
 class Stage:
@@ -41,15 +47,15 @@ class Stage:
 
     def take(self, size: int, tokens: int = 0) -> None:
         """Count a document that came in, of `size` bytes."""
-        self.incoming.add(Amount(1, size, tokens))
+        self.incoming.count(size, tokens)
 
     def keep(self, size: int, tokens: int = 0) -> None:
         """Count a document that went on to the next stage."""
-        self.kept.add(Amount(1, size, tokens))
+        self.kept.count(size, tokens)
 
     def drop(self, document: Document, reason: str, size: int, tokens: int = 0) -> None:
         """Count a dropped document; the first few of each reason are kept as samples."""
-        self.dropped.setdefault(reason, Amount()).add(Amount(1, size, tokens))
+        self.dropped.setdefault(reason, Amount()).count(size, tokens)
         samples = self.samples.setdefault(reason, [])
         if len(samples) < MAX_SAMPLES:
             samples.append({"id": document.id, "excerpt": document.text[:EXCERPT_CHARACTERS]})

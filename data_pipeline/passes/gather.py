@@ -1,7 +1,6 @@
 """From shards in input order to splits in training order: slices of the final files, then the files."""
 
 import os
-import shutil
 from contextlib import ExitStack, closing
 from itertools import groupby
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.append import append_file
 from data_pipeline.passes.measure import NUMBERS, SIZES, TOKENS
 from data_pipeline.passes.selection import ENTRIES
 from data_pipeline.split import split
@@ -83,8 +83,7 @@ def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
             (directory / "documents").mkdir(exist_ok=True)
             with (directory / "documents" / f"{name}.jsonl").open("wb") as whole:
                 for folder in folders:
-                    with (folder / SLICE_LINES).open("rb") as part:
-                        shutil.copyfileobj(part, whole, 1 << 20)
+                    append_file(folder / SLICE_LINES, whole)
         if settings["tokens"]:
             prefixes = [folder / SLICE_TOKENS for folder in folders]
             merge_token_files(prefixes, directory / f"{name}_text_document")

@@ -1,6 +1,5 @@
 """The first pass over a shard: documents out of the input, through the stages that need only their text."""
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,8 +19,6 @@ from data_pipeline.work.document_shard import DocumentWriter
 from data_pipeline.work.tasks import Counts, Settings
 
 QUARANTINE, UNCOUNTED = "quarantine.jsonl", "uncounted.jsonl"
-LINE_END = re.compile(r"\n(?<!\s\n)")
-
 Judge = Callable[[Document], Document | Drop]
 
 JUDGES: dict[str, Callable[[dict[str, Any]], Judge]] = {
@@ -91,12 +88,27 @@ def difference(before: str, after: str) -> tuple[str, str]:
     matter to the other; so a text has as many tokens as its pieces between such places. Pieces that are equal in both
     are left out, but for the first: the others follow a line end.
     """
-    old, new = LINE_END.split(before), LINE_END.split(after)
+    old, new = before.split("\n"), after.split("\n")
     if len(old) != len(new):
         return before, after
-    pairs = list(zip(old, new, strict=True))
-    differing = [pairs[0], *(pair for pair in pairs[1:] if pair[0] != pair[1])]
-    return "\n".join(pair[0] for pair in differing), "\n".join(pair[1] for pair in differing)
+    lines: list[int] = []
+    end = 0
+    for number in (0, *(number for number, (was, now) in enumerate(zip(old, new, strict=True)) if was != now)):
+        if number < end:
+            continue
+        start = number
+        while start > end and not _divides(old[start - 1], new[start - 1]):
+            start -= 1
+        end = number + 1
+        while end < len(old) and not _divides(old[end - 1], new[end - 1]):
+            end += 1
+        lines += range(start, end)
+    return "\n".join([old[number] for number in lines]), "\n".join([new[number] for number in lines])
+
+
+def _divides(*lines: str) -> bool:
+    """Whether the texts are divided at the ends of these lines."""
+    return all(line and not line[-1].isspace() for line in lines)
 
 
 def _follow(document: Document, judges: Sequence[Judge], stages: Sequence[Stage]) -> tuple[Way, Document | None]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from data_pipeline.append import append_file
 from data_pipeline.config import DataConfig
 from data_pipeline.duplicates.deduplicate import DECISIONS
 from data_pipeline.ledger import Amount, Ledger, amount_json
@@ -61,8 +62,7 @@ def join_quarantine(settings: Settings, inputs: list[Path], directory: Path) -> 
     """What was no document in any shard, in order of the input."""
     with (directory / QUARANTINE).open("wb") as whole:
         for shard in range(settings["shards"]):
-            with (inputs[0] / f"{shard:05d}" / QUARANTINE).open("rb") as part:
-                shutil.copyfileobj(part, whole)
+            append_file(inputs[0] / f"{shard:05d}" / QUARANTINE, whole)
     return {}
 
 

@@ -38,7 +38,7 @@ class _Guarded(io.RawIOBase):
 @contextmanager
 def open_bytes(path: Path, ratio: float) -> Iterator[BinaryIO]:
     """The bytes of a file, decompressed by its ending. Reading raises TooCompressed where they exceed `ratio`."""
-    with path.open("rb") as file:
+    with path.open("rb", CHUNK_BYTES) as file:
         if path.suffix == ".gz":
             stream: BinaryIO = gzip.GzipFile(fileobj=file)  # type: ignore[assignment]
         elif path.suffix == ".zst":

@@ -48,7 +48,11 @@ def read_pieces(pieces: Iterable[Piece], limits: Limits) -> Iterator[Found]:
 
 def mend_surrogates(text: str) -> str:
     """Half surrogate pairs, which no encoding can write, become U+FFFD as in ftfy."""
-    return LONE_SURROGATE.sub("\ufffd", text)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return LONE_SURROGATE.sub("\ufffd", text)
+    return text
 
 
 def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:

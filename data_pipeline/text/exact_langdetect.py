@@ -7,10 +7,10 @@ The random draws are those of Python's generator, and sums are in langdetect's o
 
 import math
 import random
-import string
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 from langdetect.detector import Detector
@@ -19,17 +19,12 @@ from langdetect.utils.ngram import NGram
 from numpy.typing import NDArray
 
 from data_pipeline.kernels import call_first, compiled
+from data_pipeline.text.addresses import without_addresses
 
 Detection = tuple[str | None, tuple[float, ...]]
 """A language (None for a text without features) and the probability of each language, in order of the profiles."""
 
 SUPPORTED = "1.0.9"
-MAX_LENGTH = 10_000
-"""Characters that langdetect looks at, counted when addresses are gone."""
-LOOKAHEAD = 3_000
-"""More than a URL, a mail address and a Vietnamese pair together can be: 8 + 2076, 64 + 1 + 255 + 255, and 2."""
-MAILBOX, LONGEST_MAILBOX = string.ascii_letters + string.digits + "-_.", 64
-"""What `Detector.MAIL_RE` takes before the "@"."""
 TRIALS = 7
 PADDED = 56
 """Columns of a row of probabilities: 55 languages, and a zero to fill a vector register."""
@@ -63,7 +58,7 @@ def fast_detect(factory: DetectorFactory) -> Callable[[str], Detection]:
     )
 
     def detect(text: str) -> Detection:
-        characters = np.frombuffer(_without_addresses(text).encode("utf-32-le", "surrogatepass"), np.uint32)
+        characters = np.frombuffer(without_addresses(text).encode("utf-32-le", "surrogatepass"), np.uint32)
         found = _probabilities(characters, *tables)
         if not found.size:
             return None, ()
@@ -74,36 +69,6 @@ def fast_detect(factory: DetectorFactory) -> Callable[[str], Detection]:
 
     call_first(_probabilities, np.frombuffer(bytes(4), np.uint32), *tables)
     return detect
-
-
-def _without_addresses(text: str) -> str:
-    """What `Detector.append` would look at, before it merges spaces: a long text is read only as far as needed."""
-    size = 2 * MAX_LENGTH
-    while True:
-        head = text[:size]
-        if "http" in head:
-            head = Detector.URL_RE.sub(" ", head)
-        head = _without_mail(head)
-        if size >= len(text) or len(head) >= MAX_LENGTH + LOOKAHEAD:
-            break
-        size *= 2
-    if not head.isascii() and any(mark in head for mark in NGram.DMARK_CLASS):
-        head = NGram.normalize_vi(head)
-    return head[:MAX_LENGTH]
-
-
-def _without_mail(text: str) -> str:
-    """What `MAIL_RE.sub(" ", text)` is, tried only where letters lead to an "@": the expression tries every word."""
-    kept: list[str] = []
-    done, at = 0, text.find("@")
-    while at >= 0:
-        before = max(done, at - LONGEST_MAILBOX)
-        start = before + len(text[before:at].rstrip(MAILBOX))
-        if start < at and (found := Detector.MAIL_RE.match(text, start)):
-            kept += (text[done:start], " ")
-            done = found.end()
-        at = text.find("@", max(done, at + 1))
-    return "".join((*kept, text[done:])) if kept else text
 
 
 def _letters(factory: DetectorFactory) -> dict[str, int]:
@@ -135,8 +100,8 @@ def _gram_tables(
 ) -> tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
     """From n-grams to rows of probabilities: a dense table, and open addressing (keys, rows) for all others.
 
-    What the dense table has says a bit: bit `third` of word `first * DENSE + second`. langdetect begins anew at a space,
-    so it looks up no n-gram with one in the middle, nor two spaces.
+    What the dense table has says a bit: bit `third` of word `first * DENSE + second`. langdetect begins anew at a
+    space, so it looks up no n-gram with one in the middle, nor two spaces.
     """
     letters = _letters(factory)
     known, dense = np.zeros(DENSE**2, np.uint64), np.full(DENSE**3, -1, np.int32)
@@ -226,7 +191,7 @@ def _features(
     latin_is_dropped = latin * 2 < other
 
     found = np.empty(3 * length + 3, np.int32)
-    count = 0
+    count: Any = 0
     first = second = np.int64(SPACE)
     for place in range(length):
         character = text[place]

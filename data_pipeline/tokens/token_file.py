@@ -7,7 +7,6 @@ megatron/data/indexed_dataset.py, class MMapIndexedDataset).
 """
 
 import os
-import shutil
 import struct
 from array import array
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from data_pipeline.append import append_file
 from lineage.atomic import sync_directory
 from lineage.errors import BadInput, IntegrityFailure
 
@@ -135,8 +135,7 @@ class TokenFileWriter:
         other = TokenFile(prefix)
         if other.dtype != self._dtype:
             raise BadInput(f"token file {prefix} holds {other.dtype} tokens, and {self._paths[0].stem} {self._dtype}")
-        with token_paths(prefix)[0].open("rb") as file:
-            shutil.copyfileobj(file, self._bin, 1 << 20)
+        append_file(token_paths(prefix)[0], self._bin)
         self._extend(other.sizes, other.document_index[1:])
 
     def _extend(self, sizes: NDArray[np.int32], document_ends: NDArray[np.int64]) -> None:

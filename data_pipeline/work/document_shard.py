@@ -13,6 +13,7 @@ import orjson
 from data_pipeline.document import Document
 
 LINES, STARTS = "documents.jsonl", "documents.npy"
+BUFFER_BYTES = 1 << 18
 
 
 class DocumentWriter:
@@ -23,7 +24,7 @@ class DocumentWriter:
         self._starts = array("q", [0])
 
     def __enter__(self) -> Self:
-        self._file = (self._directory / LINES).open("wb")
+        self._file = (self._directory / LINES).open("wb", BUFFER_BYTES)
         return self
 
     def append(self, document: Document) -> None:
@@ -47,7 +48,7 @@ class DocumentShard:
 
     def __init__(self, directory: Path) -> None:
         self._starts = np.asarray(np.load(directory / STARTS, mmap_mode="r"))
-        self._file = (directory / LINES).open("rb")
+        self._file = (directory / LINES).open("rb", BUFFER_BYTES)
 
     def close(self) -> None:
         """Let go of the file."""
