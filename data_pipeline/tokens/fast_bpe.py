@@ -25,8 +25,8 @@ PROBES = {LETTER: "a", NUMBER: "1", OTHER: "!"}
 """A character of each class that joins others of its class; white space joins none of them."""
 LAST_CLASSIFIED = 0x3FFFF
 """Planes above hold no letters, numbers or white space in any Unicode version."""
-SHORT_BITS, LONGEST_SHORT = 18, 8
-SLOTS, LONGEST_CACHED = 1 << 14, 32
+SHORT_BITS, LONGEST_SHORT = 17, 8
+SLOTS, LONGEST_CACHED = 1 << 16, 32
 EMPTY, NO_RANK, NO_WORD = -1, (1 << 31) - 1, (1 << 64) - 1
 
 
@@ -204,7 +204,11 @@ def _encode(
     start = 0
     count: Any = 0
     while start < len(data):
-        end = _word_end(data, start, classes)
+        first = end = start + (data[start] == ord(" "))
+        while end < len(data) and ord("a") <= data[end] | 0x20 <= ord("z"):
+            end += 1
+        if end == first or (end < len(data) and data[end] >= 0x80):
+            end = _word_end(data, start, classes)
         size = end - start
         if size <= LONGEST_SHORT:
             key = ~np.uint64(0)
