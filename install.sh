@@ -11,15 +11,16 @@ torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
     exit 2
 }
 "$python" -m venv "$venv"
-pip="$venv/bin/python -m pip --quiet --disable-pip-version-check"
+# bytecode is made of a module that is used, not of twenty thousand that are not
+install="$venv/bin/python -m pip --quiet --disable-pip-version-check install --no-compile"
 
 if [ "$(uname -s)" = Linux ] && ! nvidia-smi >/dev/null 2>&1; then
     echo "no GPU here: installing the CPU build of torch $torch"
-    $pip install "torch==$torch+cpu" 2>/dev/null ||
-        $pip install "torch==$torch" --index-url https://download.pytorch.org/whl/cpu
+    $install "torch==$torch+cpu" 2>/dev/null ||
+        $install "torch==$torch" --index-url https://download.pytorch.org/whl/cpu
 else
     echo "installing torch $torch"
-    $pip install "torch==$torch"
+    $install "torch==$torch"
 fi
 echo "installing the other dependencies"
-$pip install --constraint constraints.txt --editable ".[test]"
+$install --constraint constraints.txt --editable ".[test]"
