@@ -1,8 +1,29 @@
 """Parameters, floating-point operations and bytes in closed form. Imports no torch."""
 
+from typing import NamedTuple
+
 from data_pipeline.tokens.special_tokens import MASKED_SHARE
 from engine.batch_schedule import BatchSchedule
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
+
+
+class ParameterBytes(NamedTuple):
+    """Bytes of one parameter's parts."""
+
+    weight: int
+    """As it is computed with; of an activation's element too."""
+    gradient: int
+    moments: int
+    master: int
+
+
+PARAMETER_BYTES: dict[Precision, ParameterBytes] = {
+    "fp64": ParameterBytes(8, 8, 16, 0),
+    "fp32": ParameterBytes(4, 4, 8, 0),
+    "bf16": ParameterBytes(2, 4, 8, 4),
+    "fp16": ParameterBytes(2, 4, 8, 4),
+    "fp16-pure": ParameterBytes(2, 2, 4, 0),
+}
 
 
 def parameter_count(model: ModelConfig) -> int:
@@ -64,7 +85,7 @@ def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
 
 def state_bytes_per_parameter(precision: Precision) -> int:
     """Bytes of parameter, master weight, accumulated gradient and Adam moments per parameter."""
-    return {"fp64": 32, "fp32": 16, "bf16": 2 + 4 + 4 + 8, "fp16": 2 + 4 + 4 + 8, "fp16-pure": 8}[precision]
+    return sum(PARAMETER_BYTES[precision])
 
 
 def activation_bytes_per_layer(model: ModelConfig, microbatch_size: int, parallel: ParallelConfig) -> float:
@@ -99,14 +120,14 @@ def rank_memory_bytes(
     else:
         parameters = parameter_count(model.model_copy(update={"num_layers": layers})) / tp
     in_flight = microbatches_in_flight(parallel, train.global_batch_size // train.microbatch_size)
-    scale = {"fp64": 4, "fp32": 2, "bf16": 1, "fp16": 1, "fp16-pure": 1}[train.precision]
-    optimizer = {"fp64": 16, "fp32": 8, "bf16": 12, "fp16": 12, "fp16-pure": 4}[train.precision]
+    each = PARAMETER_BYTES[train.precision]
+    optimizer = each.moments + each.master
     owners, holders = (dp if parallel.shard_optimizer else 1), (dp if parallel.shard_parameters else 1)
     per_layer = activation_bytes_per_layer(model, train.microbatch_size, parallel)
     logits = 4 * model.seq_length * train.microbatch_size * h * (1 + model.padded_vocab_size / (h * tp))
     return {
-        "state": parameters / holders * (state_bytes_per_parameter(train.precision) - optimizer * (1 - 1 / owners)),
-        "activations": scale * (layers * per_layer * in_flight + (logits if parallel.pp == 1 else 0)),
+        "state": parameters / holders * (sum(each) - optimizer * (1 - 1 / owners)),
+        "activations": each.weight / 2 * (layers * per_layer * in_flight + (logits if parallel.pp == 1 else 0)),
     }
 
 
@@ -124,4 +145,5 @@ def microbatches_in_flight(parallel: ParallelConfig, microbatches: int) -> float
 
 def checkpoint_bytes(model: ModelConfig, precision: Precision) -> int:
     """Size of one checkpoint: parameters, two moments and, below fp32, master weights."""
-    return parameter_count(model) * {"fp64": 24, "fp32": 12, "bf16": 14, "fp16": 14, "fp16-pure": 6}[precision]
+    each = PARAMETER_BYTES[precision]
+    return parameter_count(model) * (each.weight + each.moments + each.master)

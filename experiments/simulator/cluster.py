@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, Self
 from pydantic import FiniteFloat, NonNegativeFloat, PositiveInt, model_validator
 
 from engine.config import Precision
+from engine.costs import PARAMETER_BYTES
 from lineage.config import Config, load_config
 from lineage.errors import BadInput
 
@@ -134,13 +135,10 @@ class Machine(NamedTuple):
     gradient_overlap: float
 
 
-ELEMENT_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp16-pure": 2}
-
-
 def machine_of(cluster: Cluster) -> Machine:
     """The cluster's constants without their origins."""
     values = {name: getattr(cluster.constants, name).value for name in Constants.model_fields}
-    return Machine(element_bytes=ELEMENT_BYTES[cluster.precision], **values)
+    return Machine(element_bytes=PARAMETER_BYTES[cluster.precision].weight, **values)
 
 
 def cluster_names() -> list[str]:

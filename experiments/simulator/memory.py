@@ -1,7 +1,7 @@
 """Peak memory of every pipeline rank, from the engine's closed forms and its schedule. Imports no torch."""
 
 from engine.config import RunConfig
-from engine.costs import activation_bytes_per_layer
+from engine.costs import PARAMETER_BYTES, activation_bytes_per_layer
 from engine.pipeline.stages import split_layers
 from experiments.simulator.timeline import Order
 
@@ -16,7 +16,7 @@ def rank_peak_bytes(config: RunConfig, order: Order, state_bytes_per_parameter: 
     model, train, parallel = config.model, config.train, config.parallel
     h, tp, pp = model.hidden_size, parallel.tp, parallel.pp
     stages = split_layers(model.num_layers, pp, parallel.chunks)
-    scale = {"fp64": 4, "fp32": 2, "bf16": 1, "fp16": 1, "fp16-pure": 1}[train.precision]
+    scale = PARAMETER_BYTES[train.precision].weight / 2
     kept = scale * activation_bytes_per_layer(model, train.microbatch_size, parallel)
     whole = activation_bytes_per_layer(model, train.microbatch_size, parallel.model_copy(update={"recompute": "none"}))
     working = scale * whole if parallel.recompute != "none" else 0.0
