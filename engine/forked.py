@@ -9,7 +9,6 @@ import gc
 import multiprocessing
 import os
 import queue
-import signal
 import tempfile
 import time
 import traceback
@@ -24,7 +23,7 @@ import torch._dynamo  # imported here once, so that forked ranks do not each imp
 import torch.distributed as dist
 import torch.distributed.tensor  # likewise
 
-from engine.launch import LIBC, PR_SET_PDEATHSIG
+from lineage.children import end_with_parent
 
 GRACE_SECONDS = 5.0
 
@@ -103,8 +102,7 @@ def _enter(
     rank: int, world_size: int, store: Path, timeout_seconds: float, answers: "Queue[_Answer]",
     function: Callable[..., Any], args: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    if LIBC:
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     gc.freeze()  # what the parent has made is not looked through, nor copied by looking
     faulthandler.dump_traceback_later(timeout_seconds, exit=True)
     torch.set_num_threads(1)

@@ -1,6 +1,5 @@
 """Starts one process per local rank where neither torchrun nor Slurm has. Imports no torch."""
 
-import ctypes
 import os
 import signal
 import socket
@@ -10,13 +9,12 @@ import time
 from collections.abc import Sequence
 
 from engine.config import RunConfig
+from lineage.children import end_with_parent
 from lineage.environment import available_cores, list_gpus
 from lineage.errors import Interrupted
 
-PR_SET_PDEATHSIG = 1
 STACK_SECONDS = 0.5
 """Given to a rank that did not end, to print its stack."""
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def default_ranks(config: RunConfig) -> int:
@@ -48,7 +46,7 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
             [sys.executable, "-P", "-m", module, *arguments],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             start_new_session=True,
-            preexec_fn=_end_with_parent if LIBC else None,
+            preexec_fn=end_with_parent,
         )
         for rank in range(ranks)
     ]
@@ -82,10 +80,6 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
             process.kill()
         for number, handler in old.items():
             signal.signal(number, handler)
-
-
-def _end_with_parent() -> None:
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # type: ignore[union-attr]
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], grace_seconds: float = 10.0) -> int:

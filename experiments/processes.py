@@ -6,8 +6,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+from lineage.children import end_with_parent
 from lineage.errors import Interrupted, UserError
 
 
@@ -20,10 +22,13 @@ class StepFailed(UserError):
 
 
 def run_step(program: str, *arguments: str) -> None:
-    """Run a command of this suite, or of the system, and print it first. Raises StepFailed if it failed."""
+    """Run a command of this suite, or of the system, and print it first. Raises StepFailed if it failed.
+
+    If this process is killed, the step is stopped as by SIGTERM: one that trains leaves a checkpoint.
+    """
     shown = shlex.join([program, *arguments])
     print(f"\n$ {shown}", flush=True)
-    process = subprocess.Popen([_found(program), *arguments])
+    process = subprocess.Popen([_found(program), *arguments], preexec_fn=partial(end_with_parent, signal.SIGTERM))
     with _stops_left_to(process) as stopped:
         code = process.wait()
     if code:

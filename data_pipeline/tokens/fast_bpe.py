@@ -14,10 +14,10 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
+from data_pipeline.kernels import call_first, compiled
 from lineage.errors import BadInput
 
 LETTER, NUMBER, OTHER, SPACE = range(4)
@@ -47,7 +47,7 @@ def character_classes() -> NDArray[np.uint8]:
     return classes
 
 
-@njit(cache=True)
+@compiled
 def _step(data: Any, at: int, classes: Any) -> tuple[int, int]:
     """Class of the character at `at` and the position after it."""
     byte = np.int64(data[at])
@@ -61,7 +61,7 @@ def _step(data: Any, at: int, classes: Any) -> tuple[int, int]:
     return classes[code], at + 4
 
 
-@njit(cache=True)
+@compiled
 def _contraction_end(data: Any, start: int) -> int:
     """Where `'s 't 'm 'd 're 've 'll` at `start` ends; `start` if none is there."""
     left = len(data) - start
@@ -74,7 +74,7 @@ def _contraction_end(data: Any, start: int) -> int:
     return start
 
 
-@njit(cache=True)
+@compiled
 def _word_end(data: Any, start: int, classes: Any) -> int:
     """Where the word that begins at `start` ends."""
     if data[start] == ord("'"):
@@ -96,12 +96,12 @@ def _word_end(data: Any, start: int, classes: Any) -> int:
     return last if kind == SPACE and at < len(data) and last > start else at
 
 
-@njit(cache=True)
+@compiled
 def _slot(left: int, right: int, size: int) -> int:
     return ((left * 0x9E3779B1 + right) * 0x85EBCA6B >> 15) & (size - 1)
 
 
-@njit(cache=True)
+@compiled
 def _index_pairs(merges: Any, keys: Any, ranks: Any) -> None:
     """Fill the hash table of merges; a pair that comes twice has its last rank, as in `tokenizers`."""
     for rank in range(len(merges)):
@@ -112,7 +112,7 @@ def _index_pairs(merges: Any, keys: Any, ranks: Any) -> None:
         keys[at], ranks[at] = key, rank
 
 
-@njit(cache=True)
+@compiled
 def _rank(left: int, right: int, keys: Any, ranks: Any) -> int:
     """Rank of the merge of two tokens, or NO_RANK."""
     at, key = _slot(left, right, len(keys)), np.int64(left) << 32 | np.int64(right)
@@ -123,7 +123,7 @@ def _rank(left: int, right: int, keys: Any, ranks: Any) -> int:
     return ranks[at]
 
 
-@njit(cache=True)
+@compiled
 def _merge_short(data: Any, start: int, end: int, ids: Any, byte_ids: Any, keys: Any, ranks: Any, merged: Any) -> int:
     """Write the tokens of a word of at most LONGEST_CACHED bytes into `ids`; returns how many they are."""
     count = end - start
@@ -149,7 +149,7 @@ def _merge_short(data: Any, start: int, end: int, ids: Any, byte_ids: Any, keys:
             pairs[left] = _rank(ids[left], ids[left + 1], keys, ranks)
 
 
-@njit(cache=True)
+@compiled
 def _merge(data: Any, start: int, end: int, ids: Any, byte_ids: Any, keys: Any, ranks: Any, merged: Any) -> int:
     """Write the tokens of one word at the beginning of `ids`; returns how many they are."""
     size = end - start
@@ -190,9 +190,9 @@ def _merge(data: Any, start: int, end: int, ids: Any, byte_ids: Any, keys: Any, 
     return count
 
 
-@njit(cache=True)
+@compiled
 def _encode(
-    data: Any, classes: Any, out: Any, byte_ids: Any, keys: Any, ranks: Any, merged: Any,
+    data: Any, out: Any, classes: Any, byte_ids: Any, keys: Any, ranks: Any, merged: Any,
     short: Any, tails: Any, words: Any, lengths: Any, tokens: Any, counts: Any,
 ) -> int:  # fmt: skip
     """Write the ids of UTF-8 text into `out`, which has room for one a byte; returns how many they are.
@@ -255,17 +255,20 @@ class FastBpe:
 
     def __init__(self, vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> None:
         """`vocabulary` and `merges` are in GPT-2's alphabet of bytes. Raises KeyError if a byte is missing."""
-        self._byte_ids = np.array([vocabulary[letter] for letter in _byte_letters()], np.int32)
+        byte_ids = np.array([vocabulary[letter] for letter in _byte_letters()], np.int32)
         pairs = np.array([(vocabulary[left], vocabulary[right]) for left, right in merges], np.int64).reshape(-1, 2)
-        self._merged = np.array([vocabulary[left + right] for left, right in merges], np.int32)
+        merged = np.array([vocabulary[left + right] for left, right in merges], np.int32)
         size = 1 << (2 * len(pairs) + 1).bit_length()
-        self._keys, self._ranks = np.full(size, EMPTY, np.int64), np.empty(size, np.int32)
-        _index_pairs(pairs, self._keys, self._ranks)
-        self._short = np.full((1 << SHORT_BITS, 2), NO_WORD, np.uint64)
-        self._words, self._lengths = np.empty((SLOTS, LONGEST_CACHED), np.uint8), np.zeros(SLOTS, np.uint8)
+        keys, ranks = np.full(size, EMPTY, np.int64), np.empty(size, np.int32)
+        call_first(_index_pairs, pairs, keys, ranks)
+        short = np.full((1 << SHORT_BITS, 2), NO_WORD, np.uint64)
         dtype = np.uint16 if max(vocabulary.values()) < 1 << 16 else np.int32  # half the memory to wait for
-        self._tails = np.empty((1 << SHORT_BITS, LONGEST_SHORT), dtype)
-        self._tokens, self._counts = np.empty((SLOTS, LONGEST_CACHED), dtype), np.empty(SLOTS, np.uint8)
+        tails = np.empty((1 << SHORT_BITS, LONGEST_SHORT), dtype)
+        words, lengths = np.empty((SLOTS, LONGEST_CACHED), np.uint8), np.zeros(SLOTS, np.uint8)
+        tokens, counts = np.empty((SLOTS, LONGEST_CACHED), dtype), np.empty(SLOTS, np.uint8)
+        classes = character_classes()
+        self._tables = (classes, byte_ids, keys, ranks, merged, short, tails, words, lengths, tokens, counts)
+        call_first(_encode, np.frombuffer(b"a", np.uint8), np.empty(1, np.int32), *self._tables)
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Token ids of the text. Raises BadInput for text of more than 2 GiB."""
@@ -273,10 +276,7 @@ class FastBpe:
         if len(data) > np.iinfo(np.int32).max:
             raise BadInput(f"a text of {len(data):,} bytes is too long to be encoded; the longest is 2 GiB")
         out = np.empty(len(data), np.int32)
-        count = _encode(
-            data, character_classes(), out, self._byte_ids, self._keys, self._ranks, self._merged,
-            self._short, self._tails, self._words, self._lengths, self._tokens, self._counts,
-        )  # fmt: skip
+        count = _encode(data, out, *self._tables)
         return out[:count].copy()
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,10 +50,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 @pytest.fixture
 def with_data(finished: Finished, tmp_path: Path) -> Path:
-    """A folder of runs in which only the dataset is there."""
+    """A folder of runs in which only the dataset is there, and what was simulated."""
     runs = tmp_path / "runs"
-    dataset = finished.directory("data-smoke")
-    shutil.copytree(dataset, runs / dataset.name)
+    for path in (finished.directory("data-smoke"), *finished.runs.glob("experiment-*")):
+        if path.is_symlink():
+            (runs / path.name).symlink_to(path.readlink())
+        else:
+            shutil.copytree(path, runs / path.name)
     return runs
 
 
@@ -304,6 +308,19 @@ def test_after_a_kill_in_training_the_same_command_finishes(
         for root in (with_data / "reproduce-355m-smoke", finished.runs / "reproduce-355m-smoke")
     ]
     assert scores[0] == scores[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a step outlives a killed parent")
+def test_a_step_does_not_outlive_the_job_and_leaves_a_checkpoint(
+    with_data: Path, start: Callable[[], "subprocess.Popen[str]"]
+) -> None:
+    process = start()
+    process.kill()
+    process.communicate(timeout=600)  # its output ends when all who write to it have ended
+    checkpoints = list((unfinished(with_data) / "checkpoints").glob("iter_*"))
+    assert checkpoints
+    for checkpoint in checkpoints:
+        check_seal(checkpoint)
 
 
 @pytest.mark.parametrize("how", ["ctrl-c", "sigterm"])
