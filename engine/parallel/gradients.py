@@ -53,8 +53,9 @@ class GradientReducer:
     """Watches the parameters of one rank's flat groups.
 
     A microbatch's gradient is added to the fp32 one as it is made. In the last backward pass of a chunk (`arm`) each
-    bucket's all-reduce starts when its last parameter has its gradient. With `measures_noise`, `local_square` is known
-    after `finish`.
+    bucket's all-reduce starts when its last parameter has its gradient; not where ranks share memory, for there the
+    processor that would carry it out is the one that computes. With `measures_noise`, `local_square` is known after
+    `finish`.
     """
 
     groups: Sequence[FlatGroup]
@@ -137,14 +138,16 @@ class GradientReducer:
             parameter.grad = None
         if id(parameter) in self._armed:
             bucket.waiting -= 1
-            if bucket.waiting == 0 and not bucket.is_shared:
+            if bucket.waiting == 0 and not bucket.is_shared and not self.mesh.dp.near:
                 self._launch(bucket)
 
     def _launch(self, bucket: _Bucket) -> None:
         if not bucket.is_launched and not bucket.is_copy:
             if self.measures_noise and bucket.counted:
                 self.local_square += torch.nn.utils.get_total_norm(bucket.counted).double() ** 2
-            if self.mesh.dp.size > 1:
+            if self.mesh.dp.near:
+                self.mesh.dp.all_reduce(bucket.gradient)
+            elif self.mesh.dp.size > 1:
                 bucket.work = dist.all_reduce(bucket.gradient, group=self.mesh.dp.group, async_op=True)
         bucket.is_launched = True
 
