@@ -250,10 +250,17 @@ def _check_output(path: Path | None) -> None:
 def _write(path: Path | None, result: dict[str, Any]) -> None:
     if path is None:
         return
+    environment = result["environment"]
     try:
-        write_json(path, result)
+        write_json(path, result | {"environment": environment | {"argv": _without_json(environment["argv"])}})
     except OSError as error:
         raise BadInput(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _without_json(argv: list[str]) -> list[str]:
+    """The command without the name of its record, which may be a folder of this machine."""
+    pairs = zip(["", *argv], argv, strict=False)
+    return [word for before, word in pairs if before != "--json" and not word.startswith("--json")]
 
 
 def main() -> None:

@@ -124,3 +124,13 @@ def test_readme_links_to_files_that_exist() -> None:
     links = re.findall(r"\]\((?!https?://|#)([^)#]+)", path.read_text(encoding="utf-8"))
     missing = [link for link in links if not (ROOT / link).exists()]
     assert missing == []
+
+
+def test_a_kept_record_names_no_place_of_the_machine_it_was_made_on() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {place}"
+        for path in source_files()
+        if path.is_relative_to(ROOT / "results") and path.suffix in (".json", ".jsonl", ".toml", ".csv")
+        for place in re.findall(r'"(/[a-z]+/[^"]*)"', path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
