@@ -11,7 +11,6 @@ torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
     exit 2
 }
 "$python" -m venv "$venv"
-# bytecode is made of a module that is used, not of twenty thousand that are not
 install="$venv/bin/python -m pip --quiet --disable-pip-version-check install --no-compile"
 
 if [ "$(uname -s)" = Linux ] && ! nvidia-smi >/dev/null 2>&1; then
@@ -24,3 +23,5 @@ else
 fi
 echo "installing the other dependencies"
 $install --constraint constraints.txt --editable ".[test]"
+# on all cores, where pip would use one; some packages ship templates that are no Python
+"$venv/bin/python" -m compileall -qq -j 0 "$venv/lib" || true
