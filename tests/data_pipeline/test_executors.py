@@ -60,9 +60,8 @@ def test_a_task_that_kills_its_process_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_mistake_crosses_processes_as_it_is(tmp_path: Path) -> None:
-    tasks = [Task(fail, {}, (), tmp_path / "0"), Task(fail, {}, (), tmp_path / "1")]
     with LocalExecutor(2) as executor, pytest.raises(BadInput, match="this cannot be"):
-        list(executor.run(tasks))
+        list(executor.run([Task(fail, {}, (), tmp_path / "0")]))
     assert list(tmp_path.iterdir()) == []
 
 
