@@ -13,13 +13,10 @@ from data_pipeline.runner import build_dataset
 from data_pipeline.tokens.tokenizer import Tokenizer
 from lineage.config import load_config
 from lineage.digest import check_seal, sha256_file
+from tests.data_pipeline.builds import GERMAN, PASSAGE, build, files_of, ledger_of
 from tests.data_pipeline.conftest import Cli, sentences, write_jsonl, write_recipe
 from tests.data_pipeline.test_token_file import read_by_description
 
-GERMAN = "Der Hund lief schnell über die Straße, weil das Wetter am Abend schlechter wurde. " * 12
-PASSAGE = (
-    "seventeen violet zebras quietly admire gentle umbrellas whenever thunder interrupts nine sleepy accordion players"
-)
 UNIQUE = 60
 DATA = os.environ.get("MLM_DATA_DIR")
 
@@ -38,23 +35,6 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
-def files_of(directory: Path) -> dict[str, str]:
-    """Digest of every file that must not change between equal runs."""
-    return {
-        str(path.relative_to(directory)): sha256_file(path)
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name not in ("COMPLETE", "manifest.json", "ledger.json")
-    }
-
-
-def ledger_of(directory: Path) -> dict[str, Any]:
-    """The ledger without its times."""
-    ledger: dict[str, Any] = json.loads((directory / "ledger.json").read_text(encoding="utf-8"))
-    for stage in ledger["stages"]:
-        del stage["seconds"]
-    return ledger
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The corpus with one malformed line, built by one worker; its test set is one planted passage."""
@@ -64,17 +44,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = write_jsonl(directory / "corpus.jsonl", corpus())
     source.write_text(source.read_text() + "not json")
     write_recipe(directory / "recipe.toml", f"jsonl:{source}")
-    build(directory, workers=1, root="one")
+    build_by(1, directory, "one")
     return directory
 
 
-def build(directory: Path, workers: int, root: str) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLM_DATA_DIR", str(directory / "data"))
-        patch.setenv("HOME", str(directory))
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        config = load_config(directory / "recipe.toml", DataConfig, [f"workers={workers}"])
-        return build_dataset(config, directory / root).path
+def build_by(workers: int, directory: Path, root: str) -> Path:
+    config = load_config(directory / "recipe.toml", DataConfig, [f"workers={workers}"])
+    return build(directory, config, root)
 
 
 def test_layout_and_seal(built: Path) -> None:
@@ -185,7 +161,7 @@ def test_planted_passage_and_duplicates_are_gone(built: Path) -> None:
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_result_does_not_depend_on_the_number_of_workers(built: Path, workers: int) -> None:
-    other = build(built, workers, root=f"workers-{workers}")
+    other = build_by(workers, built, f"workers-{workers}")
     one = (built / "one" / "small").resolve()
     assert other.name == one.name
     assert files_of(other) == files_of(one)
@@ -196,7 +172,7 @@ def test_complete_run_is_reused_and_changed_input_is_not(
     built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sha256_file(built / "one" / "small" / "manifest.json")
-    assert build(built, 1, "one") == (built / "one" / "small").resolve()
+    assert build_by(1, built, "one") == (built / "one" / "small").resolve()
     assert "already complete" in capsys.readouterr().err
     assert sha256_file(built / "one" / "small" / "manifest.json") == before
     with pytest.MonkeyPatch.context() as patch:
@@ -206,7 +182,7 @@ def test_complete_run_is_reused_and_changed_input_is_not(
         config = load_config(built / "recipe.toml", DataConfig, ["workers=1"])
         without_test_sets = build_dataset(config, built / "one").path
         reseeded = build_dataset(config.model_copy(update={"seed": 5}), built / "one").path
-    assert len({without_test_sets, reseeded, build(built, 1, "one")}) == 3
+    assert len({without_test_sets, reseeded, build_by(1, built, "one")}) == 3
     assert "violet zebras" in "".join(path.read_text() for path in (without_test_sets / "documents").iterdir())
 
 
