@@ -19,6 +19,7 @@ from data_pipeline.work.document_shard import DocumentWriter
 from data_pipeline.work.tasks import Counts, Settings
 
 QUARANTINE, UNCOUNTED = "quarantine.jsonl", "uncounted.jsonl"
+
 Judge = Callable[[Document], Document | Drop]
 
 JUDGES: dict[str, Callable[[dict[str, Any]], Judge]] = {
