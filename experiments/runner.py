@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import ModelConfig
-from engine.costs import flops_per_iteration, parameter_count
+from engine.costs import parameter_count
 from engine.pipeline.schedule import ideal_bubble
 from experiments.catalogue import Experiment, Part
 from experiments.plan import make_plan, print_plan
@@ -17,7 +17,7 @@ from experiments.simulator.cluster import Cluster, load_cluster
 from experiments.simulator.measurements import COLUMNS, FOLDER, QUANTITIES, workload_of
 from experiments.simulator.simulate import Prediction
 from experiments.simulator.simulate import simulate as predict
-from experiments.simulator.workload import Workload, checked_config
+from experiments.simulator.workload import Workload, checked_config, flops_of
 from experiments.steps import format_steps
 from experiments.verdicts import NOT_RUN, RECORDS
 from lineage.atomic import write_json
@@ -64,10 +64,8 @@ def quantity_of(name: str, one: Simulated) -> float:
 
 def _training_days(row: Row, first: Row) -> float:
     workload = workload_of(row)
-    config = checked_config(workload)
-    flops = flops_per_iteration(config.model, config.train, recompute=True)
     iterations = TABLE_2_TOKENS / (workload.global_batch * workload.seq)
-    return flops * iterations / (workload.gpus * float(row["tflops_per_gpu"]) * 1e12) / 86400
+    return flops_of(workload) * iterations / (workload.gpus * float(row["tflops_per_gpu"]) * 1e12) / 86400
 
 
 def _training_days_equation_4(row: Row, first: Row) -> float:

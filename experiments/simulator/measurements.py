@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.costs import flops_per_iteration, parameter_count
+from engine.costs import parameter_count
 from experiments.simulator.cluster import Machine
 from experiments.simulator.simulate import iteration_parts
-from experiments.simulator.workload import Floats, Workload, checked_config
+from experiments.simulator.workload import Floats, Workload, checked_config, flops_of
 from lineage.errors import BadInput
 
 FOLDER = Path(__file__).parent.parent / "published"
@@ -127,14 +127,8 @@ def published_values(observations: Sequence[Observation]) -> Floats:
     return np.array([one.value for one in observations])
 
 
-@lru_cache(maxsize=4096)  # a fit asks for the same rows thousands of times
-def _flops(workload: Workload) -> float:
-    config = checked_config(workload)
-    return flops_per_iteration(config.model, config.train, recompute=workload.recompute == "full")
-
-
 def _tflops(workload: Workload, seconds: float) -> float:
-    return _flops(workload) / (seconds * workload.gpus * 1e12)
+    return flops_of(workload) / (seconds * workload.gpus * 1e12)
 
 
 @lru_cache(maxsize=4096)

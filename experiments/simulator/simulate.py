@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.config import RunConfig
-from engine.costs import flops_per_iteration
 from engine.pipeline.lowering import Interval
 from engine.pipeline.stages import split_layers
 from experiments.simulator.cluster import Cluster, Machine, machine_of
@@ -14,7 +13,7 @@ from experiments.simulator.collectives import gradient_all_reduce_seconds, stage
 from experiments.simulator.compute import Passes, head_passes, layer_passes, optimizer_seconds
 from experiments.simulator.memory import rank_peak_bytes
 from experiments.simulator.timeline import makespan_seconds, order_of, timeline
-from experiments.simulator.workload import Floats, Workload, Workloads, checked_config
+from experiments.simulator.workload import Floats, Workload, Workloads, checked_config, flops_of
 from lineage.errors import BadInput
 
 
@@ -90,19 +89,18 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload]) -> list[Prediction
     for place, workload in enumerate(workloads):
         try:
             config = checked_config(workload, cluster.precision)
-            runnable.append((place, workload, config, _fitting_bytes(cluster, workload, config)))
+            runnable.append((place, workload, _fitting_bytes(cluster, workload, config)))
         except BadInput as error:
             predictions[place] = Prediction(reason=str(error))
-    seconds = iteration_parts(machine_of(cluster), [workload for _, workload, _, _ in runnable]).total
-    for (place, workload, config, memory), total in zip(runnable, seconds.tolist(), strict=True):
+    seconds = iteration_parts(machine_of(cluster), [workload for _, workload, _ in runnable]).total
+    for (place, workload, memory), total in zip(runnable, seconds.tolist(), strict=True):
         one_node = workload.gpus <= cluster.constants.gpus_per_node.value
         interval = cluster.intervals.one_node if one_node else cluster.intervals.several_nodes
-        flops = flops_per_iteration(config.model, config.train, recompute=workload.recompute == "full")
         predictions[place] = Prediction(
             seconds=total,
             low_seconds=total * interval.low,
             high_seconds=total * interval.high,
-            tflops_per_gpu=flops / (total * workload.gpus * 1e12),
+            tflops_per_gpu=flops_of(workload) / (total * workload.gpus * 1e12),
             memory_bytes=memory,
         )
     return predictions

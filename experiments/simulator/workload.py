@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import Precision, RunConfig
+from engine.costs import flops_per_iteration
 from engine.parallel.layout import layout_of
 from engine.pipeline.stages import split_layers
 from lineage.config import parse_config
@@ -69,6 +71,16 @@ def checked_config(workload: Workload, precision: Precision = "fp16") -> RunConf
     if w.chunks > 1 and w.microbatches % w.pp:
         raise BadInput(f"interleaving needs a multiple of pp = {w.pp} microbatches, not {w.microbatches}")
     return config
+
+
+@lru_cache(maxsize=4096)  # a fit asks for the same rows thousands of times
+def flops_of(workload: Workload) -> float:
+    """Floating-point operations of an iteration's matrix products, those that are computed again among them.
+
+    Raises BadInput as `checked_config`.
+    """
+    config = checked_config(workload)
+    return flops_per_iteration(config.model, config.train, recompute=workload.recompute == "full")
 
 
 def _values(w: Workload, precision: Precision) -> dict[str, Any]:
