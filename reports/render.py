@@ -61,7 +61,7 @@ def _render(exhibit: Exhibit, pages: "PdfPages") -> Drawing:
     figure = _draw(exhibit, exhibit.column)
     with figure_style(f"{exhibit.name}-wide"):
         svg = _save(figure, "svg")
-        figure.set_layout_engine("none")
+        figure.set_layout_engine(None)
         png = _save(figure, "png")
         _write_under(figure, exhibit)
         pages.savefig(figure, facecolor="white")
@@ -108,8 +108,20 @@ def _write_under(figure: "Figure", exhibit: Exhibit) -> None:
 
 
 def _save(figure: "Figure", form: str) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=form, dpi=160, facecolor=LIGHT["paper"], metadata=_METADATA.get(form))
+    """Laid out and drawn in one pass; `savefig` draws a figure that has a layout twice."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    buffer, metadata = io.BytesIO(), _METADATA.get(form)
+    figure.set_dpi(160)
+    figure.set_facecolor(LIGHT["paper"])
+    if form == "svg":
+        FigureCanvasSVG(figure).print_svg(buffer, metadata=metadata)
+    elif form == "png":
+        FigureCanvasAgg(figure).print_png(buffer)
+    else:
+        FigureCanvasPdf(figure).print_pdf(buffer, metadata=metadata)
     return buffer.getvalue()
 
 
