@@ -15,6 +15,7 @@ from data_pipeline.work.executors.local import ATTEMPTS, LocalExecutor
 from data_pipeline.work.executors.ray import RayExecutor
 from data_pipeline.work.tasks import Counts, Settings, Task, run_task
 from lineage.errors import BadInput, Interrupted
+from lineage.lock import LOCK, locked
 from tests.data_pipeline.builds import build, config_for, files_of, ledger_of, write_mixed
 
 
@@ -60,9 +61,11 @@ def test_a_task_that_kills_its_process_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_mistake_crosses_processes_as_it_is(tmp_path: Path) -> None:
+    tasks = [Task(fail, {}, (), tmp_path / "0"), Task(fail, {}, (), tmp_path / "1")]
     with LocalExecutor(2) as executor, pytest.raises(BadInput, match="this cannot be"):
-        list(executor.run([Task(fail, {}, (), tmp_path / "0")]))
-    assert list(tmp_path.iterdir()) == []
+        list(executor.run(tasks))
+    with locked(tmp_path):  # removes what the process had begun that was killed for the other's mistake
+        assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
 
 def test_a_stage_may_end_early(tmp_path: Path) -> None:

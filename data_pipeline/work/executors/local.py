@@ -40,11 +40,7 @@ class LocalExecutor:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for worker in self._workers:
-            worker.process.kill()
-        for worker in self._workers:
-            worker.process.join()
-        self._workers.clear()
+        self._end(self._workers)
 
     def run(self, tasks: Iterable[Task], at_once: int | None = None) -> Iterator[Done]:
         """The tasks' results in order. Raises Interrupted for a task whose process is killed again and again."""
@@ -76,10 +72,15 @@ class LocalExecutor:
                 del given[turn]
                 turn += 1
         finally:
-            for worker in self._workers:
-                if worker.number is not None:
-                    worker.process.kill()
-            self._workers = [worker for worker in self._workers if worker.number is None]
+            self._end([worker for worker in self._workers if worker.number is not None])
+
+    def _end(self, workers: list[_Worker]) -> None:
+        """Kill processes, and wait until they are gone: what they leave is no longer written to."""
+        for worker in workers:
+            worker.process.kill()
+        for worker in workers:
+            worker.process.join()
+        self._workers = [worker for worker in self._workers if worker not in workers]
 
     def _give(self, place: int, number: int, task: Task) -> None:
         worker = self._workers[place]
