@@ -1,5 +1,6 @@
 """`mlm-bench`: how fast this machine runs what is here, beside what else runs on it."""
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -252,15 +253,16 @@ def _write(path: Path | None, result: dict[str, Any]) -> None:
         return
     environment = result["environment"]
     try:
-        write_json(path, result | {"environment": environment | {"argv": _without_json(environment["argv"])}})
+        write_json(path, result | {"environment": environment | {"argv": _to_repeat(environment["argv"])}})
     except OSError as error:
         raise BadInput(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _without_json(argv: list[str]) -> list[str]:
-    """The command without the name of its record, which may be a folder of this machine."""
+def _to_repeat(argv: list[str]) -> list[str]:
+    """The command as anybody may give it: without its record, and of every other path only the file's name."""
     pairs = zip(["", *argv], argv, strict=False)
-    return [word for before, word in pairs if before != "--json" and not word.startswith("--json")]
+    kept = [word for before, word in pairs if before != "--json" and not word.startswith("--json")]
+    return [re.sub(r"^(--[a-z-]+=)?.*/", r"\1", word, flags=re.DOTALL) for word in kept]
 
 
 def main() -> None:

@@ -256,7 +256,7 @@ def measure_data(corpus: Path) -> dict[str, Any]:
         "datatrove": _beside_datatrove(chain.rows, peer),
         "load_average": [round(value, 2) for value in os.getloadavg()],
         "notes": list(NOTES),
-        "environment": describe_environment() | {"argv": ["mlm-bench", "data", f"--corpus={corpus.name}"]},
+        "environment": describe_environment(),
     }  # fmt: skip
 
 

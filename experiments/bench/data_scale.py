@@ -73,7 +73,7 @@ def measure_scale(corpus: Path, megabytes: Sequence[float], workers: int) -> dic
         "is_within_bound": all(row["peak_bytes"] <= row["bound_bytes"] for row in rows),
         "load_average": [round(value, 2) for value in os.getloadavg()],
         "notes": list(NOTES),
-        "environment": describe_environment() | {"argv": ["mlm-bench", "data-scale", f"--corpus={corpus.name}"]},
+        "environment": describe_environment(),
     }
 
 

@@ -211,9 +211,7 @@ def _result(
         "disagreements": disagreements(results),
         "load_average": list(load),
         "notes": notes,
-        # the command without its --json, which may name a folder of this machine
-        "environment": environment
-        | {"packages": environment["packages"] | theirs, "argv": ["mlm-bench", "eval", f"--rounds={rounds}"]},
+        "environment": environment | {"packages": environment["packages"] | theirs},
     }
 
 

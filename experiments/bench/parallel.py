@@ -106,9 +106,7 @@ def summarize(
         },
         "load_average": list(load),
         "notes": [*NOTES, *_machine_notes(every, load)],
-        # the command without its --json, which may name a folder of this machine
-        "environment": environment
-        | {"packages": packages, "argv": ["mlm-bench", "parallel", f"--rounds={rounds}", f"--size={size.name}"]},
+        "environment": environment | {"packages": packages},
     }
 
 

@@ -66,7 +66,7 @@ def measure_pipeline(size: BenchSize = SIZE) -> dict[str, Any]:
             f"The load average of the machine, which the {SCHEDULES[0].pp} ranks are part of, was {min(load)} to "
             f"{max(load)} on {available_cores()} cores.",
         ],
-        "environment": describe_environment() | {"argv": ["mlm-bench", "pipeline"]},
+        "environment": describe_environment(),
     }
 
 

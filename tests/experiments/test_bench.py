@@ -112,7 +112,7 @@ def test_the_file_and_the_terminal_say_what_was_not_run(run: tuple[dict[str, Any
         assert name in printed
     assert "GFLOP/s" in printed
     assert str(path.parent) not in path.read_text()
-    assert result["environment"]["argv"] == ["mlm-bench", "parallel", "--rounds=1", "--size=twin"]
+    assert result["environment"]["argv"] == ["mlm-bench", "parallel", "--size=twin", "--rounds=1"]
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 

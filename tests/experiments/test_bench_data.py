@@ -50,6 +50,7 @@ def test_every_stage_is_compared_and_nothing_differs(run: tuple[dict[str, Any], 
     assert rows["group"]["compared"] >= rows["verify"]["compared"] >= 6
     assert all(row["differing"] == 0 and row["ours_seconds"] > 0 for row in rows.values())
     assert result["whole"]["differing"] == 0
+    assert result["environment"]["argv"] == ["mlm-bench", "data", "--corpus", "corpus.jsonl"]
     assert 0 < result["whole"]["documents"] <= len(TEXTS)
     assert result["whole"]["plain_seconds"] == pytest.approx(
         sum(row["plain_seconds"] for row in rows.values()), abs=1e-2
@@ -99,3 +100,6 @@ def test_scale_is_measured_within_the_bound(tmp_path: Path) -> None:
     assert row["bound_bytes"] == memory_bound_bytes(row["documents"], row["largest_document_bytes"], 1)
     assert 100e6 < row["peak_bytes"] <= row["bound_bytes"]
     assert str(tmp_path) not in json.dumps(result)
+    assert result["environment"]["argv"] == [
+        "mlm-bench", "data-scale", "--corpus=corpus.jsonl", "--megabytes=4", "--workers=1"
+    ]  # fmt: skip
