@@ -48,11 +48,13 @@ class DataStage(AgainstGoal):
     differing: int
 
 
-class DataWhole(AgainstGoal):
-    """The whole pipeline beside the sum of the plain stages."""
+class DataWhole(Document):
+    """The whole pipeline beside the sum of the plain stages; without rates on a corpus too small to tell."""
 
-    megabytes_per_second: Finite
-    core_hours: Finite
+    ratio: Finite | None
+    goal: Finite
+    megabytes_per_second: Finite | None
+    core_hours: Finite | None
     documents: int
     differing: int
 
@@ -62,7 +64,7 @@ class Peer(Document):
 
     status: str
     version: str = ""
-    ratio: Finite = 0.0
+    ratio: Finite | None = None
     goal: Finite | None = None
 
 

@@ -191,14 +191,13 @@ def _data_table(result: Data) -> Table:
         for one in result.stages
     ]  # fmt: skip
     whole, peer = result.whole, result.datatrove
+    rate = MISSING if whole.megabytes_per_second is None else f"{whole.megabytes_per_second:,.1f}"
     rows.append(
-        ("whole", "the plain stages together", f"{whole.megabytes_per_second:,.1f}", show(whole.core_hours),
+        ("whole", "the plain stages together", rate, show(whole.core_hours),
          *_against(whole.ratio, whole.goal), f"{whole.documents:,}", f"{whole.differing:,}")
     )  # fmt: skip
-    measured = peer.status == "measured"
-    beside = f"datatrove {peer.version}" if measured else f"datatrove: {peer.status}"
-    ratio = _against(peer.ratio, peer.goal) if measured else (MISSING, MISSING)
-    rows.append(("its equivalents", beside, MISSING, MISSING, *ratio, MISSING, MISSING))
+    beside = f"datatrove {peer.version}" if peer.status == "measured" else f"datatrove: {peer.status}"
+    rows.append(("its equivalents", beside, MISSING, MISSING, *_against(peer.ratio, peer.goal), MISSING, MISSING))
     heads = ("stage", "beside", "MB/s", "hours for 174 GB", "times faster", "goal", "compared", "differing")
     return Table(heads, rows, 2)
 
@@ -208,8 +207,7 @@ def _eval_table(result: Eval) -> Table:
     for one in result.comparisons:
         named = (one.name, one.size, one.rival if one.status == "measured" else f"{one.rival}: {one.status}")
         seconds = (show(one.median_seconds.get("ours")), show(one.median_seconds.get("theirs")))
-        ratio = (MISSING, f"{one.goal:g}") if one.times_faster is None else _against(one.times_faster, one.goal)
-        rows.append((*named, *seconds, *ratio))
+        rows.append((*named, *seconds, *_against(one.times_faster, one.goal)))
     return Table(("requests", "model", "beside", "ours, s", "theirs, s", "times faster", "goal"), rows, 3)
 
 
@@ -259,5 +257,7 @@ def _scale_caption(result: DataScale) -> list[str]:
     ]
 
 
-def _against(ratio: float, goal: float | None) -> Sequence[str]:
+def _against(ratio: float | None, goal: float | None) -> Sequence[str]:
+    if ratio is None:
+        return MISSING, MISSING if goal is None else f"{goal:g}"
     return f"{ratio:.2f}", MISSING if goal is None else f"{goal:g}{'' if ratio >= goal else ' missed'}"

@@ -6,7 +6,9 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,8 @@ from typing import Any
 from lineage.errors import UserError
 
 OFFLINE = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-TINY_DOCUMENTS = 40
-"""In the corpus whose run shows what starting costs."""
+FEW_DOCUMENTS, FEW_CHARACTERS = 10, (1000, 4000)
+"""Of the corpus whose run shows what starting costs, and how long they are."""
 
 
 def write_recipe(path: Path, corpus: Path, vocabulary: str, workers: int) -> Path:
@@ -28,8 +30,9 @@ def write_recipe(path: Path, corpus: Path, vocabulary: str, workers: int) -> Pat
     return path
 
 
-def run_pipeline(corpus: Path, vocabulary: str, work: Path) -> tuple[float, Path]:
+def run_pipeline(corpus: Path, vocabulary: str, folder: Path) -> tuple[float, Path]:
     """Processor seconds of `mlm-data run` with one worker, every process and file of it included; its dataset."""
+    work = Path(tempfile.mkdtemp(dir=folder))
     recipe = write_recipe(work / "recipe.toml", corpus, vocabulary, workers=1)
     program = Path(sys.executable).with_name("mlm-data")
     return _program(program, "run", recipe, "--runs", work / "runs")[0], work / "runs" / "bench"
@@ -57,10 +60,12 @@ def datatrove_version() -> str:
     return version("datatrove")
 
 
-def first_documents(corpus: Path, path: Path) -> Path:
-    """A corpus of the first few lines."""
-    with corpus.open("rb") as file:
-        path.write_bytes(b"".join(line for _, line in zip(range(TINY_DOCUMENTS), file, strict=False)))
+def write_few(path: Path, texts: Sequence[str]) -> Path:
+    """A corpus of a few of the texts, each again with a word more: near-duplicates too, so that no code is left out."""
+    least, most = FEW_CHARACTERS
+    few = [text[:most] for text in texts if len(text) >= least][:FEW_DOCUMENTS] or texts[:FEW_DOCUMENTS]
+    lines = [json.dumps({"text": each}) + "\n" for text in few for each in (text, f"{text} Indeed.")]
+    path.write_text("".join(lines), encoding="utf-8")
     return path
 
 

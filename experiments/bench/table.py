@@ -139,10 +139,10 @@ def show_data(result: dict[str, Any]) -> None:
             *_against_goal(row), f"{row['compared']:,}", f"{row['differing']:,}",
         )  # fmt: skip
     whole, peer = result["whole"], result["datatrove"]
-    table.add_row(
-        "whole", "their chain", f"{whole['megabytes_per_second']:,.1f}", f"{whole['core_hours']:.2f}",
-        *_against_goal(whole), f"{whole['documents']:,}", f"{whole['differing']:,}",
-    )  # fmt: skip
+    rates = ("", "", "too small", f"{whole['goal']:g}")
+    if whole["ratio"] is not None:
+        rates = (f"{whole['megabytes_per_second']:,.1f}", f"{whole['core_hours']:.2f}", *_against_goal(whole))
+    table.add_row("whole", "their chain", *rates, f"{whole['documents']:,}", f"{whole['differing']:,}")
     if peer["status"] == "measured":
         table.add_row("its equivalents", f"datatrove {peer['version']}", "", "", *_against_goal(peer), "", "")
     console.print(table)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.work.memory import memory_bound_bytes
-from experiments.bench.data import core_hours, measure_stage
+from experiments.bench.data import core_hours, measure_stage, whole_row
 from experiments.bench.data_stages import cleaning, pairs_of_buckets, pairs_of_queries
 
 TEXTS = [topics[name] for name in sorted(topics)][:40]
@@ -69,6 +69,16 @@ def test_a_wrong_answer_is_found() -> None:
 def test_buckets_and_queries_are_pairs() -> None:
     assert pairs_of_buckets([([3, 5, 8, 1, 2], [0, 3, 5]), ([3, 5], [0, 2])]) == {(3, 5), (3, 8), (5, 8), (1, 2)}
     assert pairs_of_queries([[], [0], [], [0, 1]]) == {(0, 1), (0, 3), (1, 3)}
+
+
+def test_a_corpus_that_costs_hardly_more_than_starting_has_no_ratio(run: tuple[dict[str, Any], str]) -> None:
+    row = whole_row(40.0, 7.0, 5.0, 14.0)
+    assert (row["ratio"], row["megabytes_per_second"]) == (20.0, 7.0)
+    for seconds in (4.9, 5.0, 6.2):
+        assert whole_row(40.0, seconds, 5.0, 14.0)["ratio"] is None
+    ratio = run[0]["whole"]["ratio"]
+    assert ("too small" in run[1]) == (ratio is None)
+    assert ratio is None or ratio > 0
 
 
 def test_core_hours_are_those_of_the_papers_corpus() -> None:

@@ -88,6 +88,15 @@ def test_a_size_over_its_bound_or_off_the_line_is_said(tmp_path: Path) -> None:
     assert "not under the stated bound" in found.caption[1]
 
 
+def test_a_corpus_too_small_to_tell_has_no_rates(tmp_path: Path) -> None:
+    path = write_benchmarks(tmp_path)
+    result = benchmarks()["data"]
+    result["whole"] |= {"ratio": None, "megabytes_per_second": None, "core_hours": None}
+    (path / "data.json").write_text(json.dumps(result))
+    (found,) = [one for one in load_benchmarks(path).exhibits if one.name == "bench-data"]
+    assert found.data.rows[-2] == ("whole", "the plain stages together", "—", "—", "—", "20", "2,900", "0")
+
+
 def test_every_schedule_of_a_pipeline_is_shown_planned_and_measured(built: Built) -> None:
     path = built.page.parent / "figures" / "bench-pipeline.csv"
     with path.open(encoding="utf-8", newline="") as file:
