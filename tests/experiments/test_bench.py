@@ -14,7 +14,7 @@ import pytest
 from engine.costs import flops_per_iteration
 from experiments.bench.contenders import Contender, contenders
 from experiments.bench.parallel import DROPOUTS, TOLERANCE, Measured, disagreements, summarize
-from experiments.bench.sizes import read_size
+from experiments.bench.sizes import bench_size, read_size
 from experiments.bench.table import show_parallel
 from experiments.bench.timing import Timed, median_ratio
 
@@ -27,13 +27,21 @@ PEERS = {
     "ZeRO-3 (FSDP2)": 2,
 }
 RANKS = OURS | PEERS
-TWIN = read_size("twin")
+TWIN = bench_size("twin", read_size("twin").model, batch=2, iterations=3)
+PROGRAM = """
+import sys
+from experiments.bench import cli, sizes
+twin = sizes.bench_size('twin', sizes.read_size('twin').model, batch=2, iterations=3)
+sizes.read_size = {'twin': twin}.__getitem__
+sys.argv[0] = 'mlm-bench'
+cli.main()
+"""
+"""`mlm-bench` with a twin of a quarter of the batch, for as many iterations as show that all compute the same."""
 
 
 def bench(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    program = Path(sys.executable).with_name("mlm-bench")
     done = subprocess.run(
-        [str(program), "parallel", *map(str, arguments)],
+        [sys.executable, "-c", PROGRAM, "parallel", *map(str, arguments)],
         capture_output=True, text=True, timeout=600, env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"},
     )  # fmt: skip
     assert "Traceback" not in done.stderr
