@@ -187,7 +187,6 @@ def train_and_show(work: Work, layout: ParityLayout, take: Callable[[Piece, str]
             array = value.detach().numpy().copy() if isinstance(value, torch.Tensor) else np.array(value)
             take(Piece(iteration, tensor, start or (0,) * array.ndim, array), place)
 
-        optimizer.zero_gradients()
         microbatches, firsts = [], []
         for batch in batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size):
             probability = config.model.dropout

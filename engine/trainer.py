@@ -180,7 +180,6 @@ class Trainer:
         batch_size = self.schedule.batch_size(iteration)
         num_microbatches = batch_size // (train.microbatch_size * mesh.dp.size)
         scale = self.scaler.scale if self.scaler else 1.0
-        self.optimizer.zero_gradients()
         microbatches = self._inputs(iteration)
         timeline: list[Interval] | None = [] if iteration + 1 == train.iterations else None
         loss_sum = self.model.forward_backward(microbatches, self.reducer, scale, timeline)

@@ -66,6 +66,8 @@ class ShardedReducer:
 
     def begin(self) -> None:
         """Before an iteration's first backward pass."""
+        for group in self.groups:
+            group.main_gradient.zero_()
 
     def arm(self, parameters: Sequence[ShardedParameter]) -> None:
         """FSDP2 reduces in every backward pass, not in the last alone."""

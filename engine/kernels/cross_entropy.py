@@ -169,9 +169,10 @@ def _log_sum(logits: Array, columns: int, targets: Array, top: Array, own: Array
 def _softmax_gradient(logits: Array, columns: int, targets: Array, log_sum: Array, factor: float) -> None:
     softmax = np.empty(columns, dtype=np.float32)
     for r in range(logits.shape[0]):
+        row, whole = logits[r], log_sum[r]
         for i in range(columns):
-            softmax[i] = exponential(load(logits[r], i) - log_sum[r])
-        _row_gradient(logits[r], softmax, targets[r], np.float32(1.0), np.float32(factor))
+            softmax[i] = exponential(load(row, i) - whole)
+        _row_gradient(row, softmax, targets[r], np.float32(1.0), np.float32(factor))
 
 
 @inline

@@ -49,10 +49,12 @@ KERNELS: dict[str, dict[str, str]] = {
     },
     "adamw": {
         REFERENCE: "engine.kernels.adam:reference",
+        "cpu": "engine.kernels.adam:compiled",
         "cuda": "engine.kernels.gpu.adam:fused",
     },
     "adam_direction": {
         REFERENCE: "engine.kernels.adam:reference_direction",
+        "cpu": "engine.kernels.adam:compiled_direction",
         "cuda": "engine.kernels.gpu.adam:fused_direction",
     },
     "dropout_bits": {

@@ -7,10 +7,10 @@ from engine.optim.flat import FlatOptimizer
 class FlatAdamW(FlatOptimizer):
     """AdamW, one fused update per group."""
 
-    def update(self, learning_rate: float) -> None:
+    def update(self, learning_rate: float, clipping: float) -> None:
         """One step on the master weights and the model's."""
         for group in self.groups:
             kernel("adamw", group.master)(
                 group.master, group.own_copy, group.own_gradient, group.exp_avg, group.exp_avg_sq,
-                self.adam_step(group, learning_rate),
+                self.adam_step(group, learning_rate, clipping),
             )  # fmt: skip

@@ -15,8 +15,7 @@ from engine.parallel.sharding import ShardedParameter
 class FlatGroup:
     """Parameters that share a weight decay, laid out as views of one flat tensor; so are their gradients.
 
-    In fp16 and bf16 the optimizer works on fp32 copies, and gradients of successive microbatches are added in fp32 as
-    they are made; otherwise, and where `is_pure`, a parameter's `grad` is its part of the flat gradient.
+    In fp16 and bf16, unless `is_pure`, the optimizer works on fp32 copies and has the gradient in fp32.
     The optimizer's part, `master` and its moments, is divided over `owners`; an axis of size 1 keeps it whole.
     """
 
@@ -32,9 +31,6 @@ class FlatGroup:
         self.own = slice(owners.rank * each, (owners.rank + 1) * each)
         self.master = self.flat[self.own].float() if self.is_mixed else self.flat[self.own]
         self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype)
-        if not self.is_mixed:
-            for parameter, gradient in zip(parameters, self.views(self.main_gradient), strict=True):
-                parameter.local.grad = gradient
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
 
@@ -94,23 +90,19 @@ class FlatOptimizer(ABC):
         self.steps = 0
 
     @abstractmethod
-    def update(self, learning_rate: float) -> None:
-        """Change the master weights, and their copy in the model, by their gradients, which are clipped.
+    def update(self, learning_rate: float, clipping: float) -> None:
+        """Change the master weights, and their copy in the model, by `clipping` × their gradients.
 
         `steps` counts this update too.
         """
 
-    def adam_step(self, group: FlatGroup, learning_rate: float) -> AdamStep:
+    def adam_step(self, group: FlatGroup, learning_rate: float, clipping: float) -> AdamStep:
         """The numbers of a group's update."""
         train = self.train
         return AdamStep(
-            learning_rate, train.adam_beta1, train.adam_beta2, train.adam_epsilon, group.weight_decay, self.steps
-        )
-
-    def zero_gradients(self) -> None:
-        """Forget the gradients of the last iteration."""
-        for group in self.groups:
-            group.main_gradient.zero_()
+            learning_rate, train.adam_beta1, train.adam_beta2, train.adam_epsilon, group.weight_decay, clipping,
+            self.steps,
+        )  # fmt: skip
 
     def gradient_norm(self) -> float:
         """Norm of the whole gradient over tensor- and pipeline-parallel ranks, counting shared parameters once."""
@@ -128,12 +120,9 @@ class FlatOptimizer(ABC):
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_norm: float) -> None:
         """Clip, update the master weights and copy them to the model's."""
-        clip = self.train.clip_gradient
-        if clip and gradient_norm > clip:
-            for group in self.groups:
-                group.main_gradient.mul_(clip / (gradient_norm + 1e-6))
+        limit = self.train.clip_gradient
         self.steps += 1
-        self.update(learning_rate)
+        self.update(learning_rate, limit / (gradient_norm + 1e-6) if limit and gradient_norm > limit else 1.0)
         for group in self.groups:
             group.publish()
 

@@ -20,10 +20,10 @@ class FlatLamb(FlatOptimizer):
     GPUs" (cybertronai/pytorch-lamb) corrects nothing and has φ(z) = min(z, 10).
     """
 
-    def update(self, learning_rate: float) -> None:
+    def update(self, learning_rate: float, clipping: float) -> None:
         """One step, with η = `learning_rate`; every rank of the model calls it."""
         for group in self.groups:
-            direction = self._direction(group)
+            direction = self._direction(group, clipping)
             weight_norms = self._norms(group, group.master)
             if self.train.optimizer == "lamb-clamped":
                 weight_norms.clamp_(max=CLAMP)
@@ -35,10 +35,10 @@ class FlatLamb(FlatOptimizer):
             if (copy := group.own_copy) is not None:
                 copy.copy_(group.master)
 
-    def _direction(self, group: FlatGroup) -> torch.Tensor:
+    def _direction(self, group: FlatGroup, clipping: float) -> torch.Tensor:
         """Adam's step with decay, u, of this owner's part; the moments move on."""
         direction: torch.Tensor = kernel("adam_direction", group.master)(
-            group.master, group.own_gradient, group.exp_avg, group.exp_avg_sq, self.adam_step(group, 0.0),
+            group.master, group.own_gradient, group.exp_avg, group.exp_avg_sq, self.adam_step(group, 0.0, clipping),
             self.train.optimizer == "lamb",
         )  # fmt: skip
         return direction

@@ -52,10 +52,10 @@ class _Bucket:
 class GradientReducer:
     """Watches the parameters of one rank's flat groups.
 
-    A microbatch's gradient is added to the fp32 one as it is made. In the last backward pass of a chunk (`arm`) each
-    bucket's all-reduce starts when its last parameter has its gradient; not where ranks share memory, for there the
-    processor that would carry it out is the one that computes. With `measures_noise`, `local_square` is known after
-    `finish`.
+    An iteration's first gradient of a parameter becomes the flat one's part, those of later microbatches are added as
+    they are made. In the last backward pass of a chunk (`arm`) each bucket's all-reduce starts when its last parameter
+    has its gradient; not where ranks share memory, for there the processor that would carry it out is the one that
+    computes. With `measures_noise`, `local_square` is known after `finish`.
     """
 
     groups: Sequence[FlatGroup]
@@ -63,6 +63,8 @@ class GradientReducer:
     measures_noise: bool = False
     _buckets: list[_Bucket] = field(default_factory=list)
     _armed: set[int] = field(default_factory=set)
+    _arrivals: set[int] = field(default_factory=set)
+    """Parameters that have a gradient in this iteration."""
 
     def __post_init__(self) -> None:
         for group in self.groups:
@@ -89,7 +91,11 @@ class GradientReducer:
     def begin(self) -> None:
         """Before an iteration's first backward pass."""
         self._armed.clear()
+        self._arrivals.clear()
         self.local_square.zero_()
+        for group in self.groups:
+            for parameter in group.parameters:
+                parameter.local.grad = None
         for bucket in self._buckets:
             bucket.waiting, bucket.work, bucket.is_launched = bucket.size, None, False
 
@@ -104,6 +110,10 @@ class GradientReducer:
         undivided parameter, of which each tensor-parallel rank saw its part of the sequence. The parts of one
         data-parallel rank are added up before those of the others.
         """
+        for group in self.groups:
+            for parameter, view in zip(group.parameters, group.views(group.main_gradient), strict=True):
+                if id(parameter.local) not in self._arrivals:
+                    view.zero_()
         self._wait([bucket for bucket in self._buckets if not bucket.is_shared])
         tied = self._share()
         self._wait([bucket for bucket in self._buckets if bucket.is_shared])
@@ -133,9 +143,13 @@ class GradientReducer:
         return self.mesh.sequence_parallel and parameter.dim is None
 
     def _arrived(self, bucket: _Bucket, main: torch.Tensor, is_mixed: bool, parameter: torch.Tensor) -> None:
-        if is_mixed and parameter.grad is not None:
-            main.add_(parameter.grad)
-            parameter.grad = None
+        if parameter.grad is not None and parameter.grad is not main:
+            if id(parameter) in self._arrivals:
+                main.add_(parameter.grad)
+            else:
+                main.copy_(parameter.grad)
+            self._arrivals.add(id(parameter))
+            parameter.grad = None if is_mixed else main
         if id(parameter) in self._armed:
             bucket.waiting -= 1
             if bucket.waiting == 0 and not bucket.is_shared and not self.mesh.dp.near:

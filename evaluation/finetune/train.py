@@ -95,7 +95,6 @@ class FineTuner:
             for step, chosen in enumerate(self._shuffled(len(features))):
                 batch = [features[number] for number in chosen]
                 dropout = Dropout(self.config.dropout, recipe.seed, step, tuple(range(self._rows(batch))))
-                optimizer.zero_gradients()
                 reducer.begin()
                 loss = self._loss(batch, dropout if self.config.dropout else None)
                 loss.backward()

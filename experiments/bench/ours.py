@@ -44,7 +44,6 @@ def build_ours(contender: Contender, size: BenchSize) -> OurStep:
             tokens = batch[start : start + each]
             masks = Dropout(dropout, train.seed, iteration, places) if dropout else None
             microbatches.append(PipelineInput(tokens[:, :-1], tokens[:, 1:], masks))
-        optimizer.zero_gradients()
         loss = mesh.pp.all_reduce(mesh.dp.all_reduce(model.forward_backward(microbatches, reducer, timeline=timeline)))
         reducer.finish(len(microbatches))
         optimizer.step(train.learning_rate, optimizer.gradient_norm())

@@ -180,7 +180,6 @@ def training_step(w: Workload, mesh: "ParallelMesh", dtype: Any) -> Callable[[],
     ]
 
     def step() -> None:
-        optimizer.zero_gradients()
         parts.forward_backward(microbatches, reducer)
         reducer.finish(len(microbatches))
         optimizer.step(train.learning_rate, optimizer.gradient_norm())

@@ -67,7 +67,6 @@ def train_on(layout: Layout, parallel: ParallelConfig, order: str) -> Result:
     reducer = model.reducer(optimizer.groups)
     losses = []
     for iteration in range(TRAIN.iterations):
-        optimizer.zero_gradients()
         places = range(mesh.dp.rank, TRAIN.global_batch_size, layout.dp)
         microbatches = [
             random_pairs(1, 100 * iteration + place, Dropout(0.1, TRAIN.seed, iteration, (place,))) for place in places

@@ -49,7 +49,6 @@ class Built:
     reducer: GradientReducer
 
     def step(self) -> None:
-        self.optimizer.zero_gradients()
         self.reducer.begin()
         self.model(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
         self.reducer.finish(1)

@@ -144,16 +144,17 @@ def test_every_fused_kernel_is_held_against_its_reference() -> None:
     assert {case.values[0] for case in cases()} == KERNELS.keys() - below
 
 
+@pytest.mark.parametrize("device", DTYPES)
 @pytest.mark.parametrize("name", ["adamw", "adam_direction"])
-def test_updates_are_as_exact_as_the_reference(name: str, on_device: OnDevice) -> None:
-    """Weights, their bf16 copy and moments after three updates, whose number is no multiple of a block."""
+def test_updates_are_as_exact_as_the_reference(name: str, device: str, on_device: OnDevice) -> None:
+    """Weights, their bf16 copy and moments after three clipped updates, whose number is no multiple of a block."""
 
     def updated(update: Callable[..., Any], dtype: torch.dtype) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(3)
         weights, *gradients = torch.randn(4, 1500, generator=generator).to(dtype)
         moments, copy = torch.zeros(2, 1500, dtype=dtype), torch.zeros(1500, dtype=torch.bfloat16)
         for number, gradient in enumerate(gradients, 1):
-            step = AdamStep(1e-2, 0.9, 0.999, 1e-8, 0.1, number)
+            step = AdamStep(1e-2, 0.9, 0.999, 1e-8, 0.1, 0.3, number)
             if name == "adamw":
                 update(weights, copy, gradient, *moments, step)
             else:
@@ -163,7 +164,7 @@ def test_updates_are_as_exact_as_the_reference(name: str, on_device: OnDevice) -
 
     exact = updated(implementation(name, REFERENCE), torch.float64)
     reference = updated(implementation(name, REFERENCE), torch.float32)
-    ours = updated(on_device(name, "cuda"), torch.float32)
+    ours = updated(on_device(name, device), torch.float32)
     for true, theirs, fused in zip(exact[:2], reference, ours, strict=False):
         unit = torch.finfo(torch.float32).eps * true.abs().max().item()
         assert (fused - true).abs().max() <= 2 * (theirs - true).abs().max() + unit

@@ -43,7 +43,6 @@ def train_on(layout: Layout, parallel: ParallelConfig, optimizer_name: str = "ad
     dp = layout.dp
     micro = 2 if TRAIN.global_batch_size // (2 * dp) >= layout.pp else 1
     for iteration in range(TRAIN.iterations):
-        optimizer.zero_gradients()
         microbatches = []
         for block in range(0, TRAIN.global_batch_size, micro * dp):
             places = tuple(range(block + mesh.dp.rank * micro, block + (mesh.dp.rank + 1) * micro))

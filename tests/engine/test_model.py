@@ -96,7 +96,6 @@ def test_an_optimizer_step_equals_the_other_library(clip: float) -> None:
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": undecayed, "weight_decay": 0.0}]
     reference = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.999), eps=1e-8)
     for rate in (1e-2, 4e-3):
-        optimizer.zero_gradients()
         reducer.begin()
         for row in TOKENS.split(2):
             ours(row[:, :-1], row[:, 1:]).backward()

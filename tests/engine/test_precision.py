@@ -82,7 +82,6 @@ def weights_after_small_updates(precision: Precision) -> tuple[list[float], Flat
     reducer = GradientReducer(optimizer.groups, mesh)
     values = []
     for _ in range(100):
-        optimizer.zero_gradients()
         reducer.begin()
         model(torch.ones(1, 4, dtype=dtype)).sum().backward()
         reducer.finish(1)
@@ -120,7 +119,6 @@ def test_gradients_of_microbatches_add_up_in_fp32() -> None:
     mesh = serial_mesh()
     optimizer = FlatAdamW(sharded_parameters(model, mesh), TrainConfig(), mesh)
     reducer = GradientReducer(optimizer.groups, mesh)
-    optimizer.zero_gradients()
     reducer.begin()
     for _ in range(1000):
         model(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()

@@ -35,19 +35,19 @@ def _launch(
 ) -> None:  # fmt: skip
     """On contiguous flat tensors."""
     _adam[(triton.cdiv(len(weights), ELEMENTS),)](
-        weights, out, gradient, exp_avg, exp_avg_sq, len(weights), step.learning_rate, step.weight_decay,
+        weights, out, gradient, exp_avg, exp_avg_sq, len(weights), step.clipping, step.learning_rate, step.weight_decay,
         1 - step.beta1, step.beta2, 1 - step.beta2, *corrections, step.epsilon, has_copy, is_direction, ELEMENTS,
     )  # fmt: skip
 
 
 @triton.jit
 def _adam(
-    weights, out, gradient, exp_avg, exp_avg_sq, n, rate, decay, beta1_left, beta2, beta2_left, first, second, epsilon,
-    has_copy: tl.constexpr, is_direction: tl.constexpr, c: tl.constexpr,
+    weights, out, gradient, exp_avg, exp_avg_sq, n, clipping, rate, decay, beta1_left, beta2, beta2_left, first, second,
+    epsilon, has_copy: tl.constexpr, is_direction: tl.constexpr, c: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * c + tl.arange(0, c)
     inside = at < n
-    weight, given = tl.load(weights + at, inside, 0.0), tl.load(gradient + at, inside, 0.0)
+    weight, given = tl.load(weights + at, inside, 0.0), tl.load(gradient + at, inside, 0.0) * clipping
     m, v = tl.load(exp_avg + at, inside, 0.0), tl.load(exp_avg_sq + at, inside, 0.0)
     m += (given - m) * beta1_left
     v = v * beta2 + given * given * beta2_left
