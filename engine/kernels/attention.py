@@ -141,7 +141,7 @@ class _Rows:
 @Compiled
 def _softmax(
     scores: Array, first_head: int, first_query: int, s: int, n: int, scale: np.float32, visible: Array,
-    keys: Array, first_row: int, threshold: int, keep_scale: np.float32, factor: Array, sums: Array,
+    keys: Array, first_row: int, threshold: np.int32, keep_scale: np.float32, factor: Array, sums: Array,
 ) -> None:  # fmt: skip
     """Scores [heads, queries, keys] → exponentials of what is seen and kept, else 0; `factor` of each row makes them
     sum to one. `sums` [b·n, s]: log of the sum of exponentials.
@@ -166,7 +166,7 @@ def _softmax(
             random_bits(keys[sample], first_row + head * s + query, seen, bits)
             for i in range(seen):
                 value = exponential(load(row, i) * scale - top)
-                kept = np.float32(1.0) if bits[i] >= threshold else np.float32(0.0)
+                kept = np.float32(1.0) if np.int32(bits[i]) >= threshold else np.float32(0.0)
                 total += value
                 store(row, i, value * kept)
             for i in range(seen, count):
@@ -178,7 +178,7 @@ def _softmax(
 @Compiled
 def _softmax_gradient(
     weights: Array, slopes: Array, first_head: int, first_query: int, s: int, n: int, scale: np.float32,
-    visible: Array, keys: Array, first_row: int, threshold: int, keep_scale: np.float32, sums: Array, inner: Array,
+    visible: Array, keys: Array, first_row: int, threshold: np.int32, keep_scale: np.float32, sums: Array, inner: Array,
 ) -> None:  # fmt: skip
     """Scores → weights after dropout, and their gradient → that of the unscaled scores, both in place."""
     count = weights.shape[2]
@@ -198,7 +198,7 @@ def _softmax_gradient(
             random_bits(keys[sample], first_row + head * s + query, seen, bits)
             for i in range(seen):
                 weight = exponential(load(row, i) * scale - log_sum)
-                kept = keep_scale if bits[i] >= threshold else np.float32(0.0)
+                kept = keep_scale if np.int32(bits[i]) >= threshold else np.float32(0.0)
                 store(slope, i, weight * (load(slope, i) * kept - mean) * scale)
                 store(row, i, weight * kept)
             for i in range(seen, count):

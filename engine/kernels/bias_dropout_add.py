@@ -54,7 +54,7 @@ class _BiasDropoutAdd(torch.autograd.Function):
 
 @Compiled
 def _bias_dropout_add(
-    x: Array, bias: Array, residual: Array, found: Array, keys: Array, first_row: int, threshold: int,
+    x: Array, bias: Array, residual: Array, found: Array, keys: Array, first_row: int, threshold: np.int32,
     scale: np.float32,
 ) -> None:  # fmt: skip
     columns = x.shape[2]
@@ -68,13 +68,13 @@ def _bias_dropout_add(
             else:
                 random_bits(keys[sample], first_row + r, columns, bits)
                 for i in range(columns):
-                    kept = scale if bits[i] >= threshold else np.float32(0.0)
+                    kept = scale if np.int32(bits[i]) >= threshold else np.float32(0.0)
                     store(out, i, load(before, i) + (load(row, i) + load(bias, i)) * kept)
 
 
 @Compiled
 def _gradient(
-    gradient: Array, to_x: Array, to_bias: Array, keys: Array, first_row: int, threshold: int, scale: np.float32
+    gradient: Array, to_x: Array, to_bias: Array, keys: Array, first_row: int, threshold: np.int32, scale: np.float32
 ) -> None:
     """Without keys `to_x` is the gradient itself."""
     columns = gradient.shape[2]
@@ -90,7 +90,7 @@ def _gradient(
             else:
                 random_bits(keys[sample], first_row + r, columns, bits)
                 for i in range(columns):
-                    kept = scale if bits[i] >= threshold else np.float32(0.0)
+                    kept = scale if np.int32(bits[i]) >= threshold else np.float32(0.0)
                     value = load(row, i) * kept
                     store(out, i, value)
                     part[i] += value

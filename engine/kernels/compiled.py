@@ -69,11 +69,14 @@ def array(tensor: torch.Tensor) -> Array:
     return np.from_dlpack(found) if isinstance(tensor, torch.nn.Parameter) else found.numpy()
 
 
-def mask_keys(mask: "DropoutMask | None") -> tuple[Array, int, int, np.float32]:
-    """A dropout mask as loops take it: keys (none: no dropout), first row, threshold, factor of what is kept."""
+def mask_keys(mask: "DropoutMask | None") -> tuple[Array, int, np.int32, np.float32]:
+    """A dropout mask as loops take it: keys (none: no dropout), first row, threshold, factor of what is kept.
+
+    The threshold has 32 bits, as have the numbers that a loop works on: wider, it would halve what is done at a time.
+    """
     if mask is None:
-        return np.empty(0, dtype=np.uint64), 0, 0, np.float32(1.0)
-    return np.array(mask.keys, dtype=np.uint64), mask.first_row, mask.threshold, np.float32(mask.scale)
+        return np.empty(0, dtype=np.uint64), 0, np.int32(0), np.float32(1.0)
+    return np.array(mask.keys, dtype=np.uint64), mask.first_row, np.int32(mask.threshold), np.float32(mask.scale)
 
 
 inline = numba.njit(fastmath=FLOAT_RULES, error_model="numpy", inline="never", nogil=True)

@@ -40,7 +40,7 @@ def _dropped(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
 
 
 @Compiled
-def _drop(x: Array, found: Array, keys: Array, first_row: int, threshold: int, scale: np.float32) -> None:
+def _drop(x: Array, found: Array, keys: Array, first_row: int, threshold: np.int32, scale: np.float32) -> None:
     columns = x.shape[2]
     bits = np.empty((columns + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     for r in range(x.shape[0]):
@@ -48,5 +48,5 @@ def _drop(x: Array, found: Array, keys: Array, first_row: int, threshold: int, s
             row, out = x[r, sample], found[r, sample]
             random_bits(keys[sample], first_row + r, columns, bits)
             for i in range(columns):
-                kept = scale if bits[i] >= threshold else np.float32(0.0)
+                kept = scale if np.int32(bits[i]) >= threshold else np.float32(0.0)
                 store(out, i, load(row, i) * kept)
