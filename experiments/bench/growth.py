@@ -51,7 +51,7 @@ def points(cores: int) -> list[Point]:
 def _size(**changes: int) -> BenchSize:
     shape = BASE | {"vocab_size": VOCABULARY, "padded_vocab_size": VOCABULARY}
     model = ModelConfig.model_validate(shape | changes)
-    return bench_size("growth", model, TOKENS // model.seq_length, iterations=4)
+    return bench_size("growth", model, TOKENS // model.seq_length, iterations=4, warm_up=1)
 
 
 def measure_growth(rounds: int, every: Sequence[Point] | None = None) -> dict[str, Any]:

@@ -37,6 +37,7 @@ def measure_kernels(rounds: int) -> dict[str, Any]:
 def _measure(precision: Precision, rounds: int) -> list[dict[str, Any]]:
     import torch
 
+    from engine.kernels.adam import AdamStep
     from engine.kernels.registry import REFERENCE, implementation
     from engine.parallel.mesh import Axis
     from engine.precision import DTYPES
@@ -44,6 +45,9 @@ def _measure(precision: Precision, rounds: int) -> list[dict[str, Any]]:
 
     dtype, h = DTYPES[precision], HEADS * HEAD_DIM
     targets = torch.randint(0, VOCABULARY, (SEQUENCE,))
+    weights, gradient, *moments = torch.rand(4, 12 * h * h)  # a layer's
+    copy = weights.to(dtype) if dtype != weights.dtype else None
+    step = AdamStep(1e-3, 0.9, 0.999, 1e-8, 0.01, 0.5, steps=2)
     cases: dict[str, tuple[list[torch.Tensor], tuple[Any, ...]]] = {
         "attention": ([torch.randn(SEQUENCE, 1, HEADS, 3, HEAD_DIM)], (DropoutMask(0.1, (1,)),)),
         "dropout": ([torch.randn(SEQUENCE, 1, h)], (DropoutMask(0.1, (1,)),)),
@@ -56,6 +60,8 @@ def _measure(precision: Precision, rounds: int) -> list[dict[str, Any]]:
             [torch.randn(SEQUENCE, h), torch.randn(VOCABULARY, h) * 0.02],
             (targets, VOCABULARY, Axis()),
         ),
+        "adamw": ([], (weights, copy, gradient, *moments, step)),
+        "adam_direction": ([], (weights, gradient, *moments, step, True)),
     }
     rows = []
     for name, (tensors, others) in cases.items():
@@ -70,7 +76,9 @@ def _measure(precision: Precision, rounds: int) -> list[dict[str, Any]]:
             others: tuple[Any, ...] = others,
         ) -> float:
             start = time.process_time()
-            function(*leaves, *others).sum().backward()
+            found = function(*leaves, *others)
+            if leaves:
+                found.sum().backward()
             return time.process_time() - start
 
         seconds: dict[str, list[float]] = {each: [] for each in functions}

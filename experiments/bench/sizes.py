@@ -60,24 +60,27 @@ def read_size(name: str) -> BenchSize:
     """
     if name == "twin":
         twin = read_run_config(model_file("8.3b"), twin=True)
-        return bench_size(name, twin.model, twin.train.global_batch_size, iterations=5)
+        return bench_size(name, twin.model, twin.train.global_batch_size, iterations=5, warm_up=2)
     layers, h, heads, s, batch = {"tiny": (4, 256, 4, 256, 4), "small": (12, 768, 12, 1024, 1)}[name]
     model = ModelConfig(
         num_layers=layers, hidden_size=h, num_heads=heads, seq_length=s, vocab_size=50304, padded_vocab_size=50304
     )
-    return bench_size(name, model, batch, iterations=3)
+    return bench_size(name, model, batch, *((7, 4) if name == "tiny" else (3, 2)))
 
 
 def published_size(name: str, batch: int, iterations: int, warm_up: int) -> BenchSize:
     """A published recipe's model at its full size in bf16, `batch` sequences an iteration."""
-    size = bench_size(name, read_run_config(model_file(name)).model, batch, iterations)
-    return replace(size.in_precision("bf16"), warm_up=warm_up)
+    size = bench_size(name, read_run_config(model_file(name)).model, batch, iterations, warm_up)
+    return size.in_precision("bf16")
 
 
-def bench_size(name: str, model: ModelConfig, batch: int, iterations: int) -> BenchSize:
-    """The model trained on one microbatch of `batch` sequences an iteration, in fp32; the first is warm-up."""
+def bench_size(name: str, model: ModelConfig, batch: int, iterations: int, warm_up: int) -> BenchSize:
+    """The model trained on one microbatch of `batch` sequences an iteration, in fp32.
+
+    In the first iterations, `warm_up`, the heap grows until it holds what an iteration needs.
+    """
     train = TrainConfig(
         iterations=iterations, global_batch_size=batch, microbatch_size=batch, learning_rate=1e-3, warmup_iterations=0,
         precision="fp32",
     )  # fmt: skip
-    return BenchSize(name, model.model_copy(update={"vocab_size": model.padded_vocab_size}), train, warm_up=1)
+    return BenchSize(name, model.model_copy(update={"vocab_size": model.padded_vocab_size}), train, warm_up)
