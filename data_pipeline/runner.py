@@ -21,7 +21,7 @@ from data_pipeline.work.tasks import NO_ROOM, disk_is_full
 from data_pipeline.work.workspace import FOLDER, Workspace
 from lineage.digest import sha256_file
 from lineage.errors import BadInput, DataMissing, Interrupted, UserError
-from lineage.lock import LOCK, locked
+from lineage.lock import locked
 from lineage.run import RunDirectory
 
 ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS = 6, 3
@@ -101,7 +101,7 @@ def _open(
 def _complete(begin: Begin, build: Build, config: DataConfig, executor: str, room: int) -> RunDirectory:
     """Build in the directory of a run, alone, and seal it; or find it sealed."""
     run = begin()
-    if run.is_complete and not any((run.path / name).exists() for name in (FOLDER, LOCK)):
+    if run.is_at_rest and not (run.path / FOLDER).exists():
         return _found(run)
     work = run.path / FOLDER
     with locked(run.path), _interruptible():

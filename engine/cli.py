@@ -210,7 +210,7 @@ def _start(config: RunConfig, runs: Path, arguments: list[str], ranks: int | Non
     ranks = ranks or default_ranks(config)
     if "WORLD_SIZE" not in os.environ:
         _, _, run = begin_run(config, runs)
-        if run.is_complete:
+        if run.is_at_rest:
             run.link()
             print(f"already complete: {run.path}")
             return

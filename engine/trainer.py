@@ -70,27 +70,26 @@ def train(config: RunConfig, root: Path) -> RunDirectory:
             torch.set_num_threads(1)
         mesh = build_mesh(layout, config.parallel.sequence_parallel)
         mesh.barrier()
-        if not run.is_complete:
-            with alone(run, mesh):
+        with alone(run, mesh):
+            if not run.is_complete:
                 with mesh.together():
                     if os.environ.get("LOCAL_RANK", "0") == "0":
                         dataset.check()
-                if not run.is_complete:
-                    with explaining_out_of_memory(config, mesh, "before the first iteration"):
-                        trainer = Trainer(config, run, dataset, mesh)
-                    with explaining_out_of_memory(config, mesh, "while training"):
-                        trainer.run_to_end()
-        elif mesh.is_first:
-            run.link()
+                with explaining_out_of_memory(config, mesh, "before the first iteration"):
+                    trainer = Trainer(config, run, dataset, mesh)
+                with explaining_out_of_memory(config, mesh, "while training"):
+                    trainer.run_to_end()
+            elif mesh.is_first:
+                run.link()
     return run
 
 
 @contextmanager
 def alone(run: RunDirectory, mesh: ParallelMesh) -> Iterator[None]:
-    """Keep other commands from training this run. Raises BadInput, on every rank, if one does already."""
+    """Keep other commands from training a run not at rest. Raises BadInput, on every rank, if one does already."""
     with ExitStack() as held:
         with mesh.together():
-            if mesh.is_first:
+            if mesh.is_first and not run.is_at_rest:
                 held.enter_context(locked(run.path))
         yield
 

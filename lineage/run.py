@@ -108,6 +108,11 @@ class RunDirectory:
         return is_sealed(self.path)
 
     @property
+    def is_at_rest(self) -> bool:
+        """Whether the run was sealed, and nobody is at work in it or was killed there."""
+        return self.is_complete and not (self.path / LOCK).exists()
+
+    @property
     def digest(self) -> str:
         """Digest of everything the completed run wrote."""
         return read_digest(self.path)

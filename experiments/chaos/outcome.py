@@ -9,7 +9,6 @@ from engine.checkpoint import complete_checkpoints
 from engine.dataset import DIARY
 from engine.training_run import read_metrics
 from lineage.digest import check_seal, content_digest, is_sealed, sealed_files, sha256_json
-from lineage.lock import LOCK
 from lineage.records import read_records
 
 TIMED = {
@@ -53,9 +52,8 @@ def outcome(runs: Path) -> dict[str, str]:
 
 
 def leftovers(place: Path) -> list[str]:
-    """Hidden files and directories of unfinished work; a lock that nobody holds is none."""
-    found = [path.relative_to(place) for path in (place / "runs").rglob(".*") if path.name != LOCK]
-    return sorted(str(path) for path in found)
+    """Hidden files and directories of unfinished work."""
+    return sorted(str(path.relative_to(place)) for path in (place / "runs").rglob(".*"))
 
 
 def _linked(runs: Path, name: str) -> Path:

@@ -15,7 +15,7 @@ import pytest
 from data_pipeline.config import DataConfig
 from lineage.digest import check_seal
 from lineage.errors import BadInput, Interrupted
-from lineage.lock import locked
+from lineage.lock import LOCK, locked
 from tests.data_pipeline.builds import build, config_for, files_of, in_child, ledger_of, write_mixed
 from tests.data_pipeline.conftest import leftovers
 
@@ -110,6 +110,9 @@ def test_one_process_at_a_time(folder: Path, config: DataConfig) -> None:
         build(folder, config, "one")
     assert (started / "dataset.json").is_file()
     assert build(folder, config, "one") == started
+    (started / LOCK).touch()  # as a kill after the last file leaves it
+    assert build(folder, config, "one") == started
+    assert list(started.glob(".*")) == []
 
 
 def without_room(folder: Path, config: DataConfig, root: str, largest: int, report: Path) -> None:

@@ -20,7 +20,7 @@ from engine.trainer import Trainer, alone, train
 from engine.training_run import begin_run
 from lineage.digest import seal, sha256_file
 from lineage.errors import BadInput, Diverged, IntegrityFailure, UserError
-from lineage.lock import locked
+from lineage.lock import LOCK, locked
 from lineage.run import RunDirectory
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import assert_same_training, small_config
@@ -129,7 +129,13 @@ def test_a_run_is_trained_by_one_command_at_a_time(dataset: Path, tmp_path: Path
     assert train(small_config(dataset, iterations=6), tmp_path).is_complete
     with alone(run, build_mesh(Layout())):
         assert not leftover.exists()
-    assert [path.name for path in run.path.iterdir() if path.name.startswith(".")] == []
+    assert list(run.path.glob(".*")) == []
+
+
+def test_a_lock_that_a_kill_left_in_a_complete_run_is_removed(dataset: Path, uninterrupted: Path) -> None:
+    (uninterrupted / LOCK).touch()
+    assert train(small_config(dataset), uninterrupted.parent).path == uninterrupted
+    assert list(uninterrupted.glob(".*")) == []
 
 
 def refused(function: Callable[..., Any], *arguments: Any) -> str:
