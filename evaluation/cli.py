@@ -62,9 +62,10 @@ def _named_command(name: str) -> Callable[..., None]:
         heads: Heads = None,
         layout: LayoutText = ONE_RANK,
     ) -> None:
+        settings = _settings(limit, batch_size, workers, vocab, heads, layout)
         from evaluation.evaluate import named_task
 
-        _report_one(ckpt, named_task(name), _settings(limit, batch_size, workers, vocab, heads, layout), json, samples)
+        _report_one(ckpt, named_task(name), settings, json, samples)
 
     command.__doc__ = f"{TASKS[name].title[0].upper()}{TASKS[name].title[1:]}."
     return command
@@ -83,11 +84,10 @@ def _file_command(make: Callable[[Path, Encoder, int, int | None], Task], descri
         heads: Heads = None,
         layout: LayoutText = ONE_RANK,
     ) -> None:
+        settings = _settings(limit, batch_size, workers, vocab, heads, layout)
         from evaluation.evaluate import file_task
 
-        _report_one(
-            ckpt, file_task(make, file), _settings(limit, batch_size, workers, vocab, heads, layout), json, samples
-        )
+        _report_one(ckpt, file_task(make, file), settings, json, samples)
 
     command.__doc__ = description
     return command
@@ -116,10 +116,10 @@ def all_command(
     layout: LayoutText = ONE_RANK,
 ) -> None:
     """Every protocol in one pass, side by side."""
-    from evaluation.evaluate import evaluate, named_task
-
     _refuse_directories(json, samples)
     settings = _settings(limit, batch_size, workers, vocab, heads, layout)
+    from evaluation.evaluate import evaluate, named_task
+
     evaluations = evaluate(ckpt, {name: named_task(name) for name in TASKS}, settings)
     if not is_first_rank():
         return
@@ -145,12 +145,12 @@ def compare_command(
     layout: LayoutText = ONE_RANK,
 ) -> None:
     """Two checkpoints on the same tests: the paired difference with its standard error."""
-    from evaluation.evaluate import evaluate, named_task
-
     for name in task:
         check_task_name(name)
     _refuse_directories(json)
     settings = _settings(limit, batch_size, workers, vocab, heads, layout)
+    from evaluation.evaluate import evaluate, named_task
+
     one, other = (evaluate(ckpt, {name: named_task(name) for name in task}, settings) for ckpt in (first, second))
     if not is_first_rank():
         return
@@ -250,7 +250,7 @@ def _report_one(ckpt: Path, task: "MakeTask", settings: "Settings", json: Path |
 def _settings(
     limit: int | None, batch_size: int | None, workers: int | None, vocab: Path | None, heads: int | None, layout: str
 ) -> "Settings":
-    """The settings, on every rank of the layout."""
+    """The settings, on every rank of the layout; what imports torch is imported after this, on ranks alone."""
     ranks = parse_layout(layout)
     start_ranks(ranks)
     from evaluation.evaluate import Settings
