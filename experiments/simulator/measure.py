@@ -204,9 +204,10 @@ def _median_seconds(operation: Callable[[], object], clock: Callable[[], float])
         return clock() - begin
 
     once()
-    repeats = [int(np.clip(SECONDS_PER_MEASUREMENT / max(once(), 1e-6), 3, 50))]
+    first = once()
+    repeats = [int(np.clip(SECONDS_PER_MEASUREMENT / max(first, 1e-6), 3, 50))]
     dist.broadcast_object_list(repeats)
-    return float(np.median([once() for _ in range(repeats[0])]))
+    return float(np.median([first, *(once() for _ in range(repeats[0] - 1))]))
 
 
 if __name__ == "__main__":
