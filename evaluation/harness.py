@@ -5,6 +5,7 @@ Sources: `lm_eval/tasks/wikitext`, `lm_eval/tasks/lambada`, `lm_eval/utils.py ge
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -32,11 +33,13 @@ def document_stream(text: RunningText, tokenizer: Encoder, seq_length: int) -> S
     """A WikiText file document by document, each detokenized by itself, in rolling windows."""
     documents = list(lm_eval_documents(text.text))
     encoded = tokenizer.encode_batch([detokenize_wikitext(document) for document in documents])
+    requests = [r for tokens in encoded for r in rolling_requests(tokens, tokenizer.end_of_text, seq_length)]
     return Stream(
         recipe=f"{len(documents)} documents, detokenizer {NAME} on each, end-of-text first; disjoint windows of "
         f"{seq_length}, the last extended to the left",
         num_tokens=sum(map(len, encoded)),
-        requests=[r for tokens in encoded for r in rolling_requests(tokens, tokenizer.end_of_text, seq_length)],
+        requests=requests,
+        first_targets=[0, *accumulate(request.num_scored for request in requests[:-1])],
         blocks=[
             Block(
                 title=document.partition("\n")[0].strip(" ="),

@@ -4,7 +4,7 @@ What is scored (`Stream`) is a matter of the protocol; what the summed loss is d
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,7 +26,7 @@ from evaluation.protocol import (
     perplexity,
 )
 from evaluation.uncertainty import ratio_standard_error
-from evaluation.windows import evenly_spread, sliding_windows
+from evaluation.windows import Lazy, evenly_spread, sliding_windows
 from lineage.errors import BadInput
 
 MEGATRON_LARGEST_EXPONENT = 20.0
@@ -56,7 +56,9 @@ class Stream:
     """How it was made, for the protocol line."""
     num_tokens: int
     """Sub-words of the text."""
-    requests: list[Request]
+    requests: Sequence[Request]
+    first_targets: Sequence[int]
+    """Of each request, the number of the first target that it scores, from 0."""
     blocks: list[Block]
     """Consecutive parts of the text that are taken as independent, for the standard error."""
 
@@ -70,10 +72,12 @@ def sliding_stream(
     """
     detokenized = detokenizer.apply(text.text)
     tokens: Tokens = np.asarray(tokenizer.encode(detokenized), dtype=np.int64)
-    requests = [
-        Request(tokens[window.start : window.stop], window.num_scored)
-        for window in sliding_windows(len(tokens), seq_length, stride)
-    ]
+    windows = sliding_windows(len(tokens), seq_length, stride)
+
+    def request(number: int) -> Request:
+        window = windows[number]
+        return Request(tokens[window.start : window.stop], window.num_scored)
+
     if text.articles:
         sizes = _share_out(len(tokens), [len(ids) for ids in tokenizer.encode_batch(cut_articles(text, detokenized))])
         sizes[next(index for index, size in enumerate(sizes) if size)] -= 1  # token 0
@@ -85,7 +89,11 @@ def sliding_stream(
     else:
         blocks = _stretches(len(tokens) - 1, seq_length, text.num_original_tokens)
     return Stream(
-        f"detokenizer {detokenizer.name}; window {seq_length}, stride {stride}", len(tokens), requests, blocks
+        recipe=f"detokenizer {detokenizer.name}; window {seq_length}, stride {stride}",
+        num_tokens=len(tokens),
+        requests=Lazy(len(windows), request),
+        first_targets=Lazy(len(windows), lambda number: windows[number].first_scored - 1),
+        blocks=blocks,
     )
 
 
@@ -234,9 +242,10 @@ class PerplexityTask:
         ]
 
     def _scored_targets(self) -> NDArray[np.int64]:
-        sizes = [request.num_scored for request in self.stream.requests]
-        ends = np.cumsum(sizes)
-        return np.concatenate([np.arange(ends[index] - sizes[index], ends[index]) for index in self._chosen])
+        firsts = (self.stream.first_targets[index] for index in self._chosen)
+        return np.concatenate(
+            [np.arange(first, first + request.num_scored) for first, request in zip(firsts, self.requests, strict=True)]
+        )
 
     def _describe(self, dtype: str, partial: bool) -> str:
         divisor = {

@@ -4,11 +4,16 @@ Follows the overlapping evaluation of Megatron-LM's zero-shot tasks (`--overlapp
 length 1024).
 """
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar, overload
 
 from lineage.errors import BadInput
 
 STRIDES_PER_WINDOW = 32
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +30,27 @@ class Window:
         return self.stop - self.first_scored
 
 
-def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> list[Window]:
+class Lazy(Sequence[T]):
+    """A sequence whose elements are made when they are asked for: with a limit, only those that are scored."""
+
+    def __init__(self, count: int, make: Callable[[int], T]) -> None:
+        self._places, self._make = range(count), make
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[T]: ...
+
+    def __getitem__(self, place: int | slice) -> T | list[T]:
+        found = self._places[place]
+        return self._make(found) if isinstance(found, int) else [self._make(one) for one in found]
+
+
+def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> Lazy[Window]:
     """Windows over `num_tokens` tokens that score each target 1 .. num_tokens-1 once and in order.
 
     Window i begins at token `i * stride` and sees `seq_length` inputs and the token after them. Window 0
@@ -37,11 +62,13 @@ def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> list[Windo
         raise BadInput(f"stride {stride} must be between 1 and the window's {seq_length} tokens")
     if num_tokens < 2:
         raise BadInput(f"a text of {num_tokens} tokens has nothing to score")
-    windows = [Window(0, 1, min(seq_length + 1, num_tokens))]
-    while (scored := windows[-1].stop) < num_tokens:
-        start = len(windows) * stride
-        windows.append(Window(start, scored, min(start + seq_length + 1, num_tokens)))
-    return windows
+    size = seq_length + 1
+
+    def window(number: int) -> Window:
+        start = number * stride
+        return Window(start, start + size - stride if number else 1, min(start + size, num_tokens))
+
+    return Lazy(1 + math.ceil(max(num_tokens - size, 0) / stride), window)
 
 
 def evenly_spread(count: int, limit: int | None) -> list[int]:
