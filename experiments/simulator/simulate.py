@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.config import RunConfig
 from engine.pipeline.lowering import Interval
@@ -74,13 +76,19 @@ def stage_passes(like: Workload, layer: Passes, head: Passes, message_seconds: F
 
     All times are of the same `n` workloads, which have the layers and the pipeline of `like`.
     """
-    counts = np.array([len(stage.layers) for stage in split_layers(like.layers, like.pp, like.chunks)])
+    counts = _layer_counts(like.layers, like.pp, like.chunks)
     forward, backward = np.multiply.outer(layer.forward, counts), np.multiply.outer(layer.backward, counts)
     forward[:, :-1] += message_seconds[:, None]
     backward[:, 1:] += message_seconds[:, None]
     forward[:, -1] += head.forward
     backward[:, -1] += head.backward
     return Passes(forward, backward)
+
+
+@cache
+def _layer_counts(layers: int, pp: int, chunks: int) -> NDArray[np.int64]:
+    """Layers of every stage; not to be changed."""
+    return np.array([len(stage.layers) for stage in split_layers(layers, pp, chunks)])
 
 
 def simulate(cluster: Cluster, workloads: Sequence[Workload]) -> list[Prediction]:
