@@ -39,7 +39,10 @@ NOTES = (
 
 
 def measure_scale(corpus: Path, megabytes: Sequence[float], workers: int) -> dict[str, Any]:
-    """A row for each size; the result as plain JSON values. Raises BadInput for a corpus without paragraphs."""
+    """A row for each size; the result as plain JSON values.
+
+    Raises BadInput for a corpus without paragraphs, UserError for a size too small to be told apart from starting.
+    """
     paragraphs = _paragraphs(corpus)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -54,11 +57,12 @@ def measure_scale(corpus: Path, megabytes: Sequence[float], workers: int) -> dic
             bound = memory_bound_bytes(documents, largest, workers)
             found = _build(path, workers, bound)
             read = path.stat().st_size / 1e6
-            rate = (read - base_megabytes) / (found["cpu_seconds"] - starting)
+            if (own := found["cpu_seconds"] - starting) <= 0:
+                raise UserError(f"{size:g} MB take no longer than starting does: give more --megabytes")
             rows.append(
                 {"megabytes": round(read, 3), "documents": documents, "largest_document_bytes": largest}
                 | found
-                | {"megabytes_per_second": round(rate, 3), "bound_bytes": bound}
+                | {"megabytes_per_second": round((read - base_megabytes) / own, 3), "bound_bytes": bound}
             )
     fastest = max(row["megabytes_per_second"] for row in rows)
     slowest = min(row["megabytes_per_second"] for row in rows)

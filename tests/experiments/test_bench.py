@@ -27,11 +27,11 @@ PEERS = {
     "ZeRO-3 (FSDP2)": 2,
 }
 RANKS = OURS | PEERS
-TWIN = bench_size("twin", read_size("twin").model, batch=2, iterations=3)
+TWIN = bench_size("twin", read_size("twin").model, batch=2, iterations=3, warm_up=1)
 PROGRAM = """
 import sys
 from experiments.bench import cli, sizes
-twin = sizes.bench_size('twin', sizes.read_size('twin').model, batch=2, iterations=3)
+twin = sizes.bench_size('twin', sizes.read_size('twin').model, batch=2, iterations=3, warm_up=1)
 sizes.read_size = {'twin': twin}.__getitem__
 sys.argv[0] = 'mlm-bench'
 cli.main()
