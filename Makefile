@@ -15,8 +15,8 @@ $(READY): pyproject.toml constraints.txt install.sh
 	sh install.sh "$(PYTHON)" $(VENV)
 	touch $(READY)
 
-test: $(READY) ## Run the tests, two files at a time
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: $(READY) ## Run the tests, three files at a time: some wait more than they compute
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY) ## Check style and types
 	$(BIN)/ruff check .
