@@ -43,7 +43,9 @@ class RecentIterations:
 
 
 def describe_spike(line: dict[str, Any]) -> str:
-    """What a line of metrics with a spike says to the user."""
+    """What a line of metrics with a spike says to the user; nothing where there is none."""
+    if not line["spike"]:
+        return ""
     leaps = " and ".join(
         f"{name.replace('_', ' ')} {line[name]:.4g} above {line['spike'][name]:.4g}" for name in line["spike"]
     )

@@ -38,6 +38,7 @@ from engine.probe import Probe, describe_computation
 from engine.replicas import INTERVAL, check_replicas
 from engine.resume import resume
 from engine.rng import Dropout
+from engine.slow_ranks import SlowRanks
 from engine.spikes import RecentIterations, describe_spike
 from engine.stream_memory import StreamMemory
 from engine.training_order import training_batches
@@ -122,6 +123,7 @@ class Trainer:
             self.streams.load(checkpoint_path(run.path, self.state.iteration), groups, layers)
         if self.scaler and self.state.loss_scaler:
             self.scaler = LossScaler(**self.state.loss_scaler)
+        self.slow = SlowRanks(mesh)
         self.recent = RecentIterations(self.state.recent)
         self.validation = ValidationSplit(config, dataset.token_files("valid"), mesh, dataset.tokenizer)
         self.validated = math.nan
@@ -140,14 +142,14 @@ class Trainer:
             if first == 0:
                 self._write(log, self._validate(0, train.validation_samples))
             for iteration in range(first, train.iterations):
+                self.slow.begin()
                 line, stop = self._iterate(iteration)
                 if iteration == first:
                     self.peak_bytes = self.memory.bytes()
                 self._write(log, line)
-                if line["spike"]:
-                    progress.note(describe_spike(line))
-                if "warning" in line:
-                    progress.note(line["warning"])
+                for warning in (describe_spike(line), line.get("warning", ""), self.slow.end()):
+                    if warning:
+                        progress.note(warning)
                 done = iteration + 1
                 if done % train.validation_interval == 0 or done == train.iterations:
                     self._write(log, self._validate(done, train.validation_samples))

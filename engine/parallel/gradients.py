@@ -170,7 +170,8 @@ class GradientReducer:
             self._launch(bucket)
         for bucket in buckets:
             if bucket.work is not None:
-                bucket.work.wait()
+                with self.mesh.waiting:
+                    bucket.work.wait()
 
 
 def _in_buckets(

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from engine.parallel import rendezvous
 from engine.parallel.layout import Layout
 from engine.parallel.rendezvous import join_ranks, launched_world_size
 from engine.parallel.shared_memory import share_memory
+from engine.parallel.waiting import Waiting
 from lineage.errors import BadInput, UserError
 
 
@@ -26,29 +27,34 @@ class Axis:
     group: dist.ProcessGroup | None = None
     near: dist.ProcessGroup | None = None
     """The same ranks on one machine without GPUs: what they wait for goes through memory."""
+    waiting: Waiting = field(default_factory=Waiting, compare=False)
 
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
         """Reduce in place over the axis."""
         if self.size > 1:
-            dist.all_reduce(tensor, op, group=self.near or self.group)
+            with self.waiting:
+                dist.all_reduce(tensor, op, group=self.near or self.group)
         return tensor
 
     def reduce(self, tensor: torch.Tensor) -> None:
         """Add up on the axis' first rank, in place; what the others hold afterwards is not defined."""
         if self.size > 1:
-            dist.reduce(tensor, group=self.group, group_dst=0)
+            with self.waiting:
+                dist.reduce(tensor, group=self.group, group_dst=0)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Give every rank of the axis the first one's values, in place."""
         if self.size > 1:
-            dist.broadcast(tensor, group=self.group, group_src=0)
+            with self.waiting:
+                dist.broadcast(tensor, group=self.group, group_src=0)
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """The shards of every rank of the axis joined along `dim`."""
         if self.size == 1:
             return tensor
         shards = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(shards, tensor.contiguous(), group=self.near or self.group)
+        with self.waiting:
+            dist.all_gather(shards, tensor.contiguous(), group=self.near or self.group)
         return torch.cat(shards, dim=dim)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -56,7 +62,8 @@ class Axis:
         if self.size == 1:
             return tensor
         part = tensor.new_empty(tensor.size(0) // self.size, *tensor.shape[1:])
-        dist.reduce_scatter_single(part, tensor.contiguous(), group=self.near or self.group)
+        with self.waiting:
+            dist.reduce_scatter_single(part, tensor.contiguous(), group=self.near or self.group)
         return part
 
 
@@ -78,6 +85,11 @@ class ParallelMesh:
     def sequence_rank(self) -> int:
         """Which part of the sequence this rank holds outside tensor-parallel regions."""
         return self.tp.rank if self.sequence_parallel else 0
+
+    @property
+    def waiting(self) -> Waiting:
+        """This rank's, over all axes."""
+        return self.tp.waiting
 
     @property
     def is_first(self) -> bool:
@@ -140,12 +152,13 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
     join_ranks()
     mesh = init_device_mesh(device.type, (layout.pp, layout.dp, layout.tp), mesh_dim_names=("pp", "dp", "tp"))
     tp, pp, dp = layout.coordinates(dist.get_rank())
+    waiting = Waiting()
     built = ParallelMesh(
         layout,
-        tp=_axis(mesh, "tp", tp),
-        pp=_axis(mesh, "pp", pp),
-        dp=_axis(mesh, "dp", dp),
-        embedding=_embedding_axis(layout, tp, pp, dp),
+        tp=_axis(mesh, "tp", tp, waiting),
+        pp=_axis(mesh, "pp", pp, waiting),
+        dp=_axis(mesh, "dp", dp, waiting),
+        embedding=_embedding_axis(layout, tp, pp, dp, waiting),
         device=device,
         sequence_parallel=sequence_parallel and layout.tp > 1,
     )
@@ -153,16 +166,16 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
     return built
 
 
-def _axis(mesh: DeviceMesh, name: str, rank: int) -> Axis:
+def _axis(mesh: DeviceMesh, name: str, rank: int, waiting: Waiting) -> Axis:
     group = mesh.get_group(name)
     dist.distributed_c10d._set_pg_timeout(rendezvous.COLLECTIVE_TIMEOUT, group)  # torch would wait half an hour
     near = None
     if mesh.device_type == "cpu" and group.size() > 1:
         near = share_memory(group, rendezvous.COLLECTIVE_TIMEOUT)
-    return Axis(group.size(), rank, group, near)
+    return Axis(group.size(), rank, group, near, waiting)
 
 
-def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int) -> Axis:
+def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int, waiting: Waiting) -> Axis:
     """Groups of first and last pipeline ranks; every rank makes all of them, as process groups require."""
     if layout.pp == 1:
         return Axis()
@@ -172,5 +185,5 @@ def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int) -> Axis:
             ends = [layout.rank(other_tp, 0, other_dp), layout.rank(other_tp, layout.pp - 1, other_dp)]
             group = dist.new_group(ends, timeout=rendezvous.COLLECTIVE_TIMEOUT)
             if (other_tp, other_dp) == (tp, dp) and pp in (0, layout.pp - 1):
-                mine = Axis(2, 0 if pp == 0 else 1, group)
+                mine = Axis(2, 0 if pp == 0 else 1, group, waiting=waiting)
     return mine

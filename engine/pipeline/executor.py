@@ -101,8 +101,9 @@ class PipelineExecutor:
                     self._put(inbox, outbox, (Op.BACKWARD, number, stage - 1), inputs.grad)
             if timeline is not None:
                 timeline.append(Interval(instruction, start, self._now(True)))
-        for work, _ in sends:
-            work.wait()
+        with self._mesh.waiting:
+            for work, _ in sends:
+                work.wait()
         return total
 
     def _now(self, timed: bool) -> float:
@@ -133,7 +134,8 @@ class PipelineExecutor:
         work, payload = inbox.pop(key)
         if work is None:
             return payload
-        work.wait()
+        with self._mesh.waiting:
+            work.wait()
         if self._divides:
             payload = self._mesh.tp.all_gather(payload, dim=0)
         return payload.view(self._shape(batch))

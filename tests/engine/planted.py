@@ -4,6 +4,7 @@ import math
 import os
 import resource
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,18 @@ def other_config(key: str) -> None:
         cli.read_run_config = read
 
 
+def slow_down(seconds: float) -> None:
+    """Every iteration of the last rank takes so much longer."""
+    original = Trainer._inputs
+
+    def inputs(self: Trainer, iteration: int) -> Any:
+        if not self.mesh.is_first:
+            time.sleep(seconds)
+        return original(self, iteration)
+
+    Trainer._inputs = inputs  # type: ignore[method-assign]
+
+
 def main() -> None:
     """Plant the fault that the first argument names, and train."""
     kind, value = sys.argv.pop(1).split("=")
@@ -72,6 +85,8 @@ def main() -> None:
         other_config(value)
     elif kind == "join_seconds":
         rendezvous.JOIN_SECONDS = float(value)
+    elif kind == "slow_seconds":
+        slow_down(float(value))
     elif kind == "wait_seconds":
         rendezvous.COLLECTIVE_TIMEOUT = timedelta(seconds=float(value))
     sys.exit(cli.main())
