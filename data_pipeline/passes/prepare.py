@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import compress, count
+from operator import ne
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +96,7 @@ def difference(before: str, after: str) -> tuple[str, str]:
         return before, after
     lines: list[int] = []
     end = 0
-    for number in (0, *(number for number, (was, now) in enumerate(zip(old, new, strict=True)) if was != now)):
+    for number in (0, *compress(count(), map(ne, old, new))):
         if number < end:
             continue
         start = number

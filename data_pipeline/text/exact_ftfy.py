@@ -7,24 +7,25 @@ quotes and Unicode normalization:
 * Characters of `PLAIN` are touched by no repair, so a line is looked at only if it has another one.
 * An ampersand matters only where an entity starts, and only before the line with the first `<`, from which on ftfy
   leaves entities alone.
-* Encodings are repaired only if `BADNESS_RE` matches. Every alternative of it contains one of a small set of
-  characters, so it is searched only around those. A line in which it matches is left as it is unless its bytes in
-  some encoding are laid out like UTF-8 throughout, or `BADNESS_RE` matches in a part that `UTF8_DETECTOR_RE` finds.
+* Encodings are repaired only if `BADNESS_RE` matches, which is searched only around its pairs of characters. A line
+  in which it matches is left as it is unless its bytes in some encoding are laid out like UTF-8 throughout, or
+  `BADNESS_RE` matches in a part that `UTF8_DETECTOR_RE` finds; one that is not gets ftfy's repair of encodings first.
 
 A line that may need any other repair is given to ftfy, which makes the result exact by construction.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Set as AbstractSet
-from importlib import import_module
-from typing import Any, Literal
-from unicodedata import category, is_normalized, normalize
+from string import printable
+from typing import Literal
+from unicodedata import is_normalized, normalize
 
 import ftfy
-from ftfy import TextFixerConfig, chardata, fix_and_explain
+from ftfy import TextFixerConfig, chardata, fix_and_explain, fix_encoding
 from ftfy.badness import BADNESS_RE
 from ftfy.fixes import uncurl_quotes
+
+from data_pipeline.text.badness import Codes, Kinds, as_codes, badness_search, parse
 
 Normalization = Literal["NFC", "NFKC"]
 
@@ -32,22 +33,13 @@ SUPPORTED = "6.3."
 SEGMENT = TextFixerConfig().max_decode_length
 BLOCK = 1 << 12
 """Characters of whole lines that are looked at together before they are looked at one by one."""
-PLAIN = r"\t\n\f -%'-~"
-"""As a regular expression's set: ASCII without controls and the ampersand."""
-ENTITY = chardata.HTML_ENTITY_RE.pattern
+PLAIN = set(printable) - set("&\r\v")
+"""ASCII without controls and the ampersand; a form feed is left alone."""
+PLAIN_CHARACTER, AMPERSAND, TRANSLATED, QUOTE, REPAIRED, OTHER = (1 << bit for bit in range(6))
+UNTOUCHED = PLAIN_CHARACTER | AMPERSAND
 LINE_BREAKS_AND_ESCAPE = "\r\x1b\x85\u2028\u2029"
 LOST_BYTES = set(" ?\x1a\ufffd")
 """What ftfy takes for a byte of UTF-8 that was lost."""
-
-
-def _set(characters: Iterable[str]) -> str:
-    return "[" + "".join(map(re.escape, sorted(characters))) + "]"
-
-
-_plain_or_entity = re.compile(f"[^&{PLAIN}]|{ENTITY}")
-_not_plain = re.compile(f"[^&{PLAIN}]")
-_entity = re.compile(ENTITY)
-_translated = re.compile(_set(map(chr, (*chardata.LIGATURES, *chardata.WIDTH_MAP))))
 
 
 def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
@@ -61,88 +53,104 @@ def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
         TextFixerConfig(unescape_html=entities, normalization=normalization, explain=False)
         for entities in (False, True)
     ]
-    needs_repair = _repair_test()
-    quotes = [(character, uncurl_quotes(character)) for character in sorted(_quotes())]
+    repaired, quotes = set(map(chr, _repaired_codes())), sorted(_quotes())
+    translated = map(chr, (*chardata.LIGATURES, *chardata.WIDTH_MAP))
+    kinds = Kinds(
+        {PLAIN_CHARACTER: PLAIN, AMPERSAND: "&", TRANSLATED: translated, QUOTE: quotes, REPAIRED: repaired}, OTHER
+    )
+    may_be_repaired = _repair_test(repaired)
+    straightened = [(character, uncurl_quotes(character)) for character in quotes]
+    find_entity = chardata.HTML_ENTITY_RE.search
+
+    def needs(text: str, entities: bool) -> int | None:
+        """The kinds of characters that the text has; None if it may need more than `settle` does."""
+        codes = as_codes(text)
+        found = kinds.of(codes)
+        if entities and found & AMPERSAND and find_entity(text):
+            return None
+        if found & REPAIRED or (found & ~UNTOUCHED and may_be_repaired(text, codes)):
+            return None
+        return found
 
     def settle(text: str, entities: bool) -> str | None:
         """The text with what needs no decoding replaced, and normalized; None if it needs more, or then would."""
-        while True:
-            if (entities and _entity.search(text)) or needs_repair(text):
-                return None
+        while (found := needs(text, entities)) is not None:
+            if not found & ~UNTOUCHED:
+                return text
             fixed = text
-            if _translated.search(text):
+            if found & TRANSLATED:
                 fixed = fixed.translate(chardata.LIGATURES).translate(chardata.WIDTH_MAP)
-            for curly, straight in quotes:
-                fixed = fixed.replace(curly, straight)
+            if found & QUOTE:
+                for curly, straight in straightened:
+                    fixed = fixed.replace(curly, straight)
             if not is_normalized(normalization, fixed):
                 fixed = normalize(normalization, fixed)
-            if fixed == text or (fixed.isascii() and "&" not in fixed):
+            if fixed == text:
                 return fixed
             text = fixed
+        return None
+
+    def fix_segment(segment: str, entities: bool) -> str:
+        settled = settle(segment, entities)
+        if settled is None and not (entities and find_entity(segment)):
+            settled = settle(fix_encoding(segment), entities)
+        return fix_and_explain(segment, configs[entities]).text if settled is None else settled
 
     def fix_text(text: str) -> str:
         tag = text.find("<")
-        tagged = len(text) if tag < 0 else _segment(text, text.rfind("\n", 0, tag) + 1, tag)[0]
-        done = tried = 0
+        tagged = len(text) if tag < 0 else _segment_start(text, tag)
         fixed: list[str] = []
-        while match := _plain_or_entity.search(text, done, tagged) or _not_plain.search(text, max(done, tagged)):
-            line = max(text.rfind("\n", done, match.start()) + 1, done)
-            start, end = _segment(text, line, match.start())
-            fixed.append(text[done:start])
-            if start >= tried:
-                tried = max(end, text.rfind("\n", end, start + BLOCK) + 1) if text[end - 1] == "\n" else end
-                if (block := settle(text[start:tried], start < tagged)) is not None:
-                    fixed.append(block)
-                    done = tried
-                    continue
-            segment = text[start:end]
-            settled = settle(segment, start < tagged)
-            if settled is None:
-                settled = fix_and_explain(segment, configs[start < tagged]).text
-            fixed.append(settled)
-            done = end
-        return "".join((*fixed, text[done:])) if fixed else text
+        for start, end in _blocks(text, tagged):
+            block = settle(text[start:end], start < tagged)
+            if block is None:
+                fixed += [fix_segment(text[slice(*each)], start < tagged) for each in _segments(text, start, end)]
+            else:
+                fixed.append(block)
+        return "".join(fixed)
 
     return fix_text
 
 
-def _segment(text: str, line: int, place: int) -> tuple[int, int]:
-    """Start and end of the segment around `place`, in the line (or a later segment of one) that starts at `line`."""
-    start = place - (place - line) % SEGMENT
-    end = text.find("\n", place, start + SEGMENT) + 1
-    return start, end or min(start + SEGMENT, len(text))
+def _segment_start(text: str, place: int) -> int:
+    line = text.rfind("\n", 0, place) + 1
+    return place - (place - line) % SEGMENT
 
 
-def _repair_test() -> Callable[[str], bool]:
-    """A function that is false only if ftfy would change no more in any line than `settle` does, besides entities."""
-    repaired = {chr(code) for codes in _repaired_codes() for code in codes} | set(LINE_BREAKS_AND_ESCAPE)
-    suspects, width = _required_characters()
-    find = re.compile(_set(repaired | suspects)).finditer
-    has_repaired = re.compile(_set(repaired)).search
-    search = re.compile(BADNESS_RE.pattern, BADNESS_RE.flags | re.MULTILINE).search
+def _segments(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Starts and ends of the segments between two that are one's start and one's end."""
+    while start < end:
+        after = text.find("\n", start, min(start + SEGMENT, end)) + 1 or min(start + SEGMENT, end)
+        yield start, after
+        start = after
+
+
+def _blocks(text: str, tagged: int) -> Iterator[tuple[int, int]]:
+    """Starts and ends of whole segments together, each about BLOCK characters, of which `tagged` starts one."""
+    start = 0
+    while start < len(text):
+        stop = tagged if start < tagged else len(text)
+        end = stop if stop <= start + BLOCK else text.rfind("\n", start, start + BLOCK) + 1
+        if not end:
+            end = next(_segments(text, start, stop))[1]
+        yield start, end
+        start = end
+
+
+def _repair_test(repaired: set[str]) -> Callable[[str, Codes], bool]:
+    """A function that is false only if ftfy would repair no line's encoding, in a text with nothing of `repaired`."""
+    is_bad = badness_search(repaired)
     decodable = [re.compile(_utf8_read_as(encoding)).fullmatch for encoding in chardata.CHARMAP_ENCODINGS]
 
-    def needs_if_bad(text: str) -> bool:
-        if "\n" in text[:-1] or has_repaired(text):
+    def may_be_repaired(text: str, codes: Codes) -> bool:
+        if not is_bad(text, codes):
+            return False
+        if "\n" in text[:-1]:
             return True
         if any(BADNESS_RE.search(part.group()) for part in chardata.UTF8_DETECTOR_RE.finditer(text)):
             return True
         return any(may_be(text) for may_be in decodable)
 
-    def needs_repair(text: str) -> bool:
-        start = end = 0
-        for match in find(text):
-            place = match.start()
-            if text[place] in repaired:
-                return True
-            if place - width > end:
-                if search(text, start, end):
-                    return needs_if_bad(text)
-                start = place - width
-            end = place + 1 + width
-        return end > 0 and search(text, start, end) is not None and needs_if_bad(text)
-
-    return needs_repair
+    return may_be_repaired
 
 
 def _utf8_read_as(encoding: str) -> str:
@@ -157,52 +165,23 @@ def _utf8_read_as(encoding: str) -> str:
     return rf"(?:[\x00-\x7f\ufffd]++|{_set(first)}{_set(continuation | LOST_BYTES)}++)*+"
 
 
-def _repaired_codes() -> Iterator[Iterable[int]]:
-    yield chardata.CONTROL_CHARS
-    yield range(0x80, 0xA0)
-    yield range(0xD800, 0xE000)
+def _set(characters: Iterable[str]) -> str:
+    return "[" + "".join(map(re.escape, sorted(characters))) + "]"
+
+
+def _repaired_codes() -> Iterator[int]:
+    yield from chardata.CONTROL_CHARS
+    yield from range(0x80, 0xA0)
+    yield from range(0xD800, 0xE000)
+    yield from map(ord, LINE_BREAKS_AND_ESCAPE)
 
 
 def _quotes() -> set[str]:
-    patterns = (chardata.SINGLE_QUOTE_RE, chardata.DOUBLE_QUOTE_RE)
-    return set().union(*(_characters_at(item) for found in patterns for item in _parse(found)))
-
-
-def _parse(expression: re.Pattern[str]) -> Any:
-    return import_module("re._parser").parse(expression.pattern, expression.flags)
-
-
-def _required_characters() -> tuple[set[str], int]:
-    """Characters outside ASCII of which every match of `BADNESS_RE` has one, and the width of the widest match.
-
-    Of each alternative the set at one place is taken: the one with fewest letters, for those are common in text.
-    Raises ValueError if that cannot be said of the expression.
-    """
-    parsed = _parse(BADNESS_RE)
-    ((operation, (_, alternatives)),) = parsed
-    if str(operation) != "BRANCH" or BADNESS_RE.flags != re.VERBOSE | re.UNICODE:
-        raise ValueError("ftfy's BADNESS_RE is not a list of alternatives")
-    required: set[str] = set()
-    for alternative in alternatives:
-        places = [found for item in alternative if (found := _characters_at(item))]
-        required |= min(reversed(places), key=_commonness)
-    return required, parsed.getwidth()[1]
-
-
-def _commonness(characters: AbstractSet[str]) -> tuple[int, int]:
-    """Numbers of lower-case letters and of letters: an order of sets by how often text has one of them."""
-    kinds = [category(character) for character in characters]
-    return kinds.count("Ll"), sum(kind[0] == "L" for kind in kinds)
-
-
-def _characters_at(item: tuple[Any, Any]) -> set[str]:
-    """What a place of a parsed regular expression matches, if that is certainly one of few non-ASCII characters."""
-    operation, argument = item
-    items = {"LITERAL": [item], "IN": argument}.get(str(operation), [])
-    found: set[str] = set()
-    for kind, value in items:
-        if str(kind) not in ("LITERAL", "RANGE"):
-            return set()
-        low, high = (value, value) if str(kind) == "LITERAL" else value
-        found.update(map(chr, range(low, high + 1)))
-    return set() if any(character.isascii() for character in found) else found
+    """Every character of the two sets that are ftfy's expressions for quotes."""
+    members: set[str] = set()
+    for expression in (chardata.SINGLE_QUOTE_RE, chardata.DOUBLE_QUOTE_RE):
+        ((_, items),) = parse(expression)
+        for kind, value in items:
+            low, high = value if str(kind) == "RANGE" else (value, value)
+            members.update(map(chr, range(low, high + 1)))
+    return members

@@ -15,8 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.document import Document
+from data_pipeline.text import badness, exact_ftfy
 from data_pipeline.text import clean as clean_module
-from data_pipeline.text import exact_ftfy
 from data_pipeline.text.clean import SAMPLES, clean
 from data_pipeline.text.exact_ftfy import SEGMENT, Normalization, fast_fix_text
 from tests.data_pipeline.foreign_text import found_texts, made_texts, package_descriptions
@@ -167,7 +167,8 @@ def test_an_unknown_ftfy_is_used_itself(monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().err.count("WARNING: the fast cleaning failed with RuntimeError: ftfy 6.3") == 1
 
 
-def test_another_badness_expression_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact_ftfy, "BADNESS_RE", re.compile("é a | [a-z] x", re.VERBOSE))
-    with pytest.raises(ValueError, match="arg"):
+@pytest.mark.parametrize(("expression", "message"), [("é a | [a-z] x*", "side by side"), ("é a", "not a list")])
+def test_another_badness_expression_is_refused(monkeypatch: pytest.MonkeyPatch, expression: str, message: str) -> None:
+    monkeypatch.setattr(badness, "BADNESS_RE", re.compile(expression, re.VERBOSE))
+    with pytest.raises(ValueError, match=message):
         fast_fix_text("NFC")
