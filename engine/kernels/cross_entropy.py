@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from engine.kernels.compiled import Array, Compiled, array, exponential, inline, largest, load, store
+from engine.kernels.compiled import Array, Compiled, array, exponential, largest, load, store
 from engine.parallel.mesh import Axis
 from engine.parallel.vocab import vocab_parallel_cross_entropy
 
@@ -45,8 +45,8 @@ def chunked(
 class Rows:
     """A device's loops over rows of logits, as `log_sum` and `softmax_gradient` below."""
 
-    log_sum: Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor, torch.Tensor, float], None]
-    softmax_gradient: Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor, float], None]
+    log_sum: Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor, torch.Tensor, float, bool], None]
+    softmax_gradient: Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], None]
 
 
 def in_chunks(
@@ -71,6 +71,7 @@ class _Chunked(torch.autograd.Function):
         to_hidden, to_weight = torch.empty(0), _Sum(weight)
         if is_trained := any(ctx.needs_input_grad):
             to_hidden = torch.empty_like(hidden)
+        factor = 1.0 / len(hidden) if is_trained else 0.0
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         local = (targets - start).contiguous()
         for first in range(0, len(hidden), chunk):
@@ -79,17 +80,15 @@ class _Chunked(torch.autograd.Function):
             logits = rows @ weight.t()
             top = torch.empty(len(rows), device=hidden.device)
             own = torch.empty(2, len(rows), device=hidden.device)
-            factor = 1.0 / len(hidden) if is_trained and axis.size == 1 else 0.0
-            loops.log_sum(logits, columns, target, top, own, factor)
+            loops.log_sum(logits, columns, target, top, own, factor, axis.size == 1)
+            mine = top
             if axis.size > 1:
-                before = top.clone()
-                axis.all_reduce(top, dist.ReduceOp.MAX)
-                own[0] *= before.sub_(top).exp_()
+                top = axis.all_reduce(mine.clone(), dist.ReduceOp.MAX)
+                own[0] *= (mine - top).exp_()
                 axis.all_reduce(own)
-            log_sum = own[0].log_().add_(top)
-            total += (log_sum - own[1]).sum(dtype=torch.float64)
+            total += (own[0].log().add_(top) - own[1]).sum(dtype=torch.float64)
             if is_trained and axis.size > 1:
-                loops.softmax_gradient(logits, columns, target, log_sum, 1.0 / len(hidden))
+                loops.softmax_gradient(logits, columns, target, mine, top, own, factor)
             if is_trained:
                 torch.mm(logits, weight, out=to_hidden[here])
                 to_weight.add(logits, rows)
@@ -129,27 +128,37 @@ class _Sum:
 
 
 def log_sum(
-    logits: torch.Tensor, columns: int, targets: torch.Tensor, top: torch.Tensor, own: torch.Tensor, factor: float
-) -> None:
+    logits: torch.Tensor, columns: int, targets: torch.Tensor, top: torch.Tensor, own: torch.Tensor, factor: float,
+    is_whole: bool,
+) -> None:  # fmt: skip
     """For each row the largest logit, and in `own` [2, n] the sum of exponentials less that and the target's logit.
 
-    With a `factor` the logits become the gradient while they are in the cache: right where these are all columns.
+    With a `factor` the logits become, while they are in the cache, their gradient where these are all columns
+    (`is_whole`), elsewhere what `softmax_gradient` takes: the exponentials.
     """
-    _log_sum(array(logits), columns, array(targets), array(top), array(own), factor)
+    _log_sum(array(logits), columns, array(targets), array(top), array(own), factor, is_whole)
 
 
 def softmax_gradient(
-    logits: torch.Tensor, columns: int, targets: torch.Tensor, log_sums: torch.Tensor, factor: float
-) -> None:
-    """Logits → `factor` × (softmax − one at the target), in place."""
-    _softmax_gradient(array(logits), columns, array(targets), array(log_sums), factor)
+    logits: torch.Tensor, columns: int, targets: torch.Tensor, mine: torch.Tensor, top: torch.Tensor,
+    own: torch.Tensor, factor: float,
+) -> None:  # fmt: skip
+    """What `log_sum` left → `factor` × (softmax − one at the target), in place.
+
+    `mine` are the largest of these columns; `top` and `own` are of all columns what `log_sum` finds of these.
+    """
+    shares = (mine - top).exp_().div_(own[0]).mul_(factor)
+    slopes = (own[1] - top).exp_().div_(own[0]).sub_(1.0).mul_(factor)
+    _softmax_gradient(array(logits), columns, array(targets), array(shares), array(slopes))
 
 
 ROWS = Rows(log_sum, softmax_gradient)
 
 
 @Compiled
-def _log_sum(logits: Array, columns: int, targets: Array, top: Array, own: Array, factor: float) -> None:
+def _log_sum(
+    logits: Array, columns: int, targets: Array, top: Array, own: Array, factor: float, is_whole: bool
+) -> None:  # fmt: skip
     exponentials = np.empty(columns, dtype=np.float32)
     for r in range(logits.shape[0]):
         row, target = logits[r], targets[r]
@@ -162,26 +171,21 @@ def _log_sum(logits: Array, columns: int, targets: Array, top: Array, own: Array
         top[r], own[0, r] = most, total
         own[1, r] = load(row, target) if 0 <= target < columns else np.float32(0.0)
         if factor > 0.0:
-            _row_gradient(row, exponentials, target, np.float32(1.0) / total, np.float32(factor))
+            share = np.float32(factor) / total if is_whole else np.float32(1.0)
+            for i in range(columns):
+                store(row, i, exponentials[i] * share)
+            for i in range(columns, row.size):
+                store(row, i, np.float32(0.0))
+            if is_whole and 0 <= target < columns:
+                store(row, target, exponentials[target] * share - np.float32(factor))
 
 
 @Compiled
-def _softmax_gradient(logits: Array, columns: int, targets: Array, log_sum: Array, factor: float) -> None:
-    softmax = np.empty(columns, dtype=np.float32)
+def _softmax_gradient(logits: Array, columns: int, targets: Array, shares: Array, slopes: Array) -> None:
+    """Rows times their shares, with their slopes at the targets."""
     for r in range(logits.shape[0]):
-        row, whole = logits[r], log_sum[r]
+        row, target, share = logits[r], targets[r], shares[r]
         for i in range(columns):
-            softmax[i] = exponential(load(row, i) - whole)
-        _row_gradient(row, softmax, targets[r], np.float32(1.0), np.float32(factor))
-
-
-@inline
-def _row_gradient(row: Array, parts: Array, target: int, share: np.float32, factor: np.float32) -> None:
-    """`factor` × (softmax − one at the target), where softmax is `share` × `parts`; 0 in the columns beyond."""
-    whole = share * factor
-    for i in range(parts.size):
-        store(row, i, parts[i] * whole)
-    for i in range(parts.size, row.size):
-        store(row, i, np.float32(0.0))
-    if 0 <= target < parts.size:
-        store(row, target, (parts[target] * share - np.float32(1.0)) * factor)
+            store(row, i, load(row, i) * share)
+        if 0 <= target < columns:
+            store(row, target, slopes[r])

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from engine.kernels import cross_entropy
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import build_mesh, serial_mesh
 from engine.parallel.vocab import vocab_parallel_cross_entropy
@@ -69,3 +70,49 @@ def test_the_callers_logits_are_left_alone() -> None:
     kept = logits.clone()
     vocab_parallel_cross_entropy(logits.requires_grad_(), targets, 29, serial_mesh().tp).sum().backward()
     assert torch.equal(logits, kept)
+
+
+REAL = 20
+
+
+def projected(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden [24, 16], ever further from 0, weight [32, 16], and targets, of which every second is the likeliest."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(24, 16, generator=generator), torch.randn(ROWS, 16, generator=generator)
+    hidden *= torch.logspace(-2, 1.5, 24).unsqueeze(1)
+    targets = torch.randint(0, REAL, (24,), generator=generator)
+    targets[::2] = (hidden @ weight[:REAL].t()).argmax(1)[::2]
+    return hidden.to(dtype), weight.to(dtype), targets
+
+
+def in_chunks_on_ranks(dtype: torch.dtype) -> list[Any]:
+    axis = build_mesh(Layout(tp=4)).tp
+    cross_entropy.CHUNK_BYTES = 200
+    hidden, weight, targets = projected(dtype)
+    hidden, mine = hidden.requires_grad_(), weight.chunk(4)[axis.rank].clone().requires_grad_()
+    loss = cross_entropy.chunked(hidden, mine, targets, REAL, axis)
+    loss.backward()
+    assert hidden.grad is not None
+    assert mine.grad is not None
+    whole = loss.detach().double(), axis.all_reduce(hidden.grad.double()), axis.all_gather(mine.grad.double(), 0)
+    return [tensor.numpy() for tensor in whole]
+
+
+def on_one_rank(dtype: torch.dtype, work: torch.dtype) -> list[torch.Tensor]:
+    hidden, weight, targets = projected(dtype)
+    hidden, weight = hidden.to(work).requires_grad_(), weight.to(work).requires_grad_()
+    loss = cross_entropy.reference(hidden, weight, targets, REAL, serial_mesh().tp)
+    loss.backward()
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    return [tensor.double() for tensor in (loss.detach(), hidden.grad, weight.grad)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_projection_and_loss_in_chunks_on_four_ranks_are_as_exact_as_the_reference_on_one(dtype: torch.dtype) -> None:
+    """The third rank has padding too, the last nothing else; some rows have a largest logit far above other ranks'."""
+    exact, reference = on_one_rank(dtype, torch.float64), on_one_rank(dtype, dtype)
+    for found in run_ranks(in_chunks_on_ranks, 4, dtype):
+        for true, theirs, ours in zip(exact, reference, map(torch.from_numpy, found), strict=True):
+            allowed = 2 * (theirs - true).abs().max() + torch.finfo(dtype).eps * true.abs().max()
+            assert (ours - true).abs().max() <= allowed

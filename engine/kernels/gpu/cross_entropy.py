@@ -21,23 +21,25 @@ def chunked(
 
 
 def log_sum(
-    logits: torch.Tensor, columns: int, targets: torch.Tensor, top: torch.Tensor, own: torch.Tensor, factor: float
-) -> None:
+    logits: torch.Tensor, columns: int, targets: torch.Tensor, top: torch.Tensor, own: torch.Tensor, factor: float,
+    is_whole: bool,
+) -> None:  # fmt: skip
     """For each row the largest logit, and in `own` [2, n] the sum of exponentials less that and the target's logit.
 
-    With a `factor` the logits become the gradient: right where these are all columns.
+    With a `factor` the logits become their gradient where these are all columns (`is_whole`).
     """
     _log_sum[(len(logits),)](
-        logits, targets, top, own, columns, *logits.shape, factor, factor > 0.0, COLUMNS, num_warps=8
+        logits, targets, top, own, columns, *logits.shape, factor, is_whole and factor > 0.0, COLUMNS, num_warps=8
     )
 
 
 def softmax_gradient(
-    logits: torch.Tensor, columns: int, targets: torch.Tensor, log_sums: torch.Tensor, factor: float
-) -> None:
+    logits: torch.Tensor, columns: int, targets: torch.Tensor, mine: torch.Tensor, top: torch.Tensor,
+    own: torch.Tensor, factor: float,
+) -> None:  # fmt: skip
     """Logits → `factor` × (softmax − one at the target), in place."""
     _softmax_gradient[(len(logits),)](
-        logits, targets, log_sums, columns, logits.size(1), factor, COLUMNS, num_warps=8
+        logits, targets, own[0].log().add_(top), columns, logits.size(1), factor, COLUMNS, num_warps=8
     )  # fmt: skip
 
 
