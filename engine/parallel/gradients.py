@@ -108,7 +108,8 @@ class GradientReducer:
 
         Shared are the tied embedding, held by the first and the last stage, and with sequence parallelism every
         undivided parameter, of which each tensor-parallel rank saw its part of the sequence. The parts of one
-        data-parallel rank are added up before those of the others.
+        data-parallel rank are added up before those of the others; where there are others, the first stage hands the
+        last its sum with theirs.
         """
         for group in self.groups:
             for parameter, view in zip(group.parameters, group.views(group.main_gradient), strict=True):
@@ -125,11 +126,13 @@ class GradientReducer:
                 group.main_gradient.div_(shares)
 
     def _share(self) -> list[torch.Tensor]:
-        """Add up shared gradients; returns the tied embedding's, whose sum the first stage has."""
+        """Add up shared gradients; returns the tied embedding's where only the first stage has the sum."""
         tied = []
         for group in self.groups:
             for parameter, view in zip(group.parameters, group.views(group.main_gradient), strict=True):
-                if self._is_tied(parameter):
+                if self._is_tied(parameter) and self.mesh.dp.size == 1:
+                    self.mesh.embedding.all_reduce(view)
+                elif self._is_tied(parameter):
                     self.mesh.embedding.reduce(view)
                     tied.append(view)
                 if self._is_summed(parameter):

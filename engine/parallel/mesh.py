@@ -158,7 +158,7 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
         tp=_axis(mesh, "tp", tp, waiting),
         pp=_axis(mesh, "pp", pp, waiting),
         dp=_axis(mesh, "dp", dp, waiting),
-        embedding=_embedding_axis(layout, tp, pp, dp, waiting),
+        embedding=_embedding_axis(layout, tp, pp, dp, waiting, device.type),
         device=device,
         sequence_parallel=sequence_parallel and layout.tp > 1,
     )
@@ -175,7 +175,7 @@ def _axis(mesh: DeviceMesh, name: str, rank: int, waiting: Waiting) -> Axis:
     return Axis(group.size(), rank, group, near, waiting)
 
 
-def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int, waiting: Waiting) -> Axis:
+def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int, waiting: Waiting, device_type: str) -> Axis:
     """Groups of first and last pipeline ranks; every rank makes all of them, as process groups require."""
     if layout.pp == 1:
         return Axis()
@@ -185,5 +185,6 @@ def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int, waiting: Waiting)
             ends = [layout.rank(other_tp, 0, other_dp), layout.rank(other_tp, layout.pp - 1, other_dp)]
             group = dist.new_group(ends, timeout=rendezvous.COLLECTIVE_TIMEOUT)
             if (other_tp, other_dp) == (tp, dp) and pp in (0, layout.pp - 1):
-                mine = Axis(2, 0 if pp == 0 else 1, group, waiting=waiting)
+                near = share_memory(group, rendezvous.COLLECTIVE_TIMEOUT) if device_type == "cpu" else None
+                mine = Axis(2, 0 if pp == 0 else 1, group, near, waiting)
     return mine
