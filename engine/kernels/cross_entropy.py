@@ -18,6 +18,8 @@ from engine.parallel.vocab import vocab_parallel_cross_entropy
 
 CHUNK_BYTES = 1 << 27
 """Most bytes of logits that exist at a time."""
+LEAST_SHARE = 1e-20
+"""Of a row, in what all ranks' exponentials add up to: below, softmax is 0 beside the one at the target."""
 
 
 def reference(
@@ -46,7 +48,9 @@ class Rows:
     """A device's loops over rows of logits, as `log_sum` and `softmax_gradient` below."""
 
     log_sum: Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor, torch.Tensor, float, bool], None]
-    softmax_gradient: Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], None]
+    softmax_gradient: Callable[
+        [torch.Tensor, int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor | None
+    ]
 
 
 def in_chunks(
@@ -87,10 +91,14 @@ class _Chunked(torch.autograd.Function):
                 own[0] *= (mine - top).exp_()
                 axis.all_reduce(own)
             total += (own[0].log().add_(top) - own[1]).sum(dtype=torch.float64)
+            scale = None
             if is_trained and axis.size > 1:
-                loops.softmax_gradient(logits, columns, target, mine, top, own, factor)
+                scale = loops.softmax_gradient(logits, columns, target, mine, top, own, factor)
             if is_trained:
                 torch.mm(logits, weight, out=to_hidden[here])
+                if scale is not None:
+                    to_hidden[here] *= scale
+                    rows = rows * scale
                 to_weight.add(logits, rows)
         if is_trained:
             ctx.save_for_backward(to_hidden, to_weight.value())
@@ -142,14 +150,17 @@ def log_sum(
 def softmax_gradient(
     logits: torch.Tensor, columns: int, targets: torch.Tensor, mine: torch.Tensor, top: torch.Tensor,
     own: torch.Tensor, factor: float,
-) -> None:  # fmt: skip
-    """What `log_sum` left → `factor` × (softmax − one at the target), in place.
+) -> torch.Tensor | None:  # fmt: skip
+    """What `log_sum` left → `factor` × (softmax − one at the target), in place, but for a factor of each row, [n, 1].
 
-    `mine` are the largest of these columns; `top` and `own` are of all columns what `log_sum` finds of these.
+    Rows keep the exponentials: to multiply them all takes as long as to write them. `mine` are the largest of these
+    columns; `top` and `own` are of all columns what `log_sum` finds of these.
     """
-    shares = (mine - top).exp_().div_(own[0]).mul_(factor)
-    slopes = (own[1] - top).exp_().div_(own[0]).sub_(1.0).mul_(factor)
-    _softmax_gradient(array(logits), columns, array(targets), array(shares), array(slopes))
+    shares = (mine - top).exp_().div_(own[0]).clamp_(min=LEAST_SHARE)
+    (here,) = ((targets >= 0) & (targets < columns)).nonzero(as_tuple=True)
+    slopes = (own[1] - top).exp_().div_(own[0]).sub_(1.0).div_(shares)
+    logits[here, targets[here]] = slopes[here].to(logits.dtype)
+    return shares.mul_(factor).unsqueeze(1).to(logits.dtype)
 
 
 ROWS = Rows(log_sum, softmax_gradient)
@@ -178,14 +189,3 @@ def _log_sum(
                 store(row, i, np.float32(0.0))
             if is_whole and 0 <= target < columns:
                 store(row, target, exponentials[target] * share - np.float32(factor))
-
-
-@Compiled
-def _softmax_gradient(logits: Array, columns: int, targets: Array, shares: Array, slopes: Array) -> None:
-    """Rows times their shares, with their slopes at the targets."""
-    for r in range(logits.shape[0]):
-        row, target, share = logits[r], targets[r], shares[r]
-        for i in range(columns):
-            store(row, i, load(row, i) * share)
-        if 0 <= target < columns:
-            store(row, target, slopes[r])

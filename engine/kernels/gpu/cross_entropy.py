@@ -36,11 +36,12 @@ def log_sum(
 def softmax_gradient(
     logits: torch.Tensor, columns: int, targets: torch.Tensor, mine: torch.Tensor, top: torch.Tensor,
     own: torch.Tensor, factor: float,
-) -> None:  # fmt: skip
+) -> torch.Tensor | None:  # fmt: skip
     """Logits → `factor` × (softmax − one at the target), in place."""
     _softmax_gradient[(len(logits),)](
         logits, targets, own[0].log().add_(top), columns, logits.size(1), factor, COLUMNS, num_warps=8
     )  # fmt: skip
+    return None
 
 
 ROWS = Rows(log_sum, softmax_gradient)
