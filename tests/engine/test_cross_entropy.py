@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from engine.kernels import cross_entropy
+from engine.kernels.registry import DTYPES, implementation
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import build_mesh, serial_mesh
 from engine.parallel.vocab import vocab_parallel_cross_entropy
+from tests.engine.triton_interpreter import interpret
 from tests.ranks import run_ranks
 
 ROWS = 32
@@ -85,12 +87,11 @@ def projected(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return hidden.to(dtype), weight.to(dtype), targets
 
 
-def in_chunks_on_ranks(dtype: torch.dtype) -> list[Any]:
+def in_chunks_on_ranks(device: str, dtype: torch.dtype) -> list[Any]:
     axis = build_mesh(Layout(tp=4)).tp
-    cross_entropy.CHUNK_BYTES = 200
     hidden, weight, targets = projected(dtype)
     hidden, mine = hidden.requires_grad_(), weight.chunk(4)[axis.rank].clone().requires_grad_()
-    loss = cross_entropy.chunked(hidden, mine, targets, REAL, axis)
+    loss = implementation("linear_cross_entropy", device)(hidden, mine, targets, REAL, axis)
     loss.backward()
     assert hidden.grad is not None
     assert mine.grad is not None
@@ -109,10 +110,16 @@ def on_one_rank(dtype: torch.dtype, work: torch.dtype) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_projection_and_loss_in_chunks_on_four_ranks_are_as_exact_as_the_reference_on_one(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("device", DTYPES)
+def test_projection_and_loss_in_chunks_on_four_ranks_are_as_exact_as_the_reference_on_one(
+    device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The third rank has padding too, the last nothing else; some rows have a largest logit far above other ranks'."""
+    if device == "cuda":
+        interpret(monkeypatch)
+    monkeypatch.setattr(cross_entropy, "CHUNK_BYTES", 200)
     exact, reference = on_one_rank(dtype, torch.float64), on_one_rank(dtype, dtype)
-    for found in run_ranks(in_chunks_on_ranks, 4, dtype):
+    for found in run_ranks(in_chunks_on_ranks, 4, device, dtype):
         for true, theirs, ours in zip(exact, reference, map(torch.from_numpy, found), strict=True):
             allowed = 2 * (theirs - true).abs().max() + torch.finfo(dtype).eps * true.abs().max()
             assert (ours - true).abs().max() <= allowed

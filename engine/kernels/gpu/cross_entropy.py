@@ -39,7 +39,7 @@ def softmax_gradient(
 ) -> torch.Tensor | None:  # fmt: skip
     """Logits → `factor` × (softmax − one at the target), in place."""
     _softmax_gradient[(len(logits),)](
-        logits, targets, own[0].log().add_(top), columns, logits.size(1), factor, COLUMNS, num_warps=8
+        logits, targets, top, own, columns, logits.size(1), factor, COLUMNS, num_warps=8
     )  # fmt: skip
     return None
 
@@ -70,21 +70,22 @@ def _log_sum(logits, targets, top, own, columns, n, v, factor, has_factor: tl.co
     tl.store(own + n + row, logit)
     if has_factor:
         tl.debug_barrier()
-        _row_gradient(logits + row * v, target, columns, v, largest + tl.log(total), factor, c)
+        _row_gradient(logits + row * v, target, columns, v, largest, total, factor, c)
 
 
 @triton.jit
-def _softmax_gradient(logits, targets, log_sums, columns, v, factor, c: tl.constexpr):
+def _softmax_gradient(logits, targets, top, totals, columns, v, factor, c: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     _row_gradient(
-        logits + row * v, tl.load(targets + row), columns, v, tl.load(log_sums + row), factor, c
+        logits + row * v, tl.load(targets + row), columns, v, tl.load(top + row), tl.load(totals + row), factor, c
     )  # fmt: skip
 
 
 @triton.jit
-def _row_gradient(row, target, columns, v, log_sum, factor, c: tl.constexpr):
+def _row_gradient(row, target, columns, v, top, total, factor, c: tl.constexpr):
+    share = factor / total
     for start in range(0, v, c):
         column = start + tl.arange(0, c)
         value = tl.load(row + column, column < columns, float("-inf")).to(tl.float32)
-        slope = tl.exp(value - log_sum) - tl.where(column == target, 1.0, 0.0)
-        tl.store(row + column, tl.where(column < columns, slope * factor, 0.0), column < v)
+        slope = tl.exp(value - top) * share - tl.where(column == target, factor, 0.0)
+        tl.store(row + column, tl.where(column < columns, slope, 0.0), column < v)
