@@ -54,7 +54,7 @@ class ShardedReducer:
         storage = {
             parameter.name: (parameter.local, gradient)
             for group in groups
-            for parameter, gradient in zip(group.parameters, group.views(group.main_gradient), strict=True)
+            for parameter, gradient in zip(group.parameters, group.gradients, strict=True)
         }
         for prefix, module in list(model.named_modules()):
             for name, old in list(module.named_parameters(recurse=False)):

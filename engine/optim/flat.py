@@ -31,6 +31,8 @@ class FlatGroup:
         self.own = slice(owners.rank * each, (owners.rank + 1) * each)
         self.master = self.flat[self.own].float() if self.is_mixed else self.flat[self.own]
         self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype)
+        self.gradients = list(self.views(self.main_gradient))
+        """Its parts, one per parameter."""
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
 
@@ -109,8 +111,8 @@ class FlatOptimizer(ABC):
         squares = torch.zeros((), dtype=torch.float64, device=self.groups[0].master.device)
         for group in self.groups:
             counted = [
-                view
-                for parameter, view in zip(group.parameters, group.views(group.main_gradient), strict=True)
+                gradient
+                for parameter, gradient in zip(group.parameters, group.gradients, strict=True)
                 if parameter.is_counted
             ]
             if counted:

@@ -68,7 +68,7 @@ class GradientReducer:
 
     def __post_init__(self) -> None:
         for group in self.groups:
-            views = dict(zip(map(id, group.parameters), group.views(group.main_gradient), strict=True))
+            views = dict(zip(map(id, group.parameters), group.gradients, strict=True))
             for members in _in_buckets(group.parameters, self._is_tied):
                 first, last = members[0], members[-1]
                 start = views[id(first)].storage_offset()
@@ -112,7 +112,7 @@ class GradientReducer:
         last its sum with theirs.
         """
         for group in self.groups:
-            for parameter, view in zip(group.parameters, group.views(group.main_gradient), strict=True):
+            for parameter, view in zip(group.parameters, group.gradients, strict=True):
                 if id(parameter.local) not in self._arrivals:
                     view.zero_()
         self._wait([bucket for bucket in self._buckets if not bucket.is_shared])
@@ -129,7 +129,7 @@ class GradientReducer:
         """Add up shared gradients; returns the tied embedding's where only the first stage has the sum."""
         tied = []
         for group in self.groups:
-            for parameter, view in zip(group.parameters, group.views(group.main_gradient), strict=True):
+            for parameter, view in zip(group.parameters, group.gradients, strict=True):
                 if self._is_tied(parameter) and self.mesh.dp.size == 1:
                     self.mesh.embedding.all_reduce(view)
                 elif self._is_tied(parameter):

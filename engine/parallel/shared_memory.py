@@ -57,6 +57,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
         (operation,) = found
 
         def reduce(part: torch.Tensor, theirs: torch.Tensor, start: int) -> None:
+            if len(theirs) == 2:  # in either order the same, and what is this rank's own lies nearer
+                operation(part, theirs[1 - self._rank], out=part)
+                return
             operation(theirs[0], theirs[1], out=part)
             for other in theirs[2:]:
                 operation(part, other, out=part)

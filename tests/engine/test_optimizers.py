@@ -66,7 +66,7 @@ def test_steps_equal_the_published_formulas(
     gradients = {
         parameter.local: view
         for group in built.groups
-        for parameter, view in zip(group.parameters, group.views(group.main_gradient), strict=True)
+        for parameter, view in zip(group.parameters, group.gradients, strict=True)
     }
     for t, rate in enumerate((1e-2, 3e-3, 5e-2), 1):
         for name, parameter in named.items():
