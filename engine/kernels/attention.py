@@ -68,9 +68,8 @@ def blocked(
 class _Blocked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: torch.Tensor, mask: DropoutMask, visible: torch.Tensor | None) -> torch.Tensor:
-        qkv = qkv.contiguous()
         s, b, n, _, d = qkv.shape
-        query, key, value = _by_head(qkv).contiguous()
+        query, key, value = each = _by_head(qkv).contiguous()
         rows = _Rows(mask, visible, n, s, d)
         context = qkv.new_empty(s, b * n, d)
         sums = torch.empty(b * n, s)
@@ -80,24 +79,22 @@ class _Blocked(torch.autograd.Function):
             _softmax(array(scores), heads.start, queries.start, *rows.arguments, array(factor), array(sums))
             mixed = torch.bmm(scores, value[heads, keys])
             torch.mul(mixed.transpose(0, 1), factor.t().unsqueeze(2), out=context[queries, heads])
-        ctx.save_for_backward(qkv, context, sums)
-        ctx.rows = rows
+        ctx.save_for_backward(each, context, sums)
+        ctx.rows, ctx.shape = rows, qkv.shape
         return context.view(s, b, n * d)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        qkv, context, sums = ctx.saved_tensors
-        s, b, n, _, d = qkv.shape
-        query, key, value = _by_head(qkv).contiguous()
+        each, context, sums = ctx.saved_tensors
+        query, key, value = each
+        s, b, n, _, d = ctx.shape
         gradient = gradient.contiguous().view(s, b * n, d)
         inner = torch.linalg.vecdot(gradient.float(), context.float()).t().contiguous()  # [b·n, s]
         gradient = gradient.transpose(0, 1).contiguous()
-        found = torch.empty_like(qkv)
+        found = each.new_empty(ctx.shape)
         to_query, to_key, to_value = _by_head(found)
         key_sum = value_sum = torch.empty(0)
-        for heads, queries, keys in ctx.rows.blocks(b * n, qkv.element_size()):
-            if queries.start == 0:
-                key_sum, value_sum = torch.zeros(2, heads.stop - heads.start, s, d).unbind(0)
+        for heads, queries, keys in reversed(ctx.rows.blocks(b * n, each.element_size())):
             here = query[heads, queries], gradient[heads, queries]
             weights = torch.bmm(here[0], key[heads, keys].transpose(1, 2))
             slopes = torch.bmm(here[1], value[heads, keys].transpose(1, 2))
@@ -105,10 +102,15 @@ class _Blocked(torch.autograd.Function):
                 array(weights), array(slopes), heads.start, queries.start, *ctx.rows.arguments, array(sums),
                 array(inner),
             )  # fmt: skip
-            value_sum[:, keys] += torch.bmm(weights.transpose(1, 2), here[1])
-            key_sum[:, keys] += torch.bmm(slopes.transpose(1, 2), here[0])
+            to_value_here = torch.bmm(weights.transpose(1, 2), here[1])
+            to_key_here = torch.bmm(slopes.transpose(1, 2), here[0])
+            if queries.stop == s:  # the last queries, which come first, see all keys
+                value_sum, key_sum = to_value_here.float(), to_key_here.float()
+            else:
+                value_sum[:, keys] += to_value_here
+                key_sum[:, keys] += to_key_here
             to_query[heads, queries] = torch.bmm(slopes, key[heads, keys])
-            if queries.stop == s:
+            if queries.start == 0:
                 to_key[heads], to_value[heads] = key_sum, value_sum
         return found, None, None
 

@@ -77,7 +77,8 @@ class PartitionedModel:
         With `timeline`, this rank's computations are added to it as they end.
         """
         for chunk in self.chunks:
-            chunk.train()
+            if not chunk.training:  # said to every module
+                chunk.train()
         reducer.begin()
         left = [len(microbatches)] * len(self.chunks)
 
