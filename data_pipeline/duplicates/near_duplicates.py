@@ -116,7 +116,7 @@ def _group(documents: list[int], held: _Held, texts: ShingledTexts, threshold: f
     similarities: list[float] = []
     for place in range(len(documents)):
         for candidate, similarity in texts.similarities(place, held.candidates(place)):
-            similarities.append(similarity if texts[place].size else 0.0)
+            similarities.append(similarity if texts.has_shingles(place) else 0.0)
             if similarities[-1] > LISTED_ABOVE and similarity >= threshold:
                 join(forest, candidate, place)
                 best[[candidate, place]] = np.maximum(best[[candidate, place]], similarity)

@@ -18,39 +18,31 @@ LARGEST_FIRST_TABLE = 1 << 20
 CACHE_BYTES = 1 << 28
 
 
-class ShingledText(NamedTuple):
-    """A text in UTF-8 and the number of its distinct shingles: none if it is shorter than a shingle."""
-
-    data: NDArray[np.uint8]
-    size: int
-
-
 class ShingleTable(NamedTuple):
-    """The distinct shingles of a text by hash slot: at most 43 bytes for each byte of text, fewer where they repeat."""
+    """The distinct shingles of a text by hash slot: at most 64 bytes for each byte of text, 43 of a long one."""
 
     keys: NDArray[np.uint64]
     """EMPTY where there is no shingle."""
     starts: NDArray[np.int64]
     """Where in the text the shingle starts."""
-    text: ShingledText
+    size: int
+    """Distinct shingles: none of a text that is shorter than one."""
+    data: NDArray[np.uint8]
+    """The text in UTF-8."""
     characters: int
 
 
-def tabulate(text: str, characters: int) -> ShingleTable:
+def tabulate(data: NDArray[np.uint8], characters: int) -> ShingleTable:
     """The table of a text's shingles."""
-    data = as_bytes(text)
     keys, starts, size = _tabulate(data, characters)
-    return ShingleTable(keys, starts, ShingledText(data, size), characters)
+    return ShingleTable(keys, starts, size, data, characters)
 
 
-def similarity(table: ShingleTable, other: ShingledText) -> float:
+def similarity(table: ShingleTable, other: NDArray[np.uint8]) -> float:
     """Jaccard similarity of two texts' shingles, equal to `shingles.jaccard` to the last bit."""
-    text = table.text
-    if np.array_equal(text.data, other.data):
-        return 1.0
-    shared = _count_shared(table.keys, table.starts, text.data, other.data, table.characters)
-    union = text.size + other.size - shared
-    return float(shared / union) if union else 0.0
+    shared, added = _compare(table.keys, table.starts, table.data, other, table.characters)
+    union = table.size + added
+    return float(shared / union) if union else float(np.array_equal(table.data, other))
 
 
 class ShingledTexts:
@@ -58,30 +50,34 @@ class ShingledTexts:
 
     def __init__(self, text_of: Callable[[int], str], characters: int, cache_bytes: int = CACHE_BYTES) -> None:
         self._text_of, self._characters = text_of, characters
-        self._cached: OrderedDict[int, ShingledText] = OrderedDict()
+        self._cached: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
         self._free_bytes = cache_bytes
 
     def similarities(self, number: int, others: Sequence[int]) -> Iterator[tuple[int, float]]:
         """Each of the other texts' numbers with its similarity to this one; without others nothing is read."""
-        if others:
-            table = self._table(number)
-            for other in others:
-                yield other, similarity(table, self[other])
+        table: ShingleTable | None = None
+        for other in others:
+            data = self[other]
+            if np.array_equal(self[number], data):
+                yield other, 1.0
+            else:
+                table = table or tabulate(self[number], self._characters)
+                yield other, similarity(table, data)
 
-    def __getitem__(self, number: int) -> ShingledText:
-        if number not in self._cached:
-            return self._table(number).text
-        self._cached.move_to_end(number)
-        return self._cached[number]
+    def has_shingles(self, number: int) -> bool:
+        """Whether the text is as long as one."""
+        return bool(first_end(self[number], self._characters) <= self[number].size)
 
-    def _table(self, number: int) -> ShingleTable:
-        table = tabulate(self._text_of(number), self._characters)
-        self._free_bytes += self._cached.pop(number).data.size if number in self._cached else 0
-        self._cached[number] = table.text
-        self._free_bytes -= table.text.data.size
+    def __getitem__(self, number: int) -> NDArray[np.uint8]:
+        """The text in UTF-8."""
+        if number in self._cached:
+            self._cached.move_to_end(number)
+            return self._cached[number]
+        data = self._cached[number] = as_bytes(self._text_of(number))
+        self._free_bytes -= data.size
         while self._free_bytes < 0 and len(self._cached) > 1:
-            self._free_bytes += self._cached.popitem(last=False)[1].data.size
-        return table
+            self._free_bytes += self._cached.popitem(last=False)[1].size
+        return data
 
 
 @compiled
@@ -102,29 +98,35 @@ def _same(data: NDArray[np.uint8], start: int, other: NDArray[np.uint8], other_s
 
 
 @compiled
-def _tabulate(data: NDArray[np.uint8], characters: int) -> tuple[NDArray[np.uint64], NDArray[np.int64], int]:
+def _empty_table(bytes_of_text: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     capacity = 64
-    while 3 * capacity < 4 * data.shape[0] and capacity < LARGEST_FIRST_TABLE:
+    while capacity < 2 * bytes_of_text and capacity < LARGEST_FIRST_TABLE:
         capacity *= 2
-    table, places, size = np.full(capacity, EMPTY), np.empty(capacity, np.int64), 0
+    return np.full(capacity, EMPTY), np.empty(capacity, np.int64)
+
+
+@compiled
+def _tabulate(data: NDArray[np.uint8], characters: int) -> tuple[NDArray[np.uint64], NDArray[np.int64], int]:
+    table, places = _empty_table(data.shape[0])
+    size = 0
     keys, starts, ends = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.int64), np.empty(CHUNK, np.int64)
     start, end = 0, first_end(data, characters)
     while end <= data.shape[0]:
         count, start, end = pack(data, start, end, keys, starts, ends)
+        mask = table.shape[0] - 1
         for number in range(count):
             key, length = keys[number], ends[number] - starts[number]
-            slot = _slot(key, capacity - 1)
+            slot = _slot(key, mask)
             while table[slot] != EMPTY:
                 if table[slot] == key and (length <= 8 or _same(data, places[slot], data, starts[number], length)):
                     break
-                slot = (slot + 1) & (capacity - 1)
+                slot = (slot + 1) & mask
             if table[slot] == EMPTY:
                 table[slot] = key
                 places[slot] = starts[number]
                 size += 1
-        if 4 * (size + CHUNK) > 3 * capacity and end <= data.shape[0]:
+        if 4 * (size + CHUNK) > 3 * table.shape[0] and end <= data.shape[0]:
             table, places = _doubled(table, places)
-            capacity *= 2
     return table, places, size
 
 
@@ -143,28 +145,42 @@ def _doubled(table: NDArray[np.uint64], places: NDArray[np.int64]) -> tuple[NDAr
 
 
 @compiled
-def _count_shared(
+def _compare(
     table: NDArray[np.uint64],
     places: NDArray[np.int64],
     data: NDArray[np.uint8],
     other: NDArray[np.uint8],
     characters: int,
-) -> int:
-    """How many distinct shingles of `other` are in the table of `data`."""
+) -> tuple[int, int]:
+    """How many distinct shingles of `other` are in the table of `data`, and how many are not."""
     met = np.zeros(table.shape[0], np.bool_)
+    new, new_places = _empty_table(other.shape[0] // 8)
     keys, starts, ends = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.int64), np.empty(CHUNK, np.int64)
-    shared, mask = 0, table.shape[0] - 1
+    shared = added = 0
     start, end = 0, first_end(other, characters)
     while end <= other.shape[0]:
+        while 4 * (added + CHUNK) > 3 * new.shape[0]:
+            new, new_places = _doubled(new, new_places)
         count, start, end = pack(other, start, end, keys, starts, ends)
+        mask, new_mask = table.shape[0] - 1, new.shape[0] - 1
         for number in range(count):
             key, length = keys[number], ends[number] - starts[number]
             slot = _slot(key, mask)
             while table[slot] != EMPTY:
                 if table[slot] == key and (length <= 8 or _same(data, places[slot], other, starts[number], length)):
-                    if not met[slot]:
-                        met[slot] = True
-                        shared += 1
+                    shared += not met[slot]
+                    met[slot] = True
                     break
                 slot = (slot + 1) & mask
-    return shared
+            if table[slot] != EMPTY:
+                continue
+            slot = _slot(key, new_mask)
+            while new[slot] != EMPTY:
+                if new[slot] == key and (length <= 8 or _same(other, new_places[slot], other, starts[number], length)):
+                    break
+                slot = (slot + 1) & new_mask
+            if new[slot] == EMPTY:
+                new[slot] = key
+                new_places[slot] = starts[number]
+                added += 1
+    return shared, added

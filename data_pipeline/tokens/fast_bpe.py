@@ -191,6 +191,21 @@ def _merge(data: Any, start: int, end: int, ids: Any, byte_ids: Any, keys: Any, 
 
 
 @compiled
+def _key(data: Any, start: int, size: int) -> Any:
+    """The bytes of a word of at most LONGEST_SHORT, ones above them; eight bytes at once where there are as many."""
+    key = ~np.uint64(0)
+    if start + LONGEST_SHORT > len(data):
+        for at in range(start + size - 1, start - 1, -1):
+            key = key << np.uint64(8) | np.uint64(data[at])
+        return key
+    first, eight = np.uint64(start), np.uint64(0)
+    for at in range(LONGEST_SHORT):
+        eight |= np.uint64(data[first + np.uint64(at)]) << np.uint64(8 * at)
+    unused = np.uint64(8 * (LONGEST_SHORT - size))
+    return eight | ~(key >> unused)
+
+
+@compiled
 def _encode(
     data: Any, out: Any, classes: Any, byte_ids: Any, keys: Any, ranks: Any, merged: Any,
     short: Any, tails: Any, words: Any, lengths: Any, tokens: Any, counts: Any,
@@ -211,9 +226,7 @@ def _encode(
             end = _word_end(data, start, classes)
         size = end - start
         if size <= LONGEST_SHORT:
-            key = ~np.uint64(0)
-            for at in range(end - 1, start - 1, -1):
-                key = key << np.uint64(8) | np.uint64(data[at])
+            key = _key(data, start, size)
             slot = np.int64(key * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(64 - SHORT_BITS))
             if short[slot, 0] != key:
                 ids = np.int64(_merge_short(data, start, end, tails[slot], byte_ids, keys, ranks, merged))
