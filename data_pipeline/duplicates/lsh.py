@@ -6,6 +6,8 @@ the Jaccard similarity), so that unrelated documents, which share a bucket of fe
 corpus, are told apart without their texts.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,10 +23,12 @@ Buckets = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Documents of all buckets, one bucket after another, and where each bucket starts, ending with the total."""
 
 
-def fingerprint(text: str, config: DeduplicateConfig) -> NDArray[np.uint64]:
-    """Band keys and sketch of a text, [bands + sketch words]."""
-    minima = signature(text, config.num_permutations, config.shingle_characters)
-    return np.concatenate([band_keys(minima, config.bands), sketch(minima)])
+def fingerprints(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.uint64]:
+    """Band keys and sketch of each text, [texts, bands + sketch words]."""
+    minima = np.empty((len(texts), config.num_permutations), np.uint32)
+    for row, text in zip(minima, texts, strict=True):
+        row[:] = signature(text, config.num_permutations, config.shingle_characters)
+    return np.concatenate([band_keys(minima, config.bands), sketch(minima)], axis=1)
 
 
 def fingerprint_words(config: DeduplicateConfig) -> int:

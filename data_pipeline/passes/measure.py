@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from data_pipeline.config import DeduplicateConfig
 from data_pipeline.contamination.decontaminate import count_matches
 from data_pipeline.document import Document, Drop, size_bytes
-from data_pipeline.duplicates.lsh import fingerprint, fingerprint_words
+from data_pipeline.duplicates.lsh import fingerprint_words, fingerprints
 from data_pipeline.ledger import Amount, Stage
 from data_pipeline.passes.prepare import UNCOUNTED, Way
 from data_pipeline.text.length import keep_long
@@ -51,7 +51,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     paths = tuple(map(Path, settings["test_sets"]))
     with (
         (directory / TOKENS).open("wb") as token_file,
-        (directory / FINGERPRINTS).open("wb") as fingerprints,
+        (directory / FINGERPRINTS).open("wb") as fingerprint_file,
         (directory / MATCHES).open("wb") as matches,
     ):
         for batch in _batches(DocumentShard(inputs[0])):
@@ -75,7 +75,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
                 kept.append(document)
             if deduplicate:
                 with seconds.of("deduplicate"):
-                    fingerprints.writelines(fingerprint(document.text, deduplicate).data for document in kept)
+                    fingerprint_file.write(fingerprints([document.text for document in kept], deduplicate).data)
             if search:
                 with seconds.of("decontaminate"):
                     found = [_matches(document, paths, search) for document in kept]

@@ -109,9 +109,9 @@ def difference(before: str, after: str) -> tuple[str, str]:
     return "\n".join([old[number] for number in lines]), "\n".join([new[number] for number in lines])
 
 
-def _divides(*lines: str) -> bool:
+def _divides(before: str, after: str) -> bool:
     """Whether the texts are divided at the ends of these lines."""
-    return all(line and not line[-1].isspace() for line in lines)
+    return bool(before and after) and not (before[-1].isspace() or after[-1].isspace())
 
 
 def _follow(document: Document, judges: Sequence[Judge], stages: Sequence[Stage]) -> tuple[Way, Document | None]:

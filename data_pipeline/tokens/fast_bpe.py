@@ -28,6 +28,8 @@ LAST_CLASSIFIED = 0x3FFFF
 SHORT_BITS, LONGEST_SHORT = 17, 8
 SLOTS, LONGEST_CACHED = 1 << 16, 32
 EMPTY, NO_RANK, NO_WORD = -1, (1 << 31) - 1, (1 << 64) - 1
+ID_BITS, RANK_BITS, NO_PAIR = 20, 24, (1 << 64) - 1
+"""A merge is one integer: its left token, its right token and its rank."""
 
 
 @lru_cache(maxsize=1)
@@ -97,60 +99,60 @@ def _word_end(data: Any, start: int, classes: Any) -> int:
 
 
 @compiled
-def _slot(left: int, right: int, size: int) -> int:
-    return ((left * 0x9E3779B1 + right) * 0x85EBCA6B >> 15) & (size - 1)
+def _slot(pair: Any, size: int) -> Any:
+    return np.int64(pair * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)) & (size - 1)
 
 
 @compiled
-def _index_pairs(merges: Any, keys: Any, ranks: Any) -> None:
+def _index_pairs(merges: Any, table: Any) -> None:
     """Fill the hash table of merges; a pair that comes twice has its last rank, as in `tokenizers`."""
     for rank in range(len(merges)):
-        left, right = merges[rank]
-        at, key = _slot(left, right, len(keys)), left << 32 | right
-        while keys[at] not in (EMPTY, key):
-            at = (at + 1) & (len(keys) - 1)
-        keys[at], ranks[at] = key, rank
+        pair = np.uint64(merges[rank, 0]) << np.uint64(ID_BITS) | np.uint64(merges[rank, 1])
+        at = _slot(pair, len(table))
+        while table[at] != NO_PAIR and table[at] >> np.uint64(RANK_BITS) != pair:
+            at = (at + 1) & (len(table) - 1)
+        table[at] = pair << np.uint64(RANK_BITS) | np.uint64(rank)
 
 
 @compiled
-def _rank(left: int, right: int, keys: Any, ranks: Any) -> int:
+def _rank(left: int, right: int, table: Any) -> Any:
     """Rank of the merge of two tokens, or NO_RANK."""
-    at, key = _slot(left, right, len(keys)), np.int64(left) << 32 | np.int64(right)
-    while keys[at] != key:
-        if keys[at] == EMPTY:
+    pair = np.uint64(left) << np.uint64(ID_BITS) | np.uint64(right)
+    at = _slot(pair, len(table))
+    while table[at] >> np.uint64(RANK_BITS) != pair:
+        if table[at] == NO_PAIR:
             return NO_RANK
-        at = (at + 1) & (len(keys) - 1)
-    return ranks[at]
+        at = (at + 1) & (len(table) - 1)
+    return np.int64(table[at] & np.uint64((1 << RANK_BITS) - 1))
 
 
 @compiled
-def _merge_short(data: Any, start: int, end: int, ids: Any, byte_ids: Any, keys: Any, ranks: Any, merged: Any) -> int:
+def _merge_short(data: Any, start: int, end: int, ids: Any, byte_ids: Any, merges: Any, merged: Any, ranks: Any) -> int:
     """Write the tokens of a word of at most LONGEST_CACHED bytes into `ids`; returns how many they are."""
     count = end - start
-    pairs = np.empty(LONGEST_CACHED, np.int32)
     for at in range(count):
         ids[at] = byte_ids[data[start + at]]
     for at in range(count - 1):
-        pairs[at] = _rank(ids[at], ids[at + 1], keys, ranks)
+        ranks[at] = _rank(ids[at], ids[at + 1], merges)
     while True:
         lowest, left = NO_RANK, 0
         for at in range(count - 1):
-            if pairs[at] < lowest:
-                lowest, left = pairs[at], at
+            if ranks[at] < lowest:
+                lowest, left = ranks[at], at
         if lowest == NO_RANK:
             return count
         ids[left] = merged[lowest]
         count -= 1
         for at in range(left + 1, count):
-            ids[at], pairs[at - 1] = ids[at + 1], pairs[at]
+            ids[at], ranks[at - 1] = ids[at + 1], ranks[at]
         if left > 0:
-            pairs[left - 1] = _rank(ids[left - 1], ids[left], keys, ranks)
+            ranks[left - 1] = _rank(ids[left - 1], ids[left], merges)
         if left + 1 < count:
-            pairs[left] = _rank(ids[left], ids[left + 1], keys, ranks)
+            ranks[left] = _rank(ids[left], ids[left + 1], merges)
 
 
 @compiled
-def _merge(data: Any, start: int, end: int, ids: Any, byte_ids: Any, keys: Any, ranks: Any, merged: Any) -> int:
+def _merge(data: Any, start: int, end: int, ids: Any, byte_ids: Any, merges: Any, merged: Any) -> int:
     """Write the tokens of one word at the beginning of `ids`; returns how many they are."""
     size = end - start
     previous, following = np.empty(size + 1, np.int32), np.empty(size, np.int32)
@@ -159,7 +161,7 @@ def _merge(data: Any, start: int, end: int, ids: Any, byte_ids: Any, keys: Any, 
         previous[at], following[at] = at - 1, at + 1
     heap = [np.int64(0) for _ in range(0)]
     for at in range(size - 1):
-        rank = _rank(ids[at], ids[at + 1], keys, ranks)
+        rank = _rank(ids[at], ids[at + 1], merges)
         if rank != NO_RANK:
             heap.append(np.int64(rank) << 32 | at)
     heapq.heapify(heap)
@@ -169,18 +171,18 @@ def _merge(data: Any, start: int, end: int, ids: Any, byte_ids: Any, keys: Any, 
         right = following[left]
         if ids[left] == EMPTY or right == size:
             continue
-        rank = _rank(ids[left], ids[right], keys, ranks)
+        rank = _rank(ids[left], ids[right], merges)
         if rank != entry >> 32:
             continue
         ids[left], ids[right] = merged[rank], EMPTY
         after, before = following[right], previous[left]
         following[left], previous[after] = after, left
         if before >= 0:
-            rank = _rank(ids[before], ids[left], keys, ranks)
+            rank = _rank(ids[before], ids[left], merges)
             if rank != NO_RANK:
                 heapq.heappush(heap, np.int64(rank) << 32 | before)
         if after < size:
-            rank = _rank(ids[left], ids[after], keys, ranks)
+            rank = _rank(ids[left], ids[after], merges)
             if rank != NO_RANK:
                 heapq.heappush(heap, np.int64(rank) << 32 | left)
     at, count = 0, 0
@@ -207,7 +209,7 @@ def _key(data: Any, start: int, size: int) -> Any:
 
 @compiled
 def _encode(
-    data: Any, out: Any, classes: Any, byte_ids: Any, keys: Any, ranks: Any, merged: Any,
+    data: Any, out: Any, classes: Any, byte_ids: Any, merges: Any, merged: Any,
     short: Any, tails: Any, words: Any, lengths: Any, tokens: Any, counts: Any,
 ) -> int:  # fmt: skip
     """Write the ids of UTF-8 text into `out`, which has room for one a byte; returns how many they are.
@@ -216,6 +218,7 @@ def _encode(
     above them, which no UTF-8 has; short[s, 1] is its count of ids above 32 bits and the first id, tails[s] are all
     ids. Of longer words, word s is words[s, :lengths[s]], its ids are tokens[s, :counts[s]].
     """
+    ranks = np.empty(LONGEST_CACHED, np.int32)
     start = 0
     count: Any = 0
     while start < len(data):
@@ -229,7 +232,7 @@ def _encode(
             key = _key(data, start, size)
             slot = np.int64(key * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(64 - SHORT_BITS))
             if short[slot, 0] != key:
-                ids = np.int64(_merge_short(data, start, end, tails[slot], byte_ids, keys, ranks, merged))
+                ids = np.int64(_merge_short(data, start, end, tails[slot], byte_ids, merges, merged, ranks))
                 short[slot, 0], short[slot, 1] = key, np.uint64(ids << 32 | np.int64(tails[slot, 0]))
             entry = np.int64(short[slot, 1])
             out[count] = entry & 0xFFFFFFFF
@@ -239,7 +242,7 @@ def _encode(
             start = end
             continue
         if size > LONGEST_CACHED:
-            count += _merge(data, start, end, out[count:], byte_ids, keys, ranks, merged)
+            count += _merge(data, start, end, out[count:], byte_ids, merges, merged)
             start = end
             continue
         code = np.uint64(0xCBF29CE484222325)
@@ -252,7 +255,7 @@ def _encode(
             known = words[slot, at] == data[start + at]
             at += 1
         if not known:
-            counts[slot] = _merge_short(data, start, end, tokens[slot], byte_ids, keys, ranks, merged)
+            counts[slot] = _merge_short(data, start, end, tokens[slot], byte_ids, merges, merged, ranks)
             lengths[slot] = size
             for at in range(size):
                 words[slot, at] = data[start + at]
@@ -271,16 +274,17 @@ class FastBpe:
         byte_ids = np.array([vocabulary[letter] for letter in _byte_letters()], np.int32)
         pairs = np.array([(vocabulary[left], vocabulary[right]) for left, right in merges], np.int64).reshape(-1, 2)
         merged = np.array([vocabulary[left + right] for left, right in merges], np.int32)
-        size = 1 << (2 * len(pairs) + 1).bit_length()
-        keys, ranks = np.full(size, EMPTY, np.int64), np.empty(size, np.int32)
-        call_first(_index_pairs, pairs, keys, ranks)
+        if max(vocabulary.values()) + 1 >= 1 << ID_BITS or len(merges) >= 1 << RANK_BITS:
+            raise BadInput(f"a vocabulary has at most {1 << ID_BITS:,} tokens")
+        table = np.full(1 << (2 * len(pairs) + 1).bit_length(), NO_PAIR, np.uint64)
+        call_first(_index_pairs, pairs, table)
         short = np.full((1 << SHORT_BITS, 2), NO_WORD, np.uint64)
         dtype = np.uint16 if max(vocabulary.values()) < 1 << 16 else np.int32  # half the memory to wait for
         tails = np.empty((1 << SHORT_BITS, LONGEST_SHORT), dtype)
         words, lengths = np.empty((SLOTS, LONGEST_CACHED), np.uint8), np.zeros(SLOTS, np.uint8)
         tokens, counts = np.empty((SLOTS, LONGEST_CACHED), dtype), np.empty(SLOTS, np.uint8)
         classes = character_classes()
-        self._tables = (classes, byte_ids, keys, ranks, merged, short, tails, words, lengths, tokens, counts)
+        self._tables = (classes, byte_ids, table, merged, short, tails, words, lengths, tokens, counts)
         call_first(_encode, np.frombuffer(b"a", np.uint8), np.empty(1, np.int32), *self._tables)
 
     def encode(self, text: str) -> NDArray[np.int32]:

@@ -16,8 +16,8 @@ from data_pipeline.duplicates.lsh import (
     agreement,
     band_keys,
     buckets,
-    fingerprint,
     fingerprint_words,
+    fingerprints,
     required_agreement,
     sketch,
 )
@@ -101,7 +101,7 @@ def test_agreement_counts_equal_minima(left: list[int], right: list[int]) -> Non
 def test_a_fingerprint_is_keys_and_sketch() -> None:
     config = DeduplicateConfig()
     text = sentences(10, 3)
-    row = fingerprint(text, config)
+    row = fingerprints([text], config)[0]
     minima = signature(text, 125)
     assert row.dtype == np.uint64
     assert len(row) == fingerprint_words(config) == 25 + 16

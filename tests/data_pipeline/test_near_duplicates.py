@@ -14,7 +14,7 @@ from scipy.sparse import csr_matrix
 
 from data_pipeline.config import DeduplicateConfig
 from data_pipeline.duplicates.components import components
-from data_pipeline.duplicates.lsh import agreement, fingerprint, required_agreement
+from data_pipeline.duplicates.lsh import agreement, fingerprints, required_agreement
 from data_pipeline.duplicates.near_duplicates import Decision, resolve
 from data_pipeline.duplicates.s_curve import histogram, recall
 from data_pipeline.duplicates.shingles import jaccard, shingles
@@ -29,7 +29,7 @@ Fingerprints = np.ndarray
 
 
 def fingerprints_of(texts: Sequence[str], config: DeduplicateConfig) -> Fingerprints:
-    return np.stack([fingerprint(text, config) for text in texts])
+    return fingerprints(texts, config)
 
 
 def decide(texts: Sequence[str], config: DeduplicateConfig) -> tuple[list[Decision], np.ndarray]:
