@@ -37,10 +37,13 @@ def reference(
     weights: torch.Tensor, copy: torch.Tensor | None, gradient: torch.Tensor, exp_avg: torch.Tensor,
     exp_avg_sq: torch.Tensor, step: AdamStep,
 ) -> None:  # fmt: skip
-    """One step of torch's fused AdamW on flat weights and moments; `copy` has the new weights in its own format."""
+    """One step of torch's fused AdamW on flat weights and moments; `copy` has the new weights in its own format.
+
+    The gradient is clipped in place, here and in `reference_direction`: a copy would be as large as the model.
+    """
     count = torch.full((), step.steps - 1, dtype=torch.float32, device=weights.device)
     adamw(
-        [weights], [gradient * step.clipping], [exp_avg], [exp_avg_sq], [], [count], fused=True, amsgrad=False,
+        [weights], [gradient.mul_(step.clipping)], [exp_avg], [exp_avg_sq], [], [count], fused=True, amsgrad=False,
         beta1=step.beta1, beta2=step.beta2, lr=step.learning_rate, weight_decay=step.weight_decay, eps=step.epsilon,
         maximize=False,
     )  # fmt: skip
@@ -53,7 +56,7 @@ def reference_direction(
     is_corrected: bool,
 ) -> torch.Tensor:  # fmt: skip
     """m/(√v + ε) + λ·weights, the moments moved on and, if so, corrected for their start; weights are not changed."""
-    gradient = gradient * step.clipping
+    gradient.mul_(step.clipping)
     exp_avg.lerp_(gradient, 1 - step.beta1)
     exp_avg_sq.mul_(step.beta2).addcmul_(gradient, gradient, value=1 - step.beta2)
     first, second = step.corrections if is_corrected else (1.0, 1.0)

@@ -134,7 +134,7 @@ class FlatOptimizer(ABC):
             group.main_gradient.fill_(1)
         self.step(learning_rate=0.0, gradient_norm=0.0)
         for group in self.groups:
-            for tensor in (group.main_gradient, group.exp_avg, group.exp_avg_sq):
+            for tensor in (group.exp_avg, group.exp_avg_sq):
                 tensor.zero_()
         self.steps = 0
 

@@ -39,7 +39,14 @@ from experiments.bench.data_stages import (
     plain_verification,
     signing,
 )
-from experiments.bench.data_whole import datatrove_version, run_datatrove, run_pipeline, texts_of, write_few
+from experiments.bench.data_whole import (
+    beyond_starting,
+    datatrove_version,
+    run_datatrove,
+    run_pipeline,
+    texts_of,
+    write_few,
+)
 from lineage.digest import sha256_file
 from lineage.environment import describe_environment
 from lineage.errors import BadInput, DataMissing
@@ -49,8 +56,6 @@ PAPER_GIGABYTES = 174
 BLOCKS = 12
 REPEATS = 3
 TRAINED_VOCABULARY = 8192
-LEAST_SHARE = 0.25
-"""Of what starting takes, which differs from run to run: what costs less is not told apart from it."""
 EQUIVALENT = ("clean", "encode", "signatures", "group", "verify")
 """Stages that datatrove has too: its language filter needs a model and its decontamination tasks from a hub."""
 NOTES = (
@@ -213,16 +218,15 @@ def _measure_verification(
 
 def whole_row(plain: float, seconds: float, starting: float, megabytes: float) -> dict[str, Any]:
     """The pipeline beside the plain chain; without rates where its documents cost hardly more than starting."""
-    own = seconds - starting
-    is_measured = own >= LEAST_SHARE * starting
+    own = beyond_starting(seconds, starting)
     return {
         "seconds": round(seconds, 3),
         "starting_seconds": round(starting, 3),
         "plain_seconds": round(plain, 3),
-        "ratio": round(plain / own, 2) if is_measured else None,
+        "ratio": own and round(plain / own, 2),
         "goal": 20,
-        "megabytes_per_second": round(megabytes / own, 2) if is_measured else None,
-        "core_hours": round(core_hours(own, megabytes), 2) if is_measured else None,
+        "megabytes_per_second": own and round(megabytes / own, 2),
+        "core_hours": own and round(core_hours(own, megabytes), 2),
         "goal_core_hours": 9,
     }
 

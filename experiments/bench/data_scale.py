@@ -17,7 +17,7 @@ from data_pipeline.document import Document
 from data_pipeline.reading.pieces import Piece
 from data_pipeline.reading.readers import Limits, read_pieces
 from data_pipeline.work.memory import memory_bound_bytes
-from experiments.bench.data_whole import OFFLINE, write_few, write_recipe
+from experiments.bench.data_whole import OFFLINE, beyond_starting, write_few, write_recipe
 from lineage.digest import sha256_file
 from lineage.environment import describe_environment
 from lineage.errors import BadInput, UserError
@@ -57,8 +57,8 @@ def measure_scale(corpus: Path, megabytes: Sequence[float], workers: int) -> dic
             bound = memory_bound_bytes(documents, largest, workers)
             found = _build(path, workers, bound)
             read = path.stat().st_size / 1e6
-            if (own := found["cpu_seconds"] - starting) <= 0:
-                raise UserError(f"{size:g} MB take no longer than starting does: give more --megabytes")
+            if (own := beyond_starting(found["cpu_seconds"], starting)) is None:
+                raise UserError(f"{size:g} MB take hardly longer than starting does: give more --megabytes")
             rows.append(
                 {"megabytes": round(read, 3), "documents": documents, "largest_document_bytes": largest}
                 | found

@@ -18,6 +18,8 @@ from lineage.errors import UserError
 OFFLINE = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 FEW_DOCUMENTS, FEW_CHARACTERS = 10, (1000, 4000)
 """Of the corpus whose run shows what starting costs, and how long they are."""
+LEAST_SHARE = 0.25
+"""Of what starting takes, which differs from run to run: what costs less is not told apart from it."""
 
 
 def write_recipe(path: Path, corpus: Path, vocabulary: str, workers: int) -> Path:
@@ -36,6 +38,12 @@ def run_pipeline(corpus: Path, vocabulary: str, folder: Path) -> tuple[float, Pa
     recipe = write_recipe(work / "recipe.toml", corpus, vocabulary, workers=1)
     program = Path(sys.executable).with_name("mlm-data")
     return _program(program, "run", recipe, "--runs", work / "runs")[0], work / "runs" / "bench"
+
+
+def beyond_starting(seconds: float, starting: float) -> float | None:
+    """What a run took besides starting; None if that is too little to be measured."""
+    own = seconds - starting
+    return own if own >= LEAST_SHARE * starting else None
 
 
 def texts_of(dataset: Path) -> Counter[str]:

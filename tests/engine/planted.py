@@ -62,7 +62,7 @@ def other_config(key: str) -> None:
 
 
 def slow_down(seconds: float) -> None:
-    """Every iteration of the last rank takes so much longer."""
+    """Every iteration takes so much longer on all ranks but the first."""
     original = Trainer._inputs
 
     def inputs(self: Trainer, iteration: int) -> Any:
