@@ -57,7 +57,7 @@ def diagnose(
 
 
 def _note(found: list[str], name: str, tensor: torch.Tensor) -> None:
-    if not torch.isfinite(tensor).all():
+    if not torch.isfinite(tensor.to_dense()).all():  # a gradient may be sparse
         found.append(name)
 
 

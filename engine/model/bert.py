@@ -109,7 +109,7 @@ class BertEmbedding(nn.Module):
         super().__init__()
         self.mesh = mesh
         self.word_embeddings = VocabParallelEmbedding(
-            config.padded_vocab_size, config.hidden_size, mesh.tp, mesh.sequence_parallel
+            config.padded_vocab_size, config.hidden_size, mesh.tp, mesh.sequence_parallel, is_alone=mesh.pp.size > 1
         )
         if is_first:
             self.position_embeddings = embedding_table(config.seq_length, config.hidden_size)

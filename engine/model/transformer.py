@@ -90,7 +90,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.mesh = mesh
         self.word_embeddings = VocabParallelEmbedding(
-            config.padded_vocab_size, config.hidden_size, mesh.tp, mesh.sequence_parallel
+            config.padded_vocab_size, config.hidden_size, mesh.tp, mesh.sequence_parallel, is_alone=mesh.pp.size > 1
         )
         if has_positions:
             self.position_embeddings = embedding_table(config.seq_length, config.hidden_size)

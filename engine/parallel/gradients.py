@@ -149,6 +149,8 @@ class GradientReducer:
         if parameter.grad is not None and parameter.grad is not main:
             if id(parameter) in self._arrivals:
                 main.add_(parameter.grad)
+            elif parameter.grad.is_sparse:
+                main.zero_().add_(parameter.grad)
             else:
                 main.copy_(parameter.grad)
             self._arrivals.add(id(parameter))

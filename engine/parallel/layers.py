@@ -61,22 +61,29 @@ class RowParallelLinear(nn.Module):
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Word embedding with its rows (vocabulary) divided: token ids [b, s] → [s, b, h]."""
+    """Word embedding with its rows (vocabulary) divided: token ids [b, s] → [s, b, h].
+
+    Where nothing else uses its weight (`is_alone`), on CPUs that has a sparse gradient: the rows that were looked up.
+    """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0}
 
-    def __init__(self, padded_vocab_size: int, hidden_size: int, axis: Axis, sequence_parallel: bool = False) -> None:
+    def __init__(
+        self, padded_vocab_size: int, hidden_size: int, axis: Axis, sequence_parallel: bool = False,
+        is_alone: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.axis, self.sequence_parallel = axis, sequence_parallel
+        self.axis, self.sequence_parallel, self.is_alone = axis, sequence_parallel, is_alone
         self.rows = padded_vocab_size // axis.size
         self.weight = nn.Parameter(torch.empty(self.rows, hidden_size))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         tokens = tokens.transpose(0, 1)
+        is_sparse = self.is_alone and not tokens.is_cuda
         if self.axis.size == 1:
-            return F.embedding(tokens, self.weight)
+            return F.embedding(tokens, self.weight, sparse=is_sparse)
         local = tokens - self.axis.rank * self.rows
         elsewhere = (local < 0) | (local >= self.rows)
-        embedded = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        embedded = F.embedding(local.masked_fill(elsewhere, 0), self.weight, sparse=is_sparse)
         embedded = embedded.masked_fill(elsewhere.unsqueeze(-1), 0.0)
         return leave_tensor_parallel(embedded, self.axis, self.sequence_parallel)
