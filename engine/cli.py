@@ -233,11 +233,19 @@ def main() -> None:
     run_command(app, default="run", verbs=("run", "resume", "schedule", "export", "import", "shard-hf", "lr-find"))
 
 
-if __name__ == "__main__":
+def program() -> None:
+    """`main` of a process of its own.
+
+    A rank ends at once: what is left of the libraries' threads can abort a process that takes itself apart.
+    """
     try:
         main()
     except SystemExit as end:
-        if "RANK" in os.environ:  # what is left of the libraries' threads can abort a process that takes itself apart
+        if "RANK" in os.environ:
             sys.stderr.flush()
             os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
         raise
+
+
+if __name__ == "__main__":
+    program()

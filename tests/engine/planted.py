@@ -89,7 +89,7 @@ def main() -> None:
         slow_down(float(value))
     elif kind == "wait_seconds":
         rendezvous.COLLECTIVE_TIMEOUT = timedelta(seconds=float(value))
-    sys.exit(cli.main())
+    cli.program()
 
 
 if __name__ == "__main__":
