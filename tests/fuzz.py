@@ -80,6 +80,17 @@ def stop(number: int, frame: object) -> None:
     raise TooLong(f"more than {CASE_SECONDS} s")
 
 
+def answer(reader: Reader, target: Path, content: bytes) -> str:
+    """What comes of reading a file with that content: "read" or the name of a documented error. Raises any other."""
+    target.write_bytes(content)
+    with limited():
+        try:
+            reader.read(target)
+        except UserError as error:
+            return type(error).__name__
+    return "read"
+
+
 def fuzz(reader: Reader, cases: int, start: int = SEED) -> Counter[str]:
     """How often each answer came of `cases` damaged files. Raises what a reader must not raise, of the least damage."""
     answers: Counter[str] = Counter()
@@ -95,13 +106,7 @@ def fuzz(reader: Reader, cases: int, start: int = SEED) -> Counter[str]:
             @settings(max_examples=cases, deadline=None, database=None, suppress_health_check=list(HealthCheck))
             @given(st.binary(min_size=4, max_size=16))
             def attempt(script: bytes) -> None:
-                target.write_bytes(damage(valid, script))
-                with limited():
-                    try:
-                        reader.read(target)
-                        answers["read"] += 1
-                    except UserError as error:
-                        answers[type(error).__name__] += 1
+                answers[answer(reader, target, damage(valid, script))] += 1
 
             attempt()
     finally:

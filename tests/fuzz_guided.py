@@ -22,10 +22,9 @@ with atheris.instrument_imports(
 ):
     from lineage.atomic import write_json
     from lineage.environment import describe_environment
-    from lineage.errors import UserError
     from tests.architecture.rooms import ROOT
     from tests.foreign_files import READERS
-    from tests.fuzz import CASE_SECONDS, SEED, limited, stop
+    from tests.fuzz import CASE_SECONDS, SEED, answer, stop
 
 MEMORY_MEGABYTES = 2048
 """Most a process may hold, libraries and the fuzzer's own tables included."""
@@ -45,13 +44,7 @@ def fuzz(name: str, cases: int, out: Path) -> None:
     (seeds / "valid").write_bytes(valid)
 
     def attempt(data: bytes) -> None:
-        target.write_bytes(data)
-        with limited():
-            try:
-                reader.read(target)
-                answers["read"] += 1
-            except UserError as error:
-                answers[type(error).__name__] += 1
+        answers[answer(reader, target, data)] += 1
         if answers.total() >= cases:
             out.write_bytes(orjson.dumps(answers))
             os._exit(0)
@@ -68,14 +61,8 @@ def main(cases: int, out: Path) -> int:
     for reader in READERS:
         with tempfile.TemporaryDirectory() as folder:
             answers = Path(folder) / "answers.json"
-            command = [
-                sys.executable,
-                "-m",
-                "tests.fuzz_guided",
-                reader.name,
-                str(-(-cases // len(READERS))),
-                str(answers),
-            ]
+            share = str(-(-cases // len(READERS)))
+            command = [sys.executable, "-m", "tests.fuzz_guided", reader.name, share, str(answers)]
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=ROOT, check=False)
             if answers.exists():
                 found[reader.name] = dict(sorted(orjson.loads(answers.read_bytes()).items()))
