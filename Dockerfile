@@ -1,0 +1,12 @@
+# The environment of `make setup`, with the pins of constraints.txt, at the clone's usual place.
+#   docker build --tag mlm-repro .                        the CPU build of torch
+#   docker build --tag mlm-repro --build-arg TORCH=cuda . the CUDA build
+#   docker run --rm --gpus all --volume "$PWD/runs:/mlm-repro/runs" mlm-repro mlm-experiment reproduce 355m --dry-run
+FROM python:3.12-slim
+ARG TORCH=cpu
+RUN apt-get update && apt-get install --yes --no-install-recommends git make && rm -rf /var/lib/apt/lists/*
+WORKDIR /mlm-repro
+COPY . .
+RUN make setup TORCH=$TORCH && rm -rf /root/.cache
+ENV PATH=/mlm-repro/.venv/bin:$PATH
+CMD ["mlm-experiment", "--help"]
