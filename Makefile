@@ -4,7 +4,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: help setup test lint smoke reproduce-355m reproduce-2.5b reproduce-8.3b clean
+.PHONY: help setup test lint docs smoke reproduce-355m reproduce-2.5b reproduce-8.3b clean
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -22,6 +22,9 @@ lint: $(READY) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY) ## Build the documentation into site/; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 smoke: $(READY) ## The whole way from text to report at the smallest size
 	$(BIN)/mlm-experiment reproduce 8.3b --smoke

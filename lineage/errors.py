@@ -16,13 +16,13 @@ class BadInput(UserError):
 
 
 class Diverged(UserError):
-    """A measured result left the tolerance of the published claim: exit code 3."""
+    """A run is no longer a number, or a claim, an answer or a layout is beyond its tolerance: exit code 3."""
 
     exit_code = 3
 
 
 class HardwareMissing(UserError):
-    """The machine cannot run what was asked; the work was only planned: exit code 4."""
+    """The machine cannot run what was asked, which was only planned, or not every rank came: exit code 4."""
 
     exit_code = 4
 
@@ -40,6 +40,6 @@ class IntegrityFailure(UserError):
 
 
 class Interrupted(UserError):
-    """The run was stopped and can be resumed with the same command: exit code 7."""
+    """The run was stopped or lost a rank, and the same command goes on with it: exit code 7."""
 
     exit_code = 7

@@ -14,7 +14,7 @@ from lineage.errors import IntegrityFailure
 class Document(BaseModel):
     """Part of a file another room wrote: known fields are checked, further ones are left alone."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
 
 @dataclass(frozen=True)

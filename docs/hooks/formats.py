@@ -1,0 +1,71 @@
+"""Tables of keys for what pydantic models describe: `<!-- generated: keys module.Model -->` on a page becomes them."""
+
+import json
+import re
+from importlib import import_module
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+from pydantic import BaseModel
+
+MARK = re.compile(r"<!-- generated: keys ([\w.]+) -->")
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The page with its tables of keys."""
+    return MARK.sub(lambda found: keys(found[1]), markdown)
+
+
+def keys(dotted: str) -> str:
+    """A table for a model, and one for each model inside it."""
+    module, _, name = dotted.rpartition(".")
+    model: type[BaseModel] = getattr(import_module(module), name)
+    schema = model.model_json_schema()
+    parts = [_table(schema)]
+    for inner, one in schema.get("$defs", {}).items():
+        if "properties" in one:
+            parts += [f"**{inner}.** {_text(one.get('description', ''))}", _table(one)]
+    return "\n\n".join(parts)
+
+
+def _table(schema: dict[str, Any]) -> str:
+    lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    for key, one in schema["properties"].items():
+        default = "needed" if key in schema.get("required", ()) else _default(one.get("default"))
+        lines.append(f"| `{key}` | {_kind(one)} | {default} | {_text(one.get('description', ''))} |")
+    return "\n".join(lines)
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    """The values that a schema allows, in words."""
+    if "$ref" in schema:
+        return str(schema["$ref"].rpartition("/")[2])
+    if "anyOf" in schema:
+        kinds = [_kind(one) for one in schema["anyOf"]]
+        return " or ".join(dict.fromkeys("none" if kind == "null" else kind for kind in kinds))
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" if value else "empty" for value in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if schema.get("type") == "array":
+        items = schema.get("items") or {}
+        places = schema.get("prefixItems")
+        return f"list of {', '.join(map(_kind, places))}" if places else f"list of {_kind(items)}"
+    if schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return f"table of {_kind(schema['additionalProperties'])}"
+    names = {"object": "table", "integer": "whole number", "boolean": "true or false", "string": "text"}
+    return names.get(schema.get("type", ""), schema.get("type", "anything"))
+
+
+def _default(value: Any) -> str:
+    if value is None or value in ("", [], {}):
+        return ""
+    return "its own defaults" if isinstance(value, dict) else f"`{json.dumps(value)}`"
+
+
+def _text(text: str) -> str:
+    """On one line; outside code, what Markdown would take for markup is escaped."""
+    escaped = {"|": "\\|", "<": "&lt;"}
+    return re.sub("(`[^`]*`)|[|<]", lambda found: found[1] or escaped[found[0]], " ".join(text.split()))

@@ -1,0 +1,119 @@
+"""Token diagrams of the protocols: each is built on a small text when the site is built, and its requests are drawn."""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+
+from evaluation.documents import RunningText
+from evaluation.protocol import Provenance, Scores, SourceText, Task
+from evaluation.tasks import TASKS
+
+MARK = "<!-- generated: protocols -->"
+CONTEXT = 8
+"""Tokens that the model of the diagrams sees; full models see 1024."""
+ARTICLES = " = Tea = \n \n We like well @-@ known tea . \n = Rain = \n \n It rained , so we sat . \n"
+PASSAGE = "He likes a bowl of\nstrawberries"
+FIRST_SHOWN = 3
+END_OF_TEXT, UNSCORED = "<eot>", "·"
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The page of protocols with a section for each."""
+    return markdown.replace(MARK, "\n\n".join(map(section, TASKS))) if MARK in markdown else markdown
+
+
+class Pieces:
+    """A tokenizer whose sub-words are words of up to five letters, punctuation and line ends, numbered as they come."""
+
+    vocab_size = 1000
+    end_of_text = 0
+
+    def __init__(self) -> None:
+        self.texts = [END_OF_TEXT]
+
+    def encode(self, text: str) -> list[int]:
+        """The numbers of the text's sub-words; a space belongs to what follows."""
+        found = re.findall(r" ?\w{1,5}| ?[^\w\s]+|\s", text)
+        self.texts += [piece for piece in dict.fromkeys(found) if piece not in self.texts]
+        return [self.texts.index(piece) for piece in found]
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Each text's."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The sub-words' text; a number that is not used yet is an empty one."""
+        return "".join(self.texts[one] for one in ids if one < len(self.texts))
+
+
+def small_task(name: str, tokenizer: Pieces) -> Task:
+    """The protocol of the table, built as always but on a text of two articles or on one passage."""
+
+    def read_articles(task: str, path: Path) -> RunningText:
+        return RunningText.of_wikitext(SourceText(task, "two short articles", ""), ARTICLES)
+
+    def read_passage(path: Path, digest: str, title: str) -> str:
+        return json.dumps({"text": PASSAGE}) if "lambada_test.jsonl" in title else PASSAGE.lower().replace("\n", " ")
+
+    with (
+        patch("evaluation.wikitext103.read_wikitext103", read_articles),
+        patch("evaluation.lambada.read_official", read_passage),
+        patch("evaluation.lambada.NUM_EXAMPLES", 1),
+    ):
+        return TASKS[name].build(name, Path(), tokenizer, CONTEXT, None)
+
+
+def section(name: str) -> str:
+    """A protocol's heading, sentence, diagram and what a result says of itself."""
+    tokenizer = Pieces()
+    task = small_task(name, tokenizer)
+    counts = np.array([request.num_scored for request in task.requests])
+    right = np.ones(counts.sum(), dtype=bool)
+    provenance = Provenance(kind="computed", checkpoint="", checkpoint_digest="", tokenizer_digest="", dtype="float32",
+                            seconds=0.0, environment={})  # fmt: skip
+    result = task.result(Scores(np.full(counts.sum(), -1.0), right, right, counts), provenance)
+    title = TASKS[name].title
+    return (
+        f"## {name}\n\n{title[0].upper()}{title[1:]}.\n\n```text\n{diagram(task, tokenizer)}\n```\n\n"
+        f"{len(counts)} {task.unit if len(counts) > 1 else task.unit.removesuffix('s')} here, "
+        f"{counts.sum()} sub-words scored. The result says: *{_plain(result.protocol)}*."
+    )
+
+
+def diagram(task: Task, tokenizer: Pieces) -> str:
+    """Each request's inputs above the tokens that are predicted from them; a mark where nothing is scored."""
+    blocks = []
+    requests: list[Any] = list(task.requests)
+    for number, request in enumerate(requests):
+        if FIRST_SHOWN <= number < len(requests) - 1:
+            if number == FIRST_SHOWN:
+                blocks.append("…")
+            continue
+        texts = [_visible(tokenizer.texts[token]) for token in request.tokens]
+        inputs, targets = texts[:-1], texts[1:]
+        targets[: len(targets) - request.num_scored] = [UNSCORED] * (len(targets) - request.num_scored)
+        widths = [max(map(len, pair)) for pair in zip(inputs, targets, strict=True)]
+        rows = [("INPUT", inputs), ("PRED", targets)]
+        block = [f"{task.unit.removesuffix('s')} {number}"]
+        if task.with_memory and number:
+            before = " ".join(_visible(tokenizer.texts[token]) for token in requests[number - 1].tokens[:-1])
+            block.append(f"  MEMORY {before}  (and what stands before that, as far as the memory reaches)")
+        block += [f"  {head:<6} {' '.join(map(str.ljust, row, widths))}".rstrip() for head, row in rows]
+        blocks.append("\n".join(block))
+    return "\n\n".join(blocks)
+
+
+def _visible(text: str) -> str:
+    return text.replace(" ", "_").replace("\n", "\\n")
+
+
+def _plain(text: str) -> str:
+    return text.replace("*", "\\*").replace("_", "\\_").replace("<", "&lt;")

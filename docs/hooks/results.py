@@ -1,0 +1,72 @@
+"""The page of results, written from what is kept under `results/` when the site is built."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+
+from experiments.catalogue import load_experiments
+from experiments.verdicts import count_outcomes, judge, load_results
+from reports.benchmarks import load_benchmarks
+from reports.exhibit import Table
+from reports.load import load_reproduction
+from reports.tables import comparison_tables, models_tables
+
+MARK = "<!-- generated: results -->"
+REPRODUCTION = "reproduce-8.3b"
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The page with everything that is kept."""
+    if MARK not in markdown:
+        return markdown
+    results = Path(config.config_file_path).parent / "results"
+    parts = [*_reproduction(results), *_verdicts(results), *_benchmarks(results), *_faults(results)]
+    return markdown.replace(MARK, "\n\n".join(parts))
+
+
+def _reproduction(results: Path) -> Iterator[str]:
+    found = load_reproduction(results / REPRODUCTION)
+    kind = "scaled" if found.summary.mode == "scaled" else "measured"
+    yield "## The reproduction"
+    yield f"`make reproduce-8.3b`, on {found.summary.hardware}. {found.summary.twin_rule}"
+    for table in (*models_tables(found.summary.models, kind), *comparison_tables(found.records)):
+        yield table.markdown
+
+
+def _verdicts(results: Path) -> Iterator[str]:
+    found = load_results([results, results / "ablations"])
+    experiments = load_experiments().values()
+    yield "## The published tables and figures"
+    yield "What `mlm-experiment list` says from the records that are kept. A simulated number reproduces nothing."
+    rows = [(one.name, one.title, count_outcomes(judge([one], found))) for one in experiments]
+    yield Table(("experiment", "title", "claims"), rows, 3).markdown
+
+
+def _benchmarks(results: Path) -> Iterator[str]:
+    yield "## Benchmarks"
+    yield "Each row was measured in one run on one machine, interleaved with what it is compared with."
+    for one in load_benchmarks(results / "bench").exhibits:
+        yield f"### {one.title}"
+        yield " ".join(one.caption)
+        yield from (table.markdown for table in one.tables)
+        yield f"```sh\n{one.command}\n```"
+
+
+def _faults(results: Path) -> Iterator[str]:
+    yield "## Faults"
+    chaos = (results / "chaos" / "chaos.md").read_text(encoding="utf-8")
+    yield re.sub(r"^#", "###", chaos, flags=re.MULTILINE)
+    yield "### Damaged files given to every reader"
+    yield "A file is read, or refused with a documented error. Anything else would be listed here by its name."
+    rows = []
+    for name in ("fuzz.json", "fuzz-guided.json"):
+        found = json.loads((results / name).read_text(encoding="utf-8"))
+        for reader, outcomes in found["readers"].items():
+            shown = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(outcomes.items()))
+            rows.append((name, reader, shown))
+    yield Table(("record", "reader", "outcomes"), rows, 3).markdown

@@ -1,0 +1,110 @@
+"""Each worked example of the documentation is followed to the letter on a copy of the package."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.rooms import ROOMS, ROOT
+from tests.evaluation.standins import write_run
+
+BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+EXAMPLES = sorted((ROOT / "docs" / "extend").glob("*.md"))
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page. With a title it is a file, or a change of one."""
+
+    language: str
+    title: str
+    text: str
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """The page's blocks in order."""
+    yield from (Block(*(part or "" for part in found.groups())) for found in BLOCK.finditer(page))
+
+
+def change(before: str, diff: str) -> str:
+    """The text with the lines of each hunk replaced; what stands in the hunk must stand once in the text."""
+    for hunk in diff.split("@@\n"):
+        lines = hunk.splitlines(keepends=True)
+        old = "".join(line[1:] for line in lines if line[0] in " -")
+        new = "".join(line[1:] for line in lines if line[0] in " +")
+        assert before.count(old) == 1, f"the documentation changes lines that are no longer there:\n{old}"
+        before = before.replace(old, new)
+    return before
+
+
+def follow(page: str, folder: Path) -> list[str]:
+    """Do what the page says in `folder`, a copy of the package; the output of each block of commands."""
+    environment = {name: value for name, value in os.environ.items() if name != "MLM_DATA_DIR"} | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(folder),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "XDG_CACHE_HOME": str(folder / "cache"),
+    }
+    outputs = []
+    for block in blocks(page):
+        path = folder / block.title
+        if block.language == "diff":
+            path.write_text(change(path.read_text(encoding="utf-8"), block.text), encoding="utf-8")
+        elif block.title:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            assert not path.exists()
+            path.write_text(block.text, encoding="utf-8")
+        elif block.language == "sh":
+            outputs.append("")
+            for line in block.text.splitlines():
+                done = subprocess.run(
+                    shlex.split(line), cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+                )
+                assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+                outputs[-1] += done.stdout
+        else:
+            for line in block.text.splitlines():
+                assert words(line) in words(outputs[-1]), f"{line!r} is not in\n{outputs[-1]}"
+    return outputs
+
+
+def words(text: str) -> str:
+    """The text with single spaces."""
+    return " ".join(text.split())
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The rooms of the package with the machine code that numba keeps beside them, to be changed."""
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, tmp_path / room)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.stem)
+def test_an_example_does_what_it_shows(page: Path, copy: Path) -> None:
+    if page.stem == "protocol":
+        made = write_run(copy / "made")
+        (copy / "runs").mkdir()
+        (copy / "runs" / "8.3b-twin").symlink_to(made)
+    text = page.read_text(encoding="utf-8")
+    assert follow(text, copy)
+    assert {block.language for block in blocks(text) if block.title}
+
+
+def test_there_is_an_example_of_each_kind() -> None:
+    assert [page.stem for page in EXAMPLES] == ["experiment", "kernel", "protocol", "stage"]
+
+
+def test_an_example_that_no_longer_fits_is_named() -> None:
+    with pytest.raises(AssertionError, match="no longer there"):
+        change("a = 1\n", " a = 2\n+b = 3\n")
+    assert change("a = 1\nc = 3\n", " a = 1\n+b = 2\n@@\n-c = 3\n+c = 4\n") == "a = 1\nb = 2\nc = 4\n"
