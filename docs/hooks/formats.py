@@ -5,6 +5,7 @@ import re
 from importlib import import_module
 from typing import Any
 
+from commands import cell, table
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
@@ -26,16 +27,16 @@ def keys(dotted: str) -> str:
     parts = [_table(schema)]
     for inner, one in schema.get("$defs", {}).items():
         if "properties" in one:
-            parts += [f"**{inner}.** {_text(one.get('description', ''))}", _table(one)]
+            parts += [f"**{inner}.** {cell(one.get('description', ''))}", _table(one)]
     return "\n\n".join(parts)
 
 
 def _table(schema: dict[str, Any]) -> str:
-    lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    rows = []
     for key, one in schema["properties"].items():
         default = "needed" if key in schema.get("required", ()) else _default(one.get("default"))
-        lines.append(f"| `{key}` | {_kind(one)} | {default} | {_text(one.get('description', ''))} |")
-    return "\n".join(lines)
+        rows.append((f"`{key}`", _kind(one), default, cell(one.get("description"))))
+    return table(("key", "value", "default", "meaning"), rows)
 
 
 def _kind(schema: dict[str, Any]) -> str:
@@ -63,9 +64,3 @@ def _default(value: Any) -> str:
     if value is None or value in ("", [], {}):
         return ""
     return "its own defaults" if isinstance(value, dict) else f"`{json.dumps(value)}`"
-
-
-def _text(text: str) -> str:
-    """On one line; outside code, what Markdown would take for markup is escaped."""
-    escaped = {"|": "\\|", "<": "&lt;"}
-    return re.sub("(`[^`]*`)|[|<]", lambda found: found[1] or escaped[found[0]], " ".join(text.split()))

@@ -16,6 +16,8 @@ from tests.architecture.rooms import ROOMS, ROOT
 from tests.evaluation.standins import write_run
 
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+UNFINISHED = shutil.ignore_patterns("*.pyc.*", "*.tmp.*")
+"""What another process is writing at the moment."""
 EXAMPLES = sorted((ROOT / "docs" / "extend").glob("*.md"))
 
 
@@ -85,7 +87,7 @@ def words(text: str) -> str:
 def copy(tmp_path: Path) -> Path:
     """The rooms of the package with the machine code that numba keeps beside them, to be changed."""
     for room in ROOMS:
-        shutil.copytree(ROOT / room, tmp_path / room)
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=UNFINISHED)
     return tmp_path
 
 
