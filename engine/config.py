@@ -11,6 +11,7 @@ from engine.data_config import DataSection
 from engine.family_config import BertConfig, TransformerXLConfig
 from engine.pipeline.schedule import ScheduleName
 from engine.recompute import Recompute
+from engine.record_config import RecordConfig
 from lineage.config import Config
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp16-pure"]
@@ -244,16 +245,6 @@ class ParallelConfig(Config):
     def recomputation(self) -> Recompute:
         """What is recomputed, as the model takes it."""
         return Recompute(self.recompute_layers if self.recompute == "full" else 0, self.recompute == "selective")
-
-
-class RecordConfig(Config):
-    """What a run writes down beside its results; none of it changes them."""
-
-    tensorboard: bool = False
-    """Also write the metrics as a TensorBoard event file."""
-    noise_scale: bool = False
-    """Also estimate the gradient noise scale, in samples, from the gradients of the data-parallel ranks and of them all
-    (McCandlish et al. 2018); on one data-parallel rank there is nothing to compare."""
 
 
 class TwinScale(Config):

@@ -20,6 +20,7 @@ from engine.config import RunConfig
 from engine.costs import flops_per_iteration
 from engine.dataset import DatasetFacts
 from engine.diagnosis import diagnose
+from engine.loggers import Logger, open_loggers
 from engine.memory import PeakMemory
 from engine.metrics import MetricsLog
 from engine.optim.choice import build_optimizer
@@ -76,10 +77,11 @@ def train(config: RunConfig, root: Path) -> RunDirectory:
                 with mesh.together():
                     if os.environ.get("LOCAL_RANK", "0") == "0":
                         dataset.check()
+                    loggers = open_loggers(config.record.loggers if mesh.is_first else ())
                 with explaining_out_of_memory(config, mesh, "before the first iteration"):
                     trainer = Trainer(config, run, dataset, mesh)
                 with explaining_out_of_memory(config, mesh, "while training"):
-                    trainer.run_to_end()
+                    trainer.run_to_end(loggers)
             elif mesh.is_first:
                 run.link()
     return run
@@ -129,30 +131,31 @@ class Trainer:
         self.validated = math.nan
         self.stop_requested = False
 
-    def run_to_end(self) -> None:
+    def run_to_end(self, loggers: dict[str, Logger] | None = None) -> None:
         """Every iteration that is left, then the final validation, the summary and the run's seal."""
         train, start = self.config.train, time.monotonic()
         before = self.state.seconds
         first = self.state.iteration
-        log = MetricsLog(self.run.path, first, self.config.record.tensorboard) if self.mesh.is_first else None
-        with log or nullcontext(), self._stoppable(), Progress(
-            self.config.name, train.iterations, "iterations", quiet=not self.mesh.is_first
-        ) as progress:  # fmt: skip
+        progress = Progress(self.config.name, train.iterations, "iterations", quiet=not self.mesh.is_first)
+        described = self.config.model_dump(mode="json")
+        log = MetricsLog(self.run.path, first, described, loggers or {}, progress.note) if self.mesh.is_first else None
+        write = log.write if log else lambda line: None
+        with log or nullcontext(), self._stoppable(), progress:
             progress.start_at(first)
             if first == 0:
-                self._write(log, self._validate(0, train.validation_samples))
+                write(self._validate(0, train.validation_samples))
             for iteration in range(first, train.iterations):
                 self.slow.begin()
                 line, stop = self._iterate(iteration)
                 if iteration == first:
                     self.peak_bytes = self.memory.bytes()
-                self._write(log, line)
+                write(line)
                 for warning in (describe_spike(line), line.get("warning", ""), self.slow.end()):
                     if warning:
                         progress.note(warning)
                 done = iteration + 1
                 if done % train.validation_interval == 0 or done == train.iterations:
-                    self._write(log, self._validate(done, train.validation_samples))
+                    write(self._validate(done, train.validation_samples))
                 self.state = TrainingState(
                     done, self.optimizer.steps, before + time.monotonic() - start,
                     self.scaler.state() if self.scaler else None, self.recent.state(), self.state.ancestors,
@@ -168,7 +171,7 @@ class Trainer:
                     )
                 progress.advance(1, self._console(line))
             final = self._validate(train.iterations, self.validation.num_samples)
-            self._write(log, final | {"kind": "final-validation"})
+            write(final | {"kind": "final-validation"})
         peaks = self.mesh.gather_objects(self.peak_bytes)
         if self.mesh.is_first:
             self._finish(final, peaks)
@@ -300,10 +303,6 @@ class Trainer:
             f"loss {line['loss']:.3f}, validation perplexity {self.validated:.1f}, lr {line['learning_rate']:.2e}, "
             f"{line['tokens_per_second']:,.0f} tokens/s, {line['model_tflops'] * 1000:.0f} GFLOP/s"
         )
-
-    def _write(self, log: MetricsLog | None, line: dict[str, Any]) -> None:
-        if log:
-            log.write(line)
 
     @contextmanager
     def _stoppable(self) -> Iterator[None]:

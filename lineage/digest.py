@@ -2,7 +2,7 @@
 
 A sealed directory holds a `COMPLETE` file, written last, that lists every file with its size and SHA-256. The
 digest of the directory is the digest of that list. A sealed directory inside a sealed directory is represented by
-its own `COMPLETE` file, so that digests form a chain. A folder named `report` is derived from the rest and not covered.
+its own `COMPLETE` file, so that digests form a chain. Folders named in `DERIVED` are not covered.
 """
 
 import hashlib
@@ -14,7 +14,8 @@ from lineage.atomic import write_json
 from lineage.errors import IntegrityFailure
 
 MARKER = "COMPLETE"
-DERIVED = "report"
+DERIVED = ("report", "wandb", "mlflow")
+"""Folders that say again what is in other files; the last two are their libraries' to change, as when they upload."""
 
 
 def sha256_file(path: Path) -> str:
@@ -102,8 +103,8 @@ def _read_marker(directory: Path) -> dict[str, Any]:
     return dict(marker)
 
 
-def _sealed_files(directory: Path, outside: tuple[str, ...] = (MARKER, DERIVED)) -> list[Path]:
-    """Files the seal covers, in sorted order: not this directory's marker and report, not hidden temporary files."""
+def _sealed_files(directory: Path, outside: tuple[str, ...] = (MARKER, *DERIVED)) -> list[Path]:
+    """Files the seal covers, in sorted order: without this directory's marker, derived folders and hidden files."""
     found: list[Path] = []
     for path in sorted(directory.iterdir()):
         if path.name.startswith(".") or path.name in outside:

@@ -22,6 +22,7 @@ from data_pipeline.work.workspace import Workspace
 from engine.checkpoint import read_json
 from engine.config import RunConfig
 from engine.formats.huggingface import BUFFER, read_weights
+from engine.loggers import open_loggers
 from engine.metrics import MetricsLog
 from engine.shards import check_entries, read_whole
 from engine.training_run import read_begun_run, read_summary
@@ -142,7 +143,7 @@ METRICS = b"".join(
 
 
 def go_on_with(path: Path) -> None:
-    with MetricsLog(path.parent, 2, tensorboard=True) as log:
+    with MetricsLog(path.parent, 2, {}, open_loggers(["tensorboard"]), print) as log:
         log.write({"kind": "train", "iteration": 3, "loss": 1.0})
     shutil.rmtree(path.parent / "tensorboard")
 

@@ -13,8 +13,8 @@ PURE = {
     "engine": [
         "engine.config", "engine.family_config", "engine.data_config", "engine.costs", "engine.parallel.layout",
         "engine.batches", "engine.batch_schedule", "engine.dataset", "engine.launch", "engine.training_run",
-        "engine.optim.schedule", "engine.cli", "engine.parity", "engine.metrics",
-        "engine.pipeline.timeline",
+        "engine.optim.schedule", "engine.cli", "engine.parity", "engine.loggers", "engine.metrics",
+        "engine.record_config", "engine.pipeline.timeline",
     ],
     "evaluation": ["evaluation.tasks", "evaluation.tables", "evaluation.compare", "evaluation.cli"],
     "experiments": [

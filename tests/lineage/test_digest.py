@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lineage.digest import (
+    DERIVED,
     MARKER,
     check_seal,
     content_digest,
@@ -92,8 +93,8 @@ def test_what_is_not_a_directory_is_not_sealed(tmp_path: Path) -> None:
         check_seal(tmp_path / "none")
 
 
-@pytest.mark.parametrize("place", ["report/index.html", "report/deep/er", ".hidden"])
-def test_the_report_and_hidden_files_are_not_covered(directory: Path, place: str) -> None:
+@pytest.mark.parametrize("place", ["report/index.html", "report/deep/er", "wandb/log", "mlflow/0/meta", ".hidden"])
+def test_derived_and_hidden_files_are_not_covered(directory: Path, place: str) -> None:
     (directory / place).parent.mkdir(parents=True, exist_ok=True)
     (directory / place).write_text("derived")
     assert check_seal(directory) == read_digest(directory)
@@ -144,7 +145,7 @@ def test_content_without_a_file_has_the_same_digest_when_only_that_file_differs(
 
 
 NAMES = st.text("abc.-_é", min_size=1, max_size=8).filter(
-    lambda name: not name.startswith(".") and name not in (MARKER, "report")
+    lambda name: not name.startswith(".") and name not in (MARKER, *DERIVED)
 )
 
 
