@@ -188,6 +188,22 @@ def test_a_service_that_is_lost_ends_its_logger_alone(tmp_path: Path) -> None:
     assert read_wandb(tmp_path / "run") == [("train/loss", iteration, 0.5) for iteration in range(3)]
 
 
+def test_on_a_server_each_session_is_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "server").as_uri())
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "ours")
+    for _ in range(2):
+        log, sentences = log_of(tmp_path / "run", "mlflow")
+        assert (list(write_three(log)), sentences) == ([0, 1, 2], [])
+    assert not (tmp_path / "run" / "mlflow").exists()
+    client = MlflowClient()
+    runs = client.search_runs([one.experiment_id for one in client.search_experiments() if one.name == "ours"])
+    assert [run.info.run_name for run in runs] == ["run", "run"]
+    for run in runs:
+        assert [one.step for one in client.get_metric_history(run.info.run_id, "train/loss")] == [0, 1, 2]
+
+
 def test_training_outlives_a_disk_that_fills(
     dataset: Path,
     uninterrupted: Path,
