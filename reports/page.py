@@ -11,7 +11,7 @@ from lineage.digest import seal
 from reports import data_card, findings, tables
 from reports.curves import model_order
 from reports.evaluations import CONVENTIONS, EVALUATIONS, LAST_WORD, evaluation_rows
-from reports.export import write_exhibit
+from reports.exhibit_files import write_exhibit
 from reports.load import DATASET, LEDGER, MARKER, RECORDS
 from reports.markup import template_environment
 from reports.render import Drawing, render_all
