@@ -28,6 +28,14 @@ class Form(StrEnum):
     LATEX = "tex"
 
 
+class Exchange(StrEnum):
+    """Formats in which others read runs."""
+
+    RO_CRATE = "ro-crate"
+    CROISSANT = "croissant"
+    EVERY_EVAL_EVER = "every-eval-ever"
+
+
 Runs = Annotated[
     list[Path] | None,
     typer.Argument(help="A reproduction, runs of experiments, folders of runs; `runs` by default.", metavar="[RUN]"),
@@ -109,6 +117,27 @@ def compare(
         print(f"warning: {problem.sentence}", file=sys.stderr)
     if damaged := sum(problem.damaged for problem in problems):
         raise IntegrityFailure(f"{damaged} damaged parts were left out of the comparison")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Directory of a complete run.")],
+    form: Annotated[Exchange, typer.Option("--format", help="What to write.")],
+    out: Annotated[
+        Path | None, typer.Option(help="New folder or file; beside the run, under its name, by default.")
+    ] = None,
+) -> None:
+    """Describe a run for others, from its manifest, seal and results.
+
+    ro-crate: any run, as a folder to archive with a copy of all files of at most 10 MB; larger ones are named with size
+    and SHA-256. croissant: a dataset and its documents, as a JSON-LD file. every-eval-ever: the evaluations of a
+    reproduction, a JSON file for each model.
+    """
+    from reports.exports.export import export
+
+    start = time.monotonic()
+    place = export(run, form.value, out)
+    print(f"{place} ({time.monotonic() - start:.1f} s)")
 
 
 @app.command()

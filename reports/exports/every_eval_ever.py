@@ -1,0 +1,130 @@
+"""The evaluations of a reproduction in the schema of Every Eval Ever 0.3.0.
+
+https://github.com/evaleval/every_eval_ever
+"""
+
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from pydantic import Field
+
+from lineage.atomic import new_directory, write_json
+from lineage.digest import sha256_json
+from lineage.errors import BadInput, IntegrityFailure
+from reports.benchmark_results import Environment
+from reports.evaluations import EVALUATIONS, Evaluation
+from reports.exports.sealed_run import SOFTWARE, Json, SealedRun
+from reports.files import file_name, read_json
+from reports.load import SUMMARY, Model, Summary
+
+METRICS: dict[str, dict[str, Any]] = {
+    "accuracy": {"lower_is_better": False, "min_score": 0, "max_score": 1, "metric_unit": "proportion"},
+    **{
+        name: {"lower_is_better": True, "min_score": 1, "max_score": "Infinity"}
+        for name in ("perplexity", "subword_perplexity", "original_token_perplexity", "lm_eval_word_perplexity")
+    },
+    "bits_per_byte": {"lower_is_better": True, "min_score": 0, "max_score": "Infinity"},
+}
+"""Fields of an evaluation that are scores, as the schema describes a metric."""
+DETAILS = {
+    "kind", "partial", "checkpoint_digest", "tokenizer_digest", "dtype", "num_scored_tokens", "num_examples",
+}  # fmt: skip
+
+
+class Evaluated(Evaluation):
+    """A result with all that tells where it is from."""
+
+    tokenizer_digest: str = ""
+    data_digest: str = ""
+    dtype: str = ""
+    num_scored_tokens: int | None = None
+    environment: Environment = Field(default_factory=Environment)
+
+
+def write_evaluations(run: SealedRun, out: Path) -> None:
+    """A folder with a file for each model that was evaluated, laid out as the collection is.
+
+    Raises BadInput for a run that has no evaluations.
+    """
+    paths = sorted((run.path / EVALUATIONS).glob("*.json"))
+    if run.manifest.kind != "reproduction" or not paths:
+        raise BadInput(f"{run.path} is a {run.manifest.kind} run without evaluations: name a reproduction")
+    models = read_json(run.path / SUMMARY, Summary).models
+    results: dict[str, list[Evaluated]] = {model.name: [] for model in models}
+    for path in paths:
+        owner = next((model.name for model in models if path.name.startswith(f"{model.name}-")), None)
+        if owner is None:
+            raise IntegrityFailure(f"{path} is of no model that {SUMMARY} names")
+        results[owner].append(read_json(path, Evaluated))
+    collection = file_name(run.manifest.name)
+    with new_directory(out) as folder:
+        for model in models:
+            if results[model.name]:
+                identity = f"{SOFTWARE}/{file_name(model.run or model.name)}"
+                unique = UUID(hex=sha256_json([run.digest, identity])[:32], version=4)
+                log = _log(run, identity, model, results[model.name])
+                write_json(folder / "data" / collection / identity / f"{unique}.json", log)
+
+
+def _log(run: SealedRun, identity: str, model: Model, results: list[Evaluated]) -> Json:
+    """One model's results. The schema asks for an organization's name; it is empty, because no run knows one."""
+    now = str(int(time.time()))
+    software = {"name": SOFTWARE, "version": run.manifest.environment.version}
+    trained = {name: str(value) for name, value in model.trained.items()}
+    return {
+        "schema_version": "0.3.0",
+        "evaluation_id": f"{run.manifest.name}/{identity}/{now}",
+        "retrieved_timestamp": now,
+        "source_metadata": {
+            "source_name": run.path.name,
+            "source_type": "evaluation_run",
+            "source_organization_name": "",
+            "evaluator_relationship": "first_party",
+            "additional_details": {"run_digest": run.digest},
+        },
+        "eval_library": software,
+        "model_info": {
+            "name": model.run or model.name,
+            "id": identity,
+            "inference_engine": software,
+            "additional_details": {"deployment_type": "self_deployed", "model_availability": "unknown", **trained},
+        },
+        "evaluation_results": [
+            _result(one, metric, score)
+            for one in results
+            for metric in METRICS
+            if (score := getattr(one, metric)) is not None
+        ],
+    }
+
+
+def _result(result: Evaluated, metric: str, score: float) -> Json:
+    error = {"accuracy": result.standard_error, "perplexity": result.spread}.get(metric)
+    return {
+        "evaluation_result_id": f"{result.task}/{metric}",
+        "evaluation_name": result.task,
+        "source_data": {
+            "dataset_name": result.task,
+            "source_type": "other",
+            "additional_details": {"sha256": result.data_digest},
+        },
+        "metric_config": {
+            "evaluation_description": result.protocol,
+            "metric_id": metric if metric in ("accuracy", "perplexity") else f"{SOFTWARE}.{metric}",
+            "score_type": "continuous",
+            **METRICS[metric],
+        },
+        "score_details": {
+            "score": score,
+            "uncertainty": {} if error is None else {"standard_error": {"value": error}},
+            "details": {
+                name: str(value)
+                for name, value in result.model_dump(include=DETAILS).items()
+                if value not in (None, "")
+            },
+        },
+        "generation_config": {"generation_args": {"execution_command": shlex.join(result.environment.argv)}},
+    }
