@@ -10,7 +10,8 @@ from engine.optim.lr_finder import RateCurve
 from engine.parallel.layout import layout_of
 from engine.parallel.mesh import build_mesh
 from engine.parallel.rendezvous import check_agreement, join_ranks, launched_world_size, telling_of_lost_ranks
-from engine.trainer import NotFinite, Trainer
+from engine.step import NotFinite
+from engine.trainer import Trainer
 from engine.training_run import begin_run
 from lineage.errors import BadInput
 from lineage.progress import Progress
@@ -40,7 +41,7 @@ def find_learning_rate(config: RunConfig, low: float, high: float, iterations: i
         with Progress(f"{config.name}, learning rates", iterations, "iterations", quiet=not mesh.is_first) as progress:
             for iteration in range(iterations):
                 try:
-                    line, _ = trainer._iterate(iteration)
+                    line, _, _ = trainer.iterate(iteration)
                 except NotFinite:
                     break
                 if line["skipped"]:  # fp16, until its loss scale fits

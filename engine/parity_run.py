@@ -13,13 +13,12 @@ import torch
 from torch import nn
 
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
-from engine.batch_schedule import BatchSchedule
 from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.dataset import DatasetFacts
 from engine.forked import RanksFailed, run_forked
+from engine.inputs import TrainingInputs
 from engine.model.stage_model import StageModel
-from engine.optim.choice import build_optimizer
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
 from engine.parallel.mesh import ParallelMesh, build_mesh
@@ -38,12 +37,7 @@ from engine.parity import (
     first_difference,
     merge,
 )
-from engine.pipeline.microbatch import to_input
-from engine.pipeline.partition import PartitionedModel
-from engine.precision import DTYPES
-from engine.rng import Dropout
-from engine.stream_memory import StreamMemory
-from engine.training_order import training_batches
+from engine.step import build_step
 from lineage.environment import memory_bytes
 from lineage.errors import BadInput
 
@@ -172,14 +166,9 @@ def train_and_show(work: Work, layout: ParityLayout, take: Callable[[Piece, str]
     config = layout.configure(work.config)
     train = config.train
     mesh = build_mesh(layout_of(config, layout.world_size), config.parallel.sequence_parallel)
-    model = PartitionedModel(config.model, config.parallel, mesh, DTYPES[train.precision], train.seed)
-    optimizer = build_optimizer(model.parameters, train, mesh, config.parallel.shard_optimizer)
-    reducer = model.reducer(optimizer.groups)
+    model, step = build_step(config.model, train, config.parallel, mesh)
     tokens = [(TokenFile(prefix), weight) for prefix, weight in work.tokens]
-    batches, memory = (
-        training_batches(config, tokens, work.iterations, work.tokenizer),
-        StreamMemory(config.model, mesh),
-    )
+    inputs = TrainingInputs(config, work.iterations, tokens, work.tokenizer, mesh)
     place = f"tp {mesh.tp.rank}, pp {mesh.pp.rank}, dp {mesh.dp.rank}"
     for iteration in range(work.iterations):
 
@@ -187,25 +176,18 @@ def train_and_show(work: Work, layout: ParityLayout, take: Callable[[Piece, str]
             array = value.detach().numpy().copy() if isinstance(value, torch.Tensor) else np.array(value)
             take(Piece(iteration, tensor, start or (0,) * array.ndim, array), place)
 
-        microbatches, firsts = [], []
-        for batch in batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size):
-            probability = config.model.dropout
-            dropout = Dropout(probability, train.seed, iteration, batch.places) if probability else None
-            microbatches.append(to_input(batch.tokens, mesh, dropout, memory.enter(batch.places), batch.pairs))
-            firsts.append(batch.places[0])
+        microbatches = inputs.of(iteration)
+        firsts = [microbatch.places[0] for microbatch in microbatches]
         with ExitStack() as watches:
             for chunk in model.chunks:
                 watches.callback(_watch(chunk, mesh, firsts, train.microbatch_size, show))
-            total = model.forward_backward(microbatches, reducer)
-        memory.move_on()
-        batch_size = BatchSchedule(train).batch_size(iteration)
-        show("mean loss", mesh.pp.all_reduce(mesh.dp.all_reduce(total)).item() / batch_size)
-        reducer.finish(len(microbatches))
+            gradient = step.gradient(microbatches)
+        inputs.streams.move_on()
+        show("mean loss", gradient.loss)
         for parameter in reversed(model.parameters):
             show(f"gradient of {parameter.name}", parameter.local.grad, parameter_start(parameter))
-        norm = optimizer.gradient_norm()
-        show("gradient norm", norm)
-        optimizer.step(learning_rate(train, iteration + 1), norm)
+        show("gradient norm", gradient.norm)
+        step.update(gradient, learning_rate(train, iteration + 1))
         for parameter in model.parameters:
             show(f"updated {parameter.name}", parameter.local, parameter_start(parameter))
 

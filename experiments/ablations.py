@@ -161,7 +161,8 @@ def _train(arm: str, seed: int, rate: float | None, ranks: int, config: RunConfi
 
 def _finishes(config: RunConfig, runs: Path) -> bool:
     """Train; whether the loss stayed a number."""
-    from engine.trainer import NotFinite, train
+    from engine.step import NotFinite
+    from engine.trainer import train
 
     try:
         train(config, runs)

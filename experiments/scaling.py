@@ -75,14 +75,13 @@ def measured_seconds(workloads: Sequence[Workload]) -> list[float]:
 
 def _timed_iterations(workload: Workload) -> list[float]:
     """One rank's part; all ranks begin and end each iteration together."""
-    import torch
 
     from engine.parallel.layout import Layout
     from engine.parallel.mesh import build_mesh
     from experiments.simulator.measure import training_step
 
     mesh = build_mesh(Layout(tp=workload.tp, pp=workload.pp, dp=workload.dp))
-    step = training_step(workload, mesh, torch.float32)
+    step = training_step(workload, mesh, "fp32")
     step()
     times = []
     for _ in range(ITERATIONS):

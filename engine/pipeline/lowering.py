@@ -6,7 +6,7 @@ both its ends ready.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,7 +59,8 @@ class Lowered:
 def lower(orders: Sequence[Sequence[Compute]], chunks: int, forward: float = 1.0, backward: float = 2.0) -> Lowered:
     """Insert every message where the producing computation ends, walking all ranks in time together.
 
-    `forward` and `backward` are the durations of one chunk's passes. Raises ValueError if the orders cannot proceed.
+    `forward` and `backward` are the durations of one chunk's passes. Raises ValueError if the orders cannot proceed or
+    the programs are not complete and safe (`check_programs`).
     """
     pp = len(orders)
     last = pp * chunks - 1
@@ -101,19 +102,23 @@ def lower(orders: Sequence[Sequence[Compute]], chunks: int, forward: float = 1.0
         try_start(rank, now)
     if any(position[rank] < len(orders[rank]) for rank in range(pp)):
         raise ValueError("the schedule cannot make progress")
+    passes = {compute.op for compute in orders[0]}
+    check_programs(programs, chunks, len(orders[0]) // (chunks * len(passes)), passes)
     return Lowered(programs, timeline)
 
 
-def check_programs(programs: Sequence[Sequence[Instruction]], chunks: int, microbatches: int) -> None:
+def check_programs(
+    programs: Sequence[Sequence[Instruction]], chunks: int, microbatches: int, passes: Iterable[Op] = tuple(Op)
+) -> None:
     """Raise ValueError unless the programs are complete and safe.
 
-    Each chunk passes each microbatch forward once and then backward once; each message is sent and received once, in
-    the same order at both ends; what is consumed was received before.
+    Each chunk makes each of the `passes` of each microbatch once, the forward pass first; each message is sent and
+    received once, in the same order at both ends; what is consumed was received before.
     """
     pp = len(programs)
     last = pp * chunks - 1
     for rank, program in enumerate(programs):
-        expected = {(op, m, c) for op in Op for m in range(microbatches) for c in range(chunks)}
+        expected = {(op, m, c) for op in passes for m in range(microbatches) for c in range(chunks)}
         seen: set[tuple[Op, int, int]] = set()
         received: set[tuple[Op, int, int]] = set()
         for instruction in program:

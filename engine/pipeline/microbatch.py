@@ -46,19 +46,21 @@ class PipelineInput:
     """For a model with memory; without one it sees this segment alone."""
     pairs: SentencePairs | None = None
     """For a BERT; without them a sequence is one part without padding."""
+    places: tuple[int, ...] = ()
+    """Of its sequences in the global batch, where it is part of one."""
 
 
 def to_input(
     tokens: NDArray[np.int64], mesh: ParallelMesh, dropout: Dropout | None = None,
-    recurrence: Recurrence | None = None, pairs: PairArrays | None = None,
+    recurrence: Recurrence | None = None, pairs: PairArrays | None = None, places: tuple[int, ...] = (),
 ) -> PipelineInput:  # fmt: skip
     """A microbatch on the mesh's device: of token ids [b, s + 1] each predicts the next; of pairs [b, s] the masked."""
     rows = torch.from_numpy(tokens).to(mesh.device)
     if pairs is None:
-        return PipelineInput(rows[:, :-1], rows[:, 1:], dropout, recurrence)
+        return PipelineInput(rows[:, :-1], rows[:, 1:], dropout, recurrence, places=places)
     targets, types, lengths, is_swapped = (
         torch.from_numpy(array).to(mesh.device)
         for array in (pairs.targets, pairs.token_types, pairs.lengths, pairs.is_swapped)
     )
     is_token = torch.arange(rows.size(1), device=mesh.device) < lengths[:, None]
-    return PipelineInput(rows, targets, dropout, pairs=SentencePairs(types, is_token, is_swapped))
+    return PipelineInput(rows, targets, dropout, None, SentencePairs(types, is_token, is_swapped), places)

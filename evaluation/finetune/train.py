@@ -5,7 +5,7 @@ Shapes: b sequences, s positions, h hidden, c outputs of the new head.
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,13 +16,14 @@ from torch import nn
 from engine.checkpoint import load_for_inference
 from engine.config import TrainConfig
 from engine.model.bert import BERT
-from engine.optim.choice import build_optimizer
+from engine.optim.flat import FlatGroup
 from engine.optim.schedule import learning_rate
-from engine.parallel.gradients import GradientReducer
+from engine.parallel.gradients import GradientReducer, Reducer
 from engine.parallel.mesh import ParallelMesh, local_device, serial_mesh
-from engine.parallel.sharding import sharded_parameters
+from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from engine.pipeline.microbatch import PipelineInput, SentencePairs
 from engine.rng import Dropout, initial_normal
+from engine.step import TrainingStep
 from evaluation.finetune.encoding import PairEncoder
 from evaluation.finetune.encoding import Sequence as Encoded
 from evaluation.finetune.examples import ChoiceExample, Example, PairExample, SpanExample
@@ -88,22 +89,17 @@ class FineTuner:
             precision="fp32", global_batch_size=recipe.batch_size, microbatch_size=recipe.batch_size,
         )  # fmt: skip
         used = [p for p in sharded_parameters(self.model, self.mesh) if not self._is_idle(p.name)]
-        optimizer = build_optimizer(used, train, self.mesh)
-        reducer = GradientReducer(optimizer.groups, self.mesh)
+        training = TrainingStep(_Trained(self.mesh, used, self._loss), train)
         self.model.train()
         with Progress(label, steps, "steps") as progress:
             for step, chosen in enumerate(self._shuffled(len(features))):
                 batch = [features[number] for number in chosen]
                 dropout = Dropout(self.config.dropout, recipe.seed, step, tuple(range(self._rows(batch))))
-                reducer.begin()
-                loss = self._loss(batch, dropout if self.config.dropout else None)
-                loss.backward()
-                reducer.finish(1)
-                norm = optimizer.gradient_norm()
-                if not norm < float("inf"):
+                inputs = self._input(batch, dropout if self.config.dropout else None)
+                gradient = training.run([inputs], learning_rate(train, step + 1))
+                if not gradient.is_finite:
                     raise UserError(f"step {step + 1}: the gradient is no longer a number; try a lower learning rate")
-                optimizer.step(learning_rate(train, step + 1), norm)
-                progress.advance(1, f"loss {loss.item():.3f}")
+                progress.advance(1, f"loss {gradient.loss:.3f}")
 
     @torch.no_grad()
     def evaluate(self, examples: Sequence[Example]) -> dict[str, float]:
@@ -116,7 +112,7 @@ class FineTuner:
         size = self.recipe.batch_size
         found: list[int] = []
         for start in range(0, len(features), size):
-            found += self._scores(features[start : start + size], None).argmax(dim=1).tolist()
+            found += self._scores(self._input(features[start : start + size])).argmax(dim=1).tolist()
         return {"accuracy": accuracy(found, [feature.label[0] for feature in features])}
 
     def _features(self, example: Example) -> Iterator["Feature"]:
@@ -131,14 +127,13 @@ class FineTuner:
             for window in self.encoder.windows(example.question, example.context, length):
                 yield Feature([window], _span_in(window, answer))
 
-    def _scores(self, batch: Sequence["Feature"], dropout: Dropout | None) -> torch.Tensor:
+    def _scores(self, inputs: PipelineInput) -> torch.Tensor:
         """Of each class or option, [b, classes]; of each position as start and as end, [b, s, 2]."""
-        output = self.model(self._input([encoded for feature in batch for encoded in feature.sequences], dropout))
-        return output if self.is_span or self.task.outputs > 1 else output.view(len(batch), -1)
+        output = self.model(inputs)
+        return output if self.is_span or self.task.outputs > 1 else output.view(len(inputs.targets), -1)
 
-    def _loss(self, batch: Sequence["Feature"], dropout: Dropout | None) -> torch.Tensor:
-        scores = self._scores(batch, dropout).float()
-        labels = torch.tensor([feature.label for feature in batch], device=scores.device)
+    def _loss(self, inputs: PipelineInput) -> torch.Tensor:
+        scores, labels = self._scores(inputs).float(), inputs.targets
         if self.is_span:
             return (F.cross_entropy(scores[..., 0], labels[:, 0]) + F.cross_entropy(scores[..., 1], labels[:, 1])) / 2
         return F.cross_entropy(scores, labels[:, 0])
@@ -147,7 +142,7 @@ class FineTuner:
         """The part of the context whose start and end score best together; empty if [CLS] scores better."""
         best, text, nothing = -float("inf"), "", float("inf")
         for window in self.encoder.windows(example.question, example.context, self.config.seq_length):
-            start, end = self._scores([Feature([window], (0, 0))], None)[0].float().T
+            start, end = self._scores(self._input([Feature([window], (0, 0))]))[0].float().T
             first, last = window.second_start, window.second_start + len(window.offsets)
             nothing = min(nothing, float(start[0] + end[0]))
             if first == last:
@@ -161,7 +156,9 @@ class FineTuner:
         may_be_empty = self.task is TASKS["squad2"]
         return "" if may_be_empty and nothing > best else text.strip()
 
-    def _input(self, sequences: Sequence[Encoded], dropout: Dropout | None) -> PipelineInput:
+    def _input(self, batch: Sequence["Feature"], dropout: Dropout | None = None) -> PipelineInput:
+        """Every sequence of the batch, [sequences, s]; the targets are the labels, [b, 1] or [b, 2]."""
+        sequences = [encoded for feature in batch for encoded in feature.sequences]
         width = max(len(one.tokens) for one in sequences)
         tokens = torch.full((len(sequences), width), self.encoder.pad)
         types, is_token = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.bool)
@@ -171,7 +168,8 @@ class FineTuner:
             is_token[row, : len(one.tokens)] = True
         device = self.mesh.device
         pairs = SentencePairs(types.to(device), is_token.to(device), torch.zeros(len(tokens), dtype=torch.int64))
-        return PipelineInput(tokens.to(device), tokens.to(device), dropout, pairs=pairs)
+        labels = torch.tensor([feature.label for feature in batch], device=device)
+        return PipelineInput(tokens.to(device), labels, dropout, pairs=pairs)
 
     def _shuffled(self, count: int) -> Iterator[list[int]]:
         for epoch in range(self.recipe.epochs):
@@ -187,6 +185,36 @@ class FineTuner:
     def _is_idle(self, name: str) -> bool:
         """Whether a parameter takes no part: the heads of pre-training, and of a span task the pooler."""
         return name.startswith(("body.masked_head.", "body.order_head.", *(["body.pooler."] * self.is_span)))
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """A loss and the parameters behind it, as a training step takes them."""
+
+    mesh: ParallelMesh
+    parameters: list[ShardedParameter]
+    loss: Callable[[PipelineInput], torch.Tensor]
+
+    @property
+    def storage_mesh(self) -> ParallelMesh:
+        """The mesh itself."""
+        return self.mesh
+
+    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> Reducer:
+        """What takes the gradients to the optimizer."""
+        return GradientReducer(groups, self.mesh, measures_noise)
+
+    def forward_backward(
+        self, microbatches: Sequence[PipelineInput], reducer: Reducer, loss_scale: float = 1.0, timeline: object = None
+    ) -> torch.Tensor:
+        """Sum of (loss × sequences), float64; the gradients go to the reducer."""
+        reducer.begin()
+        total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        for microbatch in microbatches:
+            loss = self.loss(microbatch)
+            (loss * loss_scale).backward()
+            total += loss.detach().double() * len(microbatch.tokens)
+        return total
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def in_new_process(name: str, function: Any, *arguments: Any) -> Any:
 
 def measure_steps(contender: Contender, size: BenchSize) -> Measured:
     """Training iterations on this process's device."""
-    from engine.memory import PeakMemory
+    from engine.guard.memory import PeakMemory
     from engine.parallel.mesh import local_device
 
     memory = PeakMemory(local_device())
@@ -152,7 +152,7 @@ def measure_forward_backward(size: BenchSize) -> Measured:
     import torch
 
     from engine.config import ParallelConfig
-    from engine.memory import PeakMemory
+    from engine.guard.memory import PeakMemory
     from engine.parallel.mesh import local_device, serial_mesh
     from engine.pipeline.microbatch import PipelineInput
     from engine.pipeline.partition import PartitionedModel

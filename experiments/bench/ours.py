@@ -18,20 +18,16 @@ def build_ours(contender: Contender, size: BenchSize) -> OurStep:
     """A step of this rank's part of the contender's layout."""
     import torch
 
-    from engine.optim.adam import FlatAdamW
     from engine.parallel.layout import Layout
     from engine.parallel.mesh import build_mesh
     from engine.pipeline.microbatch import PipelineInput
-    from engine.pipeline.partition import PartitionedModel
-    from engine.precision import DTYPES
     from engine.rng import Dropout
+    from engine.step import build_step
 
     train, parallel = size.train, contender.parallel
     dp = contender.ranks // (parallel.tp * parallel.pp)
     mesh = build_mesh(Layout(parallel.tp, parallel.pp, dp), parallel.sequence_parallel)
-    model = PartitionedModel(size.model, parallel, mesh, DTYPES[train.precision], train.seed)
-    optimizer = FlatAdamW(model.parameters, train, mesh)
-    reducer = model.reducer(optimizer.groups)
+    _, training = build_step(size.model, train, parallel, mesh)
     share = train.global_batch_size // dp
     rows = range(mesh.dp.rank * share, (mesh.dp.rank + 1) * share)
     each = share // contender.microbatches
@@ -44,9 +40,7 @@ def build_ours(contender: Contender, size: BenchSize) -> OurStep:
             tokens = batch[start : start + each]
             masks = Dropout(dropout, train.seed, iteration, places) if dropout else None
             microbatches.append(PipelineInput(tokens[:, :-1], tokens[:, 1:], masks))
-        loss = mesh.pp.all_reduce(mesh.dp.all_reduce(model.forward_backward(microbatches, reducer, timeline=timeline)))
-        reducer.finish(len(microbatches))
-        optimizer.step(train.learning_rate, optimizer.gradient_norm())
-        return loss.item() / train.global_batch_size
+        training.timeline = timeline
+        return training.run(microbatches, train.learning_rate).loss
 
     return step

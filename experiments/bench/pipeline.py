@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.config import ModelConfig, ParallelConfig, TrainConfig
+from engine.guard.timeline import describe_timeline
 from engine.pipeline.lowering import Interval
-from engine.pipeline.timeline import describe_timeline
 from experiments.bench.contenders import Contender
 from experiments.bench.ours import build_ours
 from experiments.bench.parallel import TOLERANCE

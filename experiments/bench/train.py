@@ -171,7 +171,7 @@ def measure_steps(contender: Contender, size: BenchSize, dropout: float) -> Meas
         keep_large_buffers()
     import torch
 
-    from engine.memory import PeakMemory
+    from engine.guard.memory import PeakMemory
 
     memory = PeakMemory(torch.device("cpu"))
     timed = time_contender(contender, size, [dropout], clock=time.process_time)[0]

@@ -161,7 +161,7 @@ def _plant_nan(fault: Fault | None, rank: int) -> None:
     """Make one number of the named tensor NaN before the fault's iteration, on its rank."""
     if fault is None or fault.name != "NaN" or fault.rank != rank:
         return
-    iterate = engine.trainer.Trainer._iterate
+    iterate = engine.trainer.Trainer.iterate
 
     def and_plant(self: engine.trainer.Trainer, iteration: int) -> Any:
         if iteration == fault.number:
@@ -169,7 +169,7 @@ def _plant_nan(fault: Fault | None, rank: int) -> None:
             tensor.view(-1)[0] = float("nan")
         return iterate(self, iteration)
 
-    engine.trainer.Trainer._iterate = and_plant  # type: ignore[method-assign]
+    engine.trainer.Trainer.iterate = and_plant  # type: ignore[method-assign]
 
 
 def wait_for(started: list[int], timeout_seconds: float = 60.0) -> list[int]:

@@ -16,12 +16,10 @@ from torch.utils._pytree import tree_leaves
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from engine.costs import parameter_count, rank_memory_bytes
 from engine.forked import run_forked
-from engine.optim.choice import build_optimizer
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import build_mesh
 from engine.pipeline.microbatch import PipelineInput
-from engine.pipeline.partition import PartitionedModel
-from engine.precision import DTYPES
+from engine.step import build_step
 from experiments.sealed import Line
 
 MODEL = ModelConfig(
@@ -41,6 +39,10 @@ STAGES = {1: "optimizer states", 3: "optimizer states, gradients and parameters"
 """As the ZeRO paper names them."""
 
 
+REPORTED = 3
+"""Most numbers that an iteration reduces besides tensors: loss, gradient norm and a flag. They are not counted."""
+
+
 class CollectiveBytes(TorchDispatchMode):
     """Bytes of the tensors that this rank's collectives and messages are about, by operation and size of group."""
 
@@ -52,7 +54,11 @@ class CollectiveBytes(TorchDispatchMode):
         if str(func).startswith("c10d."):
             name = str(func).removeprefix("c10d.").split(".")[0]
             leaves = tree_leaves(args)
-            tensors = [one.numel() * one.element_size() for one in leaves if isinstance(one, torch.Tensor)]
+            tensors = [
+                leaf.numel() * leaf.element_size()
+                for leaf in leaves
+                if isinstance(leaf, torch.Tensor) and leaf.numel() > REPORTED
+            ]
             groups = [
                 one for one in leaves if isinstance(one, torch.ScriptObject) and "ProcessGroup" in str(one._type())
             ]
@@ -126,16 +132,10 @@ def iteration(model: ModelConfig, parallel: ParallelConfig, batch: int) -> Colle
     near = build_mesh(Layout(tp=parallel.tp, pp=parallel.pp, dp=ranks // parallel.tp // parallel.pp))
     axes = {name: replace(getattr(near, name), near=None) for name in ("tp", "pp", "dp", "embedding")}
     mesh = replace(near, **axes)  # as ranks of several machines: all goes over links, where it is counted
-    partitioned = PartitionedModel(model, parallel, mesh, DTYPES["fp32"], 1)
-    train = TrainConfig(precision="fp32")
-    optimizer = build_optimizer(partitioned.parameters, train, partitioned.storage_mesh, parallel.shard_optimizer)
-    reducer = partitioned.reducer(optimizer.groups)
-    microbatches = batch // mesh.dp.size
+    _, step = build_step(model, TrainConfig(precision="fp32"), parallel, mesh)
     tokens = torch.zeros(1, model.seq_length + 1, dtype=torch.int64)
     with CollectiveBytes() as counted:
-        partitioned.forward_backward([PipelineInput(tokens[:, :-1], tokens[:, 1:])] * microbatches, reducer)
-        reducer.finish(microbatches)
-        optimizer.step(1e-4, 0.0)
+        step.run([PipelineInput(tokens[:, :-1], tokens[:, 1:])] * (batch // mesh.dp.size), 1e-4)
     return counted
 
 
@@ -157,13 +157,10 @@ def measure_held_bytes() -> list[Line]:
 def held_bytes(parallel: ParallelConfig, precision: Precision) -> int:
     """Bytes of this rank's parameters, gradients, master weights and moments between iterations."""
     mesh = build_mesh(Layout(dp=torch.distributed.get_world_size()))
-    partitioned = PartitionedModel(MODEL, parallel, mesh, DTYPES[precision], 1)
-    train = TrainConfig(precision=precision)
-    optimizer = build_optimizer(partitioned.parameters, train, partitioned.storage_mesh, parallel.shard_optimizer)
-    partitioned.reducer(optimizer.groups)
+    _, step = build_step(MODEL, TrainConfig(precision=precision), parallel, mesh)
     tensors = [
         tensor
-        for group in optimizer.groups
+        for group in step.optimizer.groups
         for tensor in (group.flat, group.main_gradient, group.master, group.exp_avg, group.exp_avg_sq)
     ]
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}

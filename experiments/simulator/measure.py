@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from engine.config import ModelConfig, ParallelConfig, TrainConfig
+from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from engine.launch import launch
 from experiments.simulator.cluster import Cluster, Constant, Interval, Intervals, load_cluster, machine_of
 from experiments.simulator.cluster_file import rounded
@@ -149,7 +149,7 @@ def _rank(path: Path) -> None:
         tensor = torch.ones(sent // 4, device=device)
         reduced.append((sent, _median_seconds(partial(axis.all_reduce, tensor), time.perf_counter)))
     mesh = serial_mesh(device.type)
-    iterations = [seconds(training_step(shape, mesh, dtype)) for shape in SHAPES]
+    iterations = [seconds(training_step(shape, mesh, "bf16" if on_gpu else "fp32")) for shape in SHAPES]
     if dist.get_rank() == 0:
         rate = 2 * COPIED_BYTES / copy
         write_json(path, Measured(matmul, rate, many / 100, reduced, iterations)._asdict())
@@ -157,34 +157,24 @@ def _rank(path: Path) -> None:
     dist.destroy_process_group()
 
 
-def training_step(w: Workload, mesh: "ParallelMesh", dtype: Any) -> Callable[[], object]:
+def training_step(w: Workload, mesh: "ParallelMesh", precision: Precision) -> Callable[[], object]:
     """One training iteration of the engine, this rank's part: forward, backward, gradient reduction, optimizer."""
     import torch
 
-    from engine.optim.adam import FlatAdamW
     from engine.pipeline.microbatch import PipelineInput
-    from engine.pipeline.partition import PartitionedModel
     from engine.rng import Dropout
+    from engine.step import build_step
 
     model = ModelConfig(num_layers=w.layers, hidden_size=w.hidden, num_heads=w.heads, seq_length=w.seq,
                         vocab_size=w.vocab, padded_vocab_size=w.vocab)  # fmt: skip
-    train = TrainConfig(global_batch_size=w.global_batch, microbatch_size=w.micro_batch)
-    parallel = ParallelConfig(tp=w.tp, pp=w.pp)
-    parts = PartitionedModel(model, parallel, mesh, dtype, train.seed)
-    optimizer = FlatAdamW(parts.parameters, train, mesh)
-    reducer = parts.reducer(optimizer.groups)
+    train = TrainConfig(global_batch_size=w.global_batch, microbatch_size=w.micro_batch, precision=precision)
+    _, step = build_step(model, train, ParallelConfig(tp=w.tp, pp=w.pp), mesh)
     tokens = torch.ones(w.micro_batch, w.seq, dtype=torch.long, device=mesh.device)
     microbatches = [
         PipelineInput(tokens, tokens, Dropout(model.dropout, train.seed, 0, tuple(range(start, start + w.micro_batch))))
         for start in range(0, w.global_batch // w.dp, w.micro_batch)
     ]
-
-    def step() -> None:
-        parts.forward_backward(microbatches, reducer)
-        reducer.finish(len(microbatches))
-        optimizer.step(train.learning_rate, optimizer.gradient_norm())
-
-    return step
+    return lambda: step.run(microbatches, train.learning_rate)
 
 
 def _median_seconds(operation: Callable[[], object], clock: Callable[[], float]) -> float:

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from engine import cli, trainer
+from engine import cli
 from engine.config import RunConfig
+from engine.inputs import TrainingInputs
 from engine.parallel import rendezvous
-from engine.pipeline.partition import PartitionedModel
+from engine.step import TrainingStep
 from engine.trainer import Trainer
 
 AT = 2
@@ -23,7 +24,7 @@ AT = 2
 
 def nan_in(name: str, dp: int) -> None:
     """A weight that is no number, on one data-parallel rank."""
-    original = Trainer._iterate
+    original = Trainer.iterate
 
     def iterate(self: Trainer, iteration: int) -> Any:
         for parameter in self.model.parameters:
@@ -32,21 +33,22 @@ def nan_in(name: str, dp: int) -> None:
                     parameter.local.view(-1)[0] = math.nan
         return original(self, iteration)
 
-    Trainer._iterate = iterate  # type: ignore[method-assign]
+    Trainer.iterate = iterate  # type: ignore[method-assign]
 
 
 def little_room(size: int) -> None:
     """So many bytes of address space are left to the last rank once its model is there."""
-    original = trainer.try_batch
+    original = TrainingStep.rehearse
 
-    def try_with_little_room(model: PartitionedModel, *arguments: Any) -> None:
+    def rehearse_with_little_room(self: TrainingStep, *arguments: Any) -> None:
+        model = self.model
         if model.mesh.dp.rank == model.mesh.dp.size - 1:
             status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
             used = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmSize:"))
             resource.setrlimit(resource.RLIMIT_AS, (used + size, resource.RLIM_INFINITY))
-        original(model, *arguments)
+        original(self, *arguments)
 
-    trainer.try_batch = try_with_little_room
+    TrainingStep.rehearse = rehearse_with_little_room  # type: ignore[method-assign]
 
 
 def other_config(key: str) -> None:
@@ -63,14 +65,14 @@ def other_config(key: str) -> None:
 
 def slow_down(seconds: float) -> None:
     """Every iteration takes so much longer on all ranks but the first."""
-    original = Trainer._inputs
+    original = TrainingInputs.of
 
-    def inputs(self: Trainer, iteration: int) -> Any:
-        if not self.mesh.is_first:
+    def inputs(self: TrainingInputs, iteration: int) -> Any:
+        if os.environ["RANK"] != "0":
             time.sleep(seconds)
         return original(self, iteration)
 
-    Trainer._inputs = inputs  # type: ignore[method-assign]
+    TrainingInputs.of = inputs  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -35,14 +35,14 @@ def small_config(dataset: Path, model: dict[str, Any] | None = None, **train: An
 
 def in_two_sessions(config: RunConfig, root: Path, stop_after: int, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Directory of a run asked to stop in iteration `stop_after` and then begun again."""
-    iterate = Trainer._iterate
+    iterate = Trainer.iterate
 
     def iterate_and_stop(trainer: Trainer, iteration: int) -> Any:
         trainer.stop_requested = iteration + 1 == stop_after
         return iterate(trainer, iteration)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_iterate", iterate_and_stop)
+        patch.setattr(Trainer, "iterate", iterate_and_stop)
         with pytest.raises(Interrupted, match=f"stopped after iteration {stop_after} "):
             train(config, root)
     return train(config, root).path

@@ -20,14 +20,14 @@ KILLED_IN = 6
 def train_on_a_rank(config: RunConfig, root: Path, killed: int | None) -> int:
     """Train on this worker, which ends itself in its first life if its rank is `killed`; how often it began again."""
     torch.set_num_threads(1)
-    iterate, life = Trainer._iterate, int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    iterate, life = Trainer.iterate, int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
     def iterate_or_die(trainer: Trainer, iteration: int) -> Any:
         if iteration + 1 == KILLED_IN and life == 0 and int(os.environ["RANK"]) == killed:
             os.kill(os.getpid(), signal.SIGKILL)
         return iterate(trainer, iteration)
 
-    Trainer._iterate = iterate_or_die  # type: ignore[method-assign]
+    Trainer.iterate = iterate_or_die  # type: ignore[method-assign]
     train(config, root)
     return life
 

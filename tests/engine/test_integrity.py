@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.dataset import DatasetFacts
+from engine.guard import Guard, Iteration
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import build_mesh
 from engine.resume import resume
@@ -168,16 +169,15 @@ def drift(layout: Layout, rank: int, name: str, config: Any, root: Path) -> str:
     """Train; one rank's tensor changes by one bit after the third iteration."""
     config, dataset, run = begin_run(config, root)
     trainer = Trainer(config, run, dataset, build_mesh(layout))
-    iterate = trainer._iterate
 
-    def and_drift(iteration: int) -> Any:
-        done = iterate(iteration)
-        if iteration == 2 and int(os.environ["RANK"]) == rank:
-            tensor = next(p.local.data for p in trainer.model.parameters if p.name == name)
-            tensor.flatten()[3:4].view(torch.int32).bitwise_xor_(1)
-        return done
+    class Drift(Guard):
+        def after(self, iteration: Iteration) -> str:
+            if iteration.number == 2 and int(os.environ["RANK"]) == rank:
+                tensor = next(p.local.data for p in trainer.model.parameters if p.name == name)
+                tensor.flatten()[3:4].view(torch.int32).bitwise_xor_(1)
+            return ""
 
-    trainer._iterate = and_drift  # type: ignore[method-assign]
+    trainer.guards.add(Drift())
     return refused(trainer.run_to_end)
 
 
@@ -196,7 +196,7 @@ def test_replicas_that_drift_apart_are_found_before_a_checkpoint_has_them(
     layout: Layout, rank: int, name: str, sentence: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found at the next comparison, here after the third iteration; the tensor and the ranks are named."""
-    monkeypatch.setattr("engine.trainer.INTERVAL", 3)
+    monkeypatch.setattr("engine.guard.replicas.INTERVAL", 3)
     config = small_config(dataset, iterations=6, global_batch_size=12, microbatch_size=2)
     config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"tp": layout.tp})})
     told = run_ranks(drift, layout.world_size, layout, rank, name, config, tmp_path)
@@ -237,7 +237,7 @@ def resume_on_ranks(layout: Layout, config: Any, root: Path) -> tuple[str, int]:
     config, dataset, run = begin_run(config, root)
     trainer = Trainer(config, run, dataset, build_mesh(layout))
     return run.path.name, resume(
-        run.path, trainer.model.parameters, trainer.optimizer, lambda probe: trainer._loss_of(probe.tokens)
+        run.path, trainer.model.parameters, trainer.step.optimizer, lambda probe: trainer._loss_of(probe.tokens)
     ).iteration  # fmt: skip
 
 

@@ -24,14 +24,14 @@ STOPPED_IN, STOPPED_RANK = 3, 5
 
 def train_until_a_signal(config: RunConfig, root: Path, is_stopped: bool) -> str:
     """What a rank has to say at the end; one of them gets a SIGTERM in the middle if `is_stopped`."""
-    iterate = Trainer._iterate
+    iterate = Trainer.iterate
 
     def iterate_and_stop(trainer: Trainer, iteration: int) -> Any:
         if is_stopped and iteration + 1 == STOPPED_IN and int(os.environ["RANK"]) == STOPPED_RANK:
             os.kill(os.getpid(), signal.SIGTERM)
         return iterate(trainer, iteration)
 
-    Trainer._iterate = iterate_and_stop  # type: ignore[method-assign]
+    Trainer.iterate = iterate_and_stop  # type: ignore[method-assign]
     try:
         return str(train(config, root).path)
     except Interrupted as error:

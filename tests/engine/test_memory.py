@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.memory import AllocatorPressure, PeakMemory
+from engine.guard.memory import AllocatorPressure, PeakMemory
 from engine.training_run import read_metrics
 from tests.engine.small_run import mlm_train, write_toml
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.optim.noise_scale import GradientMoments, gradient_moments, noise_scale
+from engine.guard.noise_scale import GradientMoments, gradient_moments, noise_scale
 
 
 @pytest.mark.parametrize(("noise", "ranks", "local"), [(0.5, 4, 8), (2.0, 8, 4), (5.0, 2, 16)])

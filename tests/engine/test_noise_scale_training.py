@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
+from engine.guard.noise_scale import GradientMoments, NoiseScaleMeter, gradient_moments, noise_scale
 from engine.optim.choice import build_optimizer
-from engine.optim.noise_scale import GradientMoments, NoiseScaleMeter, gradient_moments, noise_scale
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import build_mesh
 from engine.pipeline.microbatch import PipelineInput

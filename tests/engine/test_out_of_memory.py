@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.config import RunConfig
 from engine.costs import rank_memory_bytes
-from engine.out_of_memory import describe_memory, remedies
+from engine.guard.out_of_memory import describe_memory, remedies
 from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import serial_mesh
 from engine.trainer import Trainer
@@ -91,8 +91,8 @@ def test_the_batch_that_is_tried_changes_nothing(train: dict[str, Any], dataset:
         chunk.initialize(config.train.seed)
     for before, parameter in zip(fresh, trainer.model.parameters, strict=True):
         assert torch.equal(before, parameter.local)
-    assert trainer.optimizer.steps == 0
-    for _, what, tensor in trainer.optimizer.state():
+    assert trainer.step.optimizer.steps == 0
+    for _, what, tensor in trainer.step.optimizer.state():
         assert what == "master" or not tensor.any()
-    for group in trainer.optimizer.groups:
+    for group in trainer.step.optimizer.groups:
         assert torch.equal(group.master.to(group.flat.dtype), group.flat)

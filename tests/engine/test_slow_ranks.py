@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.guard.slow_ranks import LEAST_SECONDS, RATIO, slow_ranks
 from engine.parallel.layout import Layout
-from engine.slow_ranks import LEAST_SECONDS, RATIO, slow_ranks
 from tests.engine.small_run import write_toml
 from tests.engine.test_failures import LAUNCH, run_python
 

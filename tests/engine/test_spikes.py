@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.batches import TrainingBatches
-from engine.spikes import DEVIATIONS, LEAST, WINDOW, RecentIterations
+from engine.guard.spikes import DEVIATIONS, LEAST, WINDOW, RecentIterations
 from engine.trainer import train
 from engine.training_run import read_metrics
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config

@@ -11,7 +11,8 @@ import torch
 
 from engine.costs import parameter_count
 from engine.parallel.mesh import serial_mesh
-from engine.trainer import NotFinite, Trainer, train
+from engine.step import NotFinite
+from engine.trainer import Trainer, train
 from engine.training_run import begin_run, read_metrics, read_summary
 from lineage.digest import check_seal, read_digest
 from lineage.errors import BadInput

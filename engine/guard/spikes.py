@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from engine.guard import Guard, Iteration
+
 WINDOW, LEAST = 128, 64
 """Iterations that are remembered, and how many there must be before anything is called a spike."""
 DEVIATIONS = 6.0
@@ -40,6 +42,24 @@ class RecentIterations:
     @property
     def _is_ready(self) -> bool:
         return len(self._seen) >= LEAST
+
+
+class SpikeGuard(Guard):
+    """Notes an iteration that leaps in the metrics, and leaves its update out if `skip`."""
+
+    def __init__(self, recent: RecentIterations, skip: bool) -> None:
+        self._recent, self._skip = recent, skip
+        self._spike: dict[str, float] = {}
+
+    def skips(self, iteration: Iteration) -> bool:
+        """Whether it is a spike and spikes are skipped."""
+        self._spike = self._recent.add(iteration.gradient.loss, iteration.gradient.norm)
+        return self._skip and bool(self._spike)
+
+    def after(self, iteration: Iteration) -> str:
+        """Add the spike, with its limits, to the metrics."""
+        iteration.line["spike"] = self._spike
+        return describe_spike(iteration.line)
 
 
 def describe_spike(line: dict[str, Any]) -> str:

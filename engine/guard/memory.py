@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from engine.guard import Guard, Iteration
+
 STATUS = Path("/proc/self/status")
 
 
@@ -21,7 +23,8 @@ class PeakMemory:
         self.device = device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        self._pressure = AllocatorPressure()
+        self.first_iteration_bytes = 0
+        """The peak after the first iteration, which MemoryGuard reads."""
         self._before = 0 if device.type == "cuda" else _resident_bytes("VmRSS")
 
     @property
@@ -35,9 +38,22 @@ class PeakMemory:
             return torch.cuda.max_memory_allocated(self.device)
         return max(_resident_bytes("VmHWM") - self._before, 0)
 
-    def warning(self) -> dict[str, str]:
-        """What AllocatorPressure says of this rank's GPU; nothing on a CPU."""
-        return self._pressure.look(torch.cuda.memory_stats(self.device) if self.device.type == "cuda" else {})
+
+class MemoryGuard(Guard):
+    """Reads the peak once the first iteration is over, and warns when a GPU's memory is nearly full."""
+
+    def __init__(self, memory: PeakMemory) -> None:
+        self._memory = memory
+        self._pressure = AllocatorPressure()
+
+    def after(self, iteration: Iteration) -> str:
+        """Add the warning to the metrics."""
+        if not self._memory.first_iteration_bytes:
+            self._memory.first_iteration_bytes = self._memory.bytes()
+        device = self._memory.device
+        warning = self._pressure.look(torch.cuda.memory_stats(device) if device.type == "cuda" else {})
+        iteration.line |= warning
+        return warning.get("warning", "")
 
 
 class AllocatorPressure:

@@ -6,6 +6,7 @@ from statistics import median
 
 import torch
 
+from engine.guard import Guard, Iteration
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import ParallelMesh
 
@@ -15,7 +16,7 @@ RATIO, LEAST_SECONDS = 1.5, 0.5
 """A slow rank takes more than so many times what the others take, and so much longer in a window."""
 
 
-class SlowRanks:
+class SlowRankGuard(Guard):
     """Compares what the work of each rank takes, communication left out, with that of the others of its stage.
 
     On GPUs, which are not waited for in communication, and with ZeRO stage 3 the times of all are alike.
@@ -26,12 +27,12 @@ class SlowRanks:
         self._iterations, self._own, self._start = 0, 0.0, 0.0
         self._known: set[int] = set()
 
-    def begin(self) -> None:
-        """Before an iteration."""
+    def before(self, number: int) -> None:
+        """Start the clock."""
         self._start = time.monotonic() - self._mesh.waiting.seconds
 
-    def end(self) -> str:
-        """After an iteration, on every rank: a warning about ranks that have become slow, or nothing."""
+    def after(self, iteration: Iteration) -> str:
+        """A warning about ranks that have become slow, after every window."""
         self._own += time.monotonic() - self._mesh.waiting.seconds - self._start
         self._iterations += 1
         if self._mesh.layout.world_size == 1 or self._iterations % WINDOW:

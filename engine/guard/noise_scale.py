@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.guard import Guard, Iteration
+
 WINDOW = 100
 """Iterations over which a run's noise scale is averaged."""
 
@@ -44,6 +46,19 @@ def noise_scale(moments: Iterable[GradientMoments]) -> float | None:
     found = list(moments)
     square, variance = sum(one.square for one in found), sum(one.variance for one in found)
     return variance / square if square > 0 and variance > 0 else None
+
+
+class NoiseScaleGuard(Guard):
+    """Adds the noise scale of a run on `dp` data-parallel ranks to its metrics."""
+
+    def __init__(self, lines: Iterable[Mapping[str, Any]], dp: int) -> None:
+        self._meter, self._dp = NoiseScaleMeter(lines), dp
+
+    def after(self, iteration: Iteration) -> str:
+        """Add what the iteration tells."""
+        gradient = iteration.gradient
+        iteration.line |= self._meter.measure(gradient.local_square, gradient.norm, iteration.batch_size, self._dp)
+        return ""
 
 
 class NoiseScaleMeter:

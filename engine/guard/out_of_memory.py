@@ -1,10 +1,10 @@
-"""Memory that does not suffice: met in a batch tried before the first iteration, and explained."""
+"""Memory that does not suffice: met before the first iteration (`TrainingStep.rehearse`), and explained."""
 
 import math
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,12 +14,8 @@ from pydantic import ValidationError
 
 from engine.config import RunConfig
 from engine.costs import rank_memory_bytes
-from engine.optim.flat import FlatOptimizer
-from engine.parallel.gradients import Reducer
 from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import ParallelMesh
-from engine.pipeline.microbatch import PipelineInput
-from engine.pipeline.partition import PartitionedModel
 from engine.pipeline.schedule import compute_orders
 from engine.pipeline.stages import split_layers
 from lineage.errors import BadInput, HardwareMissing
@@ -36,23 +32,6 @@ class OutOfMemory(HardwareMissing):
     def __init__(self, sentence: str, on_every_rank: bool) -> None:
         super().__init__(sentence)
         self.on_every_rank = on_every_rank
-
-
-def try_batch(
-    model: PartitionedModel, optimizer: FlatOptimizer, reducer: Reducer, microbatches: Sequence[PipelineInput]
-) -> None:
-    """Take as much memory as an iteration and a checkpoint will, before the first iteration; nothing is changed by it.
-
-    As many microbatches are enough as the schedule holds at once. Every rank calls it.
-    """
-    parallel = model.parallel
-    enough = len(microbatches) if parallel.schedule == "gpipe" else 2 * parallel.pp
-    model.forward_backward(microbatches[:enough], reducer)
-    reducer.finish(1.0)
-    optimizer.gradient_norm()
-    optimizer.try_step()
-    for _ in optimizer.state():
-        pass
 
 
 @contextmanager

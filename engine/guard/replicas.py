@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from engine.guard import Guard
 from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
 from lineage.errors import Diverged
@@ -18,6 +19,22 @@ INTERVAL = 100
 """Iterations between comparisons; a comparison also comes before every checkpoint."""
 AXES = {"tensor": "tensor-parallel", "data": "data-parallel", "embedding": "first and last pipeline"}
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+
+
+class ReplicaGuard(Guard):
+    """Compares every INTERVAL iterations."""
+
+    def __init__(self, parameters: Sequence[ShardedParameter], mesh: ParallelMesh) -> None:
+        self._parameters, self._mesh = parameters, mesh
+
+    def before(self, number: int) -> None:
+        """Raises Diverged where replicas differ."""
+        if number and number % INTERVAL == 0:
+            self.before_checkpoint()
+
+    def before_checkpoint(self) -> None:
+        """Raises Diverged where replicas differ."""
+        check_replicas(self._parameters, self._mesh)
 
 
 def check_replicas(parameters: Sequence[ShardedParameter], mesh: ParallelMesh) -> None:

@@ -8,41 +8,58 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.parallel.gradients import Reducer
-from engine.parallel.mesh import ParallelMesh
+from engine.guard import Guard, Iteration
 from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.partition import PartitionedModel
+from engine.step import NotFinite, TrainingStep
 
 SHOWN = 8
 """Most places of the global batch that the sentence lists."""
 
 
-def diagnose(
-    model: PartitionedModel,
-    reducer: Reducer,
-    mesh: ParallelMesh,
-    microbatches: Sequence[PipelineInput],
-    places: Sequence[tuple[int, ...]],
-    loss_scale: float,
-) -> str:
+class FiniteGuard(Guard):
+    """Ends a run whose loss or gradient is no longer a number; in fp16 an overflow only lowers the loss scale."""
+
+    def __init__(self, step: TrainingStep) -> None:
+        self._step = step
+
+    def skips(self, iteration: Iteration) -> bool:
+        """Raises NotFinite, on every rank, naming where it began; the weights have not changed."""
+        gradient = iteration.gradient
+        if gradient.is_finite or (self._step.scaler and math.isfinite(gradient.loss)):
+            return False
+        where = diagnose(self._step, iteration.microbatches)
+        raise NotFinite(
+            f"iteration {iteration.number + 1}: loss {gradient.loss}, gradient norm {gradient.norm}; "
+            "the weights were not updated" + (f"; {where}" if where else "")
+        )
+
+
+def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
     """Which data-parallel ranks, samples and parameters are not finite, in words. Every rank calls it.
 
     The weights are still those of the failed iteration and all randomness is keyed, so a second pass meets the same
     values. The first output is the first in the order of the forward pass, the first gradient in that of the backward
-    pass. `places` are the samples of each microbatch, numbered in the global batch.
+    pass.
     """
+    model, mesh = step.model, step.mesh
+    assert isinstance(model, PartitionedModel)
     outputs: list[str] = []
     gradients: list[str] = []
     hooks: list[Any] = [p.local.register_hook(partial(_note, gradients, p.name)) for p in model.parameters]
     for name, module in (pair for chunk in model.chunks for pair in chunk.named_modules()):
         if next(module.parameters(recurse=False), None) is not None:
             hooks.append(module.register_forward_hook(_note_output(outputs, name)))
-    model.forward_backward(microbatches, reducer, loss_scale)
-    reducer.finish(1.0)
+    step.gradient(microbatches)
     for hook in hooks:
         hook.remove()
     losses = [mesh.pp.all_reduce(model.evaluate([microbatch])).item() for microbatch in microbatches]
-    samples = [place for loss, where in zip(losses, places, strict=True) for place in where if not math.isfinite(loss)]
+    samples = [
+        place
+        for loss, microbatch in zip(losses, microbatches, strict=True)
+        for place in microbatch.places
+        if not math.isfinite(loss)
+    ]
     found = mesh.gather_objects((mesh.dp.rank, mesh.pp.rank, outputs[:1], gradients[:1], samples))
     ranks = sorted({dp for dp, _, output, gradient, lost in found if output or gradient or lost})
     parts = [f"data-parallel rank{'s' if len(ranks) > 1 else ''} {_join(ranks)}"] if ranks else []

@@ -1,0 +1,139 @@
+"""One training step: forward and backward over the microbatches, gradient reduction, clipping and update.
+
+Every loop that trains goes through `TrainingStep`: the trainer, parity runs, benchmarks, calibration, fine-tuning.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.config import ModelConfig, ParallelConfig, TrainConfig
+from engine.optim.choice import build_optimizer
+from engine.optim.flat import FlatGroup
+from engine.parallel.gradients import Reducer
+from engine.parallel.mesh import ParallelMesh
+from engine.parallel.sharding import ShardedParameter
+from engine.pipeline.lowering import Interval
+from engine.pipeline.microbatch import PipelineInput
+from engine.pipeline.partition import PartitionedModel
+from engine.precision import DTYPES, LossScaler
+from lineage.errors import UserError
+
+
+class NotFinite(UserError):
+    """The loss or the gradient is no longer a number (exit code 3)."""
+
+    exit_code = 3
+
+
+class TrainableModel(Protocol):
+    """What a step trains: this rank's part of a model. `PartitionedModel` is one."""
+
+    mesh: ParallelMesh
+
+    @property
+    def parameters(self) -> list[ShardedParameter]:
+        """Parameters that are trained."""
+
+    @property
+    def storage_mesh(self) -> ParallelMesh:
+        """The mesh over which the optimizer's tensors are divided."""
+
+    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> Reducer:
+        """What takes the gradients to the optimizer's flat groups."""
+
+    def forward_backward(
+        self,
+        microbatches: Sequence[PipelineInput],
+        reducer: Reducer,
+        loss_scale: float = 1.0,
+        timeline: list[Interval] | None = None,
+    ) -> torch.Tensor:
+        """Sum of (loss × sequences), float64, zero off the last stage; the gradients go to the reducer."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What a step knows before the weights change; the same on every rank."""
+
+    loss: float
+    """Mean over the sequences of the global batch."""
+    norm: float
+    """Norm of the whole gradient, before clipping."""
+    local_square: float
+    """Mean over data-parallel ranks of the squared norm of a rank's own gradient; 0 unless noise is measured."""
+    signals: int
+    """How many ranks raised the signal."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether loss and norm are numbers that an update can follow."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+
+class TrainingStep:
+    """A rank's model, gradient reducer, optimizer and loss scale, and how a batch goes through them."""
+
+    def __init__(
+        self, model: TrainableModel, train: TrainConfig, shard_optimizer: bool = False, measures_noise: bool = False
+    ) -> None:
+        self.model, self.mesh = model, model.mesh
+        self.optimizer = build_optimizer(model.parameters, train, model.storage_mesh, shard_optimizer)
+        self.reducer = model.reducer(self.optimizer.groups, measures_noise)
+        self.scaler = LossScaler() if train.precision == "fp16" else None
+        self.timeline: list[Interval] | None = None
+        """Where a list stands here, this rank's computations are added to it as they end."""
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by before the backward pass."""
+        return self.scaler.scale if self.scaler else 1.0
+
+    def gradient(self, microbatches: Sequence[PipelineInput], signal: bool = False) -> Gradient:
+        """Loss and reduced gradient of this rank's microbatches. Every rank calls it, with as many microbatches.
+
+        `signal` is told to every rank with the loss.
+        """
+        mesh, scale = self.mesh, self.loss_scale
+        loss_sum = self.model.forward_backward(microbatches, self.reducer, scale, self.timeline)
+        self.reducer.finish(len(microbatches) * scale)
+        raised = torch.tensor(float(signal), dtype=torch.float64, device=mesh.device)
+        report = torch.stack([loss_sum, *mesh.tp.all_reduce(torch.stack([raised, self.reducer.local_square]))])
+        loss, signals, square = mesh.pp.all_reduce(mesh.dp.all_reduce(report)).tolist()
+        batch_size = sum(len(microbatch.tokens) for microbatch in microbatches) * mesh.dp.size
+        return Gradient(loss / batch_size, self.optimizer.gradient_norm(), square / mesh.dp.size, round(signals))
+
+    def update(self, gradient: Gradient, learning_rate: float, skip: bool = False) -> bool:
+        """Clip and step, unless told to skip or something is not finite; whether the weights changed."""
+        changes = gradient.is_finite and not skip
+        if changes:
+            self.optimizer.step(learning_rate, gradient.norm)
+        if self.scaler:
+            self.scaler.update(overflow=not math.isfinite(gradient.norm))
+        return changes
+
+    def run(self, microbatches: Sequence[PipelineInput], learning_rate: float) -> Gradient:
+        """One whole iteration: gradient, then update."""
+        gradient = self.gradient(microbatches)
+        self.update(gradient, learning_rate)
+        return gradient
+
+    def rehearse(self, microbatches: Sequence[PipelineInput]) -> None:
+        """Take the memory of an iteration and of a checkpoint, before the first iteration; nothing is changed by it."""
+        self.model.forward_backward(microbatches, self.reducer)
+        self.reducer.finish(1.0)
+        self.optimizer.gradient_norm()
+        self.optimizer.try_step()
+        for _ in self.optimizer.state():
+            pass
+
+
+def build_step(
+    model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, mesh: ParallelMesh, measures_noise: bool = False
+) -> tuple[PartitionedModel, TrainingStep]:
+    """The configured model on this rank and the step that trains it."""
+    partitioned = PartitionedModel(model, parallel, mesh, DTYPES[train.precision], train.seed)
+    return partitioned, TrainingStep(partitioned, train, parallel.shard_optimizer, measures_noise)
