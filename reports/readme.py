@@ -1,0 +1,112 @@
+"""Writes what README shows from the result files in `results/` and from commands, so that no number is typed.
+
+`python -m reports.readme README.md` rewrites the blocks between markers and the outputs in `console` blocks.
+"""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lineage.atomic import write_text
+from lineage.errors import BadInput
+from lineage.progress import format_duration
+from lineage.records import Record, read_records
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results" / "reproduce-8.3b"
+
+
+class Kept:
+    """The reproduction that is kept with the code."""
+
+    def __init__(self, directory: Path) -> None:
+        self.summary: dict[str, Any] = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+        self.records = read_records(directory / "records.jsonl")
+        self.models: list[dict[str, Any]] = self.summary["models"]
+
+    def shown(self, series: str, quantity: str, published: bool = False) -> str:
+        """A model's number, several where sources print several; for a curve its last point."""
+        mine = [r for r in self.records if (r.series, r.quantity) == (series, quantity)]
+        mine = [r for r in mine if (r.kind == "published") == published]
+        last = max((r.x for r in mine if r.x is not None), default=None)
+        values = [f"{r.value:,.2f}{r.unit}" for r in mine if r.x == last]
+        return " / ".join(dict.fromkeys(values)) or "not run"
+
+
+def results_block(kept: Kept) -> str:
+    """Each model's twin beside the published model."""
+    lines = ["| model | twin | its perplexity | published | its perplexity |", "|---|--:|--:|--:|--:|"]
+    for model in kept.models:
+        name = model["name"]
+        twin, whole = kept.shown(name, "final_validation_perplexity"), _published_perplexity(kept.records, name)
+        lines.append(
+            f"| {name} | {model['trained']['parameters']:,} | {twin} | {model['published']['parameters']:,} | {whole} |"
+        )
+    seeds = ", ".join(sorted({str(model["seed"]) for model in kept.models}))
+    return "\n".join([*lines, "", f"Scaled: {kept.summary['hardware']}, seed {seeds}."])
+
+
+def tiers_block(kept: Kept) -> str:
+    """What each size of hardware can run: one command, how long it takes, the number to expect."""
+    trained = format_duration(sum(model["train_seconds"] for model in kept.models))
+    curve = " > ".join(f"{float(kept.shown(m['name'], 'final_validation_perplexity')):.0f}" for m in kept.models)
+    small, large = kept.models[0]["name"], kept.models[-1]["name"]
+    return "\n".join(
+        [
+            "| hardware | command | duration | expect |",
+            "|---|---|---|---|",
+            f"| laptop, two cores | `make reproduce-8.3b` | {trained} of training, scaled | perplexity {curve} |",
+            f"| one GPU, 30 GiB | `make reproduce-{small}` | `--dry-run` estimates | WikiText-103 "
+            f"{kept.shown(small, 'wikitext103_perplexity', True)}, published |",
+            f"| cluster | `mlm-experiment launch experiments/jobs/{large}.toml` | `--mode plan` prints | WikiText-103 "
+            f"{kept.shown(large, 'wikitext103_perplexity', True)}, published |",
+        ]
+    )
+
+
+BLOCKS: dict[str, Callable[[Kept], str]] = {"tiers": tiers_block, "results": results_block}
+CONSOLE = re.compile(r"```console\n((?:\$ .*\n)+)(.*?)```", re.DOTALL)
+"""Commands, each after `$ `, and what the last of them prints."""
+
+
+def rewrite(readme: str, results: Path = RESULTS) -> str:
+    """The README with every block made anew. Raises BadInput where a marker is missing or a command fails."""
+    kept = Kept(results)
+    for name, block in BLOCKS.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        if begin not in readme or end not in readme:
+            raise BadInput(f"README has no {begin} and {end}")
+        before, rest = readme.split(begin, 1)
+        readme = f"{before}{begin}\n{block(kept)}\n{end}{rest.split(end, 1)[1]}"
+    return CONSOLE.sub(lambda match: f"```console\n{match[1]}{_output(match[1])}```", readme)
+
+
+def _output(commands: str) -> str:
+    """What the last of the commands prints, run in a folder that has this checkout's results and nothing else."""
+    output = ""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "results").symlink_to(ROOT / "results")
+        for line in commands.splitlines():
+            program, *arguments = shlex.split(line.removeprefix("$ "))
+            command = [str(Path(sys.executable).with_name(program)), *arguments]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise BadInput(f"{line.removeprefix('$ ')} failed: {done.stderr.strip()}")
+            output = done.stdout
+    return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
+
+
+def _published_perplexity(records: list[Record], series: str) -> str:
+    curve = [r for r in records if r.series == series and r.kind == "published" and r.x is not None]
+    return f"{max(curve, key=lambda r: r.x or 0).value:g}"
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    write_text(target, rewrite(target.read_text(encoding="utf-8")))

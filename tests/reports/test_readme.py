@@ -1,0 +1,49 @@
+"""README is short, shows what commands and result files say, and nothing in it is typed."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lineage.digest import check_seal
+from lineage.errors import BadInput
+from reports.readme import CONSOLE, RESULTS, Kept, results_block, rewrite
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+MOST_WORDS = 700
+
+
+def test_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").split()) <= MOST_WORDS
+
+
+def test_every_block_is_what_its_command_writes() -> None:
+    readme = README.read_text(encoding="utf-8")
+    assert len(CONSOLE.findall(readme)) == 2
+    assert rewrite(readme) == readme
+
+
+def test_a_changed_number_is_noticed() -> None:
+    readme = README.read_text(encoding="utf-8")
+    for number in re.findall(r"\b175(?:\.48)?\b", results_block(Kept(RESULTS))) + ["bubble 0"]:
+        changed = readme.replace(number, number[:-1] + "7", 1)
+        assert changed != readme
+        assert rewrite(changed) == readme
+
+
+def test_the_result_files_are_what_was_written() -> None:
+    check_seal(RESULTS)
+
+
+def test_links_and_pictures_are_there() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README.read_text(encoding="utf-8")):
+        assert (ROOT / target).exists(), target
+
+
+def test_a_readme_without_markers_or_with_a_command_that_fails_is_refused() -> None:
+    with pytest.raises(BadInput, match="README has no <!-- tiers: begin -->"):
+        rewrite("only text")
+    readme = README.read_text(encoding="utf-8").replace("--pp 4", "--pp 0")
+    with pytest.raises(BadInput, match="mlm-train schedule --pp 0 .* failed"):
+        rewrite(readme)
