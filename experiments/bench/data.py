@@ -15,13 +15,12 @@ import numpy as np
 
 from data_pipeline.config import DataConfig, DeduplicateConfig, SourcesConfig
 from data_pipeline.contamination.decontaminate import decontaminate
-from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
+from data_pipeline.contamination.testsets import find_test_set
 from data_pipeline.contamination.words import Ngrams
 from data_pipeline.document import Document, Drop
 from data_pipeline.duplicates.components import components
 from data_pipeline.reading.pieces import Piece
 from data_pipeline.reading.readers import Limits, read_pieces
-from data_pipeline.tokens.tokenizer import Tokenizer
 from experiments.bench.data_stages import (
     Pair,
     Signature,
@@ -41,6 +40,7 @@ from experiments.bench.data_stages import (
 )
 from experiments.bench.data_whole import (
     beyond_starting,
+    choose_vocabulary,
     datatrove_version,
     run_datatrove,
     run_pipeline,
@@ -55,7 +55,6 @@ from lineage.progress import Progress
 PAPER_GIGABYTES = 174
 BLOCKS = 12
 REPEATS = 3
-TRAINED_VOCABULARY = 8192
 EQUIVALENT = ("clean", "encode", "signatures", "group", "verify")
 """Stages that datatrove has too: its language filter needs a model and its decontamination tasks from a hub."""
 NOTES = (
@@ -244,14 +243,15 @@ def measure_data(corpus: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         (work / "tokenizer").mkdir()
-        vocabulary = _make_tokenizer(texts, work / "tokenizer")
+        vocabulary = choose_vocabulary(texts)
+        vocabulary.tokenizer.save(work / "tokenizer")
         test_sets = tuple(path for path in map(_find, ("wikitext103", "lambada")) if path)
         config = DataConfig(name="bench", sources=SourcesConfig(names=(f"jsonl:{corpus}",)))
         chain = measure_stages(texts, work / "tokenizer", test_sets, config)
         few = write_few(work / "few.jsonl", texts)
-        run_pipeline(few, vocabulary, work)  # machine code is compiled and kept
-        starting = run_pipeline(few, vocabulary, work)[0]
-        seconds, dataset = run_pipeline(corpus, vocabulary, work)
+        run_pipeline(few, vocabulary.recipe_of_few, work)  # machine code is compiled and kept
+        starting = run_pipeline(few, vocabulary.recipe_of_few, work)[0]
+        seconds, dataset = run_pipeline(corpus, vocabulary.recipe, work)
         left = texts_of(dataset)
         differing = ((chain.texts - left) + (left - chain.texts)).total()
         (work / "datatrove").mkdir()
@@ -261,12 +261,12 @@ def measure_data(corpus: Path) -> dict[str, Any]:
         "benchmark": "data",
         "corpus": {"name": corpus.name, "sha256": sha256_file(corpus), "documents": len(texts),
                    "malformed": len(found) - len(texts), "megabytes": round(megabytes, 3)},
-        "vocabulary": vocabulary.splitlines()[0],
+        "vocabulary": vocabulary.description,
         "stages": chain.rows,
         "whole": whole | {"documents": left.total(), "differing": differing},
         "datatrove": _beside_datatrove(chain.rows, peer),
         "load_average": [round(value, 2) for value in os.getloadavg()],
-        "notes": list(NOTES),
+        "notes": [*NOTES, f"Vocabulary: {vocabulary.description}."],
         "environment": describe_environment(),
     }  # fmt: skip
 
@@ -284,16 +284,6 @@ def _beside_datatrove(rows: Sequence[dict[str, Any]], peer: dict[str, float] | N
         "ratio": round(sum(peer.values()) / ours, 2),
         "goal": 15,
     }
-
-
-def _make_tokenizer(texts: Sequence[str], directory: Path) -> str:
-    """The published vocabulary, or one trained on the corpus where it is not here; its recipe section."""
-    try:
-        Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()).save(directory)
-    except DataMissing:
-        Tokenizer.train(texts, TRAINED_VOCABULARY).save(directory)
-        return f'kind = "train"\nvocab_size = {TRAINED_VOCABULARY}'
-    return 'kind = "gpt2"'
 
 
 def _find(name: str) -> Path | None:

@@ -17,7 +17,7 @@ from data_pipeline.document import Document
 from data_pipeline.reading.pieces import Piece
 from data_pipeline.reading.readers import Limits, read_pieces
 from data_pipeline.work.memory import memory_bound_bytes
-from experiments.bench.data_whole import OFFLINE, beyond_starting, write_few, write_recipe
+from experiments.bench.data_whole import OFFLINE, beyond_starting, choose_vocabulary, write_few, write_recipe
 from lineage.digest import sha256_file
 from lineage.environment import describe_environment
 from lineage.errors import BadInput, UserError
@@ -49,13 +49,15 @@ def measure_scale(corpus: Path, megabytes: Sequence[float], workers: int) -> dic
         base = write_corpus(work / "base.jsonl", paragraphs, BASE_MEGABYTES * workers)[0]
         base_megabytes = base.stat().st_size / 1e6
         texts = ["\n\n".join(paragraphs[at : at + 8]) for at in range(0, len(paragraphs), 8)]
-        _build(write_few(work / "few.jsonl", texts), workers, None)  # machine code is compiled and kept
-        starting = _build(base, workers, None)["cpu_seconds"]
+        vocabulary = choose_vocabulary(_texts(base))
+        few = write_few(work / "few.jsonl", texts)
+        _build(few, vocabulary.recipe_of_few, workers, None)  # machine code is compiled and kept
+        starting = _build(base, vocabulary.recipe, workers, None)["cpu_seconds"]
         rows = []
         for size in megabytes:
             path, documents, largest = write_corpus(work / "corpus.jsonl", paragraphs, size)
             bound = memory_bound_bytes(documents, largest, workers)
-            found = _build(path, workers, bound)
+            found = _build(path, vocabulary.recipe, workers, bound)
             read = path.stat().st_size / 1e6
             if (own := beyond_starting(found["cpu_seconds"], starting)) is None:
                 raise UserError(f"{size:g} MB take hardly longer than starting does: give more --megabytes")
@@ -70,6 +72,7 @@ def measure_scale(corpus: Path, megabytes: Sequence[float], workers: int) -> dic
         "benchmark": "data-scale",
         "corpus": {"name": corpus.name, "sha256": sha256_file(corpus)},
         "workers": workers,
+        "vocabulary": vocabulary.description,
         "base_megabytes": round(base_megabytes, 3),
         "base_seconds": round(starting, 3),
         "bound_bytes": max(row["bound_bytes"] for row in rows),
@@ -78,7 +81,7 @@ def measure_scale(corpus: Path, megabytes: Sequence[float], workers: int) -> dic
         "is_linear": fastest / slowest - 1 <= TOLERANCE,
         "is_within_bound": all(row["peak_bytes"] <= row["bound_bytes"] for row in rows),
         "load_average": [round(value, 2) for value in os.getloadavg()],
-        "notes": list(NOTES),
+        "notes": [*NOTES, f"Vocabulary: {vocabulary.description}."],
         "environment": describe_environment(),
     }
 
@@ -97,24 +100,22 @@ def write_corpus(path: Path, paragraphs: Sequence[str], megabytes: float) -> tup
     return path, documents, largest
 
 
+def _texts(corpus: Path) -> list[str]:
+    pieces = [Piece("jsonl", corpus.name, str(corpus), "", 0)]
+    return [one.text for one in read_pieces(pieces, Limits()) if isinstance(one, Document)]
+
+
 def _paragraphs(corpus: Path) -> list[str]:
-    piece = Piece("jsonl", corpus.name, str(corpus), "", 0)
-    found = {
-        part.strip()
-        for one in read_pieces([piece], Limits())
-        if isinstance(one, Document)
-        for part in one.text.split("\n\n")
-        if 200 <= len(part.strip()) <= 4000
-    }
+    found = {part.strip() for text in _texts(corpus) for part in text.split("\n\n") if 200 <= len(part.strip()) <= 4000}
     if len(found) < 100:
         raise BadInput(f"{corpus} has {len(found)} paragraphs of 200 to 4000 characters, too few to make a corpus of")
     return sorted(found)
 
 
-def _build(corpus: Path, workers: int, bound: int | None) -> dict[str, Any]:
+def _build(corpus: Path, vocabulary: str, workers: int, bound: int | None) -> dict[str, Any]:
     """Wall and processor seconds and peak memory of a build; `bound` is the most data a process may hold."""
     with tempfile.TemporaryDirectory() as folder:
-        recipe = write_recipe(Path(folder) / "recipe.toml", corpus, _vocabulary(), workers)
+        recipe = write_recipe(Path(folder) / "recipe.toml", corpus, vocabulary, workers)
         command = [str(Path(sys.executable).with_name("mlm-data")), "run", str(recipe), "--runs", folder]
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         process = subprocess.Popen(
@@ -135,17 +136,6 @@ def _build(corpus: Path, workers: int, bound: int | None) -> dict[str, Any]:
         "cpu_seconds": round(cpu, 3),
         "peak_bytes": peaks[0],
     }
-
-
-def _vocabulary() -> str:
-    from data_pipeline.contamination.testsets import find_gpt2_vocabulary
-    from lineage.errors import DataMissing
-
-    try:
-        find_gpt2_vocabulary()
-    except DataMissing:
-        return 'kind = "train"\nvocab_size = 4096'
-    return 'kind = "gpt2"'
 
 
 def _watch(process: "subprocess.Popen[str]", peaks: list[int]) -> None:

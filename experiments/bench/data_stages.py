@@ -13,7 +13,7 @@ from datasketch import MinHashLSH
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 
-from data_pipeline.config import DeduplicateConfig
+from data_pipeline.config import DeduplicateConfig, LanguageConfig
 from data_pipeline.contamination.passages import ngrams_of_files
 from data_pipeline.contamination.words import indexed_search, reference_search
 from data_pipeline.document import Document
@@ -55,6 +55,13 @@ def cleaning() -> Stage:
 def language() -> Stage:
     """langdetect with a fixed seed and its profiles in a fixed order."""
     return Stage("language", "langdetect", 25, _each(detect_reference), _each(detect))
+
+
+def in_kept_language(texts: Sequence[str]) -> list[str]:
+    """What the default recipe trains a vocabulary on: the cleaned texts in the language that it keeps."""
+    cleaned = [text for text in cleaning().ours(texts) if text.strip()]
+    found = language().ours(cleaned)
+    return [text for text, spoken in zip(cleaned, found, strict=True) if spoken == LanguageConfig().keep]
 
 
 def encoding(directory: Path) -> Stage:
