@@ -1,6 +1,7 @@
-"""What must hold before any test imports anything."""
+"""What must hold before any test imports anything, the published files, and made ones of the same shape."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,42 @@ DEAREST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take longest come first: a file is one worker's, and a long one at the end leaves others idle."""
+    """The files that take longest come first: a file is one worker's, and a long one at the end leaves others idle.
+
+    Every test that uses the published files is marked `published`.
+    """
+    for item in items:
+        if "published" in getattr(item, "fixturenames", ()):
+            item.add_marker("published")
     places = {name: place for place, name in enumerate(DEAREST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(DEAREST)))
+
+
+@pytest.fixture(scope="session")
+def published() -> Path:
+    """The directory of published files; a test that uses it is about those files and nothing else will do."""
+    directory = os.environ.get("MLM_DATA_DIR")
+    if not directory:
+        pytest.skip(
+            "this test is about the published files: name their directory in MLM_DATA_DIR and run `pytest -m published`"
+        )
+    return Path(directory).resolve()
+
+
+@pytest.fixture(scope="session")
+def reference(published: Path) -> Path:
+    """The directory of the papers' numbers, which lies beside the published files."""
+    folder = published.parent / "published"
+    if not folder.is_dir():
+        pytest.skip(f"there are no numbers of the papers at {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def made_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory with made files, not to be changed."""
+    from tests.made_data import write_made_data
+
+    return write_made_data(tmp_path_factory.mktemp("made-data"))

@@ -1,11 +1,9 @@
 """The fast cleaning gives ftfy's text, character for character."""
 
-import os
 import re
 import sys
 import tracemalloc
 from collections.abc import Iterator
-from pathlib import Path
 
 import ftfy
 import pytest
@@ -20,6 +18,7 @@ from data_pipeline.text import clean as clean_module
 from data_pipeline.text.clean import SAMPLES, clean
 from data_pipeline.text.exact_ftfy import SEGMENT, Normalization, fast_fix_text
 from tests.data_pipeline.foreign_text import found_texts, made_texts, package_descriptions
+from tests.made_data import ARTICLES, wikitext
 
 FAST = {form: fast_fix_text(form) for form in ("NFC", "NFKC")}
 forms = st.sampled_from(("NFC", "NFKC"))
@@ -119,8 +118,7 @@ def real_texts() -> Iterator[str]:
     yield from package_descriptions()
     yield from found_texts(150)
     yield from made_texts(2, seed=1)
-    if root := os.environ.get("MLM_DATA_DIR"):
-        yield from Path(root, "wikitext-103", "wiki.test.tokens").read_text(encoding="utf-8").split("\n = ")
+    yield from wikitext(ARTICLES, seed=1).split("\n = ")
 
 
 def test_real_text_and_the_same_text_broken() -> None:

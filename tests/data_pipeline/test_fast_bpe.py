@@ -2,9 +2,8 @@
 
 import itertools
 import json
-import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from pydoc_data import topics
@@ -17,14 +16,13 @@ from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
+from data_pipeline.contamination.testsets import TEST_SETS, find_gpt2_vocabulary
 from data_pipeline.tokens.fast_bpe import LAST_CLASSIFIED, LETTER, NUMBER, OTHER, SPACE, FastBpe, character_classes
-from data_pipeline.tokens.tokenizer import CHECKED_TEXTS, Tokenizer
+from data_pipeline.tokens.tokenizer import CHECKED_TEXTS, END_OF_TEXT, Tokenizer
 from tests.data_pipeline.conftest import sentences
+from tests.made_data import ARTICLES, wikitext
 
-HAS_DATA = bool(os.environ.get("MLM_DATA_DIR"))
-needs_data = pytest.mark.skipif(not HAS_DATA, reason="MLM_DATA_DIR is not set")
-VOCABULARIES = ["trained-300", "trained-1500", pytest.param("gpt2", marks=needs_data)]
+VOCABULARIES = ["trained-300", "trained-1500"]
 CORPUS = [*(sentences(20, seed) for seed in range(20)), *CHECKED_TEXTS, Path(json.__file__).read_text(encoding="utf-8")]
 PIECES = st.sampled_from(
     ["  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "'", "'s", "'S", "'re", "'ll", "'v", "the", " of", "é", "e\u0301",
@@ -77,61 +75,63 @@ def test_any_text_has_the_ids_of_the_reference(name: str, text: str) -> None:
     assert list(differing(name, [text])) == []
 
 
-@pytest.mark.parametrize("name", VOCABULARIES)
-def test_every_code_point_between_words_has_the_ids_of_the_reference(name: str) -> None:
+def every_code_point() -> list[str]:
     shown = [chr(code) for code in itertools.chain(range(0xD800), range(0xE000, 0x30000, 7))]
     texts = [f"a{one}1 {one}!{one} {one}{one}\n" for one in shown]
-    assert list(differing(name, ["".join(texts[at : at + 500]) for at in range(0, len(texts), 500)])) == []
+    return ["".join(texts[at : at + 500]) for at in range(0, len(texts), 500)]
 
 
-@pytest.mark.parametrize("name", VOCABULARIES)
-def test_words_of_any_length_have_the_ids_of_the_reference(name: str) -> None:
+def words_of_any_length() -> list[str]:
     rng = random.Random(0)
-    texts = [
+    return [
         "".join(rng.choices(alphabet, k=size))
         for alphabet in ("a", " ", "ab", "=", "the", "abcdefghijklmnopqrstuvwxyz", "日本語", "é", "\n ")
         for size in (1, 2, 7, 8, 9, 10, 31, 32, 33, 34, 64, 100, 1000, 5000)
     ]
-    assert list(differing(name, texts)) == []
 
 
-@pytest.mark.parametrize("letter", ["a", " ", "日"])
-@pytest.mark.parametrize("name", ["trained-300", pytest.param("gpt2", marks=needs_data)])
-def test_one_word_of_a_megabyte(name: str, letter: str) -> None:
-    assert list(differing(name, [letter * (1_000_000 // len(letter.encode()))])) == []
+def megabytes() -> list[str]:
+    """Words of a megabyte."""
+    return [letter * (1_000_000 // len(letter.encode())) for letter in ("a", " ", "日")]
 
 
-@pytest.mark.parametrize("name", VOCABULARIES)
-def test_real_text_has_the_ids_of_the_reference(name: str) -> None:
+def found_texts() -> list[str]:
     files = [Path(topics.__file__), *sorted(Path(json.__file__).parents[1].glob("*.py"))[:80]]
-    texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
-    assert sum(map(len, texts)) > 1_000_000
-    assert list(differing(name, texts)) == []
+    return [file.read_text(encoding="utf-8", errors="replace") for file in files]
 
 
-@needs_data
-@pytest.mark.parametrize("test_set", ["wikitext103", "lambada"])
-def test_test_sets_have_the_ids_of_the_reference(test_set: str) -> None:
-    lines = find_test_set(test_set).read_text(encoding="utf-8").splitlines(keepends=True)
-    assert list(differing("gpt2", lines)) == []
+@pytest.mark.parametrize("texts", [every_code_point, words_of_any_length, megabytes, found_texts])
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_texts_have_the_ids_of_the_reference(name: str, texts: Callable[[], list[str]]) -> None:
+    assert list(differing(name, texts())) == []
 
 
-def tiktoken_gpt2() -> tiktoken.Encoding:
-    """GPT-2 in tiktoken, from the same vocabulary."""
+def in_tiktoken(name: str) -> tiktoken.Encoding:
+    """The vocabulary in tiktoken."""
     letters = {chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256))}
     hidden = (byte for byte in range(256) if chr(byte) not in letters)
     byte_of = {letter: ord(letter) for letter in letters} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
-    known = json.loads(find_gpt2_vocabulary()[0].read_text(encoding="utf-8"))
-    ranks = {bytes(byte_of[letter] for letter in token): rank for token, rank in known.items() if rank < 50_256}
+    known = vocabulary(name)[0].get_vocab()
+    ranks = {bytes(byte_of[letter] for letter in token): known[token] for token in known if token != END_OF_TEXT}
     expression = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-    return tiktoken.Encoding("gpt2", pat_str=expression, mergeable_ranks=ranks, special_tokens={})
+    return tiktoken.Encoding(name, pat_str=expression, mergeable_ranks=ranks, special_tokens={})
 
 
-@needs_data
-def test_a_second_outsider_agrees() -> None:
-    outsider, (_, fast) = tiktoken_gpt2(), vocabulary("gpt2")
-    texts = [*CORPUS, find_test_set("wikitext103").read_text(encoding="utf-8")]
-    for text in texts:
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_a_second_outsider_agrees(name: str) -> None:
+    outsider, (_, fast) = in_tiktoken(name), vocabulary(name)
+    for text in (*CORPUS, wikitext(ARTICLES, seed=1)):
+        assert fast.encode(text).tolist() == outsider.encode_ordinary(text)
+
+
+def test_the_published_vocabulary_has_the_ids_of_both_outsiders(published: Path) -> None:
+    """On every text of the tests above and on the test sets."""
+    files = [(published / TEST_SETS[name].place).read_text(encoding="utf-8") for name in ("wikitext103", "lambada")]
+    lines = [line for file in files for line in file.splitlines(keepends=True)]
+    texts = [*every_code_point(), *words_of_any_length(), *megabytes(), *found_texts(), *lines]
+    assert list(differing("gpt2", texts)) == []
+    outsider, (_, fast) = in_tiktoken("gpt2"), vocabulary("gpt2")
+    for text in (*CORPUS, files[0]):
         assert fast.encode(text).tolist() == outsider.encode_ordinary(text)
 
 

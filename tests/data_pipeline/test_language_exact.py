@@ -4,7 +4,6 @@ import os
 import random
 import subprocess
 import sys
-from itertools import islice
 from pathlib import Path
 
 import numba
@@ -19,6 +18,7 @@ from data_pipeline.text import exact_langdetect, language
 from data_pipeline.text.exact_langdetect import _character_classes, _sum, fast_detect
 from data_pipeline.text.language import SAMPLES, detect, detect_reference, language_factory, reference_detection
 from tests.data_pipeline.foreign_text import found_texts, made_texts, package_descriptions
+from tests.made_data import ARTICLES, wikitext
 
 ROOT = Path(__file__).resolve().parents[2]
 FAST = fast_detect(language_factory())
@@ -63,11 +63,8 @@ def test_every_language() -> None:
 
 
 def test_real_text() -> None:
-    texts = [text[:4000] for text in (*found_texts(150), *package_descriptions())]
-    if root := os.environ.get("MLM_DATA_DIR"):
-        texts += islice(Path(root, "wikitext-103", "wiki.test.tokens").read_text(encoding="utf-8").split("\n = "), 150)
-    for text in texts:
-        assert_same(text)
+    for text in (*found_texts(150), *package_descriptions(), *wikitext(ARTICLES, seed=1).split("\n = ")):
+        assert_same(text[:4000])
 
 
 def test_every_code_point_has_the_class_of_its_normal_character() -> None:

@@ -1,10 +1,8 @@
 """Near-duplicates against exact comparison of all pairs, and against the published scripts' rules."""
 
-import os
 import random
-import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
@@ -20,10 +18,10 @@ from data_pipeline.duplicates.s_curve import histogram, recall
 from data_pipeline.duplicates.shingles import jaccard, shingles
 from tests.data_pipeline.conftest import sentences
 from tests.data_pipeline.test_lsh import edited, related_texts
+from tests.made_data import invented_passages
 
 DEFAULT = DeduplicateConfig()
 PUBLISHED = DeduplicateConfig(rule="megatron-2019", bands=10, rows=10)
-DATA = os.environ.get("MLM_DATA_DIR")
 
 Fingerprints = np.ndarray
 
@@ -72,22 +70,13 @@ def planted(passages: Sequence[str], seed: int) -> list[str]:
     return texts
 
 
-def invented_passages(count: int) -> list[str]:
-    """Text of three thousand invented words, the shorter the more frequent."""
-    rng = random.Random(5)
-    parts = [a + b for a in "bcdfghklmnprst" for b in ("a", "e", "i", "o", "u", "an", "er", "ing")]
-    words = sorted(("".join(rng.choice(parts) for _ in range(rng.randint(1, 4))) for _ in range(3000)), key=len)
-    return [" ".join(words[int(3000 * rng.random() ** 2)] for _ in range(150)) for _ in range(count)]
+def documentation_passages(count: int) -> list[str]:
+    """Text of Python's reference, 150 words at a time."""
+    words = " ".join(topics.values()).split()
+    return [" ".join(words[at : at + 150]) for at in range(0, 150 * count, 150)]
 
 
-def wikitext_passages(count: int) -> list[str]:
-    if not DATA:
-        pytest.skip("MLM_DATA_DIR does not name the published test sets")
-    text = (Path(DATA) / "wikitext-103" / "wiki.test.tokens").read_text(encoding="utf-8")
-    return [line for line in re.split(r"\n+", text) if len(line) > 500][:count]
-
-
-@pytest.mark.parametrize("passages", [invented_passages, wikitext_passages])
+@pytest.mark.parametrize("passages", [invented_passages, documentation_passages])
 def test_recall_and_precision_against_all_pairs(passages: Callable[[int], list[str]]) -> None:
     texts = planted(passages(400), seed=1)
     exact = all_pairs(texts)

@@ -1,6 +1,5 @@
 """Test-set files as passages."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -50,7 +49,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
             read_documents(tmp_path / name)
 
 
-@pytest.mark.skipif(not os.environ.get("MLM_DATA_DIR"), reason="MLM_DATA_DIR is not set")
+@pytest.mark.usefixtures("published")
 def test_published_test_sets_have_their_documents() -> None:
     articles = read_documents(find_test_set("wikitext103"))
     assert articles[0][0] == " = Robert Boulter = "

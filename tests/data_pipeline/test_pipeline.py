@@ -1,7 +1,6 @@
 """A whole dataset: its files, its ledger, and that nothing but the input decides it."""
 
 import json
-import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from lineage.digest import check_seal, sha256_file
 from tests.data_pipeline.builds import GERMAN, PASSAGE, build, files_of, ledger_of
 from tests.data_pipeline.conftest import Cli, sentences, write_jsonl, write_recipe
 from tests.data_pipeline.test_token_file import read_by_description
+from tests.made_data import VOCABULARY
 
 UNIQUE = 60
-DATA = os.environ.get("MLM_DATA_DIR")
 
 
 def corpus() -> list[str]:
@@ -186,11 +185,11 @@ def test_complete_run_is_reused_and_changed_input_is_not(
     assert "violet zebras" in "".join(path.read_text() for path in (without_test_sets / "documents").iterdir())
 
 
-@pytest.mark.skipif(not DATA, reason="MLM_DATA_DIR is not set")
-def test_gpt2_vocabulary_and_real_test_set(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = Path(DATA or "").resolve()
-    monkeypatch.setenv("MLM_DATA_DIR", str(data))
-    lines = (data / "wikitext-103" / "wiki.test.tokens").read_text(encoding="utf-8").splitlines()
+def test_vocabulary_and_test_sets_of_a_data_directory(
+    cli: Cli, made_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLM_DATA_DIR", str(made_data))
+    lines = (made_data / "wikitext-103" / "wiki.test.tokens").read_text(encoding="utf-8").splitlines()
     passages = [line for line in lines if len(line) > 800][:3]
     planted = [f"{sentences(20, n)} {passage} {sentences(20, n + 50)}" for n, passage in enumerate(passages)]
     write_jsonl(tmp_path / "corpus.jsonl", [*planted, *(sentences(20, n) for n in range(100, 110))])
@@ -200,11 +199,8 @@ def test_gpt2_vocabulary_and_real_test_set(cli: Cli, tmp_path: Path, monkeypatch
     outcome = cli("run", "r.toml")
     assert outcome.code == 0, outcome.err
     described = json.loads(Path("runs/g/dataset.json").read_text())
-    assert (described["vocab_size"], described["padded_vocab_size"], described["end_of_text"]) == (
-        50257,
-        51200,
-        50256,
-    )
+    sizes = (described["vocab_size"], described["padded_vocab_size"], described["end_of_text"])
+    assert sizes == (VOCABULARY, 2048, VOCABULARY - 1)
     ledger = ledger_of(Path("runs/g"))
     assert ledger["stages"][5]["changed"] == 3
     kept = "".join(path.read_text(encoding="utf-8") for path in Path("runs/g/documents").iterdir())

@@ -1,17 +1,17 @@
 """Where test sets and the GPT-2 vocabulary are looked for."""
 
-import os
+import json
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data_pipeline.contamination import testsets
 from data_pipeline.contamination.testsets import TEST_SETS, find_gpt2_vocabulary, find_test_set
+from lineage.digest import sha256_file
 from lineage.errors import BadInput, DataMissing
-
-DATA = os.environ.get("MLM_DATA_DIR")
 
 
 @pytest.fixture(autouse=True)
@@ -71,16 +71,31 @@ def test_wrong_content_from_the_hub_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert not testsets.cache_directory().exists()
 
 
-@pytest.mark.skipif(not DATA, reason="MLM_DATA_DIR is not set")
-@pytest.mark.parametrize("name", ["wikitext103", "wikitext103-valid", "lambada-standard"])
-def test_rows_of_the_hub_make_the_published_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    published = Path(DATA or "") / TEST_SETS[name].place
-    lines = published.read_text(encoding="utf-8").splitlines(keepends=True)
-    if name == "lambada-standard":
-        rows = [line.removesuffix("\n") for line in lines]
-    else:
-        rows = [line if line.strip() else "" for line in lines]
-    serve(monkeypatch, rows)
+def rows_of(name: str, data: Path) -> list[str]:
+    """The file's rows as the hub has them."""
+    lines = (data / TEST_SETS[name].place).read_text(encoding="utf-8").splitlines(keepends=True)
+    match name:
+        case "lambada":
+            return [json.loads(line)["text"] for line in lines]
+        case "lambada-standard":
+            return [line.removesuffix("\n") for line in lines]
+    return [line if line.strip() else "" for line in lines]
+
+
+def assert_rows_make_the_file(name: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, rows_of(name, data))
     found = find_test_set(name)
     assert found.is_relative_to(testsets.cache_directory())
-    assert found.read_bytes() == published.read_bytes()
+    assert found.read_bytes() == (data / TEST_SETS[name].place).read_bytes()
+
+
+@pytest.mark.parametrize("name", TEST_SETS)
+def test_rows_of_the_hub_make_a_file(name: str, made_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = sha256_file(made_data / TEST_SETS[name].place)
+    monkeypatch.setitem(testsets.TEST_SETS, name, replace(TEST_SETS[name], sha256=digest))
+    assert_rows_make_the_file(name, made_data, monkeypatch)
+
+
+def test_rows_of_the_hub_make_the_published_files(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in TEST_SETS:
+        assert_rows_make_the_file(name, published, monkeypatch)

@@ -19,7 +19,6 @@ from lineage.errors import BadInput, IntegrityFailure
 from tests.data_pipeline.conftest import sentences
 
 CORPUS = [sentences(20, seed) for seed in range(20)]
-needs_data = pytest.mark.skipif(not os.environ.get("MLM_DATA_DIR"), reason="MLM_DATA_DIR is not set")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +99,7 @@ def test_unusable_files(tmp_path: Path) -> None:
         Tokenizer.train(["abab"], 1000)
 
 
-@needs_data
+@pytest.mark.usefixtures("published")
 def test_gpt2_ids() -> None:
     tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
     assert (tokenizer.vocab_size, tokenizer.end_of_text) == (50_257, 50_256)

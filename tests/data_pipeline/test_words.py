@@ -1,12 +1,12 @@
 """The n-gram search gives what a search by sets of strings gives, on any text."""
 
-import os
 import re
 import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from data_pipeline.contamination import words
 from data_pipeline.contamination.ngram_index import CHUNK_CHARACTERS, NgramIndex, fold_table
-from data_pipeline.contamination.testsets import find_test_set
+from data_pipeline.contamination.testsets import TEST_SETS
 from data_pipeline.contamination.words import Ngrams, indexed_search, ngrams_of, reference_search
 from tests.data_pipeline.conftest import sentences
 
@@ -148,10 +148,12 @@ def test_memory_beyond_a_long_text_is_constant() -> None:
 
 
 @pytest.mark.parametrize(("length", "shortest"), [(8, 8), (13, 8), (13, 13)])
-@pytest.mark.skipif(not os.environ.get("MLM_DATA_DIR"), reason="MLM_DATA_DIR is not set")
-def test_real_text(length: int, shortest: int) -> None:
-    lines = find_test_set("wikitext103").read_text(encoding="utf-8").split("\n")
+def test_a_whole_test_set(length: int, shortest: int, made_data: Path) -> None:
+    lines, other = (
+        (made_data / TEST_SETS[name].place).read_text(encoding="utf-8").split("\n")
+        for name in ("wikitext103", "wikitext103-valid")
+    )
     ngrams = sought(lines[::2], length, shortest)
-    valid = find_test_set("wikitext103-valid").read_text(encoding="utf-8")
-    for text in ("\n".join(lines), valid, "".join(chain.from_iterable(zip(lines, valid.split("\n"), strict=False)))):
+    valid = "\n".join(other)
+    for text in ("\n".join(lines), valid, "".join(chain.from_iterable(zip(lines, other, strict=False)))):
         assert list(indexed_search((ngrams, text))) == list(reference_search((ngrams, text)))

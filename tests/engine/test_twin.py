@@ -15,12 +15,12 @@ SCALE = TwinScale()
 
 
 @pytest.fixture(params=MODELS, ids=lambda path: path.stem)
-def published(request: pytest.FixtureRequest) -> RunConfig:
+def full_size(request: pytest.FixtureRequest) -> RunConfig:
     return read_run_config(request.param)
 
 
-def test_the_model_is_divided_by_the_factors(published: RunConfig) -> None:
-    model, small = published.model, shrink(published).model
+def test_the_model_is_divided_by_the_factors(full_size: RunConfig) -> None:
+    model, small = full_size.model, shrink(full_size).model
     assert small.num_layers == model.num_layers // SCALE.num_layers
     for what in ("hidden_size", "num_heads", "seq_length", "padded_vocab_size"):
         factor = SCALE.vocab_size if what == "padded_vocab_size" else getattr(SCALE, what)
@@ -32,8 +32,8 @@ def test_the_model_is_divided_by_the_factors(published: RunConfig) -> None:
     assert small.init_std == model.init_std
 
 
-def test_the_recipe_is_divided_by_the_factors(published: RunConfig) -> None:
-    train, small = published.train, shrink(published).train
+def test_the_recipe_is_divided_by_the_factors(full_size: RunConfig) -> None:
+    train, small = full_size.train, shrink(full_size).train
     assert small.global_batch_size * SCALE.global_batch_size == train.global_batch_size
     assert small.iterations == train.iterations // SCALE.iterations
     assert small.warmup_iterations * SCALE.warmup_iterations == train.warmup_iterations
@@ -43,20 +43,20 @@ def test_the_recipe_is_divided_by_the_factors(published: RunConfig) -> None:
         assert getattr(small, same) == getattr(train, same), same
 
 
-def test_a_twin_says_so(published: RunConfig) -> None:
-    twin = shrink(published)
+def test_a_twin_says_so(full_size: RunConfig) -> None:
+    twin = shrink(full_size)
     assert twin.twin == SCALE
-    assert twin.name == f"{published.name}-twin"
+    assert twin.name == f"{full_size.name}-twin"
     for factor in SCALE.model_dump().values():
         assert f" {factor}" in SCALE.sentence()
 
 
-def test_other_factors_are_used_and_recorded(published: RunConfig) -> None:
+def test_other_factors_are_used_and_recorded(full_size: RunConfig) -> None:
     scale = TwinScale(hidden_size=8, num_heads=2, num_layers=6, learning_rate=3)
-    twin = shrink(published, scale)
+    twin = shrink(full_size, scale)
     assert twin.twin == scale
-    assert twin.model.hidden_size == published.model.hidden_size // 8
-    assert twin.train.learning_rate == pytest.approx(published.train.learning_rate * 3)
+    assert twin.model.hidden_size == full_size.model.hidden_size // 8
+    assert twin.train.learning_rate == pytest.approx(full_size.train.learning_rate * 3)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert"])

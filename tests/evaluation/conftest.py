@@ -1,27 +1,40 @@
-"""Fixtures: the published files where they are, and none where a test wants none."""
+"""Fixtures: no published files, made files that pass for them, a run."""
 
-import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from data_pipeline.contamination.testsets import TEST_SETS
 from data_pipeline.tokens.tokenizer import Tokenizer
+from evaluation import lambada, wikitext103
+from evaluation.documents import RunningText
+from evaluation.protocol import SourceText
+from lineage.digest import sha256_file
 from tests.evaluation.standins import write_run
+from tests.made_data import PASSAGES
 
 
 @pytest.fixture(scope="session")
-def published() -> Path:
-    """The directory of published files."""
-    directory = os.environ.get("MLM_DATA_DIR")
-    if not directory:
-        pytest.skip("MLM_DATA_DIR does not name a directory with the published test files")
-    return Path(directory)
+def made_tokenizer(made_data: Path) -> Tokenizer:
+    """The vocabulary of the made files."""
+    return Tokenizer.from_gpt2_files(made_data / "gpt2-bpe" / "vocab.json", made_data / "gpt2-bpe" / "merges.txt")
 
 
-@pytest.fixture(scope="session")
-def gpt2_tokenizer(published: Path) -> Tokenizer:
-    """OpenAI's vocabulary."""
-    return Tokenizer.from_gpt2_files(published / "gpt2-bpe" / "vocab.json", published / "gpt2-bpe" / "merges.txt")
+@pytest.fixture
+def made_passes_for_published(made_data: Path, monkeypatch: pytest.MonkeyPatch) -> RunningText:
+    """The made files are found and their digests and counts are the expected ones; returns the made WikiText."""
+    monkeypatch.setenv("MLM_DATA_DIR", str(made_data))
+    for name, file in TEST_SETS.items():
+        digest = sha256_file(made_data / file.place)
+        monkeypatch.setitem(TEST_SETS, name, replace(file, sha256=digest))
+    wikitext = (made_data / TEST_SETS["wikitext103"].place).read_bytes().decode()
+    text = RunningText.of_wikitext(SourceText("made", "made", ""), wikitext)
+    monkeypatch.setattr(wikitext103, "TEST_FILE_SHA256", TEST_SETS["wikitext103"].sha256)
+    monkeypatch.setattr(wikitext103, "NUM_ORIGINAL_TOKENS", text.num_original_tokens)
+    monkeypatch.setattr(wikitext103, "NUM_LM_EVAL_WORDS", text.num_lm_eval_words)
+    monkeypatch.setattr(lambada, "NUM_EXAMPLES", PASSAGES)
+    return text
 
 
 @pytest.fixture(autouse=True)

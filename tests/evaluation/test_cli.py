@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.contamination.testsets import TEST_SETS
 from evaluation.cli import main
+from evaluation.documents import RunningText
 from lineage.digest import read_digest
 from tests.evaluation.standins import write_run
+from tests.made_data import PASSAGES
 
 
 def mlm_eval(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -22,9 +25,9 @@ def mlm_eval(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return int(exit_.value.code or 0)
 
 
-def test_wikitext103_on_the_published_file(
+def test_wikitext103_on_a_file_that_passes_for_the_published(
     run: Path,
-    published: Path,
+    made_passes_for_published: RunningText,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -50,10 +53,10 @@ def test_wikitext103_on_the_published_file(
     assert result["kind"] == "scaled"
     assert result["partial"] is True
     assert result["note"] == ""
-    assert result["num_original_tokens"] == 245_566
+    assert result["num_original_tokens"] == made_passes_for_published.num_original_tokens
     assert result["num_scored_tokens"] == 14
     assert result["checkpoint_digest"] == read_digest(checkpoint)
-    assert result["data_digest"].startswith("56db52eb157b")
+    assert result["data_digest"] == TEST_SETS["wikitext103"].sha256
     assert result["dtype"] == "float32"
     assert "detokenizer megatron-wikitext; window 64, stride 2" in result["protocol"]
     assert result["perplexity"] == pytest.approx(
@@ -66,15 +69,15 @@ def test_wikitext103_on_the_published_file(
     assert "wikitext103 (scaled, partial)" in out
 
 
-def test_lambada_on_the_published_file(
-    run: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_lambada_on_a_file_that_passes_for_the_published(
+    run: Path, made_passes_for_published: RunningText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "result.json"
     assert mlm_eval(monkeypatch, "lambada", "--ckpt", run, "--json", target, "--limit", 50) == 0
     result = json.loads(target.read_text())
     assert result["task"] == "lambada"
     assert result["num_examples"] == 50
-    assert result["num_original_tokens"] == 5153
+    assert result["num_original_tokens"] == PASSAGES
     assert result["num_truncated"] == 50  # few characters fit this model's 64 tokens
     assert 0 <= result["accuracy"] <= 1
 

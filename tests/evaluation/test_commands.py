@@ -9,6 +9,7 @@ import pytest
 
 from engine.formats.huggingface import export_huggingface
 from engine.formats.recognise import import_checkpoint
+from evaluation.documents import RunningText
 from evaluation.tasks import TASKS
 from tests.engine.test_formats_checkpoint import rough_model
 from tests.engine.test_formats_megatron import save, write_vocabulary_files
@@ -22,7 +23,11 @@ def evaluated(monkeypatch: pytest.MonkeyPatch, target: Path, *arguments: object)
 
 
 def test_all_protocols_in_one_pass(
-    run: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path,
+    made_passes_for_published: RunningText,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     target, samples = tmp_path / "all.json", tmp_path / "samples.jsonl"
     found = evaluated(monkeypatch, target, "all", "--ckpt", run, "--limit", 5, "--samples", samples)
@@ -46,20 +51,25 @@ def test_all_protocols_in_one_pass(
 
 
 def test_conventions_of_one_run_differ_by_the_divisor_alone(
-    run: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, made_passes_for_published: RunningText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    text = made_passes_for_published
     result = evaluated(monkeypatch, tmp_path / "r.json", "wikitext103", "--ckpt", run, "--limit", 30)
-    nll, share = result["loss_per_token"] * result["num_scored_tokens"], result["normaliser"] / 245_566
+    nll, share = result["loss_per_token"] * result["num_scored_tokens"], result["normaliser"] / text.num_original_tokens
     assert result["original_token_perplexity"] == result["perplexity"]
-    assert math.log(result["lm_eval_word_perplexity"]) == pytest.approx(nll / (241_335 * share))
-    assert result["bits_per_byte"] == pytest.approx(nll / math.log(2) / (1_281_077 * share))
+    assert math.log(result["lm_eval_word_perplexity"]) == pytest.approx(nll / (text.num_lm_eval_words * share))
+    assert result["bits_per_byte"] == pytest.approx(nll / math.log(2) / (text.num_bytes * share))
     assert sum(block["nll"] for block in result["blocks"]) == pytest.approx(nll)
     assert sum(block["num_scored"] for block in result["blocks"]) == result["num_scored_tokens"]
     assert result["log_perplexity_standard_error"] > 0
 
 
 def test_two_checkpoints(
-    run: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path,
+    made_passes_for_published: RunningText,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     uniform = write_run(tmp_path / "runs", zero=True)
     found = evaluated(monkeypatch, tmp_path / "c.json", "compare", run, uniform, "--limit", 6, "--task", "wikitext103",
@@ -112,7 +122,7 @@ def test_a_text_that_cannot_be_used(
 
 
 def test_a_hugging_face_directory_gives_our_checkpoint_s_number(
-    run: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, made_passes_for_published: RunningText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = export_huggingface(run, tmp_path / "theirs")
     results = [

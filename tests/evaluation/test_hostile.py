@@ -22,14 +22,16 @@ from safetensors.torch import load_file, save_file
 from engine.formats.huggingface import export_huggingface
 from evaluation.cli import main
 from lineage.digest import seal, sha256_json
+from tests.evaluation.standins import SENTENCE
 
 WEIGHTS = "model-tp00-pp000.safetensors"
 FIRST = "embedding.word_embeddings.weight"
 
 
 def refused(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Exit code and sentence of `mlm-eval lambada`; anything but a sentence would be raised."""
-    monkeypatch.setattr(sys, "argv", ["mlm-eval", "lambada", "--ckpt", str(path), "--limit", "2", "--workers", "1"])
+    """Exit code and sentence of `mlm-eval cloze`; anything but a sentence would be raised."""
+    options = ["--ckpt", str(path), "--limit", "2", "--workers", "1"]
+    monkeypatch.setattr(sys, "argv", ["mlm-eval", "cloze", "passages.txt", *options])
     capsys.readouterr()
     started = time.monotonic()
     with pytest.raises(SystemExit) as ended:
@@ -38,6 +40,13 @@ def refused(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ")
     return int(ended.value.code or 0), error
+
+
+@pytest.fixture(autouse=True)
+def _passages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is scored lies in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    Path("passages.txt").write_text(SENTENCE)
 
 
 @pytest.fixture
@@ -145,7 +154,6 @@ def test_a_damaged_checkpoint_of_ours_is_refused(
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    lambada_file: None,
 ) -> None:
     damage(checkpoint)
     if not any(path.is_symlink() for path in checkpoint.iterdir()):
@@ -163,12 +171,6 @@ def test_a_seal_that_is_none_is_refused(
     (checkpoint / "COMPLETE").write_text("[" * 100_000 if files == "deep" else json.dumps(marker))
     code, sentence = refused(checkpoint, monkeypatch, capsys)
     assert (code, "not a readable completion marker" in sentence) == (6, True)
-
-
-@pytest.fixture
-def lambada_file(published: Path, nothing_published: Path) -> None:
-    """Only LAMBADA's file is there."""
-    shutil.copytree(published / "lambada", nothing_published / "lambada")
 
 
 @pytest.fixture
@@ -215,7 +217,6 @@ def test_a_damaged_directory_of_hugging_face_is_refused(
     damage: Callable[[Path], Any],
     words: str,
     huggingface: Path,
-    lambada_file: None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -237,8 +238,9 @@ class Payload:
 
 @pytest.mark.parametrize("place", ["args", "model", "whole"])
 def test_a_pickle_with_a_payload_is_not_run(
-    place: str, tmp_path: Path, published: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: str, tmp_path: Path, made_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("MLM_DATA_DIR", str(made_data))  # where the vocabulary is
     marker = tmp_path / "marker"
     content: Any = {"model": {"language_model": {}}, "args": Namespace(), "checkpoint_version": 3.0}
     content = Payload(marker) if place == "whole" else content | {place: Payload(marker)}

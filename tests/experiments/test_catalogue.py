@@ -1,7 +1,6 @@
 """The catalogue of published claims: to the digit of the reference files, each answered by at most one experiment."""
 
 import csv
-import os
 from collections import Counter
 from decimal import Decimal
 from fnmatch import fnmatchcase
@@ -18,18 +17,6 @@ ISSUE = [
     f"2019/{one}" for one in ("table-1", "table-2", "table-3", "table-7", "table-8", "figure-1", "figure-5", "figure-6")
 ]
 ISSUE += [f"2021/{one}" for one in ("table-1", "table-2", *(f"figure-{n}" for n in (6, 7, 8, *range(11, 19))))]
-
-
-@pytest.fixture(scope="module")
-def reference() -> Path:
-    """The folder of reference values beside the folder of test sets."""
-    data = os.environ.get("MLM_DATA_DIR")
-    if not data:
-        pytest.skip("MLM_DATA_DIR is not set: no reference values to compare with")
-    folder = Path(data).resolve().parent / "published"
-    if not folder.is_dir():
-        pytest.skip(f"there are no reference values at {folder}")
-    return folder
 
 
 NOT_RESULTS = {

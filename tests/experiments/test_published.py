@@ -1,26 +1,11 @@
 """The published numbers are those of the reference files, to the digit."""
 
 import csv
-import os
 from decimal import Decimal
 from pathlib import Path
 
-import pytest
-
 from experiments.plan import LADDER
 from experiments.published import HERE, published_records
-
-
-@pytest.fixture(scope="module")
-def reference() -> Path:
-    """The folder of reference values beside the folder of test sets."""
-    data = os.environ.get("MLM_DATA_DIR")
-    if not data:
-        pytest.skip("MLM_DATA_DIR is not set: no reference values to compare with")
-    folder = Path(data).resolve().parent / "published"
-    if not folder.is_dir():
-        pytest.skip(f"there are no reference values at {folder}")
-    return folder
 
 
 def rows(path: Path) -> list[dict[str, str]]:

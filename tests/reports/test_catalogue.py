@@ -2,7 +2,6 @@
 
 import csv
 import io
-import os
 import re
 from collections import Counter
 from decimal import Decimal
@@ -51,17 +50,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def report(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Report:
     return make_report(write_reproduction(tmp_path_factory.mktemp("page")), runs=runs)
-
-
-@pytest.fixture(scope="module")
-def reference() -> Path:
-    data = os.environ.get("MLM_DATA_DIR")
-    if not data:
-        pytest.skip("MLM_DATA_DIR is not set: no reference values to compare with")
-    folder = Path(data).resolve().parent / "published"
-    if not folder.is_dir():
-        pytest.skip(f"there are no reference values at {folder}")
-    return folder
 
 
 def rows_of(exhibit: Exhibit, *kinds: str) -> list[dict[str, str]]:

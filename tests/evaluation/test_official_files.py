@@ -1,0 +1,83 @@
+"""The official files: how the texts are cut into streams and windows, and what is refused, on made files."""
+
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.contamination.testsets import TEST_SETS
+from data_pipeline.tokens.tokenizer import Tokenizer
+from evaluation import wikitext103 as wikitext103_module
+from evaluation.documents import RunningText, cut_articles
+from evaluation.lambada import openai_lambada
+from evaluation.perplexity import UNCHANGED, Detokenizer
+from evaluation.tasks import TASKS, build_task
+from evaluation.wikitext103 import INVERTIBLE, MEGATRON, ROWS, sliding_wikitext103
+from lineage.errors import DataMissing, IntegrityFailure
+
+pytestmark = pytest.mark.usefixtures("made_passes_for_published")
+
+
+@pytest.fixture
+def wikitext_file(made_data: Path) -> Path:
+    return made_data / TEST_SETS["wikitext103"].place
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_protocol_is_built_under_its_name(name: str, made_tokenizer: Tokenizer) -> None:
+    def no_dataset() -> Path:
+        raise DataMissing("no dataset is needed")
+
+    task = build_task(name, made_tokenizer, 128, 10, no_dataset)
+    assert task.name == name
+    assert len(task.requests) == 10
+
+
+@pytest.mark.parametrize("detokenizer", [MEGATRON, UNCHANGED, INVERTIBLE, ROWS])
+def test_articles_tokenized_apart_are_the_whole_file(
+    made_passes_for_published: RunningText, made_tokenizer: Tokenizer, detokenizer: Detokenizer
+) -> None:
+    text = made_passes_for_published
+    detokenized = detokenizer.apply(text.text)
+    articles = cut_articles(text, detokenized)
+    assert "".join(articles) == detokenized
+    assert [token for ids in made_tokenizer.encode_batch(articles) for token in ids] == made_tokenizer.encode(
+        detokenized
+    )
+    for (title, _), article in zip(text.articles, articles, strict=True):
+        assert article.lstrip().startswith(f"= {title[:3]}")
+
+
+def test_window_and_stride_follow_the_model_s_context(wikitext_file: Path, made_tokenizer: Tokenizer) -> None:
+    short = sliding_wikitext103("x", wikitext_file, made_tokenizer, 128, limit=10)
+    assert [len(request.tokens) for request in short.requests] == [129] * 10
+    assert [request.num_scored for request in short.requests] == [4] * 10
+    half = sliding_wikitext103("x", wikitext_file, made_tokenizer, 128, limit=10, stride=512)
+    assert [request.num_scored for request in half.requests] == [64] * 10
+    long = sliding_wikitext103("x", wikitext_file, made_tokenizer, 4096, limit=10)
+    assert [len(request.tokens) for request in long.requests] == [1025] * 10
+
+
+def test_another_wikitext_file_is_refused(made_data: Path, tmp_path: Path, made_tokenizer: Tokenizer) -> None:
+    with pytest.raises(IntegrityFailure, match="is not the WikiText-103 test file"):
+        sliding_wikitext103("x", made_data / "wikitext-103" / "wiki.valid.tokens", made_tokenizer, 1024)
+    changed = tmp_path / "wiki.test.tokens"
+    changed.write_bytes((made_data / "wikitext-103" / "wiki.test.tokens").read_bytes() + b" ")
+    with pytest.raises(IntegrityFailure, match="SHA-256"):
+        sliding_wikitext103("x", changed, made_tokenizer, 1024)
+
+
+def test_a_detokenizer_that_gives_another_count_is_refused(
+    wikitext_file: Path, made_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sliding_wikitext103("x", wikitext_file, made_tokenizer, 1024).stream.num_tokens
+    monkeypatch.setattr(wikitext103_module, "has_gpt2_vocabulary", lambda tokenizer: True)
+    monkeypatch.setitem(wikitext103_module.NUM_GPT2_TOKENS, MEGATRON, found)
+    sliding_wikitext103("x", wikitext_file, made_tokenizer, 1024)
+    monkeypatch.setitem(wikitext103_module.NUM_GPT2_TOKENS, MEGATRON, found - 1)
+    with pytest.raises(IntegrityFailure, match=f"{found} GPT-2 tokens here, not the published {found - 1}"):
+        sliding_wikitext103("x", wikitext_file, made_tokenizer, 1024)
+
+
+def test_the_original_plain_text_lambada_is_refused(made_data: Path, made_tokenizer: Tokenizer) -> None:
+    with pytest.raises(IntegrityFailure, match="is not OpenAI's LAMBADA"):
+        openai_lambada("lambada", made_data / "lambada" / "lambada_test_plain_text.txt", made_tokenizer, 1024)
