@@ -4,7 +4,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: help setup test lint docs smoke reproduce-355m reproduce-2.5b reproduce-8.3b clean
+.PHONY: help setup test test-published lint docs smoke reproduce-355m reproduce-2.5b reproduce-8.3b clean
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -17,6 +17,9 @@ $(READY): pyproject.toml constraints.txt install.sh
 
 test: $(READY) ## Run the tests, three files at a time: some wait more than they compute
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+test-published: $(READY) ## Run the tests about the published files, which lie in MLM_DATA_DIR
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m published
 
 lint: $(READY) ## Check style and types
 	$(BIN)/ruff check .
