@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
-from engine.optim.choice import build_optimizer
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import build_mesh
 from engine.pipeline.microbatch import PipelineInput
-from engine.pipeline.partition import PartitionedModel
 from engine.rng import Dropout
+from engine.step import build_step
 from lineage.errors import BadInput
 from tests.ranks import run_ranks
 
@@ -34,10 +33,7 @@ Result = dict[str, Any]
 def train_on(layout: Layout, parallel: ParallelConfig, optimizer_name: str = "adam") -> Result:
     """Five iterations in float64 on fixed data; whole gradients and weights of this rank's stages."""
     mesh = build_mesh(layout, parallel.sequence_parallel)
-    model = PartitionedModel(MODEL, parallel, mesh, torch.float64, TRAIN.seed)
-    train = TRAIN.model_copy(update={"optimizer": optimizer_name})
-    optimizer = build_optimizer(model.parameters, train, mesh, parallel.shard_optimizer)
-    reducer = model.reducer(optimizer.groups)
+    model, step = build_step(MODEL, TRAIN.model_copy(update={"optimizer": optimizer_name}), parallel, mesh)
     tokens = np.random.RandomState(0).randint(0, MODEL.vocab_size, (TRAIN.iterations, TRAIN.global_batch_size, 9))
     losses, norms = [], []
     dp = layout.dp
@@ -49,12 +45,11 @@ def train_on(layout: Layout, parallel: ParallelConfig, optimizer_name: str = "ad
             rows = torch.from_numpy(tokens[iteration, list(places)])
             dropout = Dropout(MODEL.dropout, TRAIN.seed, iteration, places)
             microbatches.append(PipelineInput(rows[:, :-1], rows[:, 1:], dropout))
-        loss = mesh.pp.all_reduce(mesh.dp.all_reduce(model.forward_backward(microbatches, reducer)))
-        reducer.finish(len(microbatches))
-        losses.append(loss.item() / TRAIN.global_batch_size)
-        norms.append(optimizer.gradient_norm())
+        gradient = step.gradient(microbatches)
+        losses.append(gradient.loss)
+        norms.append(gradient.norm)
         gradients = {p.name: p.gather(p.local.grad.clone()).numpy() for p in model.parameters}
-        optimizer.step(learning_rate(TRAIN, iteration + 1), norms[-1])
+        step.update(gradient, learning_rate(TRAIN, iteration + 1))
     weights = {p.name: p.gather(p.local.data).numpy() for p in model.parameters}
     return {"losses": losses, "norms": norms, "gradients": gradients, "weights": weights}
 

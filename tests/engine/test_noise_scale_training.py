@@ -11,11 +11,10 @@ import torch
 
 from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from engine.guard.noise_scale import GradientMoments, NoiseScaleMeter, gradient_moments, noise_scale
-from engine.optim.choice import build_optimizer
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import build_mesh
 from engine.pipeline.microbatch import PipelineInput
-from engine.pipeline.partition import PartitionedModel
+from engine.step import build_step
 from engine.trainer import train
 from engine.training_run import read_metrics
 from lineage.config import parse_config
@@ -32,15 +31,11 @@ TOKENS = np.random.RandomState(0).randint(0, MODEL.vocab_size, (8, 9))
 def squares(layout: Layout, parallel: ParallelConfig, rows: tuple[int, ...]) -> tuple[float, float]:
     """Squared norms of the data-parallel ranks' gradients, on average, and of the gradient of all `rows`."""
     mesh = build_mesh(layout, parallel.sequence_parallel)
-    model = PartitionedModel(MODEL, parallel, mesh, torch.float64, seed=1)
-    optimizer = build_optimizer(model.parameters, TrainConfig(), mesh, parallel.shard_optimizer)
-    reducer = model.reducer(optimizer.groups, measures_noise=True)
+    _, step = build_step(MODEL, TrainConfig(precision="fp64", seed=1), parallel, mesh, measures_noise=True)
     own = torch.from_numpy(TOKENS[list(rows)]).chunk(mesh.dp.size)[mesh.dp.rank]
     microbatches = [PipelineInput(each[:, :-1], each[:, 1:]) for each in own.split(1)]
-    model.forward_backward(microbatches, reducer)
-    reducer.finish(len(microbatches))
-    local = mesh.dp.all_reduce(mesh.pp.all_reduce(mesh.tp.all_reduce(reducer.local_square.clone())))
-    return local.item() / mesh.dp.size, optimizer.gradient_norm() ** 2
+    gradient = step.gradient(microbatches)
+    return gradient.local_square, gradient.norm**2
 
 
 @cache

@@ -26,7 +26,7 @@ def test_every_block_is_what_its_command_writes() -> None:
 
 def test_a_changed_number_is_noticed() -> None:
     readme = README.read_text(encoding="utf-8")
-    for number in re.findall(r"\b175(?:\.48)?\b", results_block(Kept(RESULTS))) + ["bubble 0"]:
+    for number in (*re.findall(r"\b175(?:\.48)?\b", results_block(Kept(RESULTS))), "bubble 0"):
         changed = readme.replace(number, number[:-1] + "7", 1)
         assert changed != readme
         assert rewrite(changed) == readme
@@ -45,5 +45,5 @@ def test_a_readme_without_markers_or_with_a_command_that_fails_is_refused() -> N
     with pytest.raises(BadInput, match="README has no <!-- tiers: begin -->"):
         rewrite("only text")
     readme = README.read_text(encoding="utf-8").replace("--pp 4", "--pp 0")
-    with pytest.raises(BadInput, match="mlm-train schedule --pp 0 .* failed"):
+    with pytest.raises(BadInput, match=r"mlm-train schedule --pp 0 .* failed"):
         rewrite(readme)
