@@ -1,6 +1,6 @@
-"""Fused kernels are as exact as the same-precision reference, both held against float64, and drop what it drops."""
+"""Fused kernels differ from the reference in float64 as rounding allows, and drop what it drops."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -11,16 +11,19 @@ from engine.kernels.adam import AdamStep
 from engine.kernels.registry import DTYPES, KERNELS, REFERENCE, implementation, kernel
 from engine.parallel.mesh import Axis
 from engine.rng import DropoutMask
+from tests.engine.rounding import FAR, MODELS, Rounding, adam, deviations, is_rounding
 from tests.engine.triton_interpreter import interpret
 
 OnDevice = Callable[[str, str], Callable[..., torch.Tensor]]
 """(name, device) → what computes it there."""
 Inputs = tuple[list[torch.Tensor], tuple[Any, ...]]
 """Tensors with a gradient, and other arguments."""
+Results = Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""Of each output and gradient: a kernel's, the exact one, and draws of the exact one with rounding errors."""
 
 
 def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64) * scale
+    return torch.randn(shape, dtype=torch.float64) * scale
 
 
 def attention_inputs(s: int, b: int, n: int, d: int, probability: float, is_causal: bool) -> Inputs:
@@ -43,7 +46,7 @@ def softmax_inputs(b: int, n: int, s: int, k: int, is_causal: bool) -> Inputs:
 
 
 def bias_gelu_inputs(*shape: int) -> Inputs:
-    return [random(*shape, scale=4.0), random(shape[-1])], ()
+    return [random(*shape, scale=4.0).clamp(-6.0, 6.0), random(shape[-1])], ()  # below −9.6 kernels take e⁸⁰
 
 
 def layer_norm_inputs(*shape: int) -> Inputs:
@@ -52,7 +55,7 @@ def layer_norm_inputs(*shape: int) -> Inputs:
 
 def cases() -> Iterator[Any]:
     """Kernel, and inputs of odd shapes."""
-    for shape in ((1, 1, 1, 4), (37, 2, 3, 8), (140, 1, 2, 16)):
+    for shape in ((1, 1, 1, 4), (37, 2, 3, 8), (130, 1, 2, 8)):
         for probability in (0.0, 0.1):
             for is_causal in (True, False):
                 name = f"attention-{'x'.join(map(str, shape))}-{probability}-{'causal' if is_causal else 'masked'}"
@@ -81,13 +84,13 @@ def cases() -> Iterator[Any]:
 
 
 def run(
-    function: Callable[..., torch.Tensor], tensors: list[torch.Tensor], others: tuple[Any, ...], dtype: torch.dtype
-) -> list[torch.Tensor]:
+    function: Callable[..., torch.Tensor], tensors: list[torch.Tensor], others: tuple[Any, ...], dtype: torch.dtype,
+    upstream: torch.Tensor,
+) -> list[torch.Tensor]:  # fmt: skip
     """Output and gradients; inputs and the output's gradient are not contiguous."""
     leaves = [tensor.to(dtype, copy=True).requires_grad_() for tensor in tensors]
     output = function(*(_spread(leaf) for leaf in leaves), *others)
-    upstream = torch.randn(output.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    output.backward(_spread(upstream.to(torch.bfloat16).to(output.dtype)))
+    output.backward(_spread(upstream.to(output.dtype)))
     return [output.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
@@ -116,8 +119,27 @@ def cases_of_devices() -> Iterator[Any]:
                 yield pytest.param(*case.values, device, dtype, id=f"{case.id}-{device}-{dtype}".replace("torch.", ""))
 
 
+def results(
+    name: str,
+    device: str,
+    dtype: torch.dtype,
+    inputs: Inputs,
+    upstream: Callable[..., torch.Tensor],
+    on_device: OnDevice,
+) -> Results:
+    """Of a kernel on its inputs; `upstream` makes the gradient of its output from a shape."""
+    tensors, others = [tensor.to(dtype).double() for tensor in inputs[0]], inputs[1]
+    reference, model = implementation(name, REFERENCE), MODELS[name]
+    given = upstream(*reference(*tensors, *others).shape).bfloat16().double()
+    exact = [each[0] for each in model(Rounding(torch.float64), tensors, others, given)]
+    for formula, true in zip(exact, run(reference, tensors, others, torch.float64, given), strict=True):
+        torch.testing.assert_close(formula, true, rtol=1e-9, atol=1e-12)
+    drawn = model(Rounding(dtype), tensors, others, given)
+    return zip(run(on_device(name, device), tensors, others, dtype, given), exact, drawn, strict=True)
+
+
 @pytest.mark.parametrize(("name", "inputs", "device", "dtype"), list(cases_of_devices()))
-def test_a_kernel_is_as_exact_as_the_reference(
+def test_a_kernel_is_as_exact_as_rounding_allows(
     name: str, inputs: Callable[[], Inputs], device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch,
     on_device: OnDevice,
 ) -> None:  # fmt: skip
@@ -125,50 +147,147 @@ def test_a_kernel_is_as_exact_as_the_reference(
     monkeypatch.setattr(attention, "QUERY_BLOCK", 64)
     monkeypatch.setattr(attention, "WORKSPACE_BYTES", 1 << 17)
     torch.manual_seed(0)
-    tensors, others = inputs()
-    tensors = [tensor.to(dtype).double() for tensor in tensors]
-    exact = run(implementation(name, REFERENCE), tensors, others, torch.float64)
-    reference = run(implementation(name, REFERENCE), tensors, others, dtype)
-    fused = run(on_device(name, device), tensors, others, dtype)
-    for true, theirs, ours in zip(exact, reference, fused, strict=True):
-        assert ours.shape == true.shape
-        assert ours.dtype == theirs.dtype
-        unit = torch.finfo(dtype).eps * true.square().mean().sqrt().item()
-        for error in (torch.Tensor.mean, torch.Tensor.max):
-            allowed = 2 * error((theirs.double() - true).abs()).item() + unit / 2
-            assert error((ours.double() - true).abs()).item() <= allowed
+    for found, exact, draws in results(name, device, dtype, inputs(), random, on_device):
+        assert found.shape == exact.shape
+        assert found.dtype == (dtype if found.dim() else torch.float32)
+        assert deviations(found, exact, draws).max() < FAR
 
 
-def test_every_fused_kernel_is_held_against_its_reference() -> None:
+def near_one(*shape: int) -> torch.Tensor:
+    return 0.75 + torch.rand(shape, dtype=torch.float64) / 2
+
+
+def sign(*shape: int) -> torch.Tensor:
+    return torch.randint(2, shape).double() * 2 - 1
+
+
+def apart(*shape: int) -> torch.Tensor:
+    """About a quarter or seven: far from their mean."""
+    return (1 + 0.75 * sign(*shape)) * near_one(*shape)
+
+
+def attention_sharp(mask: DropoutMask | None) -> Inputs:
+    query, key, value = near_one(3, 4, 4, 2, 4)
+    which = sign(4, 4, 2, 1)
+    qkv = torch.stack([query / 4, key / 4 * which, value * (1 + 0.75 * which)], dim=3)
+    return [qkv], (mask, torch.ones(4, 4, 4, dtype=torch.bool))
+
+
+SHARP: dict[str, Callable[[int], Inputs]] = {
+    "attention": lambda row: attention_sharp(DropoutMask(0.2, (1, 2, 3, 4), row)),
+    "linear_cross_entropy": lambda _: (
+        [near_one(8, 4) / 4, near_one(8, 4) * sign(8, 4)], (torch.randint(0, 7, (8,)), 7, Axis())
+    ),
+    "dropout": lambda row: ([near_one(2, 2, 130)], (DropoutMask(0.2, (1, 2), row),)),
+    "bias_gelu": lambda _: ([near_one(2, 2, 130), near_one(130)], ()),
+    "bias_dropout_add": lambda row: (
+        [near_one(2, 2, 130), near_one(130), near_one(2, 2, 130)], (DropoutMask(0.2, (1, 2), row),)
+    ),
+    "masked_softmax": lambda _: ([near_one(1, 1, 4, 4)], (0.25, torch.ones(1, 1, 4, 4, dtype=torch.bool))),
+    "layer_norm": lambda _: ([random(3, 2, 20), near_one(20), 4 + near_one(20)], (1e-5,)),
+}  # fmt: skip
+"""Inputs whose sums have few terms and cancel little, so that errors are about as small as the last place.
+
+fp32 holds the factors exactly, whose errors all elements would share.
+"""
+
+
+UNSEEN = {
+    ("linear_cross_entropy", torch.bfloat16, 0),  # the loss, in fp32 from logits in bf16
+    ("masked_softmax", torch.float32, 1),  # sums that are zero but for what the gradient is
+    ("layer_norm", torch.float32, 1),
+    ("layer_norm", torch.float32, 2),
+}
+"""Kernel, dtype, output: four units in its last place are no more than rounding makes."""
+
+
+def planted(found: torch.Tensor) -> torch.Tensor:
+    """With four units in the last place more in one element in a hundred of those that are not zero."""
+    wrong = found.clone()
+    bits = wrong.view(torch.int32 if wrong.dtype == torch.float32 else torch.int16).view(-1)
+    bits[wrong.view(-1).nonzero()[::100]] += 4
+    return wrong
+
+
+def assert_rounding_alone(results_of: Callable[[int], Results], unseen: Iterable[int] = ()) -> None:
+    """A hundred seeds are as exact as rounding allows, and not so with an error planted in any output but some."""
+    by_seed = []
+    for seed in range(100):
+        torch.manual_seed(seed)
+        by_seed.append([
+            (deviations(found, exact, draws).flatten(), deviations(planted(found), exact, draws).flatten())
+            for found, exact, draws in results_of(seed)
+        ])  # fmt: skip
+    for place, errors in enumerate(zip(*by_seed, strict=True)):
+        right, wrong = (torch.cat(each) for each in zip(*errors, strict=True))
+        assert is_rounding(right)
+        assert place in unseen or not is_rounding(wrong)
+
+
+def sharp_cases() -> Iterator[Any]:
+    """Each kernel on the CPU, or, where it has none there, under the interpreter, which is slow."""
+    for name in SHARP:
+        device = "cpu" if "cpu" in KERNELS[name] else "cuda"
+        for dtype in DTYPES["cpu"] if device == "cpu" else (torch.float32,):
+            yield pytest.param(name, device, dtype, id=f"{name}-{device}-{dtype}".replace("torch.", ""))
+
+
+@pytest.mark.parametrize(("name", "device", "dtype"), list(sharp_cases()))
+def test_a_hundred_seeds_pass_and_four_units_in_the_last_place_do_not(
+    name: str, device: str, dtype: torch.dtype, on_device: OnDevice
+) -> None:
+    assert_rounding_alone(
+        lambda seed: results(name, device, dtype, SHARP[name](seed), apart, on_device),
+        [place for place in range(5) if (name, dtype, place) in UNSEEN],
+    )
+
+
+def test_every_kernel_is_held_against_its_reference() -> None:
     below = {"dropout_bits", "adamw", "adam_direction"}
-    assert {case.values[0] for case in cases()} == KERNELS.keys() - below
+    assert {case.values[0] for case in cases()} == SHARP.keys() == MODELS.keys() == KERNELS.keys() - below
+
+
+def results_of_updates(name: str, device: str, count: int, numbers: tuple[float, ...], on_device: OnDevice) -> Results:
+    """Of weights and moments after three clipped updates; their bf16 copy is the weights' or not written."""
+    weights, *gradients = torch.randn(4, count)
+    steps = [AdamStep(*numbers, number) for number in (1, 2, 3)]
+
+    def updated(update: Callable[..., Any], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        moved, moments = weights.to(dtype, copy=True), torch.zeros(2, count, dtype=dtype)
+        copy = torch.zeros(count, dtype=torch.bfloat16)
+        for gradient, step in zip(gradients, steps, strict=True):
+            if name == "adamw":
+                update(moved, copy, gradient.to(dtype, copy=True), *moments, step)
+            else:
+                direction = update(moved, gradient.to(dtype, copy=True), *moments, step, step.steps > 1)
+                moved.sub_(direction, alpha=step.learning_rate)
+        assert torch.equal(copy, moved.bfloat16() if name == "adamw" else torch.zeros_like(copy))
+        return moved, moments
+
+    def model(dtype: torch.dtype) -> Any:
+        return adam(Rounding(dtype), weights.double(), [each.double() for each in gradients], steps, name == "adamw")
+
+    exact = [each[0] for each in model(torch.float64)]
+    for formula, true in zip(exact, updated(implementation(name, REFERENCE), torch.float64), strict=True):
+        torch.testing.assert_close(formula, true, rtol=1e-9, atol=1e-12)
+    return zip(updated(on_device(name, device), torch.float32), exact, model(torch.float32), strict=True)
 
 
 @pytest.mark.parametrize("device", DTYPES)
 @pytest.mark.parametrize("name", ["adamw", "adam_direction"])
-def test_updates_are_as_exact_as_the_reference(name: str, device: str, on_device: OnDevice) -> None:
-    """Weights, their bf16 copy and moments after three clipped updates, whose number is no multiple of a block."""
+def test_updates_are_as_exact_as_rounding_allows(name: str, device: str, on_device: OnDevice) -> None:
+    """Of a number of weights that is no multiple of a block."""
+    torch.manual_seed(3)
+    for found, exact, draws in results_of_updates(name, device, 1500, (1e-2, 0.9, 0.999, 1e-8, 0.1, 0.3), on_device):
+        assert deviations(found, exact, draws).max() < FAR
 
-    def updated(update: Callable[..., Any], dtype: torch.dtype) -> list[torch.Tensor]:
-        generator = torch.Generator().manual_seed(3)
-        weights, *gradients = torch.randn(4, 1500, generator=generator).to(dtype)
-        moments, copy = torch.zeros(2, 1500, dtype=dtype), torch.zeros(1500, dtype=torch.bfloat16)
-        for number, gradient in enumerate(gradients, 1):
-            step = AdamStep(1e-2, 0.9, 0.999, 1e-8, 0.1, 0.3, number)
-            if name == "adamw":
-                update(weights, copy, gradient, *moments, step)
-            else:
-                direction = update(weights, gradient, *moments, step, number > 1)
-                weights.sub_(direction, alpha=1e-2)
-        return [weights, moments, copy]
 
-    exact = updated(implementation(name, REFERENCE), torch.float64)
-    reference = updated(implementation(name, REFERENCE), torch.float32)
-    ours = updated(on_device(name, device), torch.float32)
-    for true, theirs, fused in zip(exact[:2], reference, ours, strict=False):
-        unit = torch.finfo(torch.float32).eps * true.abs().max().item()
-        assert (fused - true).abs().max() <= 2 * (theirs - true).abs().max() + unit
-    assert torch.equal(ours[2], ours[0].bfloat16() if name == "adamw" else exact[2])
+@pytest.mark.parametrize("name", ["adamw", "adam_direction"])
+def test_a_hundred_seeds_of_updates_pass_and_four_units_in_the_last_place_do_not(
+    name: str, on_device: OnDevice
+) -> None:
+    exact = (2**-7, 0.875, 1 - 2**-10, 2**-27, 0.125, 0.25)  # in fp32
+    assert_rounding_alone(lambda _: results_of_updates(name, "cpu", 200, exact, on_device))
 
 
 def test_what_a_device_has_no_kernel_for_goes_to_the_reference() -> None:
