@@ -1,0 +1,28 @@
+"""A library of an extra is imported when it is asked for, and named with its extra where it is missing."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from lineage.errors import BadInput
+from lineage.extras import import_extra
+
+
+def test_the_module_of_a_dotted_name_is_returned() -> None:
+    assert import_extra("json.decoder", "bench") is json.decoder
+
+
+@pytest.mark.parametrize("module", ["ray", "ray.cluster_utils"])
+def test_a_missing_library_is_named_with_its_extra(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(BadInput, match=r"^this needs ray: pip install 'mlm-repro\[ray\]' \(.*ray.*\)$"):
+        import_extra(module, "ray")
+
+
+def test_a_library_that_lacks_its_own_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "half_there.py").write_text("import not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BadInput, match=r"this needs half_there: .*mlm-repro\[eval\].*not_there"):
+        import_extra("half_there", "eval")
