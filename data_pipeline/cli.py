@@ -16,6 +16,7 @@ from lineage.config import load_config, override_config, parse_config
 from lineage.digest import is_sealed, sha256_json
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.run import RunDirectory
+from lineage.shipped import Shipped, find_file
 
 app = typer.Typer(help="Clean, deduplicate, decontaminate and tokenize text.", no_args_is_help=True)
 
@@ -33,7 +34,7 @@ Out = Annotated[Path, typer.Argument(metavar="OUT", help="Directory for the resu
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="Recipe, a TOML file such as data_pipeline/recipes/twin.toml.")],
+    config: Annotated[Path, typer.Argument(help="A shipped recipe, such as twin, or a TOML file.")],
     overrides: Settings = None,
     runs: Annotated[Path, typer.Option(help="Directory that holds run directories.")] = Path("runs"),
     workers: WorkersOption = None,
@@ -41,7 +42,7 @@ def run(
     dry_run: DryRun = False,
 ) -> None:
     """Build the dataset of a recipe, or find it if it is already built."""
-    recipe = load_config(config, DataConfig, _overrides(overrides, workers))
+    recipe = load_config(find_file(config, Shipped.RECIPE), DataConfig, _overrides(overrides, workers))
     if dry_run:
         print(json.dumps(recipe.model_dump(mode="json"), indent=2, ensure_ascii=False))
         print(f"digest {sha256_json(recipe.identity())}")

@@ -23,6 +23,7 @@ from lineage.config import load_config, override_config
 from lineage.digest import sha256_json
 from lineage.errors import BadInput
 from lineage.run import RunDirectory
+from lineage.shipped import Shipped, find_file
 
 app = typer.Typer(help="Train GPT-2 the Megatron-LM way.", no_args_is_help=True)
 
@@ -35,7 +36,7 @@ Ranks = Annotated[
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="TOML file, such as experiments/models/355m.toml.")],
+    config: Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")],
     overrides: Overrides = None,
     twin: Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")] = False,
     runs: Runs = Path("runs"),
@@ -64,7 +65,7 @@ def resume(
 
 @app.command("lr-find")
 def lr_find(
-    config: Annotated[Path, typer.Argument(help="TOML file, such as experiments/models/355m.toml.")],
+    config: Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")],
     overrides: Overrides = None,
     twin: Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")] = False,
     low: Annotated[float, typer.Option(help="First learning rate.")] = 1e-6,
@@ -157,8 +158,9 @@ def schedule(
     print(f"most activations in flight, chunks per rank: {peaks}")
 
 
-def read_run_config(path: Path, overrides: Sequence[str] = (), twin: bool = False) -> RunConfig:
-    """The configuration of `path`; overrides apply after shrinking when it is a twin."""
+def read_run_config(model: str | Path, overrides: Sequence[str] = (), twin: bool = False) -> RunConfig:
+    """The configuration of a shipped model or a TOML file; overrides apply after shrinking when it is a twin."""
+    path = find_file(model, Shipped.MODEL)
     if not twin:
         return load_config(path, RunConfig, overrides)
     if fixed := next((item for item in overrides if item.startswith("twin")), None):

@@ -10,6 +10,7 @@ import typer
 from lineage.atomic import write_text
 from lineage.command import run_command
 from lineage.errors import BadInput, Diverged
+from lineage.shipped import Shipped, find_file
 
 if TYPE_CHECKING:
     from experiments.catalogue import Experiment
@@ -59,7 +60,7 @@ def reproduce(
         Mode, typer.Option(help="full: published size; scaled: twins; auto: what fits; plan: print the full size.")
     ] = Mode.AUTO,
     smoke: Annotated[bool, typer.Option("--smoke", help="Twins at the smallest size: does everything work?")] = False,
-    data: Annotated[Path | None, typer.Option(help="Another data recipe, a TOML file.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Another data recipe, such as wikipedia or a TOML file.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print mode and cost, and stop.")] = False,
 ) -> None:
@@ -68,7 +69,7 @@ def reproduce(
     from experiments.reproduce import reproduce as run
     from experiments.steps import format_steps
 
-    plan = make_plan(target.value, mode.value, smoke, data)
+    plan = make_plan(target.value, mode.value, smoke, find_file(data, Shipped.RECIPE) if data else None)
     print_plan(plan)
     if plan.mode == "plan":
         print(format_steps(plan, runs))
@@ -78,7 +79,7 @@ def reproduce(
 
 @app.command()
 def launch(
-    manifest: Annotated[Path, typer.Argument(help="Job manifest, such as experiments/jobs/8.3b.toml.")],
+    manifest: Annotated[Path, typer.Argument(help="A shipped job, such as 8.3b, or the TOML file of one.")],
     out: Annotated[Path, typer.Option(help="Folder for the launch files.")],
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: key=value.")] = None,
 ) -> None:
@@ -87,7 +88,7 @@ def launch(
     from experiments.launch.job import Job, describe_job
     from lineage.config import load_config
 
-    job = load_config(manifest, Job, overrides or [])
+    job = load_config(find_file(manifest, Shipped.JOB), Job, overrides or [])
     print(describe_job(job))
     slurm, torchrun = write_launch_files(job, out)
     print(f"with Slurm: sbatch {quote(str(slurm))}")
@@ -108,13 +109,13 @@ def preflight(
 
 @app.command()
 def simulate(
-    rows: Annotated[Path, typer.Argument(help="CSV file of clusters, models and layouts.")],
+    rows: Annotated[Path, typer.Argument(help="CSV file of clusters, models and layouts; ptd-p-runs is shipped.")],
     out: Annotated[Path, typer.Option(help="CSV file of predictions.")],
 ) -> None:
     """Predict time, TFLOP/s and memory of an iteration for every row, or say why it cannot run."""
     from experiments.simulator.batch import simulate_file
 
-    count, refused = simulate_file(rows, out)
+    count, refused = simulate_file(find_file(rows, Shipped.WORKLOAD_FILE), out)
     print(f"{out}: {count - refused} rows simulated, {refused} cannot run (see the column `reason`)")
 
 
@@ -129,11 +130,11 @@ def plan_(
     """Rank the layouts of a model that fit a cluster: time, days per epoch, GPU-hours, with intervals."""
     from engine.cli import read_run_config
     from experiments.simulator.cluster import load_cluster
-    from experiments.simulator.planner import format_plan, model_path, ranked_layouts
+    from experiments.simulator.planner import format_plan, ranked_layouts
 
     if (cluster is None) == (not mine):
         raise BadInput("name a cluster with --cluster, or measure this machine with --mine")
-    config = read_run_config(model_path(model), twin=twin)
+    config = read_run_config(model, twin=twin)
     if cluster:
         machine = load_cluster(cluster)
     else:

@@ -164,7 +164,7 @@ def _look(runs: Path) -> Seen:
 def _software(torch: Any) -> dict[str, str]:
     found = {"mlm-repro": VERSION, "python": platform.python_version(), "torch": torch.__version__}
     if commit := source_state().get("commit"):
-        found["commit"] = str(commit)[:8]
+        found["commit"] = str(commit)[:12]
     if torch.cuda.is_available():
         found["CUDA"] = str(torch.version.cuda)
         found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))

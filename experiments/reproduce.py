@@ -224,12 +224,9 @@ def _summary(plan: Plan, trained: list[RunDirectory], dataset: RunDirectory) -> 
 
 
 def _shown_command(plan: Plan) -> str:
-    """What makes this again: the `make` target where there is one."""
-    smoke = plan.size == SMOKE
+    """What makes this again."""
     own_recipe = plan.recipe != (plan.size.recipe if plan.size else FULL_RECIPE)
-    if not own_recipe and (not smoke or plan.target == "8.3b"):
-        return "make smoke" if smoke else f"make reproduce-{plan.target}"
-    options = [*(["--smoke"] if smoke else []), *(["--data", shown(plan.recipe)] if own_recipe else [])]
+    options = [*(["--smoke"] if plan.size == SMOKE else []), *(["--data", shown(plan.recipe)] if own_recipe else [])]
     return shlex.join(["mlm-experiment", "reproduce", plan.target, *options])
 
 

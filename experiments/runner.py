@@ -243,7 +243,8 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path) -> None:
     for experiment in experiments:
         if experiment.reproduction:
             if several:
-                print(f"{experiment.name}: left out; `make reproduce-{experiment.reproduction}` trains its models")
+                command = f"mlm-experiment reproduce {experiment.reproduction}"
+                print(f"{experiment.name}: left out; `{command}` trains its models")
             else:
                 _reproduce(experiment, mode, runs)
         elif experiment.ablation:

@@ -10,9 +10,10 @@ from experiments.launch.job import describe_job
 from experiments.launch.slurm import slurm_script
 from experiments.launch.torchrun import torchrun_script
 from experiments.plan import Plan, disk_bytes, manifest_file, model_file, training_job
+from lineage.installation import HOME
 
 TASKS = ("wikitext103", "lambada")
-BENCH = Path(__file__).resolve().parents[1] / "results" / "bench"
+BENCH = HOME / "results" / "bench"
 """Benchmark results kept in a checkout; the report shows them where they are."""
 
 Step = list[str]

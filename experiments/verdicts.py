@@ -172,7 +172,7 @@ def _reason(experiment: Experiment, claim: Claim, results: Results) -> str:
     if was_run or not experiment.produces(claim.quantity):
         return experiment.not_run or "the run found here has no number for it"
     if experiment.reproduction:
-        return f"no run was found; `make reproduce-{experiment.reproduction}` makes one"
+        return f"no run was found; `mlm-experiment reproduce {experiment.reproduction}` makes one"
     verb = f"ablate {experiment.name} --dataset DIR" if experiment.ablation else f"run {experiment.name}"
     return f"no run was found; `mlm-experiment {verb}` makes one"
 

@@ -15,7 +15,7 @@ app.command()(run)
 
 @app.command()
 def parallel(
-    config: Annotated[Path, typer.Argument(help="TOML file, such as experiments/models/355m.toml.")],
+    config: Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")],
     layouts: Annotated[
         str, typer.Option("--layouts", help="all, or names such as tp2,pp2-gpipe,tp2-pp2-dp2-chunks2-sp-recompute.")
     ] = "all",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from lineage.errors import Interrupted, UserError
+from lineage.installation import check_installation
 
 NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """What the system says when a disk is full or fails."""
@@ -25,6 +26,7 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     signal.signal(signal.SIGINT, _interrupt)
     code: str | int | None = 0
     try:
+        check_installation()
         app(args=arguments)
     except SystemExit as end:
         code = end.code

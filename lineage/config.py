@@ -1,10 +1,12 @@
 """Configuration is data: TOML files read into frozen pydantic models, strictly.
 
-One keyword, `extends = "other.toml"` (relative to the file), supplies defaults; the nearest file wins. One override
-syntax, `section.key=value`, has its value parsed as TOML and checked against the model.
+One keyword, `extends = "other.toml"`, supplies defaults: a file beside it, or a shipped one by its path in a clone.
+The nearest file wins. One override syntax, `section.key=value`, has its value parsed as TOML and checked against the
+model.
 """
 
 import difflib
+import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lineage.errors import BadInput
+from lineage.shipped import shipped_at
 
 
 class Config(BaseModel):
@@ -68,7 +71,9 @@ def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         return values
     if not isinstance(base, str) or "\0" in base:
         raise BadInput(f"{path}: `extends` is {base!r}, not the name of a file")
-    return _merge(read_toml(path.parent / base, (*seen, path.resolve())), values)
+    beside = path.parent / base
+    found = beside if os.path.exists(beside) else shipped_at(base) or beside
+    return _merge(read_toml(found, (*seen, path.resolve())), values)
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

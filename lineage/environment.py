@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage import VERSION
+from lineage.installation import HOME, wheel_state
 
 PACKAGES = ("torch", "numpy", "tokenizers", "ftfy", "langdetect", "datasketch", "datasets", "safetensors")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES")
@@ -35,12 +36,11 @@ def describe_environment() -> dict[str, Any]:
 
 
 def source_state() -> dict[str, Any]:
-    """Git commit of the checkout the code runs from and whether it was modified; empty outside a checkout."""
-    root = Path(__file__).resolve().parent.parent
-    if not (root / ".git").exists():
-        return {}
-    commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
-    status = _output("git", "-C", str(root), "status", "--porcelain")
+    """Git commit of the clone that the code runs from, or the build of a wheel; and whether files changed since."""
+    if not (HOME / ".git").exists():
+        return wheel_state()
+    commit = _output("git", "-C", str(HOME), "rev-parse", "HEAD")
+    status = _output("git", "-C", str(HOME), "status", "--porcelain")
     return {"commit": commit or None, "dirty": None if status is None else bool(status)}
 
 

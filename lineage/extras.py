@@ -6,8 +6,13 @@ from types import ModuleType
 from lineage.errors import BadInput
 
 
+def install_command(extra: str) -> str:
+    """What installs the libraries of an extra."""
+    return f"pip install 'mlm-repro[{extra}]'"
+
+
 def import_extra(module: str, extra: str) -> ModuleType:
-    """The module of that dotted name, which `pip install 'mlm-repro[EXTRA]'` brings.
+    """The module of that dotted name, which the extra brings.
 
     Raises BadInput that says so where it, or a library that it imports, is missing.
     """
@@ -15,4 +20,4 @@ def import_extra(module: str, extra: str) -> ModuleType:
         return import_module(module)
     except ImportError as error:
         library = module.partition(".")[0]
-        raise BadInput(f"this needs {library}: pip install 'mlm-repro[{extra}]' ({error})") from error
+        raise BadInput(f"this needs {library}: {install_command(extra)} ({error})") from error

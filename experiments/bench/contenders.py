@@ -1,12 +1,13 @@
 """Who is measured: layouts of this engine and the peers that run on processor cores."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.config import ParallelConfig
 from experiments.bench.sizes import BenchSize
+from lineage.extras import install_command
 
 Step = Callable[[int, float], float]
 """(iteration, dropout probability) → mean loss of the global batch before the update, on every rank."""
@@ -58,6 +59,12 @@ def contenders() -> list[Contender]:
         Contender("nanoGPT-style, DDP", 2, build_nanogpt),
         Contender("ZeRO-3 (FSDP2)", 2, build_ours, parallel=ParallelConfig(shard_parameters=True)),
     ]
+
+
+def left_out(every: Sequence[Contender]) -> list[str]:
+    """A note on those that are not installed, none where all are."""
+    names = [contender.name for contender in every if not contender.is_installed]
+    return [f"not installed, and so left out: {', '.join(names)} ({install_command('bench')})"] if names else []
 
 
 NOTES = (

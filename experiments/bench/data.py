@@ -50,6 +50,7 @@ from experiments.bench.data_whole import (
 from lineage.digest import sha256_file
 from lineage.environment import describe_environment
 from lineage.errors import BadInput, DataMissing
+from lineage.extras import install_command
 from lineage.progress import Progress
 
 PAPER_GIGABYTES = 174
@@ -273,7 +274,7 @@ def measure_data(corpus: Path) -> dict[str, Any]:
 
 def _beside_datatrove(rows: Sequence[dict[str, Any]], peer: dict[str, float] | None) -> dict[str, Any]:
     if peer is None:
-        return {"status": "not installed: pip install 'mlm-repro[bench]'"}
+        return {"status": f"not installed: {install_command('bench')}"}
     ours = sum(one["ours_seconds"] for one in rows if one["stage"] in EQUIVALENT)
     return {
         "status": "measured",

@@ -23,6 +23,7 @@ from experiments.bench.eval_memory import peak_bytes
 from experiments.bench.timing import median_ratio
 from lineage.environment import available_cores, describe_environment
 from lineage.errors import DataMissing
+from lineage.extras import install_command
 from lineage.progress import Progress
 
 TOLERANCE = 1e-5
@@ -201,6 +202,8 @@ def _result(
     environment = describe_environment()
     theirs = {name: version(name) for name in HARNESS_NEEDS if importlib.util.find_spec(name)}
     notes = list(NOTES)
+    if not has_harness():
+        notes.append(f"not installed, and so left out: lm-evaluation-harness ({install_command('eval')})")
     if load and max(load) > available_cores() + 1:
         notes.append(f"other work kept the machine busy: the load average was up to {max(load):.1f}")
     return {

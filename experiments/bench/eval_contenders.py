@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig
 from evaluation.protocol import Request
+from lineage.extras import import_extra
 
 if TYPE_CHECKING:
     from evaluation.scoring import ScoringModel
@@ -94,11 +95,8 @@ def export_model(model: "ScoringModel", config: ModelConfig, tokenizer: Tokenize
 
 def harness(directory: Path, seq_length: int) -> Score:
     """lm-evaluation-harness's Hugging Face backend in fp32, from the tokens on: its batching, forward and softmax."""
-    from lm_eval.models.huggingface import HFLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    program = HFLM(
+    import_extra("transformers.utils.logging", "eval").disable_progress_bar()
+    program = import_extra("lm_eval.models.huggingface", "eval").HFLM(
         pretrained=str(directory), device="cpu", dtype="float32", max_length=seq_length, batch_size=1
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from experiments.bench.contenders import Contender
+from experiments.bench.contenders import Contender, left_out
 from experiments.bench.gpu_kernels import check_kernels, measure_kernels, measure_limits
 from experiments.bench.ours import build_ours
 from experiments.bench.peers import build_huggingface, build_nanogpt
@@ -113,7 +113,7 @@ def measure_gpu(rounds: int) -> dict[str, Any]:
         "ratios": {row["kernel"]: row["ratios"] for row in kernels} | {row["case"]: row["ratios"] for row in rows},
         "disagreements": disagreements,
         "environment": describe_environment(),
-        "notes": list(NOTES),
+        "notes": [*NOTES, *left_out(contenders())],
     }
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from engine.allocator import keep_large_buffers
 from engine.costs import flops_per_iteration
-from experiments.bench.contenders import NOTES, Contender, contenders
+from experiments.bench.contenders import NOTES, Contender, contenders, left_out
 from experiments.bench.sizes import BenchSize
 from experiments.bench.timing import Timed, gemm_gflops, median_ratio, on_ranks, time_contender
 from lineage.environment import available_cores, describe_environment
+from lineage.extras import import_extra
 from lineage.progress import Progress
 
 DROPOUTS = (0.0, 0.1)
@@ -34,7 +35,7 @@ def measure_parallel(size: BenchSize, rounds: int) -> dict[str, Any]:
     every = contenders()
     running = [contender for contender in every if contender.is_installed]
     if any(contender.needs == "transformers" for contender in running):
-        from transformers import GPT2LMHeadModel  # noqa: F401
+        import_extra("transformers.models.gpt2.modeling_gpt2", "bench")
 
     measured: Measured = {(contender.name, dropout): [] for contender in running for dropout in DROPOUTS}
     numbers_of_ranks = sorted({contender.ranks for contender in every})
@@ -105,7 +106,7 @@ def summarize(
             "tokens_per_second": {str(ranks): round(rate * 1e9 / flops_per_token, 1) for ranks, rate in gflops.items()},
         },
         "load_average": list(load),
-        "notes": [*NOTES, *_machine_notes(every, load)],
+        "notes": [*NOTES, *left_out(every), *_machine_notes(every, load)],
         "environment": environment | {"packages": packages},
     }
 

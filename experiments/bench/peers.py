@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from experiments.bench.contenders import Contender, Step
 from experiments.bench.sizes import BenchSize
+from lineage.extras import import_extra
 
 if TYPE_CHECKING:
     import torch
@@ -14,11 +15,12 @@ def build_huggingface(contender: Contender, size: BenchSize) -> Step:
     """A step of transformers' GPT2LMHeadModel."""
     import torch
     from torch.nn import functional as F
-    from transformers import GPT2Config, GPT2LMHeadModel
 
     from engine.formats.huggingface import their_config
 
-    model = GPT2LMHeadModel(GPT2Config(**their_config(size.model), bos_token_id=0, eos_token_id=0))
+    transformers = import_extra("transformers", "bench")
+    config = transformers.GPT2Config(**their_config(size.model), bos_token_id=0, eos_token_id=0)
+    model = transformers.GPT2LMHeadModel(config)
     weights = _their_weights(size)
     model.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
 

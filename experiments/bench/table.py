@@ -29,7 +29,7 @@ def show_parallel(result: dict[str, Any]) -> None:
             highlight=False,
         )
     for note in result["notes"]:
-        console.print(f"- {note}", highlight=False)
+        console.print(f"- {note}", highlight=False, markup=False)
 
 
 def show_pipeline(result: dict[str, Any]) -> None:
@@ -45,7 +45,7 @@ def show_pipeline(result: dict[str, Any]) -> None:
         table.add_row(one["schedule"], f"{1000 * measured[0]:,.1f}", *bubbles)
     console.print(table)
     for note in result["notes"]:
-        console.print(f"- {note}", highlight=False)
+        console.print(f"- {note}", highlight=False, markup=False)
 
 
 def _span_and_busiest(ranks: list[list[list[Any]]]) -> tuple[float, float]:
@@ -117,7 +117,7 @@ def show_eval(result: dict[str, Any]) -> None:
         memory.add_row(row["size"], *peaks, str(row["plain_batch_size"]), f"{row['share']:.1%}", goal)
     console.print(memory)
     for note in result["notes"]:
-        console.print(f"- {note}", highlight=False)
+        console.print(f"- {note}", highlight=False, markup=False)
 
 
 def show_data(result: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ def show_data(result: dict[str, Any]) -> None:
     if peer["status"] != "measured":
         console.print(f"- datatrove: {peer['status']}", highlight=False, markup=False)
     for note in result["notes"]:
-        console.print(f"- {note}", highlight=False)
+        console.print(f"- {note}", highlight=False, markup=False)
 
 
 def show_data_scale(result: dict[str, Any]) -> None:
@@ -172,7 +172,7 @@ def show_data_scale(result: dict[str, Any]) -> None:
         highlight=False,
     )
     for note in result["notes"]:
-        console.print(f"- {note}", highlight=False)
+        console.print(f"- {note}", highlight=False, markup=False)
 
 
 def _against_goal(row: dict[str, Any]) -> tuple[str, str]:

@@ -44,7 +44,7 @@ def show_gpu(result: dict[str, Any]) -> None:
     )  # fmt: skip
     console.print(training)
     for note in result["notes"]:
-        console.print(f"- {note}", highlight=False)
+        console.print(f"- {note}", highlight=False, markup=False)
 
 
 def _with_goal(row: dict[str, Any], name: str) -> str:

@@ -12,12 +12,12 @@ from engine.cli import read_run_config
 from engine.config import RunConfig
 from engine.parallel.layout import layout_of
 from experiments.simulator.cluster import load_cluster
-from experiments.simulator.planner import model_path
 from experiments.simulator.simulate import Prediction, simulate
 from experiments.simulator.workload import Workload
 from lineage.config import Config
 from lineage.errors import BadInput
 from lineage.progress import format_duration
+from lineage.shipped import Shipped, find_file
 
 LONGEST_SIGNAL_SECONDS = 65_535
 """Slurm's own limit."""
@@ -99,7 +99,7 @@ class Job(Config):
 
     def config(self) -> RunConfig:
         """The run that the ranks are asked for. Raises BadInput where its layout does not divide over them."""
-        config = read_run_config(model_path(self.model), self.overrides, self.twin)
+        config = read_run_config(self.model, self.overrides, self.twin)
         layout_of(config, self.ranks)
         return config
 
@@ -107,7 +107,8 @@ class Job(Config):
         """What `mlm-train` is called with, with absolute paths."""
         options = [f"--set={item}" for item in (*self.overrides, f"data.dataset={self.dataset.resolve()}")]
         twin = ["--twin"] if self.twin else []
-        return ["run", str(model_path(self.model).resolve()), *options, *twin, f"--runs={self.runs.resolve()}"]
+        model = find_file(self.model, Shipped.MODEL).resolve()
+        return ["run", str(model), *options, *twin, f"--runs={self.runs.resolve()}"]
 
     @property
     def python(self) -> str:

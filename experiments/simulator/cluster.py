@@ -8,7 +8,7 @@ from pydantic import FiniteFloat, NonNegativeFloat, PositiveInt, model_validator
 from engine.config import Precision
 from engine.costs import PARAMETER_BYTES
 from lineage.config import Config, load_config
-from lineage.errors import BadInput
+from lineage.shipped import Shipped, find_file
 
 FOLDER = Path(__file__).parent.parent / "clusters"
 
@@ -141,15 +141,6 @@ def machine_of(cluster: Cluster) -> Machine:
     return Machine(element_bytes=PARAMETER_BYTES[cluster.precision].weight, **values)
 
 
-def cluster_names() -> list[str]:
-    """Clusters that are shipped."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
-
-
 def load_cluster(name: str) -> Cluster:
-    """The shipped cluster of that name, or the TOML file at that path. Raises BadInput for anything else."""
-    if name in cluster_names():
-        return load_config(FOLDER / f"{name}.toml", Cluster)
-    if name.endswith(".toml"):
-        return load_config(Path(name), Cluster)
-    raise BadInput(f"there is no cluster {name!r}; there are {', '.join(cluster_names())}, and your own .toml files")
+    """A shipped cluster, or that of a TOML file. Raises BadInput for anything else."""
+    return load_config(find_file(name, Shipped.CLUSTER), Cluster)

@@ -1,7 +1,6 @@
 """Layouts of a model on a cluster, ranked by the simulator. Imports no torch."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from engine.config import RunConfig
@@ -10,24 +9,13 @@ from experiments.simulator.cluster import Cluster
 from experiments.simulator.measurements import ITERATIONS_PER_EPOCH
 from experiments.simulator.simulate import Prediction, simulate
 from experiments.simulator.workload import Workload
-from lineage.errors import BadInput, HardwareMissing
+from lineage.errors import HardwareMissing
 
-MODELS = Path(__file__).parent.parent / "models"
 EPOCH_TOKENS = ITERATIONS_PER_EPOCH * 512 * 1024
 """The 2019 paper's epoch at its batch and context."""
 MOST_CHUNKS = 8
 LARGEST_MICRO_BATCH = 64
 SHOWN = 10
-
-
-def model_path(name: str) -> Path:
-    """The recipe of a shipped model, by its place below `experiments/models`, or the TOML file at that path."""
-    if name.endswith(".toml"):
-        return Path(name)
-    known = sorted(path.relative_to(MODELS).with_suffix("").as_posix() for path in MODELS.rglob("*.toml"))
-    if name not in known:
-        raise BadInput(f"there is no model {name!r}; there are {', '.join(known)}, and your own .toml files")
-    return MODELS / f"{name}.toml"
 
 
 class Choice(NamedTuple):

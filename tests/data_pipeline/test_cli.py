@@ -138,7 +138,7 @@ def test_nothing_usable(cli: Cli, content: bytes, parts: tuple[str, ...]) -> Non
 
 
 def test_missing_recipe_and_unwritable_runs(cli: Cli) -> None:
-    assert_one_sentence(cli("run", "nowhere.toml"), 2, "nowhere.toml does not exist")
+    assert_one_sentence(cli("run", "nowhere.toml"), 2, "there is no recipe 'nowhere.toml'")
     write_jsonl(Path("a.jsonl"), TEXTS)
     recipe = write_recipe(Path("r.toml"), "jsonl:a.jsonl")
     assert_one_sentence(cli("run", recipe, "--runs", "a.jsonl"), 2, "cannot be made")

@@ -80,7 +80,7 @@ def test_an_impossible_configuration_is_refused(override: str, words: list[str],
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     missing, broken = tmp_path / "missing.toml", tmp_path / "broken.toml"
     broken.write_text("name = \n", encoding="utf-8")
-    for path, word in ((missing, "does not exist"), (broken, "not valid TOML"), (tmp_path, "cannot be read")):
+    for path, word in ((missing, "there is no model"), (broken, "not valid TOML"), (tmp_path, "cannot be read")):
         code, _, err = mlm_train(path)
         assert code == 2
         assert str(path) in err

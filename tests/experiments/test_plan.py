@@ -150,7 +150,7 @@ def test_the_cost_of_local_text_is_that_of_its_files(tmp_path: Path) -> None:
         (["355m", "--mode", "plan", "--smoke"], 2, "--smoke"),
         (["1.3b"], 2, "1.3b"),
         (["355m", "--mode", "huge"], 2, "huge"),
-        (["355m", "--data", "nowhere.toml"], 2, "nowhere.toml does not exist"),
+        (["355m", "--data", "nowhere.toml"], 2, "there is no recipe 'nowhere.toml'"),
         ([], 2, ""),
     ],
 )

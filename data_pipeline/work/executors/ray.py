@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from data_pipeline.work.tasks import Done, Task, run_task
 from lineage.errors import BadInput, Interrupted
+from lineage.extras import import_extra
 
 RETRIES = 5
 AHEAD = 4
@@ -23,11 +24,8 @@ class RayExecutor:
     """
 
     def __init__(self, workers: int = 0) -> None:
-        try:
-            import ray
-        except ImportError as error:
-            raise BadInput("--executor ray needs Ray: pip install 'mlm-repro[ray]'") from error
-        self._ray, self._workers = ray, workers
+        self._ray: Any = import_extra("ray", "ray")
+        self._workers = workers
 
     def __enter__(self) -> Self:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -19,16 +19,16 @@ from experiments.simulator.measure import (
     Measured,
     as_cluster,
 )
-from experiments.simulator.planner import model_path, possible_layouts, ranked_layouts
+from experiments.simulator.planner import possible_layouts, ranked_layouts
 from experiments.simulator.simulate import iteration_parts, simulate
 from experiments.simulator.workload import checked_config
 from lineage.environment import available_cores, list_gpus
-from lineage.errors import BadInput, HardwareMissing
+from lineage.errors import HardwareMissing
 from tests.experiments.machines import call, program
 
 
 def test_the_first_layout_is_the_fastest_of_all_that_fit() -> None:
-    config, cluster = read_run_config(model_path("8.3b")), load_cluster("dgx-2h-v100")
+    config, cluster = read_run_config("8.3b"), load_cluster("dgx-2h-v100")
     choices = ranked_layouts(config, cluster, 64)
     tried = simulate(cluster, list(possible_layouts(config, cluster, 64)))
     fitting = [one.seconds for one in tried if not one.reason]
@@ -41,22 +41,15 @@ def test_the_first_layout_is_the_fastest_of_all_that_fit() -> None:
 
 
 def test_tensor_parallelism_stays_in_a_node() -> None:
-    config = read_run_config(model_path("ptd-p/18.4b"))
+    config = read_run_config("ptd-p/18.4b")
     layouts = list(possible_layouts(config, load_cluster("dgx-a100-80g"), 256))
     assert {one.tp for one in layouts} == {1, 2, 4, 8}
     assert {one.recompute for one in layouts} == {"none", "selective", "full"}
     assert {one.gpus for one in layouts} == {256}
 
 
-def test_a_model_is_found_by_name_or_path(tmp_path: Path) -> None:
-    assert model_path("ptd-p/1008b").is_file()
-    assert model_path(str(tmp_path / "own.toml")) == tmp_path / "own.toml"
-    with pytest.raises(BadInput, match=r"there is no model '9b'; there are .*8\.3b"):
-        model_path("9b")
-
-
 def test_what_fits_nowhere_is_said() -> None:
-    config = read_run_config(model_path("8.3b"))
+    config = read_run_config("8.3b")
     with pytest.raises(HardwareMissing, match="GiB of memory; a GPU has 32"):
         ranked_layouts(config, load_cluster("dgx-2h-v100"), 1)
     with pytest.raises(HardwareMissing, match="none divides"):

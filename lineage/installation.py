@@ -1,0 +1,62 @@
+"""Where this package lies, which build it is and whether all of its files are there."""
+
+import base64
+import csv
+import hashlib
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from lineage.digest import sha256_json
+from lineage.errors import IntegrityFailure
+
+HOME = Path(__file__).resolve().parent.parent
+"""The folder that holds `lineage` and the packages beside it: the root of a clone, or where a wheel was installed."""
+DATA = (".css", ".csv", ".html", ".js", ".toml")
+"""Suffixes of the files that commands read."""
+
+
+@cache
+def recorded_files() -> dict[str, str]:
+    """What a wheel wrote below `HOME`: path and `sha256=…` of each file of our packages. Empty in a clone."""
+    try:
+        found = distribution("mlm-repro")
+    except PackageNotFoundError:
+        return {}
+    if Path(str(found.locate_file(""))).resolve() != HOME:
+        return {}
+    rows = csv.reader((found.read_text("RECORD") or "").splitlines())
+    return {
+        row[0]: row[1]
+        for row in rows
+        if row and row[1] and "/" in row[0] and not row[0].startswith("..") and ".dist-info/" not in row[0]
+    }
+
+
+def check_installation() -> None:
+    """Raises IntegrityFailure where a file that a wheel brought for commands to read is no longer there."""
+    missing = [name for name in recorded_files() if name.endswith(DATA) and not (HOME / name).is_file()]
+    if missing:
+        more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
+        raise IntegrityFailure(
+            f"{HOME / missing[0]}{more} missing from this installation: install mlm-repro again with pip's "
+            "--force-reinstall"
+        )
+
+
+def wheel_state() -> dict[str, Any]:
+    """What stands for a commit where a wheel was installed, and whether a file was changed since; empty in a clone."""
+    recorded = recorded_files()
+    if not recorded:
+        return {}
+    is_changed = any(_hash(HOME / name) != expected for name, expected in recorded.items())
+    return {"commit": f"wheel-{sha256_json(recorded)[:34]}", "dirty": is_changed}
+
+
+def _hash(path: Path) -> str | None:
+    try:
+        digest = hashlib.sha256(path.read_bytes()).digest()
+    except OSError:
+        return None
+    return f"sha256={base64.urlsafe_b64encode(digest).decode('ascii').rstrip('=')}"

@@ -1,0 +1,48 @@
+"""Files that come with this package, found by the names that commands take."""
+
+import difflib
+import os
+from enum import StrEnum
+from pathlib import Path
+
+from lineage.errors import BadInput, IntegrityFailure
+from lineage.installation import HOME
+
+
+class Shipped(StrEnum):
+    """What commands take by name, and where it lies: a pattern below `HOME`."""
+
+    MODEL = "experiments/models/**/*.toml"
+    RECIPE = "data_pipeline/recipes/*.toml"
+    JOB = "experiments/jobs/*.toml"
+    CLUSTER = "experiments/clusters/*.toml"
+    WORKLOAD_FILE = "experiments/published/*-runs.csv"
+
+
+def find_file(name: str | Path, kind: Shipped) -> Path:
+    """The file at the path `name`, else the shipped one of that name.
+
+    A shipped file has a short name, its place in the folder of its kind (`8.3b`, `ptd-p/145.6b`), and the path that it
+    has in a clone (`experiments/models/8.3b.toml`). Raises BadInput, with the nearest name, where there is neither, and
+    IntegrityFailure where nothing of its kind came with this installation.
+    """
+    if os.path.exists(name) and not os.path.isdir(name):
+        return Path(name)
+    folder, suffix = kind.partition("*")[0], Path(kind).suffix
+    files = {path.relative_to(HOME).as_posix(): path for path in sorted(HOME.glob(kind))}
+    shipped = {long.removeprefix(folder).removesuffix(suffix): path for long, path in files.items()}
+    if not shipped:
+        raise IntegrityFailure(f"{HOME / folder} is missing from this installation: install mlm-repro again")
+    if found := shipped.get(str(name)) or files.get(str(name)):
+        return found
+    if os.path.exists(name):
+        return Path(name)
+    close = difflib.get_close_matches(str(name).removeprefix(folder).removesuffix(suffix), shipped, 1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    what = kind.name.lower().replace("_", " ")
+    raise BadInput(f"there is no {what} '{name}'{hint}; there are {', '.join(shipped)}, and your own {suffix} files")
+
+
+def shipped_at(path: str) -> Path | None:
+    """The shipped file that has this path in a clone."""
+    return next((HOME / path for kind in Shipped if HOME / path in HOME.glob(kind)), None)
