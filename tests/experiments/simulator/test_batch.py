@@ -75,7 +75,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path, command:
         (b"cluster,gpus\ncpu,1\n", "has no column global_batch, micro_batch"),
         (b"\xff\xfe\x00", "cannot be read"),
         (b"", "has no column cluster, gpus"),
-        (None, "cannot be read"),
+        (None, "there is no workload file"),
     ],
 )
 def test_an_unreadable_file_is_one_sentence(tmp_path: Path, content: bytes | None, words: str) -> None:

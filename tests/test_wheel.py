@@ -1,0 +1,195 @@
+"""The wheel in an empty environment, away from the clone: all of it is inside, and all of it works. `make wheel` runs this.
+
+Dependencies are those of the environment that runs the test: the empty one sees them, and not the clone.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from tests.architecture.rooms import ROOMS, ROOT, command_names, source_files
+
+pytestmark = pytest.mark.slow
+
+CALLS = [
+    "mlm-data run twin --dry-run",
+    "mlm-data run data_pipeline/recipes/smoke.toml --dry-run",
+    "mlm-train 8.3b --twin --dry-run",
+    "mlm-train experiments/models/ptd-p/1008b.toml --dry-run --ranks 3072",
+    "mlm-train schedule --pp 4 --chunks 2 --microbatches 8",
+    "mlm-eval list",
+    "mlm-experiment list",
+    "mlm-experiment compare 2021/table-1",
+    "mlm-experiment plan ptd-p/145.6b --cluster dgx-a100-80g --gpus 1536",
+    "mlm-experiment simulate experiments/published/ptd-p-runs.csv --out predictions.csv",
+    "mlm-experiment launch experiments/jobs/8.3b.toml --out launch",
+    "mlm-experiment run 2021/figure-11 --mode simulate",
+    "mlm-verify parallel 355m --twin --ranks 1 --iterations 1",
+    "mlm-bench gemm --rounds 1 --largest 64",
+]
+CALLS_AFTERWARDS = [
+    "mlm-data stats runs/data-smoke",
+    "mlm-data inspect runs/data-smoke --seq-length 32",
+    "mlm-eval generate --ckpt runs/8.3b-smoke --prompt The --max-tokens 4",
+    "mlm-report figure 2021/figure-12 runs/reproduce-8.3b-smoke runs --format svg --out figures",
+    "mlm-verify run runs/reproduce-8.3b-smoke",
+]
+
+
+class Place:
+    """An empty environment with the wheel, and an empty folder to work in."""
+
+    def __init__(self, folder: Path, wheel: Path) -> None:
+        self.work, self.python = folder / "work", folder / "environment" / "bin" / "python"
+        for each in (self.work, folder / "home"):
+            each.mkdir()
+        ours = ("PYTHON", "VIRTUAL_ENV", "MLM_", "XDG_")
+        self.variables = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        self.variables |= {"HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        run(sys.executable, "-m", "venv", "--without-pip", self.python.parent.parent)
+        install = ("install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
+        run(sys.executable, "-m", "pip", "--python", self.python, *install, wheel)
+        self.site = next(self.python.parent.parent.glob("lib/python*/site-packages"))
+        others = [path for path in sys.path if path.endswith("-packages")]
+        (self.site / "dependencies.pth").write_text("\n".join(others) + "\n", encoding="utf-8")
+
+    def call(self, line: str) -> "subprocess.CompletedProcess[str]":
+        """Run a command of the wheel in the folder."""
+        name, *arguments = line.split()
+        command = [str(self.python.with_name(name)), *arguments]
+        return subprocess.run(
+            command, cwd=self.work, env=self.variables, capture_output=True, text=True, timeout=600, check=False
+        )
+
+
+def run(*arguments: object) -> None:
+    done = subprocess.run([str(each) for each in arguments], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the distributions, built from a copy of what git would have."""
+    folder = tmp_path_factory.mktemp("built")
+    for path in source_files():
+        copy = folder / "clone" / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+    run(sys.executable, "-m", "build", "--outdir", folder / "dist", folder / "clone")
+    return folder / "dist"
+
+
+@pytest.fixture(scope="module")
+def place(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("place"), next(built.glob("*.whl")))
+
+
+def ours() -> set[str]:
+    """Every file of the packages that git has."""
+    names = {path.relative_to(ROOT) for path in source_files()}
+    return {name.as_posix() for name in names if name.parts[0] in ROOMS}
+
+
+def test_the_wheel_has_every_file_of_the_packages_and_no_other(built: Path) -> None:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        licences = {
+            PurePosixPath(name).name: wheel.read(name).decode() for name in wheel.namelist() if "/licenses/" in name
+        }
+    assert inside == ours()
+    assert {f"{room}/py.typed" for room in ROOMS} <= inside
+    assert licences.keys() == {"LICENSE", "NOTICE"}
+    assert "Apache License" in licences["LICENSE"]
+    for words in ("Copyright (c) VIA Research Group, KAIST", "Permission is hereby granted", "vtrain-all-reduce.csv"):
+        assert words in licences["NOTICE"]
+
+
+def test_the_source_distribution_has_the_packages_and_no_tests(built: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = [PurePosixPath(member.name).relative_to(PurePosixPath(member.name).parts[0])
+                 for member in archive.getmembers() if member.isfile()]  # fmt: skip
+    assert {name.as_posix() for name in names if name.parts[0] in ROOMS} == ours()
+    assert {name.parts[0] for name in names} - {*ROOMS, "mlm_repro.egg-info"} == {
+        "LICENSE", "MANIFEST.in", "NOTICE", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg"
+    }  # fmt: skip
+
+
+def test_the_code_that_runs_is_the_wheels(place: Place) -> None:
+    for room in ROOMS:
+        code = f"import {room}; print({room}.__file__)"
+        found = subprocess.run(
+            [place.python, "-c", code], cwd=place.work, env=place.variables, capture_output=True, text=True, check=True
+        )
+        assert Path(found.stdout.strip()).parent == place.site / room
+
+
+@pytest.mark.parametrize("line", [*(f"{name} --help" for name in command_names()), *CALLS])
+def test_a_command_answers(place: Place, line: str) -> None:
+    done = place.call(line)
+    assert (done.returncode, bool(done.stdout)) == (0, True), done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def reproduced(place: Place) -> Path:
+    """The folder of `reproduce --smoke`, which began in an empty one."""
+    shutil.rmtree(place.work)
+    place.work.mkdir()
+    done = place.call("mlm-experiment reproduce 8.3b --smoke")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place.work / "runs" / "reproduce-8.3b-smoke"
+
+
+def test_a_reproduction_goes_to_its_report(place: Place, reproduced: Path) -> None:
+    source = json.loads((reproduced / "manifest.json").read_text(encoding="utf-8"))["environment"]["source"]
+    assert source["commit"].startswith("wheel-")
+    assert source["dirty"] is False
+    page = (reproduced / "report" / "index.html").read_text(encoding="utf-8")
+    assert source["commit"][:12] in page
+    assert str(ROOT) not in page
+
+
+@pytest.mark.parametrize("line", CALLS_AFTERWARDS)
+def test_a_command_works_on_what_was_made(place: Place, reproduced: Path, line: str) -> None:
+    done = place.call(line)
+    assert (done.returncode, bool(done.stdout)) == (0, True), done.stdout + done.stderr
+
+
+@pytest.fixture
+def lost(place: Place, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file of the wheel that is gone for a while."""
+    path = place.site / request.param
+    path.rename(place.work.parent / "lost")
+    yield path
+    (place.work.parent / "lost").rename(path)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    ["experiments/claims/ptd-p-2021.csv", "experiments/models/355m.toml", "reports/templates/page.html"],
+    indirect=True,
+)
+def test_a_wheel_that_lost_a_file_says_which(place: Place, lost: Path) -> None:
+    for line in ("mlm-experiment list", "mlm-train 355m --dry-run"):
+        done = place.call(line)
+        assert (done.returncode, done.stdout) == (6, "")
+        assert done.stderr.count("\n") == 1
+        assert f"{lost} is missing from this installation" in done.stderr
+
+
+def test_a_wheel_without_its_data_says_so(place: Place) -> None:
+    folder, away = place.site / "experiments" / "models", place.work.parent / "models"
+    folder.rename(away)
+    try:
+        done = place.call("mlm-train 355m --dry-run")
+    finally:
+        away.rename(folder)
+    assert (done.returncode, done.stderr.count("\n")) == (6, 1)
+    assert "more are missing from this installation: install mlm-repro again" in done.stderr
