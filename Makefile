@@ -4,7 +4,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: help setup test test-published lint docs smoke reproduce-355m reproduce-2.5b reproduce-8.3b clean
+.PHONY: help setup test test-published test-other-processor test-pythons wheel docs lint smoke clean
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -21,6 +21,9 @@ test: $(READY) ## Run the tests, three files at a time: some wait more than they
 test-published: $(READY) ## Run the tests about the published files, which lie in MLM_DATA_DIR
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m published
 
+wheel: $(READY) ## Build the wheel and use it in an empty environment, away from the clone
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/test_wheel.py
+
 lint: $(READY) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,4 +39,4 @@ reproduce-355m reproduce-2.5b reproduce-8.3b: reproduce-%: $(READY) ## Reproduce
 	$(BIN)/mlm-experiment reproduce $*
 
 clean: ## Remove the environment; runs/ is kept
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info

@@ -1,4 +1,4 @@
-"""The wheel in an empty environment, away from the clone: all of it is inside, and all of it works. `make wheel` runs this.
+"""The wheel in an empty environment, away from the clone: everything is inside and works. `make wheel` runs this.
 
 Dependencies are those of the environment that runs the test: the empty one sees them, and not the clone.
 """
@@ -38,7 +38,7 @@ CALLS = [
 CALLS_AFTERWARDS = [
     "mlm-data stats runs/data-smoke",
     "mlm-data inspect runs/data-smoke --seq-length 32",
-    "mlm-eval generate --ckpt runs/8.3b-smoke --prompt The --max-tokens 4",
+    "mlm-eval generate --ckpt runs/8.3b-smoke --prompt The --max-new-tokens 4",
     "mlm-report figure 2021/figure-12 runs/reproduce-8.3b-smoke runs --format svg --out figures",
     "mlm-verify run runs/reproduce-8.3b-smoke",
 ]

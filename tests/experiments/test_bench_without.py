@@ -1,0 +1,32 @@
+"""A rival whose library is not installed is left out, and the note says what installs it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.bench.contenders import contenders, left_out
+from experiments.bench.eval import has_harness
+from experiments.bench.eval_contenders import harness
+from experiments.bench.peers import build_huggingface
+from experiments.bench.sizes import bench_size, read_size
+from lineage.errors import BadInput
+
+
+@pytest.mark.parametrize("blocked", ["transformers", "lm_eval"])
+def test_the_harness(blocked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, blocked, None)
+    assert not has_harness()
+    with pytest.raises(BadInput, match=rf"this needs {blocked}: pip install 'mlm-repro\[eval\]'"):
+        harness(tmp_path, 8)
+
+
+def test_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    rivals = [each for each in contenders() if each.build is build_huggingface]
+    assert not any(each.is_installed for each in rivals)
+    names = ", ".join(each.name for each in rivals)
+    assert left_out(contenders()) == [f"not installed, and so left out: {names} (pip install 'mlm-repro[bench]')"]
+    size = bench_size("twin", read_size("twin").model, batch=2, iterations=1, warm_up=0)
+    with pytest.raises(BadInput, match=r"this needs transformers: pip install 'mlm-repro\[bench\]'"):
+        build_huggingface(rivals[0], size)
