@@ -17,7 +17,7 @@ import pytest
 
 from tests.architecture.rooms import ROOMS, ROOT, command_names, source_files
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CALLS = [
     "mlm-data run twin --dry-run",
@@ -66,7 +66,7 @@ class Place:
         name, *arguments = line.split()
         command = [str(self.python.with_name(name)), *arguments]
         return subprocess.run(
-            command, cwd=self.work, env=self.variables, capture_output=True, text=True, timeout=600, check=False
+            command, cwd=self.work, env=self.variables, capture_output=True, text=True, timeout=1500, check=False
         )
 
 
