@@ -15,6 +15,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.rendezvous import join_ranks, launched_world_size
 from engine.parallel.shared_memory import share_memory
 from engine.parallel.waiting import Waiting
+from engine.torch_names import reduce_scatter_single
 from lineage.errors import BadInput, UserError
 
 
@@ -63,7 +64,7 @@ class Axis:
             return tensor
         part = tensor.new_empty(tensor.size(0) // self.size, *tensor.shape[1:])
         with self.waiting:
-            dist.reduce_scatter_single(part, tensor.contiguous(), group=self.near or self.group)
+            reduce_scatter_single(part, tensor.contiguous(), group=self.near or self.group)
         return part
 
 

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from engine.torch_names import ProcessGroup
+
 PLACE_BYTES = 1 << 20
 """How much of a tensor a rank shows the others at once."""
 BACKEND = "shared_memory"
@@ -31,7 +33,7 @@ Exchange = Callable[[torch.Tensor, torch.Tensor, int], None]
 """Is handed a part of this rank's tensor, the same part of every rank's [ranks, elements], and where it begins."""
 
 
-class SharedMemoryGroup(dist.ProcessGroup):
+class SharedMemoryGroup(ProcessGroup):
     """Sums, extremes and gathered tensors of ranks on one machine; CPU tensors, finished on return.
 
     Every rank adds up in the ranks' order, so that all hold the same bits. Memory has two halves that operations use in

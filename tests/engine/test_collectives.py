@@ -11,6 +11,7 @@ import torch.distributed as dist
 from engine.config import ModelConfig, ParallelConfig, TrainConfig
 from engine.costs import parameter_count
 from engine.optim.adam import FlatAdamW
+from engine.parallel import mesh
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import build_mesh
 from engine.pipeline.microbatch import PipelineInput
@@ -22,16 +23,16 @@ MODEL = ModelConfig(num_layers=4, hidden_size=16, num_heads=4, seq_length=8, voc
 BATCH, MICROBATCHES = 2, 4
 ACTIVATION = MODEL.seq_length * BATCH * MODEL.hidden_size
 """Elements of one microbatch's residual stream, s·b·h."""
-COUNTED = ("all_reduce", "all_gather", "reduce_scatter_single", "isend")
+COUNTED = (dist, "all_reduce"), (dist, "all_gather"), (dist, "isend"), (mesh, "reduce_scatter_single")
 
 Calls = Counter[tuple[str, int]]
 
 
 def count_calls(layout: Layout, parallel: ParallelConfig) -> Calls:
     """(collective, elements handed in) → calls, of one iteration on this rank."""
-    mesh = build_mesh(layout, parallel.sequence_parallel)
-    model = PartitionedModel(MODEL, parallel, mesh, torch.float32, seed=1)
-    optimizer = FlatAdamW(model.parameters, TrainConfig(), mesh)
+    ranks = build_mesh(layout, parallel.sequence_parallel)
+    model = PartitionedModel(MODEL, parallel, ranks, torch.float32, seed=1)
+    optimizer = FlatAdamW(model.parameters, TrainConfig(), ranks)
     reducer = model.reducer(optimizer.groups)
     rows = torch.from_numpy(np.random.RandomState(0).randint(0, 29, (MICROBATCHES, BATCH, MODEL.seq_length + 1)))
     batches = [
@@ -47,15 +48,15 @@ def count_calls(layout: Layout, parallel: ParallelConfig) -> Calls:
 
         return call
 
-    originals = {name: getattr(dist, name) for name in COUNTED}
+    originals = [getattr(module, name) for module, name in COUNTED]
     try:
-        for name, original in originals.items():
-            setattr(dist, name, counting(name, original))
+        for (module, name), original in zip(COUNTED, originals, strict=True):
+            setattr(module, name, counting(name, original))
         model.forward_backward(batches, reducer)
         reducer.finish(1)
     finally:
-        for name, original in originals.items():
-            setattr(dist, name, original)
+        for (module, name), original in zip(COUNTED, originals, strict=True):
+            setattr(module, name, original)
     return calls
 
 

@@ -12,6 +12,7 @@ from engine.parallel import shared_memory
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import build_mesh
 from engine.parallel.shared_memory import PLACE_BYTES, SharedMemoryGroup, share_memory
+from engine.torch_names import reduce_scatter_single
 from tests.ranks import run_ranks
 
 SIZES = (1, 7, PLACE_BYTES // 8, PLACE_BYTES // 8 + 1, PLACE_BYTES // 3 + 5)
@@ -38,8 +39,8 @@ def compare() -> list[float]:
                 torch.testing.assert_close(found, expected)
                 sums.append(found.double().sum().item())
             expected, found = mine.new_empty(size), mine.new_empty(size)
-            dist.reduce_scatter_single(expected, mine, group=gloo)
-            dist.reduce_scatter_single(found, mine, group=shared)
+            reduce_scatter_single(expected, mine, group=gloo)
+            reduce_scatter_single(found, mine, group=shared)
             torch.testing.assert_close(found, expected)
             gathered = [torch.empty_like(mine) for _ in range(ranks)]
             dist.all_gather(gathered, mine, group=shared)
