@@ -1,0 +1,3 @@
+"""From text to clean, deduplicated, decontaminated token files."""
+
+import lineage  # noqa: F401  (refuses a Python that is too old, before anything else fails on it)

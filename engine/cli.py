@@ -24,6 +24,7 @@ from lineage.digest import sha256_json
 from lineage.errors import BadInput
 from lineage.run import RunDirectory
 from lineage.shipped import Shipped, find_file
+from lineage.torch_range import check_torch
 
 app = typer.Typer(help="Train GPT-2 the Megatron-LM way.", no_args_is_help=True)
 
@@ -209,6 +210,7 @@ def _describe_layout(config: RunConfig, layout: Layout) -> str:
 
 def _start(config: RunConfig, runs: Path, arguments: list[str], ranks: int | None) -> None:
     """Train in this process under torchrun or on one rank; otherwise start the ranks."""
+    check_torch()
     ranks = ranks or default_ranks(config)
     if "WORLD_SIZE" not in os.environ:
         _, _, run = begin_run(config, runs)

@@ -42,6 +42,7 @@ from lineage.lock import locked
 from lineage.progress import format_duration
 from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
+from lineage.torch_range import check_torch
 
 SHAPE = ("num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size")
 LOSS_POINTS = 200
@@ -52,8 +53,10 @@ RECIPE = ("global_batch_size", "iterations", "learning_rate")
 def reproduce(plan: Plan, runs: Path) -> Path:
     """Data, training, evaluation, records, report; what is already complete is found and said so.
 
-    Returns the reproduction's directory. Raises `processes.StepFailed` with the exit code of the command that failed.
+    Returns the reproduction's directory. Raises UnfitTorch before anything else,
+    `processes.StepFailed` with the exit code of the command that failed.
     """
+    check_torch()
     start = time.monotonic()
     if plan.mode == "full":
         processes.run_step(*preflight_step(plan, runs))

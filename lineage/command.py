@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from lineage.errors import Interrupted, UserError
 from lineage.installation import check_installation
+from lineage.torch_range import refuse_unfit_torch
 
 NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """What the system says when a disk is full or fails."""
@@ -18,12 +19,14 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     """Run a typer application and exit.
 
     With `default`, a first argument that is neither an option nor one of `verbs` is taken as the default verb's
-    argument, so that `mlm-train config.toml` means `mlm-train run config.toml`.
+    argument, so that `mlm-train config.toml` means `mlm-train run config.toml`. A torch that does not fit ends the
+    command where it is first imported.
     """
     arguments = sys.argv[1:]
     if default and arguments and not arguments[0].startswith("-") and arguments[0] not in verbs:
         arguments = [default, *arguments]
     signal.signal(signal.SIGINT, _interrupt)
+    refuse_unfit_torch()
     code: str | int | None = 0
     try:
         check_installation()
