@@ -11,14 +11,14 @@ from data_pipeline.config import DataConfig
 from data_pipeline.reading.source_names import FILE_KINDS
 from data_pipeline.stages import STAGES, StageKind
 from data_pipeline.work.executors import NAMES as EXECUTORS
-from lineage.command import run_command
+from lineage.command import CommandLine, run_command
 from lineage.config import load_config, override_config, parse_config
 from lineage.digest import is_sealed, sha256_json
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.run import RunDirectory
 from lineage.shipped import Shipped, find_file
 
-app = typer.Typer(help="Clean, deduplicate, decontaminate and tokenize text.", no_args_is_help=True)
+app = CommandLine(help="Clean, deduplicate, decontaminate and tokenize text.", no_args_is_help=True)
 
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Override one setting: section.key=value.")]
 WorkersOption = Annotated[int | None, typer.Option(help="Worker processes; 0 means one for each core.", min=0)]

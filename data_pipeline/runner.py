@@ -20,8 +20,10 @@ from data_pipeline.work.executors import make_executor
 from data_pipeline.work.tasks import NO_ROOM, disk_is_full
 from data_pipeline.work.workspace import FOLDER, Workspace
 from lineage.digest import sha256_file
+from lineage.environment import available_cores
 from lineage.errors import BadInput, DataMissing, Interrupted, UserError
 from lineage.lock import locked
+from lineage.progress import announce, format_bytes
 from lineage.run import RunDirectory
 
 ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS = 6, 3
@@ -38,7 +40,7 @@ def build_dataset(config: DataConfig, root: Path, executor: str = "local") -> Ru
     any interruption; after a mistake nothing is left. Raises BadInput for input or a root that cannot be used,
     DataMissing for input that is not here, Interrupted when stopped.
     """
-    sources, test_sets, parents = _open(config, ALL, config.decontaminate.test_sets)
+    sources, test_sets, parents = _open(config, ALL, config.decontaminate.test_sets, ROOM_OF_A_DATASET)
 
     def begin() -> RunDirectory:
         return RunDirectory.begin(root, config.name, "data", config.identity(), parents)
@@ -53,7 +55,7 @@ def build_dataset(config: DataConfig, root: Path, executor: str = "local") -> Ru
 def run_stage(stage: StageKind, config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
     """Run one stage over the sources of `config` into the directory `out`, as `build_dataset` does with all stages."""
     wanted = config.decontaminate.test_sets if stage.name == "decontaminate" else ()
-    sources, test_sets, parents = _open(config, (stage.name,), wanted)
+    sources, test_sets, parents = _open(config, (stage.name,), wanted, ROOM_OF_DOCUMENTS)
     sections = {"sources", "seed", "shard_bytes", stage.name} | ({"tokenizer"} if stage.needs_tokenizer else set())
 
     def begin() -> RunDirectory:
@@ -70,7 +72,7 @@ def run_stage(stage: StageKind, config: DataConfig, out: Path, executor: str = "
 def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
     """Measure how much of the test sets the sources of `config` contain, into `overlap.json` in `out`."""
     found = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
-    sources, _, parents = _open(config, (), ())
+    sources, _, parents = _open(config, (), (), 0)
     parents |= {f"test set {name}": sha256_file(path) for name, path in found.items()}
 
     def begin() -> RunDirectory:
@@ -84,10 +86,15 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
 
 
 def _open(
-    config: DataConfig, stages: tuple[str, ...], wanted: tuple[str, ...]
+    config: DataConfig, stages: tuple[str, ...], wanted: tuple[str, ...], room: int
 ) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str]]:
-    """The sources, the test sets, and the digests of everything that is read."""
+    """The sources, the test sets, and the digests of everything that is read; says first what the work takes."""
     sources = open_sources(config.sources, config.seed)
+    announce(
+        f"reads about {format_bytes(sources.total_bytes)} of text",
+        f"processes: {config.workers or available_cores()}",
+        f"up to {format_bytes(room * sources.total_bytes)} of disk while it works" if room else "",
+    )
     test_sets = {name: _find_or_none(name) for name in wanted}
     needs_tokenizer = any(stage.needs_tokenizer for stage in STAGES if stage.name in stages)
     parents = {}

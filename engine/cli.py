@@ -18,15 +18,16 @@ from engine.pipeline.schedule import compute_orders, ideal_bubble, parse_schedul
 from engine.pipeline.stages import split_layers
 from engine.training_run import begin_run, read_begun_run
 from engine.twin import shrink
-from lineage.command import run_command
+from lineage.command import CommandLine, run_command
 from lineage.config import load_config, override_config
-from lineage.digest import sha256_json
+from lineage.digest import bytes_below, sha256_json
 from lineage.errors import BadInput
+from lineage.progress import announce, format_bytes
 from lineage.run import RunDirectory
 from lineage.shipped import Shipped, find_file
 from lineage.torch_range import check_torch
 
-app = typer.Typer(help="Train GPT-2 the Megatron-LM way.", no_args_is_help=True)
+app = CommandLine(help="Train GPT-2 the Megatron-LM way.", no_args_is_help=True)
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
@@ -103,9 +104,11 @@ def export_(
     out: Annotated[Path, typer.Argument(help="New directory.")],
 ) -> None:
     """Write a checkpoint as a Hugging Face directory; what `shard-hf` divided is merged into the files it came from."""
+    from engine.checkpoint import resolve_checkpoint
     from engine.formats.huggingface import export_huggingface
     from engine.formats.huggingface_shards import is_sharded, merge_huggingface
 
+    _announce_conversion(resolve_checkpoint(checkpoint))
     print(f"written: {(merge_huggingface if is_sharded(checkpoint) else export_huggingface)(checkpoint, out)}")
 
 
@@ -118,6 +121,7 @@ def shard_hf(
     """Divide a Hugging Face model over tensor-parallel ranks, bit for bit; `export` merges it again."""
     from engine.formats.huggingface_shards import shard_huggingface
 
+    _announce_conversion(directory)
     print(f"written: {shard_huggingface(directory, out, tp)}")
 
 
@@ -135,6 +139,7 @@ def import_(
     """Turn published weights into a checkpoint."""
     from engine.formats.recognise import import_checkpoint
 
+    _announce_conversion(directory)
     print(f"written: {import_checkpoint(directory, out, vocab, heads)}")
 
 
@@ -194,6 +199,11 @@ def print_plan(config: RunConfig, ranks: int | None = None) -> None:
         f"{memory['state'] / 2**30:.2f}, activations {memory['activations'] / 2**30:.2f}"
     )
     print(f"checkpoint         {checkpoint_bytes(model, train.precision) / 2**30:.2f} GiB")
+
+
+def _announce_conversion(directory: Path) -> None:
+    if directory.is_dir():
+        announce(f"reads {format_bytes(bytes_below(directory))}", "writes at most twice as much")
 
 
 def _describe_layout(config: RunConfig, layout: Layout) -> str:

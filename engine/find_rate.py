@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from engine.config import RunConfig
+from engine.estimate import describe_training
 from engine.optim.lr_finder import RateCurve
 from engine.parallel.layout import layout_of
 from engine.parallel.mesh import build_mesh
@@ -14,7 +15,7 @@ from engine.step import NotFinite
 from engine.trainer import Trainer
 from engine.training_run import begin_run
 from lineage.errors import BadInput
-from lineage.progress import Progress
+from lineage.progress import Progress, announce
 
 
 def find_learning_rate(config: RunConfig, low: float, high: float, iterations: int) -> RateCurve:
@@ -37,6 +38,8 @@ def find_learning_rate(config: RunConfig, low: float, high: float, iterations: i
         if layout.world_size > 1:
             torch.set_num_threads(1)
         mesh = build_mesh(layout, config.parallel.sequence_parallel)
+        if mesh.is_first:
+            announce(describe_training(config, layout.world_size), "of which only the losses are kept")
         trainer = Trainer(config, run, dataset, mesh)
         with Progress(f"{config.name}, learning rates", iterations, "iterations", quiet=not mesh.is_first) as progress:
             for iteration in range(iterations):

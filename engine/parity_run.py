@@ -40,6 +40,7 @@ from engine.parity import (
 from engine.step import build_step
 from lineage.environment import memory_bytes
 from lineage.errors import BadInput
+from lineage.progress import announce
 
 PATIENCE = 20
 """How many times the serial run's seconds a layout may take, beside two minutes."""
@@ -87,6 +88,8 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int) -> No
     if not chosen:
         raise BadInput(f"no layout of at most {ranks} ranks fits but the serial run")
     _check_memory(config, iterations)
+    most = max(layout.world_size for layout in chosen)
+    announce(f"{1 + len(chosen)} trainings of {iterations} iterations in float64, on up to {most} processes")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         if facts:

@@ -18,6 +18,7 @@ from engine.checkpoint import TrainingState, checkpoint_path, complete_checkpoin
 from engine.config import RunConfig
 from engine.costs import flops_per_iteration
 from engine.dataset import DatasetFacts
+from engine.estimate import describe_disk, describe_training, iterations_done
 from engine.guards import Guards, Iteration, RecentIterations, explaining_out_of_memory
 from engine.inputs import TrainingInputs
 from engine.loggers import Logger, open_loggers
@@ -35,7 +36,7 @@ from engine.training_run import begin_run, write_summary
 from engine.validation import ValidationSplit
 from lineage.errors import Interrupted
 from lineage.lock import locked
-from lineage.progress import Progress
+from lineage.progress import Progress, announce
 from lineage.run import RunDirectory
 
 
@@ -55,6 +56,9 @@ def train(config: RunConfig, root: Path) -> RunDirectory:
         mesh.barrier()
         with alone(run, mesh):
             if not run.is_complete:
+                if mesh.is_first:
+                    done = iterations_done(run.path)
+                    announce(describe_training(config, layout.world_size, done), describe_disk(config), str(run.path))
                 with mesh.together():
                     if os.environ.get("LOCAL_RANK", "0") == "0":
                         dataset.check()
@@ -206,13 +210,8 @@ class Trainer:
         if not math.isfinite(loss):
             raise NotFinite(f"after iteration {iteration} the validation loss is {loss}")
         self.validated = math.exp(min(loss, 20.0))
-        return {
-            "kind": "validation",
-            "iteration": iteration,
-            "samples": count,
-            "loss": loss,
-            "perplexity": self.validated,
-        }
+        line = {"kind": "validation", "iteration": iteration, "samples": count, "loss": loss}
+        return line | {"perplexity": self.validated}
 
     def _save(self) -> None:
         for guard in self.guards:

@@ -17,13 +17,13 @@ from evaluation.protocol import Encoder, Result, Task
 from evaluation.tables import print_conventions, print_differences, print_finetuned, print_result
 from evaluation.tasks import TASKS, check_task_name
 from lineage.atomic import write_json, write_text
-from lineage.command import run_command
+from lineage.command import CommandLine, run_command
 from lineage.errors import BadInput
 
 if TYPE_CHECKING:
     from evaluation.evaluate import Evaluation, MakeTask, Settings
 
-app = typer.Typer(help="Evaluate a checkpoint by a named protocol.", no_args_is_help=True)
+app = CommandLine(help="Evaluate a checkpoint by a named protocol.", no_args_is_help=True)
 
 CKPT_HELP = "Checkpoint or run directory, a Hugging Face GPT-2 directory or hub name, or a Megatron-LM save directory."
 Checkpoint = Annotated[Path, typer.Option("--ckpt", help=CKPT_HELP)]
@@ -274,6 +274,7 @@ def _write(path: Path | None, content: Any) -> None:
             write_json(path, content)
         except OSError as error:
             raise BadInput(f"{path} cannot be written: {error.strerror}") from error
+        print(f"written: {path}")
 
 
 def _write_samples(path: Path | None, evaluations: "Iterable[Evaluation]") -> None:
@@ -287,6 +288,7 @@ def _write_samples(path: Path | None, evaluations: "Iterable[Evaluation]") -> No
             write_text(path, "".join(lines))
         except OSError as error:
             raise BadInput(f"{path} cannot be written: {error.strerror}") from error
+        print(f"written: {path}")
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.costs import parameter_count
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import build_mesh
 from engine.parallel.rendezvous import telling_of_lost_ranks
@@ -19,7 +20,7 @@ from evaluation.store import ScoreStore
 from evaluation.tasks import build_task
 from lineage.environment import describe_environment, user_cache
 from lineage.errors import DataMissing
-from lineage.progress import Progress
+from lineage.progress import Progress, announce
 
 MakeTask = Callable[[EvaluatedCheckpoint, int | None], Task]
 """(checkpoint, limit) → the task for its tokenizer and context."""
@@ -112,9 +113,14 @@ def _run(
         if task.note and is_first:
             print(f"warning: {task.note}", file=sys.stderr)
     requests, places = share([task.requests for task in tasks if not task.with_memory])
-    total = len(requests) + sum(len(task.requests) for task in tasks if task.with_memory)
+    apart = [request for task in tasks if task.with_memory for request in task.requests]
+    total, tokens = len(requests) + len(apart), sum(len(request.tokens) for request in (*requests, *apart))
     banned = next((task.banned for task in tasks if task.banned is not None), None)
     title, unit = (tasks[0].name, tasks[0].unit) if len(tasks) == 1 else (f"{len(tasks)} protocols", "requests")
+    announce(
+        f"{total:,} {unit}, {tokens:,} tokens through {parameter_count(evaluated.model.network.config):,} parameters",
+        "less what earlier evaluations have kept",
+    )
     with Progress(title, total, unit, quiet=not is_first) as progress, telling_of_lost_ranks():
         shared = requests and score(
             evaluated.model,

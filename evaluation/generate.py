@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from engine.costs import parameter_count
 from engine.model.gpt2 import GPT2
 from engine.model.key_value_cache import KeyValueCache
 from engine.parallel.mesh import build_mesh
@@ -22,6 +23,7 @@ from evaluation.evaluate import Settings
 from evaluation.models import load_checkpoint
 from evaluation.scoring import ScoringModel
 from lineage.errors import BadInput
+from lineage.progress import Progress, announce
 
 
 @dataclass(frozen=True)
@@ -119,17 +121,20 @@ def generate(
     generator = torch.Generator().manual_seed(sampling.seed) if sampling else None
     cache = KeyValueCache(capacity=len(prompt) + max_new_tokens)
     new: list[int] = []
+    announce(f"at most {max_new_tokens:,} tokens, one by one, through {parameter_count(network.config):,} parameters")
     tokens = torch.tensor([list(prompt)], device=mesh.device)  # [1, q]
-    while len(new) < max_new_tokens and (not new or new[-1] != end):
-        hidden = forward_next(network, mesh, tokens, cache)
-        token = torch.zeros(1, 1, dtype=torch.int64, device=mesh.device)
-        if hidden is not None:
-            logits = mesh.tp.all_gather(network.logits(hidden[-1, 0]), dim=0)  # [v]
-            token.fill_(_choose(logits[: model.vocab_size].float().cpu(), sampling, generator))
-        if mesh.layout.world_size > 1:
-            dist.broadcast(token, mesh.layout.rank(0, mesh.pp.size - 1, 0))
-        new.append(int(token))
-        tokens = token
+    with Progress("generate", max_new_tokens, "tokens", quiet=not mesh.is_first) as progress:
+        while len(new) < max_new_tokens and (not new or new[-1] != end):
+            hidden = forward_next(network, mesh, tokens, cache)
+            token = torch.zeros(1, 1, dtype=torch.int64, device=mesh.device)
+            if hidden is not None:
+                logits = mesh.tp.all_gather(network.logits(hidden[-1, 0]), dim=0)  # [v]
+                token.fill_(_choose(logits[: model.vocab_size].float().cpu(), sampling, generator))
+            if mesh.layout.world_size > 1:
+                dist.broadcast(token, mesh.layout.rank(0, mesh.pp.size - 1, 0))
+            new.append(int(token))
+            tokens = token
+            progress.advance()
     return new
 
 

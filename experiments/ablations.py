@@ -21,6 +21,7 @@ from experiments.catalogue import Ablation, Arm, Experiment, load_experiments
 from experiments.sealed import seal_scaled
 from lineage.config import parse_config
 from lineage.errors import BadInput
+from lineage.progress import announce
 from lineage.records import Record
 from lineage.run import RunDirectory
 
@@ -73,6 +74,8 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     if len(datasets) != needed:
         raise BadInput(f"{experiment.name} takes --dataset {needed} times; it was given {len(datasets)}")
     lengths = word_lengths(datasets) if needed > 1 else []
+    trainings = len(ablation.arms) * len(ablation.seeds) * len(ablation.learning_rates or (None,))
+    announce(f"{trainings} trainings on {ablation.ranks} ranks, each with its own cost below")
     if ablation.finder:
         return _record(experiment, _sweeps(experiment, ablation.finder, datasets[0]), {}, runs)
     found = [

@@ -17,6 +17,21 @@ HERE = Path(__file__).parent
 CLAIMS = HERE / "claims"
 
 
+PAPERS = {
+    "2019": "The 2019 paper: Megatron-LM",
+    "2020": "The posts of 2020: Megatron-LM",
+    "2021": "The 2021 paper: PTD-P",
+    "2022": "The 2022 paper: sequence parallelism",
+    "gpipe": "GPipe",
+    "gpt-2": "GPT-2",
+    "huggingface": "Tensor parallelism for Hugging Face models",
+    "simulators": "Simulators of training",
+    "transformer-xl": "Transformer-XL on many machines",
+    "zero": "ZeRO",
+}
+"""Titles, by what the names of their claims and experiments begin with."""
+
+
 class Claim(Config):
     """One published number."""
 
@@ -47,6 +62,11 @@ class Claim(Config):
         if not re.fullmatch(r"digits|±\d+(\.\d+)?|\d+(\.\d+)?%", self.tolerance):
             raise ValueError(f"tolerance = {self.tolerance!r} is none of 5%, ±0.5, digits")
         return self
+
+    @property
+    def paper(self) -> str:
+        """What made the claim, a name of `PAPERS`."""
+        return self.id.split("/")[0]
 
     @property
     def allowed(self) -> float:

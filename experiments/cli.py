@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lineage.atomic import write_text
-from lineage.command import run_command
+from lineage.command import CommandLine, run_command
 from lineage.errors import BadInput, Diverged
+from lineage.progress import is_quiet
 from lineage.shipped import Shipped, find_file
 
 if TYPE_CHECKING:
     from experiments.catalogue import Experiment
 
-app = typer.Typer(help="Reproduce the papers' runs at the size this machine allows.", no_args_is_help=True)
+app = CommandLine(help="Reproduce the papers' runs at the size this machine allows.", no_args_is_help=True)
 
 
 THIS_MACHINE = Path("runs/this-machine.toml")
@@ -70,7 +71,8 @@ def reproduce(
     from experiments.steps import format_steps
 
     plan = make_plan(target.value, mode.value, smoke, find_file(data, Shipped.RECIPE) if data else None)
-    print_plan(plan)
+    if dry_run or plan.mode == "plan" or not is_quiet():
+        print_plan(plan)
     if plan.mode == "plan":
         print(format_steps(plan, runs))
     elif not dry_run:
@@ -210,19 +212,31 @@ def compare(
     results: Annotated[
         list[Path] | None, typer.Option(help="Folders of run directories; results, results/ablations and runs.")
     ] = None,
+    rows: Annotated[bool, typer.Option("--rows", help="With --all: a row for every claim too.")] = False,
 ) -> None:
-    """A verdict for every published claim, from the records of sealed runs; exit code 3 where one diverged."""
-    from experiments.verdicts import format_verdicts, judge, load_results, unanswered
+    """A verdict for every published claim, from the records of sealed runs; exit code 3 where one diverged.
+
+    Of one experiment every claim has its row; of all, verdicts are counted by paper, and those that diverged are shown.
+    """
+    from experiments.verdicts import format_summary, format_verdicts, judge, load_results, unanswered
 
     chosen = _chosen(name, every)
     found = load_results(_result_folders(results))
-    for sentence in found.left_out:
-        print(sentence)
     verdicts = [*judge(chosen, found), *(unanswered(chosen) if every else [])]
-    print(format_verdicts(verdicts))
-    if diverged := [one.claim.id for one in verdicts if one.outcome == "DIVERGED"]:
+    diverged = [one for one in verdicts if one.outcome == "DIVERGED"]
+    if every:
+        print(format_summary(verdicts))
+    if rows or not every:
+        print("\n".join([*found.left_out, format_verdicts(verdicts)]))
+    else:
+        if found.left_out:
+            print(f"left out: {len(found.left_out)} directories that were never finished")
+        print("a row for each claim: mlm-experiment compare --all --rows")
+        if diverged:
+            print(f"\n{format_verdicts(diverged)}")
+    if diverged:
         more = f" and {len(diverged) - 1} more" if len(diverged) > 1 else ""
-        raise Diverged(f"{diverged[0]}{more}: the number found here is beyond the claim's tolerance")
+        raise Diverged(f"{diverged[0].claim.id}{more}: the number found here is beyond the claim's tolerance")
 
 
 def _chosen(name: str | None, every: bool) -> "list[Experiment]":

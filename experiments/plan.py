@@ -1,16 +1,14 @@
 """What a reproduction would run on this machine, and what that costs. Imports no torch."""
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from data_pipeline.config import DataConfig
 from data_pipeline.reading.file_sources import FileSource
 from engine.cli import read_run_config
 from engine.config import RunConfig
 from engine.costs import checkpoint_bytes, flops_per_iteration, parameter_count, rank_memory_bytes, tokens_trained
+from engine.estimate import TRAINING_EFFICIENCY, matrix_flops_per_second
 from engine.launch import default_ranks
 from experiments.launch.job import Job
 from lineage.config import load_config
@@ -25,8 +23,6 @@ FULL_RECIPE = RECIPES / "available-2019.toml"
 LADDER = ("355m", "2.5b", "8.3b")
 """The models of the 2019 paper's Figure 6 and Table 3."""
 
-TRAINING_EFFICIENCY = 0.45
-"""Share of the measured matrix rate that a training iteration of a twin reaches; only for the estimate of minutes."""
 DATA_BYTES_PER_CORE_SECOND = 0.22e6
 """Text one core takes through the data pipeline in a second; only for the estimate of minutes."""
 SOURCE_BYTES = {"wikipedia": 20e9, "openwebtext": 38e9, "realnews": 120e9, "cc-stories": 31e9, "installed-docs": 100e6}
@@ -203,14 +199,3 @@ def _source_bytes(name: str) -> float:
 
 def _duration(seconds: float) -> str:
     return f"{seconds / 86400:,.1f} days" if seconds > 2 * 86400 else format_duration(seconds)
-
-
-def matrix_flops_per_second() -> float:
-    """Best of a few 512 × 512 fp32 matrix products on the calling thread's cores, divided by the cores."""
-    a = np.ones((512, 512), np.float32)
-    best = float("inf")
-    for _ in range(8):
-        start = time.perf_counter()
-        a @ a
-        best = min(best, time.perf_counter() - start)
-    return 2 * 512**3 / best / available_cores()

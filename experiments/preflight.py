@@ -19,6 +19,7 @@ from lineage import VERSION
 from lineage.command import run_command
 from lineage.environment import available_cores, list_gpus, source_state
 from lineage.errors import HardwareMissing
+from lineage.progress import announce, format_bytes
 
 CLOCKS_APART_SECONDS = 5.0
 """Of two nodes at most; files written on one are else newer than the time on another."""
@@ -64,7 +65,9 @@ def preflight(runs: Path, ranks: int | None = None, needed_bytes: int = 0) -> No
     Prints one table. Leaves with exit code 4 where a check failed or `runs` cannot be made.
     """
     arguments = [f"--runs={runs}", f"--needed-bytes={needed_bytes}"]
-    if code := launch("experiments.preflight", arguments, ranks or len(list_gpus()) or available_cores()):
+    ranks = ranks or len(list_gpus()) or available_cores()
+    announce(f"{ranks} processes multiply and reduce", f"each writes {format_bytes(WRITTEN_BYTES)} below {runs} once")
+    if code := launch("experiments.preflight", arguments, ranks):
         raise SystemExit(code)
 
 

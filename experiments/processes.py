@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lineage.children import end_with_parent
 from lineage.errors import Interrupted, UserError
+from lineage.progress import is_quiet
 
 
 class StepFailed(UserError):
@@ -27,7 +28,8 @@ def run_step(program: str, *arguments: str) -> None:
     If this process is killed, the step is stopped as by SIGTERM: one that trains leaves a checkpoint.
     """
     shown = shlex.join([program, *arguments])
-    print(f"\n$ {shown}", flush=True)
+    if not is_quiet():
+        print(f"\n$ {shown}", flush=True)
     process = subprocess.Popen([_found(program), *arguments], preexec_fn=partial(end_with_parent, signal.SIGTERM))
     with _stops_left_to(process) as stopped:
         code = process.wait()

@@ -23,6 +23,7 @@ from experiments.verdicts import NOT_RUN, RECORDS
 from lineage.atomic import write_json
 from lineage.digest import sha256_json
 from lineage.errors import BadInput, HardwareMissing
+from lineage.progress import announce, is_quiet
 from lineage.records import Record, write_records
 from lineage.run import RunDirectory
 
@@ -240,6 +241,8 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path) -> None:
     Raises HardwareMissing where published machines are asked for that this is not.
     """
     several = len(experiments) > 1
+    if several and mode != "plan":
+        announce(f"{len(experiments)} experiments one after the other, without those that train models")
     for experiment in experiments:
         if experiment.reproduction:
             if several:
@@ -282,7 +285,8 @@ def _reproduce(experiment: Experiment, mode: str, runs: Path) -> None:
     if mode == "simulate":
         raise BadInput(f"{experiment.name} is about trained models, which nothing simulates; leave --mode out")
     plan = make_plan(experiment.reproduction, {"measure": "full"}.get(mode, mode), False, None)
-    print_plan(plan)
+    if plan.mode == "plan" or not is_quiet():
+        print_plan(plan)
     if plan.mode == "plan":
         print(format_steps(plan, runs))
     else:

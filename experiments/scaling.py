@@ -17,6 +17,7 @@ from experiments.simulator.measurements import workload_of
 from experiments.simulator.simulate import Prediction, simulate
 from experiments.simulator.workload import Workload
 from lineage.environment import available_cores
+from lineage.progress import Progress, announce
 from lineage.records import Record
 from lineage.run import RunDirectory
 
@@ -67,9 +68,12 @@ def measured_seconds(workloads: Sequence[Workload]) -> list[float]:
     from engine.forked import run_forked
 
     times: list[list[float]] = [[] for _ in workloads]
-    for _ in range(ROUNDS):
-        for workload, seconds in zip(workloads, times, strict=True):
-            seconds += run_forked(_timed_iterations, workload.gpus, workload)[0]
+    announce(f"{ROUNDS} rounds of {len(workloads)} workloads on up to {max(one.gpus for one in workloads)} processes")
+    with Progress("proxies", ROUNDS * len(workloads), "measurements") as progress:
+        for _ in range(ROUNDS):
+            for workload, seconds in zip(workloads, times, strict=True):
+                seconds += run_forked(_timed_iterations, workload.gpus, workload)[0]
+                progress.advance()
     return [min(seconds) for seconds in times]
 
 

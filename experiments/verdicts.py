@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from experiments.catalogue import Claim, Experiment, every_claim
+from experiments.catalogue import PAPERS, Claim, Experiment, every_claim
 from lineage.digest import check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.records import Kind, Record, read_records
@@ -92,6 +92,18 @@ def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
         for claim in every_claim()
         if claim.id not in answered
     ]
+
+
+def format_summary(verdicts: Sequence[Verdict]) -> str:
+    """The number of claims and of each verdict, by paper and in all."""
+    counts, outcomes = Counter((one.claim.paper, one.outcome) for one in verdicts), get_args(Outcome)
+    papers = dict.fromkeys(one.claim.paper for one in verdicts)
+    rows = {PAPERS[paper]: [counts[paper, outcome] for outcome in outcomes] for paper in papers}
+    rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)]
+    width = max(map(len, rows))
+    head = f"{'paper':<{width}}" + "".join(f"{name:>12}" for name in (*outcomes, "claims"))
+    lines = [f"{title:<{width}}" + "".join(f"{n:>12}" for n in (*row, sum(row))) for title, row in rows.items()]
+    return "\n".join([head, *lines])
 
 
 def format_verdicts(verdicts: Sequence[Verdict]) -> str:

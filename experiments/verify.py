@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from lineage.cli import run
-from lineage.command import run_command
+from lineage.command import CommandLine, run_command
 
-app = typer.Typer(help="Prove that runs are unchanged and that layouts agree.", no_args_is_help=True)
+app = CommandLine(help="Prove that runs are unchanged and that layouts agree.", no_args_is_help=True)
 app.command()(run)
 
 

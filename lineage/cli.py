@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from lineage.chain import broken_links
-from lineage.digest import MARKER, check_seal, is_sealed
+from lineage.digest import MARKER, bytes_below, check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
+from lineage.progress import announce, format_bytes
 from lineage.run import MANIFEST
 
 
@@ -21,7 +22,9 @@ def run(path: Annotated[Path, typer.Argument(help="Run or checkpoint directory."
     path = path.resolve()
     if not path.is_dir():
         raise BadInput(f"{path} is not a directory")
-    for directory in [*_sealed_below(path), path]:
+    directories = [*_sealed_below(path), path]
+    announce(f"reads {format_bytes(bytes_below(path))} in {len(directories)} sealed directories")
+    for directory in directories:
         digest = check_seal(directory)
         print(f"ok {digest[:16]} {directory}")
     if (path / MANIFEST).is_file() and (broken := broken_links(path)):

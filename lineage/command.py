@@ -1,18 +1,60 @@
 """How every command starts and ends: one sentence and an exit code for a user's mistake, never a traceback."""
 
 import errno
+import inspect
 import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from functools import wraps
+from typing import Annotated, Any, NoReturn
+
+import typer
 
 from lineage.errors import Interrupted, UserError
 from lineage.installation import check_installation
+from lineage.progress import QUIET
 from lineage.torch_range import refuse_unfit_torch
 
 NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """What the system says when a disk is full or fails."""
+
+
+BARS_OF_LIBRARIES = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
+"""Environment variables that silence the progress bars of libraries; those write control characters into pipes too."""
+
+Verb = Callable[..., Any]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing of cost and progress.")]
+
+
+class CommandLine(typer.Typer):
+    """A typer application whose every verb takes `--quiet`."""
+
+    def command(  # type: ignore[override]  # which settings there are depends on typer's version
+        self, name: str | None = None, **settings: Any
+    ) -> Callable[[Verb], Verb]:
+        """As typer's."""
+        register = super().command(name, **settings)
+
+        def decorate(verb: Verb) -> Verb:
+            register(_with_quiet(verb))
+            return verb
+
+        return decorate
+
+
+def _with_quiet(verb: Verb) -> Verb:
+    @wraps(verb)
+    def run(*arguments: Any, quiet: bool, **options: Any) -> Any:
+        if quiet:
+            os.environ.update(dict.fromkeys((QUIET, *BARS_OF_LIBRARIES), "1"))
+        return verb(*arguments, **options)
+
+    own = inspect.signature(verb)
+    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    vars(run)["__signature__"] = own.replace(parameters=[*own.parameters.values(), option])
+    run.__annotations__ = {**verb.__annotations__, "quiet": Quiet}
+    return run
 
 
 def run_command(app: Callable[..., Any], default: str | None = None, verbs: tuple[str, ...] = ()) -> NoReturn:
@@ -27,6 +69,8 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
         arguments = [default, *arguments]
     signal.signal(signal.SIGINT, _interrupt)
     refuse_unfit_torch()
+    if not sys.stderr.isatty():
+        os.environ.update(dict.fromkeys(BARS_OF_LIBRARIES, "1"))
     code: str | int | None = 0
     try:
         check_installation()

@@ -12,6 +12,7 @@ from typing import Any
 
 from lineage.atomic import write_json
 from lineage.errors import IntegrityFailure
+from lineage.progress import Progress
 
 MARKER = "COMPLETE"
 DERIVED = ("report", "wandb", "mlflow")
@@ -30,12 +31,20 @@ def sha256_json(value: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def bytes_below(directory: Path) -> int:
+    """Size of all files in a directory and those inside it."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
 def seal(directory: Path) -> str:
     """Write the completion marker of a finished directory and return its digest."""
-    files = {
-        str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        for path in _sealed_files(directory)
-    }
+    files = {}
+    paths = _sealed_files(directory)
+    with Progress(f"sealing {directory.name}", sum(path.stat().st_size for path in paths), "bytes") as progress:
+        for path in paths:
+            size = path.stat().st_size
+            files[str(path.relative_to(directory))] = {"bytes": size, "sha256": sha256_file(path)}
+            progress.advance(size)
     digest = sha256_json(files)
     write_json(directory / MARKER, {"digest": digest, "files": files})
     return digest
@@ -71,18 +80,21 @@ def check_seal(directory: Path) -> str:
     if sha256_json(files) != marker["digest"]:
         raise IntegrityFailure(f"the completion marker of {directory} was edited: its digest does not match")
     present = {str(path.relative_to(directory)) for path in _sealed_files(directory)}
-    for name in sorted(files.keys() | present):
-        if name not in present:
-            raise IntegrityFailure(f"{directory / name} is missing although its run was complete")
-        if name not in files:
-            raise IntegrityFailure(f"{directory / name} was added after its run was complete")
-        path, expected = directory / name, files[name]
-        try:
-            same = path.stat().st_size == expected["bytes"] and sha256_file(path) == expected["sha256"]
-        except OSError as error:
-            raise IntegrityFailure(f"{path} cannot be read: {error.strerror}") from error
-        if not same:
-            raise IntegrityFailure(f"{path} was changed after its run was complete")
+    total = sum(file["bytes"] for file in files.values())
+    with Progress(f"checking {directory.name}", total, "bytes") as progress:
+        for name in sorted(files.keys() | present):
+            if name not in present:
+                raise IntegrityFailure(f"{directory / name} is missing although its run was complete")
+            if name not in files:
+                raise IntegrityFailure(f"{directory / name} was added after its run was complete")
+            path, expected = directory / name, files[name]
+            try:
+                same = path.stat().st_size == expected["bytes"] and sha256_file(path) == expected["sha256"]
+            except OSError as error:
+                raise IntegrityFailure(f"{path} cannot be read: {error.strerror}") from error
+            if not same:
+                raise IntegrityFailure(f"{path} was changed after its run was complete")
+            progress.advance(expected["bytes"])
     return str(marker["digest"])
 
 

@@ -1,9 +1,41 @@
-"""Progress with rate and time left: one line redrawn on a terminal, a plain line now and then elsewhere."""
+"""What a command says on standard error while it works: its cost before it starts, then progress with the time left.
 
+On a terminal progress is a bar, redrawn; elsewhere it is a plain line now and then. Of work that is done within two
+seconds nothing is shown. `--quiet` silences both.
+"""
+
+import os
 import sys
 import time
 from types import TracebackType
 from typing import Self
+
+QUIET = "MLM_QUIET"
+"""Environment variable that `--quiet` sets, so that the processes a command starts are quiet too."""
+SHOWN_AFTER_SECONDS = 2.0
+"""Work that takes no longer shows no progress."""
+BAR_COLUMNS = 24
+DRAWN_SECONDS, WRITTEN_SECONDS = 0.2, 15.0
+"""Least time from one bar to the next on a terminal, and from one line to the next elsewhere."""
+
+
+def is_quiet() -> bool:
+    """Whether the user asked for results, warnings and errors alone."""
+    return QUIET in os.environ
+
+
+def announce(*parts: str) -> None:
+    """Say on one line what the work that follows takes; the first rank speaks for all of a distributed run."""
+    if not is_quiet() and os.environ.get("RANK", "0") == "0":
+        print(f"cost: {'; '.join(part for part in parts if part)}", file=sys.stderr, flush=True)
+
+
+def format_bytes(count: float) -> str:
+    """`1500000` becomes `1.5 MB`."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count:,.0f} bytes"
 
 
 def format_duration(seconds: float) -> str:
@@ -14,13 +46,19 @@ def format_duration(seconds: float) -> str:
 
 
 class Progress:
-    """Counts towards `total` on standard error; silent when `quiet` (other ranks of a parallel run)."""
+    """Counts towards `total` on standard error, bytes in kB, MB and so on.
+
+    It is silent when `quiet` or on another rank than the first.
+    """
 
     def __init__(self, title: str, total: int | None, unit: str, quiet: bool = False) -> None:
-        self._title, self._total, self._unit, self._quiet = title, total, unit, quiet
-        self._terminal = sys.stderr.isatty()
-        self._interval_seconds = 0.2 if self._terminal else 15.0
-        self._start = self._shown = time.monotonic()
+        self._title, self._total, self._unit = title, total, unit
+        self._is_other_rank = quiet or os.environ.get("RANK", "0") != "0"
+        self._is_silent = self._is_other_rank or is_quiet()
+        self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._start = time.monotonic()
+        self._next = self._start + (SHOWN_AFTER_SECONDS if self._terminal else WRITTEN_SECONDS)
+        self._is_drawn = False
         self._first = self._count = 0
 
     def __enter__(self) -> Self:
@@ -29,9 +67,10 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._quiet and kind is None:
+        took_long = time.monotonic() - self._start >= SHOWN_AFTER_SECONDS
+        if kind is None and took_long and not self._is_silent:
             self._show("", final=True)
-        elif self._terminal and not self._quiet:
+        elif self._is_drawn:
             sys.stderr.write("\n")
 
     def start_at(self, count: int) -> None:
@@ -41,21 +80,21 @@ class Progress:
     def advance(self, count: int = 1, message: str = "") -> None:
         """Count work done; `message` is shown beside the count."""
         self._count += count
-        now = time.monotonic()
-        if not self._quiet and now - self._shown >= self._interval_seconds:
-            self._shown = now
+        if not self._is_silent and time.monotonic() >= self._next:
+            self._next = time.monotonic() + (DRAWN_SECONDS if self._terminal else WRITTEN_SECONDS)
             self._show(message)
 
     def note(self, sentence: str) -> None:
-        """Say something on a line of its own."""
-        if not self._quiet:
-            sys.stderr.write(("\r\x1b[2K" if self._terminal else "") + f"{sentence}\n")
+        """Give a warning on a line of its own; `--quiet` does not silence it."""
+        if not self._is_other_rank:
+            sys.stderr.write(("\r\x1b[2K" if self._is_drawn else "") + f"{sentence}\n")
 
     def _show(self, message: str, final: bool = False) -> None:
         elapsed = max(time.monotonic() - self._start, 1e-9)
         rate = (self._count - self._first) / elapsed
-        of_total = f"/{self._total:,}" if self._total else ""
-        text = f"{self._title}: {self._count:,}{of_total} {self._unit}, {rate:,.1f}/s"
+        of_total = f"/{self._amount(self._total)}" if self._total else ""
+        text = f"{self._amount(self._count)}{of_total}"
+        text += f", {format_bytes(rate)}/s" if self._unit == "bytes" else f" {self._unit}, {rate:,.1f}/s"
         if final:
             text += f", {format_duration(elapsed)}"
         elif self._total and rate > 0:
@@ -63,7 +102,19 @@ class Progress:
         if message:
             text += f" | {message}"
         if self._terminal:
-            sys.stderr.write(f"\r\x1b[2K{text}" + ("\n" if final else ""))
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+            line = f"{self._title}: {self._bar()}{text}"[: columns - 1]
+            sys.stderr.write(f"\r\x1b[2K{line}" + ("\n" if final else ""))
+            self._is_drawn = not final
         else:
-            sys.stderr.write(text + "\n")
+            sys.stderr.write(f"{self._title}: {text}\n")
         sys.stderr.flush()
+
+    def _amount(self, count: int) -> str:
+        return format_bytes(count) if self._unit == "bytes" else f"{count:,}"
+
+    def _bar(self) -> str:
+        if not self._total:
+            return ""
+        done = min(BAR_COLUMNS * self._count // self._total, BAR_COLUMNS)
+        return f"{'█' * done}{'░' * (BAR_COLUMNS - done)} "

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lineage.command import run_command
+from lineage.command import CommandLine, run_command
 from lineage.errors import IntegrityFailure
+from lineage.progress import announce
 
 if TYPE_CHECKING:
     from reports.report import Report
 
-app = typer.Typer(help="Make a page, figures and tables from result files.", no_args_is_help=True)
+app = CommandLine(help="Make a page, figures and tables from result files.", no_args_is_help=True)
 
 
 class Form(StrEnum):
@@ -58,6 +59,8 @@ def build(runs: Runs = None, bench: Bench = None, mixed_commits: MixedCommits = 
 
     start = time.monotonic()
     report = _assemble(runs, bench, mixed_commits)
+    exhibits = report.all_exhibits
+    announce(f"draws {sum(bool(exhibit.draw) for exhibit in exhibits)} figures, writes {len(exhibits)} exhibits")
     page = build_report(report)
     for problem in report.problems:
         print(f"warning: {problem.sentence}", file=sys.stderr)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from lineage.progress import Progress
 from reports.exhibit import Exhibit
 from reports.style import LIGHT, figure_style, follow_theme
 
@@ -50,10 +51,12 @@ def render_all(exhibits: Iterable[Exhibit], title: str) -> tuple[dict[str, Drawi
     from matplotlib.backends.backend_pdf import PdfPages
 
     drawings, buffer = {}, io.BytesIO()
-    with PdfPages(buffer, metadata={"Title": title, **_METADATA["pdf"]}) as pages:
-        for exhibit in exhibits:
-            if exhibit.draw:
-                drawings[exhibit.name] = _render(exhibit, pages)
+    drawn = [exhibit for exhibit in exhibits if exhibit.draw]
+    metadata = {"Title": title, **_METADATA["pdf"]}
+    with PdfPages(buffer, metadata=metadata) as pages, Progress("report", len(drawn), "figures") as progress:
+        for exhibit in drawn:
+            drawings[exhibit.name] = _render(exhibit, pages)
+            progress.advance()
     return drawings, buffer.getvalue()
 
 

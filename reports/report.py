@@ -6,7 +6,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from experiments.catalogue import Experiment, load_experiments
+from experiments.catalogue import PAPERS, Experiment, load_experiments
 from experiments.verdicts import Results, Verdict, judge, unanswered
 from lineage.errors import BadInput
 from reports.benchmarks import Benchmarks
@@ -20,15 +20,6 @@ from reports.numbers import printable
 from reports.reproduced import reproduction_exhibits
 from reports.training import training_section
 from reports.verdict_table import ClaimRow, OutcomeRow, claim_rows, outcome_rows, outcome_table, verdict_table
-
-PAPERS = {
-    "2019": "The 2019 paper: Megatron-LM",
-    "2021": "The 2021 paper: PTD-P",
-    "gpipe": "GPipe",
-    "huggingface": "Tensor parallelism for Hugging Face models",
-    "transformer-xl": "Transformer-XL on many machines",
-    "zero": "ZeRO",
-}
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,6 @@ SUFFIXES = {
     "text": (".txt", ".md", ".rst"),
     "documents": (".jsonl",),
 }
-SHOWN_BYTES = 1 << 30
-"""Size of a source from which on there is time to look at progress."""
 
 
 class FileSource:
@@ -98,8 +96,7 @@ class FileSource:
         """Each file with its digest and, if it can be cut at any line, its newlines before each grain."""
         surveys = []
         try:
-            size = self.total_bytes
-            with Progress(f"digest of {self.name}", size >> 20, "MiB", quiet=size < SHOWN_BYTES) as progress:
+            with Progress(f"digest of {self.name}", self.total_bytes, "bytes") as progress:
                 for name, path in self.files:
                     surveys.append(self._survey(name, path, progress))
         except OSError as error:
@@ -112,7 +109,7 @@ class FileSource:
         piece = Piece(self._kind, mend_surrogates(name), str(path.resolve()), "", size, split=split)
         if self._kind in ("text", "parquet") or path.suffix in COMPRESSED:
             digest, newlines = sha256_file(path), list[int]()
-            progress.advance(size >> 20)
+            progress.advance(size)
         else:
             digest, newlines = _count_newlines(path, progress)
         if self._kind == "documents" and digest != self._sealed_digests.get(name):
@@ -131,8 +128,7 @@ def _count_newlines(path: Path, progress: Progress) -> tuple[str, list[int]]:
         while chunk := file.read(GRAIN_BYTES):
             digest.update(chunk)
             counts.append(counts[-1] + chunk.count(b"\n"))
-            if len(counts) % 16 == 0:
-                progress.advance()
+            progress.advance(len(chunk))
     return digest.hexdigest(), counts
 
 

@@ -25,6 +25,7 @@ from engine.statistics import check_written, measure
 from lineage.atomic import new_directory, write_json
 from lineage.digest import is_sealed, seal, sha256_file
 from lineage.errors import BadInput, IntegrityFailure
+from lineage.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,11 @@ def write_checkpoint(out: Path, imported: Imported, tp: int = 1, dtype: torch.dt
             parts = {p.name: p for p in parameters_of(imported.model, tp, rank)}
             weights = {name: part.shard(imported.tensors[name]).to("cpu", dtype) for name, part in parts.items()}
             file = f"model-tp{rank:02d}-pp000.safetensors"
-            numbers = {name: measure(tensor) for name, tensor in weights.items()}
+            numbers = {}
+            with Progress(f"{imported.name}, rank {rank} of {tp}", len(weights), "tensors") as progress:
+                for name, tensor in weights.items():
+                    numbers[name] = measure(tensor)
+                    progress.advance()
             write_shard(temporary / file, weights)
             check_written(temporary / file, numbers)
             descriptions.append(describe(parts.items(), file, numbers))

@@ -30,7 +30,7 @@ from evaluation.finetune.examples import ChoiceExample, Example, PairExample, Sp
 from evaluation.finetune.metrics import accuracy, squad_scores
 from evaluation.finetune.tasks import TASKS, FineTuned
 from lineage.errors import BadInput, UserError
-from lineage.progress import Progress
+from lineage.progress import Progress, announce
 
 LONGEST_ANSWER = 30
 """Tokens of a SQuAD answer, as in BERT's own code."""
@@ -102,17 +102,25 @@ class FineTuner:
                 progress.advance(1, f"loss {gradient.loss:.3f}")
 
     @torch.no_grad()
-    def evaluate(self, examples: Sequence[Example]) -> dict[str, float]:
+    def evaluate(self, examples: Sequence[Example], label: str) -> dict[str, float]:
         """The task's metrics, in percent."""
         self.model.eval()
         spans = [example for example in examples if isinstance(example, SpanExample)]
         if spans:
-            return squad_scores([self._answer(example) for example in spans], [one.answers for one in spans])
+            with Progress(f"{label}, evaluation", len(spans), "questions") as progress:
+                answers = []
+                for example in spans:
+                    answers.append(self._answer(example))
+                    progress.advance()
+            return squad_scores(answers, [one.answers for one in spans])
         features = [feature for example in examples for feature in self._features(example)]
         size = self.recipe.batch_size
         found: list[int] = []
-        for start in range(0, len(features), size):
-            found += self._scores(self._input(features[start : start + size])).argmax(dim=1).tolist()
+        with Progress(f"{label}, evaluation", len(features), "examples") as progress:
+            for start in range(0, len(features), size):
+                batch = features[start : start + size]
+                found += self._scores(self._input(batch)).argmax(dim=1).tolist()
+                progress.advance(len(batch))
         return {"accuracy": accuracy(found, [feature.label[0] for feature in features])}
 
     def _features(self, example: Example) -> Iterator["Feature"]:
@@ -245,9 +253,13 @@ def finetune(name: str, checkpoint: Path, data: Path, recipe: Recipe) -> FineTun
     for split, found in ({"train": examples} | held_out).items():
         if not found:
             raise BadInput(f"{data}: the {split} set of {name} has no example")
+    announce(
+        f"{recipe.epochs} epochs of {len(examples):,} examples, {recipe.batch_size} a step",
+        f"then {sum(map(len, held_out.values())):,} held-out examples",
+    )
     tuner = FineTuner(name, checkpoint, recipe)
     tuner.train(examples, name)
-    metrics = {split: tuner.evaluate(found) for split, found in held_out.items()}
+    metrics = {split: tuner.evaluate(found, f"{name} {split}") for split, found in held_out.items()}
     sizes = {"train": len(examples)} | {split: len(found) for split, found in held_out.items()}
     return FineTuned(
         name, checkpoint.name, tuner.digest, asdict(recipe), sizes, metrics, time.monotonic() - begun

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from lineage.atomic import write_json
-from lineage.command import run_command
+from lineage.command import CommandLine, run_command
 from lineage.errors import BadInput, Diverged
 
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
 
-app = typer.Typer(help="Measure speed beside other programs, in one run on this machine.", no_args_is_help=True)
+app = CommandLine(help="Measure speed beside other programs, in one run on this machine.", no_args_is_help=True)
 
 
 class Size(StrEnum):
@@ -256,6 +256,7 @@ def _write(path: Path | None, result: dict[str, Any]) -> None:
         write_json(path, result | {"environment": environment | {"argv": _to_repeat(environment["argv"])}})
     except OSError as error:
         raise BadInput(f"{path} cannot be written: {error.strerror}") from error
+    print(f"written: {path}")
 
 
 def _to_repeat(argv: list[str]) -> list[str]:

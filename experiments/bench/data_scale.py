@@ -16,11 +16,13 @@ from typing import Any
 from data_pipeline.document import Document
 from data_pipeline.reading.pieces import Piece
 from data_pipeline.reading.readers import Limits, read_pieces
+from data_pipeline.runner import ROOM_OF_A_DATASET
 from data_pipeline.work.memory import memory_bound_bytes
 from experiments.bench.data_whole import OFFLINE, beyond_starting, choose_vocabulary, write_few, write_recipe
 from lineage.digest import sha256_file
 from lineage.environment import describe_environment
 from lineage.errors import BadInput, UserError
+from lineage.progress import Progress, announce, format_bytes
 
 SEED = 1234
 PARAGRAPHS = (4, 16)
@@ -44,6 +46,10 @@ def measure_scale(corpus: Path, megabytes: Sequence[float], workers: int) -> dic
     Raises BadInput for a corpus without paragraphs, UserError for a size too small to be told apart from starting.
     """
     paragraphs = _paragraphs(corpus)
+    announce(
+        f"builds datasets of {', '.join(f'{size:g}' for size in megabytes)} MB on {workers} processes",
+        f"up to {format_bytes((1 + ROOM_OF_A_DATASET) * 1e6 * max(megabytes))} of disk",
+    )
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         base = write_corpus(work / "base.jsonl", paragraphs, BASE_MEGABYTES * workers)[0]
@@ -54,18 +60,20 @@ def measure_scale(corpus: Path, megabytes: Sequence[float], workers: int) -> dic
         _build(few, vocabulary.recipe_of_few, workers, None)  # machine code is compiled and kept
         starting = _build(base, vocabulary.recipe, workers, None)["cpu_seconds"]
         rows = []
-        for size in megabytes:
-            path, documents, largest = write_corpus(work / "corpus.jsonl", paragraphs, size)
-            bound = memory_bound_bytes(documents, largest, workers)
-            found = _build(path, vocabulary.recipe, workers, bound)
-            read = path.stat().st_size / 1e6
-            if (own := beyond_starting(found["cpu_seconds"], starting)) is None:
-                raise UserError(f"{size:g} MB take hardly longer than starting does: give more --megabytes")
-            rows.append(
-                {"megabytes": round(read, 3), "documents": documents, "largest_document_bytes": largest}
-                | found
-                | {"megabytes_per_second": round((read - base_megabytes) / own, 3), "bound_bytes": bound}
-            )
+        with Progress("data-scale", len(megabytes), "corpora") as progress:
+            for size in megabytes:
+                path, documents, largest = write_corpus(work / "corpus.jsonl", paragraphs, size)
+                bound = memory_bound_bytes(documents, largest, workers)
+                found = _build(path, vocabulary.recipe, workers, bound)
+                read = path.stat().st_size / 1e6
+                if (own := beyond_starting(found["cpu_seconds"], starting)) is None:
+                    raise UserError(f"{size:g} MB take hardly longer than starting does: give more --megabytes")
+                rows.append(
+                    {"megabytes": round(read, 3), "documents": documents, "largest_document_bytes": largest}
+                    | found
+                    | {"megabytes_per_second": round((read - base_megabytes) / own, 3), "bound_bytes": bound}
+                )
+                progress.advance()
     fastest = max(row["megabytes_per_second"] for row in rows)
     slowest = min(row["megabytes_per_second"] for row in rows)
     return {

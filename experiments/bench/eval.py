@@ -24,7 +24,7 @@ from experiments.bench.timing import median_ratio
 from lineage.environment import available_cores, describe_environment
 from lineage.errors import DataMissing
 from lineage.extras import install_command
-from lineage.progress import Progress
+from lineage.progress import Progress, announce
 
 TOLERANCE = 1e-5
 STRIDE = 32
@@ -92,6 +92,7 @@ def measure_eval(rounds: int) -> dict[str, Any]:
         task_requests(name, tokenizer, SIZES[SMALL].seq_length, limit)
         for name, limit in (("wikitext103-lm-eval", 24), ("lambada", 256))
     )
+    announce(f"memory of {2 * len(SIZES)} evaluations, then 4 comparisons of {rounds} rounds on one core")
     memory = [measure_memory(name, config, batch) for name, config in SIZES.items() for batch in (1, 8)]
     keep_large_buffers()
     import torch

@@ -8,6 +8,7 @@ from typing import Any
 from engine.config import Precision
 from experiments.bench.timing import median_ratio, on_ranks
 from lineage.environment import describe_environment
+from lineage.progress import Progress, announce
 
 OFFSETS = (-1, 0, 1)
 """From a multiple of 8."""
@@ -23,6 +24,9 @@ def measure_gemm(rounds: int, largest: int | None = None) -> dict[str, Any]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     largest = largest or LARGEST[device]
+    announce(
+        f"{1 + rounds} rounds of products of {SMALLEST} to {largest} on one {'core' if device == 'cpu' else 'GPU'}"
+    )
     if device == "cuda":
         points = _measure(device, rounds, largest)
     else:
@@ -61,25 +65,27 @@ def _measure(device: str, rounds: int, largest: int) -> list[dict[str, Any]]:
 
     precisions: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
     timed = _gpu_seconds if device == "cuda" else _cpu_seconds
-    points, size = [], SMALLEST
-    while size <= largest:
-        cases = {}
-        for precision in precisions:
-            for offset in OFFSETS:
-                n = size + offset
-                a, b = (torch.randn(n, n, device=device).to(DTYPES[precision]) for _ in range(2))
-                repeats = max(int(LEAST_FLOPS * (100 if device == "cuda" else 1) / (2 * n**3)), 1)
-                cases[precision, offset] = (a, b, torch.empty_like(a), repeats)
-        rates: dict[tuple[Precision, int], list[float]] = {case: [] for case in cases}
-        for _ in range(rounds + 1):
-            for case, (a, b, out, repeats) in cases.items():
-                seconds = timed(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), repeats)  # type: ignore[misc]
-                rates[case].append(2 * (size + case[1]) ** 3 * repeats / max(seconds, 1e-9) / 1e9)
-        points += [
-            {"precision": precision, "size": size, "offset": offset, "gflops": many[1:]}
-            for (precision, offset), many in rates.items()
-        ]
-        size *= 2
+    points = []
+    sizes = [SMALLEST << double for double in range((largest // SMALLEST).bit_length())]
+    with Progress("products", len(sizes), "sizes") as progress:
+        for size in sizes:
+            cases = {}
+            for precision in precisions:
+                for offset in OFFSETS:
+                    n = size + offset
+                    a, b = (torch.randn(n, n, device=device).to(DTYPES[precision]) for _ in range(2))
+                    repeats = max(int(LEAST_FLOPS * (100 if device == "cuda" else 1) / (2 * n**3)), 1)
+                    cases[precision, offset] = (a, b, torch.empty_like(a), repeats)
+            rates: dict[tuple[Precision, int], list[float]] = {case: [] for case in cases}
+            for _ in range(rounds + 1):
+                for case, (a, b, out, repeats) in cases.items():
+                    seconds = timed(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), repeats)  # type: ignore[misc]
+                    rates[case].append(2 * (size + case[1]) ** 3 * repeats / max(seconds, 1e-9) / 1e9)
+            points += [
+                {"precision": precision, "size": size, "offset": offset, "gflops": many[1:]}
+                for (precision, offset), many in rates.items()
+            ]
+            progress.advance()
     return points
 
 

@@ -19,7 +19,7 @@ from experiments.bench.timing import median_ratio, time_contender
 from experiments.bench.train import MASKED, flops_per_token
 from lineage.environment import describe_environment, list_gpus
 from lineage.errors import HardwareMissing, UserError
-from lineage.progress import Progress
+from lineage.progress import Progress, announce
 
 OURS = "ours"
 PEAK_TFLOPS = 989.0
@@ -72,6 +72,7 @@ def measure_gpu(rounds: int) -> dict[str, Any]:
     _check_gpu()
     here = [each for each in contenders() if each.is_installed]
     rows, disagreements = [], []
+    announce(f"exactness and speed of kernels, then {rounds} rounds of {len(CASES)} models by {len(here)} contenders")
     with Progress("gpu", 2 + rounds * len(CASES) * len(here) + 1, "measurements") as progress:
         limits = in_new_process("limits", measure_limits)
         exactness = in_new_process("exactness", check_kernels)

@@ -17,7 +17,7 @@ from experiments.bench.sizes import BenchSize, bench_size
 from experiments.bench.timing import on_ranks, ratios, time_contender
 from experiments.bench.train import flops_per_token
 from lineage.environment import available_cores, describe_environment
-from lineage.progress import Progress
+from lineage.progress import Progress, announce
 
 TOKENS = 1024
 """Of an iteration, at every point."""
@@ -62,6 +62,7 @@ def measure_growth(rounds: int, every: Sequence[Point] | None = None) -> dict[st
     every = points(available_cores()) if every is None else every
     rates: list[list[float]] = [[] for _ in every]
     load = []
+    announce(f"{rounds} rounds of {len(every)} models, on up to {max(point.ranks for point in every)} processes")
     with Progress("growth", rounds * len(every), "measurements") as progress:
         for _ in range(rounds):
             for point, found in zip(every, rates, strict=True):

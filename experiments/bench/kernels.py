@@ -9,6 +9,7 @@ from typing import Any
 from engine.config import Precision
 from experiments.bench.timing import median_ratio, on_ranks
 from lineage.environment import describe_environment
+from lineage.progress import Progress, announce
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 HEADS, HEAD_DIM, SEQUENCE, VOCABULARY = 12, 64, 1024, 50304
@@ -19,6 +20,7 @@ def measure_kernels(rounds: int) -> dict[str, Any]:
     """Milliseconds of every kernel of the registry and of its reference; plain JSON values."""
     import torch._dynamo  # noqa: F401  (imported here once)
 
+    announce(f"{1 + rounds} rounds of every kernel in {' and '.join(PRECISIONS)}, on one core")
     rows = [row for precision in PRECISIONS for row in on_ranks("kernels", 1, _measure, precision, rounds)[0]]
     return {
         "benchmark": "kernels",
@@ -64,36 +66,38 @@ def _measure(precision: Precision, rounds: int) -> list[dict[str, Any]]:
         "adam_direction": ([], (weights, gradient, *moments, step, True)),
     }
     rows = []
-    for name, (tensors, others) in cases.items():
-        leaves = [tensor.to(dtype).requires_grad_() for tensor in tensors]
-        functions = {"ours": implementation(name, "cpu"), "reference": implementation(name, REFERENCE)}
-        if shutil.which("g++"):
-            functions["torch.compile"] = torch.compile(functions["reference"])
+    with Progress(f"kernels, {precision}", len(cases), "kernels") as progress:
+        for name, (tensors, others) in cases.items():
+            leaves = [tensor.to(dtype).requires_grad_() for tensor in tensors]
+            functions = {"ours": implementation(name, "cpu"), "reference": implementation(name, REFERENCE)}
+            if shutil.which("g++"):
+                functions["torch.compile"] = torch.compile(functions["reference"])
 
-        def timed(
-            function: Callable[..., torch.Tensor],
-            leaves: list[torch.Tensor] = leaves,
-            others: tuple[Any, ...] = others,
-        ) -> float:
-            start = time.process_time()
-            found = function(*leaves, *others)
-            if leaves:
-                found.sum().backward()
-            return time.process_time() - start
+            def timed(
+                function: Callable[..., torch.Tensor],
+                leaves: list[torch.Tensor] = leaves,
+                others: tuple[Any, ...] = others,
+            ) -> float:
+                start = time.process_time()
+                found = function(*leaves, *others)
+                if leaves:
+                    found.sum().backward()
+                return time.process_time() - start
 
-        seconds: dict[str, list[float]] = {each: [] for each in functions}
-        for _ in range(rounds + 1):
-            for each, function in functions.items():
-                seconds[each].append(timed(function))
-        rows.append(
-            {
-                "kernel": f"{name} {precision}",
-                "milliseconds": {each: round(1000 * median(many[1:]), 3) for each, many in seconds.items()},
-                "ratios": {
-                    f"to_{each}": round(median_ratio(many[1:], seconds["ours"][1:]), 4)
-                    for each, many in seconds.items()
-                    if each != "ours"
-                },
-            }
-        )
+            seconds: dict[str, list[float]] = {each: [] for each in functions}
+            for _ in range(rounds + 1):
+                for each, function in functions.items():
+                    seconds[each].append(timed(function))
+            rows.append(
+                {
+                    "kernel": f"{name} {precision}",
+                    "milliseconds": {each: round(1000 * median(many[1:]), 3) for each, many in seconds.items()},
+                    "ratios": {
+                        f"to_{each}": round(median_ratio(many[1:], seconds["ours"][1:]), 4)
+                        for each, many in seconds.items()
+                        if each != "ours"
+                    },
+                }
+            )
+            progress.advance(1, name)
     return rows

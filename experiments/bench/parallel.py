@@ -14,7 +14,7 @@ from experiments.bench.sizes import BenchSize
 from experiments.bench.timing import Timed, gemm_gflops, median_ratio, on_ranks, time_contender
 from lineage.environment import available_cores, describe_environment
 from lineage.extras import import_extra
-from lineage.progress import Progress
+from lineage.progress import Progress, announce
 
 DROPOUTS = (0.0, 0.1)
 TOLERANCE = 1e-3
@@ -41,6 +41,10 @@ def measure_parallel(size: BenchSize, rounds: int) -> dict[str, Any]:
     numbers_of_ranks = sorted({contender.ranks for contender in every})
     gflops = dict.fromkeys(numbers_of_ranks, 0.0)
     load = []
+    announce(
+        f"{rounds} rounds of {len(running)} contenders, {size.train.iterations} iterations at each of {len(DROPOUTS)} "
+        f"dropouts, on up to {max(numbers_of_ranks)} processes"
+    )
     with Progress("parallel", rounds * len(running), "measurements") as progress:
         for _ in range(rounds):
             for ranks in numbers_of_ranks:

@@ -13,7 +13,7 @@ from experiments.bench.parallel import TOLERANCE
 from experiments.bench.sizes import BenchSize
 from experiments.bench.timing import on_ranks
 from lineage.environment import available_cores, describe_environment
-from lineage.progress import Progress
+from lineage.progress import Progress, announce
 
 SCHEDULES = (
     ParallelConfig(pp=2, schedule="gpipe"),
@@ -39,6 +39,7 @@ def measure_pipeline(size: BenchSize = SIZE) -> dict[str, Any]:
     """
     timelines, load = [], [round(os.getloadavg()[0], 2)]
     losses: dict[str, list[float]] = {}
+    announce(f"{len(SCHEDULES)} schedules, {size.train.iterations} iterations each, on {SCHEDULES[0].pp} processes")
     with Progress("pipeline", len(SCHEDULES), "schedules") as progress:
         for parallel in SCHEDULES:
             contender = Contender(

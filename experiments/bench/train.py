@@ -17,7 +17,7 @@ from experiments.bench.sizes import BenchSize, read_size
 from experiments.bench.timing import LESS_IS_BETTER, against_goals, on_ranks, ratios, time_contender
 from experiments.bench.train_layouts import measure_layouts
 from lineage.environment import describe_environment
-from lineage.progress import Progress
+from lineage.progress import Progress, announce
 
 OURS, STOCK, TUNED = SERIAL, "stock nanoGPT", "tuned nanoGPT"
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
@@ -92,6 +92,8 @@ def measure_train(rounds: int, cases: Sequence[Case] = CASES) -> dict[str, Any]:
     import torch._dynamo  # noqa: F401  (imported here once, so that forked processes do not each import it)
 
     rows, load = [], []
+    many = len(cases) * len(contenders())
+    announce(f"{rounds} rounds of {many} contenders in processes of their own, then {rounds} rounds of our layouts")
     with Progress("train", len(cases) * rounds * len(contenders()), "measurements") as progress:
         for case in cases:
             size = read_size(case.size).in_precision(case.precision)

@@ -10,6 +10,7 @@ from experiments.bench.contenders import Contender, contenders
 from experiments.bench.parallel import SERIAL, TOLERANCE
 from experiments.bench.sizes import BenchSize, read_size
 from experiments.bench.timing import Timed, against_goals, on_ranks, ratios, time_contender
+from lineage.progress import Progress
 
 LAYOUT_GOALS = {"tp2": 1.85, "dp2": 1.75, "pp2": 0.90}
 """Ratio to one process; that of pp2 is a share of what the division of the operations over its stages allows."""
@@ -20,9 +21,11 @@ def measure_layouts(rounds: int) -> dict[str, Any]:
     size = read_size("tiny")
     ours = [contender for contender in contenders() if contender.is_ours]
     timed: dict[str, list[Timed]] = {contender.name: [] for contender in ours}
-    for _ in range(rounds):
-        for contender in ours:
-            timed[contender.name].append(on_ranks(contender.name, contender.ranks, _timed, contender, size)[0])
+    with Progress("layouts", rounds * len(ours), "measurements") as progress:
+        for _ in range(rounds):
+            for contender in ours:
+                timed[contender.name].append(on_ranks(contender.name, contender.ranks, _timed, contender, size)[0])
+                progress.advance(1, contender.name)
     return summarize_layouts(size, timed)
 
 

@@ -9,7 +9,9 @@ import torch
 
 from experiments.chaos.report import table, write_results
 from experiments.chaos.trials import every_fault, prepare, run_trials, some_faults
+from lineage.environment import available_cores
 from lineage.errors import BadInput, Diverged
+from lineage.progress import announce
 
 
 def run_chaos(every: bool, points: int, seed: int, out: Path | None, jobs: int | None) -> None:
@@ -20,6 +22,8 @@ def run_chaos(every: bool, points: int, seed: int, out: Path | None, jobs: int |
     if sys.platform != "linux":
         raise BadInput("chaos needs Linux: it finds open files in /proc")
     torch.set_num_threads(1)
+    which = "every kind of fault at every kind of point" if every else f"{points} faults"
+    announce(f"a small reproduction twice, then {which}, {jobs or available_cores()} at once in folders of their own")
     with tempfile.TemporaryDirectory(prefix="mlm-chaos-", ignore_cleanup_errors=True) as folder:
         work = Path(folder).resolve()
         screens = os.dup(1), os.dup(2)
@@ -34,6 +38,7 @@ def run_chaos(every: bool, points: int, seed: int, out: Path | None, jobs: int |
         if out:
             which = "--all" if every else f"--points {points} --seed {seed}"
             write_results(out, f"mlm-verify chaos --recipe tiny {which}", reference, trials)
+            print(f"written: {out}")
         os.chdir("/")
     if lost := [trial for trial in trials if trial.failure]:
         raise Diverged(f"{len(lost)} of {len(trials)} faults were not survived")

@@ -22,6 +22,7 @@ from experiments.measured.zero import MODEL, RANKS, iteration
 from experiments.sealed import Line
 from lineage.atomic import write_json
 from lineage.digest import sha256_file
+from lineage.progress import announce
 
 WIDTHS = (1, 2, 4)
 """Tensor-parallel ranks."""
@@ -37,6 +38,7 @@ Answers = tuple[NDArray[np.float32], list[list[int]]]
 def measure_huggingface() -> list[Line]:
     """Differences of logits, greedy continuations and merged files from the whole model's, at each width."""
     lines: list[Line] = []
+    announce(f"a small model on {', '.join(map(str, WIDTHS))} processes, {TEXTS} texts of {TOKENS + NEW_TOKENS} tokens")
     with tempfile.TemporaryDirectory() as folder:
         theirs = write_huggingface(Path(folder) / "theirs")
         found: dict[int, Answers] = {}

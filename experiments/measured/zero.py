@@ -21,6 +21,7 @@ from engine.parallel.mesh import build_mesh
 from engine.pipeline.microbatch import PipelineInput
 from engine.step import build_step
 from experiments.sealed import Line
+from lineage.progress import Progress, announce
 
 MODEL = ModelConfig(
     num_layers=4, hidden_size=64, num_heads=4, seq_length=32, vocab_size=96, padded_vocab_size=96, dropout=0.0
@@ -88,15 +89,19 @@ def measure_sent_bytes() -> list[Line]:
     """
     lines: list[Line] = []
     at_least: dict[str, float] = {}
-    for name, parallel in LAYOUTS.items():
-        by_rank = run_forked(sent_bytes, RANKS, MODEL, parallel)
-        for batch, sent in zip(BATCHES, zip(*by_rank, strict=True), strict=True):
-            position = {"series": name, "quantity": "sent_megabytes", "x": float(batch), "x_name": "global_batch"}
-            measured = sum(sent) / RANKS
-            at_least.setdefault(name, measured)
-            note = f"{RANKS} ranks, {parameter_count(MODEL):,} parameters in fp32"
-            lines.append(position | {"kind": "scaled", "value": measured / 1e6, "note": note})
-            lines.append(position | {"kind": "computed", "value": account(MODEL, parallel, batch) / 1e6, "note": note})
+    announce(f"{len(LAYOUTS)} layouts of {RANKS} processes, an iteration at each of {len(BATCHES)} batches")
+    with Progress("zero", len(LAYOUTS), "layouts") as progress:
+        for name, parallel in LAYOUTS.items():
+            by_rank = run_forked(sent_bytes, RANKS, MODEL, parallel)
+            for batch, sent in zip(BATCHES, zip(*by_rank, strict=True), strict=True):
+                position = {"series": name, "quantity": "sent_megabytes", "x": float(batch), "x_name": "global_batch"}
+                measured = sum(sent) / RANKS
+                at_least.setdefault(name, measured)
+                note = f"{RANKS} ranks, {parameter_count(MODEL):,} parameters in fp32"
+                counted = account(MODEL, parallel, batch) / 1e6
+                lines.append(position | {"kind": "scaled", "value": measured / 1e6, "note": note})
+                lines.append(position | {"kind": "computed", "value": counted, "note": note})
+            progress.advance()
     for stage, series in STAGES.items():
         ratio = at_least[f"ZeRO stage {stage}"] / at_least["data parallel"]
         lines.append({"series": series, "quantity": "communication_ratio", "kind": "scaled", "value": ratio,
@@ -142,7 +147,9 @@ def iteration(model: ModelConfig, parallel: ParallelConfig, batch: int) -> Colle
 def measure_held_bytes() -> list[Line]:
     """Bytes of parameters, gradients and optimizer state for each parameter of the model, the mean over ranks."""
     lines: list[Line] = []
-    for name in ("data parallel", "ZeRO stage 1", "ZeRO stage 3"):
+    names = ("data parallel", "ZeRO stage 1", "ZeRO stage 3")
+    announce(f"{len(names)} layouts on 2 and 4 processes, an iteration each")
+    for name in names:
         parallel = LAYOUTS[name]
         for ranks in (2, 4):
             position = {"series": name, "quantity": "state_bytes_per_parameter", "x": float(ranks), "x_name": "dp"}

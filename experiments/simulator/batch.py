@@ -11,6 +11,7 @@ from experiments.simulator.simulate import Prediction, simulate
 from experiments.simulator.workload import Workload
 from lineage.atomic import write_text
 from lineage.errors import BadInput
+from lineage.progress import announce
 
 INPUTS = ("cluster", *COLUMNS)
 RESULTS = ("iteration_ms", "low_ms", "high_ms", "tflops_per_gpu", "memory_gib", "fits", "reason")
@@ -23,6 +24,7 @@ def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
     nothing is then left behind.
     """
     rows = _read(rows_path)
+    announce(f"predicts {len(rows):,} rows")
     predictions = _predict(rows)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")

@@ -24,6 +24,7 @@ from experiments.simulator.measurements import (
     single_node,
 )
 from experiments.simulator.workload import Floats
+from lineage.progress import Progress
 
 BOUNDS = {
     "matmul_efficiency": (0.4, 1.0),
@@ -186,11 +187,13 @@ def cross_validate(machine: Machine, folds: NDArray[np.int64]) -> dict[str, Held
     held = np.full(len(rows), -1)
     held[:measured] = folds
     ratios = np.empty(measured)
-    for fold in range(FOLDS):
-        kept, left = np.flatnonzero(held != fold), np.flatnonzero(held == fold)
-        fitted = fit(machine, BOUNDS, [rows[i] for i in kept], weights[kept])
-        out = [rows[i] for i in left]
-        ratios[left] = published_values(out) / predicted(fitted, out)
+    with Progress("cross-validation", FOLDS, "fits") as progress:
+        for fold in range(FOLDS):
+            kept, left = np.flatnonzero(held != fold), np.flatnonzero(held == fold)
+            fitted = fit(machine, BOUNDS, [rows[i] for i in kept], weights[kept])
+            out = [rows[i] for i in left]
+            ratios[left] = published_values(out) / predicted(fitted, out)
+            progress.advance()
     split = len(single_node())
     parts = {"single node": slice(0, split), "several nodes": slice(split, measured)}
     return {name: HeldOut(ratios[part], covered(ratios[part], folds[part])) for name, part in parts.items()}
@@ -217,8 +220,10 @@ def v100_left_out(machine: Machine) -> Floats:
     """Published over predicted time of each row the V100 constants are fitted on, fitted without it."""
     first, *rows = v100_rows()
     ratios = []
-    for place, row in enumerate(rows):
-        fitted = fit_v100(machine, [first, *rows[:place], *rows[place + 1 :]])
-        ratio = row.value / predicted(fitted, [first, row])[1]
-        ratios.append(ratio if row.quantity == "days_per_epoch" else 1 / ratio)
+    with Progress("V100, a row left out", len(rows), "fits") as progress:
+        for place, row in enumerate(rows):
+            fitted = fit_v100(machine, [first, *rows[:place], *rows[place + 1 :]])
+            ratio = row.value / predicted(fitted, [first, row])[1]
+            ratios.append(ratio if row.quantity == "days_per_epoch" else 1 / ratio)
+            progress.advance()
     return np.array(ratios)

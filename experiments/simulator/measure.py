@@ -24,6 +24,7 @@ from experiments.simulator.workload import Workload
 from lineage.atomic import write_json
 from lineage.environment import available_cores, cpu_name, list_gpus, memory_bytes
 from lineage.errors import HardwareMissing
+from lineage.progress import announce
 
 if TYPE_CHECKING:
     from engine.parallel.mesh import ParallelMesh
@@ -66,6 +67,8 @@ def measure_machine() -> Cluster:
     """
     gpus = list_gpus()
     ranks = len(gpus) or available_cores()
+    count = len(MATMUL_WIDTHS) + 2 + len(ALL_REDUCE_BYTES) + len(SHAPES)
+    announce(f"{count} measurements of about {SECONDS_PER_MEASUREMENT} s or three runs each on {ranks} processes")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "measured.json"
         if launch("experiments.simulator.measure", [str(path)], ranks) or not path.is_file():

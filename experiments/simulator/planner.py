@@ -10,6 +10,7 @@ from experiments.simulator.measurements import ITERATIONS_PER_EPOCH
 from experiments.simulator.simulate import Prediction, simulate
 from experiments.simulator.workload import Workload
 from lineage.errors import HardwareMissing
+from lineage.progress import announce
 
 EPOCH_TOKENS = ITERATIONS_PER_EPOCH * 512 * 1024
 """The 2019 paper's epoch at its batch and context."""
@@ -31,6 +32,7 @@ def ranked_layouts(config: RunConfig, cluster: Cluster, gpus: int) -> list[Choic
     Raises HardwareMissing with a reason where none does.
     """
     workloads = list(possible_layouts(config, cluster, gpus))
+    announce(f"predicts {len(workloads):,} layouts")
     predictions = simulate(cluster, workloads)
     choices = [Choice(*pair) for pair in zip(workloads, predictions, strict=True) if not pair[1].reason]
     if not choices:

@@ -17,6 +17,7 @@ from experiments.simulator.memory import rank_peak_bytes
 from experiments.simulator.timeline import makespan_seconds, order_of, timeline
 from experiments.simulator.workload import Floats, Workload, Workloads, checked_config, flops_of
 from lineage.errors import BadInput
+from lineage.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,14 @@ def _layer_counts(layers: int, pp: int, chunks: int) -> NDArray[np.int64]:
 def simulate(cluster: Cluster, workloads: Sequence[Workload]) -> list[Prediction]:
     """A prediction per workload, in order; one that cannot run gets the reason and no numbers."""
     predictions, runnable = [Prediction()] * len(workloads), []
-    for place, workload in enumerate(workloads):
-        try:
-            config = checked_config(workload, cluster.precision)
-            runnable.append((place, workload, _fitting_bytes(cluster, workload, config)))
-        except BadInput as error:
-            predictions[place] = Prediction(reason=str(error))
+    with Progress("workloads checked", len(workloads), "workloads") as progress:
+        for place, workload in enumerate(workloads):
+            try:
+                config = checked_config(workload, cluster.precision)
+                runnable.append((place, workload, _fitting_bytes(cluster, workload, config)))
+            except BadInput as error:
+                predictions[place] = Prediction(reason=str(error))
+            progress.advance()
     seconds = iteration_parts(machine_of(cluster), [workload for _, workload, _ in runnable]).total
     for (place, workload, memory), total in zip(runnable, seconds.tolist(), strict=True):
         one_node = workload.gpus <= cluster.constants.gpus_per_node.value

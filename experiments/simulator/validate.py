@@ -7,6 +7,7 @@ import numpy as np
 
 from experiments.simulator.calibrate import (
     BOUNDS,
+    FOLDS,
     NODE_BOUNDS,
     SOFTWARE_OF_2019,
     HeldOut,
@@ -17,6 +18,7 @@ from experiments.simulator.calibrate import (
     model_folds,
     random_folds,
     v100_left_out,
+    v100_rows,
 )
 from experiments.simulator.cluster import Interval, Machine, load_cluster, machine_of
 from experiments.simulator.cluster_file import FITTED, fitted_constants, fitted_toml, rounded
@@ -34,6 +36,7 @@ from experiments.simulator.measurements import (
 from experiments.simulator.workload import Floats
 from lineage.atomic import write_text
 from lineage.errors import BadInput
+from lineage.progress import announce
 
 A100, V100 = "dgx-a100-80g", "dgx-2h-v100"
 A100_FIT = ("fit", "vTrain's single-node and multi-node rows; 2021 paper, Table 2 and Figures 11 to 16")
@@ -50,6 +53,7 @@ def calibrate(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{out} cannot be written: {error}") from error
+    announce(f"{1 + 2 * FOLDS + len(v100_rows())} fits of the simulator's constants to measured iterations")
     machine = fit_a100(machine_of(load_cluster(A100)))
     rows = [*single_node(), *multi_node()]
     by_row = cross_validate(machine, random_folds(len(rows)))

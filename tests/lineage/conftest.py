@@ -12,13 +12,12 @@ APPLICATION = """
 import sys
 import time
 
-import typer
 
 from lineage import errors
-from lineage.command import run_command
+from lineage.command import CommandLine, run_command
 from lineage.progress import Progress
 
-app = typer.Typer()
+app = CommandLine()
 
 
 @app.command()
