@@ -1,14 +1,15 @@
 """Verdicts come from sealed records alone, and a simulated number is never taken for a measured one."""
 
 import json
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from experiments.catalogue import find_experiment
+from experiments.catalogue import PAPERS, every_claim, find_experiment
 from experiments.runner import run_experiment
-from experiments.verdicts import RECORDS, Verdict, judge, load_results
+from experiments.verdicts import RECORDS, Outcome, Verdict, judge, load_results
 from lineage.digest import seal
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.records import Record, read_records, write_records
@@ -154,14 +155,31 @@ def test_the_commands(tmp_path: Path) -> None:
     machine = with_gpus(tmp_path / "bin", 0, 0)
     runs = tmp_path / "runs"
     done = call(machine, "mlm-experiment", "run", "--all", "--mode", "simulate", "--runs", runs)
-    assert (done.returncode, done.stderr) == (0, "")
-    done = call(machine, "mlm-experiment", "compare", "--all", "--results", runs)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    for outcome in ("REPRODUCED", "SIMULATED", "NOT_RUN"):
-        assert outcome in done.stdout
+    assert done.returncode == 0
+    assert re.fullmatch(r"cost: \d+ experiments one after the other, [^\n]+\n", done.stderr)
+    unfinished = RunDirectory.begin(runs, "unfinished", "experiment", {"mode": "measure"}, {})
+    write_records(unfinished.path / RECORDS, [])
+    whole = call(machine, "mlm-experiment", "compare", "--all", "--results", runs)
+    assert (whole.returncode, whole.stderr) == (0, ""), whole.stdout
+    head, *papers, total, left_out, how = whole.stdout.splitlines()
+    names = head.split()[1:]
+    assert names == [*get_args(Outcome), "claims"]
+    counts = {line[: head.index("REPRODUCED") - 2].strip(): [*map(int, line.split()[-6:])] for line in papers}
+    assert counts.keys() == set(PAPERS.values())
+    assert [*map(int, total.split()[1:])] == [sum(column) for column in zip(*counts.values(), strict=True)]
+    assert int(total.split()[-1]) == len(every_claim())
+    assert (left_out, "--rows" in how) == ("left out: 1 directories that were never finished", True)
+    rows = call(machine, "mlm-experiment", "compare", "--all", "--rows", "--results", runs).stdout.splitlines()
+    assert rows[: len(papers) + 2] == [head, *papers, total]
+    for place, outcome in enumerate(names[:-1]):
+        shown = sum(f"  {outcome}  " in line for line in rows[len(papers) + 3 :])
+        assert shown == int(total.split()[1 + place]), outcome
     planted(runs, value=60)
     done = call(machine, "mlm-experiment", "compare", "--all", "--results", runs)
     assert done.returncode == 3
+    assert [line.split()[0] for line in done.stdout.splitlines() if "  DIVERGED  " in line][1:] == [
+        "2021/figure-11/b=8/4"
+    ]
     assert done.stderr == "error: 2021/figure-11/b=8/4: the number found here is beyond the claim's tolerance\n"
     done = call(machine, "mlm-experiment", "list", "--results", runs)
     assert done.returncode == 0

@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 APPLICATION = """
+import subprocess
 import sys
 import time
 
 
+import lineage.progress
 from lineage import errors
 from lineage.command import CommandLine, run_command
-from lineage.progress import Progress
+from lineage.progress import Progress, announce
+
+lineage.progress.SHOWN_AFTER_SECONDS = 0.0
 
 app = CommandLine()
 
@@ -49,14 +53,21 @@ def wait(swallow: bool = False) -> None:
 
 @app.command()
 def count(total: int, fail: bool = False) -> None:
+    announce(f"counts to {total}", "", "in no time")
     with Progress("title", total, "things") as progress:
         for number in range(total):
             progress.advance(message=f"at {number}")
+            progress.note("warning: small") if number == 1 else None
             if fail:
                 raise errors.BadInput("failed while counting")
 
 
-run_command(app, default="run", verbs=("run", "fail", "lines", "wait", "count"))
+@app.command()
+def parent() -> None:
+    subprocess.run([sys.executable, sys.argv[0], "count", "3"], check=True)
+
+
+run_command(app, default="run", verbs=("run", "fail", "lines", "wait", "count", "parent"))
 """
 
 Start = Callable[..., "subprocess.Popen[str]"]

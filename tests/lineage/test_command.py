@@ -1,10 +1,17 @@
 """How a command ends: an exit code and one sentence, never a traceback."""
 
+import re
 import signal
+from importlib import import_module
 
 import pytest
+from typer.testing import CliRunner
 
+from lineage.command import CommandLine
+from tests.architecture.rooms import command_names
 from tests.lineage.conftest import Start
+
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 CODES = {
     "UserError": 2,
@@ -22,6 +29,30 @@ def test_each_error_has_its_exit_code_and_its_sentence(start: Start, name: str, 
     process = start("fail", name)
     out, err = process.communicate(timeout=600)
     assert (process.returncode, out, err) == (code, "", "error: one clear sentence\n")
+
+
+@pytest.mark.parametrize("command", command_names())
+def test_every_verb_takes_quiet_and_has_help_without_control_characters(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS"):  # they make typer write colours into pipes
+        monkeypatch.delenv(variable, raising=False)
+    module, _ = command_names()[command].split(":")
+    app = import_module(module).app
+    assert isinstance(app, CommandLine)
+    verbs = [str(each.name or each.callback.__name__.replace("_", "-")) for each in app.registered_commands]
+    assert verbs
+    for verb in verbs:
+        done = CliRunner().invoke(app, [verb, "--help"])
+        assert (done.exit_code, "--quiet" in done.output) == (0, True), f"{command} {verb}: {done.output}"
+        assert not CONTROL.search(done.output), f"{command} {verb}"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["run"], ["--unknown"]])
+def test_help_and_mistakes_have_no_control_characters_in_a_pipe(start: Start, arguments: list[str]) -> None:
+    out, err = start(*arguments, GITHUB_ACTIONS="", FORCE_COLOR="", PY_COLORS="").communicate(timeout=600)
+    assert out or err
+    assert not CONTROL.search(out + err)
 
 
 def test_only_the_first_rank_speaks(start: Start) -> None:

@@ -1,10 +1,13 @@
-"""Progress: whole lines where nobody watches, one redrawn line on a terminal."""
+"""Cost and progress: whole lines where nobody watches, a bar on a terminal, nothing with `--quiet`."""
 
+import fcntl
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -62,31 +65,71 @@ def test_an_unknown_total_is_not_shown(clock: Clock, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == "read: 5,000 lines, 2,500.0/s, 0:02\n"
 
 
-def test_other_ranks_are_silent(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("train", 10, "iterations", quiet=True) as progress:
-        clock.now = 100.0
+def test_bytes_have_their_own_units(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("digest", 3_000_000_000, "bytes") as progress:
+        clock.now = 15.0
+        progress.advance(1_500_000_000)
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == "digest: 1.5 GB/3.0 GB, 100.0 MB/s, 0:15 left"
+
+
+def test_of_what_is_done_within_two_seconds_nothing_is_shown(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("data", 10, "documents") as progress:
+        clock.now = 1.9
         progress.advance(10)
     assert capsys.readouterr().err == ""
 
 
-def test_a_pipe_gets_no_escape_codes_and_no_carriage_returns(start: Start) -> None:
-    process = start("count", 3)
-    out, err = process.communicate(timeout=600)
+@pytest.mark.parametrize("rank", ["", "1"])
+def test_other_ranks_are_silent(
+    rank: str, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if rank:
+        monkeypatch.setenv("RANK", rank)
+    with Progress("train", 10, "iterations", quiet=not rank) as progress:
+        clock.now = 100.0
+        progress.advance(10)
+        progress.note("warning: the loss leaps")
+    assert capsys.readouterr().err == ""
+
+
+SAID = re.compile(
+    r"cost: counts to 3; in no time\n"
+    r"warning: small\n"
+    r"title: 3/3 things, [\d,.]+/s, 0:00\n"
+)  # fmt: skip
+
+
+def test_a_pipe_gets_lines_without_control_characters(start: Start) -> None:
+    out, err = start("count", 3).communicate(timeout=600)
     assert out == ""
-    assert re.fullmatch(r"title: 3/3 things, [\d,.]+/s, 0:00\n", err)
+    assert SAID.fullmatch(err), err
+
+
+@pytest.mark.parametrize("arguments", [["count", 3, "--quiet"], ["--quiet", "parent"], ["parent", "--quiet"]])
+def test_quiet_leaves_warnings_alone_in_child_processes_too(start: Start, arguments: list[object]) -> None:
+    process = start(*arguments)
+    out, err = process.communicate(timeout=600)
+    if arguments[0] == "--quiet":  # it is an option of verbs
+        assert process.returncode == 2
+    else:
+        assert (process.returncode, out, err) == (0, "", "warning: small\n")
+    assert SAID.fullmatch(start("parent").communicate(timeout=600)[1])
 
 
 def test_after_an_error_no_line_claims_the_end(start: Start) -> None:
     process = start("count", 3, "--fail")
     _, err = process.communicate(timeout=600)
-    assert err == "error: failed while counting\n"
+    assert err == "cost: counts to 3; in no time\nerror: failed while counting\n"
 
 
-@pytest.mark.parametrize("options", [[], ["--fail"]])
-def test_a_terminal_sees_one_line_redrawn(application: Path, options: list[str]) -> None:
+def on_a_terminal(application: Path, *arguments: object, **variables: str) -> tuple[int, str]:
+    """Exit code of the application and what it wrote on a pseudo-terminal of 60 columns."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, str(application), "count", "3", *options]
-    with subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL) as process:
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    command = [sys.executable, str(application), *map(str, arguments)]
+    environment = {**os.environ, "TERM": "xterm", **variables}
+    with subprocess.Popen(command, stderr=theirs, stdout=theirs, env=environment) as process:
         os.close(theirs)
         text = b""
         try:
@@ -95,12 +138,36 @@ def test_a_terminal_sees_one_line_redrawn(application: Path, options: list[str])
         except OSError:  # the other end is closed
             pass
         os.close(ours)
-    assert process.returncode == (2 if options else 0)
-    if options:
-        assert text.endswith(b"\r\nerror: failed while counting\r\n"), "the sentence stands on a line of its own"
-    else:
-        assert text.startswith(b"\r\x1b[2Ktitle: ")
-        assert text.count(b"\n") == 1
+    return process.returncode, text.decode()
+
+
+def test_a_terminal_sees_a_bar_redrawn_on_one_line(application: Path) -> None:
+    code, text = on_a_terminal(application, "count", 4)
+    assert code == 0
+    first, *lines = text.split("\r\n")
+    assert first == "cost: counts to 4; in no time"
+    assert lines[0].startswith(f"\r\x1b[2Ktitle: {'█' * 6}{'░' * 18} 1/4 things, ")
+    assert lines[0].endswith("\r\x1b[2Kwarning: small"), "the bar makes room for a warning"
+    assert lines[1].startswith(f"\r\x1b[2Ktitle: {'█' * 24} 4/4 things, ")
+    assert lines[2:] == [""]
+    assert all(len(drawn.removeprefix("\x1b[2K")) < 60 for drawn in re.split(r"[\r\n]+", text)), "no line is broken"
+
+
+def test_a_failure_on_a_terminal_has_a_line_of_its_own(application: Path) -> None:
+    code, text = on_a_terminal(application, "count", 3, "--fail")
+    assert code == 2
+    assert text.endswith("\r\nerror: failed while counting\r\n")
+
+
+@pytest.mark.parametrize(("option", "variables"), [("--quiet", {}), ("--no-fail", {"TERM": "dumb"})])
+def test_quiet_and_a_terminal_that_cannot_redraw_get_no_control_characters(
+    application: Path, option: str, variables: dict[str, str]
+) -> None:
+    code, text = on_a_terminal(application, "count", 3, option, **variables)
+    assert code == 0
+    assert "\x1b" not in text
+    assert "\r" not in text.replace("\r\n", "")
+    assert text == "warning: small\r\n" if option == "--quiet" else SAID.fullmatch(text.replace("\r\n", "\n"))
 
 
 @pytest.mark.parametrize(
