@@ -1,6 +1,7 @@
 """`mlm-train` says what is wrong in one sentence, with the documented exit code and never a traceback."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import experiments
 from engine.cli import read_run_config
 from engine.costs import parameter_count
+from engine.estimate import describe_training
 from engine.step import NotFinite
 from engine.trainer import train
 from lineage.config import read_toml
@@ -106,12 +108,39 @@ def test_datasets_that_are_not_there_or_not_finished(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def test_one_of_two_ranks_says_the_cost_and_quiet_silences_both(dataset: Path, tmp_path: Path) -> None:
+    toml = write_toml(tmp_path / "small.toml", dataset)
+    short = [f"--set=train.{name}" for name in ("iterations=4", "warmup_iterations=1", "checkpoint_interval=2")]
+    code, out, err = mlm_train(toml, *short, "--ranks", 2, "--runs", tmp_path / "loud")
+    assert code == 0, err
+    [run] = (path for path in (tmp_path / "loud").iterdir() if not path.is_symlink())
+    cost = (
+        r"cost: 4 iterations, [\d.]+e\+\d+ FLOPs on 2 ranks(, about \d+:\d\d by [\w ]+)?; up to [\d.]+ [kM]B of \w+; "
+    )
+    assert re.fullmatch(cost + re.escape(str(run)), err.splitlines()[0])
+    assert err.count("cost: ") == 1
+    assert out == f"complete: {run}\n"
+    assert mlm_train(toml, *short, "--ranks", 2, "--runs", tmp_path / "loud") == (0, f"already complete: {run}\n", "")
+    code, out, err = mlm_train(toml, *short, "--ranks", 2, "--runs", tmp_path / "quiet", "--quiet")
+    assert (code, out.startswith("complete: "), err) == (0, True, "")
+
+
+def test_what_is_left_of_a_run_is_its_cost(dataset: Path) -> None:
+    config = small_config(dataset)
+    whole, half = (re.search(r"([\d.]+e\+\d+) FLOPs", describe_training(config, 1, done)) for done in (0, 30))
+    assert whole
+    assert half
+    assert float(half[1]) == pytest.approx(float(whole[1]) / 2, rel=0.05)
+    assert describe_training(config, 1, 30).startswith("30 iterations, ")
+    assert "about" not in describe_training(config, 1000), "a thousand ranks have no cores here: nothing says how long"
+
+
 def test_a_loss_that_is_no_number_stops_the_run(dataset: Path, tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset)
     code, _, err = mlm_train(toml, "--set", "train.learning_rate=1e30", "--runs", tmp_path / "runs", "--ranks", 1)
     assert code == 3
-    assert err.startswith("error: iteration 2: loss nan")
-    assert err.count("\n") == 1
+    assert [line.split(":")[0] for line in err.splitlines()] == ["cost", "error"]
+    assert err.splitlines()[1].startswith("error: iteration 2: loss nan")
     [run] = (tmp_path / "runs").iterdir()
     assert_unsealed_with_valid_metrics(run)
 

@@ -13,7 +13,7 @@ VERIFY = str(Path(sys.executable).with_name("mlm-verify"))
 
 
 def verify(path: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([VERIFY, "run", str(path)], capture_output=True, text=True, timeout=600)
+    return subprocess.run([VERIFY, "run", str(path), "--quiet"], capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture

@@ -161,6 +161,7 @@ def test_a_folder_that_is_none_is_a_mistake(tmp_path: Path) -> None:
 def test_the_command_ends_with_6_for_a_bad_benchmark(tmp_path: Path) -> None:
     path, bench = write_reproduction(tmp_path), write_benchmarks(tmp_path)
     command = [sys.executable, "-c", "from reports.cli import main; main()", "build", str(path), "--bench", str(bench)]
+    command.append("--quiet")
     good = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (good.returncode, good.stderr) == (0, "")
     (bench / "bad.json").write_text("{")

@@ -18,7 +18,7 @@ def answers(tmp_path: Path, *lines: str) -> list[dict[str, str]]:
     rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
     rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
     done = call(dict(os.environ), "mlm-experiment", "simulate", str(rows), "--out", str(out))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, f"cost: predicts {len(lines) - 1} rows\n")
     with out.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 

@@ -69,7 +69,7 @@ def test_what_fits_nowhere_is_said() -> None:
     ],
 )
 def test_the_command(arguments: list[str], code: int, words: str) -> None:
-    done = call(dict(os.environ), "mlm-experiment", "plan", *arguments)
+    done = call(dict(os.environ), "mlm-experiment", "plan", *arguments, "--quiet")
     assert done.returncode == code
     assert words in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -106,7 +106,7 @@ def test_a_planted_machine_is_recovered(tmp_path: Path) -> None:
 
 
 def test_this_machine_is_measured(tmp_path: Path) -> None:
-    command = program("mlm-experiment", "plan", "8.3b", "--twin", "--mine")
+    command = program("mlm-experiment", "plan", "8.3b", "--twin", "--mine", "--quiet")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
     assert "measured: runs/this-machine.toml" in done.stdout
