@@ -14,7 +14,7 @@ PURE = {
         "engine.config", "engine.family_config", "engine.data_config", "engine.costs", "engine.parallel.layout",
         "engine.batches", "engine.batch_schedule", "engine.dataset", "engine.launch", "engine.training_run",
         "engine.optim.schedule", "engine.cli", "engine.parity", "engine.loggers", "engine.metrics",
-        "engine.record_config", "engine.guard.timeline",
+        "engine.record_config", "engine.estimate", "engine.guard.timeline",
     ],
     "evaluation": ["evaluation.tasks", "evaluation.tables", "evaluation.compare", "evaluation.cli"],
     "experiments": [
