@@ -108,7 +108,7 @@ def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*arguments, "--json", str(tmp_path / "out.json")])
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
-    assert done.output == "the cat" + found["continuation"] + "\n"
+    assert done.stdout == f"the cat{found['continuation']}\nwritten: {tmp_path / 'out.json'}\n"
     assert len(found["tokens"]) == 5
     assert found["sampling"] is None
     assert found["checkpoint_digest"] == load_checkpoint(checkpoint).digest

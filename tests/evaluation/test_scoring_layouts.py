@@ -151,7 +151,7 @@ def test_the_command_starts_its_ranks_and_speaks_once(divided: Path, tmp_path: P
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("accuracy") == 1
-        assert done.stderr.count("cost: 8 examples") == 1
+        assert done.stderr.count("cost: 2 examples") == 1
         results.append(json.loads(target.read_text()))
     assert results[1]["perplexity"] == pytest.approx(results[0]["perplexity"], rel=1e-6)
     assert results[1]["num_correct"] == results[0]["num_correct"]
