@@ -24,7 +24,7 @@ def describe_training(config: RunConfig, ranks: int, iterations_done: int = 0) -
     if list_gpus() or train.precision != "fp32" or ranks > available_cores():
         return found
     seconds = flops / (matrix_flops_per_second() * TRAINING_EFFICIENCY * ranks)
-    return f"{found}, about {format_duration(seconds)} by the speed of matrix products here"
+    return f"{found}, about {format_duration(max(seconds, 1.0))} by the speed of matrix products here"
 
 
 def describe_disk(config: RunConfig) -> str:

@@ -57,7 +57,16 @@ def run_python(*arguments: object, **environment: str) -> tuple[int, str, float]
 def test_a_nan_on_one_rank_is_found(pp: int, fault: str, sentences: list[str], dataset: Path, tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset, microbatch_size=2)
     code, err, _ = run_python(
-        "-c", LAUNCH, 2, f"nan={fault}", "run", toml, f"--runs={tmp_path}", "--ranks=2", f"--set=parallel.pp={pp}"
+        "-c",
+        LAUNCH,
+        2,
+        f"nan={fault}",
+        "run",
+        toml,
+        f"--runs={tmp_path}",
+        "--ranks=2",
+        f"--set=parallel.pp={pp}",
+        "--quiet",
     )
     assert code == 3, err
     assert err.startswith("error: iteration 3: loss nan, gradient norm nan; the weights were not updated; ")

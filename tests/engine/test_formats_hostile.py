@@ -92,7 +92,7 @@ def exported(tmp_path: Path) -> Path:
 def command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object
 ) -> tuple[int, str, str]:
-    """`mlm-train arguments` in this process: exit code and both outputs; an error of ours would be raised."""
+    """`mlm-train arguments` in this process: exit code and outputs without the cost; our errors are raised."""
     monkeypatch.setattr(sys, "argv", ["mlm-train", *map(str, arguments)])
     capsys.readouterr()
     handler = signal.getsignal(signal.SIGINT)
@@ -101,7 +101,9 @@ def command(
             main()
     finally:
         signal.signal(signal.SIGINT, handler)
-    return (int(ended.value.code or 0), *capsys.readouterr())
+    out, err = capsys.readouterr()
+    said = [line for line in err.splitlines(keepends=True) if not line.startswith("cost: ")]
+    return int(ended.value.code or 0), out, "".join(said)
 
 
 def truncate(directory: Path) -> None:
@@ -173,13 +175,13 @@ def test_export_explains_what_it_cannot_do(
 
 def test_the_command_from_outside(exported: Path, tmp_path: Path) -> None:
     """There and back, and a hostile file, as a user runs them."""
-    code, out, err = mlm_train("import", exported, tmp_path / "back")
+    code, out, err = mlm_train("import", exported, tmp_path / "back", "--quiet")
     assert (code, out, err) == (0, f"written: {tmp_path / 'back'}\n", "")
-    code, out, err = mlm_train("export", tmp_path / "back", tmp_path / "again")
+    code, out, err = mlm_train("export", tmp_path / "back", tmp_path / "again", "--quiet")
     assert (code, out, err) == (0, f"written: {tmp_path / 'again'}\n", "")
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
     saved = save(tmp_path / "save", rough_model(), 3, optimizer=payloads(tmp_path / "marker")[NAMES[0]])
-    code, out, err = mlm_train("import", saved, tmp_path / "out", "--vocab", exported)
+    code, out, err = mlm_train("import", saved, tmp_path / "out", "--vocab", exported, "--quiet")
     assert (code, out) == (6, "")
     assert err.startswith("error: ")
     assert f"asks to call {NAMES[0]}" in err

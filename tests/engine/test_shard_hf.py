@@ -94,7 +94,7 @@ def test_the_commands(tmp_path: Path) -> None:
     for arguments in (["shard-hf", "theirs", "--tp", "2", "shards"], ["export", "shards", "merged"]):
         paths = [str(tmp_path / word) if word in ("theirs", "shards", "merged") else word for word in arguments]
         done = CliRunner().invoke(app, paths)
-        assert (done.exit_code, done.output) == (0, f"written: {paths[-1]}\n")
+        assert (done.exit_code, done.stdout) == (0, f"written: {paths[-1]}\n")
     name = "model.safetensors"
     assert (tmp_path / "merged" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
 
