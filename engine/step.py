@@ -32,7 +32,9 @@ class NotFinite(UserError):
 class TrainableModel(Protocol):
     """What a step trains: this rank's part of a model. `PartitionedModel` is one."""
 
-    mesh: ParallelMesh
+    @property
+    def mesh(self) -> ParallelMesh:
+        """The mesh that it is divided over."""
 
     @property
     def parameters(self) -> list[ShardedParameter]:

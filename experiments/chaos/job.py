@@ -163,11 +163,11 @@ def _plant_nan(fault: Fault | None, rank: int) -> None:
         return
     iterate = engine.trainer.Trainer.iterate
 
-    def and_plant(self: engine.trainer.Trainer, iteration: int) -> Any:
-        if iteration == fault.number:
+    def and_plant(self: engine.trainer.Trainer, number: int) -> Any:
+        if number == fault.number:
             tensor = next(p.local.data for p in self.model.parameters if p.name == fault.what)
             tensor.view(-1)[0] = float("nan")
-        return iterate(self, iteration)
+        return iterate(self, number)
 
     engine.trainer.Trainer.iterate = and_plant  # type: ignore[method-assign]
 
