@@ -41,13 +41,11 @@ class Kept:
 
 def results_block(kept: Kept) -> str:
     """Each model's twin beside the published model."""
-    lines = ["| model | twin | its perplexity | published | its perplexity |", "|---|--:|--:|--:|--:|"]
+    lines = ["| perplexity | twin | published |", "|---|--:|--:|"]
     for model in kept.models:
         name = model["name"]
         twin, whole = kept.shown(name, "final_validation_perplexity"), _published_perplexity(kept.records, name)
-        lines.append(
-            f"| {name} | {model['trained']['parameters']:,} | {twin} | {model['published']['parameters']:,} | {whole} |"
-        )
+        lines.append(f"| {name} | {twin} | {whole} |")
     seeds = ", ".join(sorted({str(model["seed"]) for model in kept.models}))
     return "\n".join([*lines, "", f"Scaled: {kept.summary['hardware']}, seed {seeds}."])
 
@@ -61,17 +59,17 @@ def tiers_block(kept: Kept) -> str:
         [
             "| hardware | command | duration | expect |",
             "|---|---|---|---|",
-            f"| laptop, two cores | `make reproduce-8.3b` | {trained} of training, scaled | perplexity {curve} |",
-            f"| one GPU, 30 GiB | `make reproduce-{small}` | `--dry-run` estimates | WikiText-103 "
+            f"| laptop | `make reproduce-8.3b` | {trained} (training) | perplexity {curve}, scaled |",
+            f"| one GPU | `make reproduce-{small}` | not run yet | WikiText-103 "
             f"{kept.shown(small, 'wikitext103_perplexity', True)}, published |",
-            f"| cluster | `mlm-experiment launch experiments/jobs/{large}.toml` | `--mode plan` prints | WikiText-103 "
-            f"{kept.shown(large, 'wikitext103_perplexity', True)}, published |",
+            f"| cluster | `mlm-experiment launch experiments/jobs/{large}.toml --out launch` | not run yet | "
+            f"WikiText-103 {kept.shown(large, 'wikitext103_perplexity', True)}, published |",
         ]
     )
 
 
 BLOCKS: dict[str, Callable[[Kept], str]] = {"tiers": tiers_block, "results": results_block}
-CONSOLE = re.compile(r"```console\n((?:\$ .*\n)+)(.*?)```", re.DOTALL)
+CONSOLE = re.compile(r"```console\n((?:\$ [^\n]*\n)+)(.*?)```", re.DOTALL)
 """Commands, each after `$ `, and what the last of them prints."""
 
 

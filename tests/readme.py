@@ -1,4 +1,4 @@
-"""Runs every command of README at smoke size, after `make smoke`. A command it does not know how to run is an error.
+"""Runs every command of README, and of the documentation's first page, at smoke size, after `make smoke`. A command it does not know how to run is an error.
 
 `python tests/readme.py` from the checkout; test sets come from MLM_DATA_DIR where it is set.
 """
@@ -12,7 +12,11 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RUN_ELSEWHERE = {"make reproduce-8.3b": "make smoke goes the same way", "make test": "the CI script calls it"}
+RUN_ELSEWHERE = {
+    "make reproduce-8.3b": "make smoke goes the same way",
+    "make reproduce-355m": "make smoke goes the same way; the full size needs a GPU",
+    "make test": "the CI script calls it",
+}
 SMOKE_TRAINING = [
     "--set=train.iterations=6",
     "--set=train.warmup_iterations=1",
@@ -23,9 +27,12 @@ SMOKE_TRAINING = [
 
 
 def readme_commands() -> list[str]:
-    """Every line of the `sh` blocks."""
+    """Every line of README's `sh` blocks, every command in its tables, and what the documentation's first page adds."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines() if line]
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines() if line]
+    lines += re.findall(r"^\|[^`\n]*`((?:make|mlm-\w+) [^`]*)`", text, re.MULTILINE)
+    start = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    return lines + re.findall(r"^mlm-.*$", start, re.MULTILINE)
 
 
 def at_smoke_size(command: str, scratch: Path) -> list[str]:
@@ -34,30 +41,14 @@ def at_smoke_size(command: str, scratch: Path) -> list[str]:
     command = command.replace("runs/reproduce-8.3b", "runs/reproduce-8.3b-smoke")
     for option in ("--json", "--out"):
         command = command.replace(f"{option} ", f"{option} {scratch}/")
-    for written in ("runs/cleaned", "runs/unique", "runs/overlap"):
-        command = command.replace(written, f"{scratch}/{written}")
-    words = shlex.split(command.replace("data-available-2019", "data-smoke"))
-    program = Path(words[0]).name
-    if program == "torchrun":
-        words[words.index("8")] = "2"
-        words = [str(ROOT / ".venv/bin/torchrun"), "--standalone", *words[1:], "--twin", f"--runs={scratch}"]
-        words += ["--set=parallel.tp=2", *SMOKE_TRAINING]
-    elif program == "mlm-train" and words[1] == "lr-find":
-        words[words.index("--smoke")] = "--twin"
-        words += ["--iterations=6", f"--out={scratch}/lr-find", *SMOKE_TRAINING[1:]]
-    elif program == "mlm-train" and words[1] not in ("resume", "schedule") and "--dry-run" not in words:
-        words = [*words, *SMOKE_TRAINING, "--set=name=355m-readme", f"--runs={scratch}"]
-        words[words.index("--smoke")] = "--twin"
-    elif program == "mlm-verify" and words[1] == "parallel":
-        words[words.index("--smoke")] = "--twin"
-    elif program == "mlm-eval" and words[1] not in ("list", "generate"):
-        words += ["--limit", "40"]
-    elif program == "mlm-experiment" and words[1] == "reproduce" and not {"--dry-run", "--mode"} & {*words}:
-        words += ["--smoke"]
-    elif program == "mlm-experiment" and words[1] == "run":
-        words += [f"--runs={scratch}"]
-    elif program == "mlm-experiment" and words[1] == "calibrate":
-        words += [f"--out={scratch}/calibration"]
+    words = shlex.split(command)
+    words[0] = str(ROOT / ".venv" / "bin" / Path(words[0]).name)
+    match Path(words[0]).name, words[1]:
+        case "mlm-train", _:
+            words = [*words, *SMOKE_TRAINING, "--set=name=355m-readme", f"--runs={scratch}"]
+            words[words.index("--smoke")] = "--twin"
+        case "mlm-eval", _:
+            words += ["--limit", "40"]
     return words
 
 
