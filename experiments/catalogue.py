@@ -69,6 +69,11 @@ class Claim(Config):
         return self.id.split("/")[0]
 
     @property
+    def citation(self) -> str:
+        """Document and place in it."""
+        return f"{self.source} {self.where}"
+
+    @property
     def allowed(self) -> float:
         """How far a number may lie from the claim, in the claim's unit."""
         if self.tolerance == "digits":
@@ -88,7 +93,7 @@ class Part(Config):
     baseline: str = ""
     """Set whose first row ratios are held against; this set's own where empty."""
     simulated: tuple[str, ...] = ()
-    """Quantities that an iteration's time decides."""
+    """Quantities that an iteration's time decides: first the one that a fit takes, then what follows from it."""
     computed: tuple[str, ...] = ()
     """Quantities in closed form."""
 

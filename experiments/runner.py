@@ -1,6 +1,5 @@
 """Runs an experiment: its numbers, each with its kind, in a sealed run directory. Imports no torch."""
 
-import csv
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,11 +9,12 @@ from typing import Any
 from engine.config import ModelConfig
 from engine.costs import parameter_count
 from engine.pipeline.schedule import ideal_bubble
-from experiments.catalogue import Experiment, Part
+from experiments.catalogue import Experiment, Part, every_claim
 from experiments.plan import make_plan, print_plan
+from experiments.published import Row, published_rows, published_value, workload_rows, x_of
 from experiments.reproduce import reproduce
 from experiments.simulator.cluster import Cluster, load_cluster
-from experiments.simulator.measurements import COLUMNS, FOLDER, QUANTITIES, workload_of
+from experiments.simulator.measurements import COLUMNS, QUANTITIES, workload_of
 from experiments.simulator.simulate import Prediction
 from experiments.simulator.simulate import simulate as predict
 from experiments.simulator.workload import Workload, checked_config, flops_of
@@ -27,8 +27,6 @@ from lineage.progress import announce, is_quiet
 from lineage.records import Record, write_records
 from lineage.run import RunDirectory
 
-Row = dict[str, str]
-PROXIES = Path(__file__).parent / "proxy-runs.csv"
 TABLE_2_TOKENS = 300e9
 """2021 paper, Table 2: tokens trained on."""
 RATIOS = ("speedup", "scaling_percent")
@@ -66,12 +64,17 @@ def quantity_of(name: str, one: Simulated) -> float:
 def _training_days(row: Row, first: Row) -> float:
     workload = workload_of(row)
     iterations = TABLE_2_TOKENS / (workload.global_batch * workload.seq)
-    return flops_of(workload) * iterations / (workload.gpus * float(row["tflops_per_gpu"]) * 1e12) / 86400
+    return flops_of(workload) * iterations / (workload.gpus * published_value(row, "tflops_per_gpu") * 1e12) / 86400
 
 
 def _training_days_equation_4(row: Row, first: Row) -> float:
     parameters = parameter_count(checked_config(workload_of(row)).model)
-    return 8 * float(row["tokens"]) * parameters / (int(row["gpus"]) * float(row["tflops_per_gpu"]) * 1e12) / 86400
+    flops_per_second = int(row["gpus"]) * published_value(row, "tflops_per_gpu") * 1e12
+    return 8 * float(row["tokens"]) * parameters / flops_per_second / 86400
+
+
+def _speedup(row: Row, first: Row) -> float:
+    return published_value(row, "examples_per_second") / published_value(first, "examples_per_second")
 
 
 def _bert(row: Row) -> ModelConfig:
@@ -105,9 +108,11 @@ def _activation_gigabytes(row: Row, first: Row) -> float:
 
 
 def _relative_throughput(row: Row, first: Row) -> float:
+    figure_7 = {one.x: float(one.value) for one in every_claim() if one.id.startswith("2021/figure-7/")}
+
     def seconds(one: Row) -> float:
         workload = workload_of(one)
-        return (workload.microbatches + workload.pp - 1) * workload.micro_batch / float(one["tflops_per_gpu"])
+        return (workload.microbatches + workload.pp - 1) * workload.micro_batch / figure_7[workload.micro_batch]
 
     return seconds(first) / seconds(row)
 
@@ -115,32 +120,18 @@ def _relative_throughput(row: Row, first: Row) -> float:
 FORMULAS: dict[str, Callable[[Row, Row], float]] = {
     "parameters": lambda row, first: parameter_count(checked_config(workload_of(row)).model) / 1e9,
     "bert_parameters": lambda row, first: parameter_count(_bert(row)) / 1e9,
-    "percent_of_peak": lambda row, first: 100 * float(row["tflops_per_gpu"]) / PEAK_TFLOPS[row["cluster"]],
-    "aggregate_petaflops": lambda row, first: float(row["tflops_per_gpu"]) * int(row["gpus"]) / 1e3,
+    "percent_of_peak": lambda row, first: 100 * published_value(row, "tflops_per_gpu") / PEAK_TFLOPS[row["cluster"]],
+    "aggregate_petaflops": lambda row, first: published_value(row, "tflops_per_gpu") * int(row["gpus"]) / 1e3,
     "training_days": _training_days,  # 2021 paper, Equation 3 over its throughput
     "training_days_equation_4": _training_days_equation_4,
     "bubble_fraction": _bubble_fraction,
     "relative_throughput": _relative_throughput,  # 2021 paper, Equation 1 on Figure 7
-    "speedup": lambda row, first: float(row["examples_per_second"]) / float(first["examples_per_second"]),
+    "speedup": _speedup,
     "bubble_share": _bubble_share,  # GPipe, Section 2.3
     "state_gigabytes": _state_gigabytes,  # ZeRO, Section 3.1 and Table 1
     "activation_gigabytes": _activation_gigabytes,  # ZeRO, Section 3.2
 }
-"""Quantities in closed form, of a row and of the first row of its series."""
-
-
-def workload_rows(name: str) -> list[Row]:
-    """The rows of a set in `proxy-runs.csv` or the `*-runs.csv` files of `experiments/published`.
-
-    Raises BadInput where there is none.
-    """
-    rows: list[Row] = []
-    for path in (PROXIES, *sorted(FOLDER.glob("*-runs.csv"))):
-        with path.open(encoding="utf-8", newline="") as file:
-            rows += [row for row in csv.DictReader(file) if row["experiment"] == name]
-    if not rows:
-        raise BadInput(f"there are no workloads {name!r} in *-runs.csv")
-    return rows
+"""Quantities in closed form, of a row with its published values and of the first such row of its series."""
 
 
 def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, int, int]:
@@ -153,7 +144,7 @@ def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, in
     refused: list[dict[str, Any]] = []
     clusters: dict[str, Cluster] = {}
     for part in experiment.parts:
-        rows = workload_rows(part.workloads)
+        rows = published_rows(experiment, part)
         numbers += _computed(part, rows)
         for line in _simulated(part, rows, clusters):
             (refused if "reason" in line else numbers).append({"experiment": experiment.name} | line)
@@ -189,7 +180,7 @@ def format_rows(experiment: Experiment) -> str:
 
 
 def _position(part: Part, row: Row) -> dict[str, Any]:
-    return {"series": row["series"], "x": float(row[part.x]) if part.x else None, "x_name": part.x}
+    return {"series": row["series"], "x": x_of(part, row), "x_name": part.x}
 
 
 def _computed(part: Part, rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.catalogue import Experiment, Part
-from experiments.runner import RATIOS, Row, Simulated, quantity_of, workload_rows
+from experiments.published import Row, workload_rows, x_of
+from experiments.runner import RATIOS, Simulated, quantity_of
 from experiments.sealed import seal_scaled
 from experiments.simulator.cluster import Cluster, load_cluster
 from experiments.simulator.measurements import workload_of
@@ -107,7 +108,7 @@ def _numbers(part: Part, rows: Sequence[Row]) -> list[dict[str, Any]]:
     for place, (row, workload) in enumerate(zip(rows, workloads, strict=True)):
         base = first[row["series"]]
         crowd = f"{workload.gpus} ranks on {available_cores()} cores, " if workload.gpus > available_cores() else ""
-        position = {"series": row["series"], "x": float(row[part.x]), "x_name": part.x}
+        position = {"series": row["series"], "x": x_of(part, row), "x_name": part.x}
 
         def value(name: str, seconds: float, base_seconds: float, row: Row = row, at: int = place) -> float:
             start = workloads[first[row["series"]]]

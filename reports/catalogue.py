@@ -170,7 +170,7 @@ def _data(numbers: Numbers) -> Table:
             "x": exact(claim.x),
             "value": str(claim.value),
             "unit": claim.unit,
-            "source": f"{claim.source} {claim.where}",
+            "source": claim.citation,
             "note": claim.notes,
         }
         rows.append([values.get(field, "") for field in RECORD_FIELDS])

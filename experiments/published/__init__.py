@@ -1,46 +1,67 @@
-"""Published numbers as records. The files beside this one hold values read from the documents they name."""
+"""What others ran, from the files beside this one, and what they published of it, from `experiments/claims`."""
 
 import csv
 from collections.abc import Iterator
 from pathlib import Path
 
+from experiments.catalogue import Experiment, Part, find_experiment
+from lineage.errors import BadInput
 from lineage.records import Record
 
 HERE = Path(__file__).parent
+PROXIES = HERE.parent / "proxy-runs.csv"
+
+Row = dict[str, str]
 
 
-def published_records(models: tuple[str, ...]) -> Iterator[Record]:
-    """Figure 6 and Table 3 of the 2019 paper for the named models.
+def workload_rows(name: str) -> list[Row]:
+    """The rows of a set in `proxy-runs.csv` or the `*-runs.csv` files of this folder.
 
-    Figure 6 was digitised from the plot to ±0.03; the 8.3B value at 300,000 iterations, 9.27, is printed in the paper.
+    Raises BadInput where there is none.
     """
-    for row in _rows("figure-6.csv"):
-        for model in models:
-            if value := row[model.upper()]:
+    rows = [row for path in (PROXIES, *sorted(HERE.glob("*-runs.csv"))) for row in read_rows(path)
+            if row["experiment"] == name]  # fmt: skip
+    if not rows:
+        raise BadInput(f"there are no workloads {name!r} in *-runs.csv")
+    return rows
+
+
+def published_rows(experiment: Experiment, part: Part) -> list[Row]:
+    """The part's workloads, each with the values that the experiment's claims have at its series and x.
+
+    A value stands under its quantity's name; of several sources the catalogue's first is taken.
+    """
+    values: dict[tuple[str, float | None], Row] = {}
+    for claim in experiment.claims:
+        values.setdefault((claim.series, claim.x), {}).setdefault(claim.quantity, str(claim.value))
+    return [values.get((row["series"], x_of(part, row)), {}) | row for row in workload_rows(part.workloads)]
+
+
+def published_value(row: Row, quantity: str) -> float:
+    """What is published of a workload of `published_rows`. Raises BadInput where no claim says it."""
+    if quantity not in row:
+        raise BadInput(f"no claim has {quantity} for the workload {row['series']} of {row['experiment']}")
+    return float(row[quantity])
+
+
+def published_records(series: tuple[str, ...]) -> Iterator[Record]:
+    """The claims of the 2019 paper's Figure 6 and Table 3 about the named models."""
+    for name, x_name in (("2019/figure-6", "iteration"), ("2019/table-3", "")):
+        for claim in find_experiment(name).claims:
+            if claim.series in series:
                 yield Record(
-                    experiment="2019/figure-6",
-                    series=model,
-                    quantity="validation_perplexity",
-                    value=float(value),
-                    kind="published",
-                    source="arXiv:1909.08053 Figure 6",
-                    x=float(row["x"]),
-                    x_name="iteration",
-                    note="digitised, ±0.03",
-                )
-    for row in _rows("table-3.csv"):
-        if row["model"] in models:
-            yield Record(
-                experiment="2019/table-3",
-                series=row["model"],
-                quantity=row["quantity"],
-                value=float(row["value"]),
-                kind="published",
-                source=row["source"],
-                unit="%" if row["quantity"].endswith("accuracy") else "",
-            )
+                    experiment=name, series=claim.series, quantity=claim.quantity, value=float(claim.value),
+                    kind="published", source=claim.citation, unit=claim.unit, x=claim.x, x_name=x_name,
+                    note=claim.notes,
+                )  # fmt: skip
 
 
-def _rows(name: str) -> list[dict[str, str]]:
-    with (HERE / name).open(encoding="utf-8", newline="") as file:
+def x_of(part: Part, row: Row) -> float | None:
+    """Where a workload stands on the part's x axis."""
+    return float(row[part.x]) if part.x else None
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a CSV file, each by its columns' names."""
+    with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))

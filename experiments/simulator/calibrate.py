@@ -152,7 +152,7 @@ def v100_rows() -> list[Observation]:
     """What the V100 constants are fitted on: the 2019 paper's Tables 2, 7 and 8, without the rows that repeat Figures 1
     and 5 (one GPU; 32 heads). The first row is what ratios refer to and has no weight."""
     first, *rest = megatron_2019()
-    kept = {"megatron-2019/table-2", "megatron-2019/table-7", "megatron-2019/table-8"}
+    kept = {"2019/table-2", "2019/table-7", "2019/table-8"}
     rows = [one for one in rest if one.experiment in kept and one.workload.gpus > 1 and one.workload.heads != 32]
     return [first, *rows]
 

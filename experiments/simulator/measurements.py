@@ -1,29 +1,29 @@
 """Measured and published iteration times as observations that the simulator is fitted on or held against.
 
-The files stand in `experiments/published`, whose README says where they come from. Imports no torch.
+What was run and others' measurements stand in `experiments/published`, published values in `experiments/claims`.
+Imports no torch.
 """
 
-import csv
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from engine.costs import parameter_count
+from experiments.catalogue import every_claim, find_experiment
+from experiments.published import HERE, published_rows, published_value, read_rows
 from experiments.simulator.cluster import Machine
 from experiments.simulator.simulate import iteration_parts
 from experiments.simulator.workload import Floats, Workload, checked_config, flops_of
 from lineage.errors import BadInput
 
-FOLDER = Path(__file__).parent.parent / "published"
 COLUMNS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "vocab", "tp", "dp", "pp",
            "chunks", "recompute")  # fmt: skip
 """Columns of a workload in files."""
 LARGEST_CELL = 1e9
-ITERATIONS_PER_EPOCH = 68_507
+ITERATIONS_PER_EPOCH = next(int(one.value) for one in every_claim() if one.id == "2019/text/iterations-per-epoch")
 """2019 paper, Section 4.2."""
 
 
@@ -58,31 +58,24 @@ def multi_node() -> list[Observation]:
 
 def ptd_p_table_1() -> list[Observation]:
     """2021 paper, Table 1."""
-    return [one for one in _ptd_p() if one.experiment == "ptd-p/table-1"]
+    return _published("2021/table-1")
 
 
 def ptd_p_others() -> list[Observation]:
     """2021 paper, PTD-P rows of Table 2 and Figures 11 to 16."""
-    return [one for one in _ptd_p() if one.experiment != "ptd-p/table-1"]
+    return _published("2021/table-2", *(f"2021/figure-{number}" for number in range(11, 17)))
 
 
 def megatron_2019() -> list[Observation]:
-    """2019 paper, Figures 1 and 5, Tables 2, 7 and 8; the first row is the one on a single GPU.
-
-    Of the runs of BERT no time or speed-up is published.
-    """
-    return [
-        Observation(row["experiment"], workload_of(row), row["quantity"], float(row["value"]))
-        for row in _rows("megatron-2019-runs.csv")
-        if row["value"]
-    ]
+    """2019 paper, Figures 1 and 5, Tables 2, 7 and 8; the first row is the one on a single GPU."""
+    return _published(*(f"2019/{name}" for name in ("figure-1", "figure-5", "table-2", "table-7", "table-8")))
 
 
 def all_reduces() -> list[AllReduce]:
     """NCCL all-reduces inside one A100 and one V100 server."""
     return [
         AllReduce(row["gpu"], int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
-        for row in _rows("vtrain-all-reduce.csv")
+        for row in read_rows(HERE / "vtrain-all-reduce.csv")
     ]
 
 
@@ -156,17 +149,16 @@ QUANTITIES: dict[str, Callable[[Workload, float, Workload, float], float]] = {
 def _times(name: str) -> list[Observation]:
     return [
         Observation(name.removesuffix(".csv"), workload_of(row), "iteration_seconds", float(row["iteration_ms"]) / 1e3)
-        for row in _rows(name)
+        for row in read_rows(HERE / name)
     ]
 
 
-def _ptd_p() -> list[Observation]:
+def _published(*names: str) -> list[Observation]:
+    """The workloads that these experiments simulate, each with the claim about its part's first quantity."""
     return [
-        Observation(row["experiment"], workload_of(row), "tflops_per_gpu", float(row["tflops_per_gpu"]))
-        for row in _rows("ptd-p-runs.csv")
+        Observation(experiment.name, workload_of(row), part.simulated[0], published_value(row, part.simulated[0]))
+        for experiment in map(find_experiment, names)
+        for part in experiment.parts
+        if part.simulated
+        for row in published_rows(experiment, part)
     ]
-
-
-def _rows(name: str) -> list[dict[str, str]]:
-    with (FOLDER / name).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))

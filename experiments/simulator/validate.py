@@ -111,7 +111,7 @@ def _interval(ratios: Floats, source: str) -> Interval:
 
 
 def _of(name: str) -> list[Observation]:
-    return [one for one in megatron_2019() if one.experiment == f"megatron-2019/{name}"]
+    return [one for one in megatron_2019() if one.experiment == f"2019/{name}"]
 
 
 def _print_errors(
@@ -132,7 +132,7 @@ def _print_errors(
     for experiment in sorted({one.experiment for one in ptd_p_others()}):
         print(_line(experiment, _errors(machine, [one for one in ptd_p_others() if one.experiment == experiment])))
     for name in ("table-2", "table-7", "table-8"):
-        print(_line(f"megatron-2019/{name}", _errors(machine_2019, [megatron_2019()[0], *_of(name)])[1:]))
+        print(_line(f"2019/{name}", _errors(machine_2019, [megatron_2019()[0], *_of(name)])[1:]))
 
 
 def _errors(machine: Machine, observations: Sequence[Observation]) -> Floats:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from experiments.catalogue import CLAIMS, HERE, every_claim, find_experiment, load_claims, load_experiments
-from experiments.runner import FORMULAS, workload_rows
+from experiments.published import published_rows, published_value, workload_rows, x_of
+from experiments.runner import FORMULAS
 from lineage.errors import BadInput
 
 FOLDERS = sorted(path.parent for path in HERE.glob("*/*/experiment.toml"))
@@ -121,26 +122,29 @@ def test_no_claim_is_answered_twice() -> None:
     assert [name for name, count in answered.items() if count > 1] == []
 
 
-def test_the_workloads_throughputs_are_the_claims() -> None:
-    """What a row carries as published throughput is the claim's number."""
-    for experiment in load_experiments().values():
-        claims = {
-            (one.series, one.x): float(one.value) for one in experiment.claims if one.quantity == "tflops_per_gpu"
-        }
-        for part in experiment.parts:
-            for row in workload_rows(part.workloads) if "relative_throughput" not in part.computed else ():
-                key = (row["series"], float(row[part.x]) if part.x else None)
-                if row.get("tflops_per_gpu") and not row.get("tokens"):
-                    assert claims[key] == float(row["tflops_per_gpu"]), (experiment.name, key)
-    figure_7 = {one.x: float(one.value) for one in find_experiment("2021/figure-7").claims}
-    for row in workload_rows("ptd-p/figure-8"):
-        assert float(row["tflops_per_gpu"]) == figure_7[float(row["micro_batch"])]
-
-
-def test_every_computed_quantity_has_a_formula() -> None:
+def test_every_closed_form_gives_what_is_published() -> None:
+    compared = Counter[str]()
     for experiment in load_experiments().values():
         for part in experiment.parts:
-            assert set(part.computed) <= set(FORMULAS)
+            rows = published_rows(experiment, part)
+            for row in rows:
+                first = next(one for one in rows if one["series"] == row["series"])
+                for claim in experiment.claims:
+                    if claim.quantity in part.computed and (claim.series, claim.x) == (row["series"], x_of(part, row)):
+                        ours = FORMULAS[claim.quantity](row, first)
+                        assert ours == pytest.approx(float(claim.value), abs=claim.allowed * (1 + 1e-9)), claim.id
+                        compared[claim.quantity] += 1
+    assert set(compared) == set(FORMULAS)
+    assert compared["percent_of_peak"] == compared["aggregate_petaflops"] == 10
+    assert (compared["training_days"], compared["training_days_equation_4"]) == (12, 2)
+
+
+def test_a_workload_without_its_claim_is_named() -> None:
+    experiment = find_experiment("2021/table-1")
+    row, *_ = workload_rows("ptd-p/table-1")
+    with pytest.raises(BadInput, match=r"no claim has tflops_per_gpu for the workload 1.7B of ptd-p/table-1"):
+        FORMULAS["percent_of_peak"](row, row)
+    assert published_value(published_rows(experiment, experiment.parts[0])[0], "tflops_per_gpu") == 137
 
 
 @pytest.mark.parametrize(

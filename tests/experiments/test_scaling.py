@@ -6,7 +6,8 @@ import pytest
 
 from experiments import scaling
 from experiments.catalogue import find_experiment, load_experiments
-from experiments.runner import run_named, workload_rows
+from experiments.published import workload_rows
+from experiments.runner import run_named
 from experiments.simulator.cluster import load_cluster
 from experiments.simulator.measurements import workload_of
 from experiments.simulator.simulate import simulate

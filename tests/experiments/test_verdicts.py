@@ -126,7 +126,7 @@ def test_a_row_that_cannot_run_is_answered_with_the_reason(tmp_path: Path, monke
     rows = ["ptd-p/figure-11,B=8,dgx-a100-80g,4,8,1,20480,128,80,2048,51200,1,1,4",
             "ptd-p/figure-11,B=8,dgx-a100-80g,32,8,1,20480,128,12,2048,51200,8,1,8"]  # fmt: skip
     (tmp_path / "large-runs.csv").write_text("\n".join((header, *rows)) + "\n")
-    monkeypatch.setattr("experiments.runner.FOLDER", tmp_path)
+    monkeypatch.setattr("experiments.published.HERE", tmp_path)
     run, numbers, refused = run_experiment(find_experiment(EXPERIMENT), tmp_path / "runs")
     assert (numbers, refused) == (0, 2)
     found = verdicts(run.path)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.published import HERE
 from experiments.simulator.batch import INPUTS, RESULTS
-from experiments.simulator.measurements import FOLDER
 from tests.experiments.machines import call
 
 HEADER = "cluster,gpus,global_batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp"
@@ -51,7 +51,7 @@ def test_every_row_is_answered_in_order(tmp_path: Path) -> None:
 
 
 def test_measured_files_are_accepted_as_they_are(tmp_path: Path) -> None:
-    lines = (FOLDER / "vtrain-multi-node.csv").read_text(encoding="utf-8").splitlines()
+    lines = (HERE / "vtrain-multi-node.csv").read_text(encoding="utf-8").splitlines()
     found = answers(tmp_path, *lines)
     assert len(found) == 61
     assert {row["fits"] for row in found} == {"true"}

@@ -1,0 +1,97 @@
+"""A published number stands once, among the claims: no figure, fit or table has its own."""
+
+import ast
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from experiments.catalogue import CLAIMS, every_claim
+from experiments.published import HERE
+from experiments.simulator.measurements import COLUMNS
+from tests.architecture.rooms import ROOMS, ROOT
+
+NUMBER = re.compile(r"(?<![\w.])\d*\.?\d+(?![\w.])")
+ENOUGH = 3
+"""So many values of one quantity in one table or figure are that table or figure; fewer may be there by chance."""
+RUN = {"experiment", "series", "cluster", *COLUMNS, "scatter_gather", "tokens", "machines", "microbatches",
+       "parameters", "stage"}  # fmt: skip
+"""Columns that say what was run."""
+
+
+def printed() -> dict[tuple[str, str], set[float]]:
+    """The values of each table and figure by quantity, but those of one digit, which all files are full of."""
+    values: dict[tuple[str, str], set[float]] = defaultdict(set)
+    for claim in every_claim():
+        if len(claim.value.normalize().as_tuple().digits) > 1:
+            values[claim.citation, claim.quantity].add(abs(float(claim.value)))
+    return values
+
+
+def groups(path: Path) -> Iterator[tuple[str, set[float]]]:
+    """The numbers that stand together in a file: in a column of a CSV file, in a list or a string of a module, and in
+    any other file all."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".csv":
+        for name, *cells in zip(*csv.reader(text.splitlines()), strict=True):
+            yield name, {float(cell) for cell in cells if NUMBER.fullmatch(cell)}
+    elif path.suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict | ast.Constant):
+                constants = [str(part.value) for part in ast.walk(node) if isinstance(part, ast.Constant)]
+                yield f"line {node.lineno}", {float(number) for one in constants for number in NUMBER.findall(one)}
+    else:
+        yield "the file", set(map(float, NUMBER.findall(text)))
+
+
+def own_numbers(folder: Path) -> list[str]:
+    """A sentence for each place below a folder that repeats claims."""
+    known = printed()
+    files = (path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".csv", ".toml", ".json"))
+    return [
+        f"{path.relative_to(folder)}, {where}: has {sorted(found & values)} of {citation}, {quantity}"
+        for path in files
+        if path.parent != CLAIMS
+        for where, found in groups(path)
+        for (citation, quantity), values in known.items()
+        if len(found & values) >= ENOUGH
+    ]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_file_repeats_a_published_table_or_figure(room: str) -> None:
+    assert own_numbers(ROOT / room) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "places"),
+    [
+        ("figure.py", "CURVE = [(1, 38.65), (2, 36.22), (4, 31.17)]", {"figure.py, line 1"}),
+        ("figure.py", "CURVE = {20_000: 21.16, 30_000: 19.53, 40_000: 18.64}", {"figure.py, line 1"}),
+        ("figure.py", "\nCURVE = '21.16 19.53 18.64'", {"figure.py, line 2"}),
+        ("figure.py", "SIZES, POINT = [1, 2, 4, 8], (38.65, 36.22)", set()),
+        ("runs.csv", "gpus,value\n1,38.65\n2,36.22\n4,31.17\n", {"runs.csv, value"}),
+        ("runs.toml", "a = 38.65\nb = 36.22\nc = 31.17\n", {"runs.toml, the file"}),
+    ],
+)
+def test_the_rule_finds_a_figure_with_its_own_numbers(name: str, text: str, places: set[str], tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert {one.partition(":")[0] for one in own_numbers(tmp_path)} == places
+
+
+def measured_columns(folder: Path) -> dict[str, set[str]]:
+    """Columns that do not say what was run, of the folder's files but vTrain's measurements."""
+    found = {}
+    for path in folder.glob("*.csv"):
+        with path.open(encoding="utf-8", newline="") as file:
+            found[path.name] = set(next(csv.reader(file))) - RUN
+    return {name: columns for name, columns in found.items() if columns and not name.startswith("vtrain-")}
+
+
+def test_the_files_of_workloads_say_what_was_run_alone(tmp_path: Path) -> None:
+    assert measured_columns(HERE) == {}
+    (tmp_path / "planted-runs.csv").write_text("experiment,series,gpus,tflops_per_gpu\na,b,1,39\n", encoding="utf-8")
+    assert measured_columns(tmp_path) == {"planted-runs.csv": {"tflops_per_gpu"}}
