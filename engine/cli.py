@@ -14,8 +14,7 @@ from engine.launch import default_ranks, launch
 from engine.optim.lr_finder import describe_curve, write_curve
 from engine.parallel.layout import Layout, layout_of
 from engine.pipeline.lowering import format_grid, lower
-from engine.pipeline.schedule import compute_orders, ideal_bubble, parse_schedule, peak_in_flight
-from engine.pipeline.stages import split_layers
+from engine.pipeline.schedule import compute_orders, ideal_bubble, parse_schedule, peaks_in_flight
 from engine.training_run import begin_run, read_begun_run
 from engine.twin import shrink
 from lineage.command import CommandLine, run_command
@@ -160,7 +159,7 @@ def schedule(
     print(f"schedule {chosen}: F forward, B backward (twice as long), number of the microbatch, letter of the chunk")
     ideal = ideal_bubble(chosen, pp, chunks, microbatches)
     print(f"bubble {lowered.bubble:.4f} of the ideal time; the formula says {ideal:.4f}")
-    peaks = ", ".join(str(peak_in_flight(order)) for order in orders)
+    peaks = ", ".join(map(str, peaks_in_flight(chosen, pp, chunks, microbatches)))
     print(f"most activations in flight, chunks per rank: {peaks}")
 
 
@@ -176,27 +175,22 @@ def read_run_config(model: str | Path, overrides: Sequence[str] = (), twin: bool
 
 def print_plan(config: RunConfig, ranks: int | None = None) -> None:
     """The resolved configuration, its digest and what it costs; with a number of ranks, the layout on them."""
-    from engine.costs import (
-        checkpoint_bytes,
-        flops_per_iteration,
-        parameter_count,
-        rank_memory_bytes,
-        tokens_trained,
-    )
+    from engine.costs import checkpoint_bytes, flops_per_token, fullest_rank, parameter_count, tokens_trained
 
     model, train, parallel = config.model, config.train, config.parallel
     layout = layout_of(config, ranks or parallel.tp * parallel.pp)
-    memory = rank_memory_bytes(model, train, parallel, layout.dp)
+    memory, tokens = fullest_rank(model, train, parallel, layout.dp), tokens_trained(model, train)
     print(config.model_dump_json(indent=2))
     print(f"config digest      {sha256_json(config.model_dump(mode='json'))}")
     print(f"parameters         {parameter_count(model):,}")
-    print(f"tokens             {tokens_trained(model, train):,}")
-    flops_per_token = flops_per_iteration(model, train) / (train.global_batch_size * model.seq_length)
-    print(f"FLOPs              {flops_per_token * tokens_trained(model, train):.3e}")
+    print(f"tokens             {tokens:,}")
+    whole, causal = (tokens * flops_per_token(model, causal=half) for half in (False, True))
+    half = f", {causal:.3e} with its causal half" if causal != whole else ""
+    print(f"FLOPs              {whole:.3e} with attention counted whole{half}")
     print(f"layout             {_describe_layout(config, layout)}")
     print(
-        f"memory per rank    {sum(memory.values()) / 2**30:.2f} GiB: model and optimizer "
-        f"{memory['state'] / 2**30:.2f}, activations {memory['activations'] / 2**30:.2f}"
+        f"memory per rank    {memory.total:,} bytes, {memory.total / 2**30:.2f} GiB: model and optimizer "
+        f"{memory.state / 2**30:.2f}, activations {memory.activations / 2**30:.2f}, of pipeline rank {memory.rank}"
     )
     print(f"checkpoint         {checkpoint_bytes(model, train.precision) / 2**30:.2f} GiB")
 
@@ -209,8 +203,6 @@ def _announce_conversion(directory: Path) -> None:
 def _describe_layout(config: RunConfig, layout: Layout) -> str:
     parallel = config.parallel
     microbatches = config.train.global_batch_size // (config.train.microbatch_size * layout.dp)
-    split_layers(config.model.num_layers, parallel.pp, parallel.chunks)
-    compute_orders(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
     bubble = ideal_bubble(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
     return (
         f"tp {layout.tp} × pp {layout.pp} × dp {layout.dp} = {layout.world_size} ranks, {microbatches} microbatches "

@@ -1,10 +1,15 @@
-"""Parameters, floating-point operations and bytes in closed form. Imports no torch."""
+"""Parameters, floating-point operations and bytes in closed form: the one count of each. Imports no torch.
+
+Shapes: b microbatch, s sequence, h hidden, L layers, v padded vocabulary, t tensor-parallel ranks.
+"""
 
 from typing import NamedTuple
 
 from data_pipeline.tokens.special_tokens import MASKED_SHARE
 from engine.batch_schedule import BatchSchedule
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
+from engine.pipeline.schedule import peaks_in_flight
+from engine.pipeline.stages import Stage, split_layers, whole_model
 
 
 class ParameterBytes(NamedTuple):
@@ -24,58 +29,151 @@ PARAMETER_BYTES: dict[Precision, ParameterBytes] = {
     "fp16": ParameterBytes(2, 4, 8, 4),
     "fp16-pure": ParameterBytes(2, 2, 4, 0),
 }
+"""What this engine holds, with any of its optimizers: all keep two moments."""
+MEGATRON_BYTES = ParameterBytes(2, 2, 8, 4)
+"""What Megatron-LM of 2019 to 2021 held in fp16, gradients in fp16 too (ZeRO, arXiv:1910.02054, Section 3.1)."""
+
+
+class RankMemory(NamedTuple):
+    """Bytes of one pipeline rank at its fullest."""
+
+    state: int
+    """Parameters, gradients and optimizer."""
+    activations: int
+    rank: int
+
+    @property
+    def total(self) -> int:
+        """Of both."""
+        return self.state + self.activations
+
+
+class GPT2Costs:
+    """Closed forms of a GPT-2. Another family overrides what is different in it."""
+
+    score_bytes = 5
+    """Kept of an attention score, at 2 bytes per element: output of the softmax, mask and output of the dropout."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        self.model = model
+
+    def parameters(self, stage: Stage, tp: int = 1) -> int:
+        """Numbers that a tensor-parallel rank of a stage holds. The last stage has a copy of the word embedding."""
+        model, h = self.model, self.model.hidden_size
+        words = model.padded_vocab_size // tp * h
+        count = len(stage.layers) * ((12 * h * h + 7 * h) // tp + 6 * h)
+        count += words + model.seq_length * h if stage.is_first else 0
+        return count + (2 * h + (0 if stage.is_first else words) if stage.is_last else 0)
+
+    def keys(self) -> int:
+        """Positions that a sequence attends to."""
+        return self.model.seq_length
+
+    def head_columns(self) -> float:
+        """Columns of the output head that each position of a sequence is multiplied with."""
+        return self.model.padded_vocab_size
+
+    def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
+        """Of the matrix products of so many sequences, forward and backward, as `flops_per_token` explains.
+
+        72·B·s·L·h²·(1 + s/6h + v/12Lh), or the 2021 paper's Equation 3, 96·B·s·L·h²·(1 + s/6h + v/16Lh).
+        """
+        s, h, layers = self.model.seq_length, self.model.hidden_size, self.model.num_layers
+        factor, share = (96, 16) if recompute else (72, 12)
+        attention, logits = s / ((12 if causal else 6) * h), self.head_columns() / (share * layers * h)
+        return factor * sequences * s * layers * h * h * (1 + attention + logits)
+
+
+class BertCosts(GPT2Costs):
+    """A BERT also has segments, and behind its layers a masked head, a pooler and sentence order.
+
+    It computes logits for masked tokens alone. All positions attend to all, so no attention is left out as causal.
+    """
+
+    def parameters(self, stage: Stage, tp: int = 1) -> int:
+        """Those of a GPT-2 and of segments; of dense, norm and bias of the head; of pooler and sentence order."""
+        h, v = self.model.hidden_size, self.model.padded_vocab_size
+        head = (h * h + 3 * h + v // tp) + (h * h + h) + (2 * h + 2)
+        return super().parameters(stage, tp) + stage.is_first * 2 * h + stage.is_last * head
+
+    def head_columns(self) -> float:
+        """The dense product, then logits of the masked tokens."""
+        return self.model.padded_vocab_size * MASKED_SHARE + self.model.hidden_size
+
+    def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
+        """As a GPT-2's, with all of the attention."""
+        return super().flops(sequences, recompute, causal=False)
+
+
+class TransformerXLCosts(GPT2Costs):
+    """A Transformer-XL attends to its memory too, by content and by distance.
+
+    Its memory counts as part of its segment where keys and values are made of it; a tail of its softmax counts for
+    nothing.
+    """
+
+    score_bytes = 7
+
+    def parameters(self, stage: Stage, tp: int = 1) -> int:
+        """Those of its layers, and of the embedding, which is adaptive where there are cutoffs."""
+        model, h, xl = self.model, self.model.hidden_size, self.model.transformer_xl
+        width, inner = model.num_heads * model.head_dim, model.inner_size
+        count = len(stage.layers) * ((5 * h * width + 2 * width + 2 * h * inner + inner) // tp + 5 * h)
+        if not (stage.is_first or stage.is_last):
+            return count
+        if not xl.cutoffs:
+            return count + model.padded_vocab_size // tp * h
+        bounds = (0, *xl.cutoffs, model.vocab_size)
+        widths = [h // xl.div_value**cluster for cluster in range(len(bounds) - 1)]
+        words = sum((high - low) * w for low, high, w in zip(bounds, bounds[1:], widths, strict=False))
+        return count + words + h * sum(widths[1:]) + len(xl.cutoffs) * h
+
+    def keys(self) -> int:
+        """Those of the memory, then of the segment."""
+        return self.model.transformer_xl.memory_length + self.model.seq_length
+
+    def head_columns(self) -> float:
+        """Of an adaptive softmax the head."""
+        return min((*self.model.transformer_xl.cutoffs, self.model.padded_vocab_size))
+
+    def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
+        """Products with weights, scores by content and by distance, values, output head."""
+        model, s, h, keys = self.model, self.model.seq_length, self.model.hidden_size, self.keys()
+        width, seen = model.num_heads * model.head_dim, keys - (s / 2 if causal else 0)
+        layer = 2 * h * width * (3 * keys + s) + 6 * s * seen * width + 4 * s * h * model.inner_size
+        head = 2 * s * h * self.head_columns()
+        return sequences * ((4 if recompute else 3) * model.num_layers * layer + 3 * head)
+
+
+FAMILY_COSTS: dict[str, type[GPT2Costs]] = {"gpt2": GPT2Costs, "bert": BertCosts, "transformer-xl": TransformerXLCosts}
+"""Closed forms by the names of `model.family`."""
+
+
+def costs_of(model: ModelConfig) -> GPT2Costs:
+    """The closed forms of a model."""
+    return FAMILY_COSTS[model.family](model)
 
 
 def parameter_count(model: ModelConfig) -> int:
     """Every trainable number: embeddings, layers with biases and layer norms, final layer norm.
 
-    2021 paper, Equation 2, without its rounding: 12Lh²(1 + 13/(12h)) + (V + s)h + 2h. A Transformer-XL's by its shapes.
+    Of a GPT-2, 2021 paper, Equation 2, without its rounding: 12Lh²(1 + 13/(12h)) + (v + s)h + 2h.
     """
-    if model.family == "transformer-xl":
-        return _transformer_xl_parameters(model)
-    h = model.hidden_size
-    per_layer = 12 * h * h + 13 * h
-    count = model.num_layers * per_layer + (model.padded_vocab_size + model.seq_length) * h + 2 * h
-    if model.family == "bert":  # segments; dense, norm and bias of the masked head; pooler; sentence order
-        count += 2 * h + (h * h + 3 * h + model.padded_vocab_size) + (h * h + h) + (2 * h + 2)
-    return count
+    return costs_of(model).parameters(whole_model(model.num_layers))
+
+
+def flops_per_token(model: ModelConfig, recompute: bool = False, causal: bool = False) -> float:
+    """Floating-point operations of a token's matrix products, forward and backward; layers again with `recompute`.
+
+    Attention has two conventions. By default it counts whole, as in the papers; with `causal` the half that no position
+    may see is left out.
+    """
+    return costs_of(model).flops(1, recompute, causal) / model.seq_length
 
 
 def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool = False) -> float:
-    """Floating-point operations of one iteration's matrix products, forward and backward.
-
-    72·B·s·L·h²·(1 + s/6h + V/12Lh), or with full activation recomputation the 2021 paper's Equation 3,
-    96·B·s·L·h²·(1 + s/6h + V/16Lh). Attention is not halved for causality, as in the papers. A Transformer-XL's memory
-    counts as part of its segment where keys and values are made of it; a tail of its softmax counts for nothing. A
-    BERT has a dense product before its logits, which it computes for masked tokens alone.
-    """
-    if model.family == "transformer-xl":
-        return train.global_batch_size * (4 if recompute else 3) * _transformer_xl_forward_flops(model)
-    h, layers, s, v = model.hidden_size, model.num_layers, model.seq_length, model.padded_vocab_size
-    factor = 96 if recompute else 72
-    columns = v * MASKED_SHARE + h if model.family == "bert" else v
-    logits = columns / ((16 if recompute else 12) * layers * h)
-    return factor * train.global_batch_size * s * layers * h * h * (1 + s / (6 * h) + logits)
-
-
-def _transformer_xl_parameters(model: ModelConfig) -> int:
-    h, xl, width, inner = model.hidden_size, model.transformer_xl, model.num_heads * model.head_dim, model.inner_size
-    per_layer = 5 * h * width + 2 * width + 2 * h * inner + inner + h + 4 * h
-    if not xl.cutoffs:
-        return model.num_layers * per_layer + model.padded_vocab_size * h
-    bounds = (0, *xl.cutoffs, model.vocab_size)
-    widths = [h // xl.div_value**cluster for cluster in range(len(bounds) - 1)]
-    words = sum((high - low) * w for low, high, w in zip(bounds, bounds[1:], widths, strict=False))
-    return model.num_layers * per_layer + words + h * sum(widths[1:]) + len(xl.cutoffs) * h
-
-
-def _transformer_xl_forward_flops(model: ModelConfig) -> float:
-    """Of one sequence: products with weights, scores by content and by distance, values, output head."""
-    h, s, width = model.hidden_size, model.seq_length, model.num_heads * model.head_dim
-    keys = s + model.transformer_xl.memory_length
-    head = min((*model.transformer_xl.cutoffs, model.padded_vocab_size))
-    per_layer = 2 * h * width * (3 * keys + s) + 6 * s * keys * width + 4 * s * h * model.inner_size
-    return model.num_layers * per_layer + 2 * s * h * head
+    """Those of every token of the global batch, with the whole of attention, as in the papers."""
+    return costs_of(model).flops(train.global_batch_size, recompute, causal=False)
 
 
 def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
@@ -83,64 +181,65 @@ def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
     return BatchSchedule(train).samples_before(train.iterations) * model.seq_length
 
 
-def state_bytes_per_parameter(precision: Precision) -> int:
-    """Bytes of parameter, master weight, accumulated gradient and Adam moments per parameter."""
-    return sum(PARAMETER_BYTES[precision])
+def state_bytes_per_parameter(precision: Precision, parallel: ParallelConfig, dp: int = 1) -> float:
+    """Bytes that a rank of this engine holds for each parameter of its part of the model.
+
+    ZeRO stage 1 divides moments and master weights over the data-parallel ranks, stage 3 all of it.
+    """
+    each = PARAMETER_BYTES[precision]
+    owners, holders = (dp if parallel.shard_optimizer else 1), (dp if parallel.shard_parameters else 1)
+    return (each.weight + each.gradient + (each.moments + each.master) / owners) / holders
 
 
 def activation_bytes_per_layer(model: ModelConfig, microbatch_size: int, parallel: ParallelConfig) -> float:
     """Bytes one layer keeps of one microbatch for its backward pass, at 2 bytes per element.
 
     Korthikanti et al. 2022 (arXiv 2205.05198), Table 2: sbh(10 + 24/t + 5as/ht); selective recomputation drops the last
-    term, full recomputation keeps the layer's input, 2sbh.
+    term, full recomputation keeps the layer's input, 2sbh; sequence parallelism divides the rest by t too.
     """
     s, b, h, a, t = model.seq_length, microbatch_size, model.hidden_size, model.num_heads, parallel.tp
+    rest = 1 / t if parallel.sequence_parallel else 1
     if parallel.recompute == "full":
-        return 2 * s * b * h / parallel.recompute_layers
-    scores = 7 if model.family == "transformer-xl" else 5  # by content and by distance
-    keys = s + model.transformer_xl.memory_length
-    attention = 0 if parallel.recompute == "selective" else scores * a * keys / (h * t)
-    return s * b * h * (10 + 24 / t + attention)
+        return 2 * s * b * h * rest / parallel.recompute_layers
+    costs = costs_of(model)
+    scores = 0 if parallel.recompute == "selective" else costs.score_bytes * a * costs.keys() / (h * t)
+    return s * b * h * (10 * rest + 24 / t + scores)
 
 
-def rank_memory_bytes(
-    model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
-) -> dict[str, float]:
-    """Bytes of the first pipeline rank, which keeps the most: `state` and `activations`.
+def memory_of_ranks(model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1) -> list[RankMemory]:
+    """What each pipeline rank holds at its fullest, in closed form.
 
-    State is parameters, gradients and optimizer of its layers and the embedding, divided by tp; a sharded optimizer's
-    moments and master weights are divided by dp as well, under ZeRO stage 3 all of it. Activations are those
-    of every microbatch in flight and, without a pipeline, the logits.
+    Activations are those of the forward passes that wait for their backward pass by the schedule (2021 paper,
+    Section 2.2), what recomputation makes again at a time, and on the last rank the inputs of final layer norm and
+    output head, with logits in single precision. Raises BadInput where the pipeline cannot be divided so.
     """
-    h, tp = model.hidden_size, parallel.tp
-    layers = -(-model.num_layers // parallel.pp)
-    if model.family != "transformer-xl":
-        embedding = (model.padded_vocab_size / tp + model.seq_length) * h
-        parameters = layers * (12 * h * h + 13 * h) / tp + embedding
-    else:
-        parameters = parameter_count(model.model_copy(update={"num_layers": layers})) / tp
-    in_flight = microbatches_in_flight(parallel, train.global_batch_size // train.microbatch_size)
-    each = PARAMETER_BYTES[train.precision]
-    optimizer = each.moments + each.master
-    owners, holders = (dp if parallel.shard_optimizer else 1), (dp if parallel.shard_parameters else 1)
-    per_layer = activation_bytes_per_layer(model, train.microbatch_size, parallel)
-    logits = 4 * model.seq_length * train.microbatch_size * h * (1 + model.padded_vocab_size / (h * tp))
-    return {
-        "state": parameters / holders * (sum(each) - optimizer * (1 - 1 / owners)),
-        "activations": each.weight / 2 * (layers * per_layer * in_flight + (logits if parallel.pp == 1 else 0)),
-    }
+    costs, b, s = costs_of(model), train.microbatch_size, model.seq_length
+    element = PARAMETER_BYTES[train.precision].weight
+    kept = activation_bytes_per_layer(model, b, parallel)
+    whole = activation_bytes_per_layer(model, b, parallel.model_copy(update={"recompute": "none"}))
+    again = (parallel.recompute_layers if parallel.recompute == "full" else 1) * (whole - kept)
+    head = s * b * (2 * element * model.hidden_size + max(element, 4) * costs.head_columns() / parallel.tp)
+    each = state_bytes_per_parameter(train.precision, parallel, dp)
+    stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
+    waiting = peaks_in_flight(
+        parallel.schedule, parallel.pp, parallel.chunks, train.global_batch_size // (train.microbatch_size * dp)
+    )
+    ranks = []
+    for rank in range(parallel.pp):
+        own = stages[rank :: parallel.pp]
+        layers = sum(len(stage.layers) for stage in own) / parallel.chunks
+        parameters = sum(costs.parameters(stage, parallel.tp) for stage in own)
+        activations = element / 2 * (waiting[rank] * layers * kept + again) + (head if own[-1].is_last else 0)
+        ranks.append(RankMemory(round(parameters * each), round(activations), rank))
+    return ranks
 
 
-def microbatches_in_flight(parallel: ParallelConfig, microbatches: int) -> float:
-    """Microbatches whose activations the first pipeline rank keeps at once, in whole-rank units.
+def fullest_rank(model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1) -> RankMemory:
+    """What the pipeline rank that needs the most holds: the one answer of dry runs, advice, plans and simulations.
 
-    GPipe keeps all m, 1F1B at most p, interleaving p·(1 + (p − 1)/(p·v)) (2021 paper, Section 2.2).
+    Raises BadInput where the pipeline cannot be divided so.
     """
-    p, v = parallel.pp, parallel.chunks
-    if parallel.schedule == "gpipe":
-        return microbatches
-    most = p if v == 1 else p * (1 + (p - 1) / (p * v))
-    return min(microbatches, most)
+    return max(memory_of_ranks(model, train, parallel, dp), key=lambda memory: memory.total)
 
 
 def checkpoint_bytes(model: ModelConfig, precision: Precision) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import RunConfig
-from engine.costs import parameter_count, rank_memory_bytes, tokens_trained
+from engine.costs import fullest_rank, parameter_count, tokens_trained
 from engine.dataset import DatasetFacts
 from engine.parallel.layout import Layout
 from lineage import VERSION
@@ -85,7 +85,7 @@ def write_summary(
 ) -> None:  # fmt: skip
     """What a run that has come to its end says of itself; `measured` is memory, `final` the last validation."""
     train, model = config.train, config.model
-    closed_form = rank_memory_bytes(model, train, config.parallel, layout.dp)
+    closed_form = fullest_rank(model, train, config.parallel, layout.dp).total
     tokens = tokens_trained(model, train)
     write_json(
         run / SUMMARY,
@@ -97,7 +97,7 @@ def write_summary(
             "layout": vars(layout),
             "train_seconds": round(seconds, 2),
             "tokens_per_second": round(tokens / seconds, 1),
-            "memory": {"closed_form_bytes": round(sum(closed_form.values()))} | measured,
+            "memory": {"closed_form_bytes": closed_form} | measured,
             "validation_samples": final["samples"],
             "validation_loss": final["loss"],
             "validation_perplexity": final["perplexity"],

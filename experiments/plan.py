@@ -7,7 +7,7 @@ from data_pipeline.config import DataConfig
 from data_pipeline.reading.file_sources import FileSource
 from engine.cli import read_run_config
 from engine.config import RunConfig
-from engine.costs import checkpoint_bytes, flops_per_iteration, parameter_count, rank_memory_bytes, tokens_trained
+from engine.costs import checkpoint_bytes, flops_per_iteration, fullest_rank, parameter_count, tokens_trained
 from engine.estimate import TRAINING_EFFICIENCY, matrix_flops_per_second
 from engine.launch import default_ranks
 from experiments.launch.job import Job
@@ -131,7 +131,7 @@ def model_file(name: str) -> Path:
 
 def _fits(config: RunConfig) -> tuple[bool, str]:
     gpus, tp = list_gpus(), config.parallel.tp
-    needed = sum(rank_memory_bytes(config.model, config.train, config.parallel).values())
+    needed = fullest_rank(config.model, config.train, config.parallel).total
     wanted = f"{config.name} needs {tp} GPU{'s' if tp > 1 else ''} of {needed / 2**30:.0f} GiB"
     if not gpus:
         return False, f"there is no GPU, and {wanted}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import ModelConfig
-from engine.costs import parameter_count
+from engine.costs import MEGATRON_BYTES, parameter_count
 from engine.pipeline.schedule import ideal_bubble
 from experiments.catalogue import Experiment, Part, every_claim
 from experiments.plan import make_plan, print_plan
@@ -96,9 +96,10 @@ def _bubble_share(row: Row, first: Row) -> float:
 
 
 def _state_gigabytes(row: Row, first: Row) -> float:
-    """2 bytes a parameter, 2 of its gradient and 12 of its optimizer, of which a stage divides the last ones first."""
+    """Of a parameter, its gradient and its optimizer, of which a stage divides the last ones first."""
     stage, ranks = int(row["stage"]), int(row["gpus"])
-    parts = ((2, 3), (2, 2), (12, 1))
+    each = MEGATRON_BYTES
+    parts = ((each.weight, 3), (each.gradient, 2), (each.moments + each.master, 1))
     return float(row["parameters"]) / 1e9 * sum(size / (ranks if stage >= divides else 1) for size, divides in parts)
 
 

@@ -17,7 +17,7 @@ from reports.tables import RECORD_FIELDS, records_data
 QUANTITIES = {
     "tflops_per_gpu": "TFLOP/s per GPU",
     "aggregate_petaflops": "PFLOP/s of all GPUs",
-    "percent_of_peak": "% of peak",
+    "percent_of_peak": "% of peak, by the whole of attention",
     "scaling_percent": "scaling, % of linear",
     "parameters": "parameters, 10⁹",
     "bert_parameters": "parameters, 10⁹",

@@ -69,8 +69,8 @@ def curves_exhibit(
         ]
         reached = "; ".join(f"{name} {show(limits[name])}" for name in trainings)
         caption.append(
-            f"The last panel is the model's arithmetic over what fp32 matrix products alone reach on as many ranks: "
-            f"{reached} GFLOP/s."
+            "The last panel is the model's arithmetic, which has the whole of attention, over what fp32 matrix "
+            f"products alone reach on as many ranks: {reached} GFLOP/s."
         )
     return Exhibit(
         "training-curves",

@@ -1,4 +1,4 @@
-"""Runs every command of README, and of the documentation's first page, at smoke size, after `make smoke`. A command it does not know how to run is an error.
+"""Runs the commands of README and of the documentation's first page at smoke size, after `make smoke`.
 
 `python tests/readme.py` from the checkout; test sets come from MLM_DATA_DIR where it is set.
 """

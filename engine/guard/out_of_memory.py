@@ -13,16 +13,14 @@ import torch.distributed as dist
 from pydantic import ValidationError
 
 from engine.config import RunConfig
-from engine.costs import rank_memory_bytes
+from engine.costs import fullest_rank
 from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import ParallelMesh
-from engine.pipeline.schedule import compute_orders
-from engine.pipeline.stages import split_layers
 from lineage.errors import BadInput, HardwareMissing
 
 WORTH = 0.98
 """A change that leaves more than this share of the memory is not worth naming."""
-Remedy = tuple[str, float]
+Remedy = tuple[str, int]
 """What to add to the command, and the bytes that a rank then needs."""
 
 
@@ -54,9 +52,9 @@ def explaining_out_of_memory(config: RunConfig, mesh: ParallelMesh, when: str) -
 
 def describe_memory(config: RunConfig, layout: Layout) -> str:
     """A table in GiB: what the largest rank needs by the closed form, and with each change that needs less."""
-    parts = rank_memory_bytes(config.model, config.train, config.parallel, layout.dp)
-    rows = [("model and optimizer", parts["state"]), ("activations", parts["activations"])]
-    rows.append(("the largest rank, by the closed form", sum(parts.values())))
+    memory = fullest_rank(config.model, config.train, config.parallel, layout.dp)
+    rows = [("model and optimizer", memory.state), ("activations", memory.activations)]
+    rows.append(("the largest rank, by the closed form", memory.total))
     found = remedies(config, layout)
     rows += [(f"with {change}", size) for change, size in found]
     width = max(len(name) for name, _ in rows)
@@ -76,7 +74,7 @@ def remedies(config: RunConfig, layout: Layout) -> list[Remedy]:
         ("parallel", "tp", 2 * parallel.tp),
         ("parallel", "pp", 2 * parallel.pp),
     ]
-    now = sum(rank_memory_bytes(config.model, config.train, parallel, layout.dp).values())
+    now = fullest_rank(config.model, config.train, parallel, layout.dp).total
     found = []
     for section, key, value in changes:
         values = config.model_dump()
@@ -84,22 +82,14 @@ def remedies(config: RunConfig, layout: Layout) -> list[Remedy]:
         needed = ranks if key not in ("tp", "pp") else math.lcm(ranks, 2 * parallel.tp * parallel.pp)
         try:
             changed = RunConfig.model_validate(values)
-            size = _bytes_of(changed, layout_of(changed, needed))
+            dp = layout_of(changed, needed).dp
+            size = fullest_rank(changed.model, changed.train, changed.parallel, dp).total
         except (ValidationError, BadInput):
             continue
         if size < WORTH * now:
             more = f" --ranks={needed}" if needed != ranks else ""
             found.append((f"--set {section}.{key}={str(value).lower()}{more}", size))
     return sorted(found, key=lambda remedy: remedy[1])
-
-
-def _bytes_of(config: RunConfig, layout: Layout) -> float:
-    """Of the largest rank. Raises BadInput if the pipeline cannot be divided so."""
-    parallel, train = config.parallel, config.train
-    split_layers(config.model.num_layers, parallel.pp, parallel.chunks)
-    microbatches = train.global_batch_size // (train.microbatch_size * layout.dp)
-    compute_orders(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
-    return sum(rank_memory_bytes(config.model, train, parallel, layout.dp).values())
 
 
 def _is_allocation(error: BaseException) -> bool:

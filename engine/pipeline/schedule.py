@@ -35,10 +35,8 @@ def parse_schedule(name: str) -> ScheduleName:
     raise BadInput(f"there is no schedule {name!r}; there are {', '.join(get_args(ScheduleName))}")
 
 
-def compute_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[list[Compute]]:
-    """Every rank's order of computation.
-
-    Raises BadInput where the schedule is not defined: chunks without interleaving, or interleaving with a number of
+def check_schedule(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> None:
+    """Raise BadInput where the schedule is not defined: chunks without interleaving, or interleaving with a number of
     microbatches that is not a multiple of pp (2021 paper, Section 2.2).
     """
     if name != "interleaved" and chunks != 1:
@@ -48,6 +46,11 @@ def compute_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) 
             f"the interleaved schedule needs a multiple of pp = {pp} microbatches, not {microbatches}; "
             f"the nearest are {max(microbatches // pp, 1) * pp} and {(microbatches // pp + 1) * pp}"
         )
+
+
+def compute_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[list[Compute]]:
+    """Every rank's order of computation. Raises BadInput as `check_schedule`."""
+    check_schedule(name, pp, chunks, microbatches)
     order = {"gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved": _one_f_one_b}[name]
     return [list(order(pp, rank, chunks, microbatches)) for rank in range(pp)]
 
@@ -79,7 +82,7 @@ def _one_f_one_b(pp: int, rank: int, chunks: int, microbatches: int) -> Iterator
         chunk = place // pp
         return Compute(op, group * pp + place % pp, chunk if op is Op.FORWARD else chunks - 1 - chunk)
 
-    warmup = min(total, pp - rank - 1 if chunks == 1 else 2 * (pp - rank - 1) + (chunks - 1) * pp)
+    warmup = min(total, _warmup(pp, rank, chunks))
     for number in range(warmup):
         yield step(number, Op.FORWARD)
     for number in range(total - warmup):
@@ -89,15 +92,22 @@ def _one_f_one_b(pp: int, rank: int, chunks: int, microbatches: int) -> Iterator
         yield step(number, Op.BACKWARD)
 
 
+def _warmup(pp: int, rank: int, chunks: int) -> int:
+    """Forward passes of a rank before its first backward pass follows one, if there are as many."""
+    return pp - rank - 1 if chunks == 1 else 2 * (pp - rank - 1) + (chunks - 1) * pp
+
+
 def ideal_bubble(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> float:
     """Idle over ideal time: (p − 1)/m, divided by v when interleaved (2021 paper, Section 2.2)."""
     return (pp - 1) / (microbatches * (chunks if name == "interleaved" else 1))
 
 
-def peak_in_flight(order: list[Compute]) -> int:
-    """Most forward passes of one rank whose backward pass is still to come."""
-    now = peak = 0
-    for compute in order:
-        now += 1 if compute.op is Op.FORWARD else -1
-        peak = max(peak, now)
-    return peak
+def peaks_in_flight(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[int]:
+    """Of every rank, the most forward passes of a chunk whose backward pass is still to come.
+
+    Raises BadInput as `check_schedule`.
+    """
+    check_schedule(name, pp, chunks, microbatches)
+    if name == "gpipe":
+        return [microbatches] * pp
+    return [min(microbatches * chunks, _warmup(pp, rank, chunks) + 1) for rank in range(pp)]

@@ -76,6 +76,7 @@ NOTES = (
     "Hugging Face GPT-2 is transformers' GPT2LMHeadModel in eager mode with its default attention; nanoGPT-style is "
     "written in the benchmark from nanoGPT's published definition. Both use fused torch.optim.AdamW, and with two "
     "ranks torch's DistributedDataParallel. ZeRO-3 is this engine's model under torch's FSDP2.",
+    "The limit is of a token's operations with the whole of attention counted, not its causal half alone.",
     "megatron-core: does not run on CPU unmodified",
     "picotron: does not run on CPU unmodified",
 )

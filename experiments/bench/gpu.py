@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from engine.costs import flops_per_token
 from experiments.bench.contenders import Contender, left_out
 from experiments.bench.gpu_kernels import check_kernels, measure_kernels, measure_limits
 from experiments.bench.ours import build_ours
 from experiments.bench.peers import build_huggingface, build_nanogpt
 from experiments.bench.sizes import BenchSize, published_size
 from experiments.bench.timing import median_ratio, time_contender
-from experiments.bench.train import MASKED, flops_per_token
+from experiments.bench.train import MASKED
 from lineage.environment import describe_environment, list_gpus
 from lineage.errors import HardwareMissing, UserError
 from lineage.progress import Progress, announce
@@ -223,7 +224,7 @@ def summarize_largest(size: BenchSize, measured: Measured) -> dict[str, Any]:
 
 
 def _utilisation(size: BenchSize, rates: Sequence[float]) -> float:
-    return median(rates) * flops_per_token(size.model) / (PEAK_TFLOPS * 1e12)
+    return median(rates) * flops_per_token(size.model, causal=True) / (PEAK_TFLOPS * 1e12)
 
 
 NOTES = (

@@ -11,11 +11,11 @@ from typing import Any
 
 from engine.allocator import keep_large_buffers
 from engine.config import ModelConfig, ParallelConfig
+from engine.costs import flops_per_token
 from experiments.bench.contenders import Contender
 from experiments.bench.ours import build_ours
 from experiments.bench.sizes import BenchSize, bench_size
 from experiments.bench.timing import on_ranks, ratios, time_contender
-from experiments.bench.train import flops_per_token
 from lineage.environment import available_cores, describe_environment
 from lineage.progress import Progress, announce
 
@@ -81,8 +81,9 @@ def measure_growth(rounds: int, every: Sequence[Point] | None = None) -> dict[st
         "notes": [
             "Forward, backward, clipping and AdamW in fp32 without dropout; of each round the median of its timed "
             "iterations. One process: tokens per processor second; several: per second of the clock.",
-            "Predicted: the operations of a token's products, 6(12Lh² + vh) + 6Lsh, at the rate at which the base "
-            "carries them out, times the number of ranks. It has one fitted number for each axis: the base's rate.",
+            "Predicted: the operations of a token's products, 6(12Lh² + vh) + 6Lsh (attention halved for causality), "
+            "at the rate at which the base carries them out, times the number of ranks. It has one fitted number for "
+            "each axis: the base's rate.",
         ],
     }
 
@@ -93,13 +94,14 @@ def summarize(every: Sequence[Point], rates: Sequence[Sequence[float]]) -> list[
     rows = []
     for point, found in zip(every, rates, strict=True):
         origin, origin_rates = base[point.axis]
-        growth = flops_per_token(origin.size.model) / flops_per_token(point.size.model) * point.ranks
+        origin_flops, flops = (flops_per_token(one.size.model, causal=True) for one in (origin, point))
+        growth = origin_flops / flops * point.ranks
         rows.append(
             {
                 "axis": point.axis,
                 "value": point.value,
                 "case": f"{point.axis} {point.value}",
-                "flops_per_token": flops_per_token(point.size.model),
+                "flops_per_token": round(flops),
                 "tokens_per_second": [round(rate, 1) for rate in found],
                 "predicted": round(median(origin_rates) * growth, 1),
                 "ratio": round(median(ratios(found, [rate * growth for rate in origin_rates])), 4),

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from engine.allocator import keep_large_buffers
-from engine.costs import flops_per_iteration
+from engine.costs import flops_per_token
 from experiments.bench.contenders import NOTES, Contender, contenders, left_out
 from experiments.bench.sizes import BenchSize
 from experiments.bench.timing import Timed, gemm_gflops, median_ratio, on_ranks, time_contender
@@ -73,7 +73,7 @@ def summarize(
     tokens_per_second = {
         key: [size.tokens / median(timed.seconds) for timed in rounds] for key, rounds in measured.items()
     }
-    flops_per_token = flops_per_iteration(size.model, size.train) / size.tokens
+    flops = flops_per_token(size.model)
     rows: list[dict[str, Any]] = []
     for dropout in DROPOUTS:
         for contender in every:
@@ -82,7 +82,7 @@ def summarize(
                 rows.append(row | {"status": "not installed", "tokens_per_second": [], "median": None})
                 continue
             rates = tokens_per_second[contender.name, dropout]
-            share = median(rates) * flops_per_token / 1e9 / gflops[contender.ranks]
+            share = median(rates) * flops / 1e9 / gflops[contender.ranks]
             rows.append(
                 row
                 | {
@@ -105,9 +105,9 @@ def summarize(
         "losses": _losses(measured),
         "disagreements": disagreements(every, measured),
         "limit": {
-            "gflop_per_token": round(flops_per_token / 1e9, 4),
+            "gflop_per_token": round(flops / 1e9, 4),
             "gemm_gflops": {str(ranks): round(rate, 1) for ranks, rate in gflops.items()},
-            "tokens_per_second": {str(ranks): round(rate * 1e9 / flops_per_token, 1) for ranks, rate in gflops.items()},
+            "tokens_per_second": {str(ranks): round(rate * 1e9 / flops, 1) for ranks, rate in gflops.items()},
         },
         "load_average": list(load),
         "notes": [*NOTES, *left_out(every), *_machine_notes(every, load)],

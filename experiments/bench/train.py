@@ -8,7 +8,8 @@ from statistics import median
 from typing import Any
 
 from engine.allocator import keep_large_buffers
-from engine.config import ModelConfig, Precision
+from engine.config import Precision
+from engine.costs import flops_per_token
 from experiments.bench.contenders import Contender
 from experiments.bench.ours import build_ours
 from experiments.bench.parallel import SERIAL
@@ -130,7 +131,7 @@ def summarize(
 ) -> dict[str, Any]:  # fmt: skip
     """One row of the result, from every contender's rounds and what matrix products reached in each."""
     rates = {name: [size.tokens / median(one.cpu_seconds) for one in many] for name, many in found.items()}
-    flops = flops_per_token(size.model)
+    flops = flops_per_token(size.model, causal=True)
     peaks = {name: [one.peak_bytes for one in many] for name, many in found.items()}
     each_round = {
         "to_stock": ratios(rates[OURS], rates[STOCK]),
@@ -159,12 +160,6 @@ def disagreements(case: Case, found: dict[str, list[Measured]]) -> list[str]:
         if not all(gap <= allowed for gap in gaps):
             sentences.append(f"{case.name}: losses of {name} differ from ours by up to {max(gaps):.4g}")
     return sentences
-
-
-def flops_per_token(model: ModelConfig) -> float:
-    """Operations of the matrix products, forward and backward: 6(12Lh² + vh) + 6Lsh, attention halved for causality."""
-    layers, h = model.num_layers, model.hidden_size
-    return 6 * (12 * layers * h * h + model.vocab_size * h) + 6 * layers * model.seq_length * h
 
 
 def measure_steps(contender: Contender, size: BenchSize, dropout: float) -> Measured:

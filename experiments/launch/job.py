@@ -127,13 +127,7 @@ def predicted_iteration(job: Job) -> Prediction | None:
     cluster = load_cluster(job.cluster)
     if job.ranks_per_node > (have := int(cluster.constants.gpus_per_node.value)):
         raise BadInput(f"{job.name}: ranks_per_node = {job.ranks_per_node}, but a node of {job.cluster} has {have}")
-    model, train, parallel = config.model, config.train, config.parallel
-    dp = job.ranks // (parallel.tp * parallel.pp)
-    prediction = simulate(cluster, [
-        Workload(job.ranks, train.global_batch_size, train.microbatch_size, model.hidden_size, model.num_heads,
-                 model.num_layers, model.seq_length, parallel.tp, dp, parallel.pp, model.padded_vocab_size,
-                 parallel.chunks, parallel.recompute, parallel.scatter_gather)
-    ])[0]  # fmt: skip
+    prediction = simulate(cluster, [Workload.of_run(config, job.ranks)], config)[0]
     if prediction.reason:
         raise BadInput(f"{job.name} cannot run on {job.nodes} nodes of {job.cluster}: {prediction.reason}")
     return prediction

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
-from engine.costs import parameter_count, rank_memory_bytes
+from engine.costs import fullest_rank, parameter_count
 from engine.forked import run_forked
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import build_mesh
@@ -154,7 +154,7 @@ def measure_held_bytes() -> list[Line]:
         for ranks in (2, 4):
             position = {"series": name, "quantity": "state_bytes_per_parameter", "x": float(ranks), "x_name": "dp"}
             held = sum(run_forked(held_bytes, ranks, parallel, "bf16")) / ranks / parameter_count(MODEL)
-            state = rank_memory_bytes(MODEL, TrainConfig(precision="bf16"), parallel, ranks)["state"]
+            state = fullest_rank(MODEL, TrainConfig(precision="bf16"), parallel, ranks).state
             note = f"{parameter_count(MODEL):,} parameters in bf16"
             lines.append(position | {"kind": "scaled", "value": held, "note": note})
             lines.append(position | {"kind": "computed", "value": state / parameter_count(MODEL), "note": note})

@@ -14,7 +14,7 @@ from lineage.errors import BadInput
 from lineage.progress import announce
 
 INPUTS = ("cluster", *COLUMNS)
-RESULTS = ("iteration_ms", "low_ms", "high_ms", "tflops_per_gpu", "memory_gib", "fits", "reason")
+RESULTS = ("iteration_ms", "low_ms", "high_ms", "tflops_per_gpu", "memory_gib", "memory_bytes", "fits", "reason")
 
 
 def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
@@ -73,7 +73,7 @@ def _predict(rows: list[dict[str, str]]) -> list[Prediction]:
 
 def _cells(prediction: Prediction) -> tuple[str, ...]:
     if prediction.reason:
-        return ("",) * 5 + ("false", prediction.reason)
+        return ("",) * 6 + ("false", prediction.reason)
     p = prediction
     numbers = (1e3 * p.seconds, 1e3 * p.low_seconds, 1e3 * p.high_seconds, p.tflops_per_gpu, p.memory_bytes / 2**30)
-    return (*(f"{number:.6g}" for number in numbers), "true", "")
+    return (*(f"{number:.6g}" for number in numbers), str(p.memory_bytes), "true", "")

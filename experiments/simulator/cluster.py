@@ -1,7 +1,7 @@
 """Clusters: what a machine can do, as constants that each say where they come from. Imports no torch."""
 
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import FiniteFloat, NonNegativeFloat, PositiveInt, model_validator
 
@@ -29,8 +29,6 @@ class Constants(Config):
 
     gpus_per_node: Constant
     memory_bytes: Constant
-    state_bytes_per_parameter: Constant
-    """Weight, gradient, master weight and the optimizer's moments."""
     matmul_flops_per_second: Constant
     """Peak of dense matrix products at the cluster's precision."""
     memory_bytes_per_second: Constant
@@ -70,6 +68,14 @@ class Constants(Config):
     """Share of a node's adapters in use by gradients when several ranks of a data-parallel group share the node."""
     gradient_overlap: Constant
     """Share of the last backward pass that hides gradient reduction, where there is no pipeline."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_former(cls, values: Any) -> Any:
+        """Files of earlier versions state the bytes of a parameter, which `engine.costs` knows."""
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if name != "state_bytes_per_parameter"}
 
 
 class Interval(Config):
@@ -112,7 +118,6 @@ class Machine(NamedTuple):
     element_bytes: float
     gpus_per_node: float
     memory_bytes: float
-    state_bytes_per_parameter: float
     matmul_flops_per_second: float
     memory_bytes_per_second: float
     link_bytes_per_second: float

@@ -9,7 +9,6 @@ FITTED = FOLDER / "fitted"
 DATASHEET = (
     "gpus_per_node",
     "memory_bytes",
-    "state_bytes_per_parameter",
     "matmul_flops_per_second",
     "memory_bytes_per_second",
     "link_bytes_per_second",

@@ -33,7 +33,7 @@ def ranked_layouts(config: RunConfig, cluster: Cluster, gpus: int) -> list[Choic
     """
     workloads = list(possible_layouts(config, cluster, gpus))
     announce(f"predicts {len(workloads):,} layouts")
-    predictions = simulate(cluster, workloads)
+    predictions = simulate(cluster, workloads, config)
     choices = [Choice(*pair) for pair in zip(workloads, predictions, strict=True) if not pair[1].reason]
     if not choices:
         why = f"; of one, {predictions[-1].reason}" if predictions else ": none divides the batch and model"
@@ -72,20 +72,28 @@ def format_plan(config: RunConfig, cluster: Cluster, choices: Sequence[Choice]) 
         f"{config.train.global_batch_size}, on {gpus} of {cluster.title}",
         f"simulated, with 90 % intervals ({_interval_source(cluster, gpus)}); an epoch is {EPOCH_TOKENS / 1e9:.1f} "
         "billion tokens (2019 paper)",
+        f"memory is that of this engine's fullest rank in {cluster.precision}, as --dry-run has it; TFLOP/s count the "
+        f"whole of attention and layers that are computed again (2021 paper, Equation 3){_timed_as(config)}",
         f"{'tp':>3}{'pp':>4}{'dp':>5}{'micro':>7}{'chunks':>8}  {'recompute':<10}{'s/iteration':>12}{'90 %':>17}"
-        f"{'TFLOP/s/GPU':>13}{'GiB':>7}{'days/epoch':>12}{'days':>9}{'GPU-hours':>12}",
+        f"{'TFLOP/s/GPU':>13}{'GiB':>7}{'bytes':>16}{'days/epoch':>12}{'days':>9}{'GPU-hours':>12}",
     ]
     for w, p in choices[:SHOWN]:
         run_seconds = p.seconds * tokens / per_iteration
         lines.append(
             f"{w.tp:>3}{w.pp:>4}{w.dp:>5}{w.micro_batch:>7}{w.chunks:>8}  {w.recompute:<10}{p.seconds:>12.4g}"
             f"{f'{p.low_seconds:.4g} to {p.high_seconds:.4g}':>17}{p.tflops_per_gpu:>13.3g}"
-            f"{p.memory_bytes / 2**30:>7.1f}{p.seconds * EPOCH_TOKENS / per_iteration / 86400:>12.3g}"
-            f"{run_seconds / 86400:>9.3g}{run_seconds / 3600 * gpus:>12,.0f}"
+            f"{p.memory_bytes / 2**30:>7.1f}{p.memory_bytes:>16,}"
+            f"{p.seconds * EPOCH_TOKENS / per_iteration / 86400:>12.3g}{run_seconds / 86400:>9.3g}"
+            f"{run_seconds / 3600 * gpus:>12,.0f}"
         )
     if len(choices) > SHOWN:
         lines.append(f"and {len(choices) - SHOWN} slower layouts that fit")
     return "\n".join(lines)
+
+
+def _timed_as(config: RunConfig) -> str:
+    family = config.model.family
+    return "" if family == "gpt2" else f"; times and TFLOP/s are those of a GPT-2 of this {family}'s sizes"
 
 
 def _interval_source(cluster: Cluster, gpus: int) -> str:

@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import RunConfig
-from engine.pipeline.lowering import Interval
+from engine.costs import fullest_rank
 from engine.pipeline.stages import split_layers
 from experiments.simulator.cluster import Cluster, Machine, machine_of
 from experiments.simulator.collectives import gradient_all_reduce_seconds, stage_message_seconds
 from experiments.simulator.compute import Passes, head_passes, layer_passes, optimizer_seconds
-from experiments.simulator.memory import rank_peak_bytes
-from experiments.simulator.timeline import makespan_seconds, order_of, timeline
+from experiments.simulator.timeline import makespan_seconds, order_of
 from experiments.simulator.workload import Floats, Workload, Workloads, checked_config, flops_of
 from lineage.errors import BadInput
 from lineage.progress import Progress
@@ -42,9 +41,9 @@ class Prediction:
     low_seconds: float = 0.0
     high_seconds: float = 0.0
     tflops_per_gpu: float = 0.0
-    """By the papers' count (2021 paper, Equation 3) over time and GPUs."""
-    memory_bytes: float = 0.0
-    """Of the fullest rank."""
+    """By the papers' count (2021 paper, Equation 3), which has the whole of attention, over time and GPUs."""
+    memory_bytes: int = 0
+    """Of the fullest rank of this engine (`engine.costs`)."""
 
 
 def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
@@ -61,15 +60,6 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     optimizer = optimizer_seconds(machine, parameters)
     total = pipeline + gradients + optimizer + machine.host_iteration_seconds
     return Parts(pipeline, gradients, optimizer, total)
-
-
-def iteration_timeline(machine: Machine, workload: Workload) -> list[list[Interval]]:
-    """When each pipeline rank computes what, in seconds from the first forward. The workload must have been checked."""
-    w = Workloads.of([workload])
-    layer, head, message_seconds = layer_passes(machine, w), head_passes(machine, w), stage_message_seconds(machine, w)
-    stages = stage_passes(workload, layer, head, message_seconds)
-    order = order_of(workload.pp, workload.chunks, workload.microbatches)
-    return timeline(order, stages.forward[0], stages.backward[0])
 
 
 def stage_passes(like: Workload, layer: Passes, head: Passes, message_seconds: Floats) -> Passes:
@@ -92,13 +82,17 @@ def _layer_counts(layers: int, pp: int, chunks: int) -> NDArray[np.int64]:
     return np.array([len(stage.layers) for stage in split_layers(layers, pp, chunks)])
 
 
-def simulate(cluster: Cluster, workloads: Sequence[Workload]) -> list[Prediction]:
-    """A prediction per workload, in order; one that cannot run gets the reason and no numbers."""
+def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | None = None) -> list[Prediction]:
+    """A prediction per workload, in order; one that cannot run gets the reason and no numbers.
+
+    `run` is what the workloads are layouts of, if not of a GPT-2 that shards nothing: memory is its own. Times are a
+    GPT-2's in any case.
+    """
     predictions, runnable = [Prediction()] * len(workloads), []
     with Progress("workloads checked", len(workloads), "workloads") as progress:
         for place, workload in enumerate(workloads):
             try:
-                config = checked_config(workload, cluster.precision)
+                config = checked_config(workload, cluster.precision, run)
                 runnable.append((place, workload, _fitting_bytes(cluster, workload, config)))
             except BadInput as error:
                 predictions[place] = Prediction(reason=str(error))
@@ -130,14 +124,11 @@ def _pipeline_seconds(workloads: Sequence[Workload], layer: Passes, head: Passes
     return seconds
 
 
-def _fitting_bytes(cluster: Cluster, workload: Workload, config: RunConfig) -> float:
+def _fitting_bytes(cluster: Cluster, workload: Workload, config: RunConfig) -> int:
     if cluster.max_gpus and workload.gpus > cluster.max_gpus:
         raise BadInput(f"{workload.gpus} GPUs are more than the cluster's {cluster.max_gpus}")
-    order = order_of(workload.pp, workload.chunks, workload.microbatches)
-    peaks = rank_peak_bytes(config, order, cluster.constants.state_bytes_per_parameter.value)
-    needed, has = max(peaks), cluster.constants.memory_bytes.value
-    if needed > has:
-        raise BadInput(
-            f"pipeline rank {peaks.index(needed)} needs {needed / 2**30:.1f} GiB of memory; a GPU has {has / 2**30:.1f}"
-        )
-    return needed
+    needed, has = fullest_rank(config.model, config.train, config.parallel, workload.dp), cluster.constants.memory_bytes
+    if needed.total > has.value:
+        sizes = f"{needed.total / 2**30:.1f} GiB of memory; a GPU has {has.value / 2**30:.1f}"
+        raise BadInput(f"pipeline rank {needed.rank} needs {sizes}")
+    return needed.total

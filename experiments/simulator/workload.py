@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from engine.config import Precision, RunConfig
 from engine.costs import flops_per_iteration
 from engine.parallel.layout import layout_of
+from engine.pipeline.schedule import check_schedule
 from engine.pipeline.stages import split_layers
 from lineage.config import parse_config
 from lineage.errors import BadInput
@@ -39,6 +40,16 @@ class Workload(NamedTuple):
     scatter_gather: bool = True
     """Whether messages between stages are divided over the tensor-parallel ranks (2021 paper, Section 4.1)."""
 
+    @classmethod
+    def of_run(cls, config: RunConfig, gpus: int) -> "Workload":
+        """An iteration of a run on so many GPUs."""
+        model, train, parallel = config.model, config.train, config.parallel
+        return cls(
+            gpus, train.global_batch_size, train.microbatch_size, model.hidden_size, model.num_heads, model.num_layers,
+            model.seq_length, parallel.tp, gpus // (parallel.tp * parallel.pp), parallel.pp, model.padded_vocab_size,
+            parallel.chunks, parallel.recompute, parallel.scatter_gather,
+        )  # fmt: skip
+
     @property
     def microbatches(self) -> int:
         """Microbatches of one data-parallel rank in an iteration."""
@@ -51,8 +62,8 @@ class Workload(NamedTuple):
         return -(-self.vocab // unit) * unit
 
 
-def checked_config(workload: Workload, precision: Precision = "fp16") -> RunConfig:
-    """The run the engine would be asked for.
+def checked_config(workload: Workload, precision: Precision = "fp16", run: RunConfig | None = None) -> RunConfig:
+    """The run the engine would be asked for: `run` by another layout, or without one a GPT-2 that shards nothing.
 
     Raises BadInput with the engine's own reason where it would refuse: sizes that do not divide, too few layers.
     """
@@ -60,7 +71,7 @@ def checked_config(workload: Workload, precision: Precision = "fp16") -> RunConf
     for name in ("gpus", "dp", "tp", "vocab"):  # the engine's configuration checks the others
         if getattr(w, name) < 1:
             raise BadInput(f"{name} = {getattr(w, name)} must be at least 1")
-    config = parse_config(_values(w, precision), RunConfig, "this row")
+    config = parse_config(_values(w, precision, run), RunConfig, "this row")
     computations = 2 * w.pp * w.chunks * w.microbatches
     if computations > MOST_COMPUTATIONS:
         raise BadInput(f"{computations:,} passes in one iteration are more than the {MOST_COMPUTATIONS:,} it may have")
@@ -68,8 +79,7 @@ def checked_config(workload: Workload, precision: Precision = "fp16") -> RunConf
         raise BadInput(f"tp × pp × dp = {w.tp} × {w.pp} × {w.dp} = {w.tp * w.pp * w.dp} is not the {w.gpus} GPUs")
     layout_of(config, w.gpus)
     split_layers(w.layers, w.pp, w.chunks)
-    if w.chunks > 1 and w.microbatches % w.pp:
-        raise BadInput(f"interleaving needs a multiple of pp = {w.pp} microbatches, not {w.microbatches}")
+    check_schedule(config.parallel.schedule, w.pp, w.chunks, w.microbatches)
     return config
 
 
@@ -83,31 +93,16 @@ def flops_of(workload: Workload) -> float:
     return flops_per_iteration(config.model, config.train, recompute=workload.recompute == "full")
 
 
-def _values(w: Workload, precision: Precision) -> dict[str, Any]:
-    return {
-        "name": "simulated",
-        "model": {
-            "num_layers": w.layers,
-            "hidden_size": w.hidden,
-            "num_heads": w.heads,
-            "seq_length": w.seq,
-            "vocab_size": w.vocab,
-            "padded_vocab_size": w.padded_vocab,
-        },
-        "train": {
-            "global_batch_size": w.global_batch,
-            "microbatch_size": w.micro_batch,
-            "precision": precision,
-        },
-        "parallel": {
-            "tp": w.tp,
-            "pp": w.pp,
-            "chunks": w.chunks,
-            "schedule": "interleaved" if w.chunks > 1 else "1f1b",
-            "recompute": w.recompute,
-            "scatter_gather": w.scatter_gather,
-        },
-    }
+def _values(w: Workload, precision: Precision, run: RunConfig | None) -> dict[str, Any]:
+    values: dict[str, Any] = run.model_dump() if run else {"name": "simulated"}
+    sizes = {"num_layers": w.layers, "hidden_size": w.hidden, "num_heads": w.heads, "seq_length": w.seq}
+    words = {} if run else {"vocab_size": w.vocab, "padded_vocab_size": w.padded_vocab}
+    batch = {"global_batch_size": w.global_batch, "microbatch_size": w.micro_batch, "precision": precision}
+    plain = "gpipe" if run and run.parallel.schedule == "gpipe" else "1f1b"
+    layout = {"tp": w.tp, "pp": w.pp, "chunks": w.chunks, "schedule": "interleaved" if w.chunks > 1 else plain,
+              "recompute": w.recompute, "scatter_gather": w.scatter_gather}  # fmt: skip
+    changed = {"model": sizes | words, "train": batch, "parallel": layout}
+    return values | {section: values.get(section, {}) | new for section, new in changed.items()}
 
 
 @dataclass(frozen=True)

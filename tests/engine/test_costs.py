@@ -1,5 +1,6 @@
 """Closed forms against the published tables and against a real model."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,22 @@ import experiments
 from engine.cli import read_run_config
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from engine.costs import (
+    RankMemory,
     activation_bytes_per_layer,
     checkpoint_bytes,
+    costs_of,
     flops_per_iteration,
+    flops_per_token,
+    fullest_rank,
+    memory_of_ranks,
     parameter_count,
-    rank_memory_bytes,
     state_bytes_per_parameter,
     tokens_trained,
 )
+from engine.model.families import FAMILIES
 from engine.model.gpt2 import GPT2
-from engine.parallel.mesh import serial_mesh
+from engine.parallel.mesh import Axis, serial_mesh
+from engine.pipeline.stages import split_layers
 from tests.engine.small_run import MODEL
 
 MODELS = Path(experiments.__file__).parent / "models"
@@ -53,6 +60,17 @@ def test_the_count_is_that_of_the_model(config: ModelConfig) -> None:
     assert parameter_count(config) == sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_count_of_a_stage_is_that_of_its_ranks(family: str, tp: int) -> None:
+    model = ModelConfig.model_validate(MODEL | {"family": family, "vocab_size": 250, "padded_vocab_size": 256})
+    mesh = replace(serial_mesh("meta"), tp=Axis(tp), pp=Axis(2))
+    for stage in split_layers(model.num_layers, 2, 1):
+        with torch.device("meta"):
+            held = FAMILIES[family](model, mesh, stage)
+        assert costs_of(model).parameters(stage, tp) == sum(parameter.numel() for parameter in held.parameters())
+
+
 def test_flops_of_the_8_3b_model() -> None:
     model, train = published("8.3b"), TrainConfig(global_batch_size=512)
     b, s, layers, h, v = 512, 1024, 72, 3072, 51200
@@ -67,7 +85,9 @@ def test_flops_are_six_per_weight_and_token_and_attention(name: str) -> None:
     """6 per matrix weight and token, and 12·L·h·s per token for the two products of attention."""
     model, train = published(name), TrainConfig(global_batch_size=8)
     weights = 12 * model.num_layers * model.hidden_size**2 + model.padded_vocab_size * model.hidden_size
-    per_token = 6 * weights + 12 * model.num_layers * model.hidden_size * model.seq_length
+    attention = 12 * model.num_layers * model.hidden_size * model.seq_length
+    per_token = 6 * weights + attention
+    assert flops_per_token(model, causal=True) == pytest.approx(per_token - attention / 2, rel=1e-12)
     assert flops_per_iteration(model, train) == pytest.approx(per_token * 8 * model.seq_length, rel=1e-12)
 
 
@@ -80,23 +100,52 @@ def test_tokens_of_the_paper() -> None:
 )
 def test_bytes_per_parameter(precision: Precision, state: int, saved: int) -> None:
     model = ModelConfig(**MODEL)
-    assert state_bytes_per_parameter(precision) == state
+    assert state_bytes_per_parameter(precision, ParallelConfig()) == state
     assert checkpoint_bytes(model, precision) == saved * parameter_count(model)
 
 
 def test_parallelism_divides_memory() -> None:
     model, train = published("8.3b"), TrainConfig()
 
-    def memory(**parallel: Any) -> dict[str, float]:
-        return rank_memory_bytes(model, train, ParallelConfig(**parallel))
+    def memory(**parallel: Any) -> RankMemory:
+        return fullest_rank(model, train, ParallelConfig(**parallel))
 
     whole, eighth = memory(), memory(tp=8)
-    assert whole["state"] == pytest.approx(18 * parameter_count(model), rel=1e-3)
-    assert whole["state"] / 8 < eighth["state"] < whole["state"] / 7
-    assert whole["activations"] / 8 < eighth["activations"] < whole["activations"] / 3
-    assert memory(pp=8)["state"] < whole["state"] / 7
-    assert memory(pp=8)["activations"] > 0.9 * whole["activations"]  # eight microbatches in flight on an eighth
-    assert memory(pp=8, schedule="gpipe")["activations"] > 7 * memory(pp=8)["activations"]
+    assert whole.state == pytest.approx(18 * parameter_count(model), rel=1e-3)
+    assert whole.state / 8 < eighth.state < whole.state / 7
+    assert whole.activations / 8 < eighth.activations < whole.activations / 3
+    assert memory(pp=8).state < whole.state / 7
+    assert memory(pp=8).activations > 0.9 * whole.activations  # eight microbatches in flight on an eighth
+    assert memory(pp=8, schedule="gpipe").activations > 7 * memory(pp=8).activations
+
+
+def test_memory_by_hand() -> None:
+    """One layer a rank: state, activations of the microbatches in flight, one layer recomputed, head and logits."""
+    model = ModelConfig(num_layers=4, hidden_size=256, num_heads=4, seq_length=128, vocab_size=1024,
+                        padded_vocab_size=1024)  # fmt: skip
+    train = TrainConfig(global_batch_size=32, microbatch_size=2)
+    ranks = memory_of_ranks(model, train, ParallelConfig(pp=4, recompute="full"))
+    sbh = 128 * 2 * 256
+    layer, words = 12 * 256**2 + 13 * 256, 1024 * 256
+    again = sbh * (34 + 5 * 4 * 128 / 256 - 2)
+    head = 2 * 2 * sbh + 4 * 2 * 128 * 1024
+    assert [one.state for one in ranks] == [
+        18 * (layer + words + 128 * 256), 18 * layer, 18 * layer, 18 * (layer + words + 2 * 256)
+    ]  # fmt: skip
+    assert [one.activations for one in ranks] == [8 * sbh + again, 6 * sbh + again, 4 * sbh + again,
+                                                  2 * sbh + again + head]  # fmt: skip
+    assert fullest_rank(model, train, ParallelConfig(pp=4, recompute="full")) == ranks[3]
+
+
+def test_sequence_parallelism_divides_what_tensor_parallelism_leaves_whole() -> None:
+    """Korthikanti et al. 2022, Table 2: sbh(34 + 5as/h)/t, and with full recomputation 2sbh/t."""
+    model = published("8.3b")
+    for recompute in ("none", "full"):
+        serial, divided = (
+            activation_bytes_per_layer(model, 8, ParallelConfig(recompute=recompute, tp=tp, sequence_parallel=True))
+            for tp in (1, 4)
+        )
+        assert divided == pytest.approx(serial / 4)
 
 
 def test_recomputation_lowers_activations() -> None:

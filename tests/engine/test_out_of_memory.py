@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import RunConfig
-from engine.costs import rank_memory_bytes
+from engine.costs import fullest_rank
 from engine.guard.out_of_memory import describe_memory, remedies
 from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import serial_mesh
@@ -52,7 +52,9 @@ def runs(draw: st.DrawFn) -> tuple[RunConfig, Layout]:
     recipe = {"microbatch_size": micro, "global_batch_size": 16, "iterations": 9, "warmup_iterations": 1}
     config = RunConfig.model_validate({"name": "any", "model": model, "train": recipe, "parallel": parallel})
     try:
-        return config, layout_of(config, tp * pp * dp)
+        layout = layout_of(config, tp * pp * dp)
+        fullest_rank(config.model, config.train, config.parallel, dp)
+        return config, layout
     except BadInput:
         return config, Layout()
 
@@ -63,13 +65,13 @@ def test_each_remedy_can_be_given_and_needs_what_it_says(run: tuple[RunConfig, L
     config, layout = run
     if layout == Layout() and config.parallel.tp * config.parallel.pp > 1:
         return
-    now = sum(rank_memory_bytes(config.model, config.train, config.parallel, layout.dp).values())
+    now = fullest_rank(config.model, config.train, config.parallel, layout.dp).total
     for change, size in remedies(config, layout):
         words = change.split()
         ranks = int(words[2].removeprefix("--ranks=")) if len(words) == 3 else layout.world_size
         changed = override_config(config, [words[1]])
         dp = layout_of(changed, ranks).dp
-        assert size == sum(rank_memory_bytes(changed.model, changed.train, changed.parallel, dp).values()) < now
+        assert size == fullest_rank(changed.model, changed.train, changed.parallel, dp).total < now
         assert change in describe_memory(config, layout)
 
 

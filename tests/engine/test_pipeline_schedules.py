@@ -1,5 +1,7 @@
 """Schedules are complete, safe and have the bubble and the activations in flight that the papers give."""
 
+from itertools import accumulate
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from engine.pipeline.schedule import (
     forward_orders,
     ideal_bubble,
     parse_schedule,
-    peak_in_flight,
+    peaks_in_flight,
 )
 from engine.pipeline.stages import split_layers
 from lineage.errors import BadInput
@@ -35,6 +37,9 @@ def test_every_schedule_is_safe_and_has_the_papers_bubble(case: tuple[ScheduleNa
     lowered = lower(compute_orders(name, pp, chunks, microbatches), chunks)
     check_programs(lowered.programs, chunks, microbatches)
     assert lowered.bubble == pytest.approx(ideal_bubble(name, pp, chunks, microbatches), abs=1e-9)
+    orders = compute_orders(name, pp, chunks, microbatches)
+    counts = [accumulate(1 if compute.op is Op.FORWARD else -1 for compute in order) for order in orders]
+    assert peaks_in_flight(name, pp, chunks, microbatches) == [max(count) for count in counts]
 
 
 @settings(max_examples=60, deadline=None)
@@ -52,7 +57,7 @@ def test_forward_only_programs_pass_every_chunk_in_turn(pp: int, chunks: int, mi
     [("gpipe", 1, [8, 8, 8, 8]), ("1f1b", 1, [4, 3, 2, 1]), ("interleaved", 2, [11, 9, 7, 5])],
 )
 def test_activations_in_flight(name: ScheduleName, chunks: int, peaks: list[int]) -> None:
-    assert [peak_in_flight(order) for order in compute_orders(name, 4, chunks, 8)] == peaks
+    assert peaks_in_flight(name, 4, chunks, 8) == peaks
 
 
 def test_the_interleaved_order_is_the_papers_figure_4() -> None:

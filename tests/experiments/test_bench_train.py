@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.costs import flops_per_token
 from engine.kernels.registry import KERNELS
 from experiments.bench import growth
 from experiments.bench import kernels as bench_kernels
@@ -27,7 +28,6 @@ from experiments.bench.train import (
     Measured,
     contenders,
     disagreements,
-    flops_per_token,
     gemm_gflops,
     measure_steps,
     summarize,
@@ -45,7 +45,7 @@ def measured(seconds: float, loss: float = 1.0, peak: int = 100) -> Measured:
 
 
 def test_a_row_holds_ratios_goals_and_whether_they_are_reached() -> None:
-    flops = flops_per_token(SIZE.model) * SIZE.tokens
+    flops = flops_per_token(SIZE.model, causal=True) * SIZE.tokens
     found = {OURS: [measured(1.0)], STOCK: [measured(3.0, peak=150)], TUNED: [measured(0.5)]}
     row = summarize(CASE, SIZE, found, [2 * flops / 1e9])
     assert row["each_round"]["to_stock"] == [3.0]
@@ -127,7 +127,8 @@ def test_growth_is_measured_beside_the_closed_form() -> None:
             assert row["ratio"] == 1.0
             assert row["predicted"] == 1000.0
         else:
-            relative = flops_per_token(point.size.model) / flops_per_token(growth._size().model)
+            cost, of_base = (flops_per_token(one, causal=True) for one in (point.size.model, growth._size().model))
+            relative = cost / of_base
             assert row["predicted"] == pytest.approx(1000.0 / relative, rel=1e-3)
             assert row["ratio"] == pytest.approx(relative, rel=1e-3)
 

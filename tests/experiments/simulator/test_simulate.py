@@ -1,14 +1,17 @@
 """Predictions: what they depend on, what is refused, and with which reason."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.cli import read_run_config
+from engine.costs import parameter_count
 from experiments.simulator.cluster import Cluster, load_cluster, machine_of
-from experiments.simulator.memory import rank_peak_bytes
-from experiments.simulator.simulate import Prediction, iteration_parts, iteration_timeline, simulate
-from experiments.simulator.timeline import order_of
-from experiments.simulator.workload import Workload, checked_config
+from experiments.simulator.cluster_file import cluster_toml
+from experiments.simulator.simulate import Prediction, iteration_parts, simulate
+from experiments.simulator.workload import Workload
+from lineage.shipped import Shipped, find_file
 
 GPT_3 = Workload(768, 1536, 1, 12288, 96, 96, 2048, 8, 8, 12)
 
@@ -113,28 +116,21 @@ def test_recomputation_costs_at_most_a_third(a100: Cluster) -> None:
     assert times[0] < times[1] < times[2] < times[0] * 1.37
 
 
-def test_memory_by_hand(a100: Cluster) -> None:
-    """One layer a rank: state, activations of the microbatches in flight, one layer recomputed, logits."""
-    w = Workload(4, 32, 2, 256, 4, 4, 128, 1, 1, 4, vocab=1024)
-    config = checked_config(w)
-    peaks = rank_peak_bytes(config, order_of(4, 1, 16), 16.0)
-    sbh = 128 * 2 * 256
-    layer = 12 * 256**2 + 13 * 256
-    embedding = (1024 + 128) * 256
-    whole = sbh * (34 + 5 * 4 * 128 / 256)
-    assert peaks == pytest.approx(
-        [
-            16 * (layer + embedding) + 4 * 2 * sbh + whole,
-            16 * layer + 3 * 2 * sbh + whole,
-            16 * layer + 2 * 2 * sbh + whole,
-            16 * (layer + embedding) + 2 * sbh + whole + 4 * 2 * 128 * 1024,
-        ]
+def test_memory_is_that_of_the_run_whose_layouts_are_simulated(a100: Cluster) -> None:
+    """Sharding, family and schedule are the run's; a cluster file of an earlier version states bytes of its own."""
+    config = read_run_config(find_file("1.2b", Shipped.MODEL), ["parallel.shard_optimizer=true"])
+    workload = Workload.of_run(config, 8)
+    alone, sharded = (simulate(a100, [workload], run)[0] for run in (None, config))
+    assert sharded.seconds == alone.seconds
+    assert alone.memory_bytes - sharded.memory_bytes == pytest.approx(12 * 7 / 8 * parameter_count(config.model))
+    gpipe = read_run_config(
+        find_file("1.2b", Shipped.MODEL), ["parallel.pp=2", "parallel.schedule=gpipe", "train.microbatch_size=1"]
     )
-    assert simulate(a100, [w])[0].memory_bytes == max(peaks)
+    assert "GiB of memory" in simulate(a100, [Workload.of_run(gpipe, 2)], gpipe)[0].reason
 
 
-def test_the_timeline_ends_when_the_pipeline_does(a100: Cluster) -> None:
-    machine = machine_of(a100)
-    intervals = iteration_timeline(machine, GPT_3)
-    assert len(intervals) == 12
-    assert max(rank[-1].end for rank in intervals) == pytest.approx(iteration_parts(machine, [GPT_3]).pipeline[0])
+def test_the_cluster_file_of_an_earlier_version_is_read(a100: Cluster, tmp_path: Path) -> None:
+    former = 'state_bytes_per_parameter = { value = 16, kind = "counted", source = "fp16" }'
+    text = cluster_toml(a100).replace("[constants]", f"[constants]\n{former}").replace("max_gpus = None\n", "")
+    (tmp_path / "own.toml").write_text(text, encoding="utf-8")
+    assert load_cluster(str(tmp_path / "own.toml")) == a100
