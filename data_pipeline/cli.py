@@ -1,15 +1,15 @@
 """`mlm-data`: build a dataset from a recipe, run one stage on any text, look at a dataset and its ledger."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from data_pipeline.config import DataConfig
-from data_pipeline.reading.source_names import FILE_KINDS
-from data_pipeline.stages import STAGES, StageKind
+from data_pipeline.reading.config import FILE_KINDS
+from data_pipeline.stages import STAGES
+from data_pipeline.stages.stage import Stage
 from data_pipeline.work.executors import NAMES as EXECUTORS
 from lineage.command import CommandLine, run_command
 from lineage.config import load_config, override_config, parse_config
@@ -53,7 +53,7 @@ def run(
     print(f"dataset {directory}: {_counts(directory)}")
 
 
-def _add_verb(name: str, summary: str, work: Callable[[DataConfig, Path, str], RunDirectory]) -> None:
+def _add_verb(name: str, summary: str, stage: type[Stage] | None = None) -> None:
     def verb(
         source: Source,
         out: Out,
@@ -61,31 +61,18 @@ def _add_verb(name: str, summary: str, work: Callable[[DataConfig, Path, str], R
         workers: WorkersOption = None,
         executor: ExecutorOption = "local",
     ) -> None:
+        from data_pipeline.runner import run_overlap, run_stage
+
         config = override_config(_one_source(source), _overrides(overrides, workers))
-        directory = work(config, out, executor).path
-        print(f"{name} {directory}: {_counts(directory)}")
+        made = run_stage(stage, config, out, executor) if stage else run_overlap(config, out, executor)
+        print(f"{name} {made.path}: {_counts(made.path)}")
 
     app.command(name, help=f"{summary} Reads IN, writes OUT.")(verb)
 
 
-def _run_stage(stage: StageKind) -> Callable[[DataConfig, Path, str], RunDirectory]:
-    def work(config: DataConfig, out: Path, executor: str) -> RunDirectory:
-        from data_pipeline.runner import run_stage
-
-        return run_stage(stage, config, out, executor)
-
-    return work
-
-
-def _run_overlap(config: DataConfig, out: Path, executor: str) -> RunDirectory:
-    from data_pipeline.runner import run_overlap
-
-    return run_overlap(config, out, executor)
-
-
 for _stage in STAGES:
-    _add_verb(_stage.verb, _stage.summary, _run_stage(_stage))
-_add_verb("overlap", "Measure which share of the test sets' 8-grams a corpus contains.", _run_overlap)
+    _add_verb(_stage.verb, _stage.summary(), _stage)
+_add_verb("overlap", "Measure which share of the test sets' 8-grams a corpus contains.")
 
 
 @app.command()
@@ -128,8 +115,8 @@ def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:
 def _counts(directory: Path) -> str:
     """What a finished directory holds."""
     if (directory / "overlap.json").is_file():
-        found = _read_json(directory / "overlap.json")["test_sets"]
-        return "; ".join(f"{name} {result['percent']:.2f} % found" for name, result in found.items())
+        test_sets = _read_json(directory / "overlap.json")["test_sets"]
+        return "; ".join(f"{name} {result['percent']:.2f} % found" for name, result in test_sets.items())
     splits = _read_json(directory / "ledger.json")["splits"]
     return "; ".join(
         f"{name} {split['documents']:,} documents, "

@@ -32,7 +32,7 @@ class Amount:
 
 
 @dataclass
-class Stage:
+class Entry:
     """What one stage did."""
 
     name: str
@@ -103,7 +103,7 @@ class Ledger:
     source: str
     in_tokens: bool = True
     """Whether tokens are counted; without a tokenizer they are not."""
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[Entry] = field(default_factory=list)
     malformed: int = 0
     blank: int = 0
     shards: list[dict[str, Any]] = field(default_factory=list)
@@ -115,26 +115,26 @@ class Ledger:
             for stage in counts["stages"]:
                 self.stage(stage["name"]).merge(stage)
 
-    def stage(self, name: str) -> Stage:
-        """The stage of that name, the last one if it is new."""
-        found = next((stage for stage in self.stages if stage.name == name), None)
-        if found is None:
-            found = Stage(name)
-            self.stages.append(found)
-        return found
+    def stage(self, name: str) -> Entry:
+        """The entry of the stage of that name; a new one stands last."""
+        entry = next((stage for stage in self.stages if stage.name == name), None)
+        if entry is None:
+            entry = Entry(name)
+            self.stages.append(entry)
+        return entry
 
     def check(self, max_bad_fraction: float) -> None:
         """Raise BadInput if a stage kept nothing, or if more of the input is malformed than may be."""
         if empty := next((stage for stage in self.stages if not stage.kept.documents), None):
             raise BadInput(self._sentence_about_nothing(empty))
-        found = self.malformed + self.stages[0].incoming.documents
-        if self.malformed > max_bad_fraction * found:
+        lines = self.malformed + self.stages[0].incoming.documents
+        if self.malformed > max_bad_fraction * lines:
             raise BadInput(
-                f"{self.malformed:,} of {found:,} lines are no documents, more than sources.max_bad_fraction = "
+                f"{self.malformed:,} of {lines:,} lines are no documents, more than sources.max_bad_fraction = "
                 f"{max_bad_fraction:g} allows"
             )
 
-    def _sentence_about_nothing(self, stage: Stage) -> str:
+    def _sentence_about_nothing(self, stage: Entry) -> str:
         if stage.name == "source":
             quarantined = f" ({self.malformed:,} malformed lines)" if self.malformed else ""
             return f"the corpus is empty: {self.source} gave no documents{quarantined}"

@@ -8,43 +8,29 @@ writes them in their final order.
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from data_pipeline.config import DataConfig
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
-from data_pipeline.duplicates.deduplicate import find_duplicates
 from data_pipeline.duplicates.s_curve import describe as describe_banding
 from data_pipeline.ledger import Amount, Ledger
+from data_pipeline.passes.deduplicate import find_duplicates
 from data_pipeline.passes.gather import SLICE_BYTES, choose_order, gather_slice
 from data_pipeline.passes.measure import measure
-from data_pipeline.passes.prepare import JUDGES, prepare
+from data_pipeline.passes.prepare import prepare
 from data_pipeline.passes.selection import find_rare_ngrams, select_documents
 from data_pipeline.passes.train_tokenizer import copy_published, train
 from data_pipeline.reading.pieces import Piece, choose_shard_bytes
 from data_pipeline.reading.sources import OpenedSources
-from data_pipeline.stages import STAGES
+from data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
+from data_pipeline.stages.stage import SOURCE
 from data_pipeline.tokens.token_file import token_dtype
 from data_pipeline.tokens.tokenizer import Tokenizer
 from data_pipeline.work.tasks import Input
 from data_pipeline.work.workspace import Finished, Job, Workspace
 from lineage.errors import BadInput
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a pipeline has left in its workspace."""
-
-    ledger: Ledger
-    tokenizer: Tokenizer | None
-    slices: Finished
-    splits: dict[str, list[int]]
-    """The numbers of the slices of each split."""
-    stages: dict[str, Finished]
-    """Finished stages that leave more: `prepare`, `measure`, and `decisions` if there are any."""
-    banding: dict[str, Any] | None
-    """What the hashing of near-duplicates finds, if it was done."""
 
 
 @dataclass
@@ -59,22 +45,26 @@ class Pipeline:
     sources: OpenedSources
     test_sets: dict[str, Path | None]
     workspace: Workspace
-    _ledger: Ledger = field(init=False)
-    _tokenizer: Tokenizer | None = field(init=False, default=None)
-    _banding: dict[str, Any] | None = field(init=False, default=None)
-    _left: dict[str, Finished] = field(init=False, default_factory=dict)
+    ledger: Ledger = field(init=False)
+    tokenizer: Tokenizer | None = field(init=False, default=None)
+    banding: dict[str, Any] | None = field(init=False, default=None)
+    """What the hashing of near-duplicates finds, if it was done."""
+    finished: dict[str, Finished] = field(init=False, default_factory=dict)
+    """`prepare`, `measure` and `gather`, and `decisions` if duplicates were looked for."""
+    splits: dict[str, list[int]] = field(init=False, default_factory=dict)
+    """The tasks of `gather` that wrote each split."""
 
-    def run(self) -> Result:
+    def run(self) -> Self:
         """Do what is not done yet. Raises BadInput if nothing is left of the corpus."""
-        self._ledger = Ledger(self.sources.describe())
+        self.ledger = Ledger(self.sources.describe())
         shards = self._cut()
-        prepared = self._left["prepare"] = self._prepare(shards)
+        prepared = self.finished["prepare"] = self._prepare(shards)
         tokenizer = self._make_tokenizer(prepared)
-        measured = self._left["measure"] = self._measure(prepared, tokenizer)
+        measured = self.finished["measure"] = self._measure(prepared, tokenizer)
         selected = self._select(prepared, measured, tokenizer)
-        splits, jobs = self._order([shard[0].split for shard in shards], prepared, measured, selected)
-        slices = self._gather(jobs)
-        return Result(self._ledger, self._tokenizer, slices, splits, self._left, self._banding)
+        jobs = self._order([shard[0].split for shard in shards], prepared, measured, selected)
+        self.finished["gather"] = self._gather(jobs)
+        return self
 
     def _section(self, name: str) -> dict[str, Any] | None:
         """Plain values of a stage's configuration, None if the stage is not run."""
@@ -83,53 +73,55 @@ class Pipeline:
     def _cut(self) -> list[list[Piece]]:
         size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
         shards = self.sources.shards(self.workspace, size)
-        self._ledger.source = self.sources.describe()
+        self.ledger.source = self.sources.describe()
         return shards
 
     def _prepare(self, shards: list[list[Piece]]) -> Finished:
-        judges = [(name, self._section(name)) for name in self.stages if name in JUDGES]
-        fixed = {"limits": asdict(self.config.sources.limits), "judges": judges}
+        filters = [(name, self._section(name)) for name in self.stages if name in TEXT_FILTERS]
+        names = [name for name, _ in filters]
+        fixed = {"limits": asdict(self.config.sources.limits), "filters": filters}
         jobs: list[Job] = [({**fixed, "pieces": [piece.to_json() for piece in shard]}, ()) for shard in shards]
-        prepared = self.workspace.all("prepare", prepare, jobs, " and ".join(["read", *(name for name, _ in judges)]))
-        for name in ("source", *(name for name, _ in judges)):
-            self._ledger.stage(name)
-        self._ledger.enter(prepared.counts)
-        self._ledger.malformed = sum(counts["malformed"] for counts in prepared.counts)
-        self._ledger.blank = sum(counts["blank"] for counts in prepared.counts)
+        prepared = self.workspace.all("prepare", prepare, jobs, " and ".join(["read", *names]))
+        for name in (SOURCE, *names):
+            self.ledger.stage(name)
+        self.ledger.enter(prepared.counts)
+        self.ledger.malformed = sum(counts["malformed"] for counts in prepared.counts)
+        self.ledger.blank = sum(counts["blank"] for counts in prepared.counts)
         for shard, counts, digest in zip(shards, prepared.counts, prepared.digests, strict=True):
             read = [[piece.name, piece.start, piece.end] for piece in shard]
-            self._ledger.shards.append({"read": read, "documents": counts["documents"], "digest": digest})
-        self._ledger.check(self.config.sources.max_bad_fraction)
+            self.ledger.shards.append({"read": read, "documents": counts["documents"], "digest": digest})
+        self.ledger.check(self.config.sources.max_bad_fraction)
         return prepared
 
     def _make_tokenizer(self, prepared: Finished) -> Finished | None:
-        self._ledger.in_tokens = any(stage.needs_tokenizer for stage in STAGES if stage.name in self.stages)
-        if not self._ledger.in_tokens:
+        self.ledger.in_tokens = any(stage.needs_tokenizer for stage in STAGES if stage.name in self.stages)
+        if not self.ledger.in_tokens:
             return None
         config, counts = self.config.tokenizer, [each["documents"] for each in prepared.counts]
         if config.kind != "gpt2":
-            kept = self._ledger.stages[-1].kept.bytes
+            kept = self.ledger.stages[-1].kept.bytes
             settings = {"kind": config.kind, "vocab_size": config.vocab_size, "shards": len(counts), "bytes": kept}
             made = self.workspace.one("tokenizer", train, settings, prepared.input)
         else:
             files = [str(path.resolve()) for path in find_gpt2_vocabulary()]
             made = self.workspace.one("tokenizer", copy_published, {"files": files})
-        self._tokenizer = Tokenizer.load(made.path / "00000")
+        self.tokenizer = Tokenizer.load(made.path / "00000")
         return made
 
     def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
         paths = [str(path) for path in self.test_sets.values() if path] if "decontaminate" in self.stages else []
         settings = {
-            "early": [stage.name for stage in self._ledger.stages],
-            **{name: self._section(name) for name in ("length", "deduplicate", "decontaminate")},
+            "early": [stage.name for stage in self.ledger.stages],
+            "filters": [(name, self._section(name)) for name in self.stages if name in TOKEN_FILTERS],
+            **{name: self._section(name) for name in ("deduplicate", "decontaminate")},
             "test_sets": paths,
-            "tokenizer": self._tokenizer.digest if self._tokenizer else None,
+            "tokenizer": self.tokenizer.digest if self.tokenizer else None,
         }
         shared = (tokenizer.input,) if tokenizer else ()
         jobs: list[Job] = [(settings, (prepared.task(number), *shared)) for number in range(len(prepared.counts))]
         measured = self.workspace.all("measure", measure, jobs)
-        self._ledger.enter(measured.counts)
-        self._ledger.check(1.0)
+        self.ledger.enter(measured.counts)
+        self.ledger.check(1.0)
         return measured
 
     def _select(self, prepared: Finished, measured: Finished, tokenizer: Finished | None) -> Finished:
@@ -141,12 +133,12 @@ class Pipeline:
             if name in self.stages:
                 start = time.monotonic()
                 decided.append(decide(prepared, measured, list(decided)))
-                stage = self._ledger.stage(name)
+                stage = self.ledger.stage(name)
                 stage.seconds = time.monotonic() - start + sum(each["seconds"].get(name, 0) for each in measured.counts)
         fixed = {
             "deduplicate": "deduplicate" in self.stages,
             "decontaminate": self._section("decontaminate"),
-            "tokenizer": self._tokenizer.digest if self._tokenizer else None,
+            "tokenizer": self.tokenizer.digest if self.tokenizer else None,
         }
         shared = (*decided, *((tokenizer.input,) if tokenizer else ()))
         jobs: list[Job] = [
@@ -154,23 +146,23 @@ class Pipeline:
             for n in range(len(counts))
         ]
         selected = self.workspace.all("select", select_documents, jobs)
-        self._ledger.enter(selected.counts)
-        self._ledger.check(1.0)
+        self.ledger.enter(selected.counts)
+        self.ledger.check(1.0)
         return selected
 
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
-        found, compared = find_duplicates(self.workspace, prepared, measured, self.config.deduplicate)
-        self._left["decisions"] = found
-        self._banding = describe_banding(self.config.deduplicate, compared)
-        recall = self._banding["expected_recall"]
+        decisions, compared = find_duplicates(self.workspace, prepared, measured, self.config.deduplicate)
+        self.finished["decisions"] = decisions
+        self.banding = describe_banding(self.config.deduplicate, compared)
+        recall = self.banding["expected_recall"]
         expected = ", ".join(f"{float(recall[j]):.3f} at {j}" for j in recall)
-        self._ledger.stage("deduplicate").note = (
+        self.ledger.stage("deduplicate").note = (
             f"{self.config.deduplicate.bands} bands of {self.config.deduplicate.rows} rows, "
-            f"{self._banding['compared_pairs']:,} pairs compared; a duplicate has a Jaccard similarity of at least "
+            f"{self.banding['compared_pairs']:,} pairs compared; a duplicate has a Jaccard similarity of at least "
             f"{self.config.deduplicate.threshold} with the document kept for it; expected recall {expected}; "
-            f"{self._banding['expected_candidate_precision']:.2f} of compared pairs expected to be duplicates"
+            f"{self.banding['expected_candidate_precision']:.2f} of compared pairs expected to be duplicates"
         )
-        return found.input
+        return decisions.input
 
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
         counts = [each["documents"] for each in measured.counts]
@@ -184,47 +176,42 @@ class Pipeline:
             note += f"; {common:,} n-grams found {self.config.decontaminate.frequent} times or more were left in"
         if missing:
             note += f"; NOT searched for {' and '.join(missing)}, which this machine does not have"
-        self._ledger.stage("decontaminate").note = note
+        self.ledger.stage("decontaminate").note = note
         return rare.input
 
-    def _order(
-        self, of_shards: list[str], prepared: Finished, measured: Finished, selected: Finished
-    ) -> tuple[dict[str, list[int]], list[Job]]:
-        """The numbers of the slices of each split, and the tasks that write the slices."""
+    def _order(self, of_shards: list[str], prepared: Finished, measured: Finished, selected: Finished) -> list[Job]:
+        """The tasks that write the slices of the splits."""
         config, counts = self.config.split, [each["documents"] for each in selected.counts]
         is_split = "split" in self.stages
         if is_split and sum(counts) < 2:
             raise BadInput("one document is left of the corpus, too few for a training and a validation split")
         shuffle = {"train": config.train, "valid": config.valid, "seed": self.config.seed} if is_split else None
         order = self.workspace.one("order", choose_order, {"counts": counts, "splits": of_shards, "shuffle": shuffle})
-        of_slice = max(1, round(SLICE_BYTES * sum(counts) / self._ledger.stages[-1].kept.bytes))
-        dtype = token_dtype(self._tokenizer.vocab_size) if self._tokenizer and "tokenize" in self.stages else None
+        of_slice = max(1, round(SLICE_BYTES * sum(counts) / self.ledger.stages[-1].kept.bytes))
+        dtype = token_dtype(self.tokenizer.vocab_size) if self.tokenizer and "tokenize" in self.stages else None
         fixed = {"lines": self.stages != ("tokenize",), "dtype": dtype and str(dtype)}
         inputs = (order.input, prepared.input, measured.input, selected.input)
         jobs: list[Job] = []
-        splits: dict[str, list[int]] = {}
         for name, count in order.counts[0]["documents"].items():
             first_slice = len(jobs)
             for first in range(0, max(1, count), of_slice):
                 last = min(first + of_slice, count)
                 jobs.append(({**fixed, "split": name, "first": first, "last": last}, inputs))
-            splits[name] = list(range(first_slice, len(jobs)))
+            self.splits[name] = list(range(first_slice, len(jobs)))
         if is_split:
-            self._ledger.stage(
-                "split"
-            ).note = f"shuffled with seed {self.config.seed}; {config.train}:{config.valid} training to validation"
-        if self._tokenizer and dtype:
-            self._ledger.stage(
-                "tokenize"
-            ).note = f"vocabulary of {self._tokenizer.vocab_size:,}; each document ends with an end-of-text token"
-        return splits, jobs
+            note = f"shuffled with seed {self.config.seed}; {config.train}:{config.valid} training to validation"
+            self.ledger.stage("split").note = note
+        if self.tokenizer and dtype:
+            note = f"vocabulary of {self.tokenizer.vocab_size:,}; each document ends with an end-of-text token"
+            self.ledger.stage("tokenize").note = note
+        return jobs
 
     def _gather(self, jobs: list[Job]) -> Finished:
         start = time.monotonic()
         slices = self.workspace.all("gather", gather_slice, jobs)
         for name in ("split", "tokenize"):
             if name in self.stages:
-                stage = self._ledger.stage(name)
+                stage = self.ledger.stage(name)
                 for amount in slices.counts:
                     stage.incoming.add(Amount(**amount))
                 stage.kept = Amount(**asdict(stage.incoming))

@@ -5,16 +5,18 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.config import DataConfig
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
-from data_pipeline.passes.overlap_tasks import measure_overlap
-from data_pipeline.passes.publish import publish
+from data_pipeline.passes.overlap import measure_overlap
 from data_pipeline.pipeline import Pipeline
+from data_pipeline.publish import publish
 from data_pipeline.reading.sources import OpenedSources, open_sources
-from data_pipeline.stages import ALL, STAGES, StageKind
+from data_pipeline.stages import ALL, STAGES
+from data_pipeline.stages.stage import Stage
 from data_pipeline.tokens.tokenizer import Tokenizer
 from data_pipeline.work.executors import make_executor
 from data_pipeline.work.tasks import NO_ROOM, disk_is_full
@@ -40,53 +42,45 @@ def build_dataset(config: DataConfig, root: Path, executor: str = "local") -> Ru
     any interruption; after a mistake nothing is left. Raises BadInput for input or a root that cannot be used,
     DataMissing for input that is not here, Interrupted when stopped.
     """
-    sources, test_sets, parents = _open(config, ALL, config.decontaminate.test_sets, ROOM_OF_A_DATASET)
-
-    def begin() -> RunDirectory:
-        return RunDirectory.begin(root, config.name, "data", config.identity(), parents)
-
-    def build(workspace: Workspace, directory: Path) -> None:
-        result = Pipeline(config, ALL, sources, test_sets, workspace).run()
-        publish(result, config, ALL, workspace, directory)
-
-    return _complete(begin, build, config, executor, ROOM_OF_A_DATASET * sources.total_bytes)
+    begin = partial(RunDirectory.begin, root, config.name, "data", config.identity())
+    return _run_stages(ALL, config, begin, executor, ROOM_OF_A_DATASET)
 
 
-def run_stage(stage: StageKind, config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
+def run_stage(stage: type[Stage], config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
     """Run one stage over the sources of `config` into the directory `out`, as `build_dataset` does with all stages."""
-    wanted = config.decontaminate.test_sets if stage.name == "decontaminate" else ()
-    sources, test_sets, parents = _open(config, (stage.name,), wanted, ROOM_OF_DOCUMENTS)
     sections = {"sources", "seed", "shard_bytes", stage.name} | ({"tokenizer"} if stage.needs_tokenizer else set())
-
-    def begin() -> RunDirectory:
-        values = config.model_dump(mode="json", include=sections)
-        return RunDirectory.begin_at(out, f"data-{stage.verb}", values, parents)
-
-    def build(workspace: Workspace, directory: Path) -> None:
-        result = Pipeline(config, (stage.name,), sources, test_sets, workspace).run()
-        publish(result, config, (stage.name,), workspace, directory)
-
-    return _complete(begin, build, config, executor, ROOM_OF_DOCUMENTS * sources.total_bytes)
+    values = config.model_dump(mode="json", include=sections)
+    begin = partial(RunDirectory.begin_at, out, f"data-{stage.verb}", values)
+    return _run_stages((stage.name,), config, begin, executor, ROOM_OF_DOCUMENTS)
 
 
 def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
     """Measure how much of the test sets the sources of `config` contain, into `overlap.json` in `out`."""
-    found = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
-    sources, _, parents = _open(config, (), (), 0)
-    parents |= {f"test set {name}": sha256_file(path) for name, path in found.items()}
-
-    def begin() -> RunDirectory:
-        values = config.model_dump(mode="json", include={"sources", "overlap"})
-        return RunDirectory.begin_at(out, "data-overlap", values, parents)
+    test_sets = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
+    sources, _, parents = _open(config, (), 0)
+    parents |= {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}
+    values = config.model_dump(mode="json", include={"sources", "overlap"})
 
     def build(workspace: Workspace, directory: Path) -> None:
-        measure_overlap(config, sources, found, workspace, directory)
+        measure_overlap(config, sources, test_sets, workspace, directory)
 
-    return _complete(begin, build, config, executor, 0)
+    return _complete(partial(RunDirectory.begin_at, out, "data-overlap", values, parents), build, config, executor, 0)
+
+
+def _run_stages(
+    names: tuple[str, ...], config: DataConfig, begin: Callable[..., RunDirectory], executor: str, room: int
+) -> RunDirectory:
+    """Run these stages in the directory that `begin` makes of the digests of what is read."""
+    sources, test_sets, parents = _open(config, names, room)
+
+    def build(workspace: Workspace, directory: Path) -> None:
+        publish(Pipeline(config, names, sources, test_sets, workspace).run(), directory)
+
+    return _complete(partial(begin, parents), build, config, executor, room * sources.total_bytes)
 
 
 def _open(
-    config: DataConfig, stages: tuple[str, ...], wanted: tuple[str, ...], room: int
+    config: DataConfig, stages: tuple[str, ...], room: int
 ) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str]]:
     """The sources, the test sets, and the digests of everything that is read; says first what the work takes."""
     sources = open_sources(config.sources, config.seed)
@@ -95,6 +89,7 @@ def _open(
         f"processes: {config.workers or available_cores()}",
         f"up to {format_bytes(room * sources.total_bytes)} of disk while it works" if room else "",
     )
+    wanted = config.decontaminate.test_sets if "decontaminate" in stages else ()
     test_sets = {name: _find_or_none(name) for name in wanted}
     needs_tokenizer = any(stage.needs_tokenizer for stage in STAGES if stage.name in stages)
     parents = {}

@@ -1,18 +1,12 @@
 """Words and n-grams of words, and the search for n-grams in a text."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
-from typing import TYPE_CHECKING
 
-from data_pipeline.exact import checked
-
-if TYPE_CHECKING:
-    from data_pipeline.contamination.ngram_index import NgramIndex
-
-WORD = re.compile(r"\w+")
+from data_pipeline.fast.exact import checked
+from data_pipeline.fast.ngram_index import WORD, NgramIndex
 
 
 @dataclass(frozen=True)
@@ -26,8 +20,8 @@ class Ngrams:
     @classmethod
     def of(cls, ngrams: Iterable[str]) -> "Ngrams":
         """The n-grams with their lengths."""
-        found = frozenset(ngrams)
-        return cls(found, tuple(sorted({ngram.count(" ") + 1 for ngram in found}, reverse=True)))
+        members = frozenset(ngrams)
+        return cls(members, tuple(sorted({ngram.count(" ") + 1 for ngram in members}, reverse=True)))
 
     def matches(self, text: str) -> Iterator[tuple[int, str]]:
         """Character position and n-gram of each match: from left to right, at one place the longest first."""
@@ -39,10 +33,8 @@ class Ngrams:
         return frozenset(self._prefixes())
 
     @cached_property
-    def index(self) -> "NgramIndex":
+    def index(self) -> NgramIndex:
         """The index of the prefixes."""
-        from data_pipeline.contamination.ngram_index import NgramIndex
-
         return NgramIndex(self._prefixes(), self.lengths[-1])
 
     def of_words(self, words: list[str]) -> Iterator[str]:

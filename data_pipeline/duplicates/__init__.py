@@ -1,1 +1,1 @@
-"""Near-duplicates: signatures, buckets, components, decisions."""
+"""Near-duplicates: buckets, components, decisions."""

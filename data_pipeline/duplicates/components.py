@@ -10,9 +10,9 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.config import DeduplicateConfig
 from data_pipeline.duplicates.lsh import Buckets, agreement, buckets, required_agreement
-from data_pipeline.kernels import compiled
+from data_pipeline.fast.kernels import compiled
+from data_pipeline.stages.deduplicate import DeduplicateConfig
 
 
 def components(
@@ -29,12 +29,12 @@ def components(
     return flatten(forest)
 
 
-def link(forest: NDArray[np.int64], found: Buckets, sketches: NDArray[np.uint64], config: DeduplicateConfig) -> None:
+def link(forest: NDArray[np.int64], groups: Buckets, sketches: NDArray[np.uint64], config: DeduplicateConfig) -> None:
     """Join in place the sets of linked documents of each bucket.
 
     Members of one set are not compared again, so a bucket of near-duplicates costs one comparison for each.
     """
-    _link(forest, *found, np.asarray(sketches), required_agreement(config))
+    _link(forest, *groups, np.asarray(sketches), required_agreement(config))
 
 
 @compiled

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.config import DeduplicateConfig
-from data_pipeline.duplicates.minhash import signature
-from data_pipeline.kernels import compiled
+from data_pipeline.fast.kernels import compiled
+from data_pipeline.fast.minhash import signature
+from data_pipeline.stages.deduplicate import DeduplicateConfig
 
 WORD_BYTES = 8
 PARTITIONS = 16
@@ -54,8 +54,8 @@ def buckets(keys: NDArray[np.uint64]) -> Buckets:
         members = _members(keys, partition)
         own = keys[members]
         order = np.argsort(own)
-        found, counts = _runs(members[order], own[order])
-        documents.append(found)
+        shared, counts = _runs(members[order], own[order])
+        documents.append(shared)
         sizes.append(counts)
     return np.concatenate(documents), np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
 
@@ -101,7 +101,7 @@ def _members(keys: NDArray[np.uint64], partition: int) -> NDArray[np.int64]:
 @compiled
 def _runs(documents: NDArray[np.int64], keys: NDArray[np.uint64]) -> Buckets:
     """Documents of each run of equal keys that is longer than one, in order, and the lengths of these runs."""
-    found = np.empty(documents.shape[0], np.int64)
+    shared = np.empty(documents.shape[0], np.int64)
     sizes = np.empty(documents.shape[0] // 2, np.int64)
     start, filled, runs = 0, 0, 0
     for end in range(1, documents.shape[0] + 1):
@@ -109,12 +109,12 @@ def _runs(documents: NDArray[np.int64], keys: NDArray[np.uint64]) -> Buckets:
             continue
         if end - start > 1:
             size = end - start
-            found[filled : filled + size] = np.sort(documents[start:end])
+            shared[filled : filled + size] = np.sort(documents[start:end])
             filled += size
             sizes[runs] = size
             runs += 1
         start = end
-    return found[:filled].copy(), sizes[:runs].copy()
+    return shared[:filled].copy(), sizes[:runs].copy()
 
 
 @compiled

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.config import DeduplicateConfig
 from data_pipeline.duplicates.components import flatten, join
 from data_pipeline.duplicates.lsh import agreement, required_agreement
 from data_pipeline.duplicates.s_curve import histogram
 from data_pipeline.duplicates.similarity import ShingledTexts
-from data_pipeline.kernels import compiled
+from data_pipeline.fast.kernels import compiled
+from data_pipeline.stages.deduplicate import DeduplicateConfig
 
 LISTED_ABOVE = 0.5
 """Similarity above which Megatron-LM's find_duplicates.py lists a pair."""
@@ -85,10 +85,10 @@ class _Held:
     def candidates(self, place: int) -> list[int]:
         """Held documents, in order, that share a bucket with this one and agree with it often enough."""
         arrays = (self._bucket_of, self._starts, self._held, self._counts, self._seen, self._sketches)
-        found, agreements = _candidates(place, *arrays, self._required)
-        if len(found) > MOST_COMPARED:
-            found = found[np.lexsort((found, -agreements))[:MOST_COMPARED]]
-        candidates: list[int] = np.sort(found).tolist()
+        others, agreements = _candidates(place, *arrays, self._required)
+        if len(others) > MOST_COMPARED:
+            others = others[np.lexsort((others, -agreements))[:MOST_COMPARED]]
+        candidates: list[int] = np.sort(others).tolist()
         return candidates
 
     def hold(self, place: int, most: int) -> None:
@@ -165,7 +165,7 @@ def _candidates(
     for bucket in bucket_of[place]:
         if bucket >= 0:
             most += counts[bucket]
-    found, agreements, count = np.empty(most, np.int64), np.empty(most, np.int64), 0
+    others, agreements, count = np.empty(most, np.int64), np.empty(most, np.int64), 0
     for bucket in bucket_of[place]:
         if bucket < 0:
             continue
@@ -175,9 +175,9 @@ def _candidates(
                 seen[other] = place
                 agreements[count] = agreement(sketches[other], sketches[place])
                 if agreements[count] >= required:
-                    found[count] = other
+                    others[count] = other
                     count += 1
-    return found[:count], agreements[:count]
+    return others[:count], agreements[:count]
 
 
 @compiled

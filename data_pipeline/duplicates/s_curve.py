@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.config import DeduplicateConfig
+from data_pipeline.stages.deduplicate import DeduplicateConfig
 
 SIMILARITIES = (0.7, 0.75, 0.8, 0.9)
 CURVE = tuple(step / 20 for step in range(21))
@@ -36,8 +36,8 @@ def recall(similarity: float, bands: int, rows: int, min_agreement: int = 0) -> 
 def candidate_precision(threshold: float, bands: int, rows: int, min_agreement: int = 0) -> float:
     """Share of compared pairs at or above the threshold if every similarity from 0 to 1 were equally frequent."""
     centres = (np.arange(1000) + 0.5) / 1000
-    found = np.array([recall(float(similarity), bands, rows, min_agreement) for similarity in centres])
-    return float(found[centres >= threshold].sum() / found.sum())
+    compared = np.array([recall(float(similarity), bands, rows, min_agreement) for similarity in centres])
+    return float(compared[centres >= threshold].sum() / compared.sum())
 
 
 def histogram(similarities: Sequence[float]) -> NDArray[np.int64]:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.duplicates.shingles import CHUNK, EMPTY, as_bytes, first_end, pack
-from data_pipeline.kernels import compiled
+from data_pipeline.fast.kernels import compiled
+from data_pipeline.fast.shingles import CHUNK, EMPTY, as_bytes, first_end, pack
 
 LARGEST_FIRST_TABLE = 1 << 20
 CACHE_BYTES = 1 << 28

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from data_pipeline.append import append_file
 from data_pipeline.passes.measure import NUMBERS, SIZES, TOKENS
 from data_pipeline.passes.selection import ENTRIES
-from data_pipeline.split import split
 from data_pipeline.tokens.token_file import TokenFileWriter, merge_token_files
 from data_pipeline.work.document_shard import DocumentShard
 from data_pipeline.work.tasks import Counts, Settings
@@ -41,6 +40,20 @@ def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     for name, order in orders.items():
         np.save(directory / f"order-{name}.npy", order)
     return {"documents": {name: len(order) for name, order in orders.items()}}
+
+
+def split(
+    documents: int, train: int = 29, valid: int = 1, seed: int = 1234
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Shuffled document numbers of the two splits, in the ratio `train:valid` to the nearest document.
+
+    Each split has at least one document if there are two or more. The shuffle is NumPy's RandomState, whose
+    stream is fixed for good.
+    """
+    order = np.random.RandomState(seed).permutation(documents).astype(np.int64)
+    count = round(documents * valid / (train + valid))
+    count = min(max(count, 1), documents - 1) if documents > 1 else 0
+    return order[: documents - count], order[documents - count :]
 
 
 def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Counts:

@@ -6,7 +6,8 @@ documents are numbered from 0, and all shards' together are the corpus's numbers
 
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,13 +17,14 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from data_pipeline.config import DeduplicateConfig
 from data_pipeline.contamination.decontaminate import count_matches
-from data_pipeline.document import Document, Drop, size_bytes
+from data_pipeline.document import Document, size_bytes
 from data_pipeline.duplicates.lsh import fingerprint_words, fingerprints
-from data_pipeline.ledger import Amount, Stage
-from data_pipeline.passes.prepare import UNCOUNTED, Way
-from data_pipeline.text.length import keep_long
+from data_pipeline.ledger import Amount, Entry
+from data_pipeline.passes.prepare import UNCOUNTED, Uncounted
+from data_pipeline.stages import TOKEN_FILTERS
+from data_pipeline.stages.deduplicate import DeduplicateConfig
+from data_pipeline.stages.stage import TokenFilter
 from data_pipeline.tokens.token_file import token_dtype
 from data_pipeline.tokens.tokenizer import Tokenizer, load_once
 from data_pipeline.work.document_shard import DocumentShard
@@ -32,19 +34,21 @@ NUMBERS, SIZES, TOKENS, FINGERPRINTS, MATCHES = (
     "numbers.npy", "sizes.npy", "tokens.bin", "fingerprints.bin", "matches.jsonl",
 )  # fmt: skip
 BATCH_CHARACTERS = 1 << 20
-"""Of so much text one thing is done after the other, so that the tables of each stay in the processor's cache."""
+"""Text that is encoded, hashed and searched at a time, so that the tables of each stay in the processor's cache."""
 
 
 def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write numbers, sizes and what else is asked for of the documents that are long enough.
+    """Write numbers, sizes and what else is asked for of the documents that the filters keep.
 
     `numbers` [documents] are their places in the shard, `sizes` [documents, 2] their bytes and tokens. Settings:
-    `early`, the stages of the first pass; `length`, `deduplicate` and `decontaminate`, sections or None; `test_sets`,
-    paths; `tokenizer`, a digest or None. The inputs are the shard and the tokenizer.
+    `early`, the stages of the first pass; `filters`, pairs of a TokenFilter's name and its section of the recipe;
+    `deduplicate` and `decontaminate`, sections or None; `test_sets`, paths; `tokenizer`, a digest or None. The inputs
+    are the shard and the tokenizer.
     """
     tokenizer = load_once(inputs[1] / "00000", settings["tokenizer"]) if settings["tokenizer"] else None
     dtype = token_dtype(tokenizer.vocab_size) if tokenizer else None
-    length, seconds = Stage("length"), _Seconds()
+    filters = [TOKEN_FILTERS[name](**section) for name, section in settings["filters"]]
+    entries, seconds = [Entry(each.name) for each in filters], defaultdict[str, float](float)
     numbers, sizes, all_tokens = array("q"), array("q"), array("q")
     deduplicate = DeduplicateConfig(**settings["deduplicate"]) if settings["deduplicate"] else None
     search = settings["decontaminate"]
@@ -55,45 +59,40 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
         (directory / MATCHES).open("wb") as matches,
     ):
         for batch in _batches(DocumentShard(inputs[0])):
-            with seconds.of("length"):
+            with _timed(seconds, "tokens"):
                 encoded = [encode(tokenizer, document.text) if tokenizer else None for document in batch]
             kept: list[Document] = []
             for document, ids in zip(batch, encoded, strict=True):
                 size, tokens = size_bytes(document.text), 0 if ids is None else len(ids)
                 all_tokens.append(tokens)
-                if settings["length"]:
-                    length.take(size, tokens)
-                    outcome = keep_long(document, tokens, settings["length"]["min_tokens"])
-                    if isinstance(outcome, Drop):
-                        length.drop(document, outcome.reason, size, tokens)
-                        continue
-                    length.keep(size, tokens)
+                if not _is_kept(document, size, tokens, filters, entries):
+                    continue
                 if ids is not None:
                     token_file.write(ids.astype(dtype).data)
                 numbers.append(len(all_tokens) - 1)
                 sizes.extend((size, tokens))
                 kept.append(document)
             if deduplicate:
-                with seconds.of("deduplicate"):
+                with _timed(seconds, "deduplicate"):
                     fingerprint_file.write(fingerprints([document.text for document in kept], deduplicate).data)
             if search:
-                with seconds.of("decontaminate"):
-                    found = [_matches(document, paths, search) for document in kept]
-                for number, ngrams in enumerate(found, len(numbers) - len(kept)):
+                with _timed(seconds, "decontaminate"):
+                    matching = [_matches(document, paths, search) for document in kept]
+                for number, ngrams in enumerate(matching, len(numbers) - len(kept)):
                     if ngrams:
                         row = {"document": number, "ngrams": ngrams}
                         matches.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
     np.save(directory / NUMBERS, np.array(numbers))
     np.save(directory / SIZES, np.array(sizes).reshape(-1, 2))
-    length.seconds = seconds.by_stage.pop("length", 0.0)
-    stages = _early(settings["early"], inputs[0], all_tokens, tokenizer) if tokenizer else []
-    stages += [length] if settings["length"] else []
+    for entry in entries[:1]:
+        entry.seconds = seconds["tokens"]
+    early = _early(settings["early"], inputs[0], all_tokens, tokenizer) if tokenizer else []
     return {
-        "stages": [asdict(stage) for stage in stages],
+        "stages": [asdict(entry) for entry in (*early, *entries)],
         "documents": len(numbers),
         "bytes": sum(sizes[::2]),
         "tokens": sum(sizes[1::2]),
-        "seconds": seconds.by_stage,
+        "seconds": seconds,
     }
 
 
@@ -128,13 +127,26 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     yield batch
 
 
+def _is_kept(
+    document: Document, size: int, tokens: int, filters: Sequence[TokenFilter], entries: Sequence[Entry]
+) -> bool:
+    """Whether no filter drops the document, which is entered in the ledger."""
+    for each, entry in zip(filters, entries, strict=True):
+        entry.take(size, tokens)
+        if drop := each.apply(document.text, tokens):
+            entry.drop(document, drop.reason, size, tokens)
+            return False
+        entry.keep(size, tokens)
+    return True
+
+
 def _matches(document: Document, paths: tuple[Path, ...], section: dict[str, Any]) -> dict[str, int]:
     return dict(count_matches(document.text, paths, section["ngram_words"], section["min_ngram_words"]))
 
 
-def _early(names: list[str], shard: Path, tokens: "array[int]", tokenizer: Tokenizer) -> list[Stage]:
-    """The tokens of the stages before there was a tokenizer, from their end backwards."""
-    stages = [Stage(name) for name in names]
+def _early(names: list[str], shard: Path, tokens: "array[int]", tokenizer: Tokenizer) -> list[Entry]:
+    """The tokens of the stages of the first pass, counted from the last stage of a document back to the source."""
+    entries = [Entry(name) for name in names]
     plain = sum(tokens)
 
     def count(text: str) -> int:
@@ -142,38 +154,34 @@ def _early(names: list[str], shard: Path, tokens: "array[int]", tokenizer: Token
 
     with (shard / UNCOUNTED).open("rb") as file:
         for line in file:
-            way = Way(**orjson.loads(line))
-            if way.kept is None:
-                _enter(stages, way, count(way.text), count)
+            record = Uncounted(**orjson.loads(line))
+            if record.kept is None:
+                _enter(entries, record, count(record.text), count)
             else:
-                plain -= tokens[way.kept]
-                _enter(stages, way, tokens[way.kept], count)
-    for stage in stages:
-        stage.incoming.tokens += plain
-        stage.kept.tokens += plain
-    return stages
+                plain -= tokens[record.kept]
+                _enter(entries, record, tokens[record.kept], count)
+    for entry in entries:
+        entry.incoming.tokens += plain
+        entry.kept.tokens += plain
+    return entries
 
 
-def _enter(stages: list[Stage], way: Way, tokens: int, count: Callable[[str], int]) -> None:
-    changes = {number: texts for number, *texts in way.changes}
-    for number in range(way.last, -1, -1):
-        stage = stages[number]
-        if number == way.last and way.kept is None:
-            stage.dropped.setdefault(way.reason, Amount()).tokens += tokens
+def _enter(entries: list[Entry], record: Uncounted, tokens: int, count: Callable[[str], int]) -> None:
+    changes = {number: texts for number, *texts in record.changes}
+    for number in range(record.last, -1, -1):
+        entry = entries[number]
+        if number == record.last and record.kept is None:
+            entry.dropped.setdefault(record.reason, Amount()).tokens += tokens
         else:
-            stage.kept.tokens += tokens
+            entry.kept.tokens += tokens
         if number in changes:
             before, after = changes[number]
             tokens += count(before) - count(after)
-        stage.incoming.tokens += tokens
+        entry.incoming.tokens += tokens
 
 
-class _Seconds:
-    def __init__(self) -> None:
-        self.by_stage: dict[str, float] = {}
-
-    @contextmanager
-    def of(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.by_stage[stage] = self.by_stage.get(stage, 0.0) + time.perf_counter() - start
+@contextmanager
+def _timed(seconds: dict[str, float], what: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[what] += time.perf_counter() - start

@@ -1,39 +1,29 @@
 """The first pass over a shard: documents out of the input, through the stages that need only their text."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import compress, count
 from operator import ne
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from data_pipeline.document import Document, Drop, Malformed, size_bytes
-from data_pipeline.ledger import Stage
+from data_pipeline.ledger import Entry
 from data_pipeline.reading.pieces import Piece
 from data_pipeline.reading.readers import Limits, read_pieces
-from data_pipeline.text.clean import clean
-from data_pipeline.text.language import keep_language
+from data_pipeline.stages import TEXT_FILTERS
+from data_pipeline.stages.stage import SOURCE, TextFilter
 from data_pipeline.work.document_shard import DocumentWriter
 from data_pipeline.work.tasks import Counts, Settings
 
 QUARANTINE, UNCOUNTED = "quarantine.jsonl", "uncounted.jsonl"
 
-Judge = Callable[[Document], Document | Drop]
-
-JUDGES: dict[str, Callable[[dict[str, Any]], Judge]] = {
-    "clean": lambda section: partial(clean, normalization=section["normalization"]),
-    "language": lambda section: partial(keep_language, code=section["keep"]),
-}
-"""The stages that judge a document by its text alone, made from their section of the configuration."""
-
 
 @dataclass
-class Way:
-    """A document's way through the first pass, kept until there is a tokenizer to count its texts with."""
+class Uncounted:
+    """What the first pass did to a document, kept until there is a tokenizer to count its texts with."""
 
     last: int
     """Number of the last stage it came to, the source being 0."""
@@ -49,10 +39,10 @@ class Way:
 def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write a shard's documents that are kept, what is no document, and what was changed or dropped.
 
-    Settings: `pieces`, `limits`, and `judges`: pairs of a stage and its section of the configuration.
+    Settings: `pieces`, `limits`, and `filters`: pairs of a TextFilter's name and its section of the recipe.
     """
-    judges = [JUDGES[name](section) for name, section in settings["judges"]]
-    stages = [Stage("source"), *(Stage(name) for name, _ in settings["judges"])]
+    filters = [TEXT_FILTERS[name](**section) for name, section in settings["filters"]]
+    entries = [Entry(SOURCE), *(Entry(each.name) for each in filters)]
     pieces = [Piece(**piece) for piece in settings["pieces"]]
     malformed = blank = 0
     start = time.perf_counter()
@@ -61,23 +51,23 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
         (directory / QUARANTINE).open("wb") as quarantine,
         (directory / UNCOUNTED).open("wb") as uncounted,
     ):
-        for found in read_pieces(pieces, Limits(**settings["limits"])):
-            if found is None:
+        for item in read_pieces(pieces, Limits(**settings["limits"])):
+            if item is None:
                 blank += 1
-            elif isinstance(found, Malformed):
+            elif isinstance(item, Malformed):
                 malformed += 1
-                quarantine.write(orjson.dumps(found, option=orjson.OPT_APPEND_NEWLINE))
+                quarantine.write(orjson.dumps(item, option=orjson.OPT_APPEND_NEWLINE))
             else:
-                way, document = _follow(found, judges, stages)
+                record, document = _filter(item, filters, entries)
                 if document is not None:
-                    way.kept = len(documents)
+                    record.kept = len(documents)
                     documents.append(document)
-                if way.changes or way.kept is None:
-                    uncounted.write(orjson.dumps(way, option=orjson.OPT_APPEND_NEWLINE))
+                if record.changes or record.kept is None:
+                    uncounted.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
         kept = len(documents)
-    stages[0].seconds = time.perf_counter() - start - sum(stage.seconds for stage in stages[1:])
+    entries[0].seconds = time.perf_counter() - start - sum(entry.seconds for entry in entries[1:])
     return {
-        "stages": [asdict(stage) for stage in stages],
+        "stages": [asdict(entry) for entry in entries],
         "documents": kept,
         "malformed": malformed,
         "blank": blank,
@@ -114,27 +104,27 @@ def _divides(before: str, after: str) -> bool:
     return bool(before and after) and not (before[-1].isspace() or after[-1].isspace())
 
 
-def _follow(document: Document, judges: Sequence[Judge], stages: Sequence[Stage]) -> tuple[Way, Document | None]:
-    """Judge a document and enter it in the stages, without its tokens."""
+def _filter(
+    document: Document, filters: Sequence[TextFilter], entries: Sequence[Entry]
+) -> tuple[Uncounted, Document | None]:
+    """What the filters leave of a document, entered in the ledger without its tokens."""
     size = size_bytes(document.text)
-    stages[0].take(size)
-    stages[0].keep(size)
-    way = Way(0, [])
-    for number, judge in enumerate(judges, 1):
-        stage = stages[number]
+    entries[0].take(size)
+    entries[0].keep(size)
+    record = Uncounted(0, [])
+    for number, (each, entry) in enumerate(zip(filters, entries[1:], strict=True), 1):
         start = time.perf_counter()
-        outcome = judge(document)
-        stage.seconds += time.perf_counter() - start
-        stage.take(size)
-        way.last = number
+        outcome = each.apply(document.text)
+        entry.seconds += time.perf_counter() - start
+        entry.take(size)
+        record.last = number
         if isinstance(outcome, Drop):
-            stage.drop(document, outcome.reason, size)
-            way.reason, way.text = outcome.reason, document.text
-            return way, None
-        if outcome.text != document.text:
-            stage.changed += 1
-            way.changes.append((number, *difference(document.text, outcome.text)))
-            size = size_bytes(outcome.text)
-        stage.keep(size)
-        document = outcome
-    return way, document
+            entry.drop(document, outcome.reason, size)
+            record.reason, record.text = outcome.reason, document.text
+            return record, None
+        if outcome != document.text:
+            entry.changed += 1
+            record.changes.append((number, *difference(document.text, outcome)))
+            document, size = Document(document.id, outcome), size_bytes(outcome)
+        entry.keep(size)
+    return record, document

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from data_pipeline.contamination.decontaminate import decontaminate
 from data_pipeline.contamination.words import Ngrams
 from data_pipeline.document import Document, Drop, size_bytes
-from data_pipeline.duplicates.deduplicate import DECISIONS
-from data_pipeline.ledger import Amount, Stage
+from data_pipeline.ledger import Amount, Entry
+from data_pipeline.passes.deduplicate import DECISIONS
 from data_pipeline.passes.measure import NUMBERS, SIZES, TOKENS, encode, read_matches
 from data_pipeline.tokens.token_file import token_dtype
 from data_pipeline.tokens.tokenizer import load_once
@@ -28,10 +28,10 @@ def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) ->
     documents = start = 0
     for shard, count in enumerate(settings["counts"]):
         gone = _dropped(decisions, start, count)
-        for number, found in read_matches(measured / f"{shard:05d}"):
+        for number, ngrams in read_matches(measured / f"{shard:05d}"):
             if not gone[number]:
                 documents += 1
-                frequency.update(found)
+                frequency.update(ngrams)
         start += count
     rare = sorted(ngram for ngram, times in frequency.items() if times < settings["frequent"])
     (directory / RARE).write_text("".join(f"{ngram}\n" for ngram in rare), encoding="utf-8")
@@ -53,7 +53,7 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     tokenizer = load_once(more.pop(0) / "00000", settings["tokenizer"]) if settings["tokenizer"] else None
     documents, numbers, sizes = DocumentShard(prepared), np.load(measured / NUMBERS), np.load(measured / SIZES)
     gone = _dropped(decisions, settings["start"], settings["count"])
-    deduplicate, cut = Stage("deduplicate"), Stage("decontaminate")
+    deduplicate, cut = Entry("deduplicate"), Entry("decontaminate")
     for number in np.flatnonzero(gone):
         deduplicate.drop(documents[int(numbers[number])], "near-duplicate", *map(int, sizes[number]))
     deduplicate.incoming.add(_amount(sizes))
@@ -64,22 +64,22 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     with DocumentWriter(directory) as parts, (directory / TOKENS).open("wb") as token_file:
         for number in np.flatnonzero(~gone):
             size, tokens = map(int, sizes[number])
-            found: list[Document] | Drop | None = None
+            remains: list[Document] | Drop | None = None
             if number in matched:
                 document = documents[int(numbers[number])]
                 margins = (section["margin_characters"], section["min_part_characters"], section["max_parts"])
-                found = decontaminate(document, ngrams, *margins)
-            if found is None or found == [document]:
+                remains = decontaminate(document, ngrams, *margins)
+            if remains is None or remains == [document]:
                 entries.append((int(number), size, tokens))
                 cut.take(size, tokens)
                 cut.keep(size, tokens)
                 continue
             cut.take(size, tokens)
-            if isinstance(found, Drop):
-                cut.drop(document, found.reason, size, tokens)
+            if isinstance(remains, Drop):
+                cut.drop(document, remains.reason, size, tokens)
                 continue
             cut.changed += 1
-            for part in found:
+            for part in remains:
                 ids = encode(tokenizer, part.text) if tokenizer else np.empty(0, np.int32)
                 if tokenizer:
                     token_file.write(ids.astype(token_dtype(tokenizer.vocab_size)).tobytes())
@@ -88,8 +88,8 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                 parts.append(part)
     table = np.array(entries, np.int64).reshape(-1, 3)
     np.save(directory / ENTRIES, table)
-    stages = [stage for stage, done in ((deduplicate, settings["deduplicate"]), (cut, section)) if done]
-    return {"stages": [asdict(stage) for stage in stages], "documents": len(table)}
+    ledger = ((deduplicate, settings["deduplicate"]), (cut, section))
+    return {"stages": [asdict(entry) for entry, is_run in ledger if is_run], "documents": len(table)}
 
 
 def _amount(sizes: NDArray[np.int64]) -> Amount:

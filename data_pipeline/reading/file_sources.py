@@ -45,13 +45,13 @@ class FileSource:
         if path.is_file():
             return [(path.name, path)]
         if path.is_dir():
-            found = list(self._below(path))
+            files = list(self._below(path))
         else:
             matching = sorted(glob.glob(str(path), recursive=True))
-            found = [(Path(file).name, Path(file)) for file in matching if Path(file).is_file()]
-        if not found:
+            files = [(Path(file).name, Path(file)) for file in matching if Path(file).is_file()]
+        if not files:
             raise BadInput(f"source {self.name}: there is no such file")
-        return found
+        return files
 
     @property
     def total_bytes(self) -> int:
@@ -84,12 +84,12 @@ class FileSource:
     def _written_by_a_verb(self, path: Path) -> list[tuple[str, Path]]:
         if not path.is_dir():
             raise BadInput(f"source {self.name}: there is no such directory")
-        found = [(name, file) for name, file in self._below(path) if file.name.startswith("shard-")]
-        if found and not is_sealed(path):
+        shards = [(name, file) for name, file in self._below(path) if file.name.startswith("shard-")]
+        if shards and not is_sealed(path):
             raise IntegrityFailure(f"{path} is not complete: give the command that makes it again")
-        if not found:
+        if not shards:
             raise BadInput(f"{path} holds no documents: it has no shard-*.jsonl")
-        return found
+        return shards
 
     @cached_property
     def _surveyed(self) -> list[tuple[Piece, list[int]]]:

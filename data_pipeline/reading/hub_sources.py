@@ -82,10 +82,10 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
         rows = _open(Location(**settings["location"])).shard(num_shards=settings["files"], index=number)
         for row_number, row in enumerate(rows, 1):
             text, place = row.get("text"), f"{name}/{number}"
-            found: Document | Malformed = Malformed(place, row_number, "text is not a string", str(text)[:300])
+            row_content: Document | Malformed = Malformed(place, row_number, "text is not a string", str(text)[:300])
             if isinstance(text, str):
-                found = Document(f"{place}:{row_number}", mend_surrogates(text))
-            file.write(orjson.dumps(asdict(found)) + b"\n")
+                row_content = Document(f"{place}:{row_number}", mend_surrogates(text))
+            file.write(orjson.dumps(asdict(row_content)) + b"\n")
     return {}
 
 

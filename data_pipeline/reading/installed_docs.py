@@ -23,10 +23,9 @@ import orjson
 from packaging.requirements import Requirement
 
 from data_pipeline.document import Document, Malformed, size_bytes
-from data_pipeline.reading.limit import Limit
+from data_pipeline.reading.config import INSTALLED_DOCS
 from data_pipeline.reading.pieces import Piece, cut_lines
-from data_pipeline.reading.readers import mend_surrogates
-from data_pipeline.reading.source_names import INSTALLED_DOCS
+from data_pipeline.reading.readers import Limit, mend_surrogates
 from data_pipeline.work.tasks import MARKER, Counts, Input, Settings
 from data_pipeline.work.workspace import Workspace
 from lineage.digest import sha256_json
@@ -64,7 +63,7 @@ class InstalledDocs:
         return run_time_distributions(PACKAGE)
 
     def fingerprint(self) -> str:
-        versions = [f"{name}=={found.version}" for name, found in sorted(self._distributions.items())]
+        versions = [f"{name}=={installed.version}" for name, installed in sorted(self._distributions.items())]
         return sha256_json({"python": platform.python_version(), "distributions": versions})
 
     def describe(self) -> str:
@@ -148,23 +147,23 @@ def run_time_distributions(package: str) -> dict[str, Distribution]:
         raise DataMissing(
             f"{package} is not installed, so its documentation cannot be found: pip install -e ."
         ) from error
-    found: dict[str, Distribution] = {}
+    needed: dict[str, Distribution] = {}
     while queue:
         for text in queue.pop().requires or []:
             requirement = Requirement(text)
             name = re.sub(r"[-_.]+", "-", requirement.name).lower()
             if (
-                name in found
+                name in needed
                 or name == package
                 or (requirement.marker and not requirement.marker.evaluate({"extra": ""}))
             ):
                 continue
             try:
-                found[name] = distribution(name)
+                needed[name] = distribution(name)
             except PackageNotFoundError:
                 continue
-            queue.append(found[name])
-    return found
+            queue.append(needed[name])
+    return needed
 
 
 def extract(place: Place) -> list[Document | Malformed]:
@@ -180,9 +179,9 @@ def extract(place: Place) -> list[Document | Malformed]:
         line = content.count(b"\n", 0, error.start) + 1
         return [Malformed(name, line, f"invalid UTF-8 at byte {error.start}", "")]
     if path.name == "METADATA":
-        found = [(name, str(message_from_string(text).get_payload()))]
+        texts = [(name, str(message_from_string(text).get_payload()))]
     elif path.suffix != ".py":
-        found = [(name, text)]
+        texts = [(name, text)]
     else:
         try:
             with warnings.catch_warnings():
@@ -191,8 +190,8 @@ def extract(place: Place) -> list[Document | Malformed]:
         except (SyntaxError, ValueError, RecursionError) as error:
             line = getattr(error, "lineno", None) or 1
             return [Malformed(name, line, f"not Python: {getattr(error, 'msg', error)}", "")]
-        found = list(_topics(name, tree) if inside == TOPICS else _docstrings(name, tree))
-    return [Document(identifier, mend_surrogates(text)) for identifier, text in found if text.strip()]
+        texts = list(_topics(name, tree) if inside == TOPICS else _docstrings(name, tree))
+    return [Document(identifier, mend_surrogates(text)) for identifier, text in texts if text.strip()]
 
 
 def _docstrings(name: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -224,18 +223,18 @@ def _is_wanted(inside: PurePosixPath) -> bool:
 
 
 def _distribution_files(distributions: dict[str, Distribution]) -> Iterator[Place]:
-    for owner, found in sorted(distributions.items()):
-        for inside in sorted(found.files or [], key=str):
-            path = Path(str(found.locate_file(inside)))
+    for owner, installed in sorted(distributions.items()):
+        for inside in sorted(installed.files or [], key=str):
+            path = Path(str(installed.locate_file(inside)))
             if _is_wanted(PurePosixPath(inside)) and ".." not in inside.parts and path.is_file():
                 yield owner, inside.as_posix(), path
 
 
 def _standard_library_files() -> Iterator[Place]:
     root = Path(sysconfig.get_path("stdlib"))
-    found: list[PurePosixPath] = []
+    paths: list[PurePosixPath] = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
-        found += (PurePosixPath((Path(folder) / name).relative_to(root).as_posix()) for name in names)
-    for inside in sorted(filter(_is_wanted, found), key=str):
+        paths += (PurePosixPath((Path(folder) / name).relative_to(root).as_posix()) for name in names)
+    for inside in sorted(filter(_is_wanted, paths), key=str):
         yield "python", str(inside), root / inside

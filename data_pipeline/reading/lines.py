@@ -74,8 +74,8 @@ def seek_line(file: BinaryIO, start: int, end: int) -> int | None:
         chunk = file.read(min(CHUNK_BYTES, end - 1 - position))
         if not chunk:
             return None
-        if (found := chunk.find(b"\n")) >= 0:
-            file.seek(position + found + 1)
-            return position + found + 1
+        if (newline := chunk.find(b"\n")) >= 0:
+            file.seek(position + newline + 1)
+            return position + newline + 1
         position += len(chunk)
     return None

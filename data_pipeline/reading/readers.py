@@ -1,16 +1,16 @@
-"""The documents in a piece of a file, and what was found instead of one."""
+"""The documents in a piece of a file, what was found instead of one, and where a source taken in part ends."""
 
 import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from data_pipeline.document import Document, Malformed
+from data_pipeline.document import Document, Malformed, size_bytes
 from data_pipeline.reading.lines import TooCompressed, open_bytes, read_lines, seek_line
 from data_pipeline.reading.pieces import Piece
 from lineage.errors import BadInput
@@ -19,7 +19,7 @@ EXCERPT_CHARACTERS = 300
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BATCH_ROWS = 64
 
-Found = Document | Malformed | None
+Item = Document | Malformed | None
 """A document, something else, or a blank line."""
 
 
@@ -31,19 +31,53 @@ class Limits:
     max_ratio: float = 200.0
 
 
-def read_pieces(pieces: Iterable[Piece], limits: Limits) -> Iterator[Found]:
+class Limit:
+    """Admits documents until one would exceed a number of documents or of UTF-8 bytes."""
+
+    def __init__(self, max_documents: int | None, max_bytes: int | None) -> None:
+        self._max_documents, self._max_bytes = max_documents, max_bytes
+        self.documents = self.bytes = 0
+        self.reached = False
+        """Whether a document was refused."""
+
+    def admits(self, document_bytes: int) -> bool:
+        """Whether a document of that size is within the limits, counting it if it is."""
+        documents, total_bytes = self.documents + 1, self.bytes + document_bytes
+        over = self._max_documents is not None and documents > self._max_documents
+        if over or (self._max_bytes is not None and total_bytes > self._max_bytes):
+            self.reached = True
+            return False
+        self.documents, self.bytes = documents, total_bytes
+        return True
+
+
+def read_pieces(pieces: Iterable[Piece], limits: Limits) -> Iterator[Item]:
     """Everything in the pieces, in order. Raises BadInput for a file that cannot be read or was changed."""
     for piece in pieces:
         read = {"parquet": _read_parquet, "text": _read_text}.get(piece.kind, _read_lines)
         taken = 0
         try:
-            for found in read(piece, limits):
-                yield found
-                taken += isinstance(found, Document)
+            for item in read(piece, limits):
+                yield item
+                taken += isinstance(item, Document)
                 if taken == piece.take:
                     break
         except (OSError, EOFError, zlib.error) as error:
             raise BadInput(f"{piece.path} cannot be read: {error}") from error
+
+
+def pieces_within(limit: Limit, pieces: Iterable[Piece], limits: Limits) -> Iterator[Piece]:
+    """The pieces up to the first document that the limit does not admit; they are read once for their sizes."""
+    for piece in pieces:
+        take = 0
+        for item in read_pieces([piece], limits):
+            if isinstance(item, Document):
+                if not limit.admits(size_bytes(item.text)):
+                    if take:
+                        yield replace(piece, take=take)
+                    return
+                take += 1
+        yield piece
 
 
 def mend_surrogates(text: str) -> str:
@@ -61,15 +95,15 @@ def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:
     return Malformed(name, line, reason, excerpt)
 
 
-def _read_lines(piece: Piece, limits: Limits) -> Iterator[Found]:
+def _read_lines(piece: Piece, limits: Limits) -> Iterator[Item]:
     number = piece.before
     with open_bytes(Path(piece.path), limits.max_ratio) as file:
         position = 0
         if piece.end:
-            found = seek_line(file, piece.start, piece.end)
-            if found is None:
+            first_line = seek_line(file, piece.start, piece.end)
+            if first_line is None:
                 return
-            position, number = found, piece.before + (found > piece.start)
+            position, number = first_line, piece.before + (first_line > piece.start)
         try:
             for line, length in read_lines(file, limits.max_line_bytes):
                 number += 1
@@ -85,7 +119,7 @@ def _read_lines(piece: Piece, limits: Limits) -> Iterator[Found]:
             yield malformed(piece.name, number + 1, reason, b"")
 
 
-def _parse(piece: Piece, number: int, line: bytes) -> Found:
+def _parse(piece: Piece, number: int, line: bytes) -> Item:
     if not line:
         return None
     try:
@@ -124,7 +158,7 @@ def _text_of(value: object) -> str:
     return text if text.isascii() else mend_surrogates(text)
 
 
-def _read_parquet(piece: Piece, limits: Limits) -> Iterator[Found]:
+def _read_parquet(piece: Piece, limits: Limits) -> Iterator[Item]:
     import pyarrow
     from pyarrow import parquet
 
@@ -140,7 +174,7 @@ def _read_parquet(piece: Piece, limits: Limits) -> Iterator[Found]:
         raise BadInput(f"{piece.path} is not a readable Parquet file: {error}") from error
 
 
-def _parquet_value(name: str, number: int, value: Any, limits: Limits) -> Found:
+def _parquet_value(name: str, number: int, value: Any, limits: Limits) -> Item:
     try:
         text = _text_of({"text": value.as_py()})
     except UnicodeDecodeError as error:
@@ -152,7 +186,7 @@ def _parquet_value(name: str, number: int, value: Any, limits: Limits) -> Found:
     return Document(f"{name}:{number}", text)
 
 
-def _read_text(piece: Piece, limits: Limits) -> Iterator[Found]:
+def _read_text(piece: Piece, limits: Limits) -> Iterator[Item]:
     path = Path(piece.path)
     with path.open("rb") as file:
         content = file.read(limits.max_line_bytes + 1)

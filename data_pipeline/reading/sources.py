@@ -5,14 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from data_pipeline.config import SourcesConfig
+from data_pipeline.reading.config import HUB_NAMES, INSTALLED_DOCS, SourcesConfig
 from data_pipeline.reading.file_sources import FileSource
 from data_pipeline.reading.hub import hub_is_reachable
 from data_pipeline.reading.hub_sources import HubSource, refuse_withdrawn
 from data_pipeline.reading.installed_docs import InstalledDocs
-from data_pipeline.reading.limit import Limit, pieces_within
 from data_pipeline.reading.pieces import Piece, pack
-from data_pipeline.reading.source_names import HUB_NAMES, INSTALLED_DOCS
+from data_pipeline.reading.readers import Limit, pieces_within
 from data_pipeline.work.workspace import Workspace
 from lineage.errors import DataMissing
 

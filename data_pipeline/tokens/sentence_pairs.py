@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.kernels import call_first, compiled
+from data_pipeline.fast.kernels import call_first, compiled
 from data_pipeline.tokens.sentences import Sentences, Vocabulary
 from data_pipeline.tokens.special_tokens import MASKED_SHARE, SPECIAL_TOKENS
 from data_pipeline.tokens.token_file import TokenFile
@@ -133,9 +133,8 @@ class PairSamples:
         """The sample at `place` of the index, split and masked by the draws of seed + `number`."""
         first, last, target = self.index[place].tolist()
         random = np.random.RandomState((self._seed + number) % 2**32)
-        sentences = [
-            self._file.tokens[self._sentences.starts[one] : self._sentences.ends[one]] for one in range(first, last)
-        ]
+        spans = zip(self._sentences.starts[first:last], self._sentences.ends[first:last], strict=True)
+        sentences = [self._file.tokens[start:end] for start, end in spans]
         pivot = int(random.randint(1, len(sentences))) if len(sentences) >= 3 else 1
         is_swapped = bool(random.random_sample() < 0.5)
         a, b = (np.concatenate(part).astype(np.int64) for part in (sentences[:pivot], sentences[pivot:]))

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.kernels import call_first, compiled
+from data_pipeline.fast.kernels import call_first, compiled
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import Tokenizer
 from lineage.errors import BadInput
@@ -80,16 +80,16 @@ class Sentences:
     def of(cls, file: TokenFile, vocabulary: Vocabulary, longest: int) -> Self:
         """Find them in one pass over the tokens; each has at most `longest`."""
         stops = np.concatenate([[0], np.cumsum(file.sizes, dtype=np.int64)])
-        found = [np.empty(0, np.int64)] * 2
+        spans = [np.empty(0, np.int64)] * 2
         documents = np.zeros(len(file.document_index), np.int64)
         for _ in range(2):  # count, then fill
             count = call_first(
                 _find, file.tokens, stops, file.document_index, vocabulary.ends_sentence,
-                vocabulary.begins_with_space, vocabulary.ends_line, vocabulary.end_of_text, longest, *found, documents,
+                vocabulary.begins_with_space, vocabulary.ends_line, vocabulary.end_of_text, longest, *spans, documents,
             )  # fmt: skip
-            if not len(found[0]):
-                found = [np.empty(count, np.int64), np.empty(count, np.int64)]
-        return cls(found[0], found[1], documents)
+            if not len(spans[0]):
+                spans = [np.empty(count, np.int64), np.empty(count, np.int64)]
+        return cls(spans[0], spans[1], documents)
 
     def __len__(self) -> int:
         return len(self.starts)

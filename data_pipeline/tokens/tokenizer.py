@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from data_pipeline.exact import checked
+from data_pipeline.fast.exact import checked
 from lineage.atomic import write_text
 from lineage.errors import BadInput, IntegrityFailure
 
@@ -174,7 +174,7 @@ class Tokenizer:
         return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
 
     def _fast(self) -> Callable[[str], NDArray[np.int32]]:
-        from data_pipeline.tokens.fast_bpe import FastBpe
+        from data_pipeline.fast.bpe import FastBpe
 
         contents = [json.loads(backend.to_str()) for backend in (self._backend, _byte_level({}, []))]
         (vocabulary, merges), _ = [

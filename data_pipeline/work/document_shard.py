@@ -4,7 +4,6 @@ import os
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -36,9 +35,7 @@ class DocumentWriter:
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
         np.save(self._directory / STARTS, np.array(self._starts))
 

@@ -109,5 +109,5 @@ def _finished(task: Task) -> Done | None:
 
 def _files(directory: Path) -> dict[str, list[Any]]:
     """Size and SHA-256 of each file of a task."""
-    found = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MARKER)
-    return {str(path.relative_to(directory)): [path.stat().st_size, sha256_file(path)] for path in found}
+    written = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MARKER)
+    return {str(path.relative_to(directory)): [path.stat().st_size, sha256_file(path)] for path in written}

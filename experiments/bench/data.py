@@ -21,6 +21,8 @@ from data_pipeline.document import Document, Drop
 from data_pipeline.duplicates.components import components
 from data_pipeline.reading.pieces import Piece
 from data_pipeline.reading.readers import Limits, read_pieces
+from data_pipeline.stages.language import Language
+from data_pipeline.stages.length import Length
 from experiments.bench.data_stages import (
     Pair,
     Signature,
@@ -160,9 +162,9 @@ def measure_stages(
     duplicates, contamination = config.deduplicate, config.decontaminate
     cleaned = [text for text in run(cleaning(), texts) if text.strip()]
     languages = run(language(), cleaned)
-    spoken = [text for text, found in zip(cleaned, languages, strict=True) if found == config.language.keep]
+    spoken = [text for text, found in zip(cleaned, languages, strict=True) if found == Language().keep]
     tokens = run(encoding(tokenizer), spoken)
-    enough = config.length.min_tokens
+    enough = Length().min_tokens
     long = [text for text, ids in zip(spoken, tokens, strict=True) if len(ids) + 1 >= enough]
     signatures = run(signing(duplicates), long)
     candidates = _measure_grouping(signatures, long, duplicates, rows)

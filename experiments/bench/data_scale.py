@@ -17,7 +17,7 @@ from data_pipeline.document import Document
 from data_pipeline.reading.pieces import Piece
 from data_pipeline.reading.readers import Limits, read_pieces
 from data_pipeline.runner import ROOM_OF_A_DATASET
-from data_pipeline.work.memory import memory_bound_bytes
+from experiments.bench.data_memory import memory_bound_bytes
 from experiments.bench.data_whole import OFFLINE, beyond_starting, choose_vocabulary, write_few, write_recipe
 from lineage.digest import sha256_file
 from lineage.environment import describe_environment

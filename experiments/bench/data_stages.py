@@ -13,16 +13,16 @@ from datasketch import MinHashLSH
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 
-from data_pipeline.config import DeduplicateConfig, LanguageConfig
+from data_pipeline.config import DeduplicateConfig
 from data_pipeline.contamination.passages import ngrams_of_files
 from data_pipeline.contamination.words import indexed_search, reference_search
-from data_pipeline.document import Document
 from data_pipeline.duplicates.lsh import band_keys, buckets, sketch
-from data_pipeline.duplicates.minhash import as_sketch, reference_signature, signature
 from data_pipeline.duplicates.near_duplicates import resolve
-from data_pipeline.duplicates.shingles import jaccard, shingles
-from data_pipeline.text.clean import clean
-from data_pipeline.text.language import detect, detect_reference
+from data_pipeline.fast.exact_ftfy import fix_text
+from data_pipeline.fast.language import detect, detect_reference
+from data_pipeline.fast.minhash import as_sketch, reference_signature, signature
+from data_pipeline.fast.shingles import jaccard, shingles
+from data_pipeline.stages.language import Language
 from data_pipeline.tokens.tokenizer import Tokenizer
 
 BATCH = 1000
@@ -44,12 +44,7 @@ class Stage:
 
 def cleaning() -> Stage:
     """ftfy with its default settings."""
-
-    def ours(text: str) -> str:
-        outcome = clean(Document("", text))
-        return outcome.text if isinstance(outcome, Document) else ftfy.fix_text(text)
-
-    return Stage("clean", "ftfy.fix_text", 10, _each(ftfy.fix_text), _each(ours))
+    return Stage("clean", "ftfy.fix_text", 10, _each(ftfy.fix_text), _each(fix_text("NFC")))
 
 
 def language() -> Stage:
@@ -61,7 +56,7 @@ def in_kept_language(texts: Sequence[str]) -> list[str]:
     """What the default recipe trains a vocabulary on: the cleaned texts in the language that it keeps."""
     cleaned = [text for text in cleaning().ours(texts) if text.strip()]
     found = language().ours(cleaned)
-    return [text for text, spoken in zip(cleaned, found, strict=True) if spoken == LanguageConfig().keep]
+    return [text for text, spoken in zip(cleaned, found, strict=True) if spoken == Language().keep]
 
 
 def encoding(directory: Path) -> Stage:

@@ -12,11 +12,8 @@ from ftfy.badness import MOJIBAKE_CATEGORIES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.document import Document
-from data_pipeline.text import badness, exact_ftfy
-from data_pipeline.text import clean as clean_module
-from data_pipeline.text.clean import SAMPLES, clean
-from data_pipeline.text.exact_ftfy import SEGMENT, Normalization, fast_fix_text
+from data_pipeline.fast import badness, exact_ftfy
+from data_pipeline.fast.exact_ftfy import SAMPLES, SEGMENT, Normalization, fast_fix_text, fix_text
 from tests.data_pipeline.foreign_text import found_texts, made_texts, package_descriptions
 from tests.made_data import ARTICLES, wikitext
 
@@ -157,11 +154,11 @@ def test_a_document_of_one_endless_line_in_memory_of_its_size() -> None:
 
 def test_an_unknown_ftfy_is_used_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(exact_ftfy, "SUPPORTED", "7.0.")
-    clean_module._fix_text.cache_clear()
+    fix_text.cache_clear()
     try:
-        assert [clean(Document("a", "schÃ¶n")) for _ in range(3)] == [Document("a", "schön")] * 3
+        assert [fix_text("NFC")("schÃ¶n") for _ in range(3)] == ["schön"] * 3
     finally:
-        clean_module._fix_text.cache_clear()
+        fix_text.cache_clear()
     assert capsys.readouterr().err.count("WARNING: the fast cleaning failed with RuntimeError: ftfy 6.3") == 1
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
+from data_pipeline.fast.bpe import SPACE, character_classes
 from data_pipeline.passes.prepare import difference
-from data_pipeline.tokens.fast_bpe import SPACE, character_classes
 from data_pipeline.tokens.tokenizer import Tokenizer
 from tests.data_pipeline.conftest import sentences
 

@@ -17,7 +17,7 @@ from tokenizers import Regex, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from data_pipeline.contamination.testsets import TEST_SETS, find_gpt2_vocabulary
-from data_pipeline.tokens.fast_bpe import LAST_CLASSIFIED, LETTER, NUMBER, OTHER, SPACE, FastBpe, character_classes
+from data_pipeline.fast.bpe import LAST_CLASSIFIED, LETTER, NUMBER, OTHER, SPACE, FastBpe, character_classes
 from data_pipeline.tokens.tokenizer import CHECKED_TEXTS, END_OF_TEXT, Tokenizer
 from tests.data_pipeline.conftest import sentences
 from tests.made_data import ARTICLES, wikitext

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langdetect.utils.ngram import NGram
 
-from data_pipeline.kernels import call_first, compiled
-from data_pipeline.text import exact_langdetect, language
-from data_pipeline.text.exact_langdetect import _character_classes, _sum, fast_detect
-from data_pipeline.text.language import SAMPLES, detect, detect_reference, language_factory, reference_detection
+from data_pipeline.fast import exact_langdetect, language
+from data_pipeline.fast.exact_langdetect import _character_classes, _sum, fast_detect
+from data_pipeline.fast.kernels import call_first, compiled
+from data_pipeline.fast.language import SAMPLES, detect, detect_reference, language_factory, reference_detection
 from tests.data_pipeline.foreign_text import found_texts, made_texts, package_descriptions
 from tests.made_data import ARTICLES, wikitext
 
@@ -133,8 +133,8 @@ def test_an_unknown_langdetect_is_used_itself(
 
 def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
     program = (
-        "from data_pipeline.text.exact_langdetect import _probabilities as kernel\n"
-        "from data_pipeline.text.language import detect\n"
+        "from data_pipeline.fast.exact_langdetect import _probabilities as kernel\n"
+        "from data_pipeline.fast.language import detect\n"
         "assert detect('The dog ran over the road in the evening.') == 'en'\n"
         "print(sum(kernel.stats.cache_misses.values()))"
     )

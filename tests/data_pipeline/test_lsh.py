@@ -21,7 +21,7 @@ from data_pipeline.duplicates.lsh import (
     required_agreement,
     sketch,
 )
-from data_pipeline.duplicates.minhash import as_sketch, signature
+from data_pipeline.fast.minhash import as_sketch, signature
 from tests.data_pipeline.conftest import WORDS, sentences
 
 SHARES_A_BAND = DeduplicateConfig(rule="megatron-2019", bands=25, rows=5)

@@ -10,9 +10,9 @@ from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.duplicates import minhash
-from data_pipeline.duplicates.minhash import signature
-from data_pipeline.duplicates.sha1 import LANES, LONGEST, sha1_hashes32, working_space
+from data_pipeline.fast import minhash
+from data_pipeline.fast.minhash import signature
+from data_pipeline.fast.sha1 import LANES, LONGEST, sha1_hashes32, working_space
 from tests.data_pipeline.conftest import sentences
 
 ALPHABET = st.one_of(

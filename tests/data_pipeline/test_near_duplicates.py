@@ -15,7 +15,7 @@ from data_pipeline.duplicates.components import components
 from data_pipeline.duplicates.lsh import agreement, fingerprints, required_agreement
 from data_pipeline.duplicates.near_duplicates import Decision, resolve
 from data_pipeline.duplicates.s_curve import histogram, recall
-from data_pipeline.duplicates.shingles import jaccard, shingles
+from data_pipeline.fast.shingles import jaccard, shingles
 from tests.data_pipeline.conftest import sentences
 from tests.data_pipeline.test_lsh import edited, related_texts
 from tests.made_data import invented_passages

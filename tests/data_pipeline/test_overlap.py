@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.contamination.overlap import Overlap, OverlapCounts, Share, count_overlap, overlap
 from data_pipeline.contamination.testsets import TEST_SETS
+from data_pipeline.passes.overlap import Overlap, OverlapCounts, Share, count_overlap, overlap
 from tests.data_pipeline.conftest import write_jsonl
 
 WORD_LISTS = st.lists(st.sampled_from(["a", "B", "c,", "d.", "İ"]), max_size=25).map(" ".join)

@@ -69,8 +69,8 @@ def test_of_a_hundred_thousand_hostile_lines_none_is_lost(tmp_path: Path) -> Non
     (tmp_path / "out").mkdir()
     pieces = [piece.to_json() for piece in cut_lines(piece_of(path), 1 << 20)]
     limits = {"max_line_bytes": 2000, "max_ratio": 200}
-    judges = [("clean", {"normalization": "NFC"})]
-    counts = prepare({"pieces": pieces, "limits": limits, "judges": judges}, [], tmp_path / "out")
+    filters = [("clean", {"normalization": "NFC"})]
+    counts = prepare({"pieces": pieces, "limits": limits, "filters": filters}, [], tmp_path / "out")
     (source, clean) = counts["stages"]
     assert counts["blank"] == sum(not line.strip() for line in lines)
     assert source["kept"]["documents"] + counts["malformed"] + counts["blank"] == len(lines)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.duplicates import similarity
-from data_pipeline.duplicates.shingles import as_bytes, first_end, jaccard, pack, shingles
 from data_pipeline.duplicates.similarity import ShingledTexts, tabulate
+from data_pipeline.fast.shingles import as_bytes, first_end, jaccard, pack, shingles
 from tests.data_pipeline.conftest import sentences
 from tests.data_pipeline.test_minhash import TEXTS
 

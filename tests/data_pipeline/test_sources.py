@@ -17,8 +17,7 @@ from data_pipeline.reading import hub
 from data_pipeline.reading.file_sources import FileSource
 from data_pipeline.reading.hub_sources import HubSource
 from data_pipeline.reading.installed_docs import InstalledDocs, extract, run_time_distributions
-from data_pipeline.reading.limit import Limit
-from data_pipeline.reading.readers import Limits, read_pieces
+from data_pipeline.reading.readers import Limit, Limits, read_pieces
 from data_pipeline.reading.sources import Source, open_sources
 from data_pipeline.work.executors.local import LocalExecutor
 from data_pipeline.work.workspace import Workspace

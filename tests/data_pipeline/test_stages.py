@@ -1,48 +1,85 @@
-"""Cleaning, language, length and split: the stages that need no other document."""
+"""Every filter does what its examples say, alone and as a verb; the order of the stages; the split."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.document import Document, Drop
-from data_pipeline.split import split
-from data_pipeline.text.clean import clean
-from data_pipeline.text.language import keep_language
-from data_pipeline.text.length import keep_long
-from tests.data_pipeline.conftest import sentences
+from data_pipeline.document import Drop
+from data_pipeline.passes.gather import split
+from data_pipeline.stages import ALL, STAGES, TEXT_FILTERS, TOKEN_FILTERS, in_order
+from data_pipeline.stages.clean import Clean
+from data_pipeline.stages.language import ENGLISH, Language
+from data_pipeline.stages.length import Length
+from data_pipeline.stages.stage import Stage, TextFilter, TokenFilter
+from tests.data_pipeline.conftest import Cli, write_jsonl
 
 
-def test_clean_repairs_mojibake_and_normal_form() -> None:
-    assert clean(Document("a", "âœ” No problem, schÃ¶n")) == Document("a", "✔ No problem, schön")
-    assert clean(Document("a", "\ufb01ne e\u0301")) == Document("a", "fine é")
-    assert clean(Document("a", "x²"), "NFKC") == Document("a", "x2")
-    assert clean(Document("a", "as it was")) == Document("a", "as it was")
+@pytest.mark.parametrize("name", TEXT_FILTERS)
+def test_a_filter_of_texts_does_what_its_examples_say(name: str, cli: Cli) -> None:
+    stage = TEXT_FILTERS[name]
+    for text, outcome, _ in stage.examples:
+        assert stage().apply(text) == outcome
+    assert "" in [example.text for example in stage.examples]
+    write_jsonl(Path("a.jsonl"), [example.text for example in stage.examples])
+    outcome = cli(stage.verb, "jsonl:a.jsonl", "out", "--workers", 1)
+    assert outcome.code == 0, outcome.err
+    kept = [json.loads(line)["text"] for line in Path("out/shard-00000.jsonl").read_bytes().splitlines()]
+    assert kept == [example.outcome for example in stage.examples if isinstance(example.outcome, str)] != []
+    entry = json.loads(Path("out/ledger.json").read_text())["stages"][-1]
+    dropped = Counter(example.outcome.reason for example in stage.examples if isinstance(example.outcome, Drop))
+    assert entry["name"] == name
+    assert {reason: amount["documents"] for reason, amount in entry["dropped"].items()} == dropped != {}
 
 
-def test_clean_drops_what_is_empty() -> None:
-    assert clean(Document("a", " \n\t ")) == Drop("empty")
-    assert clean(Document("a", "")) == Drop("empty")
+@pytest.mark.parametrize("name", TOKEN_FILTERS)
+def test_a_filter_of_tokens_does_what_its_examples_say(name: str) -> None:
+    stage = TOKEN_FILTERS[name]
+    for text, outcome, tokens in stage.examples:
+        assert stage().apply(text, tokens) == (None if outcome == text else outcome)
+    assert {isinstance(example.outcome, Drop) for example in stage.examples} == {True, False}
 
 
-def test_language_keeps_one_and_names_the_others() -> None:
-    english = Document("a", sentences(5, 1))
-    german = Document("b", "Der Hund lief schnell über die Straße, weil das Wetter am Abend schlechter wurde.")
-    assert keep_language(english) == english
-    assert keep_language(german) == Drop("language de")
-    assert keep_language(german, "de") == german
-    assert keep_language(Document("c", "12345 67890 !!!")) == Drop("language not detectable")
+def test_settings_change_what_filters_keep() -> None:
+    assert Clean(normalization="NFKC").apply("x²") == "x2"
+    assert Language(keep="de").apply(ENGLISH) == Drop("language en")
+    assert Length(min_tokens=3).apply("text", 3) is None
 
 
 def test_language_answers_the_same_every_time() -> None:
-    doubtful = Document("a", "Sint in te pro et a no in me")
-    assert len({keep_language(doubtful) for _ in range(20)}) == 1
+    assert len({Language().apply("Sint in te pro et a no in me") for _ in range(20)}) == 1
 
 
-def test_length_counts_to_the_limit() -> None:
-    document = Document("a", "text")
-    assert keep_long(document, 128) == document
-    assert keep_long(document, 127) == Drop("fewer than 128 tokens")
-    assert keep_long(document, 3, min_tokens=3) == document
+def test_stages_have_an_order_that_does_not_depend_on_that_of_their_files() -> None:
+    assert ALL == ("clean", "language", "length", "deduplicate", "decontaminate", "split", "tokenize")
+    assert in_order(STAGES[::-1]) == STAGES
+
+
+def declare(base: type[Stage], name: str, after: str) -> type[Stage]:
+    members: dict[str, Any] = {"name": name, "verb": name, "after": after, "examples": ()}
+    return type(name.capitalize(), (base,), {**members, "__module__": __name__, "__doc__": "A stage."})
+
+
+def test_a_new_filter_stands_behind_the_stage_that_it_names() -> None:
+    new = [
+        declare(TextFilter, "zeal", "clean"),
+        declare(TextFilter, "abc", "zeal"),
+        declare(TokenFilter, "less", "language"),
+    ]
+    names = [stage.name for stage in in_order([*STAGES, *new])]
+    assert names[:6] == ["clean", "language", "zeal", "abc", "length", "less"]
+
+
+def test_a_stage_that_cannot_stand_where_it_says_is_refused() -> None:
+    with pytest.raises(ValueError, match="no stage is called cleen"):
+        in_order([*STAGES, declare(TextFilter, "new", "cleen")])
+    with pytest.raises(ValueError, match="new cannot follow length, which runs in a later step"):
+        in_order([*STAGES, declare(TextFilter, "new", "length")])
 
 
 @given(

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.contamination import words
-from data_pipeline.contamination.ngram_index import CHUNK_CHARACTERS, NgramIndex, fold_table
 from data_pipeline.contamination.testsets import TEST_SETS
 from data_pipeline.contamination.words import Ngrams, indexed_search, ngrams_of, reference_search
+from data_pipeline.fast.ngram_index import CHUNK_CHARACTERS, NgramIndex, fold_table
 from tests.data_pipeline.conftest import sentences
 
 LETTERS = "aAbßẞſKkKåÅσςΣİiIıǅǆéÉ٣Ⅷ²_०日語ﬁΩ𐐀𐐨𝔄"

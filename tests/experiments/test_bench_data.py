@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.work.memory import memory_bound_bytes
 from experiments.bench.data import core_hours, measure_stage, whole_row
+from experiments.bench.data_memory import memory_bound_bytes
 from experiments.bench.data_stages import cleaning, pairs_of_buckets, pairs_of_queries
 
 TEXTS = [topics[name] for name in sorted(topics)][:40]

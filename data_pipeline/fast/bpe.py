@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
-from data_pipeline.kernels import call_first, compiled
+from data_pipeline.fast.kernels import call_first, compiled
 from lineage.errors import BadInput
 
 LETTER, NUMBER, OTHER, SPACE = range(4)
@@ -44,7 +44,9 @@ def character_classes() -> NDArray[np.uint8]:
     classes = np.full(0x110000, OTHER, np.uint8)
     classes[ord(" ")] = SPACE
     for _, (start, end) in pre_tokenizer.pre_tokenize_str(text):
-        joined = (kind for kind, one in PROBES.items() if len(pre_tokenizer.pre_tokenize_str(one + text[start])) == 1)
+        joined = (
+            kind for kind, probe in PROBES.items() if len(pre_tokenizer.pre_tokenize_str(probe + text[start])) == 1
+        )
         classes[codes[start:end]] = next(joined, SPACE)
     return classes
 

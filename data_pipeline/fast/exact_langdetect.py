@@ -18,8 +18,8 @@ from langdetect.detector_factory import DetectorFactory
 from langdetect.utils.ngram import NGram
 from numpy.typing import NDArray
 
-from data_pipeline.kernels import call_first, compiled
-from data_pipeline.text.addresses import without_addresses
+from data_pipeline.fast.addresses import without_addresses
+from data_pipeline.fast.kernels import call_first, compiled
 
 Detection = tuple[str | None, tuple[float, ...]]
 """A language (None for a text without features) and the probability of each language, in order of the profiles."""
@@ -59,12 +59,12 @@ def fast_detect(factory: DetectorFactory) -> Callable[[str], Detection]:
 
     def detect(text: str) -> Detection:
         characters = np.frombuffer(without_addresses(text).encode("utf-32-le", "surrogatepass"), np.uint32)
-        found = _probabilities(characters, *tables)
-        if not found.size:
+        likely = _probabilities(characters, *tables)
+        if not likely.size:
             return None, ()
-        best = int(found.argmax())
-        return languages[best] if found[best] > Detector.PROB_THRESHOLD else Detector.UNKNOWN_LANG, tuple(
-            found.tolist()
+        best = int(likely.argmax())
+        return languages[best] if likely[best] > Detector.PROB_THRESHOLD else Detector.UNKNOWN_LANG, tuple(
+            likely.tolist()
         )
 
     call_first(_probabilities, np.frombuffer(bytes(4), np.uint32), *tables)
@@ -190,7 +190,7 @@ def _features(
         previous = character
     latin_is_dropped = latin * 2 < other
 
-    found = np.empty(3 * length + 3, np.int32)
+    features = np.empty(3 * length + 3, np.int32)
     count: Any = 0
     first = second = np.int64(SPACE)
     for place in range(length):
@@ -201,19 +201,19 @@ def _features(
         if not (upper[second] and upper[third]):
             if max(first, second, third) < DENSE:
                 bit = np.uint64(third)
-                found[count] = third
+                features[count] = third
                 count += np.int64(known[0] >> bit & ONE)
-                found[count] = second * DENSE + third
+                features[count] = second * DENSE + third
                 count += np.int64(known[second] >> bit & ONE)
-                found[count] = (first * DENSE + second) * DENSE + third
+                features[count] = (first * DENSE + second) * DENSE + third
                 count += np.int64(known[first * DENSE + second] >> bit & ONE)
             else:
                 grams = ((NOTHING, NOTHING, third), (NOTHING, second, third), (first, second, third))
                 for number in range(1 if third == SPACE else 0, 2 if second == SPACE else 3):
-                    found[count] = _lookup(grams[number], known, keys, rows)
-                    count += found[count] != ABSENT
+                    features[count] = _lookup(grams[number], known, keys, rows)
+                    count += features[count] != ABSENT
         first, second = second, third
-    return found[:count]
+    return features[:count]
 
 
 @compiled

@@ -16,6 +16,7 @@ A line that may need any other repair is given to ftfy, which makes the result e
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from string import printable
 from typing import Literal
 from unicodedata import is_normalized, normalize
@@ -25,7 +26,8 @@ from ftfy import TextFixerConfig, chardata, fix_and_explain, fix_encoding
 from ftfy.badness import BADNESS_RE
 from ftfy.fixes import uncurl_quotes
 
-from data_pipeline.text.badness import Codes, Kinds, as_codes, badness_search, parse
+from data_pipeline.fast.badness import Codes, Kinds, as_codes, badness_search, parse
+from data_pipeline.fast.exact import checked
 
 Normalization = Literal["NFC", "NFKC"]
 
@@ -40,6 +42,30 @@ UNTOUCHED = PLAIN_CHARACTER | AMPERSAND
 LINE_BREAKS_AND_ESCAPE = "\r\x1b\x85\u2028\u2029"
 LOST_BYTES = set(" ?\x1a\ufffd")
 """What ftfy takes for a byte of UTF-8 that was lost."""
+
+SAMPLES = (
+    "",
+    "as it was, line by line\n\n\ttabs\x0c and $ % ( ~ [ ] & not an &entity\n",
+    "&lt;&amp;amp; caf&eacute; &#39;&#x41;&NTILDE; &unknown;\nx < y &amp; z\n&amp;",
+    "<p>&amp;</p>",
+    "“curly” ‘quotes’ &amp; ‚low‛ „double‟ ʼ\n",
+    "âœ” No problem, schÃ¶n\nâ€œquotedâ€\x9d Ã la mode\nÃ l’heure",
+    "l’humanitÃ© — “cafÔ\nРџСЂРёРІРµС‚ Â£5 à² √± в‚¬ 2Â°",
+    "ﬁne ﬂow Ǆ ŉ ＬＯＵＤ　ＮＯＩＳＥ ｶﾞ\n",
+    "a\r\nb\rc\u2028d\u2029e\x85f\x0bg\x0c\x7f\x00\x1b[31mred\x1b[0m",
+    "\ufeffBOM \ud83d\ude00 \ud800 \udc00 \ufffc\u206a \U0001f600",
+    "e\u0301 A\u030a \u212b \u1e9b\u0323 \uac00\u11a8 \u037e \u1fef x² ½ ﷺ",
+    "&amp\u037e &am‘p; \u0391\u0301\n",
+    "voilà, naïve Straße, Привет мир, Ωμέγα, 你好, العربية, हिन्दी — œuvre Œ. €5 ©2020 ×² ØªØ\n",
+    "Âlêtre Â ici\n Â \nÃ ",
+)
+
+
+@cache
+def fix_text(normalization: Normalization) -> Callable[[str], str]:
+    """`ftfy.fix_text` with that normalization: the fast one if it is exact here, else ftfy's own."""
+    reference: Callable[[str], str] = partial(ftfy.fix_text, normalization=normalization)
+    return checked("cleaning", lambda: fast_fix_text(normalization), reference, SAMPLES)
 
 
 def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
@@ -65,22 +91,22 @@ def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
     def needs(text: str, entities: bool) -> int | None:
         """The kinds of characters that the text has; None if it may need more than `settle` does."""
         codes = as_codes(text)
-        found = kinds.of(codes)
-        if entities and found & AMPERSAND and find_entity(text):
+        kinds_here = kinds.of(codes)
+        if entities and kinds_here & AMPERSAND and find_entity(text):
             return None
-        if found & REPAIRED or (found & ~UNTOUCHED and may_be_repaired(text, codes)):
+        if kinds_here & REPAIRED or (kinds_here & ~UNTOUCHED and may_be_repaired(text, codes)):
             return None
-        return found
+        return kinds_here
 
     def settle(text: str, entities: bool) -> str | None:
         """The text with what needs no decoding replaced, and normalized; None if it needs more, or then would."""
-        while (found := needs(text, entities)) is not None:
-            if not found & ~UNTOUCHED:
+        while (kinds_here := needs(text, entities)) is not None:
+            if not kinds_here & ~UNTOUCHED:
                 return text
             fixed = text
-            if found & TRANSLATED:
+            if kinds_here & TRANSLATED:
                 fixed = fixed.translate(chardata.LIGATURES).translate(chardata.WIDTH_MAP)
-            if found & QUOTE:
+            if kinds_here & QUOTE:
                 for curly, straight in straightened:
                     fixed = fixed.replace(curly, straight)
             if not is_normalized(normalization, fixed):

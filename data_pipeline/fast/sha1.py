@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.kernels import compiled
+from data_pipeline.fast.kernels import compiled
 
 LONGEST = 55
 """Most bytes of a string that fits one SHA-1 block with its padding."""

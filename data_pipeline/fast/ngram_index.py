@@ -13,9 +13,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.contamination.words import WORD
-from data_pipeline.kernels import compiled
+from data_pipeline.fast.kernels import compiled
 
+WORD = re.compile(r"\w+")
 CHUNK_CHARACTERS = 1 << 16
 BATCH_NGRAMS = 1 << 12
 FILTER_BITS_PER_NGRAM = 16
@@ -48,8 +48,8 @@ class NgramIndex:
 
         The text is read in chunks: memory beyond it is constant.
         """
-        found = _word_arrays(min(len(text), CHUNK_CHARACTERS) + 1, self._words)
-        found[STARTS, 0] = 0
+        word_rows = _word_arrays(min(len(text), CHUNK_CHARACTERS) + 1, self._words)
+        word_rows[STARTS, 0] = 0
         count, within_word = 0, False
         for origin in range(0, len(text), CHUNK_CHARACTERS):
             chunk = text[origin : origin + CHUNK_CHARACTERS]
@@ -57,21 +57,21 @@ class NgramIndex:
                 chunk += " "
             codes = _code_points(chunk)
             count, within_word, matches = _search(
-                codes, origin, self._fold, found, count, within_word, self._words, self._filter, self._table
+                codes, origin, self._fold, word_rows, count, within_word, self._words, self._filter, self._table
             )
-            yield from found[MATCHES, :matches].tolist()
+            yield from word_rows[MATCHES, :matches].tolist()
             again = min(count, self._words - 1)
-            found[:, : again + 1] = found[:, count - again : count + 1]
+            word_rows[:, : again + 1] = word_rows[:, count - again : count + 1]
             count = again
 
     def _hashes(self, ngrams: list[str]) -> Iterator[Numbers]:
         for first in range(0, len(ngrams), BATCH_NGRAMS):
             batch = ngrams[first : first + BATCH_NGRAMS]
             codes = _code_points(re.sub(r"[^\w ]", "", " ".join(batch)) + " ")
-            found = _word_arrays(len(codes), self._words)
-            count, _ = _hash_words(codes, 0, self._fold, found, 0, False)
+            word_rows = _word_arrays(len(codes), self._words)
+            count, _ = _hash_words(codes, 0, self._fold, word_rows, 0, False)
             total = np.zeros(len(batch), np.uint64)
-            for column in found[HASHES, :count].reshape(len(batch), self._words).T:
+            for column in word_rows[HASHES, :count].reshape(len(batch), self._words).T:
                 total = total * RADIX + column
             yield total
 
@@ -112,14 +112,14 @@ def _word_arrays(characters: int, words: int) -> Numbers:
 
 @compiled
 def _hash_words(
-    codes: Codes, origin: int, fold: NDArray[np.uint32], found: Numbers, count: int, within_word: bool
+    codes: Codes, origin: int, fold: NDArray[np.uint32], word_rows: Numbers, count: int, within_word: bool
 ) -> tuple[int, bool]:
-    """Append the words that end in `codes`; the word that does not stands, so far, behind them.
+    """Append the words that end in `codes`; what there is of a word that does not end stands behind them.
 
-    There are no branches, which a processor cannot foresee at the ends of words; instead the place behind the last
-    word is written again for every character.
+    The loop has no branches, because a processor cannot predict where words end: every character writes its word
+    again, and the end of a word moves on to the next place.
     """
-    hashes, starts = found[HASHES], found[STARTS]
+    hashes, starts = word_rows[HASHES], word_rows[STARTS]
     value = hashes[count] if within_word else ZERO
     start = starts[count]
     for place in range(len(codes)):
@@ -166,7 +166,7 @@ def _search(
     codes: Codes,
     origin: int,
     fold: NDArray[np.uint32],
-    found: Numbers,
+    word_rows: Numbers,
     count: int,
     within_word: bool,
     words: int,
@@ -174,8 +174,8 @@ def _search(
     table: Numbers,
 ) -> tuple[int, bool, int]:
     """Append the words of `codes` and look up every run of `words` words; returns the number of matches last."""
-    count, within_word = _hash_words(codes, origin, fold, found, count, within_word)
-    hashes = found[HASHES]
+    count, within_word = _hash_words(codes, origin, fold, word_rows, count, within_word)
+    hashes = word_rows[HASHES]
     last_bit = np.uint64(len(filter_bits) * 64 - 1)
     oldest = ONE
     for _ in range(words):
@@ -190,6 +190,6 @@ def _search(
             key = _scramble(run)
             bit = (key >> HALF) & last_bit
             if (filter_bits[bit >> SIX] >> (bit & LOW_SIX)) & ONE and table[_find_key(key, table)] == key:
-                found[MATCHES, matches] = found[STARTS, place - words + 1]
+                word_rows[MATCHES, matches] = word_rows[STARTS, place - words + 1]
                 matches += 1
     return count, within_word, matches

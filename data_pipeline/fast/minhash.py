@@ -12,10 +12,10 @@ import numpy as np
 from datasketch import MinHash
 from numpy.typing import NDArray
 
-from data_pipeline.duplicates.sha1 import sha1_hashes32, working_space
-from data_pipeline.duplicates.shingles import CHUNK, EMPTY, as_bytes, first_end, pack, shingles
-from data_pipeline.exact import checked
-from data_pipeline.kernels import call_first, compiled
+from data_pipeline.fast.exact import checked
+from data_pipeline.fast.kernels import call_first, compiled
+from data_pipeline.fast.sha1 import sha1_hashes32, working_space
+from data_pipeline.fast.shingles import CHUNK, EMPTY, as_bytes, first_end, pack, shingles
 
 SCHEME = "affine32"
 BATCH_SHINGLES = 1 << 16
@@ -44,9 +44,9 @@ def signature(text: str, num_permutations: int = 128, shingle_characters: int = 
 def reference_signature(text: str, num_permutations: int = 128, shingle_characters: int = 5) -> NDArray[np.uint32]:
     """The same by datasketch itself."""
     sketch = as_sketch(None, num_permutations)
-    found = [shingle.encode("utf-8", "surrogatepass") for shingle in shingles(text, shingle_characters)]
-    for start in range(0, len(found), BATCH_SHINGLES):
-        sketch.update_batch(found[start : start + BATCH_SHINGLES])
+    encoded = [shingle.encode("utf-8", "surrogatepass") for shingle in shingles(text, shingle_characters)]
+    for start in range(0, len(encoded), BATCH_SHINGLES):
+        sketch.update_batch(encoded[start : start + BATCH_SHINGLES])
     return np.asarray(sketch.hashvalues, np.uint32)
 
 

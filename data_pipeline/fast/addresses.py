@@ -36,8 +36,8 @@ def _without_mail(text: str) -> str:
     while at >= 0:
         before = max(done, at - LONGEST_MAILBOX)
         start = before + len(text[before:at].rstrip(MAILBOX))
-        if start < at and (found := Detector.MAIL_RE.match(text, start)):
+        if start < at and (address := Detector.MAIL_RE.match(text, start)):
             kept += (text[done:start], " ")
-            done = found.end()
+            done = address.end()
         at = text.find("@", max(done, at + 1))
     return "".join((*kept, text[done:])) if kept else text

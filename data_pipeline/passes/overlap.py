@@ -9,14 +9,26 @@ Neither paper says whether an n-gram that the test set has twice counts twice. H
 n-grams stands beside it. N-grams do not run across lines or across WikiText's `<unk>`, which training text cannot have.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from data_pipeline.config import DataConfig
 from data_pipeline.contamination.passages import ngrams_of_files, read_documents
 from data_pipeline.contamination.words import ngrams_of
+from data_pipeline.document import Document
+from data_pipeline.reading.pieces import Piece, choose_shard_bytes
+from data_pipeline.reading.readers import Limits, read_pieces
+from data_pipeline.reading.sources import OpenedSources
+from data_pipeline.work.tasks import Counts, Settings
+from data_pipeline.work.workspace import Job, Workspace
+from lineage.atomic import write_json
+from lineage.errors import BadInput
 
 WORDS = 8
+FOUND = "found.txt"
+RESULT = "overlap.json"
 
 
 @dataclass(frozen=True)
@@ -63,11 +75,11 @@ class Overlap:
 def count_overlap(texts: Iterable[str], test_set: Path, words: int = WORDS) -> OverlapCounts:
     """Look for the n-grams of a test-set file in the texts of one shard."""
     ngrams = ngrams_of_files((test_set,), words, words)
-    read, found = 0, set[str]()
+    read, contained = 0, set[str]()
     for text in texts:
         read += 1
-        found.update(ngram for _, ngram in ngrams.matches(text))
-    return OverlapCounts(read, frozenset(found))
+        contained.update(ngram for _, ngram in ngrams.matches(text))
+    return OverlapCounts(read, frozenset(contained))
 
 
 def overlap(counts: OverlapCounts, test_set: Path, words: int = WORDS) -> Overlap:
@@ -85,3 +97,45 @@ def overlap(counts: OverlapCounts, test_set: Path, words: int = WORDS) -> Overla
     shares = tuple(Share(len(document), sum(ngram in counts.found for ngram in document)) for document in documents)
     occurrences = Share(sum(share.ngrams for share in shares), sum(share.found for share in shares))
     return Overlap(counts.texts, occurrences, Share(len(distinct), len(counts.found)), shares)
+
+
+def measure_overlap(
+    config: DataConfig, sources: OpenedSources, test_sets: dict[str, Path], workspace: Workspace, directory: Path
+) -> None:
+    """Write `overlap.json`: for each test set the share of its n-grams that the sources contain."""
+    shards = sources.shards(workspace, choose_shard_bytes(config.shard_bytes, sources.total_bytes))
+    words = config.overlap.ngram_words
+    results: dict[str, Any] = {}
+    for name, path in test_sets.items():
+        fixed = {"limits": asdict(config.sources.limits), "test_set": str(path), "words": words}
+        jobs: list[Job] = [({**fixed, "pieces": [piece.to_json() for piece in shard]}, ()) for shard in shards]
+        counted = workspace.all(f"overlap-{len(results)}", count_shard, jobs, f"overlap with {name}")
+        counts = OverlapCounts(0, frozenset())
+        for number, each in enumerate(counted.counts):
+            lines = (counted.task(number).path / FOUND).read_text(encoding="utf-8").split("\n")[:-1]
+            counts = counts.merge(OverlapCounts(each["texts"], frozenset(lines)))
+        if not counts.texts:
+            raise BadInput(f"the corpus is empty: {sources.describe()} gave no documents")
+        measured = overlap(counts, path, words)
+        results[name] = {
+            "texts": measured.texts,
+            "percent": measured.occurrences.percent,
+            "occurrences": asdict(measured.occurrences),
+            "distinct": asdict(measured.distinct),
+            "documents": [[share.ngrams, share.found] for share in measured.documents],
+        }
+    write_json(directory / RESULT, {"source": sources.describe(), "ngram_words": words, "test_sets": results})
+
+
+def count_shard(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """The n-grams of the test set that a shard of the input contains."""
+    pieces = [Piece(**piece) for piece in settings["pieces"]]
+
+    def texts() -> Iterator[str]:
+        for item in read_pieces(pieces, Limits(**settings["limits"])):
+            if isinstance(item, Document):
+                yield item.text
+
+    counts = count_overlap(texts(), Path(settings["test_set"]), settings["words"])
+    (directory / FOUND).write_text("".join(f"{ngram}\n" for ngram in sorted(counts.found)), encoding="utf-8")
+    return {"texts": counts.texts}

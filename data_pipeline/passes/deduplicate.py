@@ -3,22 +3,25 @@
 Every task here is sized by documents alone, never by shards or workers.
 """
 
+import os
 from contextlib import ExitStack
+from functools import lru_cache
 from itertools import pairwise
 from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.config import DeduplicateConfig
+from data_pipeline.document import Document
 from data_pipeline.duplicates.components import flatten, link, merge
-from data_pipeline.duplicates.lsh import buckets, fingerprint_words
+from data_pipeline.duplicates.lsh import WORD_BYTES, buckets, fingerprint_words
 from data_pipeline.duplicates.near_duplicates import resolve
 from data_pipeline.duplicates.s_curve import HISTOGRAM_BINS
-from data_pipeline.passes.measure import read_fingerprints
-from data_pipeline.work.corpus import Corpus
+from data_pipeline.passes.measure import FINGERPRINTS, NUMBERS, read_fingerprints
+from data_pipeline.stages.deduplicate import DeduplicateConfig
+from data_pipeline.work.document_shard import DocumentShard
 from data_pipeline.work.tasks import Counts, Settings
 from data_pipeline.work.workspace import Finished, Job, Workspace
 from lineage.environment import memory_bytes
@@ -29,10 +32,50 @@ SMALL_MEMORY_BYTES = 8 << 30
 MEMBERS_OF_A_TASK = 1 << 14
 LINK_BYTES_PER_DOCUMENT = 40
 BUCKETS_AT_ONCE = 1 << 10
+OPEN_SHARDS = 128
 DECISION = np.dtype([("document", np.int64), ("survivor", np.int64), ("jaccard", np.float64)])
 BAND, SKETCHES, FOREST, MEMBERS, COMPONENTS, DECISIONS, COMPARED = (
     "band-{:04d}.bin", "sketches.bin", "forest.npy", "members.npy", "components.npy", "decisions.npy", "compared.npy",
 )  # fmt: skip
+
+
+class Corpus:
+    """Long documents, those of the first shard first; `starts` [shards + 1] are the numbers at which shards begin."""
+
+    def __init__(self, prepared: Path, measured: Path, starts: NDArray[np.int64]) -> None:
+        self._prepared, self._measured, self._starts = prepared, measured, starts
+        self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)
+        self._fingerprints = lru_cache(OPEN_SHARDS)(self._open_fingerprints)
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Shard and number in the shard."""
+        shard = int(np.searchsorted(self._starts, number, side="right")) - 1
+        return shard, number - int(self._starts[shard])
+
+    def __getitem__(self, number: int) -> Document:
+        shard, place = self.place(number)
+        documents, numbers = self._shard(shard)
+        return documents[int(numbers[place])]
+
+    def text(self, number: int) -> str:
+        """Text of a document."""
+        return self[number].text
+
+    def fingerprints(self, numbers: NDArray[np.int64], config: DeduplicateConfig) -> NDArray[np.uint64]:
+        """Fingerprints of documents, [documents, words]."""
+        size = WORD_BYTES * fingerprint_words(config)
+        rows = []
+        for number in numbers:
+            shard, place = self.place(int(number))
+            rows.append(os.pread(self._fingerprints(shard).fileno(), size, size * place))
+        return np.frombuffer(b"".join(rows), np.uint64).reshape(len(rows), -1)
+
+    def _open_shard(self, shard: int) -> tuple[DocumentShard, NDArray[np.int64]]:
+        name = f"{shard:05d}"
+        return DocumentShard(self._prepared / name), np.load(self._measured / name / NUMBERS, mmap_mode="r")
+
+    def _open_fingerprints(self, shard: int) -> BinaryIO:
+        return (self._measured / f"{shard:05d}" / FINGERPRINTS).open("rb")
 
 
 def find_duplicates(
@@ -48,10 +91,10 @@ def find_duplicates(
     jobs: list[Job] = [({"config": section, "bands": bands}, (side_by_side.input,)) for bands in groups]
     at_once = max(1, (memory_bytes() or SMALL_MEMORY_BYTES) // 2 // (LINK_BYTES_PER_DOCUMENT * documents + 1))
     forests = workspace.all("link", link_bands, jobs, "buckets", at_once)
-    found = workspace.one("components", gather_components, {"tasks": len(jobs)}, forests.input)
-    inputs = (found.input, prepared.input, measured.input)
+    joined = workspace.one("components", gather_components, {"tasks": len(jobs)}, forests.input)
+    inputs = (joined.input, prepared.input, measured.input)
     resolving: list[Job] = [
-        ({**whole, "first": first, "last": last}, inputs) for first, last in found.counts[0]["tasks"]
+        ({**whole, "first": first, "last": last}, inputs) for first, last in joined.counts[0]["tasks"]
     ]
     decided = workspace.all("resolve", resolve_components, resolving, "duplicates")
     decisions = workspace.one("decisions", collect_decisions, {"tasks": len(resolving)}, decided.input)
@@ -120,9 +163,9 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
     compared = np.zeros(HISTOGRAM_BINS, np.int64)
     for component in range(settings["first"], settings["last"]):
         own = np.array(members[starts[component] : starts[component + 1]])
-        found = resolve(own, corpus.fingerprints(own, config), corpus.text, config)
-        decisions += found.decisions
-        compared += found.compared
+        resolution = resolve(own, corpus.fingerprints(own, config), corpus.text, config)
+        decisions += resolution.decisions
+        compared += resolution.compared
     np.save(directory / DECISIONS, np.array([tuple(each) for each in decisions], DECISION))
     np.save(directory / COMPARED, compared)
     return {}

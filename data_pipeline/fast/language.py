@@ -1,4 +1,4 @@
-"""Language filter (the paper's langdetect step), made repeatable.
+"""The language of a text as langdetect finds it, made repeatable.
 
 langdetect samples at random and adds probabilities in the order in which it read its profiles from the directory;
 here the seed is 0 and the profiles are read in order of name, so that the answer is the same on every machine.
@@ -11,9 +11,8 @@ from pathlib import Path
 from langdetect import LangDetectException
 from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
 
-from data_pipeline.document import Document, Drop
-from data_pipeline.exact import checked
-from data_pipeline.text.exact_langdetect import Detection, fast_detect
+from data_pipeline.fast.exact import checked
+from data_pipeline.fast.exact_langdetect import Detection, fast_detect
 
 SAMPLES = (
     "",
@@ -37,14 +36,6 @@ SAMPLES = (
 )
 
 
-def keep_language(document: Document, code: str = "en") -> Document | Drop:
-    """The document if it is in the language with that ISO 639-1 code; a text without a language is dropped."""
-    found = detect(document.text)
-    if found is None:
-        return Drop("language not detectable")
-    return document if found == code else Drop(f"language {found}")
-
-
 def detect(text: str) -> str | None:
     """The language that langdetect finds, "unknown" if none is likely, None if the text has no features."""
     return _detection()(text)[0]
@@ -64,10 +55,10 @@ def reference_detection() -> Callable[[str], Detection]:
         detector = factory.create()
         detector.append(text)
         try:
-            found = detector.detect()
+            language = detector.detect()
         except LangDetectException:
             return None, ()
-        return found, tuple(detector.langprob)
+        return language, tuple(detector.langprob)
 
     return detection
 
@@ -76,11 +67,11 @@ def reference_detection() -> Callable[[str], Detection]:
 def _detection() -> Callable[[str], Detection]:
     """The fast detection if it is exact here; langdetect's own tables are then freed."""
     reference = reference_detection()
-    found = checked("language detection", lambda: fast_detect(language_factory()), reference, SAMPLES)
-    if found is not reference:
+    detection = checked("language detection", lambda: fast_detect(language_factory()), reference, SAMPLES)
+    if detection is not reference:
         reference_detection.cache_clear()
         language_factory.cache_clear()
-    return found
+    return detection
 
 
 @cache

@@ -13,7 +13,7 @@ import numpy as np
 from ftfy.badness import BADNESS_RE
 from numpy.typing import NDArray
 
-from data_pipeline.kernels import call_first, compiled
+from data_pipeline.fast.kernels import call_first, compiled
 
 LAST = 0xFFFF
 """Stands for itself and every character after it: ftfy's sets have none of those."""
@@ -86,17 +86,17 @@ Set = tuple[set[int], bool]
 def _set(item: tuple[Any, Any]) -> Set | None:
     """What a place of a parsed expression matches, if that is one character of a list or outside one."""
     operation, argument = item
-    found: set[int] = set()
+    members: set[int] = set()
     negated = False
     for kind, value in {"LITERAL": [item], "IN": argument}.get(str(operation), [(None, None)]):
         if str(kind) == "NEGATE":
             negated = True
         elif str(kind) in ("LITERAL", "RANGE"):
             low, high = (value, value) if str(kind) == "LITERAL" else value
-            found.update(range(low, high + 1))
+            members.update(range(low, high + 1))
         else:
             return None
-    return found, negated
+    return members, negated
 
 
 def _is_within(sets: list[Set | None], known: set[int]) -> bool:
@@ -114,10 +114,10 @@ def _last_pair(sets: list[Set | None]) -> tuple[Set, Set]:
 
 @compiled
 def _kinds_of(codes: Codes, kinds: NDArray[np.uint8]) -> int:
-    found = 0
+    present = 0
     for code in codes:
-        found |= int(kinds[min(code, np.uint32(LAST))])
-    return found
+        present |= int(kinds[min(code, np.uint32(LAST))])
+    return present
 
 
 @compiled

@@ -1,0 +1,11 @@
+"""Fast code that takes the place of a library's and gives the same bytes and bits.
+
+`exact.py` holds each against its library on built-in texts when a process first uses it; where they differ, or the
+library has another version, the library itself is used. `kernels.py` compiles loops with numba. What stands for what:
+
+    exact_ftfy.py, badness.py           ftfy.fix_text
+    exact_langdetect.py, addresses.py   langdetect's detection, which language.py makes repeatable
+    minhash.py, sha1.py, shingles.py    datasketch.MinHash over SHA-1
+    bpe.py                              tokenizers' byte-level BPE (tokens/tokenizer.py)
+    ngram_index.py                      sets of word n-grams (contamination/words.py)
+"""

@@ -1,0 +1,128 @@
+"""From a finished pipeline to the files of its output directory."""
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from data_pipeline.append import append_file
+from data_pipeline.ledger import Amount, amount_json
+from data_pipeline.passes.deduplicate import DECISIONS, Corpus
+from data_pipeline.passes.gather import SLICE_LINES, assemble
+from data_pipeline.passes.prepare import QUARANTINE
+from data_pipeline.pipeline import Pipeline
+from data_pipeline.stages import ALL, STAGES
+from data_pipeline.tokens.tokenizer import padded_vocab_size
+from data_pipeline.work.tasks import MARKER, Counts, Settings
+from lineage.atomic import sync_directory, write_json
+
+UNSPLIT = "all"
+DUPLICATES = "duplicates.jsonl"
+
+
+def publish(pipeline: Pipeline, directory: Path) -> None:
+    """Move the files of a pipeline that has run to `directory` and describe them there.
+
+    Nothing is lost if this is cut short.
+    """
+    workspace, stages, gathered = pipeline.workspace, pipeline.stages, pipeline.finished["gather"]
+    prepared = pipeline.finished["prepare"]
+    quarantine = workspace.one("quarantine", join_quarantine, {"shards": len(prepared.counts)}, prepared.input)
+    files = {QUARANTINE: quarantine.path / "00000" / QUARANTINE}
+    if "decisions" in pipeline.finished:
+        files[DUPLICATES] = _duplicates(pipeline)
+    card = None
+    if "tokenize" in stages:
+        splits = [[name or UNSPLIT, slices[0], slices[-1] + 1] for name, slices in pipeline.splits.items()]
+        settings = {"splits": splits, "lines": stages == ALL, "tokens": True}
+        joined = workspace.one("assemble", assemble, settings, gathered.input).path / "00000"
+        files |= {path.name: path for path in sorted(joined.iterdir()) if path.name != MARKER}
+        card = _describe(pipeline, json.loads((joined / MARKER).read_text(encoding="utf-8"))["files"])
+    elif stages != ALL:
+        for name, slices in pipeline.splits.items():
+            for number, task in enumerate(slices):
+                files[str(Path(name, f"shard-{number:05d}.jsonl"))] = gathered.path / f"{task:05d}" / SLICE_LINES
+    for name, source in files.items():
+        _move(source, directory / name)
+    if pipeline.tokenizer and card:
+        pipeline.tokenizer.save(directory / "tokenizer")
+    ledger = pipeline.ledger.to_json(_amounts(pipeline))
+    write_json(directory / "ledger.json", ledger | ({"near_duplicates": pipeline.banding} if pipeline.banding else {}))
+    if card:
+        write_json(directory / "dataset.json", card)
+
+
+def join_quarantine(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """What was no document in any shard, in order of the input."""
+    with (directory / QUARANTINE).open("wb") as whole:
+        for shard in range(settings["shards"]):
+            append_file(inputs[0] / f"{shard:05d}" / QUARANTINE, whole)
+    return {}
+
+
+def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """Each duplicate with the document kept for it and their similarity, by id."""
+    decisions, prepared, measured = inputs
+    corpus = Corpus(prepared, measured, np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)]))
+    with (directory / DUPLICATES).open("wb") as file:
+        for document, survivor, jaccard in np.load(decisions / "00000" / DECISIONS, mmap_mode="r"):
+            row = {"id": corpus[document].id, "survivor": corpus[survivor].id, "jaccard": round(float(jaccard), 6)}
+            file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+    return {}
+
+
+def _duplicates(pipeline: Pipeline) -> Path:
+    decisions, prepared, measured = (pipeline.finished[name] for name in ("decisions", "prepare", "measure"))
+    settings = {"counts": [each["documents"] for each in measured.counts]}
+    inputs = (decisions.input, prepared.input, measured.input)
+    return pipeline.workspace.one("duplicates", name_duplicates, settings, *inputs).path / "00000" / DUPLICATES
+
+
+def _move(source: Path, target: Path) -> None:
+    if target.is_dir():
+        shutil.rmtree(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(source, target)
+    sync_directory(target.parent)
+
+
+def _amounts(pipeline: Pipeline) -> dict[str, Any]:
+    amounts = {}
+    for name, slices in pipeline.splits.items():
+        amount = Amount()
+        for number in slices:
+            amount.add(Amount(**pipeline.finished["gather"].counts[number]))
+        amounts[name or UNSPLIT] = amount_json(amount, pipeline.ledger.in_tokens)
+    return amounts
+
+
+def _describe(pipeline: Pipeline, files: dict[str, Any]) -> dict[str, Any]:
+    """The data card, `dataset.json`; `files` are the size and digest of each file."""
+    config, tokenizer = pipeline.config, pipeline.tokenizer
+    assert tokenizer is not None
+    splits = {name: {"prefix": f"{name}_text_document", **amount} for name, amount in _amounts(pipeline).items()}
+    values = config.model_dump(mode="json")
+    card = {
+        "name": config.name,
+        "source": pipeline.ledger.source,
+        "seed": config.seed,
+        "tokenizer": {"kind": config.tokenizer.kind, "digest": tokenizer.digest},
+        "vocab_size": tokenizer.vocab_size,
+        "padded_vocab_size": padded_vocab_size(tokenizer.vocab_size, config.tokenizer.multiple, config.tokenizer.tp),
+        "end_of_text": tokenizer.end_of_text,
+        "splits": splits,
+        "files": {name: {"bytes": size, "sha256": digest} for name, (size, digest) in files.items()},
+        "stages": {stage.name: asdict(stage.kept) for stage in pipeline.ledger.stages},
+        "settings": {name: values[name] for name in pipeline.stages if name in values},
+    }
+    for stage in STAGES:
+        if stage.name in pipeline.stages and (made_with := stage.made_with()):
+            card[stage.name] = made_with
+    if pipeline.banding:
+        card["near_duplicates"] = pipeline.banding
+    return card

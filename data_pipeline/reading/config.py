@@ -1,0 +1,65 @@
+"""The section `sources` of a recipe, and the names of sources, without the code that reads them."""
+
+import difflib
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+
+from data_pipeline.reading.readers import Limits
+from lineage.config import Config
+
+HUB_NAMES = ("wikipedia", "openwebtext", "realnews", "cc-stories")
+FILE_KINDS = ("jsonl", "parquet", "text", "documents")
+INSTALLED_DOCS = "installed-docs"
+
+
+def check_source_name(name: str) -> None:
+    """Raise ValueError, with the nearest known name, for a source that does not exist."""
+    kind, colon, path = name.partition(":")
+    if colon and kind in FILE_KINDS:
+        if not path:
+            raise ValueError(f"source {name!r} has no path after the colon")
+        return
+    if name in (*HUB_NAMES, INSTALLED_DOCS):
+        return
+    if name in FILE_KINDS:
+        raise ValueError(f"source {name!r} needs a path: {name}:PATH")
+    known = [*HUB_NAMES, INSTALLED_DOCS, *(f"{kind}:" for kind in FILE_KINDS)]
+    close = difflib.get_close_matches(f"{kind}{colon}", known, 1)
+    hint = close[0] + path if close and close[0].endswith(":") else "".join(close)
+    raise ValueError(
+        f"unknown source {name!r}; " + (f"did you mean {hint!r}?" if hint else f"known: {', '.join(known)}")
+    )
+
+
+class SourcesConfig(Config):
+    """Where text comes from."""
+
+    names: tuple[str, ...] = Field(min_length=1)
+    """`wikipedia`, `openwebtext`, `realnews`, `cc-stories`, `installed-docs`, `jsonl:PATH`, `parquet:PATH`,
+    `text:PATH` or `documents:PATH`, read in this order; PATH is a file, a directory or a pattern, of `documents` a
+    directory that a verb wrote."""
+    offline_fallback: Literal["installed-docs"] | None = None
+    """Source used instead when the Hugging Face hub is needed and cannot be reached; without it the run stops."""
+    max_documents: PositiveInt | None = None
+    """Most documents taken from each source."""
+    max_bytes: PositiveInt | None = None
+    """Most UTF-8 bytes taken from each source. Streams and files are cut off; `installed-docs` is sampled."""
+    max_line_bytes: PositiveInt = 256 << 20
+    """A longer line, or text file, is no document."""
+    max_decompression_ratio: PositiveFloat = 200.0
+    """A compressed file is read until it exceeds this many times its compressed size, and 16 MiB."""
+    max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of the lines that may be malformed; above it the run stops."""
+
+    @property
+    def limits(self) -> Limits:
+        """What a line and a file may be."""
+        return Limits(self.max_line_bytes, self.max_decompression_ratio)
+
+    @field_validator("names")
+    @classmethod
+    def _names_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            check_source_name(name)
+        return names

@@ -1,0 +1,25 @@
+"""Length filter: the paper removes documents of fewer than 128 tokens."""
+
+from pydantic import PositiveInt
+
+from data_pipeline.document import Drop
+from data_pipeline.stages.stage import Example, TokenFilter
+
+
+class Length(TokenFilter):
+    """Drop documents with too few tokens."""
+
+    name = verb = "length"
+    after = "language"
+    examples = (
+        Example("a text", "a text", tokens=128),
+        Example("a text", Drop("fewer than 128 tokens"), tokens=127),
+        Example("", Drop("fewer than 128 tokens"), tokens=1),
+    )
+
+    min_tokens: PositiveInt = 128
+    """Tokens a document needs, its end-of-text token counted."""
+
+    def apply(self, text: str, tokens: int) -> Drop | None:
+        """Megatron-LM's cleanup_dataset.py counts only texts under 1,024 characters; here every document is counted."""
+        return None if tokens >= self.min_tokens else Drop(f"fewer than {self.min_tokens} tokens")

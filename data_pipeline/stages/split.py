@@ -1,0 +1,15 @@
+"""Training and validation documents: the paper's 29:1 random split."""
+
+from pydantic import PositiveInt
+
+from data_pipeline.stages.stage import Stage
+
+
+class SplitConfig(Stage):
+    """Shuffle, and part training from validation documents. Shares of training and validation documents."""
+
+    name = verb = "split"
+    after = "decontaminate"
+
+    train: PositiveInt = 29
+    valid: PositiveInt = 1

@@ -1,1 +1,0 @@
-"""Stages that look at one document: repair, language, length."""
