@@ -13,6 +13,8 @@ from lineage.progress import format_bytes, format_duration
 
 TRAINING_EFFICIENCY = 0.45
 """Share of the measured matrix rate that a training iteration of a twin reaches; only for the estimate of minutes."""
+REPEATS = 16
+"""Matrix products that the rate is the best of: others at work on the machine disturb some."""
 
 
 def describe_training(config: RunConfig, ranks: int, iterations_done: int = 0) -> str:
@@ -40,10 +42,10 @@ def iterations_done(run: Path) -> int:
 
 
 def matrix_flops_per_second() -> float:
-    """Of one core: the best of a few 512 × 512 fp32 matrix products, by the processor's time."""
+    """Of one core: the best of several 512 × 512 fp32 matrix products, by the processor's time."""
     a = np.ones((512, 512), np.float32)
     best = float("inf")
-    for _ in range(8):
+    for _ in range(REPEATS):
         start = time.process_time()
         a @ a
         best = min(best, time.process_time() - start)

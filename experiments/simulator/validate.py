@@ -74,10 +74,10 @@ def calibrate(out: Path) -> None:
     ):
         panels.append(Panel(title, published_values(part), predicted(fitted, part), "TFLOP/s per GPU"))
     draw(out / "predicted-against-measured.svg", panels)
-    print(f"constants and figure: {out}")
     for name, text in files.items():
         shipped = (FITTED / f"{name}.toml").read_text(encoding="utf-8")
         print(f"{name}: the shipped constants are {'these' if text == shipped else 'others'}")
+    print(f"constants and figure: {out}")
 
 
 def v100_start(machine: Machine) -> Machine:

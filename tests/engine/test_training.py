@@ -110,7 +110,7 @@ def test_sigterm_stops_and_resume_goes_on(dataset: Path, uninterrupted_long: Pat
     process.send_signal(signal.SIGTERM)
     code, _, err = finish(process)
     assert code == 7
-    assert err.startswith("error: stopped after iteration ")
+    assert err.splitlines()[-1].startswith("error: stopped after iteration ")
     assert f"`mlm-train resume {run}`" in err
     assert not (run / "COMPLETE").exists()
     reached = int(err.split("iteration ")[1].split(" of")[0])
