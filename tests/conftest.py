@@ -4,8 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported; without effect where it is not
+
+settings.register_profile("untimed", deadline=None)  # how long an example takes says nothing on a busy machine
+settings.load_profile("untimed")
 
 DEAREST = (
     "tests/experiments/test_chaos.py",

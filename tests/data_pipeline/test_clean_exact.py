@@ -55,7 +55,7 @@ def test_samples(text: str, form: Normalization) -> None:
 )
 @example(text="x &amp; y\n<p> &amp;\n&amp;", block=16, form="NFC")
 @example(text="&am‘p; &amp\u037e", block=16, form="NFC")
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=700)
 def test_pieces_that_ftfy_repairs(text: str, block: int, form: Normalization) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact_ftfy, "BLOCK", block)
@@ -69,7 +69,7 @@ def test_pieces_that_ftfy_repairs(text: str, block: int, form: Normalization) ->
     ).map(lambda parts: "".join(character + gap for character, gap in parts)),
     form=forms,
 )
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=800)
 def test_suspect_characters_near_and_far(text: str, form: Normalization) -> None:
     assert_same(text, form)
 
@@ -80,7 +80,7 @@ def test_suspect_characters_near_and_far(text: str, form: Normalization) -> None
     rounds=st.integers(0, 2),
     form=forms,
 )
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=700)
 def test_text_decoded_with_another_encoding(text: str, encoding: str, rounds: int, form: Normalization) -> None:
     for _ in range(rounds):
         text = text.encode("utf-8", "surrogatepass").decode(encoding, "replace")
@@ -98,7 +98,7 @@ def test_text_decoded_with_another_encoding(text: str, encoding: str, rounds: in
 )
 @example(line="“".encode(), encoding="sloppy-windows-1252", lost="\ufffd", form="NFC")
 @example(line=b"\xc3? \xc3\xa9", encoding="latin-1", lost="", form="NFC")
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_bytes_that_are_nearly_utf8(line: bytes, encoding: str, lost: str, form: Normalization) -> None:
     text = line.decode(encoding, "replace")
     assert_same(text, form)

@@ -112,7 +112,7 @@ def test_too_many_parts_drop_the_document() -> None:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     pieces=st.lists(st.integers(0, 40), min_size=1, max_size=6),
     margin=st.integers(0, 300),
@@ -128,7 +128,7 @@ def test_parts_are_clean_ordered_pieces_of_the_text(pieces: list[int], margin: i
         assert parts == [text] or len(part) > min_part
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     text=st.lists(st.sampled_from(["a", "b", "İ", "Σ", "c.", "d!", "e?", ".", ", ", "xx yy"]), max_size=80),
     passage=st.lists(st.sampled_from(["a", "b", "İ", "ς", "xx"]), min_size=1, max_size=6),

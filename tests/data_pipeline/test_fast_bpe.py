@@ -69,7 +69,7 @@ def test_every_code_point_has_the_class_the_reference_gives_it() -> None:
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(text=TEXTS)
 def test_any_text_has_the_ids_of_the_reference(name: str, text: str) -> None:
     assert list(differing(name, [text])) == []

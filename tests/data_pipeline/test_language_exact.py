@@ -43,13 +43,13 @@ def test_samples(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=40).map("".join))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_pieces_that_langdetect_treats_specially(text: str) -> None:
     assert_same(text)
 
 
 @given(st.text(st.characters(codec=None, categories=None), max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_characters(text: str) -> None:
     assert_same(text)
 
@@ -83,7 +83,7 @@ def test_every_code_point_has_the_class_of_its_normal_character() -> None:
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_long_texts_are_read_as_far_as_langdetect_reads_them(seed: int) -> None:
     rng = random.Random(seed)
     makers = (

@@ -7,7 +7,7 @@ import networkx
 import numpy as np
 import pytest
 from datasketch import MinHashLSH
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.config import DeduplicateConfig
@@ -68,7 +68,6 @@ def test_candidate_pairs_are_datasketchs(bands: int, rows: int) -> None:
     assert sets_of(components(keys.T, sketches, config)) == sets_of_graph(len(texts), expected)
 
 
-@settings(deadline=None)
 @given(keys=st.lists(st.sampled_from([0, 1, 2**60, 2**63, 2**64 - 1, 2**64 - 2, 5 << 60]), max_size=40))
 def test_buckets_hold_equal_keys_in_order(keys: list[int]) -> None:
     documents, starts = buckets(np.array(keys, np.uint64))
@@ -86,7 +85,6 @@ def test_buckets_of_a_memory_map(tmp_path: object) -> None:
     assert np.array_equal(documents[1::2] - documents[::2], np.full(2500, 2500))
 
 
-@settings(deadline=None)
 @given(
     left=st.lists(st.integers(0, 3), min_size=1, max_size=40),
     right=st.lists(st.integers(0, 3), min_size=40, max_size=40),
@@ -123,7 +121,6 @@ def sets_of_graph(count: int, pairs: set[tuple[int, int]]) -> set[frozenset[int]
     return {frozenset(members) for members in networkx.connected_components(graph)}
 
 
-@settings(deadline=None)
 @given(data=st.data(), count=st.integers(1, 30), bands=st.integers(1, 4), required=st.integers(0, 4))
 def test_components_are_those_of_the_graph_of_agreeing_pairs(
     data: st.DataObject, count: int, bands: int, required: int

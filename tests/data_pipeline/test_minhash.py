@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 from datasketch import MinHash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.fast import minhash
@@ -31,7 +31,6 @@ def by_datasketch(text: str, permutations: int, characters: int) -> MinHash:
     return sketch
 
 
-@settings(deadline=None)
 @given(text=TEXTS, characters=st.sampled_from([1, 2, 5, 9, 13]))
 def test_signature_is_datasketchs(text: str, characters: int) -> None:
     expected = by_datasketch(text, 32, characters).hashvalues
@@ -61,7 +60,6 @@ def test_a_fast_path_that_differs_is_given_up(
     minhash._signer.cache_clear()
 
 
-@settings(deadline=None)
 @given(strings=st.lists(st.binary(max_size=LONGEST), max_size=2 * LANES + 1), chosen=st.randoms(use_true_random=False))
 def test_sha1_is_the_standard_librarys(strings: list[bytes], chosen: random.Random) -> None:
     ends = np.cumsum([len(string) for string in strings], dtype=np.int64)

@@ -139,7 +139,7 @@ def decide_plainly(
     return decisions, histogram(similarities)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10_000), config=st.sampled_from([DEFAULT, DeduplicateConfig(bands=3, rows=2, threshold=0.5)])
 )
@@ -168,7 +168,7 @@ def test_the_most_similar_of_too_many_candidates_are_compared(seed: int, monkeyp
     assert len(decisions) > 0.9 * len(unlimited) > 5
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 10_000))
 def test_a_documents_number_does_not_matter(seed: int) -> None:
     texts = related_texts(seed, 16)
@@ -219,7 +219,7 @@ def groups_as_published(texts: Sequence[str], config: DeduplicateConfig) -> list
     return groups
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10_000), threshold=st.sampled_from([0.7, 0.9, 0.3]))
 def test_groups_are_the_published_scripts(seed: int, threshold: float) -> None:
     texts = [*related_texts(seed, 24), "", "abcde", "abcde", "abcdef", "abcdef"]

@@ -28,7 +28,7 @@ def brute_force(texts: list[str], documents: list[str], words: int) -> list[Shar
     return shares
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shards=st.lists(st.lists(WORD_LISTS, max_size=3), min_size=1, max_size=4),
     documents=st.lists(WORD_LISTS, min_size=1, max_size=4),

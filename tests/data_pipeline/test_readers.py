@@ -85,7 +85,7 @@ def test_of_a_hundred_thousand_hostile_lines_none_is_lost(tmp_path: Path) -> Non
     assert len(kept) == counts["documents"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lines=st.lists(st.sampled_from([VALID, b"", b"broken", b"x" * 90_000, b'{"text": "' + b"y" * 200_000 + b'"}'])),
     end=st.booleans(),

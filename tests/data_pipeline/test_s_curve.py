@@ -4,14 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.config import DeduplicateConfig
 from data_pipeline.duplicates.s_curve import HISTOGRAM_BINS, candidate_precision, describe, histogram, recall
 
 
-@settings(deadline=None)
 @given(similarity=st.floats(0, 1), bands=st.integers(1, 40), rows=st.integers(1, 12))
 def test_recall_is_the_closed_form(similarity: float, bands: int, rows: int) -> None:
     assert recall(similarity, bands, rows) == pytest.approx(1 - (1 - similarity**rows) ** bands, abs=1e-9)

@@ -86,7 +86,6 @@ def test_blend_is_megatrons() -> None:
 WEIGHTS = st.lists(st.floats(0.01, 100), min_size=1, max_size=9)
 
 
-@settings(deadline=None)
 @given(weights=WEIGHTS, size=st.integers(0, 400))
 @pytest.mark.filterwarnings("ignore")
 def test_blend_equals_megatron_core(weights: list[float], size: int) -> None:
@@ -100,7 +99,6 @@ def test_blend_equals_megatron_core(weights: list[float], size: int) -> None:
     assert np.array_equal(ours[1], numbers)
 
 
-@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=3, max_size=20),
     num_samples=st.integers(1, 60),
@@ -121,7 +119,7 @@ def test_sample_index_equals_megatron_core(sizes: list[int], num_samples: int, s
     assert starts == [tokens[position] + offset for position, offset in theirs.tolist()]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(weights=st.lists(st.floats(0.01, 100), min_size=2, max_size=4), num_samples=st.integers(1, 40))
 def test_a_blend_draws_from_each_in_its_own_order(
     weights: list[float], num_samples: int, tmp_path_factory: pytest.TempPathFactory

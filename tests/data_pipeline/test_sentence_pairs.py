@@ -119,7 +119,7 @@ def test_masks_have_the_published_shares(samples: PairSamples) -> None:
     assert lengths[1:] / lengths.sum() == pytest.approx([6 / 11, 3 / 11, 2 / 11], abs=0.06)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.integers(0, WORDS + PIECES - 1), min_size=2, max_size=60), st.integers(0, 2**31))
 def test_words_are_masked_whole_and_special_tokens_never(tokens: list[int], seed: int) -> None:
     masking = Masking(plain_vocabulary())

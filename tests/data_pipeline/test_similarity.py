@@ -25,7 +25,7 @@ def compiled(left: str, right: str, characters: int) -> float:
     return similarity.similarity(tabulate(as_bytes(left), characters), as_bytes(right))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(left=RELATED | TEXTS, right=RELATED | TEXTS, characters=st.sampled_from([1, 2, 5, 8, 13]))
 def test_similarity_is_that_of_sets_of_strings(left: str, right: str, characters: int) -> None:
     assert compiled(left, right, characters) == exact(left, right, characters)
@@ -40,7 +40,6 @@ def test_a_table_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiled(left, right, 5) == exact(left, right, 5)
 
 
-@settings(deadline=None)
 @given(text=TEXTS, characters=st.integers(1, 13))
 def test_packed_shingles_stand_where_the_text_has_them(text: str, characters: int) -> None:
     data = as_bytes(text)

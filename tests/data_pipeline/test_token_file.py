@@ -54,7 +54,6 @@ def write(prefix: Path, documents: list[list[int]], vocab_size: int) -> None:
             writer.add_document(document)
 
 
-@settings(deadline=None)
 @given(documents=uint16_documents)
 def test_written_files_follow_the_description(
     documents: list[list[int]], tmp_path_factory: pytest.TempPathFactory
@@ -64,7 +63,6 @@ def test_written_files_follow_the_description(
     assert read_by_description(prefix) == (documents, list(range(len(documents) + 1)), 8)
 
 
-@settings(deadline=None)
 @given(documents=uint16_documents, code=st.sampled_from([4, 8]))
 def test_described_files_are_read(
     documents: list[list[int]], code: int, tmp_path_factory: pytest.TempPathFactory
@@ -158,7 +156,7 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
             TokenFile(prefix)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(parts=st.lists(st.lists(st.lists(st.integers(0, 65_535), max_size=6), max_size=5), min_size=1, max_size=4))
 def test_merging_is_writing_one_after_the_other(
     parts: list[list[list[int]]], tmp_path_factory: pytest.TempPathFactory
@@ -172,7 +170,6 @@ def test_merging_is_writing_one_after_the_other(
         assert (folder / f"merged.{ending}").read_bytes() == (folder / f"whole.{ending}").read_bytes()
 
 
-@settings(deadline=None)
 @given(documents=uint16_documents)
 def test_many_documents_at_once(documents: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("bulk")

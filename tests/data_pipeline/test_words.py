@@ -49,7 +49,7 @@ def variants(pieces: list[str]) -> Iterator[str]:
     yield from (text, text.swapcase(), text.upper(), text[::-1], text.replace(" ", ", "))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     passages=st.lists(st.text(st.sampled_from(LETTERS + OTHERS + "   "), max_size=30), min_size=1, max_size=4),
     between=st.text(st.characters(codec=None), max_size=20),
@@ -68,7 +68,7 @@ def test_both_searches_are_the_naive_one(passages: list[str], between: str, leng
         assert list(ngrams.matches(text)) == expected
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(text=st.text(st.characters(codec=None)), other=st.text(st.characters(codec=None)))
 def test_any_characters(text: str, other: str) -> None:
     ngrams = sought([text, text + other], 2, 1)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch_schedule import BatchSchedule
@@ -29,7 +29,6 @@ GROWING: dict[str, Any] = {
 @given(
     start=st.integers(1, 20), increment=st.integers(1, 10), steps=st.integers(1, 12), samples=st.integers(1, 2000)
 )  # fmt: skip
-@settings(deadline=None)
 def test_every_iteration_has_the_batch_of_megatron_core(start: int, increment: int, steps: int, samples: int) -> None:
     from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
 

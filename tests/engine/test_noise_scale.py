@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.guard.noise_scale import GradientMoments, gradient_moments, noise_scale
@@ -26,7 +26,6 @@ def test_a_quadratics_noise_scale_is_found(noise: float, ranks: int, local: int)
 @given(
     square=st.floats(1e-6, 1e6), variance=st.floats(1e-6, 1e6), small=st.integers(1, 100), factor=st.integers(2, 100)
 )
-@settings(deadline=None)
 def test_expected_norms_give_back_the_moments(square: float, variance: float, small: int, factor: int) -> None:
     norms = [square + variance / batch for batch in (small, small * factor)]
     moments = gradient_moments(norms[0], small, norms[1], small * factor)

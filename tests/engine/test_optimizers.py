@@ -49,7 +49,7 @@ def published_step(
     decay=st.sampled_from([0.0, 0.1]),
     epsilon=st.sampled_from([1e-8, 1e-6]),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_steps_equal_the_published_formulas(
     optimizer: Optimizer, seed: int, scale: float, decay: float, epsilon: float
 ) -> None:

@@ -59,7 +59,7 @@ def runs(draw: st.DrawFn) -> tuple[RunConfig, Layout]:
         return config, Layout()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(runs())
 def test_each_remedy_can_be_given_and_needs_what_it_says(run: tuple[RunConfig, Layout]) -> None:
     config, layout = run

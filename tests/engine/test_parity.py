@@ -298,7 +298,7 @@ def test_a_rank_that_fails_is_named_with_its_error(verify: Verify, monkeypatch: 
 # Which layouts there are
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(1, 8))
 def test_the_layouts_of_all_are_different_and_small_enough(ranks: int) -> None:
     layouts = list(all_layouts(ranks))
@@ -312,7 +312,7 @@ def test_the_layouts_of_all_are_different_and_small_enough(ranks: int) -> None:
     }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.integers(1, 8), st.integers(1, 9), st.sampled_from([1, 2, 3, 4, 6]), st.sampled_from([1, 2, 4, 8, 12]),
     st.sampled_from([1, 2]), st.sampled_from([6, 8, 9]),

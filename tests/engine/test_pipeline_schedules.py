@@ -30,7 +30,7 @@ CASES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(CASES)
 def test_every_schedule_is_safe_and_has_the_papers_bubble(case: tuple[ScheduleName, int, int, int]) -> None:
     name, pp, chunks, microbatches = case
@@ -42,7 +42,7 @@ def test_every_schedule_is_safe_and_has_the_papers_bubble(case: tuple[ScheduleNa
     assert peaks_in_flight(name, pp, chunks, microbatches) == [max(count) for count in counts]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 12))
 def test_forward_only_programs_pass_every_chunk_in_turn(pp: int, chunks: int, microbatches: int) -> None:
     lowered = lower(forward_orders(pp, chunks, microbatches), chunks)

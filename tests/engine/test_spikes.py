@@ -20,7 +20,7 @@ SPIKE = LEAST + 6
 MODEL = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "seq_length": 16}
 RECIPE = {"iterations": SPIKE + 4, "checkpoint_interval": 40, "validation_interval": SPIKE + 4, "keep_checkpoints": 1}
 
-quick = settings(deadline=None, max_examples=8)
+quick = settings(max_examples=8)
 
 
 @quick

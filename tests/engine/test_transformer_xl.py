@@ -175,7 +175,7 @@ def test_what_cannot_be_divided_is_refused(model: dict[str, Any], parallel: dict
 
 
 @given(iterations=st.integers(1, 30), batch=st.sampled_from([1, 2, 4]), seed=st.integers(0, 5))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_each_place_reads_on_where_it_stopped(dataset: Path, iterations: int, batch: int, seed: int) -> None:
     (file, _), *_ = DatasetFacts.read(dataset).token_files("train")
     schedule = BatchSchedule(TrainConfig(global_batch_size=2 * batch, microbatch_size=batch))

@@ -85,7 +85,7 @@ def test_generation_ends_with_end_of_text(checkpoint: Path) -> None:
     assert generate(model, PROMPTS[0], 12, end) == whole[: whole.index(end) + 1]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(-30, 30), min_size=1, max_size=12),
     st.floats(0.2, 5), st.none() | st.integers(1, 15), st.none() | st.floats(0.05, 1.0),

@@ -121,7 +121,7 @@ def test_what_changes_the_bits_is_another_evaluation(tmp_path: Path) -> None:
     assert passes() == 0
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), is_torn=st.booleans())
 def test_a_torn_or_changed_file_never_changes_a_result(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, is_torn: bool

@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lineage.config import Config, load_config, override_config, read_toml
@@ -167,7 +167,6 @@ def test_a_directory_is_not_a_configuration(tmp_path: Path) -> None:
         load_config(tmp_path, Car)
 
 
-@settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.text(st.characters(codec="utf-8")))
 def test_any_value_comes_through_an_override_as_it_came_through_toml(power: float, turbo: bool, fuel: str) -> None:
     car = override_config(Car(name="a"), [f"engine.power={power!r}", f"engine.turbo={str(turbo).lower()}"])

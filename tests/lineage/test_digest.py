@@ -149,7 +149,7 @@ NAMES = st.text("abc.-_é", min_size=1, max_size=8).filter(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.dictionaries(NAMES, st.binary(max_size=40), min_size=1), st.data())
 def test_the_digest_depends_on_names_and_bytes_alone(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], data: st.DataObject
@@ -175,7 +175,7 @@ def test_digests_are_plain_sha256(tmp_path: Path) -> None:
     assert sha256_json({"b": [1, "é"], "a": None}) == hashlib.sha256('{"a":null,"b":[1,"é"]}'.encode()).hexdigest()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.dictionaries(st.text("abc"), st.integers() | st.text("xyz")))
 def test_the_order_of_keys_does_not_change_a_json_digest(value: dict[str, object]) -> None:
     assert sha256_json(value) == sha256_json(dict(reversed(value.items())))

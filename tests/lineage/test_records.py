@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -39,7 +39,6 @@ RECORD: dict[str, Any] = {
 }
 
 
-@settings(deadline=None)
 @given(st.lists(RECORDS, max_size=5))
 def test_records_come_back(tmp_path_factory: pytest.TempPathFactory, records: list[Record]) -> None:
     path = tmp_path_factory.getbasetemp() / "records.jsonl"

@@ -52,7 +52,7 @@ def test_other_work_has_another_directory(tmp_path: Path, changes: dict[str, Any
 CONFIGS = st.dictionaries(st.text("ab", min_size=1), st.integers(0, 3) | st.booleans() | st.text("xy"), max_size=3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(CONFIGS, CONFIGS)
 def test_directories_are_equal_exactly_when_the_configurations_are(
     tmp_path_factory: pytest.TempPathFactory, first: dict[str, Any], second: dict[str, Any]

@@ -21,7 +21,7 @@ def name_of(chunks: int) -> str:
 
 
 @given(shape=SHAPES, forward=DURATIONS, backward=DURATIONS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_equal_stages_are_timed_as_the_engine_lowers_them(
     shape: tuple[int, int, int], forward: float, backward: float
 ) -> None:
@@ -39,7 +39,7 @@ def test_equal_stages_are_timed_as_the_engine_lowers_them(
 
 
 @given(shape=SHAPES, data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_unequal_stages_take_the_longest_path(shape: tuple[int, int, int], data: st.DataObject) -> None:
     pp, chunks, groups = shape
     microbatches, stages = pp * groups, pp * chunks
