@@ -51,96 +51,84 @@ class RankMemory(NamedTuple):
 class GPT2Costs:
     """Closed forms of a GPT-2. Another family overrides what is different in it."""
 
-    score_bytes = 5
-    """Kept of an attention score, at 2 bytes per element: output of the softmax, mask and output of the dropout."""
+    is_causal = True
 
     def __init__(self, model: ModelConfig) -> None:
-        self.model = model
+        self.model, self.s, self.h, self.v = model, model.seq_length, model.hidden_size, model.padded_vocab_size
 
     def parameters(self, stage: Stage, tp: int = 1) -> int:
         """Numbers that a tensor-parallel rank of a stage holds. The last stage has a copy of the word embedding."""
-        model, h = self.model, self.model.hidden_size
-        words = model.padded_vocab_size // tp * h
+        h, words = self.h, self.v // tp * self.h
         count = len(stage.layers) * ((12 * h * h + 7 * h) // tp + 6 * h)
-        count += words + model.seq_length * h if stage.is_first else 0
+        count += words + self.s * h if stage.is_first else 0
         return count + (2 * h + (0 if stage.is_first else words) if stage.is_last else 0)
 
-    def keys(self) -> int:
-        """Positions that a sequence attends to."""
-        return self.model.seq_length
+    def score_bytes(self) -> int:
+        """Kept of a query's scores, at 2 bytes per element: output of the softmax, mask and output of the dropout."""
+        return 5 * self.s
 
     def head_columns(self) -> float:
-        """Columns of the output head that each position of a sequence is multiplied with."""
-        return self.model.padded_vocab_size
+        """Columns of the output head that a position is multiplied with."""
+        return self.v
 
     def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
         """Of the matrix products of so many sequences, forward and backward, as `flops_per_token` explains.
 
         72·B·s·L·h²·(1 + s/6h + v/12Lh), or the 2021 paper's Equation 3, 96·B·s·L·h²·(1 + s/6h + v/16Lh).
         """
-        s, h, layers = self.model.seq_length, self.model.hidden_size, self.model.num_layers
+        s, h, layers = self.s, self.h, self.model.num_layers
         factor, share = (96, 16) if recompute else (72, 12)
-        attention, logits = s / ((12 if causal else 6) * h), self.head_columns() / (share * layers * h)
-        return factor * sequences * s * layers * h * h * (1 + attention + logits)
+        attention = s / ((12 if causal and self.is_causal else 6) * h)
+        return factor * sequences * s * layers * h * h * (1 + attention + self.head_columns() / (share * layers * h))
 
 
 class BertCosts(GPT2Costs):
-    """A BERT also has segments, and behind its layers a masked head, a pooler and sentence order.
+    """A BERT also has segments, and behind its layers a masked head, a pooler and sentence order."""
 
-    It computes logits for masked tokens alone. All positions attend to all, so no attention is left out as causal.
-    """
+    is_causal = False
 
     def parameters(self, stage: Stage, tp: int = 1) -> int:
         """Those of a GPT-2 and of segments; of dense, norm and bias of the head; of pooler and sentence order."""
-        h, v = self.model.hidden_size, self.model.padded_vocab_size
-        head = (h * h + 3 * h + v // tp) + (h * h + h) + (2 * h + 2)
+        h = self.h
+        head = (h * h + 3 * h + self.v // tp) + (h * h + h) + (2 * h + 2)
         return super().parameters(stage, tp) + stage.is_first * 2 * h + stage.is_last * head
 
     def head_columns(self) -> float:
-        """The dense product, then logits of the masked tokens."""
-        return self.model.padded_vocab_size * MASKED_SHARE + self.model.hidden_size
-
-    def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
-        """As a GPT-2's, with all of the attention."""
-        return super().flops(sequences, recompute, causal=False)
+        """The dense product of every token, then logits of the masked ones alone."""
+        return self.v * MASKED_SHARE + self.h
 
 
 class TransformerXLCosts(GPT2Costs):
-    """A Transformer-XL attends to its memory too, by content and by distance.
-
-    Its memory counts as part of its segment where keys and values are made of it; a tail of its softmax counts for
-    nothing.
-    """
-
-    score_bytes = 7
+    """A Transformer-XL has a memory, which counts as part of its segment where keys and values are made of it."""
 
     def parameters(self, stage: Stage, tp: int = 1) -> int:
         """Those of its layers, and of the embedding, which is adaptive where there are cutoffs."""
-        model, h, xl = self.model, self.model.hidden_size, self.model.transformer_xl
+        model, h, xl = self.model, self.h, self.model.transformer_xl
         width, inner = model.num_heads * model.head_dim, model.inner_size
         count = len(stage.layers) * ((5 * h * width + 2 * width + 2 * h * inner + inner) // tp + 5 * h)
         if not (stage.is_first or stage.is_last):
             return count
         if not xl.cutoffs:
-            return count + model.padded_vocab_size // tp * h
+            return count + self.v // tp * h
         bounds = (0, *xl.cutoffs, model.vocab_size)
         widths = [h // xl.div_value**cluster for cluster in range(len(bounds) - 1)]
         words = sum((high - low) * w for low, high, w in zip(bounds, bounds[1:], widths, strict=False))
         return count + words + h * sum(widths[1:]) + len(xl.cutoffs) * h
 
-    def keys(self) -> int:
-        """Those of the memory, then of the segment."""
-        return self.model.transformer_xl.memory_length + self.model.seq_length
+    def score_bytes(self) -> int:
+        """By content and by distance, of the memory and of the segment."""
+        return 7 * (self.model.transformer_xl.memory_length + self.s)
 
     def head_columns(self) -> float:
-        """Of an adaptive softmax the head."""
-        return min((*self.model.transformer_xl.cutoffs, self.model.padded_vocab_size))
+        """Of an adaptive softmax the head; a tail counts for nothing."""
+        return min((*self.model.transformer_xl.cutoffs, self.v))
 
     def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
         """Products with weights, scores by content and by distance, values, output head."""
-        model, s, h, keys = self.model, self.model.seq_length, self.model.hidden_size, self.keys()
-        width, seen = model.num_heads * model.head_dim, keys - (s / 2 if causal else 0)
-        layer = 2 * h * width * (3 * keys + s) + 6 * s * seen * width + 4 * s * h * model.inner_size
+        model, s, h, width = self.model, self.s, self.h, self.model.num_heads * self.model.head_dim
+        keys = model.transformer_xl.memory_length + s
+        attention = 6 * s * (keys - (s / 2 if causal else 0)) * width
+        layer = 2 * h * width * (3 * keys + s) + attention + 4 * s * h * model.inner_size
         head = 2 * s * h * self.head_columns()
         return sequences * ((4 if recompute else 3) * model.num_layers * layer + 3 * head)
 
@@ -201,8 +189,7 @@ def activation_bytes_per_layer(model: ModelConfig, microbatch_size: int, paralle
     rest = 1 / t if parallel.sequence_parallel else 1
     if parallel.recompute == "full":
         return 2 * s * b * h * rest / parallel.recompute_layers
-    costs = costs_of(model)
-    scores = 0 if parallel.recompute == "selective" else costs.score_bytes * a * costs.keys() / (h * t)
+    scores = 0 if parallel.recompute == "selective" else costs_of(model).score_bytes() * a / (h * t)
     return s * b * h * (10 * rest + 24 / t + scores)
 
 
@@ -221,9 +208,8 @@ def memory_of_ranks(model: ModelConfig, train: TrainConfig, parallel: ParallelCo
     head = s * b * (2 * element * model.hidden_size + max(element, 4) * costs.head_columns() / parallel.tp)
     each = state_bytes_per_parameter(train.precision, parallel, dp)
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
-    waiting = peaks_in_flight(
-        parallel.schedule, parallel.pp, parallel.chunks, train.global_batch_size // (train.microbatch_size * dp)
-    )
+    microbatches = train.global_batch_size // (b * dp)
+    waiting = peaks_in_flight(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
     ranks = []
     for rank in range(parallel.pp):
         own = stages[rank :: parallel.pp]
@@ -235,10 +221,7 @@ def memory_of_ranks(model: ModelConfig, train: TrainConfig, parallel: ParallelCo
 
 
 def fullest_rank(model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1) -> RankMemory:
-    """What the pipeline rank that needs the most holds: the one answer of dry runs, advice, plans and simulations.
-
-    Raises BadInput where the pipeline cannot be divided so.
-    """
+    """What the pipeline rank that needs the most holds. Raises BadInput as `memory_of_ranks`."""
     return max(memory_of_ranks(model, train, parallel, dp), key=lambda memory: memory.total)
 
 

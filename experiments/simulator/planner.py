@@ -73,7 +73,7 @@ def format_plan(config: RunConfig, cluster: Cluster, choices: Sequence[Choice]) 
         f"simulated, with 90 % intervals ({_interval_source(cluster, gpus)}); an epoch is {EPOCH_TOKENS / 1e9:.1f} "
         "billion tokens (2019 paper)",
         f"memory is that of this engine's fullest rank in {cluster.precision}, as --dry-run has it; TFLOP/s count the "
-        f"whole of attention and layers that are computed again (2021 paper, Equation 3){_timed_as(config)}",
+        "whole of attention and layers that are computed again (2021 paper, Equation 3); times are those of a GPT-2",
         f"{'tp':>3}{'pp':>4}{'dp':>5}{'micro':>7}{'chunks':>8}  {'recompute':<10}{'s/iteration':>12}{'90 %':>17}"
         f"{'TFLOP/s/GPU':>13}{'GiB':>7}{'bytes':>16}{'days/epoch':>12}{'days':>9}{'GPU-hours':>12}",
     ]
@@ -89,11 +89,6 @@ def format_plan(config: RunConfig, cluster: Cluster, choices: Sequence[Choice]) 
     if len(choices) > SHOWN:
         lines.append(f"and {len(choices) - SHOWN} slower layouts that fit")
     return "\n".join(lines)
-
-
-def _timed_as(config: RunConfig) -> str:
-    family = config.model.family
-    return "" if family == "gpt2" else f"; times and TFLOP/s are those of a GPT-2 of this {family}'s sizes"
 
 
 def _interval_source(cluster: Cluster, gpus: int) -> str:

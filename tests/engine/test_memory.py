@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.guard.memory import AllocatorPressure, PeakMemory
+from engine.guard import Iteration
+from engine.guard.memory import AllocatorPressure, MemoryGuard, PeakMemory
+from engine.step import Gradient
 from engine.training_run import read_metrics
 from tests.engine.small_run import mlm_train, write_toml
 
@@ -53,6 +55,8 @@ def test_an_allocator_near_the_limit_is_told_once() -> None:
 
 
 def test_a_cpu_has_no_such_allocator(uninterrupted: Path) -> None:
-    memory = PeakMemory(torch.device("cpu"))
-    assert [memory.warning() for _ in range(3)] == [{}, {}, {}]
+    guard = MemoryGuard(PeakMemory(torch.device("cpu")))
+    iteration = Iteration(0, 1, [], Gradient(1.0, 1.0, 0.0, 0))
+    assert [guard.after(iteration) for _ in range(3)] == ["", "", ""]
+    assert iteration.line == {}
     assert all("warning" not in line for line in read_metrics(uninterrupted))

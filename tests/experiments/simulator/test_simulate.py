@@ -8,7 +8,6 @@ import pytest
 from engine.cli import read_run_config
 from engine.costs import parameter_count
 from experiments.simulator.cluster import Cluster, load_cluster, machine_of
-from experiments.simulator.cluster_file import cluster_toml
 from experiments.simulator.simulate import Prediction, iteration_parts, simulate
 from experiments.simulator.workload import Workload
 from lineage.shipped import Shipped, find_file
@@ -131,6 +130,7 @@ def test_memory_is_that_of_the_run_whose_layouts_are_simulated(a100: Cluster) ->
 
 def test_the_cluster_file_of_an_earlier_version_is_read(a100: Cluster, tmp_path: Path) -> None:
     former = 'state_bytes_per_parameter = { value = 16, kind = "counted", source = "fp16" }'
-    text = cluster_toml(a100).replace("[constants]", f"[constants]\n{former}").replace("max_gpus = None\n", "")
+    shipped = find_file("dgx-a100-80g", Shipped.CLUSTER)
+    text = f"extends = '{shipped}'\n[constants]\n{former}\n"
     (tmp_path / "own.toml").write_text(text, encoding="utf-8")
     assert load_cluster(str(tmp_path / "own.toml")) == a100
