@@ -5,9 +5,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from lineage.numbers import size_bytes
 from reports.exhibit import Table
 from reports.files import Document
-from reports.numbers import percent, size_bytes
+from reports.numbers import percent
 
 MOST_ROWS = 200
 """Shards or files that the page lists; the files beside the dataset list all."""

@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -33,14 +33,25 @@ DocumentT = TypeVar("DocumentT", bound=Document)
 
 def read_json(path: Path, model: type[DocumentT]) -> DocumentT:
     """The file as a document. Raises IntegrityFailure where it is not one."""
+    return parse_document(read_values(path), model, path.name)
+
+
+def read_values(path: Path) -> Any:
+    """The file's JSON. Raises IntegrityFailure where it has none."""
     try:
-        return model.model_validate(json.loads(path.read_bytes()))
+        return json.loads(path.read_bytes())
+    except (ValueError, OSError, RecursionError) as error:
+        raise IntegrityFailure(f"{path.name} cannot be read: {one_line(error)}") from error
+
+
+def parse_document(values: Any, model: type[DocumentT], name: str) -> DocumentT:
+    """Plain values as a document; `name` says where they stand. Raises IntegrityFailure where they are none."""
+    try:
+        return model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole file"
-        raise IntegrityFailure(f"{path.name} is not what it should be: {where}: {first['msg']}") from error
-    except (ValueError, OSError, RecursionError) as error:
-        raise IntegrityFailure(f"{path.name} cannot be read: {one_line(error)}") from error
+        raise IntegrityFailure(f"{name} is not what it should be: {where}: {first['msg']}") from error
 
 
 def one_line(error: Exception) -> str:

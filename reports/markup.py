@@ -1,9 +1,11 @@
-"""Templates in which every value is escaped."""
+"""Templates in which every value is escaped, and lists that fold away."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from jinja2 import BytecodeCache, Environment, PackageLoader, StrictUndefined
 from jinja2.bccache import Bucket
+from markupsafe import Markup
 
 from reports.numbers import printable, show
 
@@ -32,3 +34,11 @@ def template_environment() -> Environment:
     )
     environment.filters |= {"printable": printable, "show": show}
     return environment
+
+
+def folded(title: str, lines: Sequence[str]) -> Markup:
+    """A list that opens at a click; nothing without lines."""
+    if not lines:
+        return Markup("")
+    items = Markup("").join(Markup("<li>{}</li>").format(printable(line)) for line in lines)
+    return Markup('<details class="numbers"><summary>{}</summary><ul>{}</ul></details>').format(title, items)

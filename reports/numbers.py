@@ -1,20 +1,7 @@
 """How numbers are written on the page and in figures."""
 
+from lineage.numbers import MISSING, show
 from lineage.progress import format_duration
-
-MISSING = "—"
-
-
-def show(value: float | int | None) -> str:
-    """A readable number of three or four significant digits; whole numbers in full; an em dash for None."""
-    if value is None:
-        return MISSING
-    if isinstance(value, int):
-        return f"{value:,}"
-    size = abs(value)
-    if size >= 1e7 or 0 < size < 1e-3:
-        return f"{value:.3g}"
-    return f"{value:,.{0 if size >= 1000 else 1 if size >= 100 else 2}f}"
 
 
 def exact(value: float | int | None) -> str:
@@ -42,16 +29,6 @@ def accuracy(value: float, unit: str) -> str:
 def percent(part: float, whole: float) -> str:
     """A share in per cent; an em dash of nothing."""
     return f"{100 * part / whole:.1f} %" if whole else MISSING
-
-
-def size_bytes(value: int | None) -> str:
-    """Bytes with a decimal unit."""
-    if value is None:
-        return MISSING
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if value >= factor:
-            return f"{value / factor:.2f} {unit}"
-    return f"{value:,} B"
 
 
 def duration(seconds: float | None) -> str:

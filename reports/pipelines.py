@@ -69,18 +69,6 @@ def timeline_data(timelines: Sequence[Timeline], kind: Kind) -> Table:
     return Table(("schedule", "kind", "rank", "pass", "microbatch", "chunk", "start", "end", "unit"), rows, 2)
 
 
-def bubble_table(timelines: Sequence[Timeline]) -> Table:
-    """For each schedule what the iteration took, and its idle part of the busiest rank's time."""
-    rows = [
-        (one.schedule, str(one.pp), str(one.chunks), str(one.microbatches),
-         f"{1e3 * max(rank[-1][4] for rank in one.measured):,.1f}",
-         f"{bubble(one.planned):.2f}", f"{bubble(one.measured):.2f}")
-        for one in timelines
-    ]  # fmt: skip
-    heads = ("schedule", "ranks", "chunks", "microbatches", "iteration, ms", "bubble planned", "bubble measured")
-    return Table(heads, rows, 1)
-
-
 def bubble(ranks: Sequence[Sequence[Computation]]) -> float:
     """Idle time over the busiest rank's time, from the first start to the last end."""
     busiest = max(sum(end - start for *_, start, end in rank) for rank in ranks)

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lineage.numbers import size_bytes
 from lineage.records import Kind, Record
 from reports.exhibit import Table
 from reports.load import Ledger, Model, Reproduction
-from reports.numbers import MISSING, accuracy, duration, exact, parameters, percent, show, size_bytes
+from reports.numbers import MISSING, accuracy, duration, exact, parameters, percent, show
 
 BENCHMARKS = {
     "wikitext103_perplexity": ("WikiText-103 perplexity", "lower is better"),

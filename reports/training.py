@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from lineage.numbers import size_bytes
 from lineage.records import Kind
 from reports.curves import Curve, model_order
 from reports.exhibit import Exhibit, Section, Table
 from reports.figures import rank_memory, training_panels
 from reports.figures.rank_memory import RankMemory
 from reports.load import Reproduction
-from reports.numbers import exact, percent, show, size_bytes
+from reports.numbers import exact, percent, show
 from reports.pipelines import pipeline_exhibits
 from reports.reproduced import make_command, own_kind
 from reports.training_runs import Training

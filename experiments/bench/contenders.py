@@ -61,10 +61,10 @@ def contenders() -> list[Contender]:
     ]
 
 
-def left_out(every: Sequence[Contender]) -> list[str]:
-    """A note on those that are not installed, none where all are."""
-    names = [contender.name for contender in every if not contender.is_installed]
-    return [f"not installed, and so left out: {', '.join(names)} ({install_command('bench')})"] if names else []
+def left_out(every: Sequence[Contender]) -> dict[str, str]:
+    """Those that are not installed, and what installs them."""
+    why = f"not installed: {install_command('bench')}"
+    return {contender.name: why for contender in every if not contender.is_installed}
 
 
 NOTES = (

@@ -9,49 +9,32 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from data_pipeline.contamination.testsets import find_gpt2_vocabulary
-from data_pipeline.tokens.tokenizer import Tokenizer
-from experiments.bench.data_stages import in_kept_language
-from lineage.errors import BadInput, DataMissing, UserError
+from experiments.bench.timing import series
+from lineage.benchmark import Series
+from lineage.errors import UserError
 
+OURS, PLAIN, FASTER = "ours", "plain", "times faster"
+SECONDS, HOURS = "processor s", "174 GB"
+PAPER_GIGABYTES = 174
 OFFLINE = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 FEW_DOCUMENTS, FEW_CHARACTERS = 10, (1000, 4000)
 """Of the corpus whose run shows what starting costs, and how long they are."""
 LEAST_SHARE = 0.25
 """Of what starting takes, which differs from run to run: what costs less is not told apart from it."""
 
-TRAINED_SIZES = (8192, 4096, 2048, 1024, 512, 257)
-"""Tokens of a vocabulary that is trained where GPT-2's is not here; any text gives the last, which is the bytes."""
+
+def core_hours(cpu_seconds: float, megabytes: float) -> float:
+    """Core-hours that the paper's 174 GB take at this rate."""
+    return cpu_seconds / megabytes * PAPER_GIGABYTES * 1000 / 3600
 
 
-class Vocabulary(NamedTuple):
-    """A tokenizer, the recipe sections that make it for a corpus and for any few documents, and what it is."""
-
-    tokenizer: Tokenizer
-    recipe: str
-    recipe_of_few: str
-    description: str
-
-
-def choose_vocabulary(texts: Sequence[str]) -> Vocabulary:
-    """GPT-2's or, where it is not here, the largest of `TRAINED_SIZES` that `mlm-data run` can train on the texts."""
-    try:
-        gpt2 = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
-        return Vocabulary(gpt2, 'kind = "gpt2"', 'kind = "gpt2"', "GPT-2's")
-    except DataMissing:
-        training = in_kept_language(texts)
-        section = 'kind = "train"\nvocab_size = {}'.format
-        for size in TRAINED_SIZES:
-            with suppress(BadInput):
-                trained = Tokenizer.train(training, size)
-                what = f"{size:,} tokens, trained by the whole run, as GPT-2's vocabulary is not here"
-                return Vocabulary(trained, section(size), section(TRAINED_SIZES[-1]), what)
-        raise
+def answers(compared: int, differing: int) -> list[Series]:
+    """How many answers were compared, and how many differ."""
+    return [series("compared", "answers", "", compared), series("differing", "answers", "", differing)]
 
 
 def write_recipe(path: Path, corpus: Path, vocabulary: str, workers: int) -> Path:

@@ -1,9 +1,13 @@
 """A GPU's kernels: as exact as their references, and how near to what copying or products allow."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
+
+from experiments.bench.timing import ratio, rounded, series
+from lineage.benchmark import Case, Ratio
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +90,7 @@ def measure_limits() -> dict[str, float]:
     return {"copied_bytes_per_second": copied, "operations_per_second": multiplied}
 
 
-def check_kernels(shape: Shape | None = None) -> list[dict[str, Any]]:
+def check_kernels(shape: Shape | None = None) -> list[Case]:
     """Each kernel's largest error, of output and gradients, over that of the same-precision reference; both against the
     reference in float64.
     """
@@ -108,13 +112,15 @@ def check_kernels(shape: Shape | None = None) -> list[dict[str, Any]]:
                 ratios.append(((fused.double() - true).abs().max() / allowed).item())
             worst = max(ratios, key=lambda ratio: (ratio != ratio, ratio))
             name = f"{case.name} {str(dtype).removeprefix('torch.')}"
-            rows.append({"kernel": name, "error_ratio": round(worst, 3), "is_exact": worst <= 2})
+            if math.isfinite(worst):
+                error = Ratio(name="largest error ÷ the reference's", value=rounded(worst), goal=2, less_is_better=True)
+                rows.append(Case(name=name, ratios=[error]))
+            else:
+                rows.append(Case(name=name, missing={"ours": f"its error is {worst}"}))
     return rows
 
 
-def measure_kernels(
-    limits: dict[str, float], shape: Shape | None = None, is_compared: bool = True
-) -> list[dict[str, Any]]:
+def measure_kernels(limits: dict[str, float], shape: Shape | None = None, is_compared: bool = True) -> list[Case]:
     """Milliseconds of each kernel, forward and backward, of its reference as it is and, if it is compared, compiled by
     torch.compile, and of its floor.
     """
@@ -136,20 +142,23 @@ def measure_kernels(
                 torch.cuda.empty_cache()
         memory = case.moved * 2 / limits["copied_bytes_per_second"]
         floor = max(memory, case.operations / limits["operations_per_second"])
-        ratios = {f"to_{name}": round(spent / found["ours"], 4) for name, spent in found.items() if name != "ours"}
-        goals = {"to_floor": FLOOR_SHARE} | ({"to_torch.compile": 1.0} if "to_torch.compile" in ratios else {})
-        ratios["to_floor"] = round(floor / found["ours"], 4)
+        ours = found.pop("ours")
         rows.append(
-            {
-                "kernel": case.name,
-                "bound": "products" if floor > memory else "memory",
-                "milliseconds": {name: round(1000 * spent, 4) for name, spent in found.items()}
-                | {"floor": 1000 * floor},
-                "ratios": ratios,
-                "goals": goals,
-                "reached": {name: ratios[name] >= goal for name, goal in goals.items()},
-            }
-        )
+            Case(
+                name=case.name,
+                series=[
+                    series("ours", "time", "ms", 1000 * ours),
+                    *(series(name, "time", "ms", 1000 * spent) for name, spent in found.items()),
+                    series("floor", "time", "ms", 1000 * floor, kind="computed"),
+                ],
+                ratios=[
+                    ratio("floor ÷ ours", [floor], [ours], FLOOR_SHARE),
+                    *(ratio(f"{name} ÷ ours", [spent], [ours], 1.0 if name == "torch.compile" else None)
+                      for name, spent in found.items()),
+                ],
+                setting={"bound": "products" if floor > memory else "memory"},
+            )
+        )  # fmt: skip
     return rows
 
 

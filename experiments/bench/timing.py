@@ -1,19 +1,24 @@
 """Times iterations and products on ranks; medians, spreads and ratios of what was timed."""
 
+import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import typer
 
 from experiments.bench.contenders import Contender, Step
 from experiments.bench.sizes import BenchSize
+from lineage.benchmark import Ratio, Series
 from lineage.errors import UserError
 
 TIMEOUT_SECONDS = 600.0
 GEMM_WIDTH = 1024
 GEMM_REPEATS, GEMM_TRIES = 8, 4
-LESS_IS_BETTER = {"memory_to_stock"}
+Rounds = Annotated[int, typer.Option(min=1, help="How often every contender is measured, in turn.")]
 
 
 @dataclass(frozen=True)
@@ -81,35 +86,55 @@ def gemm_gflops(ranks: int) -> float:
     return 2 * GEMM_WIDTH**3 * GEMM_REPEATS * ranks / min(tries) / 1e9
 
 
-def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
-    """The ratio within each round: what slows a whole round cancels."""
-    return [a / b for a, b in zip(numerators, denominators, strict=True)]
-
-
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
     """Median over rounds of the ratio within a round."""
-    return median(ratios(numerators, denominators))
+    return median(a / b for a, b in zip(numerators, denominators, strict=True))
 
 
-def against_goals(
-    case: str, each_round: Mapping[str, Sequence[float]], goals: Mapping[str, float | None]
-) -> dict[str, Any]:
-    """Ratios by name: of each round, their medians, the goals that were set, and which of these were reached.
+def ratio(
+    name: str,
+    numerators: Sequence[float],
+    denominators: Sequence[float],
+    goal: float | None = None,
+    less_is_better: bool = False,
+) -> Ratio:
+    """The ratio within each round, what slows a whole round cancels; its median is its value."""
+    rounds = [a / b for a, b in zip(numerators, denominators, strict=True)]
+    return Ratio(name=name, value=rounded(median(rounds)), rounds=[*map(rounded, rounds)], goal=goal,
+                 less_is_better=less_is_better)  # fmt: skip
 
-    Of LESS_IS_BETTER the goal is the most that may be; of all others the least.
-    """
-    medians = {name: median(values) for name, values in each_round.items()}
-    aims = {name: goal for name, goal in goals.items() if goal is not None}
-    return {
-        "case": case,
-        "ratios": {name: round(value, 4) for name, value in medians.items()},
-        "each_round": {name: [round(value, 4) for value in values] for name, values in each_round.items()},
-        "goals": aims,
-        "reached": {
-            name: medians[name] <= goal if name in LESS_IS_BETTER else medians[name] >= goal
-            for name, goal in aims.items()
-        },
-    }
+
+def series(
+    contender: str, measure: str, unit: str, *samples: float, kind: Literal["measured", "computed"] = "measured"
+) -> Series:
+    """What a contender reached, a sample for each round."""
+    return Series(contender=contender, measure=measure, unit=unit, samples=[*map(rounded, samples)], kind=kind)
+
+
+def rounded(value: float) -> float:
+    """Six significant digits; whole numbers in full."""
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def finite(losses: Sequence[float]) -> list[float | None]:
+    """The losses with none for what is not a number."""
+    return [loss if math.isfinite(loss) else None for loss in losses]
+
+
+def differing_losses(case: str, losses: Mapping[str, Sequence[Sequence[float]]], allowed: float) -> list[str]:
+    """A sentence for each contender whose losses in some round are not those of the first contender's first round."""
+    first = next(iter(losses))
+    sentences = []
+    for name, rounds in losses.items():
+        gaps = [abs(a - b) for each in rounds for a, b in zip(each, losses[first][0], strict=True)]
+        if not all(gap <= allowed for gap in gaps):
+            sentences.append(f"{case}: losses of {name} differ from those of {first} by up to {max(gaps):.4g}")
+    return sentences
+
+
+def load_average() -> float:
+    """The machine's, over the last minute."""
+    return round(os.getloadavg()[0], 2)
 
 
 def on_ranks(name: str, ranks: int, function: Any, *arguments: Any) -> list[Any]:

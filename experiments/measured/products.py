@@ -2,7 +2,7 @@
 
 from statistics import median
 
-from experiments.bench.gemm import measure_gemm
+from experiments.bench.benchmarks.gemm import measure_rates
 from experiments.bench.timing import median_ratio
 from experiments.sealed import Line
 
@@ -13,10 +13,9 @@ PLACES = {0: ("", "multiple of 8"), 1: ("_shifted", "one more")}
 
 def measure_products(rounds: int = ROUNDS, largest: int | None = None) -> list[Line]:
     """Rates of n × n products in each precision at multiples of 8 and one above; fp16's over fp32's at the largest."""
-    result = measure_gemm(rounds, largest)
-    rates = {(one["precision"], one["size"], one["offset"]): one["gflops"] for one in result["points"]}
+    device, rates = measure_rates(rounds, largest)
     largest = max(size for _, size, _ in rates)
-    base = {"kind": "scaled", "note": result["device"]}
+    base = {"kind": "scaled", "note": device}
     lines = [
         base | {"series": f"{precision}, {PLACES[offset][1]}", "quantity": "product_gflops", "x": float(size + offset),
                 "x_name": "n", "value": median(many)}
@@ -24,7 +23,7 @@ def measure_products(rounds: int = ROUNDS, largest: int | None = None) -> list[L
     ]  # fmt: skip
     for offset, (end, where) in PLACES.items():
         ratio = median_ratio(rates["fp16", largest, offset], rates["fp32", largest, offset])
-        note = f"{result['device']}, n = {largest + offset}, {where}"
+        note = f"{device}, n = {largest + offset}, {where}"
         lines.append(
             base | {"series": "fp16 over fp32", "quantity": f"gemm_speedup{end}", "value": ratio, "note": note}
         )

@@ -12,9 +12,9 @@ from uuid import UUID
 from pydantic import Field
 
 from lineage.atomic import new_directory, write_json
+from lineage.benchmark import Environment
 from lineage.digest import sha256_json
 from lineage.errors import BadInput, IntegrityFailure
-from reports.benchmark_results import Environment
 from reports.evaluations import EVALUATIONS, Evaluation
 from reports.exports.sealed_run import SOFTWARE, Json, SealedRun
 from reports.files import file_name, read_json

@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import quote
 
 from lineage.atomic import new_directory, write_json
+from lineage.numbers import size_bytes
 from lineage.progress import Progress
 from reports.exports.sealed_run import SOFTWARE, Json, SealedFile, SealedRun
-from reports.numbers import size_bytes
 
 LARGEST_COPY_BYTES = 10_000_000
 """Larger files of a run are named in its crate, not copied into it."""

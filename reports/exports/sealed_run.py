@@ -7,9 +7,9 @@ from typing import Any, Self
 
 from pydantic import Field
 
+from lineage.benchmark import Environment
 from lineage.digest import MARKER, check_seal, sealed_files, sha256_file
 from lineage.run import MANIFEST, RunDirectory
-from reports.benchmark_results import Environment
 from reports.files import Document, read_json
 
 SOFTWARE = "mlm-repro"

@@ -1,34 +1,46 @@
-"""Ratios of the training benchmark as shares of their goals."""
+"""Ratios of a benchmark as shares of their goals."""
 
+from textwrap import fill
 from typing import TYPE_CHECKING
 
-from reports.benchmark_results import Train
+from lineage.benchmark import Benchmark
+from reports.numbers import compact
 from reports.style import LIGHT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+NAME_CHARACTERS = {False: 72, True: 30}
+"""Of a line of a name on a wide and on a narrow page."""
+LOGARITHMIC_ABOVE = 4.0
+"""Times a goal that the best reaches."""
 
-def draw(result: Train, narrow: bool = False) -> "Figure":
-    """A row for each goal: the median's share of it with the rounds' range, at 1 the goal; more is better."""
+
+def draw(result: Benchmark, narrow: bool = False) -> "Figure":
+    """A row for each goal: the value's share of it with the rounds' range, at 1 the goal; more is better."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    goals = result.goals
-    figure = Figure(figsize=(4.5 if narrow else 10.6, 0.8 + 0.3 * len(goals)), layout="constrained")
+    goals = [(case.name, ratio) for case in result.cases for ratio in case.ratios if ratio.goal is not None]
+    names = [fill(f"{case}: {ratio.name}", NAME_CHARACTERS[narrow]) for case, ratio in goals]
+    height = 0.8 + sum(0.14 + 0.16 * (1 + name.count("\n")) for name in names)
+    figure = Figure(figsize=(4.5 if narrow else 10.6, height), layout="constrained")
     axes = figure.subplots()
-    names = []
-    for place, (case, name) in enumerate(goals):
-        goal, is_reached = case.goals[name], case.reached[name]
-        power = -1 if name in result.less_is_better else 1
-        shares = [(value / goal) ** power for value in case.each_round[name]]
-        middle = (case.ratios[name] / goal) ** power
-        color = LIGHT["good" if is_reached else "alert"]
+    for place, (_, ratio) in enumerate(goals):
+        shares = [ratio.share(value) for value in ratio.rounds or [ratio.value]]
+        color = LIGHT["good" if ratio.is_reached else "alert"]
         axes.plot([min(shares), max(shares)], [place, place], color=color, linewidth=2.6, alpha=0.5)
-        axes.plot(middle, place, "o" if is_reached else "s", color=color, markersize=5, zorder=3)
-        names.append(f"{case.case}: {result.measures.get(name, name)}")
+        marker = "o" if ratio.is_reached else "s"
+        axes.plot(ratio.share(ratio.value), place, marker, color=color, markersize=5, zorder=3)
     axes.axvline(1.0, color=LIGHT["ink"], linewidth=0.9)
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(goals)), names)
     axes.invert_yaxis()
-    axes.set_xlim(left=0)
+    if max(ratio.share(ratio.value) for _, ratio in goals) > LOGARITHMIC_ABOVE:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(float(f"{value:.6g}"))))
+        axes.xaxis.set_minor_locator(NullLocator())
+    else:
+        axes.set_xlim(left=0)
     axes.set_xlabel("share of the goal (1: reached)")
     return figure

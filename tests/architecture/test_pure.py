@@ -39,7 +39,8 @@ try:
     main()
 except SystemExit as end:
     assert not end.code, end.code
-sys.exit("torch was imported" if "torch" in sys.modules else 0)
+found = {"torch", "pandas"} & sys.modules.keys()
+sys.exit(f"{sorted(found)} was imported" if found else 0)
 """
 
 START_WITHOUT = {

@@ -1,22 +1,21 @@
 """`mlm-bench parallel`: what it reports is what was measured, and everyone measured computes the same thing."""
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
 
-from engine.costs import flops_per_iteration
+from engine.costs import flops_per_token
+from experiments.bench.benchmarks.parallel import DROPOUTS, TOLERANCE, Measured, disagreements, summarize
 from experiments.bench.contenders import Contender, contenders
-from experiments.bench.parallel import DROPOUTS, TOLERANCE, Measured, disagreements, summarize
+from experiments.bench.show import show
 from experiments.bench.sizes import bench_size, read_size
-from experiments.bench.table import show_parallel
-from experiments.bench.timing import Timed, median_ratio
+from experiments.bench.timing import Timed, ratio
+from lineage.benchmark import Benchmark, Case, read_benchmark
 
 OURS = {"serial": 1, "tp2": 2, "pp2": 2, "dp2": 2}
 PEERS = {
@@ -48,79 +47,79 @@ def bench(*arguments: object) -> "subprocess.CompletedProcess[str]":
     return done
 
 
+Run = tuple[Benchmark, str, Path]
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, Path]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The result of one round at the smallest size, what was printed, and the file."""
     path = tmp_path_factory.mktemp("bench") / "new" / "parallel.json"
     done = bench("--size=twin", "--rounds=1", "--json", path)
     assert done.returncode == 0, done.stderr
-    return json.loads(path.read_text()), done.stdout, path
+    return read_benchmark(path), done.stdout, path
 
 
-def rates(result: dict[str, Any], dropout: float) -> dict[str, list[float]]:
-    return {row["name"]: row["tokens_per_second"] for row in result["contenders"] if row["dropout"] == dropout}
+def rates(case: Case, measure: str = "rate") -> dict[str, list[float]]:
+    """Samples of what was measured, by contender."""
+    return {one.contender: one.samples for one in case.series if (one.measure, one.kind) == (measure, "measured")}
 
 
-def test_everyone_is_measured_in_every_round(run: tuple[dict[str, Any], str, Path]) -> None:
+def test_everyone_is_measured_in_every_round(run: Run) -> None:
     result = run[0]
-    assert (result["benchmark"], result["size"], result["rounds"]) == ("parallel", "twin", 1)
-    assert result["model"]["num_layers"] == TWIN.model.num_layers
-    assert {(row["name"], row["ranks"], row["dropout"]) for row in result["contenders"]} == {
-        (name, ranks, dropout) for name, ranks in RANKS.items() for dropout in (0.0, 0.1)
-    }
-    for row in result["contenders"]:
-        assert row["status"] == "measured"
-        assert len(row["tokens_per_second"]) == 1
-        assert row["median"] == row["tokens_per_second"][0] > 0
-    assert {row["schedule"] for row in result["contenders"] if row["name"] == "pp2"} == {"1f1b"}
+    assert (result.benchmark, result.setting["size"], result.setting["rounds"]) == ("parallel", "twin", 1)
+    assert result.setting["model"]["num_layers"] == TWIN.model.num_layers
+    assert [case.name for case in result.cases] == ["dropout 0", "dropout 0.1"]
+    for case in result.cases:
+        assert rates(case).keys() == RANKS.keys()
+        assert case.missing == {}
+        assert all(len(samples) == 1 and samples[0] > 0 for samples in rates(case).values())
+        assert {one["schedule"] for one in case.setting["layouts"] if one["name"] == "pp2"} == {"1f1b"}
 
 
-def test_everyone_computes_the_same_thing(run: tuple[dict[str, Any], str, Path]) -> None:
-    result = run[0]
-    plain = {row["name"]: row for row in result["losses"] if row["dropout"] == 0.0}
-    assert plain.keys() == RANKS.keys()
-    for loss in plain.values():
-        assert loss["first"] == pytest.approx(plain["serial"]["first"], abs=TOLERANCE)
-        assert loss["last"] == pytest.approx(plain["serial"]["last"], abs=TOLERANCE)
-    assert plain["serial"]["last"] < plain["serial"]["first"] - 100 * TOLERANCE  # it trains, and a wrong step shows
-    dropped = {row["name"]: row["last"] for row in result["losses"] if row["dropout"] == 0.1}
+def test_everyone_computes_the_same_thing(run: Run) -> None:
+    plain, dropped = (case.losses for case in run[0].cases)
+    assert plain.keys() == dropped.keys() == RANKS.keys()
+    for losses in plain.values():
+        assert losses == pytest.approx(plain["serial"], abs=TOLERANCE)
+    first, *_, last = plain["serial"]
+    assert first is not None
+    assert last is not None
+    assert last < first - 100 * TOLERANCE  # it trains, and a wrong step shows
     for name in OURS:
         assert dropped[name] == pytest.approx(dropped["serial"], abs=TOLERANCE)
     assert dropped["nanoGPT-style"] != pytest.approx(dropped["serial"], abs=1e-6)  # other masks
-    assert result["disagreements"] == []
+    assert run[0].disagreements == []
 
 
-def test_the_ratios_are_those_of_the_figures(run: tuple[dict[str, Any], str, Path]) -> None:
-    result = run[0]
-    for dropout in DROPOUTS:
-        found, ratios = rates(result, dropout), result["ratios"][f"dropout {dropout:g}"]
-        expected = {name: found[name][0] / found["serial"][0] for name in RANKS}
-        assert ratios["to_serial"] == pytest.approx(expected, rel=1e-3)
-        assert ratios["ours_to_peer"].keys() == PEERS.keys()
-        for peer, ours in ratios["ours_to_peer"].items():
-            assert ours.keys() == {name for name, ranks in OURS.items() if ranks == RANKS[peer]}
-            assert ours == pytest.approx({name: found[name][0] / found[peer][0] for name in ours}, rel=1e-3)
+def test_the_ratios_are_those_of_the_figures(run: Run) -> None:
+    to_serial = {(name, "serial") for name in RANKS if name != "serial"}
+    to_peers = {(name, peer) for name in OURS for peer in PEERS if OURS[name] == PEERS[peer]}
+    for case in run[0].cases:
+        found = rates(case)
+        assert {one.name: one.value for one in case.ratios} == pytest.approx(
+            {f"{one} ÷ {other}": found[one][0] / found[other][0] for one, other in to_serial | to_peers}, rel=1e-3
+        )
 
 
-def test_the_limit_is_that_of_matrix_products(run: tuple[dict[str, Any], str, Path]) -> None:
-    result, _, _ = run
-    limit, per_token = result["limit"], flops_per_iteration(TWIN.model, TWIN.train) / TWIN.tokens
-    assert limit["gflop_per_token"] == pytest.approx(per_token / 1e9, rel=0.01)
-    assert limit["gemm_gflops"].keys() == {"1", "2"}
-    for row in result["contenders"]:
-        reached = row["median"] * per_token / 1e9
-        assert row["gemm_share"] == pytest.approx(reached / limit["gemm_gflops"][str(row["ranks"])], rel=0.01)
+def test_the_limit_is_that_of_matrix_products(run: Run) -> None:
+    per_token = flops_per_token(TWIN.model)
+    for case in run[0].cases:
+        assert case.setting["gflop_per_token"] == pytest.approx(per_token / 1e9, rel=0.01)
+        gflops, shares = rates(case, "speed"), rates(case, "share of the limit")
+        for name, samples in rates(case).items():
+            limit = gflops[f"matrix products on {RANKS[name]} ranks"][0]
+            assert shares[name][0] == pytest.approx(samples[0] * per_token / 1e9 / limit, rel=0.01)
 
 
-def test_the_file_and_the_terminal_say_what_was_not_run(run: tuple[dict[str, Any], str, Path]) -> None:
+def test_the_file_and_the_terminal_say_what_was_not_run(run: Run) -> None:
     result, printed, path = run
     for name in ("megatron-core", "picotron"):
-        assert any(note.startswith(f"{name}: does not run on CPU") for note in result["notes"])
+        assert any(note.startswith(f"{name}: does not run on CPU") for note in result.notes)
     for name in RANKS:
         assert name in printed
     assert "GFLOP/s" in printed
     assert str(path.parent) not in path.read_text()
-    assert result["environment"]["argv"] == ["mlm-bench", "parallel", "--size=twin", "--rounds=1"]
+    assert result.environment.argv == ["mlm-bench", "parallel", "--size=twin", "--rounds=1"]
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
@@ -159,24 +158,26 @@ def test_a_round_counts_as_its_median_and_a_ratio_is_taken_within_rounds() -> No
     every = contenders()
     measured = made_up(every, serial=[[4.0, 2.0, 9.0], [1.0], [8.0]], dp2=[[2.0], [2.0], [4.0]])
     result = summarize(TWIN, every, measured, {1: 10.0, 2: 20.0}, [1.5])
-    assert rates(result, 0.0)["serial"] == [TWIN.tokens / 4, TWIN.tokens, TWIN.tokens / 8]
-    assert result["ratios"]["dropout 0"]["to_serial"]["dp2"] == 2.0  # of 2, 0.5 and 2
-    assert result["ratios"]["dropout 0"]["ours_to_peer"]["nanoGPT-style, DDP"]["dp2"] == 0.5
-    assert median_ratio([1.0, 6.0, 4.0], [1.0, 2.0, 2.0]) == median([1.0, 3.0, 2.0])
+    case = result.cases[0]
+    assert rates(case)["serial"] == [TWIN.tokens / 4, TWIN.tokens, TWIN.tokens / 8]
+    values = {one.name: one.value for one in case.ratios}
+    assert values["dp2 ÷ serial"] == 2.0  # of 2, 0.5 and 2
+    assert values["dp2 ÷ nanoGPT-style, DDP"] == 0.5
+    assert ratio("r", [1.0, 6.0, 4.0], [1.0, 2.0, 2.0]).value == median([1.0, 3.0, 2.0])
     with pytest.raises(ValueError, match="shorter"):
-        median_ratio([1.0, 2.0], [1.0])
+        ratio("r", [1.0, 2.0], [1.0])
 
 
 def test_a_peer_that_is_not_installed_is_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
     every = [dataclasses.replace(one, needs=one.needs and "not_a_module_of_anyone") for one in contenders()]
     result = summarize(TWIN, every, made_up(every), {1: 10.0, 2: 20.0}, [1.5])
-    missing = [row for row in result["contenders"] if row["status"] == "not installed"]
-    assert {row["name"] for row in missing} == {"Hugging Face GPT-2", "Hugging Face GPT-2, DDP"}
-    assert all(row["median"] is None and row["tokens_per_second"] == [] for row in missing)
-    assert result["ratios"]["dropout 0"]["ours_to_peer"].keys() == {
-        "nanoGPT-style", "nanoGPT-style, DDP", "ZeRO-3 (FSDP2)"
-    }  # fmt: skip
-    show_parallel(result)
+    missing = dict.fromkeys(
+        ("Hugging Face GPT-2", "Hugging Face GPT-2, DDP"), "not installed: pip install 'mlm-repro[bench]'"
+    )
+    for case in result.cases:
+        assert case.missing == missing
+        assert rates(case).keys() == RANKS.keys() - missing.keys()
+    show(result)
     assert "not installed" in capsys.readouterr().out
 
 
@@ -198,5 +199,5 @@ def test_a_contender_that_computes_something_else_is_named(
     assert disagreements(every, measured) == []
     measured[name, dropout][0] = timed([1.0], losses)
     sentences = disagreements(every, measured)
-    assert json.dumps(summarize(TWIN, every, measured, {1: 10.0, 2: 20.0}, [1.5]), allow_nan=False)
-    assert [sentence.startswith(f"{name} computes something else") for sentence in sentences] == [True] * found
+    assert summarize(TWIN, every, measured, {1: 10.0, 2: 20.0}, [1.5]).disagreements == sentences
+    assert [f"dropout {dropout:g}: losses of {name} differ" in sentence for sentence in sentences] == [True] * found

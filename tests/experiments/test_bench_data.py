@@ -8,13 +8,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Any
 
 import pytest
 
-from experiments.bench.data import core_hours, measure_stage, whole_row
+from experiments.bench.benchmarks.data import whole_case
+from experiments.bench.data_chain import measure_stage
 from experiments.bench.data_memory import memory_bound_bytes
 from experiments.bench.data_stages import cleaning, pairs_of_buckets, pairs_of_queries
+from experiments.bench.data_whole import core_hours
+from lineage.benchmark import Benchmark, Case, read_benchmark
 
 TEXTS = [topics[name] for name in sorted(topics)][:40]
 STAGES = ["clean", "language", "encode", "signatures", "group", "verify", "decontaminate"]
@@ -34,7 +36,7 @@ def bench(name: str, corpus: Path, *arguments: object) -> "subprocess.CompletedP
 
 
 @pytest.fixture(scope="module")
-def run(made_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+def run(made_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Benchmark, str]:
     """The result on documents of which five come twice, one hardly changed, and what was printed."""
     folder = tmp_path_factory.mktemp("bench")
     shutil.copytree(made_data, folder / "data", ignore=shutil.ignore_patterns("gpt2-bpe"))
@@ -43,38 +45,44 @@ def run(made_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict
     (folder / "corpus.jsonl").write_text("\n".join([*lines, "not json"]) + "\n", encoding="utf-8")
     done = bench("data", folder / "corpus.jsonl", "--json", folder / "data.json")
     assert done.returncode == 0, done.stderr
-    return json.loads((folder / "data.json").read_text(encoding="utf-8")), done.stdout
+    return read_benchmark(folder / "data.json"), done.stdout
 
 
-def test_every_stage_is_compared_and_nothing_differs(run: tuple[dict[str, Any], str]) -> None:
+def test_every_stage_is_compared_and_nothing_differs(run: tuple[Benchmark, str]) -> None:
     result, printed = run
-    rows = {row["stage"]: row for row in result["stages"]}
-    assert list(rows) == STAGES
-    assert (result["corpus"]["documents"], result["corpus"]["malformed"]) == (len(TEXTS) + 6, 1)
-    assert rows["clean"]["compared"] == len(TEXTS) + 6
-    assert rows["group"]["compared"] >= rows["verify"]["compared"] >= 6
-    assert all(row["differing"] == 0 and row["ours_seconds"] > 0 for row in rows.values())
-    assert result["whole"]["differing"] == 0
-    assert result["environment"]["argv"] == ["mlm-bench", "data", "--corpus=corpus.jsonl"]
-    assert 0 < result["whole"]["documents"] <= len(TEXTS)
-    assert result["whole"]["plain_seconds"] == pytest.approx(
-        sum(row["plain_seconds"] for row in rows.values()), abs=1e-2
-    )
+    stages = {case.setting["stage"]: case for case in result.cases if "stage" in case.setting}
+    whole = result.cases[len(stages)]
+    assert list(stages) == STAGES
+    assert (result.setting["corpus"]["documents"], result.setting["corpus"]["malformed"]) == (len(TEXTS) + 6, 1)
+    assert number(stages["clean"], "compared") == len(TEXTS) + 6
+    assert number(stages["group"], "compared") >= number(stages["verify"], "compared") >= 6
+    assert all(number(case, "differing") == 0 for case in (*stages.values(), whole))
+    assert all(number(case, "ours") > 0 for case in stages.values())
+    assert result.disagreements == []
+    assert result.environment.argv == ["mlm-bench", "data", "--corpus=corpus.jsonl"]
+    assert 0 < number(whole, "compared") <= len(TEXTS)
+    assert number(whole, "plain") == pytest.approx(sum(number(case, "plain") for case in stages.values()), abs=1e-2)
     for name in [*STAGES, "whole"]:
         assert name in printed
 
 
-def test_without_gpt2s_vocabulary_the_corpus_gives_one_and_the_result_says_so(run: tuple[dict[str, Any], str]) -> None:
+def number(case: Case, contender: str) -> float:
+    """The first of what was counted of a contender."""
+    return next(one.samples[0] for one in case.series if one.contender == contender)
+
+
+def test_without_gpt2s_vocabulary_the_corpus_gives_one_and_the_result_says_so(run: tuple[Benchmark, str]) -> None:
     result, printed = run
-    assert result["vocabulary"] == "4,096 tokens, trained by the whole run, as GPT-2's vocabulary is not here"
-    assert result["vocabulary"] in " ".join(printed.split())
+    assert result.setting["vocabulary"] == "4,096 tokens, trained by the whole run, as GPT-2's vocabulary is not here"
+    assert result.setting["vocabulary"] in " ".join(printed.split())
 
 
 def test_a_wrong_answer_is_found() -> None:
     stage = cleaning()
     wrong = replace(stage, ours=lambda texts: [text.replace("“", "'") for text in stage.ours(texts)])
-    assert measure_stage(stage, ["a “b” c", "d"])[0]["differing"] == 0
-    assert measure_stage(replace(wrong, plain=lambda texts: list(texts)), ["a “b” c", "d"])[0]["differing"] == 1
+    assert number(measure_stage(stage, ["a “b” c", "d"])[0], "differing") == 0
+    wrong = replace(wrong, plain=lambda texts: list(texts))
+    assert number(measure_stage(wrong, ["a “b” c", "d"])[0], "differing") == 1
 
 
 def test_buckets_and_queries_are_pairs() -> None:
@@ -82,14 +90,15 @@ def test_buckets_and_queries_are_pairs() -> None:
     assert pairs_of_queries([[], [0], [], [0, 1]]) == {(0, 1), (0, 3), (1, 3)}
 
 
-def test_a_corpus_that_costs_hardly_more_than_starting_has_no_ratio(run: tuple[dict[str, Any], str]) -> None:
-    row = whole_row(40.0, 7.0, 5.0, 14.0)
-    assert (row["ratio"], row["megabytes_per_second"]) == (20.0, 7.0)
+def test_a_corpus_that_costs_hardly_more_than_starting_has_no_ratio(run: tuple[Benchmark, str]) -> None:
+    case = whole_case(40.0, 7.0, 5.0, 14.0, 1, 0)
+    assert case.ratios[0].value == 20.0
+    assert [one.samples for one in case.series if one.measure == "throughput"] == [[7.0]]
     for seconds in (4.9, 5.0, 6.2):
-        assert whole_row(40.0, seconds, 5.0, 14.0)["ratio"] is None
-    ratio = run[0]["whole"]["ratio"]
-    assert ("too small" in run[1]) == (ratio is None)
-    assert ratio is None or ratio > 0
+        case = whole_case(40.0, seconds, 5.0, 14.0, 1, 0)
+        assert (case.ratios, list(case.missing)) == ([], ["ours"])
+    whole = next(case for case in run[0].cases if case.name.startswith("whole"))
+    assert ("too small" in run[1]) == (whole.ratios == [])
 
 
 def test_core_hours_are_those_of_the_papers_corpus() -> None:
@@ -111,13 +120,16 @@ def test_scale_is_measured_within_the_bound(tmp_path: Path) -> None:
     scale = tmp_path / "scale.json"
     done = bench("data-scale", tmp_path / "corpus.jsonl", f"--json={scale}", "--megabytes=20", "--workers=1")
     assert done.returncode == 0, done.stderr
-    result = json.loads(scale.read_text(encoding="utf-8"))
-    [row] = result["rows"]
-    assert row["megabytes"] == pytest.approx(20, rel=0.05)
-    assert row["megabytes_per_second"] > 0
-    assert row["bound_bytes"] == memory_bound_bytes(row["documents"], row["largest_document_bytes"], 1)
-    assert 100e6 < row["peak_bytes"] <= row["bound_bytes"]
-    assert str(tmp_path) not in json.dumps(result)
-    assert result["environment"]["argv"] == [
+    result = read_benchmark(scale)
+    case, everything = result.cases
+    assert case.at == pytest.approx(20, rel=0.05)
+    found = {(one.contender, one.measure): one.samples[0] for one in case.series}
+    assert found["measured", "throughput"] > 0
+    bound = memory_bound_bytes(case.setting["documents"], case.setting["largest_document_bytes"], 1)
+    assert found["stated bound", "peak memory"] == bound
+    assert 100e6 < found["measured", "peak memory"] <= bound
+    assert all(ratio.is_reached for ratio in (*case.ratios, *everything.ratios))
+    assert str(tmp_path) not in scale.read_text(encoding="utf-8")
+    assert result.environment.argv == [
         "mlm-bench", "data-scale", "--corpus=corpus.jsonl", "--megabytes=20", "--workers=1"
     ]  # fmt: skip

@@ -1,6 +1,5 @@
 """`mlm-bench eval`: who is compared scores the same requests to the same answers, and what is reported was measured."""
 
-import json
 import os
 import subprocess
 import sys
@@ -13,26 +12,25 @@ import torch
 
 from engine.config import ModelConfig
 from evaluation.protocol import Request
-from experiments.bench.eval import (
+from experiments.bench.benchmarks.eval import (
     GPT2,
+    OURS,
     SIZES,
     SMALL,
-    Case,
+    Comparison,
     compare,
-    disagreements,
     has_harness,
     measure_memory,
     sliding_requests,
 )
 from experiments.bench.eval_contenders import Answer, export_model, harness, our_model, ours, plain_loop
 from experiments.bench.eval_memory import peak_bytes
-from experiments.bench.table import show_eval
 from tests.evaluation.standins import write_dataset
 
 CONFIG = ModelConfig(
     num_layers=2, hidden_size=32, num_heads=4, seq_length=64, vocab_size=300, padded_vocab_size=320, init_std=0.3
 )
-CASE = Case("stride 32", "plain loop", "tiny", 1.0, sliding_requests(CONFIG, 5), (1, 2))
+COMPARISON = Comparison("stride 32", "plain loop", "tiny", 1.0, sliding_requests(CONFIG, 5), (1, 2))
 
 
 def answers_of(*nll: float, greedy: Sequence[bool] | None = None) -> Answer:
@@ -47,15 +45,13 @@ def test_the_sizes_are_those_of_the_goals() -> None:
 
 def test_the_plain_loop_gives_our_answers() -> None:
     model = our_model(CONFIG)
-    result = compare(CASE, ours(model), plain_loop(model), rounds=2)
-    assert result["status"] == "measured"
-    assert result["largest_relative_gap"] < 1e-6
-    assert result["different_verdicts"] == 0
-    assert disagreements([result]) == []
-    assert len(result["seconds"]["ours"]) == len(result["seconds"]["theirs"]) == 2
-    assert result["batch_size"] in CASE.batch_sizes
-    assert (result["requests"], result["scored"], result["inputs"]) == (5, 160, 320)
-    json.dumps(result, allow_nan=False)
+    case, differing = compare(COMPARISON, ours(model), plain_loop(model), rounds=2)
+    assert differing == []
+    assert case.setting["largest_relative_gap"] < 1e-6
+    assert case.setting["different_verdicts"] == 0
+    assert {one.contender: len(one.samples) for one in case.series} == {OURS: 2, COMPARISON.rival: 2}
+    assert case.setting["batch_size"] in COMPARISON.batch_sizes
+    assert [case.setting[name] for name in ("requests", "scored", "inputs")] == [5, 160, 320]
 
 
 @pytest.mark.skipif(not has_harness(), reason="lm-evaluation-harness or accelerate is not installed")
@@ -67,22 +63,22 @@ def test_the_harness_gives_our_answers(tmp_path: Path) -> None:
     directory = export_model(model, CONFIG, Tokenizer.load(tmp_path / "words" / "tokenizer"), tmp_path)
     rng = np.random.default_rng(3)
     requests = [Request(rng.integers(0, 299, length), scored) for length, scored in ((65, 64), (30, 2), (9, 8), (2, 1))]
-    case = Case("some", "lm-evaluation-harness", "tiny", 1.0, requests, (1, 4))
-    result = compare(case, ours(model), harness(directory, CONFIG.seq_length), rounds=1)
-    assert result["largest_relative_gap"] < 1e-5
-    assert result["different_verdicts"] == 0
+    comparison = Comparison("some", "lm-evaluation-harness", "tiny", 1.0, requests, (1, 4))
+    case, differing = compare(comparison, ours(model), harness(directory, CONFIG.seq_length), rounds=1)
+    assert differing == []
+    assert case.setting["largest_relative_gap"] < 1e-5
 
 
 def test_another_answer_is_named() -> None:
-    case = Case("c", "rival", "tiny", 1.0, CASE.requests[:2], (1,))
+    comparison = Comparison("c", "rival", "tiny", 1.0, COMPARISON.requests[:2], (1,))
     for theirs, found in (
         (answers_of(1.0, 2.0), False),
         (answers_of(1.0, 2.001), True),
         (answers_of(1.0, float("nan")), True),
         (answers_of(1.0, 2.0, greedy=[True, False]), True),
     ):
-        result = compare(case, lambda *_: answers_of(1.0, 2.0), lambda *_, a=theirs: a, rounds=1)
-        assert bool(disagreements([result])) is found
+        _, differing = compare(comparison, lambda *_: answers_of(1.0, 2.0), lambda *_, a=theirs: a, rounds=1)
+        assert bool(differing) is found
 
 
 def test_the_rival_has_its_fastest_batch_size_and_ratios_are_taken_within_rounds(
@@ -102,10 +98,10 @@ def test_the_rival_has_its_fastest_batch_size_and_ratios_are_taken_within_rounds
         return run
 
     monkeypatch.setattr("time.process_time", lambda: clock)
-    result = compare(CASE, taking(ours_take, []), taking(theirs_take, asked), rounds=3)  # type: ignore[arg-type]
+    case, _ = compare(COMPARISON, taking(ours_take, []), taking(theirs_take, asked), rounds=3)  # type: ignore[arg-type]
     assert asked == [1, 2, 2, 2, 2]
-    assert result["times_faster"] == 6.0  # of 6, 2 and 10
-    assert result["median_seconds"] == {"ours": 2.0, "theirs": 6.0}
+    assert case.ratios[0].value == 6.0  # of 6, 2 and 10
+    assert [one.samples for one in case.series] == [[1.0, 2.0, 4.0], [6.0, 4.0, 40.0]]
 
 
 def test_peak_memory_is_that_of_the_work_alone() -> None:
@@ -124,25 +120,10 @@ def test_peak_memory_is_that_of_the_work_alone() -> None:
 def test_the_memory_measured_is_shared_by_size_and_batch() -> None:
     config = CONFIG.model_copy(update={"vocab_size": 50000, "padded_vocab_size": 50048, "seq_length": 256})
     found = measure_memory("some", config, 4)
-    peaks = found["peak_bytes"]
+    peaks = {one.contender: one.samples[0] for one in found.series}
     assert peaks["plain loop"] > 4 * 256 * 50000 * 4
-    assert found["share"] == pytest.approx(peaks["ours"] / peaks["plain loop"], abs=1e-4)
-    assert found["reached"] == (found["share"] <= 0.25)
-
-
-def test_the_table_says_what_was_missed_and_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    model = our_model(CONFIG)
-    measured = compare(CASE, ours(model), plain_loop(model), rounds=1) | {"goal": 1e9, "reached": False}
-    missing = {"name": "lambada", "rival": "someone", "size": "tiny", "requests": 3, "status": "not installed"}
-    memory = {
-        "size": "tiny", "plain_batch_size": 8, "peak_bytes": {"ours": 2**20, "plain loop": 2**21}, "share": 0.5,
-        "goal": 0.25, "reached": False,
-    }  # fmt: skip
-    show_eval({"comparisons": [measured, missing], "memory": [memory], "notes": ["a note"]})
-    printed = capsys.readouterr().out
-    assert printed.count("missed") == 2
-    assert "not installed" in printed
-    assert "50.0%" in printed
+    assert found.ratios[0].value == pytest.approx(peaks["ours"] / peaks["plain loop"], abs=1e-4)
+    assert found.ratios[0].is_reached == (found.ratios[0].value <= 0.25)
 
 
 @pytest.mark.parametrize(

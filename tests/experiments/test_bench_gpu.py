@@ -6,14 +6,25 @@ from typing import Any
 
 import pytest
 
-from experiments.bench import gpu, gpu_kernels, sizes
+from experiments.bench import gpu_kernels, sizes
+from experiments.bench.benchmarks import gpu
+from experiments.bench.benchmarks.gpu import (
+    MODELS,
+    OURS,
+    Measured,
+    Model,
+    contenders,
+    measure_forward_backward,
+    measure_steps,
+)
+from experiments.bench.benchmarks.gpu import summarize as summarize_model
 from experiments.bench.cli import app
-from experiments.bench.gpu import CASES, OURS, Case, Measured, contenders, measure_forward_backward, measure_steps
-from experiments.bench.gpu import summarize as summarize_case
 from experiments.bench.sizes import read_size
-from experiments.bench.table_gpu import show_gpu
+from experiments.bench.timing import ratio, series
+from lineage.benchmark import Case, Ratio
 from lineage.command import run_command
 from lineage.errors import UserError
+from reports.benchmarks import load_benchmarks
 from tests.engine.triton_interpreter import interpret
 
 SMALL = {"num_layers": 1, "hidden_size": 32, "num_heads": 2, "seq_length": 32, "padded_vocab_size": 256}
@@ -49,15 +60,16 @@ def test_kernels_are_checked_and_held_against_their_floor(monkeypatch: pytest.Mo
     monkeypatch.setattr(gpu_kernels, "WARM_UP", 0)
     shape = gpu_kernels.Shape(s=5, b=1, n=2, d=8, v=40)
     exactness = gpu_kernels.check_kernels(shape)
-    assert all(row["is_exact"] for row in exactness)
-    rows = gpu_kernels.measure_kernels(LIMITS, shape, is_compared=False)
-    assert {row["kernel"] for row in rows} == {row["kernel"].split()[0] for row in exactness}
-    for row in rows:
-        spent = row["milliseconds"]
-        assert row["ratios"]["to_floor"] == pytest.approx(spent["floor"] / spent["ours"], rel=0.05, abs=1e-3)
-    by_name = {row["kernel"]: row for row in rows}
-    assert by_name["bias_gelu"]["milliseconds"]["floor"] == pytest.approx(1000 * 5 * 4 * 5 * 16 * 2 / 1e9)
-    assert by_name["linear_cross_entropy"]["bound"] == "products"
+    assert all(ratio.is_reached for case in exactness for ratio in case.ratios)
+    cases = gpu_kernels.measure_kernels(LIMITS, shape, is_compared=False)
+    assert {case.name for case in cases} == {case.name.split()[0] for case in exactness}
+    floors = {}
+    for case in cases:
+        spent = {one.contender: one.samples[0] for one in case.series}
+        assert case.ratios[0].value == pytest.approx(spent["floor"] / spent["ours"], rel=1e-3)
+        floors[case.name] = spent["floor"]
+    assert floors["bias_gelu"] == pytest.approx(1000 * 5 * 4 * 5 * 16 * 2 / 1e9)
+    assert {case.name: case.setting["bound"] for case in cases}["linear_cross_entropy"] == "products"
 
 
 def test_a_kernel_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,18 +81,18 @@ def test_a_kernel_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     from engine.kernels import registry
 
     registry.implementation.cache_clear()
-    rows = gpu_kernels.check_kernels(gpu_kernels.Shape(s=3, b=1, n=1, d=8, v=40))
+    cases = gpu_kernels.check_kernels(gpu_kernels.Shape(s=3, b=1, n=1, d=8, v=40))
     registry.implementation.cache_clear()
-    assert {row["kernel"].split()[0] for row in rows if not row["is_exact"]} == {"bias_gelu"}
+    assert {case.name.split()[0] for case in cases if not case.ratios[0].is_reached} == {"bias_gelu"}
 
 
 def test_all_contenders_train_the_same_model() -> None:
     size = small_size()
     here = [replace(each, is_compiled=False) for each in contenders()]
     found = {each.name: [measure_steps(each, size)] for each in here}
-    row = summarize_case(CASES[0], size, found, {})
-    assert row["disagreements"] == []
-    assert set(row["ratios"]) == {f"to_{each.name}" for each in here[1:]} | {"utilisation"}
+    case, differing = summarize_model(MODELS[0], size, found, {})
+    assert differing == []
+    assert {each.name for each in case.ratios} == {f"× {each.name}" for each in here[1:]} | {"utilisation"}
     largest = measure_forward_backward(size)
     assert largest.losses[0] == pytest.approx(found[OURS][0].losses[0], abs=0.02)
     assert len(largest.seconds) == size.train.iterations - size.warm_up
@@ -90,21 +102,27 @@ def test_a_row_holds_ratios_goals_and_who_failed() -> None:
     size = small_size()
     peer = contenders()[1].name
     found = {OURS: [Measured([1.0], [3.0], 10)], peer: [Measured([1.1], [4.0], 20)]}
-    row = summarize_case(Case("355m", 32, 0.5), size, found, {"Hugging Face": "out of memory"})
-    assert row["ratios"][f"to_{peer}"] == pytest.approx(1.1)
-    assert not any(row["reached"].values())
-    assert row["disagreements"] == [f"355m: losses of {peer} differ from ours by up to 1"]
-    assert row["failures"] == {"Hugging Face": "out of memory"}
+    case, differing = summarize_model(Model("355m", 32, 0.5), size, found, {"Hugging Face": "out of memory"})
+    assert case.ratios[0].name == f"× {peer}"
+    assert case.ratios[0].value == pytest.approx(1.1)
+    assert not any(ratio.is_reached for ratio in case.ratios)
+    assert differing == [f"355m: losses of {peer} differ from those of ours by up to 1"]
+    assert case.missing == {"Hugging Face": "out of memory"}
 
 
-def test_the_whole_result_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_whole_result_is_printed_kept_and_shown_on_the_page(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """From planted measurements; each is made in a process of its own on a GPU."""
     peer = contenders()[1].name
-    kernel = {"kernel": "dropout", "bound": "memory", "milliseconds": {"ours": 2.0}, "ratios": {"to_floor": 0.9}}
+    error = Ratio(name="largest error ÷ the reference's", value=3.0, goal=2, less_is_better=True)
+    kernel = Case(
+        name="dropout", series=[series("ours", "time", "ms", 2.0)], ratios=[ratio("floor ÷ ours", [0.9], [1.0], 0.85)]
+    )
     planted: dict[str, Any] = {
         "measure_limits": LIMITS,
-        "check_kernels": [{"kernel": "dropout bfloat16", "error_ratio": 3.0, "is_exact": False}],
-        "measure_kernels": [kernel | {"goals": {"to_floor": 0.85}, "reached": {"to_floor": True}}],
+        "check_kernels": [Case(name="dropout bfloat16", ratios=[error])],
+        "measure_kernels": [kernel],
         "measure_steps": Measured([1.0], [3.0], 10),
         "measure_forward_backward": Measured([1.0], [3.0], 10),
     }
@@ -118,13 +136,21 @@ def test_the_whole_result_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(gpu, "list_gpus", lambda: [{"name": "a GPU"}])
     monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setattr(gpu, "in_new_process", measured)
-    result = gpu.measure_gpu(1)
-    assert result["disagreements"] == ["dropout bfloat16 has 3.0 times the reference's error"]
-    assert [row["failures"] for row in result["training"]] == [{peer: f"{peer}: OutOfMemoryError"}] * len(CASES)
-    show_gpu(result)
-    printed = capsys.readouterr().out
-    assert "0.90 (goal 0.85)" in printed
-    assert "8.3b" in printed
+    monkeypatch.setattr("sys.argv", ["mlm-bench", "gpu", "--rounds", "1", "--json", str(tmp_path / "gpu.json")])
+    with pytest.raises(SystemExit) as ended:
+        run_command(app)
+    assert ended.value.code == 3
+    printed = capsys.readouterr()
+    assert printed.err.endswith("error: dropout bfloat16 has 3.0 times the reference's error\n")
+    assert "8.3b, forward and backward" in printed.out
+    found = load_benchmarks(tmp_path)
+    assert found.problems == ()
+    (exhibit,) = found.exhibits
+    rows = [tuple(row) for table in exhibit.tables for row in table.rows]
+    assert ("dropout", "floor ÷ ours", "0.90", "—", "at least 0.85") in rows
+    assert {row for row in rows if peer in row} == {(model.name, peer, f"{peer}: OutOfMemoryError") for model in MODELS}
+    assert exhibit.draw is not None
+    assert "dropout bfloat16 has 3.0 times the reference's error" in exhibit.caption
 
 
 def test_a_process_that_fails_is_named() -> None:

@@ -1,42 +1,44 @@
 """`mlm-bench train`, `kernels` and `compare`: figures are what was measured, and a ratio that fell is flagged."""
 
-import json
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
+import typer
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.costs import flops_per_token
 from engine.kernels.registry import KERNELS
-from experiments.bench import growth
-from experiments.bench import kernels as bench_kernels
-from experiments.bench.cli import app
-from experiments.bench.compare import compare
-from experiments.bench.sizes import read_size
-from experiments.bench.table_train import show_train
-from experiments.bench.timing import Timed
-from experiments.bench.train import (
-    CASES,
-    MEASURES,
+from experiments.bench.benchmarks import growth
+from experiments.bench.benchmarks import kernels as bench_kernels
+from experiments.bench.benchmarks.train import (
     OURS,
+    ROWS,
     STOCK,
     TUNED,
-    Case,
     Measured,
+    Row,
     contenders,
-    disagreements,
+    differing,
     gemm_gflops,
     measure_steps,
     summarize,
 )
+from experiments.bench.cli import add_benchmarks, app
+from experiments.bench.compare import compare
+from experiments.bench.show import show
+from experiments.bench.sizes import read_size
+from experiments.bench.timing import Timed
 from experiments.bench.train_layouts import pipeline_ideal, summarize_layouts
+from lineage.benchmark import Benchmark, Case, Environment, Ratio, read_benchmark, write_benchmark
 from lineage.command import run_command
+from lineage.environment import describe_environment
 from lineage.errors import BadInput
+from reports.benchmarks import load_benchmarks
 
-CASE = Case("tiny", "fp32", 0.0, to_stock=2.0, to_limit=0.5, memory_to_stock=0.5)
+ROW = Row("tiny", "fp32", 0.0, to_stock=2.0, to_limit=0.5, memory_to_stock=0.5)
 SIZE = read_size("tiny")
 
 
@@ -47,24 +49,24 @@ def measured(seconds: float, loss: float = 1.0, peak: int = 100) -> Measured:
 def test_a_row_holds_ratios_goals_and_whether_they_are_reached() -> None:
     flops = flops_per_token(SIZE.model, causal=True) * SIZE.tokens
     found = {OURS: [measured(1.0)], STOCK: [measured(3.0, peak=150)], TUNED: [measured(0.5)]}
-    row = summarize(CASE, SIZE, found, [2 * flops / 1e9])
-    assert row["each_round"]["to_stock"] == [3.0]
-    expected = {"to_stock": 3.0, "to_tuned": 0.5, "to_limit": 0.5, "memory_to_stock": 0.6667}
-    assert row["ratios"] == pytest.approx(expected)
-    assert row["goals"] == {"to_stock": 2.0, "to_limit": 0.5, "memory_to_stock": 0.5}
-    assert row["reached"]["to_stock"]
-    assert not row["reached"]["memory_to_stock"]
-    assert row["disagreements"] == []
+    case = summarize(ROW, SIZE, found, [2 * flops / 1e9])
+    ratios = {ratio.name: ratio for ratio in case.ratios}
+    assert ratios["× stock nanoGPT"].rounds == [3.0]
+    assert {name: (ratio.value, ratio.goal, ratio.is_reached) for name, ratio in ratios.items()} == {
+        "× stock nanoGPT": (3.0, 2.0, True),
+        "× tuned nanoGPT": (0.5, None, True),
+        "of the limit": (0.5, 0.5, True),
+        "of stock nanoGPT's memory": (0.666667, 0.5, False),
+    }
+    assert differing(ROW, found) == []
 
 
 def test_losses_that_differ_are_named() -> None:
     found = {OURS: [measured(1.0)], STOCK: [measured(1.0, loss=1.01)], TUNED: [measured(1.0, loss=float("nan"))]}
-    assert [sentence.split("losses of ")[1].split(" differ")[0] for sentence in disagreements(CASE, found)] == [
-        STOCK,
-        TUNED,
-    ]
-    assert len(disagreements(replace(CASE, dropout=0.1), found)) == 1  # with masks of their own only the NaN
-    assert len(disagreements(replace(CASE, precision="bf16"), found)) == 1
+    assert [each.split("losses of ")[1].split(" differ")[0] for each in differing(ROW, found)] == [STOCK, TUNED]
+    assert len(differing(replace(ROW, dropout=0.1), found)) == 1  # with masks of their own only the NaN
+    assert len(differing(replace(ROW, precision="bf16"), found)) == 1
+    assert summarize(ROW, SIZE, found, [1.0]).losses[TUNED] == [None, None]
 
 
 def test_all_contenders_compute_the_same() -> None:
@@ -73,9 +75,9 @@ def test_all_contenders_compute_the_same() -> None:
     for precision in ("fp32", "bf16"):
         size = SIZE.in_precision(precision)
         size = replace(size, model=SIZE.model.model_copy(update=small | {"vocab_size": 256}), warm_up=2)
-        case = Case("tiny", precision, 0.0)
+        row = Row("tiny", precision, 0.0)
         found = {each.name: [measure_steps(each, size, 0.0)] for each in contenders()}
-        assert disagreements(case, found) == []
+        assert differing(row, found) == []
         assert all(
             one[0].peak_bytes >= 0 and len(one[0].cpu_seconds) == size.train.iterations - 2 for one in found.values()
         )
@@ -83,9 +85,9 @@ def test_all_contenders_compute_the_same() -> None:
 
 
 def test_every_case_of_the_table_has_a_goal() -> None:
-    assert len({case.name for case in CASES}) == len(CASES)
-    assert {read_size(case.size).name for case in CASES} == {"small", "tiny", "twin"}
-    assert all(any((case.to_stock, case.to_tuned, case.to_limit)) for case in CASES)
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    assert {read_size(row.size).name for row in ROWS} == {"small", "tiny", "twin"}
+    assert all(any((row.to_stock, row.to_tuned, row.to_limit)) for row in ROWS)
 
 
 def test_layouts_are_held_to_one_process_and_to_its_losses() -> None:
@@ -95,26 +97,25 @@ def test_layouts_are_held_to_one_process_and_to_its_losses() -> None:
         "dp2": [Timed([1.6], [3.0, 2.1])],
         "pp2": [Timed([2.0 / pipeline_ideal(SIZE.model, 2)], [3.0, 2.0])],
     }
-    row = summarize_layouts(SIZE, found)
-    assert row["ratios"] == {"tp2": 2.0, "dp2": 1.25, "pp2": 1.0}
-    assert row["reached"] == {"tp2": True, "dp2": False, "pp2": True}
-    assert row["disagreements"] == ["losses of dp2 differ from those of serial by up to 0.1"]
+    case, sentences = summarize_layouts(SIZE, found)
+    assert [ratio.value for ratio in case.ratios] == [2.0, 1.25, 1.0]
+    assert [ratio.is_reached for ratio in case.ratios] == [True, False, True]
+    assert sentences == [f"{case.name}: losses of dp2 differ from those of serial by up to 0.1"]
 
 
-def test_the_result_shows_every_goal_met_or_not(
+def test_the_terminal_shows_every_goal_met_or_not(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     found = {OURS: [measured(1.0)], STOCK: [measured(3.0, peak=150)], TUNED: [measured(0.5)]}
-    timed = {name: [Timed([1.0], [3.0])] for name in ("serial", "tp2", "dp2", "pp2")}
-    row, layouts = summarize(CASE, SIZE, found, [1.0]), summarize_layouts(SIZE, timed)
-    result = {"benchmark": "train", "rounds": 1, "measures": MEASURES, "cases": [row], "layouts": layouts, "notes": []}
-    show_train(result | {"where_time_went": {"case": "x", "shares": {}}, "copy_gigabytes_per_second": 1.0})
-    lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]
-    met = {cells[2].strip(): cells[-2].strip() for cells in lines if len(cells) == 8}
-    assert met["× stock nanoGPT"] == "met"
-    assert met["of stock nanoGPT's memory"] == "not met"
-    assert met.keys() >= {MEASURES[name] for name in layouts["goals"]}
+    case = summarize(ROW, SIZE, found, [1.0])
+    show(Benchmark(benchmark="train", title="Training", cases=[case], notes=["how [it] was measured"]))
+    printed = capsys.readouterr().out
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if "│" in line]
+    assert [case.name, "× stock nanoGPT", "3.00", "—", "at least 2"] in lines
+    assert [case.name, "of stock nanoGPT's memory", "0.67", "—", "at most 0.5, missed"] in lines
+    assert "- 2 of 3 goals were reached." in printed
+    assert "- how [it] was measured" in printed
 
 
 def test_growth_is_measured_beside_the_closed_form() -> None:
@@ -122,15 +123,13 @@ def test_growth_is_measured_beside_the_closed_form() -> None:
     assert {point.axis for point in base if growth._is_base(point)} == {point.axis for point in base}
     assert {point.ranks for point in growth.points(2)} == {1, 2}
     rates = [[1000.0 * point.ranks, 1000.0 * point.ranks] for point in base]
-    for point, row in zip(base, growth.summarize(base, rates), strict=True):
-        if growth._is_base(point):
-            assert row["ratio"] == 1.0
-            assert row["predicted"] == 1000.0
-        else:
-            cost, of_base = (flops_per_token(one, causal=True) for one in (point.size.model, growth._size().model))
-            relative = cost / of_base
-            assert row["predicted"] == pytest.approx(1000.0 / relative, rel=1e-3)
-            assert row["ratio"] == pytest.approx(relative, rel=1e-3)
+    for point, case in zip(base, growth.summarize(base, rates), strict=True):
+        cost, of_base = (flops_per_token(one, causal=True) for one in (point.size.model, growth._size().model))
+        relative = cost / of_base
+        assert (case.axis, case.at) == (point.axis, point.value)
+        assert case.series[1].samples == [pytest.approx(1000.0 / relative, rel=1e-3)]
+        assert case.ratios[0].value == pytest.approx(relative, rel=1e-3)
+        assert relative == 1.0 or not growth._is_base(point)
 
 
 def test_the_ideal_of_a_pipeline_counts_the_head() -> None:
@@ -143,55 +142,100 @@ def test_kernels_are_measured_beside_their_references(monkeypatch: pytest.Monkey
     for name, value in {"HEADS": 2, "HEAD_DIM": 4, "SEQUENCE": 8, "VOCABULARY": 16}.items():
         monkeypatch.setattr(bench_kernels, name, value)
     monkeypatch.setattr(bench_kernels.shutil, "which", lambda name: None)
-    result = bench_kernels.measure_kernels(1)
-    assert {row["kernel"].split()[0] for row in result["kernels"]} == {
+    result = bench_kernels.measure(1)
+    assert {case.name.split()[0] for case in result.cases} == {
         name for name, places in KERNELS.items() if "cpu" in places
     } - {"dropout_bits"}
-    assert all(row["ratios"]["to_reference"] > 0 for row in result["kernels"])
-    assert "no C++ compiler" in result["notes"][1]
+    assert all(case.ratios[0].name == "reference ÷ ours" and case.ratios[0].value > 0 for case in result.cases)
+    assert "no C++ compiler" in result.notes[1]
 
 
-def result(path: Path, **ratios: Any) -> Path:
-    path.write_text(
-        json.dumps({"benchmark": "train", "ratios": {"small": ratios}, "rows": [{"case": "x", "ratio": 2}]})
-    )
+def result(path: Path, cpu: str = "", **values: float) -> Path:
+    found = [Ratio(name=name, value=value, less_is_better=name == "memory") for name, value in values.items()]
+    cases = [Case(name="small", ratios=found), Case(name="x", ratios=[Ratio(name="ratio", value=2)])]
+    write_benchmark(path, Benchmark(benchmark="train", title="t", cases=cases, environment=Environment(cpu=cpu)))
     return path
 
 
+@settings(deadline=None, max_examples=30)
 @given(old=st.floats(0.1, 10), factor=st.floats(0.1, 2))
 def test_a_ratio_that_lost_more_than_a_tenth_is_flagged(
     old: float, factor: float, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("compare")
     rows = compare(
-        result(folder / "old.json", speed=old, memory_to_stock=old),
-        result(folder / "new.json", speed=old * factor, memory_to_stock=old * factor),
+        result(folder / "old.json", speed=old, memory=old, gone=1.0),
+        result(folder / "new.json", speed=old * factor, memory=old * factor, come=1.0),
     )
-    fell = {row["ratio"]: row["fell"] for row in rows}
-    assert fell.keys() == {"ratios / small / speed", "ratios / small / memory_to_stock", "rows / x / ratio"}
-    assert not fell["rows / x / ratio"]
+    fell = dict(zip(zip(rows["case"], rows["name"], strict=True), rows["fell"], strict=True))
+    assert fell.keys() == {("small", "speed"), ("small", "memory"), ("x", "ratio")}
+    assert not fell["x", "ratio"]
     if abs(factor - 0.9) > 1e-9:
-        assert fell["ratios / small / speed"] == (factor < 0.9)
+        assert fell["small", "speed"] == (factor < 0.9)
     if abs(factor - 1.1) > 1e-9:
-        assert fell["ratios / small / memory_to_stock"] == (factor > 1.1)
+        assert fell["small", "memory"] == (factor > 1.1)
 
 
 def test_compare_ends_with_its_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, new = result(tmp_path / "old.json", speed=2.0), result(tmp_path / "new.json", speed=1.0)
-    for arguments, code in (((old, new), 3), ((new, old), 0), ((old, tmp_path / "missing.json"), 2)):
+    old, new = result(tmp_path / "old.json", speed=2.0), result(tmp_path / "new.json", cpu="another", speed=1.0)
+    for arguments, code in (((old, new), 3), ((new, old), 0), ((old, tmp_path / "missing.json"), 2), ((old, old), 0)):
         monkeypatch.setattr("sys.argv", ["mlm-bench", "compare", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             run_command(app)
         assert (ended.value.code or 0) == code
         printed = capsys.readouterr()
         assert "Traceback" not in printed.err
-        assert ("fell by more than a tenth: ratios / small / speed" in printed.err) == (code == 3)
+        assert ("fell by more than a tenth: small / speed" in printed.err) == (code == 3)
+        assert ("the machines differ" in printed.out) == (set(arguments) == {old, new})
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"benchmark": "data"}', '{"benchmark": "train"}'])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"benchmark": "train"}', '{"benchmark": "data", "title": "t", "cases": [{"name": "small"}]}',
+     '{"benchmark": "train", "title": "t", "cases": [{"name": "small"}]}'],
+)  # fmt: skip
 def test_what_cannot_be_compared_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(text)
     with pytest.raises(BadInput):
         compare(result(tmp_path / "old.json", speed=2.0), tmp_path / "other.json")
+
+
+NEW_BENCHMARK = '''
+from typing import Annotated
+import typer
+from lineage.benchmark import Benchmark, Case, Ratio
+
+def measure(size: Annotated[int, typer.Option(min=1, help="How large.")] = 3) -> Benchmark:
+    """Something new."""
+    case = Case(name=f"size {size}", ratios=[Ratio(name="× theirs", value=size, goal=2)])
+    return Benchmark(benchmark="brand-new", title="A new benchmark", cases=[case])
+'''
+
+
+def test_one_file_is_a_benchmark_on_the_command_line_on_the_page_and_in_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, records = tmp_path / "more_benchmarks", tmp_path / "records"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "brand_new.py").write_text(NEW_BENCHMARK)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with_more = typer.Typer()
+    with_more.command()(lambda: None)  # as `compare`
+    add_benchmarks(with_more, import_module("more_benchmarks"))
+    for size in (3, 1):
+        words = ["mlm-bench", "brand-new", f"--size={size}", "--json", str(records / f"{size}.json")]
+        monkeypatch.setattr("sys.argv", words)
+        describe_environment.cache_clear()
+        with pytest.raises(SystemExit) as ended:
+            run_command(with_more)
+        assert not ended.value.code
+    assert "at least 2, missed" in capsys.readouterr().out
+    assert read_benchmark(records / "1.json").environment.argv == ["mlm-bench", "brand-new", "--size=1"]
+    page = load_benchmarks(records)
+    assert (page.problems, [exhibit.title for exhibit in page.exhibits]) == ((), ["A new benchmark"] * 2)
+    assert page.exhibits[0].tables[0].rows == [("size 1", "× theirs", "1.00", "—", "at least 2, missed")]
+    rows = compare(records / "3.json", records / "3.json")
+    assert list(rows["fell"]) == [False]

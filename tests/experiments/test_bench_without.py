@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.bench.benchmarks.eval import has_harness
 from experiments.bench.contenders import contenders, left_out
-from experiments.bench.eval import has_harness
 from experiments.bench.eval_contenders import harness
 from experiments.bench.peers import build_huggingface
 from experiments.bench.sizes import bench_size, read_size
@@ -25,8 +25,8 @@ def test_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     rivals = [each for each in contenders() if each.build is build_huggingface]
     assert not any(each.is_installed for each in rivals)
-    names = ", ".join(each.name for each in rivals)
-    assert left_out(contenders()) == [f"not installed, and so left out: {names} (pip install 'mlm-repro[bench]')"]
+    why = "not installed: pip install 'mlm-repro[bench]'"
+    assert left_out(contenders()) == dict.fromkeys((each.name for each in rivals), why)
     size = bench_size("twin", read_size("twin").model, batch=2, iterations=1, warm_up=0)
     with pytest.raises(BadInput, match=r"this needs transformers: pip install 'mlm-repro\[bench\]'"):
         build_huggingface(rivals[0], size)

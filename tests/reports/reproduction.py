@@ -321,85 +321,52 @@ def _environment(name: str) -> dict[str, Any]:
 
 
 def benchmarks() -> dict[str, dict[str, Any]]:
-    """A result of each benchmark, with a goal met, one missed and a rival that is not installed."""
-    stage = {"library": "ftfy", "megabytes_per_second": 8.1, "core_hours": 6.0, "compared": 3000, "differing": 0}
-    whole = {"megabytes_per_second": 5.9, "core_hours": 8.2, "documents": 2900, "differing": 0}
-    comparison = {"rival": "lm-evaluation-harness", "size": "GPT-2 124M", "goal": 2.0}
-    serial = {"name": "serial", "ranks": 1, "dropout": 0.0, "status": "measured", "is_ours": True}
+    """Results with ratios of which one misses its goal, with curves, with schedules, and a learning-rate finder's."""
+    rates = {"ours": [900.0, 1000.0, 1200.0], "stock nanoGPT": [700.0, 710.0, 720.0]}
+    train = {
+        "name": "tiny fp32",
+        "series": [
+            *(
+                {"contender": who, "measure": "rate", "unit": "tokens/s", "samples": them}
+                for who, them in rates.items()
+            ),
+            {"contender": "ours", "measure": "peak memory", "unit": "bytes", "samples": [300_000_000]},
+        ],
+        "ratios": [
+            {"name": "× stock nanoGPT", "value": 1.4, "rounds": [1.2, 1.4, 1.6], "goal": 1.5},
+            {"name": "of its memory", "value": 0.4, "rounds": [0.4, 0.4, 0.6], "goal": 0.5, "less_is_better": True},
+            {"name": "without a goal", "value": 3.0},
+        ],
+        "missing": {"lm-evaluation-harness": "not installed"},
+    }
+    point = {"contender": "measured", "measure": "rate", "unit": "tokens/s"}
+    growth = [
+        {
+            "name": f"{axis} {at}",
+            "axis": axis,
+            "at": at,
+            "series": [
+                point | {"samples": [rate, rate + 50]},
+                point | {"contender": "closed form", "kind": "computed", "samples": [1000.0]},
+            ],
+            "ratios": [{"name": "measured ÷ predicted", "value": ratio}],
+        }
+        for axis in ("width", "ranks")
+        for at, rate, ratio in ((1, 1000.0, 1.0), (2, 1800.0, 0.9))
+    ]
+    pipeline = [
+        {
+            "name": schedule,
+            "series": [{"contender": "measured", "measure": "iteration", "unit": "ms", "samples": [90.0]}],
+            "timeline": timeline() | {"schedule": schedule},
+        }
+        for schedule in ("1f1b", "gpipe")
+    ]
     found: dict[str, dict[str, Any]] = {
-        "data": {
-            "stages": [
-                stage | {"stage": "clean", "goal": 10, "ratio": 12.1},
-                stage | {"stage": "language", "goal": 25, "ratio": 24.0},
-                stage | {"stage": "verify", "goal": None, "ratio": 3.0},
-            ],
-            "whole": whole | {"ratio": 21.0, "goal": 20},
-            "datatrove": {"status": "not installed"},
-        },
-        "eval": {
-            "comparisons": [
-                comparison
-                | {"name": "lambada", "status": "measured", "times_faster": 2.5}
-                | {"median_seconds": {"ours": 4.0, "theirs": 10.0}},
-                comparison | {"name": "wikitext103-lm-eval", "status": "not installed"},
-            ],
-            "memory": [
-                {"size": "GPT-2 124M", "plain_batch_size": 8, "share": 0.3, "goal": 0.25}
-                | {"peak_bytes": {"ours": 300_000_000, "plain loop": 1_000_000_000}}
-            ],
-        },
-        "parallel": {
-            "size": "small",
-            "contenders": [
-                serial | {"tokens_per_second": [990.0, 1010.0], "median": 1000.0, "gemm_share": 0.7},
-                serial | {"name": "nanoGPT", "is_ours": False, "status": "not installed"},
-            ],
-            "ratios": {"dropout 0": {"to_serial": {"serial": 1.0}}},
-        },
-        "train": {
-            "rounds": 3,
-            "measures": {
-                "to_stock": "× stock nanoGPT",
-                "memory_to_stock": "of its memory",
-                "tp2": "tp2, × one process",
-            },
-            "less_is_better": ["memory_to_stock"],
-            "cases": [
-                ratios("tiny fp32", {"to_stock": (1.5, [1.2, 1.4, 1.6]), "memory_to_stock": (0.5, [0.4, 0.4, 0.6])})
-                | {"cpu_tokens_per_second": {"serial": [900.0, 1000.0, 1200.0], "stock nanoGPT": [700.0, 710.0, 720.0]}}
-                | {"limit_tokens_per_second": 1500.0}
-            ],
-            "layouts": ratios("two processes", {"tp2": (1.85, [1.9, 1.9, 1.95])}),
-        },
-        "kernels": {
-            "kernels": [
-                {"kernel": "gelu fp32", "milliseconds": {"ours": 4.5}, "ratios": {"to_reference": 2.25}},
-            ]
-        },
-        "growth": {
-            "points": [
-                {
-                    "axis": axis,
-                    "value": value,
-                    "tokens_per_second": [rate, rate + 50],
-                    "predicted": 1000.0,
-                    "ratio": ratio,
-                }
-                for axis in ("width", "ranks")
-                for value, rate, ratio in ((1, 1000.0, 1.0), (2, 1800.0, 0.9))
-            ],
-            "load_average": [1.0, 3.5],
-        },
-        "gemm": {
-            "device": "CPU, one thread",
-            "points": [
-                {"precision": precision, "size": size, "offset": offset, "gflops": [rate * size, 1.1 * rate * size]}
-                for precision, rates in (("fp32", (1.0, 1.0, 1.0)), ("bf16", (4.0, 8.0, 5.0)))
-                for size in (64, 128)
-                for offset, rate in zip((-1, 0, 1), rates, strict=True)
-            ],
-            "ratios": {"fp32": {"multiple of 8 to one more": 1.0}, "bf16": {"multiple of 8 to one more": 1.6}},
-        },
+        "train": {"cases": [train], "setting": {"model": {"layers": 2, "width": 64}}},
+        "growth": {"cases": growth, "load_average": [1.0, 3.5]},
+        "pipeline": {"cases": pipeline, "load_average": [1.5, 4.25]},
+        "of a new kind": {"cases": [{"name": "a case", "ratios": [{"name": "faster", "value": 1.25}]}]},
         "learning-rate": {
             "name": HOSTILE,
             "optimizer": "adam",
@@ -412,36 +379,12 @@ def benchmarks() -> dict[str, dict[str, Any]]:
             "steepest_rate": 1e-2,
             "suggestion": 1e-3,
         },
-        "pipeline": {"timelines": [timeline(), timeline() | {"schedule": "gpipe"}], "load_average": [1.5, 4.25]},
-        "data-scale": {
-            "workers": 1,
-            "bound_bytes": 2_000_000_000,
-            "rows": [
-                {"megabytes": megabytes, "documents": int(megabytes * 200), "cpu_seconds": megabytes / 5}
-                | {"seconds": megabytes / 5, "megabytes_per_second": rate, "peak_bytes": peak}
-                for megabytes, rate, peak in ((20.0, 5.2, 610_000_000), (200.0, 5.0, 690_000_000), (2e3, 4.7, 1 << 30))
-            ],
-        },
     }
-    return {
-        name: {"benchmark": name, "environment": _environment(name), "notes": [HOSTILE]} | one
-        for name, one in found.items()
-    }
-
-
-def ratios(case: str, measured: dict[str, tuple[float, list[float]]]) -> dict[str, Any]:
-    """A case of `mlm-bench train` from goals and rounds by name; the goal of a memory is the most it may be."""
-    medians = {name: sorted(values)[1] for name, (_, values) in measured.items()}
-    return {
-        "case": case,
-        "ratios": medians,
-        "each_round": {name: values for name, (_, values) in measured.items()},
-        "goals": {name: goal for name, (goal, _) in measured.items()},
-        "reached": {
-            name: (medians[name] <= goal) if name == "memory_to_stock" else (medians[name] >= goal)
-            for name, (goal, _) in measured.items()
-        },
-    }
+    for name, one in found.items():
+        one |= {"benchmark": name, "environment": _environment(name), "notes": [HOSTILE]}
+        if name != "learning-rate":
+            one["title"] = f"The benchmark {name}"
+    return found
 
 
 def write_benchmarks(root: Path) -> Path:

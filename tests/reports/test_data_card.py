@@ -13,6 +13,7 @@ from lineage.errors import BadInput
 from reports.benchmarks import load_benchmarks
 from reports.data_card import NearDuplicates, banding_caption, recalls
 from reports.load import load_reproduction
+from tests.architecture.rooms import ROOT
 from tests.reports.conftest import Built
 from tests.reports.reproduction import (
     benchmarks,
@@ -58,43 +59,35 @@ def test_evaluations_show_every_convention_with_its_standard_error(built: Built)
 
 def test_ratios_stand_beside_their_goals(built: Built) -> None:
     rows = _rows(built.html)
-    assert ["clean", "ftfy", "8.1", "6.00", "12.10", "10", "3,000", "0"] in rows
-    assert ["language", "ftfy", "8.1", "6.00", "24.00", "25 missed", "3,000", "0"] in rows
-    assert ["lambada", "GPT-2 124M", "lm-evaluation-harness", "4.00", "10.00", "2.50", "2"] in rows
-    assert ["GPT-2 124M", "plain loop, batch 8", "300.00 MB", "1.00 GB", "30.0 %", "25% missed"] in rows
-    assert ["serial (ours)", "0", "1", "1,000", "990 to 1,010", "1.00", "70.0 %"] in rows
-    assert ["tiny fp32", "× stock nanoGPT", "1.40", "1.20 to 1.60", "1.5 missed"] in rows
-    assert ["tiny fp32", "of its memory", "0.40", "0.40 to 0.60", "0.5"] in rows
-    assert ["tiny fp32", "1,000", "710.0", "1,500"] in rows
-    assert "2 of 3 goals were reached" in built.html
+    assert ["tiny fp32", "× stock nanoGPT", "1.40", "1.20 to 1.60", "at least 1.5, missed"] in rows
+    assert ["tiny fp32", "of its memory", "0.40", "0.40 to 0.60", "at most 0.5"] in rows
+    assert ["tiny fp32", "without a goal", "3.00", "—", "—"] in rows
+    assert ["tiny fp32", "lm-evaluation-harness", "not installed"] in rows
+    assert ["ours", "1,000"] in rows  # one case and two contenders: turned
+    assert ["tiny fp32", "300.00 MB"] in rows
+    assert "1 of 2 goals were reached." in built.html
     assert "Missed: tiny fp32, × stock nanoGPT (1.40, goal 1.5)." in built.html
-    assert ["gelu fp32", "4.50", "2.25", "—"] in rows
-    assert ["width", "2", "1,825", "1,000", "0.90"] in rows
-    assert "Measured over predicted: width 0.90 to 1.00; ranks 0.90 to 1.00." in built.html
-    assert "10.6% above the slowest, within 20%" in built.html
-    assert "under the stated bound at every size" in built.html
-    path = built.page.parent / "figures" / "bench-data-scale.csv"
+    assert "model: layers 2, width 64" in built.html
+    assert ["width 2", "1,825", "1,000"] in rows
+    assert "measured ÷ predicted: width 0.90 to 1.00; ranks 0.90 to 1.00." in built.html
+    path = built.page.parent / "figures" / "bench-growth.csv"
     with path.open(encoding="utf-8", newline="") as file:
-        assert [row["MB/s per core"] for row in csv.DictReader(file)] == ["5.20", "5.00", "4.70"]
+        found = [row["value"] for row in csv.DictReader(file) if (row["case"], row["measure"]) == ("width 2", "rate")]
+    assert found == ["1800", "1850", "1000"]
 
 
-def test_a_size_over_its_bound_or_off_the_line_is_said(tmp_path: Path) -> None:
-    path = write_benchmarks(tmp_path)
-    result = benchmarks()["data-scale"]
-    result["rows"][2] |= {"megabytes_per_second": 2.6, "bound_bytes": 1_000_000_000}
-    (path / "data-scale.json").write_text(json.dumps(result))
-    (found,) = [one for one in load_benchmarks(path).exhibits if one.name == "bench-data-scale"]
-    assert "100.0% above the slowest, not within 20%" in found.caption[0]
-    assert "not under the stated bound" in found.caption[1]
+def test_a_benchmark_that_the_page_does_not_know_is_shown(built: Built) -> None:
+    assert '<figure id="bench-of-a-new-kind">' in built.html
+    assert ["a case", "faster", "1.25", "—", "—"] in _rows(built.html)
 
 
-def test_a_corpus_too_small_to_tell_has_no_rates(tmp_path: Path) -> None:
-    path = write_benchmarks(tmp_path)
-    result = benchmarks()["data"]
-    result["whole"] |= {"ratio": None, "megabytes_per_second": None, "core_hours": None}
-    (path / "data.json").write_text(json.dumps(result))
-    (found,) = [one for one in load_benchmarks(path).exhibits if one.name == "bench-data"]
-    assert found.data.rows[-2] == ("whole", "the plain stages together", "—", "—", "—", "20", "2,900", "0")
+def test_every_kept_benchmark_is_shown() -> None:
+    found = load_benchmarks(ROOT / "results" / "bench")
+    assert not found.problems
+    assert len(found.exhibits) == len(list((ROOT / "results" / "bench").iterdir()))
+    for exhibit in found.exhibits:
+        assert exhibit.draw is not None or exhibit.name == "bench-kernels"
+        assert all(len(row) == len(table.heads) for table in exhibit.tables for row in table.rows)
 
 
 def test_every_schedule_of_a_pipeline_is_shown_planned_and_measured(built: Built) -> None:
@@ -110,10 +103,9 @@ def test_every_schedule_of_a_pipeline_is_shown_planned_and_measured(built: Built
                 if (row["schedule"], row["kind"]) == (schedule, kind)
             ]
             assert found == [computation for rank in expected[part] for computation in rank]
-    assert ["gpipe", "2", "1", "2", "90.0", "0.50", "0.50"] in _rows(built.html)
+    assert ["gpipe", "90.00"] in _rows(built.html)
     assert '<figure id="bench-pipeline">' in built.html
-    assert "Load average of the machine meanwhile: up to 4.2." in built.html
-    assert "bf16 1,075 at 128 and 672 at 129" in built.html
+    assert "Load average of the machine meanwhile: up to 4.2 on 2 cores." in built.html
     assert "the smoothed loss is lowest at 0.01; a tenth of that, 0.001, is suggested" in built.html
 
 
@@ -125,15 +117,13 @@ def test_every_schedule_of_a_pipeline_is_shown_planned_and_measured(built: Built
         "\xff",
         '{"benchmark": "other"}',
         '{"benchmark": ["data"]}',
-        '{"benchmark": "data-scale", "workers": 1, "bound_bytes": 1, "rows": []}',
-        '{"benchmark": "pipeline", "timelines": []}',
-        '{"benchmark": "growth", "points": [], "load_average": [1]}',
+        '{"benchmark": "other", "title": "t", "cases": []}',
+        '{"benchmark": "other", "title": "t", "cases": [{"name": "a\\u0000b"}]}',
+        '{"benchmark": "other", "title": "t", "cases": [{"name": "a", "losse": {}}]}',
+        '{"benchmark": "other", "title": "t", "cases": [{"name": "a", "ratios": [{"name": "r", "value": NaN}]}]}',
+        '{"benchmark": "pipeline", "title": "t", "cases": [{"name": "a", "timeline": {"pp": 2}}]}',
         '{"benchmark": "learning-rate", "name": "x", "optimizer": "adam", "global_batch_size": 1, "seed": 1,'
         ' "rates": [1], "losses": [], "smoothed": [1], "lowest_rate": null, "steepest_rate": null, "suggestion": null}',
-        '{"benchmark": "train", "rounds": 1, "measures": {}, "less_is_better": [], "cases": [], "layouts": {'
-        '"case": "x", "ratios": {}, "each_round": {}, "goals": {"tp2": 1}, "reached": {}}}',
-        '{"benchmark": "data-scale", "workers": 1, "bound_bytes": 1, "rows": [{"megabytes": NaN, "documents": 1,'
-        ' "cpu_seconds": 1, "megabytes_per_second": 1, "peak_bytes": 1}]}',
     ],
 )
 def test_a_bad_benchmark_is_one_sentence_and_the_rest_is_read(tmp_path: Path, text: str) -> None:
@@ -143,12 +133,13 @@ def test_a_bad_benchmark_is_one_sentence_and_the_rest_is_read(tmp_path: Path, te
     assert len(found.exhibits) == len(benchmarks())
     (problem,) = found.problems
     assert problem.damaged
+    assert problem.sentence.startswith("A benchmark cannot be shown: ")
     assert "bad.json" in problem.sentence
 
 
 def test_two_results_of_one_benchmark_are_both_shown(tmp_path: Path) -> None:
     path = write_benchmarks(tmp_path)
-    (path / "data-scale-again.json").write_bytes((path / "data-scale.json").read_bytes())
+    (path / "train-again.json").write_bytes((path / "train.json").read_bytes())
     names = [one.name for one in load_benchmarks(path).exhibits]
     assert len(set(names)) == len(benchmarks()) + 1
 
@@ -171,7 +162,7 @@ def test_the_command_ends_with_6_for_a_bad_benchmark(tmp_path: Path) -> None:
     assert "Traceback" not in bad.stderr
     html = (path / "report" / "index.html").read_text(encoding="utf-8")
     assert "A benchmark cannot be shown: bad.json" in html
-    assert '<figure id="bench-data-scale"' in html
+    assert '<figure id="bench-train"' in html
     assert Outline(html).balanced
 
 

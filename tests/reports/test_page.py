@@ -24,9 +24,8 @@ from tests.reports.reproduction import (
 )
 
 FIGURES = (
-    "2019-figure-6", "training-loss", "data-ledger", "near-duplicates", "bench-data-scale", "training-curves",
-    "rank-memory", "pipeline-8.3b", "bench-pipeline", "bench-train", "bench-gemm", "bench-growth",
-    "bench-learning-rate",
+    "2019-figure-6", "training-loss", "data-ledger", "near-duplicates", "training-curves",
+    "rank-memory", "pipeline-8.3b", "bench-pipeline", "bench-train", "bench-growth", "bench-learning-rate",
 )  # fmt: skip
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 

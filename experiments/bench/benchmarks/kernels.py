@@ -3,12 +3,11 @@
 import shutil
 import time
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 from engine.config import Precision
-from experiments.bench.timing import median_ratio, on_ranks
-from lineage.environment import describe_environment
+from experiments.bench.timing import Rounds, on_ranks, ratio, series
+from lineage.benchmark import Benchmark, Case
 from lineage.progress import Progress, announce
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
@@ -16,27 +15,25 @@ HEADS, HEAD_DIM, SEQUENCE, VOCABULARY = 12, 64, 1024, 50304
 """GPT-2 124M's, one sequence."""
 
 
-def measure_kernels(rounds: int) -> dict[str, Any]:
-    """Milliseconds of every kernel of the registry and of its reference; plain JSON values."""
+def measure(rounds: Rounds = 5) -> Benchmark:
+    """Each compiled kernel beside its reference in torch and, where there is a compiler, torch.compile."""
     import torch._dynamo  # noqa: F401  (imported here once)
 
     announce(f"{1 + rounds} rounds of every kernel in {' and '.join(PRECISIONS)}, on one core")
-    rows = [row for precision in PRECISIONS for row in on_ranks("kernels", 1, _measure, precision, rounds)[0]]
-    return {
-        "benchmark": "kernels",
-        "rounds": rounds,
-        "kernels": rows,
-        "ratios": {row["kernel"]: row["ratios"] for row in rows},
-        "environment": describe_environment(),
-        "notes": [
-            f"forward and backward at the shapes of GPT-2 124M, {SEQUENCE} tokens; one thread, median of interleaved "
-            "rounds, after one that is not timed",
+    return Benchmark(
+        benchmark="kernels",
+        title="Compiled kernels beside what they replace",
+        cases=[case for precision in PRECISIONS for case in on_ranks("kernels", 1, _measure, precision, rounds)[0]],
+        notes=[
+            f"forward and backward at the shapes of GPT-2 124M, {SEQUENCE} tokens; processor time of one thread, "
+            "interleaved rounds, after one that is not timed",
             *([] if shutil.which("g++") else ["torch.compile was not measured: there is no C++ compiler"]),
         ],
-    }
+        setting={"rounds": rounds},
+    )
 
 
-def _measure(precision: Precision, rounds: int) -> list[dict[str, Any]]:
+def _measure(precision: Precision, rounds: int) -> list[Case]:
     import torch
 
     from engine.kernels.adam import AdamStep
@@ -89,15 +86,17 @@ def _measure(precision: Precision, rounds: int) -> list[dict[str, Any]]:
                 for each, function in functions.items():
                     seconds[each].append(timed(function))
             rows.append(
-                {
-                    "kernel": f"{name} {precision}",
-                    "milliseconds": {each: round(1000 * median(many[1:]), 3) for each, many in seconds.items()},
-                    "ratios": {
-                        f"to_{each}": round(median_ratio(many[1:], seconds["ours"][1:]), 4)
+                Case(
+                    name=f"{name} {precision}",
+                    series=[
+                        series(each, "time", "ms", *(1000 * one for one in many[1:])) for each, many in seconds.items()
+                    ],
+                    ratios=[
+                        ratio(f"{each} ÷ ours", many[1:], seconds["ours"][1:])
                         for each, many in seconds.items()
                         if each != "ours"
-                    },
-                }
+                    ],
+                )
             )
             progress.advance(1, name)
     return rows

@@ -11,14 +11,15 @@ from statistics import median
 from typing import Any
 
 from engine.costs import flops_per_token
+from experiments.bench.benchmarks.train import MASKED
 from experiments.bench.contenders import Contender, left_out
 from experiments.bench.gpu_kernels import check_kernels, measure_kernels, measure_limits
 from experiments.bench.ours import build_ours
 from experiments.bench.peers import build_huggingface, build_nanogpt
 from experiments.bench.sizes import BenchSize, published_size
-from experiments.bench.timing import median_ratio, time_contender
-from experiments.bench.train import MASKED
-from lineage.environment import describe_environment, list_gpus
+from experiments.bench.timing import Rounds, differing_losses, finite, ratio, series, time_contender
+from lineage.benchmark import Benchmark, Case, Series
+from lineage.environment import list_gpus
 from lineage.errors import HardwareMissing, UserError
 from lineage.progress import Progress, announce
 
@@ -26,12 +27,11 @@ OURS = "ours"
 PEAK_TFLOPS = 989.0
 """Dense bf16 products of an H100 or H200 SXM, published by NVIDIA (H200 datasheet)."""
 TO_PEERS = 1.15
-FLOOR_SHARE = 0.85
 DROPOUT = 0.1
 
 
 @dataclass(frozen=True)
-class Case:
+class Model:
     """A model trained at full size, and the share of the peak set as its goal."""
 
     name: str
@@ -40,7 +40,7 @@ class Case:
     utilisation: float
 
 
-CASES = (Case("355m", 32, 0.50), Case("2.5b", 8, 0.58))
+MODELS = (Model("355m", 32, 0.50), Model("2.5b", 8, 0.58))
 LARGEST = ("8.3b", 8)
 """Forward and backward alone, all layers recomputed: its optimizer's state, 14 bytes a parameter, does not fit."""
 ITERATIONS, WARM_UP = 9, 3
@@ -65,25 +65,27 @@ def contenders() -> list[Contender]:
     ]
 
 
-def measure_gpu(rounds: int) -> dict[str, Any]:
-    """Limits, exactness and speed of kernels, and training, as plain JSON values.
+def measure(rounds: Rounds = 3) -> Benchmark:
+    """Kernels and training on one GPU beside torch.compile, the peers' models and the GPU's own limits.
 
-    Raises HardwareMissing where there is no GPU, or torch cannot use it.
+    Exactness of each kernel, its time beside what copying or products allow, then training of 355m and 2.5b, and
+    forward and backward of 8.3b. Ends with code 4 where there is no GPU, with 3 if a kernel is not exact or losses
+    differ.
     """
     _check_gpu()
     here = [each for each in contenders() if each.is_installed]
-    rows, disagreements = [], []
-    announce(f"exactness and speed of kernels, then {rounds} rounds of {len(CASES)} models by {len(here)} contenders")
-    with Progress("gpu", 2 + rounds * len(CASES) * len(here) + 1, "measurements") as progress:
+    trained, disagreements = [], []
+    announce(f"exactness and speed of kernels, then {rounds} rounds of {len(MODELS)} models by {len(here)} contenders")
+    with Progress("gpu", 2 + rounds * len(MODELS) * len(here) + 1, "measurements") as progress:
         limits = in_new_process("limits", measure_limits)
         exactness = in_new_process("exactness", check_kernels)
         progress.advance(1, "exactness")
         kernels = in_new_process("kernels", measure_kernels, limits)
         progress.advance(1, "kernels")
-        for case in CASES:
-            size = published_size(case.name, case.batch, ITERATIONS, WARM_UP)
+        for model in MODELS:
+            size = published_size(model.name, model.batch, ITERATIONS, WARM_UP)
             found: dict[str, list[Measured]] = {each.name: [] for each in here}
-            failures: dict[str, str] = {}
+            failures = left_out(contenders())
             for _ in range(rounds):
                 for each in here:
                     if each.name not in failures:
@@ -93,30 +95,29 @@ def measure_gpu(rounds: int) -> dict[str, Any]:
                             if each.is_ours:
                                 raise
                             failures[each.name] = str(error)
-                    progress.advance(1, f"{case.name}: {each.name}")
-            rows.append(summarize(case, size, {name: many for name, many in found.items() if many}, failures))
+                    progress.advance(1, f"{model.name}: {each.name}")
+            case, differing = summarize(model, size, {name: many for name, many in found.items() if many}, failures)
+            trained.append(case)
+            disagreements += differing
         name, batch = LARGEST
         size = published_size(name, batch, ITERATIONS, WARM_UP)
         largest = summarize_largest(size, in_new_process(name, measure_forward_backward, size))
         progress.advance(1, name)
-    disagreements += [sentence for row in rows for sentence in row["disagreements"]]
     disagreements += [
-        f"{row['kernel']} has {row['error_ratio']:.1f} times the reference's error" for row in exactness
-        if not row["is_exact"]
-    ]  # fmt: skip
-    return {
-        "benchmark": "gpu",
-        "rounds": rounds,
-        "limits": limits,
-        "exactness": exactness,
-        "kernels": kernels,
-        "training": rows,
-        "forward_backward": largest,
-        "ratios": {row["kernel"]: row["ratios"] for row in kernels} | {row["case"]: row["ratios"] for row in rows},
-        "disagreements": disagreements,
-        "environment": describe_environment(),
-        "notes": [*NOTES, *left_out(contenders())],
-    }
+        f"{case.name} has {each.value:.1f} times the reference's error"
+        for case in exactness
+        for each in case.ratios
+        if not each.is_reached
+    ]
+    disagreements += [f"{case.name}: {why}" for case in exactness for why in case.missing.values()]
+    return Benchmark(
+        benchmark="gpu",
+        title="One GPU beside torch.compile, the peers' models and its own limits",
+        cases=[*kernels, *exactness, *trained, largest],
+        disagreements=disagreements,
+        notes=list(NOTES),
+        setting={"rounds": rounds, "limits": limits},
+    )
 
 
 def _check_gpu() -> None:
@@ -180,51 +181,43 @@ def measure_forward_backward(size: BenchSize) -> Measured:
 
 
 def summarize(
-    case: Case, size: BenchSize, found: dict[str, list[Measured]], failures: dict[str, str]
-) -> dict[str, Any]:  # fmt: skip
-    """One row of the result from every contender's rounds."""
+    model: Model, size: BenchSize, found: dict[str, list[Measured]], failures: dict[str, str]
+) -> tuple[Case, list[str]]:
+    """A trained model from every contender's rounds, and a sentence for each contender whose losses are not ours."""
     rates = {name: [size.tokens / median(one.seconds) for one in many] for name, many in found.items()}
-    ratios = {f"to_{name}": median_ratio(rates[OURS], rates[name]) for name in rates if name != OURS}
-    goals = dict.fromkeys(ratios, TO_PEERS) | {"utilisation": case.utilisation}
-    ratios["utilisation"] = _utilisation(size, rates[OURS])
-    expected = found[OURS][0].losses
-    gaps = {
-        name: max(abs(a - b) for one in many for a, b in zip(one.losses, expected, strict=True))
-        for name, many in found.items()
-    }
-    return {
-        "case": case.name,
-        "model": size.describe(),
-        "tokens_per_second": {name: [round(rate, 1) for rate in many] for name, many in rates.items()},
-        "utilisation": {name: round(_utilisation(size, many), 4) for name, many in rates.items()},
-        "peak_bytes": {name: max(one.peak_bytes for one in many) for name, many in found.items()},
-        "failures": failures,
-        "ratios": {name: round(ratio, 4) for name, ratio in ratios.items()},
-        "goals": goals,
-        "reached": {name: ratios[name] >= goal for name, goal in goals.items()},
-        "losses": {name: many[0].losses for name, many in found.items()},
-        "disagreements": [
-            f"{case.name}: losses of {name} differ from ours by up to {gap:.4g}"
-            for name, gap in gaps.items()
-            if not gap <= MASKED
+    limits = [PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)] * len(rates[OURS])
+    losses = {name: [one.losses for one in many] for name, many in found.items()}
+    case = Case(
+        name=model.name,
+        series=[part for name, many in rates.items() for part in _series(size, name, many, found[name])],
+        ratios=[
+            *(ratio(f"× {name}", rates[OURS], many, TO_PEERS) for name, many in rates.items() if name != OURS),
+            ratio("utilisation", rates[OURS], limits, model.utilisation),
         ],
-    }
+        missing=failures,
+        losses={name: finite(many[0]) for name, many in losses.items()},
+        setting=size.describe(),
+    )
+    return case, differing_losses(model.name, losses, MASKED)
 
 
-def summarize_largest(size: BenchSize, measured: Measured) -> dict[str, Any]:
-    """The row of what is not trained, as plain JSON values."""
-    rates = [size.tokens / median(measured.seconds)]
-    return {
-        "model": size.describe() | {"optimizer": "none: forward and backward alone, every layer recomputed"},
-        "tokens_per_second": round(rates[0], 1),
-        "utilisation": round(_utilisation(size, rates), 4),
-        "peak_bytes": measured.peak_bytes,
-        "losses": measured.losses,
-    }
+def summarize_largest(size: BenchSize, measured: Measured) -> Case:
+    """What is not trained: forward and backward alone."""
+    return Case(
+        name=f"{LARGEST[0]}, forward and backward",
+        series=_series(size, OURS, [size.tokens / median(measured.seconds)], [measured]),
+        losses={OURS: finite(measured.losses)},
+        setting=size.describe() | {"optimizer": "none: forward and backward alone, every layer recomputed"},
+    )
 
 
-def _utilisation(size: BenchSize, rates: Sequence[float]) -> float:
-    return median(rates) * flops_per_token(size.model, causal=True) / (PEAK_TFLOPS * 1e12)
+def _series(size: BenchSize, name: str, rates: Sequence[float], rounds: Sequence[Measured]) -> list[Series]:
+    peak = PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)
+    return [
+        series(name, "rate", "tokens/s", *rates),
+        series(name, "utilisation", "", *(rate / peak for rate in rates)),
+        series(name, "peak memory", "bytes", max(one.peak_bytes for one in rounds)),
+    ]
 
 
 NOTES = (

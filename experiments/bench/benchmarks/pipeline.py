@@ -1,18 +1,17 @@
 """What each rank of a pipeline computes when, under every schedule, beside the engine's plan for it."""
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from engine.config import ModelConfig, ParallelConfig, TrainConfig
 from engine.guard.timeline import describe_timeline
 from engine.pipeline.lowering import Interval
+from experiments.bench.benchmarks.parallel import TOLERANCE
 from experiments.bench.contenders import Contender
 from experiments.bench.ours import build_ours
-from experiments.bench.parallel import TOLERANCE
 from experiments.bench.sizes import BenchSize
-from experiments.bench.timing import on_ranks
-from lineage.environment import available_cores, describe_environment
+from experiments.bench.timing import differing_losses, finite, load_average, on_ranks, series
+from lineage.benchmark import Benchmark, Case
 from lineage.progress import Progress, announce
 
 SCHEDULES = (
@@ -32,13 +31,21 @@ SIZE = BenchSize(
 )  # fmt: skip
 
 
-def measure_pipeline(size: BenchSize = SIZE) -> dict[str, Any]:
-    """Train with every schedule and keep its fastest iteration's timeline; the result as plain JSON values.
+def measure() -> Benchmark:
+    """What two ranks compute when under GPipe, 1F1B and the interleaved schedule, beside the engine's plan.
+
+    Takes some seconds. Ends with code 3 if the losses of two schedules differ.
+    """
+    return measure_schedules(SIZE)
+
+
+def measure_schedules(size: BenchSize) -> Benchmark:
+    """Train with every schedule and keep the timeline of its fastest iteration.
 
     Raises UserError naming the schedule whose processes failed.
     """
-    timelines, load = [], [round(os.getloadavg()[0], 2)]
-    losses: dict[str, list[float]] = {}
+    cases, load = [], [load_average()]
+    losses: dict[str, list[list[float]]] = {}
     announce(f"{len(SCHEDULES)} schedules, {size.train.iterations} iterations each, on {SCHEDULES[0].pp} processes")
     with Progress("pipeline", len(SCHEDULES), "schedules") as progress:
         for parallel in SCHEDULES:
@@ -46,29 +53,48 @@ def measure_pipeline(size: BenchSize = SIZE) -> dict[str, Any]:
                 parallel.schedule, parallel.pp, build_ours, parallel=parallel, microbatches=MICROBATCHES
             )
             ranks = on_ranks(parallel.schedule, parallel.pp, time_computations, contender, size)
-            losses[parallel.schedule] = ranks[0][0]
+            losses[parallel.schedule] = [ranks[0][0]]
             iterations = list(zip(*(each for _, each in ranks), strict=True))[size.warm_up :]
             fastest = min(range(len(iterations)), key=lambda number: span(iterations[number]))
-            number = size.warm_up + fastest + 1
-            timelines.append(describe_timeline(number, parallel, MICROBATCHES, iterations[fastest]))
-            load.append(round(os.getloadavg()[0], 2))
+            timeline = describe_timeline(size.warm_up + fastest + 1, parallel, MICROBATCHES, iterations[fastest])
+            cases.append(summarize(parallel.schedule, timeline, ranks[0][0]))
+            load.append(load_average())
             progress.advance(1, parallel.schedule)
-    return {
-        "benchmark": "pipeline",
-        "model": size.describe(),
-        "timelines": timelines,
-        "losses": losses,
-        "disagreements": disagreements(losses),
-        "load_average": load,
-        "notes": [
+    return Benchmark(
+        benchmark="pipeline",
+        title="Pipeline schedules, planned and measured",
+        cases=cases,
+        disagreements=differing_losses("two ranks", losses, TOLERANCE),
+        notes=[
             f"{size.model.num_layers} layers, {size.model.hidden_size} wide, {size.model.seq_length} tokens a "
             f"microbatch; fp32, one thread a rank. Shown is the fastest of {size.train.iterations - size.warm_up} "
             "iterations, after one that is not timed.",
-            f"The load average of the machine, which the {SCHEDULES[0].pp} ranks are part of, was {min(load)} to "
-            f"{max(load)} on {available_cores()} cores.",
+            "The bubble is the idle part of the iteration over the busiest rank's time.",
         ],
-        "environment": describe_environment(),
-    }
+        setting={"model": size.describe()},
+        load_average=load,
+    )
+
+
+def summarize(schedule: str, timeline: dict[str, Any], losses: Sequence[float]) -> Case:
+    """A schedule's timeline, what its iteration took, and its bubble as planned and as measured."""
+    (_, planned), (seconds, measured) = (span_and_bubble(timeline[part]) for part in ("planned", "measured"))
+    return Case(
+        name=schedule,
+        series=[
+            series("measured", "iteration", "ms", 1000 * seconds),
+            series("planned", "bubble", "", planned, kind="computed"),
+            series("measured", "bubble", "", measured),
+        ],
+        losses={schedule: finite(losses)},
+        timeline=timeline,
+    )
+
+
+def span_and_bubble(ranks: Sequence[Sequence[Sequence[Any]]]) -> tuple[float, float]:
+    """Time to the last end, and its idle part over what the busiest rank computed of it."""
+    whole = max(rank[-1][4] for rank in ranks)
+    return whole, whole / max(sum(end - start for *_, start, end in rank) for rank in ranks) - 1
 
 
 def time_computations(contender: Contender, size: BenchSize) -> tuple[list[float], list[list[Interval]]]:
@@ -84,14 +110,3 @@ def time_computations(contender: Contender, size: BenchSize) -> tuple[list[float
 def span(ranks: Sequence[list[Interval]]) -> float:
     """Seconds from the first start to the last end."""
     return max(rank[-1].end for rank in ranks) - min(rank[0].start for rank in ranks)
-
-
-def disagreements(losses: dict[str, list[float]]) -> list[str]:
-    """A sentence for each schedule whose losses are not those of the first."""
-    first, *others = losses
-    gaps = {name: max(abs(a - b) for a, b in zip(losses[name], losses[first], strict=True)) for name in others}
-    return [
-        f"losses of {name} differ from those of {first} by up to {gap:.4g}"
-        for name, gap in gaps.items()
-        if not gap <= TOLERANCE
-    ]

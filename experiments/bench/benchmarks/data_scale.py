@@ -11,20 +11,21 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Annotated, Any
 
-from data_pipeline.document import Document
-from data_pipeline.reading.pieces import Piece
-from data_pipeline.reading.readers import Limits, read_pieces
-from data_pipeline.runner import ROOM_OF_A_DATASET
-from experiments.bench.data_memory import memory_bound_bytes
-from experiments.bench.data_whole import OFFLINE, beyond_starting, choose_vocabulary, write_few, write_recipe
+import typer
+
+from experiments.bench.data_whole import OFFLINE, beyond_starting, write_few, write_recipe
+from experiments.bench.timing import ratio, series
+from lineage.benchmark import Benchmark, Case
 from lineage.digest import sha256_file
-from lineage.environment import describe_environment
 from lineage.errors import BadInput, UserError
 from lineage.progress import Progress, announce, format_bytes
 
 SEED = 1234
+SIZES = (20.0, 200.0, 2000.0)
+"""Megabytes."""
 PARAGRAPHS = (4, 16)
 """Least and most paragraphs in a document."""
 BASE_MEGABYTES = 2
@@ -40,15 +41,20 @@ NOTES = (
 )
 
 
-def measure_scale(corpus: Path, megabytes: Sequence[float], workers: int) -> dict[str, Any]:
-    """A row for each size; the result as plain JSON values.
+def measure(
+    corpus: Annotated[Path, typer.Option("--corpus", help="A .jsonl file whose paragraphs the corpora are made of.")],
+    megabytes: Annotated[list[float] | None, typer.Option(help="Size of a corpus; may be repeated.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+) -> Benchmark:
+    """Throughput and peak memory of the data pipeline at 20, 200 and 2,000 MB, held to the stated bound."""
+    from data_pipeline.runner import ROOM_OF_A_DATASET
+    from experiments.bench.data_chain import choose_vocabulary
+    from experiments.bench.data_memory import memory_bound_bytes
 
-    Raises BadInput for a corpus without paragraphs, UserError for a size too small to be told apart from starting.
-    """
-    paragraphs = _paragraphs(corpus)
+    paragraphs, sizes = _paragraphs(corpus), megabytes or SIZES
     announce(
-        f"builds datasets of {', '.join(f'{size:g}' for size in megabytes)} MB on {workers} processes",
-        f"up to {format_bytes((1 + ROOM_OF_A_DATASET) * 1e6 * max(megabytes))} of disk",
+        f"builds datasets of {', '.join(f'{size:g}' for size in sizes)} MB on {workers} processes",
+        f"up to {format_bytes((1 + ROOM_OF_A_DATASET) * 1e6 * max(sizes))} of disk",
     )
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -60,8 +66,8 @@ def measure_scale(corpus: Path, megabytes: Sequence[float], workers: int) -> dic
         _build(few, vocabulary.recipe_of_few, workers, None)  # machine code is compiled and kept
         starting = _build(base, vocabulary.recipe, workers, None)["cpu_seconds"]
         rows = []
-        with Progress("data-scale", len(megabytes), "corpora") as progress:
-            for size in megabytes:
+        with Progress("data-scale", len(sizes), "corpora") as progress:
+            for size in sizes:
                 path, documents, largest = write_corpus(work / "corpus.jsonl", paragraphs, size)
                 bound = memory_bound_bytes(documents, largest, workers)
                 found = _build(path, vocabulary.recipe, workers, bound)
@@ -74,24 +80,44 @@ def measure_scale(corpus: Path, megabytes: Sequence[float], workers: int) -> dic
                     | {"megabytes_per_second": round((read - base_megabytes) / own, 3), "bound_bytes": bound}
                 )
                 progress.advance()
-    fastest = max(row["megabytes_per_second"] for row in rows)
-    slowest = min(row["megabytes_per_second"] for row in rows)
-    return {
-        "benchmark": "data-scale",
-        "corpus": {"name": corpus.name, "sha256": sha256_file(corpus)},
-        "workers": workers,
-        "vocabulary": vocabulary.description,
-        "base_megabytes": round(base_megabytes, 3),
-        "base_seconds": round(starting, 3),
-        "bound_bytes": max(row["bound_bytes"] for row in rows),
-        "rows": rows,
-        "spread": round(fastest / slowest - 1, 4),
-        "is_linear": fastest / slowest - 1 <= TOLERANCE,
-        "is_within_bound": all(row["peak_bytes"] <= row["bound_bytes"] for row in rows),
-        "load_average": [round(value, 2) for value in os.getloadavg()],
-        "notes": [*NOTES, f"Vocabulary: {vocabulary.description}."],
-        "environment": describe_environment(),
-    }
+    return Benchmark(
+        benchmark="data-scale",
+        title="Data pipeline against the size of its input",
+        cases=summarize(rows),
+        notes=list(NOTES),
+        setting={
+            "corpus": {"name": corpus.name, "sha256": sha256_file(corpus)},
+            "workers": workers,
+            "vocabulary": vocabulary.description,
+            "base_megabytes": round(base_megabytes, 3),
+            "base_seconds": round(starting, 3),
+        },
+    )
+
+
+def summarize(rows: Sequence[dict[str, Any]]) -> list[Case]:
+    """A case for each size, and one for all, which says whether the throughput is the same at each."""
+    rates = [row["megabytes_per_second"] for row in rows]
+    sizes = [
+        Case(
+            name=f"{row['megabytes']:,.0f} MB",
+            axis="input, MB",
+            at=row["megabytes"],
+            series=[
+                series("measured", "throughput", "MB/s per core", row["megabytes_per_second"]),
+                series("median of the sizes", "throughput", "MB/s per core", median(rates), kind="computed"),
+                series("measured", "peak memory", "bytes", row["peak_bytes"]),
+                series("stated bound", "peak memory", "bytes", row["bound_bytes"], kind="computed"),
+                series("processors", "time", "s", row["cpu_seconds"]),
+                series("clock", "time", "s", row["seconds"]),
+            ],
+            ratios=[ratio("peak memory ÷ bound", [row["peak_bytes"]], [row["bound_bytes"]], 1, less_is_better=True)],
+            setting={name: row[name] for name in ("documents", "largest_document_bytes")},
+        )
+        for row in rows
+    ]
+    spread = ratio("fastest ÷ slowest", [max(rates)], [min(rates)], 1 + TOLERANCE, less_is_better=True)
+    return [*sizes, Case(name="all sizes", ratios=[spread])]
 
 
 def write_corpus(path: Path, paragraphs: Sequence[str], megabytes: float) -> tuple[Path, int, int]:
@@ -109,6 +135,10 @@ def write_corpus(path: Path, paragraphs: Sequence[str], megabytes: float) -> tup
 
 
 def _texts(corpus: Path) -> list[str]:
+    from data_pipeline.document import Document
+    from data_pipeline.reading.pieces import Piece
+    from data_pipeline.reading.readers import Limits, read_pieces
+
     pieces = [Piece("jsonl", corpus.name, str(corpus), "", 0)]
     return [one.text for one in read_pieces(pieces, Limits()) if isinstance(one, Document)]
 

@@ -2,12 +2,10 @@
 form of a token's operations.
 """
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 from engine.allocator import keep_large_buffers
 from engine.config import ModelConfig, ParallelConfig
@@ -15,8 +13,9 @@ from engine.costs import flops_per_token
 from experiments.bench.contenders import Contender
 from experiments.bench.ours import build_ours
 from experiments.bench.sizes import BenchSize, bench_size
-from experiments.bench.timing import on_ranks, ratios, time_contender
-from lineage.environment import available_cores, describe_environment
+from experiments.bench.timing import Rounds, load_average, on_ranks, ratio, series, time_contender
+from lineage.benchmark import Benchmark, Case
+from lineage.environment import available_cores
 from lineage.progress import Progress, announce
 
 TOKENS = 1024
@@ -54,12 +53,9 @@ def _size(**changes: int) -> BenchSize:
     return bench_size("growth", model, TOKENS // model.seq_length, iterations=4, warm_up=1)
 
 
-def measure_growth(rounds: int, every: Sequence[Point] | None = None) -> dict[str, Any]:
-    """Measure every point `rounds` times in turn; the result as plain JSON values.
-
-    Raises UserError naming the point whose processes failed.
-    """
-    every = points(available_cores()) if every is None else every
+def measure(rounds: Rounds = 3) -> Benchmark:
+    """Training tokens/s against width, depth, sequence length and ranks, beside what the closed form predicts."""
+    every = points(available_cores())
     rates: list[list[float]] = [[] for _ in every]
     load = []
     announce(f"{rounds} rounds of {len(every)} models, on up to {max(point.ranks for point in every)} processes")
@@ -69,45 +65,40 @@ def measure_growth(rounds: int, every: Sequence[Point] | None = None) -> dict[st
                 name = f"{point.axis} {point.value}"
                 found.append(point.size.tokens / on_ranks(name, point.ranks, _seconds, point)[0])
                 progress.advance(1, name)
-            load.append(round(os.getloadavg()[0], 2))
-    rows = summarize(every, rates)
-    return {
-        "benchmark": "growth",
-        "rounds": rounds,
-        "base": BASE | {"vocab_size": VOCABULARY, "tokens": TOKENS, "precision": "fp32"},
-        "points": rows,
-        "load_average": load,
-        "environment": describe_environment(),
-        "notes": [
-            "Forward, backward, clipping and AdamW in fp32 without dropout; of each round the median of its timed "
-            "iterations. One process: tokens per processor second; several: per second of the clock.",
-            "Predicted: the operations of a token's products, 6(12Lh² + vh) + 6Lsh (attention halved for causality), "
-            "at the rate at which the base carries them out, times the number of ranks. It has one fitted number for "
-            "each axis: the base's rate.",
-        ],
-    }
+            load.append(load_average())
+    return Benchmark(
+        benchmark="growth",
+        title="Growth of the cost of training",
+        cases=summarize(every, rates),
+        notes=list(NOTES),
+        setting={"rounds": rounds, "base": BASE | {"vocab_size": VOCABULARY, "tokens": TOKENS, "precision": "fp32"}},
+        load_average=load,
+    )
 
 
-def summarize(every: Sequence[Point], rates: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
-    """A row for each point: what was measured in each round, predicted, and the median ratio of both in a round."""
+def summarize(every: Sequence[Point], rates: Sequence[Sequence[float]]) -> list[Case]:
+    """A case for each point: what was measured in each round, predicted, and the ratio of both."""
     base = {point.axis: (point, found) for point, found in zip(every, rates, strict=True) if _is_base(point)}
-    rows = []
+    cases = []
     for point, found in zip(every, rates, strict=True):
         origin, origin_rates = base[point.axis]
         origin_flops, flops = (flops_per_token(one.size.model, causal=True) for one in (origin, point))
         growth = origin_flops / flops * point.ranks
-        rows.append(
-            {
-                "axis": point.axis,
-                "value": point.value,
-                "case": f"{point.axis} {point.value}",
-                "flops_per_token": round(flops),
-                "tokens_per_second": [round(rate, 1) for rate in found],
-                "predicted": round(median(origin_rates) * growth, 1),
-                "ratio": round(median(ratios(found, [rate * growth for rate in origin_rates])), 4),
-            }
+        predicted = [rate * growth for rate in origin_rates]
+        cases.append(
+            Case(
+                name=f"{point.axis} {point.value}",
+                axis=point.axis,
+                at=point.value,
+                series=[
+                    series("measured", "rate", "tokens/s", *found),
+                    series("closed form", "rate", "tokens/s", median(predicted), kind="computed"),
+                ],
+                ratios=[ratio("measured ÷ predicted", found, predicted)],
+                setting={"flops_per_token": round(flops)},
+            )
         )
-    return rows
+    return cases
 
 
 def _is_base(point: Point) -> bool:
@@ -120,3 +111,12 @@ def _seconds(point: Point) -> float:
     contender = Contender(point.axis, point.ranks, build_ours, is_ours=True, parallel=point.parallel)
     clock = time.perf_counter if "ranks" in point.axis else time.process_time
     return median(time_contender(contender, point.size, [0.0], clock=clock)[0].seconds)
+
+
+NOTES = (
+    "Forward, backward, clipping and AdamW in fp32 without dropout; of each round the median of its timed iterations. "
+    "One process: tokens per processor second; several: per second of the clock.",
+    "Predicted: the operations of a token's products, 6(12Lh² + vh) + 6Lsh (attention halved for causality), at the "
+    "rate at which the base carries them out, times the number of ranks. It has one fitted number for each axis: the "
+    "base's rate.",
+)

@@ -1,45 +1,47 @@
 """Training on one processor core beside nanoGPT's model, stock and tuned, and beside what the core can do."""
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Annotated
+
+import typer
 
 from engine.allocator import keep_large_buffers
 from engine.config import Precision
 from engine.costs import flops_per_token
+from experiments.bench.benchmarks.parallel import SERIAL
 from experiments.bench.contenders import Contender
 from experiments.bench.ours import build_ours
-from experiments.bench.parallel import SERIAL
 from experiments.bench.peers import build_nanogpt
 from experiments.bench.sizes import BenchSize, read_size
-from experiments.bench.timing import LESS_IS_BETTER, against_goals, on_ranks, ratios, time_contender
+from experiments.bench.timing import (
+    Rounds,
+    differing_losses,
+    finite,
+    load_average,
+    on_ranks,
+    ratio,
+    series,
+    time_contender,
+)
 from experiments.bench.train_layouts import measure_layouts
-from lineage.environment import describe_environment
+from lineage.benchmark import Benchmark, Case
+from lineage.errors import BadInput
 from lineage.progress import Progress, announce
 
 OURS, STOCK, TUNED = SERIAL, "stock nanoGPT", "tuned nanoGPT"
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
 """Most by which losses without dropout may differ; with dropout, where masks are each contender's own, MASKED."""
 MASKED = 0.1
-MEASURES = {
-    "to_stock": "× stock nanoGPT",
-    "to_tuned": "× tuned nanoGPT",
-    "to_limit": "of the limit",
-    "memory_to_stock": "of stock nanoGPT's memory",
-    "tp2": "tp2, × one process",
-    "dp2": "dp2, × one process",
-    "pp2": "pp2, of the ideal",
-}
-"""What a ratio says, by its name in the result."""
+RATE = "tokens per processor second"
 GEMM_WIDTH, GEMM_REPEATS, COPIED_BYTES = 1024, 4, 1 << 28
 
 
 @dataclass(frozen=True)
-class Case:
-    """One row: a size, a number format, a dropout probability, and the goals set for it."""
+class Row:
+    """One case: a size, a number format, a dropout probability, and the goals set for it."""
 
     size: str
     precision: Precision
@@ -55,14 +57,14 @@ class Case:
         return f"{self.size} {self.precision} dropout {self.dropout:g}"
 
 
-CASES = (
-    Case("small", "bf16", 0.1, 2.0, 1.5, 0.60, 0.5),
-    Case("small", "fp32", 0.1, 1.7, 1.2, 0.75),
-    Case("small", "bf16", 0.0, to_limit=0.70),
-    Case("small", "fp32", 0.0, to_limit=0.83),
-    Case("tiny", "fp32", 0.0, to_limit=0.85),
-    Case("tiny", "bf16", 0.0, to_limit=0.75),
-    Case("twin", "fp32", 0.1, to_stock=1.5),
+ROWS = (
+    Row("small", "bf16", 0.1, 2.0, 1.5, 0.60, 0.5),
+    Row("small", "fp32", 0.1, 1.7, 1.2, 0.75),
+    Row("small", "bf16", 0.0, to_limit=0.70),
+    Row("small", "fp32", 0.0, to_limit=0.83),
+    Row("tiny", "fp32", 0.0, to_limit=0.85),
+    Row("tiny", "bf16", 0.0, to_limit=0.75),
+    Row("twin", "fp32", 0.1, to_stock=1.5),
 )
 
 
@@ -85,81 +87,82 @@ def contenders() -> list[Contender]:
     ]
 
 
-def measure_train(rounds: int, cases: Sequence[Case] = CASES) -> dict[str, Any]:
-    """Measure every case `rounds` times, contenders in turn; the result as plain JSON values.
+def measure(
+    rounds: Rounds = 3,
+    case: Annotated[list[str] | None, typer.Option(help="Only this row; may be repeated.")] = None,
+) -> Benchmark:
+    """Training on one core beside nanoGPT, stock and tuned, and beside the core's limit; then two processes to one.
 
-    Raises UserError naming the contender whose process failed.
+    Takes about 15 minutes. Ends with code 3 if a contender's losses show that it computed something else.
     """
+    cases = [each for each in ROWS if case is None or each.name in case]
+    if unknown := set(case or ()) - {each.name for each in ROWS}:
+        raise BadInput(f"no row is called {sorted(unknown)[0]!r}; there are: {', '.join(c.name for c in ROWS)}")
     import torch._dynamo  # noqa: F401  (imported here once, so that forked processes do not each import it)
 
-    rows, load = [], []
+    results, disagreements, load = [], [], []
     many = len(cases) * len(contenders())
     announce(f"{rounds} rounds of {many} contenders in processes of their own, then {rounds} rounds of our layouts")
     with Progress("train", len(cases) * rounds * len(contenders()), "measurements") as progress:
-        for case in cases:
-            size = read_size(case.size).in_precision(case.precision)
+        for each in cases:
+            size = read_size(each.size).in_precision(each.precision)
             found: dict[str, list[Measured]] = {contender.name: [] for contender in contenders()}
             gflops = []
             for _ in range(rounds):
-                gflops.append(on_ranks("matrix products", 1, gemm_gflops, case.precision)[0])
+                gflops.append(on_ranks("matrix products", 1, gemm_gflops, each.precision)[0])
                 for contender in contenders():
-                    measured = on_ranks(contender.name, 1, measure_steps, contender, size, case.dropout)[0]
+                    measured = on_ranks(contender.name, 1, measure_steps, contender, size, each.dropout)[0]
                     found[contender.name].append(measured)
-                    progress.advance(1, f"{case.name}: {contender.name}")
-                load.append(round(os.getloadavg()[0], 2))
-            rows.append(summarize(case, size, found, gflops))
-    layouts = measure_layouts(rounds)
+                    progress.advance(1, f"{each.name}: {contender.name}")
+                load.append(load_average())
+            results.append(summarize(each, size, found, gflops))
+            disagreements += differing(each, found)
+    layouts, differing_layouts = measure_layouts(rounds)
     largest = read_size(cases[0].size).in_precision(cases[0].precision)
-    return {
-        "benchmark": "train",
-        "rounds": rounds,
-        "measures": MEASURES,
-        "less_is_better": sorted(LESS_IS_BETTER),
-        "cases": rows,
-        "layouts": layouts,
-        "ratios": {row["case"]: row["ratios"] for row in [*rows, layouts]},
-        "disagreements": [sentence for row in [*rows, layouts] for sentence in row["disagreements"]],
-        "where_time_went": {"case": cases[0].name, "shares": on_ranks(OURS, 1, profile, largest, cases[0].dropout)[0]},
-        "copy_gigabytes_per_second": round(on_ranks("copy", 1, copy_rate)[0], 1),
-        "environment": describe_environment(),
-        "notes": [*NOTES, *([f"load average up to {max(load)}"] if max(load) > 1.5 else [])],
-    }
+    shares = on_ranks(OURS, 1, profile, largest, cases[0].dropout)[0]
+    spent = Case(
+        name=f"one iteration, {cases[0].name}",
+        series=[series(name, "share of time", "", share) for name, share in shares.items()],
+    )
+    return Benchmark(
+        benchmark="train",
+        title="Training beside nanoGPT and the core's limit",
+        cases=[*results, layouts, spent],
+        disagreements=[*disagreements, *differing_layouts],
+        notes=list(NOTES),
+        setting={"rounds": rounds, "copying, GB/s": round(on_ranks("copy", 1, copy_rate)[0], 1)},
+        load_average=load,
+    )
 
 
-def summarize(
-    case: Case, size: BenchSize, found: dict[str, list[Measured]], gflops: Sequence[float]
-) -> dict[str, Any]:  # fmt: skip
-    """One row of the result, from every contender's rounds and what matrix products reached in each."""
+def summarize(row: Row, size: BenchSize, found: dict[str, list[Measured]], gflops: Sequence[float]) -> Case:
+    """One case of the result, from every contender's rounds and what matrix products reached in each."""
     rates = {name: [size.tokens / median(one.cpu_seconds) for one in many] for name, many in found.items()}
-    flops = flops_per_token(size.model, causal=True)
+    limits = [rate * 1e9 / flops_per_token(size.model, causal=True) for rate in gflops]
     peaks = {name: [one.peak_bytes for one in many] for name, many in found.items()}
-    each_round = {
-        "to_stock": ratios(rates[OURS], rates[STOCK]),
-        "to_tuned": ratios(rates[OURS], rates[TUNED]),
-        "to_limit": ratios(rates[OURS], [rate * 1e9 / flops for rate in gflops]),
-        "memory_to_stock": ratios(peaks[OURS], peaks[STOCK]),
-    }
-    return against_goals(case.name, each_round, {name: getattr(case, name) for name in each_round}) | {
-        "model": size.describe(),
-        "cpu_tokens_per_second": {name: [round(rate, 1) for rate in many] for name, many in rates.items()},
-        "peak_bytes": peaks,
-        "gemm_gflops": [round(rate, 1) for rate in gflops],
-        "limit_tokens_per_second": round(median(gflops) * 1e9 / flops, 1),
-        "losses": {name: many[0].losses for name, many in found.items()},
-        "disagreements": disagreements(case, found),
-    }
+    return Case(
+        name=row.name,
+        series=[
+            *(series(name, "rate", RATE, *many) for name, many in rates.items()),
+            series("limit", "rate", RATE, median(limits), kind="computed"),
+            *(series(name, "peak memory", "bytes", *many) for name, many in peaks.items()),
+            series("matrix products", "speed", "GFLOP/s", *gflops),
+        ],
+        ratios=[
+            ratio("× stock nanoGPT", rates[OURS], rates[STOCK], row.to_stock),
+            ratio("× tuned nanoGPT", rates[OURS], rates[TUNED], row.to_tuned),
+            ratio("of the limit", rates[OURS], limits, row.to_limit),
+            ratio("of stock nanoGPT's memory", peaks[OURS], peaks[STOCK], row.memory_to_stock, less_is_better=True),
+        ],
+        losses={name: finite(many[0].losses) for name, many in found.items()},
+        setting=size.describe(),
+    )
 
 
-def disagreements(case: Case, found: dict[str, list[Measured]]) -> list[str]:
+def differing(row: Row, found: dict[str, list[Measured]]) -> list[str]:
     """A sentence for each contender whose losses on the same data are not ours."""
-    allowed = MASKED if case.dropout else TOLERANCES[case.precision]
-    expected = found[OURS][0].losses
-    sentences = []
-    for name, rounds in found.items():
-        gaps = [abs(a - b) for one in rounds for a, b in zip(one.losses, expected, strict=True)]
-        if not all(gap <= allowed for gap in gaps):
-            sentences.append(f"{case.name}: losses of {name} differ from ours by up to {max(gaps):.4g}")
-    return sentences
+    losses = {name: [one.losses for one in rounds] for name, rounds in found.items()}
+    return differing_losses(row.name, losses, MASKED if row.dropout else TOLERANCES[row.precision])
 
 
 def measure_steps(contender: Contender, size: BenchSize, dropout: float) -> Measured:

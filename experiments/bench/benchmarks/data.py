@@ -1,0 +1,146 @@
+"""The data pipeline on one core, stage by stage beside the plain libraries, and as a whole beside their chain."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+
+from experiments.bench.data_whole import (
+    FASTER,
+    HOURS,
+    OURS,
+    PLAIN,
+    SECONDS,
+    answers,
+    beyond_starting,
+    core_hours,
+    datatrove_version,
+    run_datatrove,
+    run_pipeline,
+    texts_of,
+    write_few,
+)
+from experiments.bench.timing import ratio, series
+from lineage.benchmark import Benchmark, Case
+from lineage.digest import sha256_file
+from lineage.errors import DataMissing
+from lineage.extras import install_command
+from lineage.progress import announce
+
+EQUIVALENT = ("clean", "encode", "signatures", "group", "verify")
+"""Stages that datatrove has too: its language filter needs a model and its decontamination tasks from a hub."""
+NOTES = (
+    "Seconds are processor seconds of one thread; plain and ours take the same blocks of documents in turn, and every "
+    "answer is compared. Compiling and loading tables come before the clock.",
+    "A stage's ratio is that of all its blocks together, and core-hours are those of the paper's 174 GB.",
+    "Whole is `mlm-data run` with one worker, files and all, less the same command on a few documents (starting); "
+    "no rate is given where that leaves little. The plain chain is the sum of the plain stages. What is left at the "
+    "end is compared document by document.",
+    "datatrove does other work under the same names: five-word shingles, 14 bands of 8 rows, no verification.",
+)
+
+
+def measure(
+    corpus: Annotated[Path, typer.Option("--corpus", help="A .jsonl file with a string `text` on every line.")],
+) -> Benchmark:
+    """The data pipeline on one core, stage by stage beside the plain libraries, and whole beside their chain.
+
+    Every answer is compared. Takes about three seconds for each megabyte. Ends with code 3 if any answer differs.
+    """
+    from data_pipeline.config import DataConfig, SourcesConfig
+    from data_pipeline.document import Document
+    from data_pipeline.reading.pieces import Piece
+    from data_pipeline.reading.readers import Limits, read_pieces
+    from experiments.bench.data_chain import choose_vocabulary, measure_stages, size_bytes
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    piece = Piece("jsonl", corpus.name, str(corpus), "", corpus.stat().st_size if corpus.is_file() else 0)
+    found = list(read_pieces([piece], Limits()))
+    texts = [one.text for one in found if isinstance(one, Document)]
+    megabytes = size_bytes(texts) / 1e6
+    announce(f"{megabytes:.1f} MB in {len(texts):,} documents, every stage by plain libraries and by ours")
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        (work / "tokenizer").mkdir()
+        vocabulary = choose_vocabulary(texts)
+        vocabulary.tokenizer.save(work / "tokenizer")
+        test_sets = tuple(path for path in map(_find, ("wikitext103", "lambada")) if path)
+        config = DataConfig(name="bench", sources=SourcesConfig(names=(f"jsonl:{corpus}",)))
+        chain = measure_stages(texts, work / "tokenizer", test_sets, config)
+        few = write_few(work / "few.jsonl", texts)
+        run_pipeline(few, vocabulary.recipe_of_few, work)  # machine code is compiled and kept
+        starting = run_pipeline(few, vocabulary.recipe_of_few, work)[0]
+        seconds, dataset = run_pipeline(corpus, vocabulary.recipe, work)
+        left = texts_of(dataset)
+        differing = ((chain.texts - left) + (left - chain.texts)).total()
+        (work / "datatrove").mkdir()
+        peer = run_datatrove(corpus, work / "tokenizer" / "tokenizer.json", work / "datatrove")
+    plain = sum(_seconds(case, PLAIN) for case in chain.cases)
+    cases = [*chain.cases, whole_case(plain, seconds, starting, megabytes, left.total(), differing)]
+    wrong = {case.name: one.samples[0] for case in cases for one in case.series if one.contender == "differing"}
+    return Benchmark(
+        benchmark="data",
+        title="Data pipeline beside the libraries it replaces",
+        cases=[*cases, _beside_datatrove(chain.cases, peer)],
+        disagreements=[f"{name}: {count} answers differ" for name, count in wrong.items() if count],
+        notes=list(NOTES),
+        setting={
+            "corpus": {"name": corpus.name, "sha256": sha256_file(corpus), "documents": len(texts),
+                       "malformed": len(found) - len(texts), "megabytes": round(megabytes, 3)},
+            "vocabulary": vocabulary.description,
+        },
+    )  # fmt: skip
+
+
+def whole_case(
+    plain: float, seconds: float, starting: float, megabytes: float, documents: int, differing: int
+) -> Case:  # fmt: skip
+    """The pipeline beside the plain chain; without rates where its documents cost hardly more than starting."""
+    own = beyond_starting(seconds, starting)
+    rates = own and [
+        series(OURS, "throughput", "MB/s", megabytes / own),
+        series(OURS, HOURS, "core-hours", core_hours(own, megabytes)),
+    ]
+    return Case(
+        name="whole beside the plain stages together",
+        series=[
+            series(OURS, "time", SECONDS, seconds),
+            series(PLAIN, "time", SECONDS, plain),
+            series("starting", "time", SECONDS, starting),
+            *(rates or []),
+            *answers(documents, differing),
+        ],
+        ratios=[ratio(FASTER, [plain], [own], 20)] if own else [],
+        missing={} if own else {OURS: "the corpus is too small: it costs hardly more than starting"},
+    )
+
+
+def _seconds(case: Case, contender: str) -> float:
+    return median(next(one.samples for one in case.series if (one.contender, one.measure) == (contender, "time")))
+
+
+def _beside_datatrove(cases: Sequence[Case], peer: dict[str, float] | None) -> Case:
+    if peer is None:
+        why = f"not installed: {install_command('bench')}"
+        return Case(name="equivalent stages beside datatrove", missing={"datatrove": why})
+    ours = sum(_seconds(case, OURS) for case in cases if case.setting["stage"] in EQUIVALENT)
+    theirs = sum(peer.values())
+    return Case(
+        name="equivalent stages beside datatrove",
+        series=[series(OURS, "time", SECONDS, ours), series("datatrove", "time", SECONDS, theirs)],
+        ratios=[ratio(FASTER, [theirs], [ours], 15)],
+        setting={"version": datatrove_version(), "stages": {name: round(spent, 3) for name, spent in peer.items()}},
+    )
+
+
+def _find(name: str) -> Path | None:
+    from data_pipeline.contamination.testsets import find_test_set
+
+    try:
+        return find_test_set(name)
+    except DataMissing:
+        return None

@@ -1,0 +1,212 @@
+"""Evaluation on one core beside the plain loop and lm-evaluation-harness: same requests, same answers, in turn."""
+
+import importlib.util
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from data_pipeline.contamination.testsets import find_gpt2_vocabulary
+from data_pipeline.tokens.tokenizer import Tokenizer
+from engine.allocator import keep_large_buffers
+from engine.config import ModelConfig
+from evaluation.protocol import Request
+from experiments.bench.eval_contenders import Answer, Score, export_model, harness, our_model, ours, plain_loop
+from experiments.bench.eval_memory import peak_bytes
+from experiments.bench.timing import load_average, ratio, series
+from lineage.benchmark import Benchmark, Case
+from lineage.errors import DataMissing
+from lineage.extras import install_command
+from lineage.progress import Progress, announce
+
+TOLERANCE = 1e-5
+STRIDE = 32
+HARNESS_NEEDS = ("lm_eval", "accelerate", "transformers")
+SIZES = {
+    "2 layers, 128 wide": ModelConfig(
+        num_layers=2, hidden_size=128, num_heads=2, seq_length=1024, vocab_size=50257, padded_vocab_size=50304,
+        init_std=0.1,
+    ),
+    "GPT-2 124M": ModelConfig(
+        num_layers=12, hidden_size=768, num_heads=12, seq_length=1024, vocab_size=50257, padded_vocab_size=50304,
+    ),
+}  # fmt: skip
+SMALL, GPT2 = SIZES
+OURS, PLAIN_LOOP = "ours", "plain loop"
+NOTES = (
+    "Seconds are processor seconds of one thread; every round measures both, ours first, and ratios are medians over "
+    "rounds of the ratio within a round. Weights are initial ones, in fp32.",
+    "The plain loop is Megatron-LM's: float logits and log-softmax at all positions, on this engine's network with "
+    "fused attention. Of the batch sizes named it has the fastest.",
+    "lm-evaluation-harness runs its Hugging Face backend on the same weights, exported; timed is what follows the "
+    "tokens: batches, forward, softmax. Of the batch sizes named it has the fastest.",
+    "Memory is the peak of resident memory above that of the loaded model, in a process of its own.",
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One comparison."""
+
+    name: str
+    rival: str
+    size: str
+    goal: float
+    requests: Sequence[Request]
+    batch_sizes: tuple[int, ...]
+    """The rival's; it is measured with the fastest."""
+
+    @property
+    def case(self) -> str:
+        """Its name in the result."""
+        return f"{self.name}, {self.size}, beside {self.rival}"
+
+    def describe(self) -> dict[str, Any]:
+        """What is scored, as plain JSON values."""
+        return {
+            "requests": len(self.requests),
+            "inputs": sum(len(request.tokens) - 1 for request in self.requests),
+            "scored": sum(request.num_scored for request in self.requests),
+            "batch_sizes_tried": list(self.batch_sizes),
+        }
+
+
+def sliding_requests(config: ModelConfig, count: int) -> list[Request]:
+    """Full windows of stride 32 over random tokens of which few are frequent, as in text."""
+    draws = np.random.default_rng(0).random(config.seq_length + 1 + STRIDE * count)
+    tokens = (config.vocab_size**draws - 1).astype(np.int64)
+    return [
+        Request(tokens[start : start + config.seq_length + 1], STRIDE) for start in range(0, STRIDE * count, STRIDE)
+    ]
+
+
+def task_requests(name: str, tokenizer: Tokenizer, seq_length: int, limit: int) -> list[Request]:
+    """Requests of a named protocol. Raises DataMissing without its file."""
+    from evaluation.tasks import build_task
+
+    def no_stand_in() -> Path:
+        raise DataMissing("the benchmark scores the published files only")
+
+    return build_task(name, tokenizer, seq_length, limit, no_stand_in).requests
+
+
+def measure(
+    rounds: Annotated[int, typer.Option(min=1, help="How often both of each comparison are measured, in turn.")] = 3,
+) -> Benchmark:
+    """Evaluation beside the plain loop over full logits and lm-evaluation-harness: processor time and memory.
+
+    Needs the published test files and GPT-2's vocabulary. Ends with code 3 if the answers differ by more than rounding.
+    """
+    tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
+    windows, examples = (
+        task_requests(name, tokenizer, SIZES[SMALL].seq_length, limit)
+        for name, limit in (("wikitext103-lm-eval", 24), ("lambada", 256))
+    )
+    announce(f"memory of {2 * len(SIZES)} evaluations, then 4 comparisons of {rounds} rounds on one core")
+    memory = [measure_memory(name, config, batch) for name, config in SIZES.items() for batch in (1, 8)]
+    keep_large_buffers()
+    import torch
+
+    torch.set_num_threads(1)
+    models = {name: our_model(config) for name, config in SIZES.items()}
+    stride = {name: sliding_requests(config, 16 if name == SMALL else 8) for name, config in SIZES.items()}
+    comparisons = [
+        Comparison("stride 32", PLAIN_LOOP, SMALL, 10.0, stride[SMALL], (1, 8)),
+        Comparison("stride 32", PLAIN_LOOP, GPT2, 1.5, stride[GPT2], (1, 8)),
+        Comparison("wikitext103-lm-eval", "lm-evaluation-harness", SMALL, 1.5, windows, (1, 4, 16)),
+        Comparison("lambada", "lm-evaluation-harness", SMALL, 2.0, examples, (1, 8, 32)),
+    ]
+    load: list[float] = []
+    cases, disagreements = [], []
+    with tempfile.TemporaryDirectory() as folder, Progress("eval", len(comparisons), "comparisons") as progress:
+        for each in comparisons:
+            is_harness = each.rival != PLAIN_LOOP
+            if is_harness and not has_harness():
+                why = f"not installed: {install_command('eval')}"
+                cases.append(Case(name=each.case, missing={each.rival: why}, setting=each.describe()))
+                continue
+            rival = plain_loop(models[each.size])
+            if is_harness:
+                path = Path(folder) / each.name
+                rival = harness(export_model(models[each.size], SIZES[each.size], tokenizer, path), 1024)
+            case, differing = compare(each, ours(models[each.size]), rival, rounds)
+            cases.append(case)
+            disagreements += differing
+            load.append(load_average())
+            progress.advance(1, each.name)
+    return Benchmark(
+        benchmark="eval",
+        title="Evaluation beside the plain loop and lm-evaluation-harness",
+        cases=[*cases, *memory],
+        disagreements=disagreements,
+        notes=list(NOTES),
+        setting={"rounds": rounds},
+        load_average=load,
+    )
+
+
+def has_harness() -> bool:
+    """Whether lm-evaluation-harness and what its Hugging Face backend needs are installed."""
+    return all(importlib.util.find_spec(name) for name in HARNESS_NEEDS)
+
+
+def compare(comparison: Comparison, our_score: Score, their_score: Score, rounds: int) -> tuple[Case, list[str]]:
+    """Seconds of both, round by round, after one run of each that is not counted; a sentence if answers differ."""
+    expected = our_score(comparison.requests, None)
+    tried = {size: timed(their_score, comparison.requests, size) for size in comparison.batch_sizes}
+    best = min(tried, key=lambda size: tried[size][0])
+    measured: dict[str, list[float]] = {OURS: [], comparison.rival: []}
+    for _ in range(rounds):
+        for name, function, size in ((OURS, our_score, None), (comparison.rival, their_score, best)):
+            measured[name].append(timed(function, comparison.requests, size)[0])
+    gap = float(np.max([relative_gap(answer, expected) for _, answer in tried.values()]))
+    verdicts = max(int((answer.all_greedy != expected.all_greedy).sum()) for _, answer in tried.values())
+    case = Case(
+        name=comparison.case,
+        series=[series(name, "time", "processor s", *many) for name, many in measured.items()],
+        ratios=[ratio("times faster", measured[comparison.rival], measured[OURS], comparison.goal)],
+        setting=comparison.describe() | {"batch_size": best, "different_verdicts": verdicts}
+        | {"largest_relative_gap": gap if np.isfinite(gap) else None},
+    )  # fmt: skip
+    if gap <= TOLERANCE and verdicts == 0:
+        return case, []
+    return case, [
+        f"{case.name}: {comparison.rival} computes something else: its losses differ by up to {gap:.2g} of them, its "
+        f"verdicts in {verdicts} requests"
+    ]
+
+
+def timed(function: Score, requests: Sequence[Request], batch_size: int | None) -> tuple[float, Answer]:
+    """Processor seconds of a run, and its answer."""
+    start = time.process_time()
+    answer = function(requests, batch_size)
+    return time.process_time() - start, answer
+
+
+def relative_gap(one: Answer, other: Answer) -> float:
+    """Largest relative difference of the negative log-likelihoods."""
+    return float(np.abs(one.nll / other.nll - 1).max())
+
+
+def measure_memory(name: str, config: ModelConfig, batch: int) -> Case:
+    """Peaks of scoring eight full windows at one size, the plain loop with `batch` rows at a time."""
+    requests = sliding_requests(config, 8)
+    peaks = {
+        OURS: peak_bytes(lambda: _ready(ours(our_model(config)), requests, None)),
+        PLAIN_LOOP: peak_bytes(lambda: _ready(plain_loop(our_model(config)), requests, batch)),
+    }
+    return Case(
+        name=f"{name}, plain loop's batch {batch}",
+        series=[series(name, "peak memory", "bytes", peak) for name, peak in peaks.items()],
+        ratios=[ratio("of the plain loop's memory", [peaks[OURS]], [peaks[PLAIN_LOOP]], 0.25, less_is_better=True)],
+        setting={"size": name, "plain_batch_size": batch},
+    )
+
+
+def _ready(function: Score, requests: Sequence[Request], batch_size: int | None) -> Callable[[], object]:
+    return lambda: function(requests, batch_size)
