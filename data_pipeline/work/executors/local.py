@@ -118,24 +118,25 @@ def _start() -> _Worker:
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    held = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT}
+    )  # Ctrl-C is for this process; the new one inherits it
     process.start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)
     theirs.close()
     return _Worker(process, ours)
 
 
 def _serve(pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    while True:
-        try:
+    with contextlib.suppress(EOFError, ConnectionError):  # the other process has ended
+        while True:
             task = pipe.recv()
-        except EOFError:
-            return
-        try:
-            answer: Done | BaseException = run_task(task)
-        except Exception as error:
-            answer = error
-        pipe.send(answer)
+            try:
+                answer: Done | BaseException = run_task(task)
+            except Exception as error:
+                answer = error
+            pipe.send(answer)
 
 
 def _die_with_parent() -> None:
