@@ -5,13 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from data_pipeline.tokens.token_file import TokenFileWriter, token_dtype
 from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
-from engine.trainer import train
 from lineage.digest import seal
-from tests.engine.small_run import LONG, small_config
 
 WORDS = (
     "the", "a", "river", "house", "stone", "walks", "sleeps", "under", "over", "bright", "old", "wind", "and", "then",
@@ -21,6 +18,10 @@ WORDS = (
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
+    try:
+        import torch
+    except ImportError:
+        return  # some tests need none
     torch.set_num_threads(1)
 
 
@@ -48,10 +49,16 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def uninterrupted(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of the small recipe's run, trained in this process from beginning to end."""
+    from engine.trainer import train
+    from tests.engine.small_run import small_config
+
     return train(small_config(dataset), tmp_path_factory.mktemp("uninterrupted")).path
 
 
 @pytest.fixture(scope="session")
 def uninterrupted_long(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with `LONG`, which leaves time to stop it half way."""
+    from engine.trainer import train
+    from tests.engine.small_run import LONG, small_config
+
     return train(small_config(dataset, **LONG), tmp_path_factory.mktemp("long")).path

@@ -9,12 +9,14 @@ import torch
 def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mend Triton's interpreter (on for all tests: `tests/conftest.py`), and make tiles small enough for it.
 
-    Where it departs from a GPU: it cuts bf16 off, and multiplies its bits as integers.
+    Where it departs from a GPU: it cuts bf16 off, and multiplies its bits as integers. Triton 3.6's loops over a number
+    that a kernel is given need NumPy before 2.4.
     """
     pytest.importorskip("triton")
     from triton.runtime import interpreter
 
     convert, dot = interpreter._convert_float, interpreter.InterpreterBuilder.create_dot
+    patch_tensor = interpreter._patch_lang_tensor
 
     def rounded(numbers: Any, source: Any, target: Any, mode: Any) -> Any:
         if (source.name, target.name) == ("fp32", "bf16"):
@@ -30,6 +32,11 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
         numbers = torch.from_numpy(handle.data.copy()).view(torch.bfloat16).float().numpy()
         return interpreter.TensorHandle(numbers, interpreter.tl.float32)
 
+    def with_index(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", with_index)
     monkeypatch.setattr(interpreter, "_convert_float", rounded)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", product)
     from engine.kernels.gpu import bias_dropout_add, bias_gelu, cross_entropy

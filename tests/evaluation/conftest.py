@@ -11,7 +11,6 @@ from evaluation import lambada, wikitext103
 from evaluation.documents import RunningText
 from evaluation.protocol import SourceText
 from lineage.digest import sha256_file
-from tests.evaluation.standins import write_run
 from tests.made_data import PASSAGES
 
 
@@ -57,4 +56,6 @@ def nothing_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training run with one checkpoint, not to be changed."""
+    from tests.evaluation.standins import write_run
+
     return write_run(tmp_path_factory.mktemp("runs"))

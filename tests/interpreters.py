@@ -1,0 +1,133 @@
+"""Runs tests with other Pythons and with other versions of torch.
+
+`python -m tests.interpreters 3.12 3.13` gives each of these Pythons that is here an environment without torch, below
+`build/`, and runs every test that needs none. `python -m tests.interpreters VENV/bin/python --tests tests/engine` runs
+tests in an environment that is ready. With `--keep`, `results/interpreters.json` and `docs/reliability.md` say what
+came of it. Exit code 1 where a test failed.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from packaging.requirements import Requirement
+
+from lineage.atomic import write_json, write_text
+from lineage.environment import cpu_name, source_state
+from tests.architecture.rooms import ROOT
+
+KEPT = ROOT / "results" / "interpreters.json"
+PAGE = ROOT / "docs" / "reliability.md"
+BEGIN, END = "<!-- interpreters: begin -->", "<!-- interpreters: end -->"
+NEED_TORCH = ("torch", "accelerate", "megatron-core", "triton")
+VERSIONS = """
+import json, platform
+from importlib.metadata import PackageNotFoundError, version
+try:
+    torch = version("torch")
+except PackageNotFoundError:
+    torch = None
+print(json.dumps({"python": platform.python_version(), "torch": torch}))
+"""
+
+
+def requirements() -> list[str]:
+    """What the package and its tests need, without torch and what needs torch itself."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    found = [Requirement(text) for text in (*project["dependencies"], *extras["test"])]
+    found += [Requirement(text) for one in found for extra in sorted(one.extras) for text in extras.get(extra, ())]
+    return [str(one) for one in found if one.name not in (*NEED_TORCH, project["name"])]
+
+
+def make_environment(version: str) -> Path | None:
+    """The Python of an environment without torch; None where there is no Python of that version."""
+    venv = ROOT / "build" / f"python{version}"
+    create = [f"python{version}", "-m", "venv", str(venv)]
+    variables = os.environ | {"PYENV_VERSION": version}  # pyenv's programs are there for versions that are not
+    if not shutil.which(create[0]) or subprocess.run(create, env=variables, capture_output=True).returncode:
+        return None
+    install = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile"]
+    subprocess.run([*install, "--constraint", "constraints.txt", *requirements()], cwd=ROOT, check=True)
+    subprocess.run([*install, "--no-deps", "--editable", "."], cwd=ROOT, check=True)
+    return venv / "bin" / "python"
+
+
+def run_tests(python: Path, tests: list[str]) -> dict[str, Any]:
+    """Versions, and how many of the tests passed, failed and were skipped."""
+    versions = json.loads(subprocess.run([python, "-c", VERSIONS], check=True, capture_output=True, text=True).stdout)
+    options = [] if versions["torch"] else ["-p", "tests.without_torch"]
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        subprocess.run([python, "-m", "pytest", f"--junit-xml={report}", *options, *tests], cwd=ROOT, check=False)
+        counts = {name: int(n) for name, n in ElementTree.parse(report).getroot()[0].attrib.items() if n.isdigit()}
+    failed = counts["failures"] + counts["errors"]
+    return versions | {
+        "tests": tests,
+        "passed": counts["tests"] - failed - counts["skipped"],
+        "failed": failed,
+        "skipped": counts["skipped"],
+        "seconds": round(time.monotonic() - start),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": source_state()["commit"],
+        "processor": cpu_name(),
+    }
+
+
+def keep(record: dict[str, Any]) -> None:
+    """Put a record in the place of the one of the same versions and tests, and write the page's lines anew."""
+    same = ("python", "torch", "tests")
+    kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else []
+    records = [one for one in kept if any(one[name] != record[name] for name in same)] + [record]
+    records.sort(key=lambda one: [str(one[name]) for name in same])
+    write_json(KEPT, records)
+    write_text(PAGE, rewrite(PAGE.read_text(encoding="utf-8"), records))
+
+
+def rewrite(page: str, records: list[dict[str, Any]]) -> str:
+    """The page with a line for each record between its markers."""
+    lines = [
+        f"- Python {one['python']}, {'torch ' + one['torch'] if one['torch'] else 'without torch'}, "
+        f"`{' '.join(one['tests'])}`: {one['passed']:,} passed, {one['failed']:,} failed, {one['skipped']:,} skipped, "
+        f"on {one['date']} at commit {one['commit'][:8]}."
+        for one in records
+    ]
+    before, rest = page.split(BEGIN)
+    return "\n".join([before + BEGIN, *lines, END + rest.split(END)[1]])
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m tests.interpreters", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("interpreters", nargs="+", metavar="PYTHON", help="a version, or an environment's program")
+    parser.add_argument("--tests", nargs="+", default=["tests"], help="what pytest is given; all tests by default")
+    parser.add_argument("--keep", action="store_true", help="write the outcome to results/ and docs/")
+    given = parser.parse_args()
+    if given.keep and source_state()["dirty"]:
+        sys.exit("error: what is kept names a commit, and this checkout was modified")
+    records = []
+    for name in given.interpreters:
+        python = Path(name) if "/" in name else make_environment(name)
+        if python is None:
+            print(f"Python {name} is not here: no test was run with it")
+            continue
+        records.append(run_tests(python.absolute(), given.tests))
+        print(json.dumps(records[-1]))
+    if given.keep:
+        for record in records:
+            keep(record)
+    sys.exit(any(record["failed"] for record in records))
+
+
+if __name__ == "__main__":
+    main()
