@@ -1,5 +1,6 @@
 # The front door. Every target makes .venv first if it is not there.
 PYTHON ?= python3
+TORCH ?= auto
 VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
@@ -12,7 +13,7 @@ help: ## Show the targets
 setup: $(READY) ## Make .venv with pinned dependencies (the CPU build of torch where there is no GPU)
 
 $(READY): pyproject.toml constraints.txt install.sh
-	sh install.sh "$(PYTHON)" $(VENV)
+	sh install.sh "$(PYTHON)" $(VENV) $(TORCH)
 	touch $(READY)
 
 test: $(READY) ## Run the tests, three files at a time: some wait more than they compute
@@ -30,6 +31,9 @@ BY_PROCESSOR := $(patsubst %,tests/engine/test_%.py,kernels cross_entropy dropou
 
 test-other-processor: $(READY) ## Kernels, layouts and exact data with another machine's vector extensions
 	OMP_NUM_THREADS=1 $(OTHER_PROCESSOR) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(BY_PROCESSOR)
+
+test-pythons: $(READY) ## Tests that need no torch, with the other Pythons that are here
+	$(BIN)/python -m tests.interpreters 3.12 3.13 --tests tests/lineage tests/architecture tests/reports
 
 wheel: $(READY) ## Build the wheel and use it in an empty environment, away from the clone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/test_wheel.py

@@ -1,9 +1,10 @@
 #!/bin/sh
 # Makes the virtual environment $2 with the interpreter $1: pinned dependencies, this package, its test tools.
-# Without a GPU the CPU build of torch is installed (hundreds of megabytes less), with one the CUDA build.
+# The build of torch is $3: cpu (hundreds of megabytes less), cuda, or auto: cuda where there is a GPU.
 set -eu
 python=$1
 venv=$2
+build=${3:-auto}
 torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
@@ -13,8 +14,12 @@ torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 "$python" -m venv "$venv"
 install="$venv/bin/python -m pip --quiet --disable-pip-version-check install --no-compile"
 
-if [ "$(uname -s)" = Linux ] && ! nvidia-smi >/dev/null 2>&1; then
-    echo "no GPU here: installing the CPU build of torch $torch"
+if [ "$build" = auto ]; then
+    build=cuda
+    [ "$(uname -s)" != Linux ] || nvidia-smi >/dev/null 2>&1 || build=cpu
+fi
+if [ "$build" = cpu ]; then
+    echo "installing the CPU build of torch $torch"
     $install "torch==$torch+cpu" 2>/dev/null ||
         $install "torch==$torch" --index-url https://download.pytorch.org/whl/cpu
 else
