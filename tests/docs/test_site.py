@@ -119,7 +119,7 @@ def test_a_diagram_shows_what_is_context_and_what_is_scored(site: Path) -> None:
 
 def test_the_exit_codes_are_those_of_the_architecture(site: Path) -> None:
     table = re.findall(r"<td>(\d)</td>", (site / "exit-codes.html").read_text(encoding="utf-8"))
-    stated = re.findall(r"^\| (\d) \|", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), re.MULTILINE)
+    stated = re.findall(r"^\| (\d) \|", (ROOT / "docs" / "operation.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert table == stated
     assert len(table) == 7
 
