@@ -29,6 +29,8 @@ KEPT = ROOT / "results" / "interpreters.json"
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- interpreters: begin -->", "<!-- interpreters: end -->"
 NEED_TORCH = ("torch", "accelerate", "megatron-core", "triton")
+WITHOUT_TORCH = ["-p", "tests.without_torch", "-o", "truncation_limit_lines=0", "-o", "truncation_limit_chars=0"]
+"""Nothing is cut out of what a failure says: the plugin reads it."""
 VERSIONS = """
 import json, platform
 from importlib.metadata import PackageNotFoundError, version
@@ -65,7 +67,7 @@ def make_environment(version: str) -> Path | None:
 def run_tests(python: Path, tests: list[str]) -> dict[str, Any]:
     """Versions, and how many of the tests passed, failed and were skipped."""
     versions = json.loads(subprocess.run([python, "-c", VERSIONS], check=True, capture_output=True, text=True).stdout)
-    options = [] if versions["torch"] else ["-p", "tests.without_torch"]
+    options = [] if versions["torch"] else WITHOUT_TORCH
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
