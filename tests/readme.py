@@ -32,7 +32,8 @@ def readme_commands() -> list[str]:
     lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines() if line]
     lines += re.findall(r"^\|[^`\n]*`((?:make|mlm-\w+) [^`]*)`", text, re.MULTILINE)
     start = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    return lines + re.findall(r"^mlm-.*$", start, re.MULTILINE)
+    shown = "".join(re.findall(r"```sh\n(.*?)```", start, re.DOTALL))
+    return lines + re.findall(r"^mlm-.*$", shown, re.MULTILINE)
 
 
 def at_smoke_size(command: str, scratch: Path) -> list[str]:

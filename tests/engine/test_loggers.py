@@ -96,7 +96,7 @@ READ = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlf
 
 def crash_in(iteration: int, monkeypatch: pytest.MonkeyPatch, config: RunConfig, root: Path) -> None:
     """Train until that iteration fails as no code expects."""
-    iterate = Trainer._iterate
+    iterate = Trainer.iterate
 
     def fail(trainer: Trainer, number: int) -> Any:
         if number + 1 == iteration:
@@ -104,7 +104,7 @@ def crash_in(iteration: int, monkeypatch: pytest.MonkeyPatch, config: RunConfig,
         return iterate(trainer, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_iterate", fail)
+        patch.setattr(Trainer, "iterate", fail)
         with pytest.raises(RuntimeError, match="planted"):
             train(config, root)
 

@@ -17,6 +17,8 @@ def test_the_module_of_a_dotted_name_is_returned() -> None:
 
 @pytest.mark.parametrize("module", ["ray", "ray.cluster_utils"])
 def test_a_missing_library_is_named_with_its_extra(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for imported in [name for name in sys.modules if name.startswith("ray.")]:
+        monkeypatch.delitem(sys.modules, imported)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BadInput, match=r"^this needs ray: pip install 'mlm-repro\[ray\]' \(.*ray.*\)$"):
         import_extra(module, "ray")
@@ -39,7 +41,7 @@ getattr(importlib.import_module(module), function)()
 
 def test_a_command_without_its_library_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one two three"}\n', encoding="utf-8")
-    arguments = ["clean", "jsonl:a.jsonl", "out", "--executor", "ray"]
+    arguments = ["clean", "jsonl:a.jsonl", "out", "--executor", "ray", "--quiet"]
     command = [sys.executable, "-c", WITHOUT, "data_pipeline.cli:main:ray", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")

@@ -23,7 +23,7 @@ NEED_TORCH = [
     ["mlm-train", "export", "checkpoint", "exported"],
     ["mlm-eval", "lambada", "--ckpt", "checkpoint"],
     ["mlm-experiment", "reproduce", "355m", "--smoke"],
-    ["mlm-experiment", "preflight"],
+    ["mlm-experiment", "preflight", "--quiet"],
     ["mlm-verify", "parallel", CONFIG, "--twin", "--ranks", "2"],
     ["mlm-bench", "gemm"],
 ]
