@@ -86,6 +86,13 @@ def run_tests(python: Path, tests: list[str]) -> dict[str, Any]:
     }
 
 
+def is_modified() -> bool:
+    """Whether the checkout differs from its commit in more than what is kept here."""
+    others = [f":(exclude){path.relative_to(ROOT)}" for path in (KEPT, PAGE)]
+    status = ["git", "status", "--porcelain", "--", ".", *others]
+    return bool(subprocess.run(status, cwd=ROOT, check=True, capture_output=True).stdout)
+
+
 def keep(record: dict[str, Any]) -> None:
     """Put a record in the place of the one of the same versions and tests, and write the page's lines anew."""
     same = ("python", "torch", "tests")
@@ -115,7 +122,7 @@ def main() -> None:
     parser.add_argument("--tests", nargs="+", default=["tests"], help="what pytest is given; all tests by default")
     parser.add_argument("--keep", action="store_true", help="write the outcome to results/ and docs/")
     given = parser.parse_args()
-    if given.keep and source_state()["dirty"]:
+    if given.keep and is_modified():
         sys.exit("error: what is kept names a commit, and this checkout was modified")
     records = []
     for name in given.interpreters:
