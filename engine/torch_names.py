@@ -1,16 +1,18 @@
 """The names that differ within the range of torch versions, each under the newest one.
 
-The rest of the product uses no name that is missing from a version of the range, and asks for no version.
+The rest of the product uses no name that a version of the range lacks or deprecates, and asks for no version.
 """
 
 from typing import Any
 
 import torch.distributed as dist
 
-if hasattr(dist, "reduce_scatter_single"):
-    reduce_scatter_single = dist.reduce_scatter_single
-else:  # before 2.13
-    reduce_scatter_single = dist.reduce_scatter_tensor
+# new in 2.13
+reduce_scatter_single = (
+    dist.reduce_scatter_single if hasattr(dist, "reduce_scatter_single") else dist.reduce_scatter_tensor
+)
+# new in 2.14
+set_timeout = dist.set_timeout if hasattr(dist, "set_timeout") else dist.distributed_c10d._set_pg_timeout
 
 
 class ProcessGroup(dist.ProcessGroup):

@@ -15,7 +15,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.rendezvous import join_ranks, launched_world_size
 from engine.parallel.shared_memory import share_memory
 from engine.parallel.waiting import Waiting
-from engine.torch_names import reduce_scatter_single
+from engine.torch_names import reduce_scatter_single, set_timeout
 from lineage.errors import BadInput, UserError
 
 
@@ -169,7 +169,7 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
 
 def _axis(mesh: DeviceMesh, name: str, rank: int, waiting: Waiting) -> Axis:
     group = mesh.get_group(name)
-    dist.distributed_c10d._set_pg_timeout(rendezvous.COLLECTIVE_TIMEOUT, group)  # torch would wait half an hour
+    set_timeout(rendezvous.COLLECTIVE_TIMEOUT, group)  # torch would wait half an hour
     near = None
     if mesh.device_type == "cpu" and group.size() > 1:
         near = share_memory(group, rendezvous.COLLECTIVE_TIMEOUT)

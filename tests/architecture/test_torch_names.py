@@ -1,4 +1,4 @@
-"""The product uses no name that the installed torch lacks; `engine.torch_names` alone knows those that changed."""
+"""Every name of torch that the product uses is there and not deprecated; `engine.torch_names` knows what changed."""
 
 import ast
 import importlib
@@ -50,8 +50,8 @@ def used_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, name
 
 
-def exists(name: str) -> bool:
-    """Whether the installed torch has the name, as a module or as an attribute."""
+def is_good(name: str) -> bool:
+    """Whether the installed torch has the name, as a module or as an attribute, and does not deprecate it."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         try:
@@ -62,13 +62,13 @@ def exists(name: str) -> bool:
             if not hasattr(found, part):
                 return False
             found = getattr(found, part)
-        return True
+        return not hasattr(found, "__deprecated__")
     return False
 
 
-def missing(tree: ast.Module) -> list[str]:
-    """Line and name of everything of torch that a file uses and torch lacks."""
-    return [f"{line} {name}" for line, name in used_names(tree) if not exists(name)]
+def wrong(tree: ast.Module) -> list[str]:
+    """Line and name of everything of torch that a file uses and torch lacks or deprecates."""
+    return [f"{line} {name}" for line, name in used_names(tree) if not is_good(name)]
 
 
 def questions(tree: ast.Module) -> list[int]:
@@ -82,17 +82,18 @@ def questions(tree: ast.Module) -> list[int]:
     ]
 
 
-def test_torch_has_every_name_that_is_used() -> None:
+def test_torch_has_every_name_that_is_used_and_deprecates_none() -> None:
     trees = {path: parse(path) for path in modules() if path != CHANGED}
     used = {name for tree in trees.values() for _, name in used_names(tree)}
     assert len(used) > 100
-    found = [f"{path.relative_to(ROOT)}:{name}" for path, tree in trees.items() for name in missing(tree)]
-    assert found == [], f"torch {torch.__version__} has no such names"
+    found = [f"{path.relative_to(ROOT)}:{name}" for path, tree in trees.items() for name in wrong(tree)]
+    assert found == [], f"torch {torch.__version__} lacks or deprecates them"
 
 
 def test_a_name_that_changed_is_there_under_one_of_its_names() -> None:
     """`engine.torch_names` is all alternatives, so that it can be imported says that one of each is there."""
-    assert callable(importlib.import_module("engine.torch_names").reduce_scatter_single)
+    names = vars(importlib.import_module("engine.torch_names"))
+    assert all(callable(names[name]) for name in ("reduce_scatter_single", "set_timeout"))
 
 
 def test_no_other_file_asks_what_torch_has() -> None:
@@ -108,12 +109,16 @@ def test_no_other_file_asks_what_torch_has() -> None:
         ("import torch\ntorch.distributed.all_reduce(1)\ntorch.floaty32", ["3 torch.floaty32"]),
         ("from torch import nn\nclass A(nn.Modul):\n    pass", ["2 torch.nn.Modul"]),
         ("def f():\n    from torch.optim.adamw import adamv", ["2 torch.optim.adamw.adamv"]),
+        (
+            "import torch.distributed\ntorch.distributed.all_gather_coalesced",
+            ["2 torch.distributed.all_gather_coalesced"],
+        ),
         ("import torch.nowhere as there\nthere.name", ["1 torch.nowhere", "2 torch.nowhere.name"]),
         ("import torch.nn.functional as F\nF.gelu(x).floaty32\ntorchvision.nothing\nx.nothing", []),
     ],
 )
 def test_a_wrong_name_is_found(source: str, found: list[str]) -> None:
-    assert missing(ast.parse(source)) == found
+    assert wrong(ast.parse(source)) == found
 
 
 def test_a_question_is_found() -> None:
