@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from engine.allocator import keep_large_buffers
 from engine.config import RunConfig
-from engine.launch import default_ranks, launch
-from engine.optim.lr_finder import describe_curve, write_curve
+from engine.launch.allocator import keep_large_buffers
+from engine.launch.local import default_ranks, launch
+from engine.lr_finder import describe_curve, write_curve
 from engine.parallel.layout import Layout, layout_of
 from engine.pipeline.lowering import format_grid, lower
 from engine.pipeline.schedule import compute_orders, ideal_bubble, parse_schedule, peaks_in_flight
-from engine.training_run import begin_run, read_begun_run
+from engine.run.directory import begin_run, read_begun_run
 from engine.twin import shrink
 from lineage.command import CommandLine, run_command
 from lineage.config import load_config, override_config
@@ -85,8 +85,8 @@ def lr_find(
         arguments = ["lr-find", str(config), *[f"--set={item}" for item in overrides or []], f"--out={out}"]
         arguments += [f"--low={low}", f"--high={high}", f"--iterations={iterations}", *(["--twin"] if twin else [])]
         raise SystemExit(launch("engine.cli", arguments, ranks))
-    from engine.find_rate import find_learning_rate
-    from engine.parallel.rendezvous import leave_ranks
+    from engine.launch.rendezvous import leave_ranks
+    from engine.lr_finder import find_learning_rate
 
     try:
         curve = find_learning_rate(resolved, low, high, iterations)
@@ -103,7 +103,7 @@ def export_(
     out: Annotated[Path, typer.Argument(help="New directory.")],
 ) -> None:
     """Write a checkpoint as a Hugging Face directory; what `shard-hf` divided is merged into the files it came from."""
-    from engine.checkpoint import resolve_checkpoint
+    from engine.checkpoint.checkpoint import resolve_checkpoint
     from engine.formats.huggingface import export_huggingface
     from engine.formats.huggingface_shards import is_sharded, merge_huggingface
 
@@ -222,8 +222,8 @@ def _start(config: RunConfig, runs: Path, arguments: list[str], ranks: int | Non
             return
         if ranks > 1:
             raise SystemExit(launch("engine.cli", arguments, ranks))
-    from engine.parallel.rendezvous import leave_ranks
-    from engine.trainer import train
+    from engine.launch.rendezvous import leave_ranks
+    from engine.train import train
 
     try:
         done = train(config, runs)

@@ -2,19 +2,17 @@
 
 import math
 import re
-from typing import Literal, Self
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
-from engine.data_config import DataSection
-from engine.family_config import BertConfig, TransformerXLConfig
-from engine.pipeline.schedule import ScheduleName
-from engine.recompute import Recompute
-from engine.record_config import RecordConfig
 from lineage.config import Config
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp16-pure"]
+ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 
 
 def _check_at_least_one(config: Config, *names: str) -> None:
@@ -23,11 +21,98 @@ def _check_at_least_one(config: Config, *names: str) -> None:
             raise ValueError(f"{name} = {getattr(config, name)} must be at least 1")
 
 
+class FamilySection(Config):
+    """What one family of models has besides what every model has, and what it cannot be combined with."""
+
+    special_tokens: ClassVar[int] = 0
+    """Entries of the vocabulary after those of the tokenizer."""
+    divides_sequence: ClassVar[bool] = True
+    """Whether sequence parallelism can divide its activations."""
+    shards_parameters: ClassVar[bool] = False
+    """Whether ZeRO stage 3 can divide its parameters."""
+    blends_datasets: ClassVar[bool] = True
+    """Whether it can be trained on several datasets."""
+
+    def check(self, model: "ModelConfig") -> None:
+        """Raises ValueError if a model of this family cannot have these sizes."""
+
+    def shrink(self, scale: "TwinScale") -> Self:
+        """That of a twin."""
+        return self
+
+
+class GPT2Section(FamilySection):
+    """A GPT-2 has nothing besides."""
+
+    shards_parameters: ClassVar[bool] = True
+
+
+class BertConfig(FamilySection):
+    """What a BERT has besides (2019 paper, Section 5.3)."""
+
+    special_tokens: ClassVar[int] = len(SPECIAL_TOKENS)
+
+    layer_norm_order: Literal["rearranged", "original"] = "rearranged"
+    """`rearranged`: x + f(LN(x)), the 2019 paper's Figure 7 (b); `original`: LN(x + f(x)), its Figure 7 (a)."""
+    layer_norm_epsilon: float = 1e-5
+    """Added to the variance; the published BERT has 1e-12."""
+
+    def check(self, model: "ModelConfig") -> None:
+        """Raises ValueError if the epsilon is none, or the context has no room for a pair."""
+        if not 0 < self.layer_norm_epsilon < 1:
+            raise ValueError(f"layer_norm_epsilon = {self.layer_norm_epsilon} is not in (0, 1)")
+        if model.seq_length < 5:
+            raise ValueError(
+                f"seq_length = {model.seq_length} has no room for [CLS], [SEP], [SEP] and a token of each part"
+            )
+
+
+class TransformerXLConfig(FamilySection):
+    """What a Transformer-XL has besides (Dai et al. 2019)."""
+
+    divides_sequence: ClassVar[bool] = False
+    blends_datasets: ClassVar[bool] = False
+
+    memory_length: int = 0
+    """States of earlier segments that every layer sees, `m`; 0 for a model without recurrence."""
+    head_dim: int | None = None
+    """Width of one attention head; hidden_size / num_heads unless given."""
+    inner_size: int | None = None
+    """Width between the two products of the MLP; 4 × hidden_size unless given."""
+    cutoffs: tuple[int, ...] = ()
+    """Adaptive embedding and softmax: first word of each cluster after the head, in order of falling frequency."""
+    div_value: int = 1
+    """Each cluster's embeddings are narrower than the last one's by this factor."""
+
+    def check(self, model: "ModelConfig") -> None:
+        """Raises ValueError for sizes below their least, cutoffs that do not rise, or widths that do not divide."""
+        if self.memory_length < 0 or self.div_value < 1 or min(self.head_dim or 1, self.inner_size or 1) < 1:
+            raise ValueError("transformer_xl: memory_length must be at least 0, the other sizes at least 1")
+        cutoffs = list(self.cutoffs)
+        if cutoffs != sorted({*cutoffs}) or not all(0 < cutoff < model.vocab_size for cutoff in cutoffs):
+            raise ValueError(f"cutoffs = {cutoffs} must rise and lie between 0 and vocab_size")
+        if model.hidden_size % self.div_value ** len(cutoffs):
+            raise ValueError(f"hidden_size = {model.hidden_size} cannot be divided {len(cutoffs)} times by div_value")
+        if model.hidden_size % 2:
+            raise ValueError(f"hidden_size = {model.hidden_size} must be even, for sines and cosines")
+
+    def shrink(self, scale: "TwinScale") -> Self:
+        """Heads and MLP grow narrower with the model, and the memory shorter with its context."""
+        return self.model_copy(
+            update={
+                "memory_length": self.memory_length // scale.seq_length,
+                "head_dim": self.head_dim and self.head_dim * scale.num_heads // scale.hidden_size,
+                "inner_size": self.inner_size and self.inner_size // scale.hidden_size,
+                "cutoffs": tuple(cutoff // scale.vocab_size for cutoff in self.cutoffs),
+            }
+        )
+
+
 class ModelConfig(Config):
     """Family and shape of a model; the defaults are GPT-2's (2019 paper, Tables 1 and 2)."""
 
     family: Literal["gpt2", "bert", "transformer-xl"] = "gpt2"
-    """Which model this is, a row of `engine.model.families`."""
+    """Which model this is, a row of `engine.family.FAMILIES`."""
     num_layers: int
     """Transformer layers."""
     hidden_size: int
@@ -63,36 +148,23 @@ class ModelConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _check_bert(self) -> Self:
-        if self.family != "bert" and self.bert != BertConfig():
-            raise ValueError(f"bert is not for family = {self.family!r}")
-        if not 0 < self.bert.layer_norm_epsilon < 1:
-            raise ValueError(f"layer_norm_epsilon = {self.bert.layer_norm_epsilon} is not in (0, 1)")
-        if self.family == "bert" and self.seq_length < 5:
-            raise ValueError(
-                f"seq_length = {self.seq_length} has no room for [CLS], [SEP], [SEP] and a token of each part"
-            )
+    def _check_sections(self) -> Self:
+        for name, section in (("bert", self.bert), ("transformer_xl", self.transformer_xl)):
+            if section is not self.section and section != type(section)():
+                raise ValueError(f"{name} is not for family = {self.family!r}")
+        self.section.check(self)
         return self
 
-    @model_validator(mode="after")
-    def _check_transformer_xl(self) -> Self:
-        xl = self.transformer_xl
-        if self.family != "transformer-xl" and xl != TransformerXLConfig():
-            raise ValueError(f"transformer_xl is not for family = {self.family!r}")
-        if xl.memory_length < 0 or xl.div_value < 1 or min(xl.head_dim or 1, xl.inner_size or 1) < 1:
-            raise ValueError("transformer_xl: memory_length must be at least 0, the other sizes at least 1")
-        if list(xl.cutoffs) != sorted({*xl.cutoffs}) or not all(0 < cutoff < self.vocab_size for cutoff in xl.cutoffs):
-            raise ValueError(f"cutoffs = {list(xl.cutoffs)} must rise and lie between 0 and vocab_size")
-        if self.hidden_size % xl.div_value ** len(xl.cutoffs):
-            raise ValueError(f"hidden_size = {self.hidden_size} cannot be divided {len(xl.cutoffs)} times by div_value")
-        if self.family == "transformer-xl" and self.hidden_size % 2:
-            raise ValueError(f"hidden_size = {self.hidden_size} must be even, for sines and cosines")
-        return self
+    @property
+    def section(self) -> FamilySection:
+        """What this model's family has besides."""
+        sections: dict[str, FamilySection] = {"bert": self.bert, "transformer-xl": self.transformer_xl}
+        return sections.get(self.family, GPT2Section())
 
     @property
     def text_vocab_size(self) -> int:
         """Entries of the tokenizer: a BERT has its special tokens after them."""
-        return self.vocab_size - (len(SPECIAL_TOKENS) if self.family == "bert" else 0)
+        return self.vocab_size - self.section.special_tokens
 
     @property
     def head_dim(self) -> int:
@@ -209,6 +281,22 @@ class TrainConfig(Config):
         return math.gcd(self.global_batch_size, start, increment) // self.microbatch_size
 
 
+@dataclass(frozen=True)
+class Recompute:
+    """Activations that are computed again in the backward pass: groups of layers, or the attention core alone.
+
+    The core is scores, softmax, dropout and their product with the values (Korthikanti et al. 2022, Section 5). Dropout
+    is keyed by what it is for (`engine.rng`), so a pass that is computed again drops the same elements.
+    """
+
+    every_layers: int = 0
+    """Layers per recomputed group; 0 keeps activations."""
+    attention: bool = False
+
+
+NO_RECOMPUTE = Recompute()
+
+
 class ParallelConfig(Config):
     """How the model is divided; data parallelism takes the ranks that remain."""
 
@@ -272,6 +360,58 @@ class TwinScale(Config):
         )
 
 
+class DataSection(Config):
+    """Where the tokens are."""
+
+    dataset: Path | tuple[tuple[Path, float], ...] | None = None
+    """Dataset directory made by `mlm-data run`, or several, each with its weight: `[["runs/a", 0.7], ["runs/b", 0.3]]`.
+    Weights are divided by their sum."""
+
+    @field_validator("dataset", mode="wrap")
+    @classmethod
+    def _in_words(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            raise ValueError(f"{value!r} is neither a directory nor a list of [directory, weight] pairs") from error
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if isinstance(self.dataset, tuple):
+            if not self.dataset:
+                raise ValueError("dataset = [] names no dataset")
+            for number, (directory, weight) in enumerate(self.dataset):
+                if not 0 < weight < math.inf:
+                    raise ValueError(f"the weight of dataset {directory}, {weight}, must be above 0 and finite")
+                if directory in dict(self.dataset[:number]):
+                    raise ValueError(f"dataset {directory} is named twice: give it one weight")
+        return self
+
+
+class RecordConfig(Config):
+    """What a run writes down beside its results; none of it changes them."""
+
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Where the metrics go beside metrics.jsonl. Each name is that of the extra which brings the library."""
+    noise_scale: bool = False
+    """Also estimate the gradient noise scale, in samples, from the gradients of the data-parallel ranks and of them all
+    (McCandlish et al. 2018); on one data-parallel rank there is nothing to compare."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former_key(cls, values: Any) -> Any:
+        """`tensorboard`, true or false, is how configurations used to ask for the first of the loggers."""
+        if not isinstance(values, dict) or "tensorboard" not in values:
+            return values
+        others = {key: value for key, value in values.items() if key != "tensorboard"}
+        if values["tensorboard"] not in (True, False):
+            raise ValueError(f"tensorboard = {values['tensorboard']!r} must be true or false")
+        loggers = others.get("loggers", ())
+        if values["tensorboard"] and isinstance(loggers, (list, tuple)) and "tensorboard" not in loggers:
+            others["loggers"] = [*loggers, "tensorboard"]
+        return others
+
+
 class RunConfig(Config):
     """One training run."""
 
@@ -289,8 +429,11 @@ class RunConfig(Config):
     def _check(self) -> Self:
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise ValueError(f"name = {self.name!r} cannot name a directory: letters, digits, '-', '_' and '.' can")
-        if self.model.family == "transformer-xl" and isinstance(self.data.dataset, tuple):
-            raise ValueError("a Transformer-XL reads one dataset on and on: data.dataset must be one directory")
+        if isinstance(self.data.dataset, tuple) and not self.model.section.blends_datasets:
+            raise ValueError(
+                f"a model of family = {self.model.family!r} reads one dataset on and on: "
+                "data.dataset must be one directory"
+            )
         if self.record.noise_scale and self.parallel.shard_parameters:
             raise ValueError(
                 "record.noise_scale wants the gradient of each data-parallel rank, which none ever has with "

@@ -5,11 +5,11 @@ Shapes: b microbatch, s sequence, h hidden, L layers, v padded vocabulary, t ten
 
 from typing import NamedTuple
 
-from data_pipeline.tokens.special_tokens import MASKED_SHARE
-from engine.batch_schedule import BatchSchedule
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
+from engine.data.batch_schedule import BatchSchedule
+from engine.family import family_of
+from engine.model.stages import split_layers, whole_model
 from engine.pipeline.schedule import peaks_in_flight
-from engine.pipeline.stages import Stage, split_layers, whole_model
 
 
 class ParameterBytes(NamedTuple):
@@ -48,106 +48,12 @@ class RankMemory(NamedTuple):
         return self.state + self.activations
 
 
-class GPT2Costs:
-    """Closed forms of a GPT-2. Another family overrides what is different in it."""
-
-    is_causal = True
-
-    def __init__(self, model: ModelConfig) -> None:
-        self.model, self.s, self.h, self.v = model, model.seq_length, model.hidden_size, model.padded_vocab_size
-
-    def parameters(self, stage: Stage, tp: int = 1) -> int:
-        """Numbers that a tensor-parallel rank of a stage holds. The last stage has a copy of the word embedding."""
-        h, words = self.h, self.v // tp * self.h
-        count = len(stage.layers) * ((12 * h * h + 7 * h) // tp + 6 * h)
-        count += words + self.s * h if stage.is_first else 0
-        return count + (2 * h + (0 if stage.is_first else words) if stage.is_last else 0)
-
-    def score_bytes(self) -> int:
-        """Kept of a query's scores, at 2 bytes per element: output of the softmax, mask and output of the dropout."""
-        return 5 * self.s
-
-    def head_columns(self) -> float:
-        """Columns of the output head that a position is multiplied with."""
-        return self.v
-
-    def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
-        """Of the matrix products of so many sequences, forward and backward, as `flops_per_token` explains.
-
-        72·B·s·L·h²·(1 + s/6h + v/12Lh), or the 2021 paper's Equation 3, 96·B·s·L·h²·(1 + s/6h + v/16Lh).
-        """
-        s, h, layers = self.s, self.h, self.model.num_layers
-        factor, share = (96, 16) if recompute else (72, 12)
-        attention = s / ((12 if causal and self.is_causal else 6) * h)
-        return factor * sequences * s * layers * h * h * (1 + attention + self.head_columns() / (share * layers * h))
-
-
-class BertCosts(GPT2Costs):
-    """A BERT also has segments, and behind its layers a masked head, a pooler and sentence order."""
-
-    is_causal = False
-
-    def parameters(self, stage: Stage, tp: int = 1) -> int:
-        """Those of a GPT-2 and of segments; of dense, norm and bias of the head; of pooler and sentence order."""
-        h = self.h
-        head = (h * h + 3 * h + self.v // tp) + (h * h + h) + (2 * h + 2)
-        return super().parameters(stage, tp) + stage.is_first * 2 * h + stage.is_last * head
-
-    def head_columns(self) -> float:
-        """The dense product of every token, then logits of the masked ones alone."""
-        return self.v * MASKED_SHARE + self.h
-
-
-class TransformerXLCosts(GPT2Costs):
-    """A Transformer-XL has a memory, which counts as part of its segment where keys and values are made of it."""
-
-    def parameters(self, stage: Stage, tp: int = 1) -> int:
-        """Those of its layers, and of the embedding, which is adaptive where there are cutoffs."""
-        model, h, xl = self.model, self.h, self.model.transformer_xl
-        width, inner = model.num_heads * model.head_dim, model.inner_size
-        count = len(stage.layers) * ((5 * h * width + 2 * width + 2 * h * inner + inner) // tp + 5 * h)
-        if not (stage.is_first or stage.is_last):
-            return count
-        if not xl.cutoffs:
-            return count + self.v // tp * h
-        bounds = (0, *xl.cutoffs, model.vocab_size)
-        widths = [h // xl.div_value**cluster for cluster in range(len(bounds) - 1)]
-        words = sum((high - low) * w for low, high, w in zip(bounds, bounds[1:], widths, strict=False))
-        return count + words + h * sum(widths[1:]) + len(xl.cutoffs) * h
-
-    def score_bytes(self) -> int:
-        """By content and by distance, of the memory and of the segment."""
-        return 7 * (self.model.transformer_xl.memory_length + self.s)
-
-    def head_columns(self) -> float:
-        """Of an adaptive softmax the head; a tail counts for nothing."""
-        return min((*self.model.transformer_xl.cutoffs, self.v))
-
-    def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
-        """Products with weights, scores by content and by distance, values, output head."""
-        model, s, h, width = self.model, self.s, self.h, self.model.num_heads * self.model.head_dim
-        keys = model.transformer_xl.memory_length + s
-        attention = 6 * s * (keys - (s / 2 if causal else 0)) * width
-        layer = 2 * h * width * (3 * keys + s) + attention + 4 * s * h * model.inner_size
-        head = 2 * s * h * self.head_columns()
-        return sequences * ((4 if recompute else 3) * model.num_layers * layer + 3 * head)
-
-
-FAMILY_COSTS: dict[str, type[GPT2Costs]] = {"gpt2": GPT2Costs, "bert": BertCosts, "transformer-xl": TransformerXLCosts}
-"""Closed forms by the names of `model.family`."""
-
-
-def costs_of(model: ModelConfig) -> GPT2Costs:
-    """The closed forms of a model."""
-    return FAMILY_COSTS[model.family](model)
-
-
 def parameter_count(model: ModelConfig) -> int:
     """Every trainable number: embeddings, layers with biases and layer norms, final layer norm.
 
     Of a GPT-2, 2021 paper, Equation 2, without its rounding: 12Lh²(1 + 13/(12h)) + (v + s)h + 2h.
     """
-    return costs_of(model).parameters(whole_model(model.num_layers))
+    return family_of(model).closed_forms(model).parameters(whole_model(model.num_layers))
 
 
 def flops_per_token(model: ModelConfig, recompute: bool = False, causal: bool = False) -> float:
@@ -156,12 +62,12 @@ def flops_per_token(model: ModelConfig, recompute: bool = False, causal: bool = 
     Attention has two conventions. By default it counts whole, as in the papers; with `causal` the half that no position
     may see is left out.
     """
-    return costs_of(model).flops(1, recompute, causal) / model.seq_length
+    return family_of(model).closed_forms(model).flops(1, recompute, causal) / model.seq_length
 
 
 def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool = False) -> float:
     """Those of every token of the global batch, with the whole of attention, as in the papers."""
-    return costs_of(model).flops(train.global_batch_size, recompute, causal=False)
+    return family_of(model).closed_forms(model).flops(train.global_batch_size, recompute, causal=False)
 
 
 def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
@@ -189,7 +95,9 @@ def activation_bytes_per_layer(model: ModelConfig, microbatch_size: int, paralle
     rest = 1 / t if parallel.sequence_parallel else 1
     if parallel.recompute == "full":
         return 2 * s * b * h * rest / parallel.recompute_layers
-    scores = 0 if parallel.recompute == "selective" else costs_of(model).score_bytes() * a / (h * t)
+    scores = (
+        0 if parallel.recompute == "selective" else family_of(model).closed_forms(model).score_bytes() * a / (h * t)
+    )
     return s * b * h * (10 * rest + 24 / t + scores)
 
 
@@ -200,7 +108,7 @@ def memory_of_ranks(model: ModelConfig, train: TrainConfig, parallel: ParallelCo
     Section 2.2), what recomputation makes again at a time, and on the last rank the inputs of final layer norm and
     output head, with logits in single precision. Raises BadInput where the pipeline cannot be divided so.
     """
-    costs, b, s = costs_of(model), train.microbatch_size, model.seq_length
+    costs, b, s = family_of(model).closed_forms(model), train.microbatch_size, model.seq_length
     element = PARAMETER_BYTES[train.precision].weight
     kept = activation_bytes_per_layer(model, b, parallel)
     whole = activation_bytes_per_layer(model, b, parallel.model_copy(update={"recompute": "none"}))

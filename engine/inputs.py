@@ -1,27 +1,33 @@
-"""The microbatches of a run as its model takes them: tokens, dropout keyed by place, and what a stream remembers."""
+"""The microbatches of a run as its model takes them, in training and in validation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from data_pipeline.tokens.token_file import TokenFile
+import torch
+
+from engine.checkpoint.probe import SAMPLES, choose_samples
 from engine.config import RunConfig
+from engine.data.batches import ValidationBatches
+from engine.family import TokenFiles, family_of
+from engine.model.microbatch import PipelineInput, Recurrence, to_input
+from engine.model.stream_memory import StreamMemory
 from engine.parallel.mesh import ParallelMesh
-from engine.pipeline.microbatch import PipelineInput, to_input
 from engine.rng import Dropout
-from engine.stream_memory import StreamMemory
-from engine.training_order import training_batches
+
+TOKENS_AT_ONCE = 8192
+"""Of a validation batch."""
 
 
 class TrainingInputs:
     """This rank's microbatches of every iteration, a pure function of seed and iteration but for streams' memory."""
 
     def __init__(
-        self, config: RunConfig, iterations: int, parts: Sequence[tuple[TokenFile, float]], tokenizer: Path | None,
+        self, config: RunConfig, iterations: int, parts: TokenFiles, tokenizer: Path | None,
         mesh: ParallelMesh,
     ) -> None:  # fmt: skip
         """`parts` are token files with their weights; a BERT needs the directory of their tokenizer."""
         self._config, self._mesh = config, mesh
-        self._batches = training_batches(config, parts, iterations, tokenizer)
+        self._batches = family_of(config.model).training_order(config, parts, iterations, tokenizer)
         self.streams = StreamMemory(config.model, mesh)
 
     def of(self, iteration: int) -> list[PipelineInput]:
@@ -38,3 +44,27 @@ class TrainingInputs:
             )
             for batch in self._batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size)
         ]
+
+
+class ValidationSplit:
+    """The sequences of the validation split, each alone or, for a model with memory, in streams that read on."""
+
+    def __init__(self, config: RunConfig, parts: TokenFiles, mesh: ParallelMesh, tokenizer: Path) -> None:
+        self.mesh, self.batch_size = mesh, max(TOKENS_AT_ONCE // config.model.seq_length, 1)
+        sequences = next(ValidationBatches(parts, config.model.seq_length).microbatches(SAMPLES, SAMPLES, 0, 1))
+        self.probed = choose_samples(sequences.tokens.tolist())
+        self._order = family_of(config.model).validation_order(config, parts, tokenizer)
+
+    @property
+    def num_samples(self) -> int:
+        """Sequences of the split."""
+        return self._order.num_samples
+
+    def inputs(self, num_samples: int) -> Iterator[PipelineInput]:
+        """This rank's share of about `num_samples` sequences; what comes later in a stream has a memory of it."""
+        dp = self.mesh.dp
+        carried: dict[tuple[int, ...], dict[int, torch.Tensor]] = {}
+        for batch in self._order.microbatches(num_samples, self.batch_size, dp.rank, dp.size):
+            states = carried.setdefault(batch.places, {})
+            recurrence = Recurrence(states, states) if self._order.are_streams else None
+            yield to_input(batch.tokens, self.mesh, recurrence=recurrence, pairs=batch.pairs)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.registry import implementation
+from engine.kernels.dropout_mask import DropoutMask
 
 
 def key_of(*parts: object) -> int:
@@ -24,37 +24,6 @@ def initial_normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> 
     """N(0, std) values of the undivided parameter `name`, fp32."""
     generator = torch.Generator().manual_seed(key_of(seed, "init", name))
     return torch.empty(shape).normal_(0.0, std, generator=generator)
-
-
-@dataclass(frozen=True)
-class DropoutMask:
-    """Which elements of rows of numbers are kept at one site, for each sequence of a microbatch."""
-
-    probability: float
-    keys: tuple[int, ...]
-    """One for each sequence."""
-    first_row: int = 0
-    """Number of the first row here among all rows of the site; a rank that holds a part of them has its own."""
-
-    @property
-    def threshold(self) -> int:
-        """An element is dropped when its 16 random bits are less: the probability is exact to 1/65536."""
-        return round(self.probability * 2**16)
-
-    @property
-    def scale(self) -> float:
-        """The factor of what is kept, 1/(1 − p)."""
-        return 1.0 / (1.0 - self.probability)
-
-    def keep(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
-        """Boolean [b, rows, columns], True where the element stays (`engine/kernels/dropout_bits.py`)."""
-        bits = implementation("dropout_bits", device.type)(self.keys, self.first_row, rows, columns, device)
-        kept: torch.Tensor = bits.to(torch.int32).bitwise_and_(0xFFFF) >= self.threshold
-        return kept
-
-    def factors(self, rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        """What each element is multiplied with, [b, rows, columns]: 1/(1 − p) where it is kept, else 0."""
-        return self.keep(rows, columns, device).to(dtype).mul_(self.scale)
 
 
 @dataclass(frozen=True)

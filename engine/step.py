@@ -11,15 +11,15 @@ from typing import Protocol
 import torch
 
 from engine.config import ModelConfig, ParallelConfig, TrainConfig
+from engine.model.microbatch import PipelineInput
 from engine.optim.choice import build_optimizer
 from engine.optim.flat import FlatGroup
-from engine.parallel.gradients import Reducer
+from engine.optim.gradients import Reducer
+from engine.optim.precision import DTYPES, LossScaler
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import ShardedParameter
 from engine.pipeline.lowering import Interval
-from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.partition import PartitionedModel
-from engine.precision import DTYPES, LossScaler
 from lineage.errors import UserError
 
 

@@ -1,85 +1,42 @@
 """The training loop: build, then iterate; everything it does is in its run directory."""
 
 import math
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from engine.batch_schedule import BatchSchedule
-from engine.batches import place_groups
-from engine.checkpoint import TrainingState, checkpoint_path, complete_checkpoints, remove_old, save_checkpoint
+from engine.checkpoint.checkpoint import (
+    TrainingState,
+    checkpoint_path,
+    complete_checkpoints,
+    remove_old,
+    save_checkpoint,
+)
+from engine.checkpoint.probe import Probe, describe_computation
+from engine.checkpoint.resume import resume
 from engine.config import RunConfig
 from engine.costs import flops_per_iteration
-from engine.dataset import DatasetFacts
-from engine.estimate import describe_disk, describe_training, iterations_done
-from engine.guards import Guards, Iteration, RecentIterations, explaining_out_of_memory
-from engine.inputs import TrainingInputs
-from engine.loggers import Logger, open_loggers
-from engine.metrics import MetricsLog
+from engine.data.batch_schedule import BatchSchedule
+from engine.data.batches import place_groups
+from engine.data.dataset import DatasetFacts
+from engine.guard.guards import Guards, Iteration, RecentIterations
+from engine.inputs import TrainingInputs, ValidationSplit
+from engine.model.microbatch import PipelineInput, to_input
+from engine.optim.precision import LossScaler
 from engine.optim.schedule import learning_rate
-from engine.parallel.layout import layout_of
-from engine.parallel.mesh import ParallelMesh, build_mesh
-from engine.parallel.rendezvous import check_agreement, join_ranks, launched_world_size, telling_of_lost_ranks
-from engine.pipeline.microbatch import PipelineInput, to_input
-from engine.precision import LossScaler
-from engine.probe import Probe, describe_computation
-from engine.resume import resume
+from engine.parallel.mesh import ParallelMesh
+from engine.run.directory import write_summary
+from engine.run.loggers import Logger
+from engine.run.metrics import MetricsLog
 from engine.step import NotFinite, build_step
-from engine.training_run import begin_run, write_summary
-from engine.validation import ValidationSplit
 from lineage.errors import Interrupted
-from lineage.lock import locked
-from lineage.progress import Progress, announce
+from lineage.progress import Progress
 from lineage.run import RunDirectory
-
-
-def train(config: RunConfig, root: Path) -> RunDirectory:
-    """Train `config` in its run directory below `root`, going on from the newest checkpoint there.
-
-    A complete run is returned as it is. Raises Interrupted after SIGTERM or Ctrl-C, with a checkpoint written.
-    """
-    join_ranks()
-    with telling_of_lost_ranks():
-        check_agreement(config.model_dump(mode="json"))
-        config, dataset, run = begin_run(config, root)
-        layout = layout_of(config, launched_world_size())
-        if layout.world_size > 1:
-            torch.set_num_threads(1)
-        mesh = build_mesh(layout, config.parallel.sequence_parallel)
-        mesh.barrier()
-        with alone(run, mesh):
-            if not run.is_complete:
-                if mesh.is_first:
-                    done = iterations_done(run.path)
-                    announce(describe_training(config, layout.world_size, done), describe_disk(config), str(run.path))
-                with mesh.together():
-                    if os.environ.get("LOCAL_RANK", "0") == "0":
-                        dataset.check()
-                    loggers = open_loggers(config.record.loggers if mesh.is_first else ())
-                with explaining_out_of_memory(config, mesh, "before the first iteration"):
-                    trainer = Trainer(config, run, dataset, mesh)
-                with explaining_out_of_memory(config, mesh, "while training"):
-                    trainer.run_to_end(loggers)
-            elif mesh.is_first:
-                run.link()
-    return run
-
-
-@contextmanager
-def alone(run: RunDirectory, mesh: ParallelMesh) -> Iterator[None]:
-    """Keep other commands from training a run not at rest. Raises BadInput, on every rank, if one does already."""
-    with ExitStack() as held:
-        with mesh.together():
-            if mesh.is_first and not run.is_at_rest:
-                held.enter_context(locked(run.path))
-        yield
 
 
 class Trainer:

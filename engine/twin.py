@@ -1,7 +1,6 @@
 """A published recipe at laptop size. Imports no torch."""
 
 from engine.config import ParallelConfig, RunConfig, TwinScale
-from engine.family_config import TransformerXLConfig
 from lineage.errors import BadInput
 
 
@@ -23,7 +22,7 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
                 "seq_length": model.seq_length // scale.seq_length,
                 "vocab_size": model.vocab_size // scale.vocab_size,
                 "padded_vocab_size": model.padded_vocab_size // scale.vocab_size,
-                "transformer_xl": _shrink_family(model.transformer_xl, scale),
+                "transformer_xl": model.transformer_xl.shrink(scale),
             }
         ),
         train=train.model_copy(
@@ -43,16 +42,4 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
         parallel=ParallelConfig(),
         data=config.data,
         twin=scale,
-    )
-
-
-def _shrink_family(model: TransformerXLConfig, scale: TwinScale) -> TransformerXLConfig:
-    """Heads and MLP grow narrower with the model, and the memory shorter with its context."""
-    return model.model_copy(
-        update={
-            "memory_length": model.memory_length // scale.seq_length,
-            "head_dim": model.head_dim and model.head_dim * scale.num_heads // scale.hidden_size,
-            "inner_size": model.inner_size and model.inner_size // scale.hidden_size,
-            "cutoffs": tuple(cutoff // scale.vocab_size for cutoff in model.cutoffs),
-        }
     )

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
 from data_pipeline.reading.hub import hub_is_reachable
-from engine.checkpoint import FOLDER
+from engine.checkpoint.checkpoint import FOLDER
+from engine.checkpoint.shards import INDEX
 from engine.formats.megatron import TRACKER
 from engine.formats.recognise import import_checkpoint
-from engine.shards import INDEX
 from lineage.digest import is_sealed
 from lineage.errors import BadInput, DataMissing
 

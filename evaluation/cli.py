@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from engine.allocator import keep_large_buffers
+from engine.launch.allocator import keep_large_buffers
 from evaluation.compare import paired_difference
 from evaluation.heldout import file_cloze, file_perplexity
 from evaluation.layouts import ONE_RANK, is_first_rank, parse_layout, start_ranks

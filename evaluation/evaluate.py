@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.costs import parameter_count
+from engine.launch.mesh import build_mesh
+from engine.launch.rendezvous import telling_of_lost_ranks
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import build_mesh
-from engine.parallel.rendezvous import telling_of_lost_ranks
 from evaluation.checkpoints import native_checkpoint
 from evaluation.memory import NoMemory, remembering, score_with_memory
 from evaluation.models import EvaluatedCheckpoint, load_checkpoint

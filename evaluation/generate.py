@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 
 from engine.costs import parameter_count
+from engine.launch.mesh import build_mesh
+from engine.launch.rendezvous import telling_of_lost_ranks
 from engine.model.gpt2 import GPT2
 from engine.model.key_value_cache import KeyValueCache
-from engine.parallel.mesh import build_mesh
-from engine.parallel.rendezvous import telling_of_lost_ranks
-from engine.pipeline.inference import forward_next
 from evaluation.checkpoints import native_checkpoint
 from evaluation.evaluate import Settings
+from evaluation.inference import forward_next
 from evaluation.models import load_checkpoint
 from evaluation.scoring import ScoringModel
 from lineage.errors import BadInput

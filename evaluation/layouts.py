@@ -4,7 +4,7 @@ import atexit
 import os
 import sys
 
-from engine.launch import launch
+from engine.launch.local import launch
 from engine.parallel.layout import Layout
 from lineage.errors import BadInput
 
@@ -39,6 +39,6 @@ def start_ranks(layout: Layout) -> None:
 
 
 def _leave_ranks() -> None:
-    from engine.parallel.rendezvous import leave_ranks
+    from engine.launch.rendezvous import leave_ranks
 
     leave_ranks()

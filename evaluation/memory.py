@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from engine.model.transformer_xl import TransformerXL
-from engine.pipeline.microbatch import PipelineInput, Recurrence
+from engine.families.transformer_xl.model import TransformerXL
+from engine.model.microbatch import PipelineInput, Recurrence
 from evaluation.protocol import Request, Scores
 from evaluation.scoring import ScoringModel, score_rows
 from lineage.errors import BadInput

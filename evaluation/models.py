@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint import load_for_inference
-from engine.dataset import DIARY
+from engine.checkpoint.checkpoint import load_for_inference
+from engine.data.dataset import DIARY
+from engine.launch.mesh import local_device
 from engine.model.stage_model import CausalModel
-from engine.parallel.mesh import ParallelMesh, local_device, serial_mesh
+from engine.parallel.mesh import ParallelMesh, serial_mesh
 from evaluation.scoring import ScoringModel
 from lineage.digest import content_digest, is_sealed
 from lineage.errors import BadInput, DataMissing, IntegrityFailure

@@ -26,8 +26,8 @@ from torch import Tensor
 from engine.model.stage_model import CausalModel
 from engine.parallel.layers import ColumnParallelLinear
 from engine.parallel.mesh import Axis, ParallelMesh, serial_mesh
-from engine.pipeline.inference import forward_at
 from evaluation.batches import digest_batches, plan_batches
+from evaluation.inference import forward_at
 from evaluation.protocol import Request, Scores
 from evaluation.store import ScoreStore
 from evaluation.workers import in_workers

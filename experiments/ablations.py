@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import UNKNOWN_ID
 from engine.config import RunConfig
-from engine.training_run import read_metrics
+from engine.run.directory import read_metrics
 from evaluation.length_adjustment import length_adjusted_perplexity
 from experiments.catalogue import Ablation, Arm, Experiment, load_experiments
 from experiments.sealed import seal_scaled
@@ -146,12 +146,12 @@ def format_ablation(experiment: Experiment, records: Sequence[Record]) -> str:
 
 
 def _train(arm: str, seed: int, rate: float | None, ranks: int, config: RunConfig, runs: Path) -> Trained:
-    from engine.training_run import begin_run
+    from engine.run.directory import begin_run
 
     if ranks == 1:
         is_number = _finishes(config, runs)
     else:
-        from engine.forked import run_forked
+        from engine.launch.forked import run_forked
 
         [is_number, *_] = run_forked(_finishes, ranks, config, runs, timeout_seconds=3600.0)
     run = begin_run(config, runs)[2]
@@ -165,7 +165,7 @@ def _train(arm: str, seed: int, rate: float | None, ranks: int, config: RunConfi
 def _finishes(config: RunConfig, runs: Path) -> bool:
     """Train; whether the loss stayed a number."""
     from engine.step import NotFinite
-    from engine.trainer import train
+    from engine.train import train
 
     try:
         train(config, runs)
@@ -176,7 +176,7 @@ def _finishes(config: RunConfig, runs: Path) -> bool:
 
 def _sweeps(experiment: Experiment, ends: tuple[float, float], dataset: Path) -> list[dict[str, Any]]:
     """Records of every arm's learning-rate finder: the smoothed loss over the rate, and where it is lowest."""
-    from engine.find_rate import find_learning_rate
+    from engine.lr_finder import find_learning_rate
 
     found = []
     ablation = ablation_of(experiment)

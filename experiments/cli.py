@@ -66,9 +66,9 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print mode and cost, and stop.")] = False,
 ) -> None:
     """From raw text to report: data, training, evaluation, page. What is finished is reused."""
-    from experiments.plan import make_plan, print_plan
-    from experiments.reproduce import reproduce as run
-    from experiments.steps import format_steps
+    from experiments.reproduce.plan import make_plan, print_plan
+    from experiments.reproduce.reproduction import reproduce as run
+    from experiments.reproduce.steps import format_steps
 
     plan = make_plan(target.value, mode.value, smoke, find_file(data, Shipped.RECIPE) if data else None)
     if dry_run or plan.mode == "plan" or not is_quiet():

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from engine.launch import launch
+from engine.launch.local import launch
 from lineage import VERSION
 from lineage.command import run_command
 from lineage.environment import available_cores, list_gpus, source_state
@@ -237,7 +237,7 @@ def _rank(runs: Annotated[Path, typer.Option()], needed_bytes: Annotated[int, ty
     """One rank's part; rank 0 prints the table."""
     import torch.distributed as dist
 
-    from engine.parallel.rendezvous import join_ranks, leave_ranks
+    from engine.launch.rendezvous import join_ranks, leave_ranks
 
     try:
         runs.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.catalogue import Experiment, Part
 from experiments.published import Row, workload_rows, x_of
-from experiments.runner import RATIOS, Simulated, quantity_of
+from experiments.quantities import RATIOS, Simulated, quantity_of
 from experiments.sealed import seal_scaled
 from experiments.simulator.cluster import Cluster, load_cluster
 from experiments.simulator.measurements import workload_of
@@ -66,7 +66,7 @@ def oversubscribed(cluster: Cluster, ranks: int) -> Cluster:
 
 def measured_seconds(workloads: Sequence[Workload]) -> list[float]:
     """Wall time of an iteration of each workload on gloo ranks here: the fastest, which other work disturbed least."""
-    from engine.forked import run_forked
+    from engine.launch.forked import run_forked
 
     times: list[list[float]] = [[] for _ in workloads]
     announce(f"{ROUNDS} rounds of {len(workloads)} workloads on up to {max(one.gpus for one in workloads)} processes")
@@ -81,8 +81,8 @@ def measured_seconds(workloads: Sequence[Workload]) -> list[float]:
 def _timed_iterations(workload: Workload) -> list[float]:
     """One rank's part; all ranks begin and end each iteration together."""
 
+    from engine.launch.mesh import build_mesh
     from engine.parallel.layout import Layout
-    from engine.parallel.mesh import build_mesh
     from experiments.simulator.measure import training_step
 
     mesh = build_mesh(Layout(tp=workload.tp, pp=workload.pp, dp=workload.dp))

@@ -46,3 +46,8 @@ def find_file(name: str | Path, kind: Shipped) -> Path:
 def shipped_at(path: str) -> Path | None:
     """The shipped file that has this path in a clone."""
     return next((HOME / path for kind in Shipped if HOME / path in HOME.glob(kind)), None)
+
+
+def model_file(name: str) -> Path:
+    """The shipped recipe of a model."""
+    return HOME / "experiments" / "models" / f"{name}.toml"

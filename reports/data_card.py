@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from lineage.files import Document
 from lineage.numbers import size_bytes
 from reports.exhibit import Table
-from reports.files import Document
 from reports.numbers import percent
 
 MOST_ROWS = 200

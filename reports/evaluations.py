@@ -8,9 +8,10 @@ from typing import Annotated
 from pydantic import Field
 
 from lineage.errors import UserError
+from lineage.files import Document
 from lineage.records import Kind
 from reports.exhibit import Table
-from reports.files import Document, Problem, read_json
+from reports.files import Problem, read_json
 from reports.numbers import MISSING, show
 
 EVALUATIONS = "evaluations"

@@ -6,15 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from lineage.errors import IntegrityFailure
-
-
-class Document(BaseModel):
-    """Part of a file another room wrote: known fields are checked, further ones are left alone."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+from lineage.files import Document
 
 
 @dataclass(frozen=True)

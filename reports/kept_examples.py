@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pydantic import Field, FiniteFloat, ValidationError
 
-from reports.files import Document, Problem, one_line
+from lineage.files import Document
+from reports.files import Problem, one_line
 
 EXAMPLES = "examples.jsonl"
 

@@ -2,47 +2,16 @@
 
 import shlex
 from functools import partial
-from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-
-from lineage.benchmark import Environment
+from lineage.files import LearningRate
 from reports.exhibit import Exhibit, Table
-from reports.files import Document
+from reports.figures import learning_rate
 from reports.markup import folded
 from reports.numbers import MISSING, exact, printable
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class LearningRate(Document):
-    """What `mlm-train lr-find` writes."""
-
-    name: str
-    optimizer: Literal["adam", "lamb", "lamb-clamped"]
-    global_batch_size: int
-    seed: int
-    rates: list[Positive]
-    losses: list[Finite]
-    smoothed: list[Finite]
-    lowest_rate: Positive | None
-    steepest_rate: Positive | None
-    suggestion: Positive | None
-    notes: list[str] = Field(default_factory=list)
-    environment: Environment = Environment()
-
-    @model_validator(mode="after")
-    def _has_a_curve(self) -> "LearningRate":
-        if not len(self.rates) == len(self.losses) == len(self.smoothed) > 0:
-            raise ValueError("rates, losses and smoothed losses are not of one length")
-        return self
 
 
 def rate_curve_exhibit(name: str, result: LearningRate) -> Exhibit:
     """The curve, what it says of the learning rate, and a line of data for each iteration."""
-    from reports.figures import learning_rate
-
     row = (printable(result.name), result.optimizer, str(result.global_batch_size), _rate(result.steepest_rate),
            _rate(result.lowest_rate), _rate(result.suggestion))  # fmt: skip
     lines = [tuple(map(exact, line)) for line in zip(result.rates, result.losses, result.smoothed, strict=True)]

@@ -11,11 +11,12 @@ from pydantic import Field
 from lineage.config import parse_config
 from lineage.digest import MARKER, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from lineage.errors import BadInput, UserError
+from lineage.files import Document
 from lineage.records import Record
 from lineage.run import MANIFEST, RunDirectory
 from reports.data_card import DataCard, NearDuplicates, Shard
 from reports.evaluations import EVALUATIONS, Evaluation, load_evaluations
-from reports.files import Document, Problem, one_line, read_json
+from reports.files import Problem, one_line, read_json
 from reports.kept_examples import EXAMPLES, Examples, read_examples
 from reports.training_runs import Training, read_training
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from lineage.errors import UserError
-from reports.files import Document, Problem, one_line, read_json
+from lineage.files import Document
+from reports.files import Problem, one_line, read_json
 
 METRICS, SUMMARY, TIMELINE = "metrics.jsonl", "summary.json", "timeline.json"
 

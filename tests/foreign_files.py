@@ -19,13 +19,13 @@ from data_pipeline.reading.file_sources import FileSource
 from data_pipeline.reading.readers import Limits, read_pieces
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
 from data_pipeline.work.workspace import Workspace
-from engine.checkpoint import read_json
+from engine.checkpoint.checkpoint import read_json
+from engine.checkpoint.shards import check_entries, read_whole
 from engine.config import RunConfig
 from engine.formats.huggingface import BUFFER, read_weights
-from engine.loggers import open_loggers
-from engine.metrics import MetricsLog
-from engine.shards import check_entries, read_whole
-from engine.training_run import read_begun_run, read_summary
+from engine.run.directory import read_begun_run, read_summary
+from engine.run.loggers import open_loggers
+from engine.run.metrics import MetricsLog
 from experiments.catalogue import CLAIMS, load_claims
 from lineage.config import load_config
 from lineage.digest import MARKER, check_seal, seal

@@ -14,14 +14,14 @@ import torch
 from safetensors import SafetensorError
 
 from data_pipeline.tokens.tokenizer import Tokenizer
+from engine.checkpoint.shards import INDEX, describe, merge_descriptions, write_shard
+from engine.checkpoint.statistics import FILE as STATISTICS
+from engine.checkpoint.statistics import check_written, measure
 from engine.config import ModelConfig, TwinScale
-from engine.model.families import FAMILIES
+from engine.family import family_of
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
-from engine.shards import INDEX, describe, merge_descriptions, write_shard
-from engine.statistics import FILE as STATISTICS
-from engine.statistics import check_written, measure
 from lineage.atomic import new_directory, write_json
 from lineage.digest import is_sealed, seal, sha256_file
 from lineage.errors import BadInput, IntegrityFailure
@@ -89,7 +89,7 @@ def parameters_of(config: ModelConfig, tp: int = 1, rank: int = 0) -> list[Shard
     """Name, global shape and divided dim of every parameter, without its values, on a rank of `tp`."""
     mesh = ParallelMesh(Layout(tp=tp), Axis(tp, rank), Axis(), Axis(), Axis(), torch.device("meta"))
     with torch.device("meta"):
-        return sharded_parameters(FAMILIES[config.family](config, mesh), mesh)
+        return sharded_parameters(family_of(config).model_class()(config, mesh), mesh)
 
 
 def check_tensors(found: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]], where: object) -> None:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
-from engine.checkpoint import load_for_inference
+from engine.checkpoint.checkpoint import load_for_inference
 from engine.config import ModelConfig, TwinScale
 from engine.formats import (
     Imported,

@@ -1,9 +1,9 @@
 """Hugging Face BERT directories (`BertForPreTraining`): their names, and which of their tensors make one of ours.
 
 A BERT has the original order of layer norms. The norm that follows a block of theirs opens the next of ours
-(`engine/model/bert.py`), so their embedding's norm is the first layer's, and the last layer's is the final one. Query,
-key and value are three tensors, whose rows become ours, [n, 3, d]. Heads that the directory lacks (a bare `BertModel`
-has no `cls`) are zeros here and left out again on the way back. Shapes: n heads, d head dim.
+(`engine/families/bert/model.py`), so their embedding's norm is the first layer's, and the last layer's is the final
+one. Query, key and value are three tensors, whose rows become ours, [n, 3, d]. Heads that the directory lacks (a bare
+`BertModel` has no `cls`) are zeros here and left out again on the way back. Shapes: n heads, d head dim.
 """
 
 import re

@@ -20,7 +20,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
-from engine.checkpoint import read_model_config
+from engine.checkpoint.checkpoint import read_model_config
+from engine.checkpoint.shards import INDEX as OUR_INDEX
+from engine.checkpoint.shards import read_whole
 from engine.config import ModelConfig
 from engine.formats import Imported, check_output, digests, is_tied, new_output, parameters_of, write_checkpoint
 from engine.formats import huggingface as gpt2
@@ -28,8 +30,6 @@ from engine.formats import huggingface_bert as bert
 from engine.formats.huggingface import CONFIG, INDEX, WEIGHTS, read_config, read_weights
 from engine.formats.vocabulary import read_vocabulary
 from engine.parallel.layout import check_tensor_parallel
-from engine.shards import INDEX as OUR_INDEX
-from engine.shards import read_whole
 from lineage.atomic import write_json
 from lineage.digest import check_seal
 from lineage.errors import BadInput, IntegrityFailure

@@ -1,6 +1,6 @@
 """What watches a training run: each guard sees every iteration before and after its update. Imports no torch.
 
-`engine/guards.py` is the list of them, and all that the trainer knows.
+`engine/guard/guards.py` is the list of them, and all that the trainer knows.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.pipeline.microbatch import PipelineInput
+    from engine.model.microbatch import PipelineInput
     from engine.step import Gradient
 
 

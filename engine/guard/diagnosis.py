@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from engine.guard import Guard, Iteration
-from engine.pipeline.microbatch import PipelineInput
+from engine.model.microbatch import PipelineInput
 from engine.pipeline.partition import PartitionedModel
 from engine.step import NotFinite, TrainingStep
 

@@ -9,7 +9,7 @@ from engine.config import ParallelConfig, RunConfig
 from engine.guard import Guard, Iteration
 from engine.pipeline.lowering import Interval, lower
 from engine.pipeline.schedule import compute_orders
-from engine.training_run import TIMELINE
+from engine.run.directory import TIMELINE
 from lineage.atomic import write_text
 
 if TYPE_CHECKING:

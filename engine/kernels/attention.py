@@ -22,7 +22,7 @@ from engine.kernels.compiled import (
     random_bits,
     store,
 )
-from engine.rng import DropoutMask
+from engine.kernels.dropout_mask import DropoutMask
 
 QUERY_BLOCK = 256
 """Queries whose scores are worked on at a time."""

@@ -10,7 +10,7 @@ import torch
 
 from engine.kernels import dropout
 from engine.kernels.compiled import BLOCK, Array, Compiled, array, load, mask_keys, random_bits, store
-from engine.rng import DropoutMask
+from engine.kernels.dropout_mask import DropoutMask
 
 ROWS_TOGETHER = 32
 """Rows whose gradients are added before they join the sum of all: keeps rounding small in long sums."""

@@ -17,7 +17,7 @@ from numba.extending import overload
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from engine.rng import DropoutMask
+    from engine.kernels.dropout_mask import DropoutMask
 
 LANES, PIECES = 16, 8
 BLOCK = LANES * PIECES

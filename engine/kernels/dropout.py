@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from engine.kernels.compiled import BLOCK, Array, Compiled, array, load, mask_keys, random_bits, store
-from engine.rng import DropoutMask
+from engine.kernels.dropout_mask import DropoutMask
 
 
 def reference(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:

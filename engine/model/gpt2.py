@@ -12,17 +12,16 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from engine.config import ModelConfig
+from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
 from engine.kernels.registry import kernel
 from engine.model.initial import initialize_normal
 from engine.model.key_value_cache import KeyValueCache
+from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import CausalModel
+from engine.model.stages import Stage
 from engine.model.transformer import Embedding, LayerNorm, TransformerLayer, run_layers
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.mesh import ParallelMesh
-from engine.pipeline.microbatch import PipelineInput
-from engine.pipeline.stages import Stage
-from engine.recompute import NO_RECOMPUTE, Recompute
 from engine.rng import Dropout
 
 

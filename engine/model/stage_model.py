@@ -5,11 +5,10 @@ from abc import ABC, abstractmethod
 import torch
 from torch import nn
 
-from engine.config import ModelConfig
+from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
+from engine.model.microbatch import PipelineInput
+from engine.model.stages import Stage, whole_model
 from engine.parallel.mesh import ParallelMesh
-from engine.pipeline.microbatch import PipelineInput
-from engine.pipeline.stages import Stage, whole_model
-from engine.recompute import NO_RECOMPUTE, Recompute
 from engine.rng import Dropout
 
 

@@ -3,7 +3,6 @@
 import math
 
 from engine.config import TrainConfig
-from engine.optim.lr_finder import sweep_rate
 
 
 def learning_rate(train: TrainConfig, step: int) -> float:
@@ -16,7 +15,7 @@ def learning_rate(train: TrainConfig, step: int) -> float:
     peak, floor = train.learning_rate, train.min_learning_rate
     warmup, end = train.warmup_iterations, train.iterations
     if train.decay == "exponential":
-        return sweep_rate(floor, peak, min(step - 1, end - 1) / max(end - 1, 1))
+        return floor * (peak / floor) ** (min(step - 1, end - 1) / max(end - 1, 1))
     if step <= warmup:
         return peak * step / warmup
     if train.decay == "clipped-cosine":

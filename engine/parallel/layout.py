@@ -44,8 +44,11 @@ def layout_of(config: RunConfig, ranks: int) -> Layout:
     for size, what in ((num_heads, "attention heads"), (padded_vocab_size, "vocabulary rows"), (ranks, "ranks")):
         if size % tp:
             raise BadInput(f"tp = {tp} does not divide the {size} {what}; it can be {_divisors(size)}")
-    if config.model.family == "transformer-xl" and config.parallel.sequence_parallel:
-        raise BadInput("a Transformer-XL does not divide its sequence: set parallel.sequence_parallel = false")
+    if config.parallel.sequence_parallel and not config.model.section.divides_sequence:
+        raise BadInput(
+            f"a model of family = {config.model.family!r} does not divide its sequence: "
+            "set parallel.sequence_parallel = false"
+        )
     if config.model.transformer_xl.cutoffs and tp * pp > 1:
         raise BadInput("an adaptive embedding is not divided: set parallel.tp = 1 and parallel.pp = 1")
     if config.parallel.sequence_parallel and config.model.seq_length % tp:
@@ -81,7 +84,7 @@ def layout_of(config: RunConfig, ranks: int) -> Layout:
 
 def _check_zero3(config: RunConfig, dp: int) -> None:
     parallel, model = config.parallel, config.model
-    if model.family != "gpt2" or parallel.tp * parallel.pp > 1 or parallel.shard_optimizer:
+    if not model.section.shards_parameters or parallel.tp * parallel.pp > 1 or parallel.shard_optimizer:
         raise BadInput(
             "parallel.shard_parameters (ZeRO stage 3) divides a GPT-2 over data-parallel ranks alone: "
             "set parallel.tp = 1, parallel.pp = 1 and parallel.shard_optimizer = false"

@@ -1,6 +1,6 @@
 """The mesh of ranks, an object that is passed in; there is no module-level parallel state."""
 
-import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -8,15 +8,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from engine.parallel import rendezvous
 from engine.parallel.layout import Layout
-from engine.parallel.rendezvous import join_ranks, launched_world_size
-from engine.parallel.shared_memory import share_memory
-from engine.parallel.waiting import Waiting
-from engine.torch_names import reduce_scatter_single, set_timeout
-from lineage.errors import BadInput, UserError
+from engine.torch_names import reduce_scatter_single
+from lineage.errors import UserError
+
+
+class Waiting:
+    """Seconds that this rank has spent in communication, which on CPUs is mostly waiting for the others."""
+
+    def __init__(self) -> None:
+        self.seconds, self._start = 0.0, 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.monotonic()
+
+    def __exit__(self, *failure: object) -> None:
+        self.seconds += time.monotonic() - self._start
 
 
 @dataclass(frozen=True)
@@ -130,62 +138,3 @@ class ParallelMesh:
 def serial_mesh(device: str | torch.device = "cpu") -> ParallelMesh:
     """The mesh of one rank."""
     return ParallelMesh(Layout(), Axis(), Axis(), Axis(), Axis(), torch.device(device))
-
-
-def local_device() -> torch.device:
-    """This rank's GPU, or the CPU where there is none."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-
-
-def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
-    """Process groups for `layout` over the ranks that torchrun started (NCCL on GPUs, on CPUs gloo and,
-    between ranks of one machine, shared memory).
-
-    Raises BadInput when the number of ranks differs from the layout's, RanksMissing when some do not come.
-    """
-    device = local_device()
-    if layout.world_size != launched_world_size():
-        raise BadInput(f"{layout} needs {layout.world_size} ranks but {launched_world_size()} were started")
-    if layout.world_size == 1:
-        return serial_mesh(device)
-    join_ranks()
-    mesh = init_device_mesh(device.type, (layout.pp, layout.dp, layout.tp), mesh_dim_names=("pp", "dp", "tp"))
-    tp, pp, dp = layout.coordinates(dist.get_rank())
-    waiting = Waiting()
-    built = ParallelMesh(
-        layout,
-        tp=_axis(mesh, "tp", tp, waiting),
-        pp=_axis(mesh, "pp", pp, waiting),
-        dp=_axis(mesh, "dp", dp, waiting),
-        embedding=_embedding_axis(layout, tp, pp, dp, waiting, device.type),
-        device=device,
-        sequence_parallel=sequence_parallel and layout.tp > 1,
-    )
-    built.barrier()  # a rank that leaves now finds every connection made
-    return built
-
-
-def _axis(mesh: DeviceMesh, name: str, rank: int, waiting: Waiting) -> Axis:
-    group = mesh.get_group(name)
-    set_timeout(rendezvous.COLLECTIVE_TIMEOUT, group)  # torch would wait half an hour
-    near = None
-    if mesh.device_type == "cpu" and group.size() > 1:
-        near = share_memory(group, rendezvous.COLLECTIVE_TIMEOUT)
-    return Axis(group.size(), rank, group, near, waiting)
-
-
-def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int, waiting: Waiting, device_type: str) -> Axis:
-    """Groups of first and last pipeline ranks; every rank makes all of them, as process groups require."""
-    if layout.pp == 1:
-        return Axis()
-    mine = Axis()
-    for other_dp in range(layout.dp):
-        for other_tp in range(layout.tp):
-            ends = [layout.rank(other_tp, 0, other_dp), layout.rank(other_tp, layout.pp - 1, other_dp)]
-            group = dist.new_group(ends, timeout=rendezvous.COLLECTIVE_TIMEOUT)
-            if (other_tp, other_dp) == (tp, dp) and pp in (0, layout.pp - 1):
-                near = share_memory(group, rendezvous.COLLECTIVE_TIMEOUT) if device_type == "cpu" else None
-                mine = Axis(2, 0 if pp == 0 else 1, group, near, waiting)
-    return mine

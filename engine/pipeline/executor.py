@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import StageModel
 from engine.parallel.mesh import ParallelMesh
 from engine.pipeline.lowering import Instruction, Interval, Message
-from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.schedule import Compute, Op
 
 

@@ -7,17 +7,17 @@ from functools import cache
 import torch
 
 from engine.config import ModelConfig, ParallelConfig
-from engine.model.families import FAMILIES
+from engine.family import family_of
+from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import StageModel
+from engine.model.stages import Stage, split_layers
 from engine.optim.flat import FlatGroup
-from engine.parallel.gradients import GradientReducer, Reducer
+from engine.optim.gradients import GradientReducer, Reducer
 from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from engine.pipeline.executor import PipelineExecutor
 from engine.pipeline.lowering import Instruction, Interval, lower
-from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.schedule import Compute, ScheduleName, compute_orders, forward_orders
-from engine.pipeline.stages import Stage, split_layers
 
 
 class PartitionedModel:
@@ -37,13 +37,13 @@ class PartitionedModel:
         self._executor = PipelineExecutor(self.chunks, mesh, parallel.scatter_gather)
 
     def _build(self, stage: Stage, dtype: torch.dtype) -> StageModel:
-        family, recomputation = FAMILIES[self.config.family], self.parallel.recomputation
+        model_class, recomputation = family_of(self.config).model_class(), self.parallel.recomputation
         if not self.is_zero3:
-            return family(self.config, self.mesh, stage, recomputation).to(self.mesh.device, dtype)
-        from engine.zero3 import shard_zero3
+            return model_class(self.config, self.mesh, stage, recomputation).to(self.mesh.device, dtype)
+        from engine.optim.zero3 import shard_zero3
 
         with torch.device("meta"):
-            chunk = family(self.config, self.mesh, stage, recomputation).to(dtype)
+            chunk = model_class(self.config, self.mesh, stage, recomputation).to(dtype)
         shard_zero3(chunk, self.mesh)
         return chunk
 
@@ -60,7 +60,7 @@ class PartitionedModel:
     def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> Reducer:
         """What takes this model's gradients to the optimizer's flat groups."""
         if self.is_zero3:
-            from engine.zero3 import ShardedReducer
+            from engine.optim.zero3 import ShardedReducer
 
             return ShardedReducer(self.chunks[0], groups)
         return GradientReducer(groups, self.mesh, measures_noise)
@@ -97,7 +97,7 @@ class PartitionedModel:
             chunk.eval()
         total = self._executor.run(self._program(len(microbatches), training=False), microbatches)
         if self.is_zero3:
-            from engine.zero3 import release
+            from engine.optim.zero3 import release
 
             release(self.chunks[0])
         return total

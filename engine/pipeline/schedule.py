@@ -5,11 +5,10 @@ p pipeline ranks, v chunks per rank, m microbatches. Stage = chunk · p + rank i
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
+from engine.config import ScheduleName
 from lineage.errors import BadInput
-
-ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 
 
 class Op(StrEnum):

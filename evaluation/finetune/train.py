@@ -13,15 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.checkpoint import load_for_inference
+from engine.checkpoint.checkpoint import load_for_inference
 from engine.config import TrainConfig
-from engine.model.bert import BERT
+from engine.families.bert.model import BERT
+from engine.launch.mesh import local_device
+from engine.model.microbatch import PipelineInput, SentencePairs
 from engine.optim.flat import FlatGroup
+from engine.optim.gradients import GradientReducer, Reducer
 from engine.optim.schedule import learning_rate
-from engine.parallel.gradients import GradientReducer, Reducer
-from engine.parallel.mesh import ParallelMesh, local_device, serial_mesh
+from engine.parallel.mesh import ParallelMesh, serial_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
-from engine.pipeline.microbatch import PipelineInput, SentencePairs
 from engine.rng import Dropout, initial_normal
 from engine.step import TrainingStep
 from evaluation.finetune.encoding import PairEncoder

@@ -1,46 +1,10 @@
 """Who is measured: layouts of this engine and the peers that run on processor cores."""
 
-import importlib.util
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 from engine.config import ParallelConfig
-from experiments.bench.sizes import BenchSize
+from experiments.bench.contender import SERIAL, Contender
 from lineage.extras import install_command
-
-Step = Callable[[int, float], float]
-"""(iteration, dropout probability) → mean loss of the global batch before the update, on every rank."""
-
-
-@dataclass(frozen=True)
-class Contender:
-    """One program in one layout."""
-
-    name: str
-    ranks: int
-    build: Callable[["Contender", BenchSize], Step]
-    """Called on every rank, within its process group."""
-    is_ours: bool = False
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    microbatches: int = 1
-    """Microbatches of each rank in an iteration."""
-    needs: str = ""
-    """Module without which it does not run."""
-    is_tuned: bool = True
-    """Whether it has this engine's allocator setting and the fused AdamW, or what its authors ship."""
-    is_compiled: bool = False
-    """Whether a peer's model is compiled by torch.compile."""
-
-    @property
-    def is_installed(self) -> bool:
-        """Whether what it needs can be imported."""
-        return not self.needs or importlib.util.find_spec(self.needs) is not None
-
-    def describe(self) -> dict[str, Any]:
-        """Name, ranks and layout, as plain JSON values."""
-        layout: dict[str, Any] = {"name": self.name, "ranks": self.ranks, "microbatches": self.microbatches}
-        return layout | ({"schedule": self.parallel.schedule} if self.parallel.pp > 1 else {})
 
 
 def contenders() -> list[Contender]:
@@ -49,7 +13,7 @@ def contenders() -> list[Contender]:
     from experiments.bench.peers import build_huggingface, build_nanogpt
 
     return [
-        Contender("serial", 1, build_ours, is_ours=True),
+        Contender(SERIAL, 1, build_ours, is_ours=True),
         Contender("Hugging Face GPT-2", 1, build_huggingface, needs="transformers"),
         Contender("tp2", 2, build_ours, is_ours=True, parallel=ParallelConfig(tp=2)),
         Contender("Hugging Face GPT-2, DDP", 2, build_huggingface, needs="transformers"),
@@ -72,7 +36,7 @@ NOTES = (
     "the median of its timed iterations. Ratios are medians over rounds of the ratio within a round.",
     "Every contender has the same initial weights, data, global batch and optimizer settings, runs in its own "
     "processes with one thread each, and is started anew in every round.",
-    "Every process has the memory allocator setting that this engine's own command makes (engine/allocator.py).",
+    "Every process has the memory allocator setting that this engine's own command makes (engine/launch/allocator.py).",
     "Hugging Face GPT-2 is transformers' GPT2LMHeadModel in eager mode with its default attention; nanoGPT-style is "
     "written in the benchmark from nanoGPT's published definition. Both use fused torch.optim.AdamW, and with two "
     "ranks torch's DistributedDataParallel. ZeRO-3 is this engine's model under torch's FSDP2.",

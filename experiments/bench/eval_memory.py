@@ -8,7 +8,7 @@ from pathlib import Path
 
 def peak_bytes(make: Callable[[], Callable[[], object]]) -> int:
     """Bytes that `work = make(); work()` needs at most during `work()` above what `make()` left in use."""
-    from engine.forked import run_forked
+    from engine.launch.forked import run_forked
 
     (found,) = run_forked(_measure, 1, make, timeout_seconds=600)
     return int(found)

@@ -46,7 +46,8 @@ def cases(shape: Shape, dtype: "torch.dtype") -> list[KernelCase]:
     """Every kernel that has a gradient, at a shape, on this process's device."""
     import torch
 
-    from engine.parallel.mesh import Axis, local_device
+    from engine.launch.mesh import local_device
+    from engine.parallel.mesh import Axis
     from engine.rng import DropoutMask
 
     device = local_device()
@@ -80,7 +81,7 @@ def measure_limits() -> dict[str, float]:
     """Bytes a second read and written in copying, and operations a second of square bf16 products."""
     import torch
 
-    from engine.parallel.mesh import local_device
+    from engine.launch.mesh import local_device
 
     device = local_device()
     source, target = (torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
@@ -187,7 +188,7 @@ def _seconds(run: Callable[[], object]) -> list[float]:
 
     import torch
 
-    from engine.parallel.mesh import local_device
+    from engine.launch.mesh import local_device
 
     on_gpu = local_device().type == "cuda"
     found = []

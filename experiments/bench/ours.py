@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from engine.pipeline.lowering import Interval
-from experiments.bench.contenders import Contender
+from experiments.bench.contender import Contender
 from experiments.bench.sizes import BenchSize
 
 
@@ -18,9 +18,9 @@ def build_ours(contender: Contender, size: BenchSize) -> OurStep:
     """A step of this rank's part of the contender's layout."""
     import torch
 
+    from engine.launch.mesh import build_mesh
+    from engine.model.microbatch import PipelineInput
     from engine.parallel.layout import Layout
-    from engine.parallel.mesh import build_mesh
-    from engine.pipeline.microbatch import PipelineInput
     from engine.rng import Dropout
     from engine.step import build_step
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from experiments.bench.contenders import Contender, Step
+from experiments.bench.contender import Contender, Step
 from experiments.bench.sizes import BenchSize
 from lineage.extras import import_extra
 
@@ -82,7 +82,7 @@ def _step(
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from engine.parallel.mesh import local_device
+    from engine.launch.mesh import local_device
 
     train, ranks, device = size.train, contender.ranks, local_device()
     model.to(device).train()

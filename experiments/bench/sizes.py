@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from engine.cli import read_run_config
 from engine.config import ModelConfig, Precision, TrainConfig
-from experiments.plan import model_file
+from lineage.shipped import model_file
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from experiments.bench.contenders import Contender, Step
+from experiments.bench.contender import Contender, Step
 from experiments.bench.sizes import BenchSize
 from lineage.benchmark import Ratio, Series
 from lineage.errors import UserError
@@ -139,7 +139,7 @@ def load_average() -> float:
 
 def on_ranks(name: str, ranks: int, function: Any, *arguments: Any) -> list[Any]:
     """What a function returns on each of new processes. Raises UserError naming what was measured when one fails."""
-    from engine.forked import RanksFailed, run_forked
+    from engine.launch.forked import RanksFailed, run_forked
 
     try:
         return run_forked(function, ranks, *arguments, timeout_seconds=TIMEOUT_SECONDS)

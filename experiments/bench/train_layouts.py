@@ -2,11 +2,11 @@
 
 from statistics import median
 
-from engine.allocator import keep_large_buffers
 from engine.config import ModelConfig
-from engine.pipeline.stages import split_layers
-from experiments.bench.benchmarks.parallel import SERIAL, TOLERANCE
-from experiments.bench.contenders import Contender, contenders
+from engine.launch.allocator import keep_large_buffers
+from engine.model.stages import split_layers
+from experiments.bench.contender import SERIAL, TOLERANCE, Contender
+from experiments.bench.contenders import contenders
 from experiments.bench.sizes import BenchSize, read_size
 from experiments.bench.timing import Timed, differing_losses, on_ranks, ratio, series, time_contender
 from lineage.benchmark import Case

@@ -8,14 +8,15 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from engine.checkpoint import load_for_inference
+from engine.checkpoint.checkpoint import load_for_inference
 from engine.config import ModelConfig, ParallelConfig
-from engine.forked import run_forked
 from engine.formats.huggingface import CONFIG, WEIGHTS, their_config, their_name, to_theirs
 from engine.formats.huggingface_shards import merge_huggingface, shard_huggingface
+from engine.launch.forked import run_forked
+from engine.launch.mesh import build_mesh
 from engine.model.gpt2 import GPT2
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import build_mesh, serial_mesh
+from engine.parallel.mesh import serial_mesh
 from evaluation.generate import generate
 from evaluation.scoring import ScoringModel
 from experiments.measured.zero import MODEL, RANKS, iteration

@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from engine.costs import fullest_rank, parameter_count
-from engine.forked import run_forked
+from engine.launch.forked import run_forked
+from engine.launch.mesh import build_mesh
+from engine.model.microbatch import PipelineInput
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import build_mesh
-from engine.pipeline.microbatch import PipelineInput
 from engine.step import build_step
 from experiments.sealed import Line
 from lineage.progress import Progress, announce

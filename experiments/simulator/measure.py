@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
-from engine.launch import launch
+from engine.launch.local import launch
 from experiments.simulator.cluster import Cluster, Constant, Interval, Intervals, load_cluster, machine_of
 from experiments.simulator.cluster_file import rounded
 from experiments.simulator.local_fit import fit_local
@@ -124,8 +124,9 @@ def _rank(path: Path) -> None:
     import torch
     import torch.distributed as dist
 
+    from engine.launch.mesh import build_mesh
     from engine.parallel.layout import Layout
-    from engine.parallel.mesh import build_mesh, serial_mesh
+    from engine.parallel.mesh import serial_mesh
 
     on_gpu = torch.cuda.is_available()
     dist.init_process_group("nccl" if on_gpu else "gloo")
@@ -164,7 +165,7 @@ def training_step(w: Workload, mesh: "ParallelMesh", precision: Precision) -> Ca
     """One training iteration of the engine, this rank's part: forward, backward, gradient reduction, optimizer."""
     import torch
 
-    from engine.pipeline.microbatch import PipelineInput
+    from engine.model.microbatch import PipelineInput
     from engine.rng import Dropout
     from engine.step import build_step
 

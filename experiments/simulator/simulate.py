@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from engine.config import RunConfig
 from engine.costs import fullest_rank
-from engine.pipeline.stages import split_layers
+from engine.model.stages import split_layers
 from experiments.simulator.cluster import Cluster, Machine, machine_of
 from experiments.simulator.collectives import gradient_all_reduce_seconds, stage_message_seconds
 from experiments.simulator.compute import Passes, head_passes, layer_passes, optimizer_seconds

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from engine.config import Precision, RunConfig
 from engine.costs import flops_per_iteration
+from engine.model.stages import split_layers
 from engine.parallel.layout import layout_of
 from engine.pipeline.schedule import check_schedule
-from engine.pipeline.stages import split_layers
 from lineage.config import parse_config
 from lineage.errors import BadInput
 

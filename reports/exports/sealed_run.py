@@ -9,8 +9,9 @@ from pydantic import Field
 
 from lineage.benchmark import Environment
 from lineage.digest import MARKER, check_seal, sealed_files, sha256_file
+from lineage.files import Document
 from lineage.run import MANIFEST, RunDirectory
-from reports.files import Document, read_json
+from reports.files import read_json
 
 SOFTWARE = "mlm-repro"
 ENCODINGS = {".json": "application/json", ".jsonl": "application/jsonlines"}

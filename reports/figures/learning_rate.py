@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from reports.learning_rate import LearningRate
+from lineage.files import LearningRate
 from reports.style import LIGHT
 
 if TYPE_CHECKING:

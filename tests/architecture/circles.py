@@ -2,7 +2,7 @@
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -12,18 +12,19 @@ Graph = dict[str, set[str]]
 """For each name the names that it imports."""
 
 
-def import_graph(*packages: str) -> Graph:
+def import_graph(*packages: str, doors: Collection[str] = ()) -> Graph:
     """The modules of the packages that each of their modules imports, wherever in its file.
 
     Where a file calls `import_module`, its strings count: one that is the name of a module, up to a colon, and one with
-    a placeholder for every module that it may become.
+    a placeholder for every module that it may become. A door, which loads by name what is made for it, is exempt.
     """
     paths = {module_name(path): path for path in modules(*packages)}
     graph: Graph = {}
     for name, path in paths.items():
         imported = [dotted for _, dotted in imported_names(path)]
         targets = {each if each in paths else each.rpartition(".")[0] for each in imported}
-        graph[name] = ((targets & paths.keys()) | set(_named_in_strings(path, set(paths)))) - {name}
+        strings = set() if name in doors else set(_named_in_strings(path, set(paths)))
+        graph[name] = ((targets & paths.keys()) | strings) - {name}
     return graph
 
 
@@ -49,9 +50,9 @@ def circle(graph: Graph) -> list[str]:
     return []
 
 
-def circles(*packages: str) -> list[list[str]]:
+def circles(*packages: str, doors: Collection[str] = ()) -> list[list[str]]:
     """A circle of files if there is one, and for each package a circle of what is in it if there is one."""
-    graph = import_graph(*packages)
+    graph = import_graph(*packages, doors=doors)
     return [found for each in (graph, *folder_graphs(graph).values()) if (found := circle(each))]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.trainer import train
+from engine.train import train
 from tests.architecture.rooms import ROOT
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import small_config

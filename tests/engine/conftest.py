@@ -49,7 +49,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def uninterrupted(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of the small recipe's run, trained in this process from beginning to end."""
-    from engine.trainer import train
+    from engine.train import train
     from tests.engine.small_run import small_config
 
     return train(small_config(dataset), tmp_path_factory.mktemp("uninterrupted")).path
@@ -58,7 +58,7 @@ def uninterrupted(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(scope="session")
 def uninterrupted_long(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with `LONG`, which leaves time to stop it half way."""
-    from engine.trainer import train
+    from engine.train import train
     from tests.engine.small_run import LONG, small_config
 
     return train(small_config(dataset, **LONG), tmp_path_factory.mktemp("long")).path

@@ -14,7 +14,7 @@ import torch
 from engine import cli
 from engine.config import RunConfig
 from engine.inputs import TrainingInputs
-from engine.parallel import rendezvous
+from engine.launch import rendezvous
 from engine.step import TrainingStep
 from engine.trainer import Trainer
 

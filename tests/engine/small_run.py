@@ -11,8 +11,9 @@ import pytest
 from safetensors.torch import load_file
 
 from engine.config import RunConfig
-from engine.trainer import Trainer, train
-from engine.training_run import read_metrics
+from engine.run.directory import read_metrics
+from engine.train import train
+from engine.trainer import Trainer
 from lineage.config import parse_config
 from lineage.errors import Interrupted
 

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch_schedule import BatchSchedule
-from engine.batches import TrainingBatches
 from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from engine.costs import tokens_trained
-from engine.dataset import DatasetFacts
+from engine.data.batch_schedule import BatchSchedule
+from engine.data.batches import TrainingBatches
+from engine.data.dataset import DatasetFacts
+from engine.family import family_of
 from engine.parallel.layout import layout_of
-from engine.trainer import train
-from engine.training_order import training_batches
-from engine.training_run import read_metrics, read_summary
+from engine.run.directory import read_metrics, read_summary
+from engine.train import train
 from engine.twin import shrink
 from lineage.errors import BadInput
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config
@@ -68,9 +68,8 @@ def test_a_stop_on_the_way_up_changes_nothing(
 
 @pytest.mark.parametrize("dp", [1, 2])
 def test_ranks_share_one_order_of_samples(dp: int, dataset: Path) -> None:
-    batches = training_batches(
-        small_config(dataset, **GROWING), DatasetFacts.read(dataset).token_files("train"), 12, None
-    )
+    config = small_config(dataset, **GROWING)
+    batches = family_of(config.model).training_order(config, DatasetFacts.read(dataset).token_files("train"), 12, None)
     assert isinstance(batches, TrainingBatches)
     seen: dict[int, list[int]] = {}
     for iteration, before in ((2, 4), (3, 6), (5, 14), (6, 20), (7, 28)):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
-from engine.batch_schedule import BatchSchedule
-from engine.batches import TrainingBatches, ValidationBatches
 from engine.config import TrainConfig
+from engine.data.batch_schedule import BatchSchedule
+from engine.data.batches import TrainingBatches, ValidationBatches
 from lineage.errors import BadInput
 
 SIZES = np.array([5, 3, 7, 4, 6], dtype=np.int32)
@@ -40,7 +40,7 @@ def test_every_dp_degree_sees_the_same_global_batch(token_file: TokenFile) -> No
 
 def test_validation_covers_each_target_once(token_file: TokenFile) -> None:
     validation = ValidationBatches([(token_file, 1.0)], 4)
-    rows = [row for rank in range(2) for batch in validation.batches(100, 2, rank, 2) for row in batch]
+    rows = [row for rank in range(2) for batch in validation.microbatches(100, 2, rank, 2) for row in batch.tokens]
     targets = sorted(int(token) for row in rows for token in row[1:])
     assert targets == list(range(1, 25))
 
@@ -50,7 +50,7 @@ def test_validation_of_a_blend_keeps_its_shares(token_file: TokenFile, tmp_path:
         writer.add_document(np.arange(50, 99))
     parts = [(token_file, 0.5), (TokenFile(tmp_path / "other"), 0.5)]
     validation = ValidationBatches(parts, 4)
-    rows = [row.tolist() for batch in validation.batches(100, 4, 0, 1) for row in batch]
+    rows = [row.tolist() for batch in validation.microbatches(100, 4, 0, 1) for row in batch.tokens]
     assert len(rows) == validation.num_samples == 12
     assert rows[0] == [0, 1, 2, 3, 4]
     assert rows[1] == [50, 51, 52, 53, 54]

@@ -11,18 +11,18 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig as TheirConfig
 from transformers import BertForMaskedLM, BertForPreTraining, BertModel, PreTrainedModel
 
-from engine.checkpoint import load_for_inference
-from engine.config import ModelConfig, ParallelConfig, TrainConfig
-from engine.family_config import BertConfig
+from engine.checkpoint.checkpoint import load_for_inference
+from engine.config import BertConfig, ModelConfig, ParallelConfig, TrainConfig
+from engine.families.bert.model import BERT
 from engine.formats import parameters_of
 from engine.formats.huggingface_bert import split, their_names
 from engine.formats.huggingface_shards import merge_huggingface, shard_huggingface
-from engine.model.bert import BERT
+from engine.launch.mesh import build_mesh
+from engine.model.microbatch import PipelineInput, SentencePairs
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import build_mesh, serial_mesh
+from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
-from engine.pipeline.microbatch import PipelineInput, SentencePairs
 from engine.rng import Dropout
 from engine.step import build_step
 from evaluation.models import load_checkpoint

@@ -8,18 +8,18 @@ import torch
 
 import experiments
 from data_pipeline.tokens.token_file import TokenFile
-from engine import parity_run
-from engine.batch_schedule import BatchSchedule
-from engine.checkpoint import load_for_inference
+from engine.checkpoint.checkpoint import load_for_inference
 from engine.cli import read_run_config
 from engine.config import ModelConfig, RunConfig, TrainConfig
 from engine.costs import flops_per_iteration, parameter_count
-from engine.model.bert import BERT
-from engine.pair_batches import PairSource, PairTrainingBatches, PairValidationBatches, read_vocabulary
+from engine.data.batch_schedule import BatchSchedule
+from engine.families.bert.batches import PairSource, PairTrainingBatches, PairValidationBatches, read_vocabulary
+from engine.families.bert.model import BERT
 from engine.parallel.mesh import serial_mesh
-from engine.parity import assemble
-from engine.trainer import train
-from engine.training_run import read_metrics, read_summary
+from engine.run.directory import read_metrics, read_summary
+from engine.train import train
+from experiments.verify import parity_run
+from experiments.verify.parity import assemble
 from lineage.errors import BadInput
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import assert_same_training, small_config

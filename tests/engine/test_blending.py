@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.config import RunConfig
-from engine.data_config import DataSection
-from engine.dataset import DatasetFacts
-from engine.trainer import train
-from engine.training_run import begin_run, read_metrics
+from engine.config import DataSection, RunConfig
+from engine.data.dataset import DatasetFacts
+from engine.run.directory import begin_run, read_metrics
+from engine.train import train
 from lineage.config import override_config, parse_config
 from lineage.digest import MARKER, seal
 from lineage.errors import BadInput

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from engine.config import ModelConfig
+from engine.launch.mesh import build_mesh
+from engine.model.microbatch import PipelineInput
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import build_mesh
 from engine.pipeline.executor import PipelineExecutor
 from engine.pipeline.lowering import lower
-from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.schedule import ScheduleName, compute_orders, ideal_bubble, peaks_in_flight
 from tests.ranks import run_ranks
 

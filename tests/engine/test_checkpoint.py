@@ -12,15 +12,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.checkpoint import TrainingState, load_checkpoint, load_for_inference, resolve_checkpoint, save_checkpoint
+from engine.checkpoint.checkpoint import (
+    TrainingState,
+    load_checkpoint,
+    load_for_inference,
+    resolve_checkpoint,
+    save_checkpoint,
+)
 from engine.config import ModelConfig, RunConfig, TrainConfig
+from engine.launch.mesh import build_mesh
 from engine.model.gpt2 import GPT2
 from engine.optim.adam import FlatAdamW
-from engine.parallel.gradients import GradientReducer
+from engine.optim.gradients import GradientReducer
+from engine.optim.precision import DTYPES
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import build_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
-from engine.precision import DTYPES
 from lineage.digest import check_seal, seal
 from lineage.errors import BadInput, IntegrityFailure
 from tests.ranks import run_ranks

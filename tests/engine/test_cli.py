@@ -10,9 +10,9 @@ import pytest
 import experiments
 from engine.cli import read_run_config
 from engine.costs import parameter_count
-from engine.estimate import describe_training
+from engine.run.estimate import describe_training
 from engine.step import NotFinite
-from engine.trainer import train
+from engine.train import train
 from lineage.config import read_toml
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import mlm_train, small_config, write_toml

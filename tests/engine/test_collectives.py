@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from engine.config import ModelConfig, ParallelConfig, TrainConfig
 from engine.costs import parameter_count
+from engine.launch.mesh import build_mesh
+from engine.model.microbatch import PipelineInput
 from engine.optim.adam import FlatAdamW
 from engine.parallel import mesh
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import build_mesh
-from engine.pipeline.microbatch import PipelineInput
 from engine.pipeline.partition import PartitionedModel
 from engine.rng import Dropout
 from tests.ranks import run_ranks

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ from engine.costs import (
     RankMemory,
     activation_bytes_per_layer,
     checkpoint_bytes,
-    costs_of,
     flops_per_iteration,
     flops_per_token,
     fullest_rank,
@@ -23,10 +22,10 @@ from engine.costs import (
     state_bytes_per_parameter,
     tokens_trained,
 )
-from engine.model.families import FAMILIES
+from engine.family import family_of
 from engine.model.gpt2 import GPT2
+from engine.model.stages import split_layers
 from engine.parallel.mesh import Axis, serial_mesh
-from engine.pipeline.stages import split_layers
 from tests.engine.small_run import MODEL
 
 MODELS = Path(experiments.__file__).parent / "models"
@@ -61,14 +60,16 @@ def test_the_count_is_that_of_the_model(config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", get_args(ModelConfig.model_fields["family"].annotation))
 def test_the_count_of_a_stage_is_that_of_its_ranks(family: str, tp: int) -> None:
     model = ModelConfig.model_validate(MODEL | {"family": family, "vocab_size": 250, "padded_vocab_size": 256})
     mesh = replace(serial_mesh("meta"), tp=Axis(tp), pp=Axis(2))
     for stage in split_layers(model.num_layers, 2, 1):
         with torch.device("meta"):
-            held = FAMILIES[family](model, mesh, stage)
-        assert costs_of(model).parameters(stage, tp) == sum(parameter.numel() for parameter in held.parameters())
+            held = family_of(model).model_class()(model, mesh, stage)
+        assert family_of(model).closed_forms(model).parameters(stage, tp) == sum(
+            parameter.numel() for parameter in held.parameters()
+        )
 
 
 def test_flops_of_the_8_3b_model() -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.training_run import begin_run
+from engine.run.directory import begin_run
 from tests.architecture.rooms import ROOT
 from tests.engine.small_run import finish, is_running, ranks_of, small_config, start, wait_for_iteration, write_toml
 
 LAUNCH = """
 import sys
-from engine.launch import launch
+from engine.launch.local import launch
 sys.exit(launch("tests.engine.planted", sys.argv[2:], int(sys.argv[1])))
 """
 WAIT_SECONDS = 8

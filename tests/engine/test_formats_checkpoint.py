@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint import load_for_inference
+from engine.checkpoint.checkpoint import load_for_inference
 from engine.config import ModelConfig, TwinScale
 from engine.formats import Imported, write_checkpoint
 from engine.model.gpt2 import GPT2

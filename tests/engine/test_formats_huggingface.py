@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint import load_for_inference
+from engine.checkpoint.checkpoint import load_for_inference
 from engine.config import TwinScale
 from engine.formats import write_checkpoint
 from engine.formats.huggingface import export_huggingface

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint import load_for_inference
+from engine.checkpoint.checkpoint import load_for_inference
 from engine.formats.huggingface import export_huggingface
 from engine.formats.recognise import import_checkpoint
 from engine.model.gpt2 import GPT2

@@ -11,14 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.dataset import DatasetFacts
+from engine.checkpoint.resume import resume
+from engine.checkpoint.statistics import check_written, measure, measure_finite, merge
+from engine.data.dataset import DatasetFacts
 from engine.guard import Guard, Iteration
+from engine.launch.mesh import build_mesh
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import build_mesh
-from engine.resume import resume
-from engine.statistics import check_written, measure, measure_finite, merge
-from engine.trainer import Trainer, alone, train
-from engine.training_run import begin_run
+from engine.run.directory import begin_run
+from engine.train import alone, train
+from engine.trainer import Trainer
 from lineage.digest import seal, sha256_file
 from lineage.errors import BadInput, Diverged, IntegrityFailure, UserError
 from lineage.lock import LOCK, locked

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from engine.config import RunConfig
-from engine.launch import default_ranks
+from engine.launch.local import default_ranks
+from engine.launch.mesh import build_mesh
 from engine.parallel.layout import layout_of
-from engine.parallel.mesh import build_mesh
+from engine.run.directory import begin_run, read_summary
 from engine.trainer import Trainer
-from engine.training_run import begin_run, read_summary
 from lineage.errors import Interrupted
 from tests.engine.small_run import (
     curve,
@@ -100,7 +100,7 @@ def test_ranks_stop_with_their_launcher_however_it_ends(dataset: Path, tmp_path:
 def test_as_many_ranks_as_divide_the_batch(
     cores: int, batch: int, microbatch: int, tp: int, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.launch.list_gpus", list)
-    monkeypatch.setattr("engine.launch.available_cores", lambda: cores)
+    monkeypatch.setattr("engine.launch.local.list_gpus", list)
+    monkeypatch.setattr("engine.launch.local.available_cores", lambda: cores)
     values = small_config(Path("unused"), global_batch_size=batch, microbatch_size=microbatch).model_dump()
     assert default_ranks(RunConfig.model_validate(values | {"parallel": {"tp": tp}})) == ranks

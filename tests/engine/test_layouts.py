@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
+from engine.launch.mesh import build_mesh
+from engine.model.microbatch import PipelineInput
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import Layout, layout_of
-from engine.parallel.mesh import build_mesh
-from engine.pipeline.microbatch import PipelineInput
 from engine.rng import Dropout
 from engine.step import build_step
 from lineage.errors import BadInput

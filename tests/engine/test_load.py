@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import RunConfig
-from engine.trainer import Trainer, train
+from engine.train import train
+from engine.trainer import Trainer
 from lineage.errors import Interrupted
 from tests.engine.small_run import assert_same_training, small_config
 from tests.ranks import run_ranks

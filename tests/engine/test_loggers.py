@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from engine.config import RunConfig
-from engine.loggers import EVENTS, LOGGERS, TensorBoard, open_loggers
-from engine.metrics import MetricsLog
-from engine.record_config import RecordConfig
-from engine.trainer import Trainer, train
-from engine.training_run import read_begun_run, read_metrics
+from engine.config import RecordConfig, RunConfig
+from engine.run.directory import read_begun_run, read_metrics
+from engine.run.loggers import EVENTS, LOGGERS, TensorBoard, open_loggers
+from engine.run.metrics import MetricsLog
+from engine.train import train
+from engine.trainer import Trainer
 from lineage.chain import broken_links
 from lineage.config import override_config, parse_config
 from lineage.digest import check_seal, seal, sha256_json

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import TrainConfig
-from engine.find_rate import find_learning_rate
-from engine.optim.lr_finder import RateCurve, describe_curve, sweep_rate
+from engine.lr_finder import RateCurve, describe_curve, find_learning_rate
 from engine.optim.schedule import learning_rate
 from lineage.errors import BadInput
 from tests.engine.small_run import mlm_train, small_config, write_toml
@@ -20,7 +19,7 @@ from tests.ranks import run_ranks
 def curve_of(losses: list[float], low: float = 1e-4, high: float = 1.0) -> RateCurve:
     curve = RateCurve()
     for place, loss in enumerate(losses):
-        if curve.add(sweep_rate(low, high, place / (len(losses) - 1)), loss):
+        if curve.add(low * (high / low) ** (place / (len(losses) - 1)), loss):
             break
     return curve
 

@@ -9,8 +9,8 @@ import torch
 
 from engine.guard import Iteration
 from engine.guard.memory import AllocatorPressure, MemoryGuard, PeakMemory
+from engine.run.directory import read_metrics
 from engine.step import Gradient
-from engine.training_run import read_metrics
 from tests.engine.small_run import mlm_train, write_toml
 
 SHORT = {"iterations": 2, "warmup_iterations": 1, "microbatch_size": 2, "validation_samples": 4}

@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from engine.config import ModelConfig, TrainConfig
 from engine.model.gpt2 import GPT2
 from engine.optim.adam import FlatAdamW
-from engine.parallel.gradients import GradientReducer
+from engine.optim.gradients import GradientReducer
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
 from engine.rng import Dropout

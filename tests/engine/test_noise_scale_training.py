@@ -11,12 +11,12 @@ import torch
 
 from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from engine.guard.noise_scale import GradientMoments, NoiseScaleMeter, gradient_moments, noise_scale
+from engine.launch.mesh import build_mesh
+from engine.model.microbatch import PipelineInput
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import build_mesh
-from engine.pipeline.microbatch import PipelineInput
+from engine.run.directory import read_metrics
 from engine.step import build_step
-from engine.trainer import train
-from engine.training_run import read_metrics
+from engine.train import train
 from lineage.config import parse_config
 from lineage.errors import BadInput
 from tests.engine.small_run import small_config

@@ -15,7 +15,7 @@ from engine.optim.choice import build_optimizer
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
-from engine.trainer import train
+from engine.train import train
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config
 from tests.engine.test_layouts import train_on
 from tests.ranks import run_ranks

@@ -13,8 +13,8 @@ from engine.costs import fullest_rank
 from engine.guard.out_of_memory import describe_memory, remedies
 from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import serial_mesh
+from engine.run.directory import begin_run
 from engine.trainer import Trainer
-from engine.training_run import begin_run
 from lineage.config import override_config
 from lineage.errors import BadInput
 from tests.engine.small_run import small_config, write_toml

@@ -14,16 +14,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import experiments.verify
+import experiments.verify.cli
 from engine.config import RunConfig
-from engine.forked import RanksFailed, run_forked
+from engine.launch.forked import RanksFailed, run_forked
 from engine.model import transformer
-from engine.parallel.gradients import GradientReducer
+from engine.model.stages import split_layers
+from engine.optim.gradients import GradientReducer
 from engine.parallel.layers import RowParallelLinear
 from engine.parallel.layout import layout_of
 from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
-from engine.parity import (
+from engine.pipeline.executor import PipelineExecutor
+from engine.pipeline.schedule import compute_orders
+from engine.rng import Dropout, DropoutMask
+from experiments.verify.parity import (
     SERIAL,
     TOLERANCE,
     Difference,
@@ -39,10 +43,6 @@ from engine.parity import (
     misfit,
     parse_layout,
 )
-from engine.pipeline.executor import PipelineExecutor
-from engine.pipeline.schedule import compute_orders
-from engine.pipeline.stages import split_layers
-from engine.rng import Dropout, DropoutMask
 from lineage.config import load_config
 
 CONFIG = """
@@ -87,7 +87,7 @@ def verify(config: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     def verify(layouts: str, *more: str) -> tuple[int, list[str], str]:
         monkeypatch.setattr(sys, "argv", ["mlm-verify", "parallel", str(config), "--layouts", layouts, *more])
         with pytest.raises(SystemExit) as end:
-            experiments.verify.main()
+            experiments.verify.cli.main()
         out, err = capfd.readouterr()
         said = [line for line in err.splitlines(keepends=True) if not line.startswith("cost: ")]
         return int(end.value.code or 0), out.splitlines(), "".join(said)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.model.stages import split_layers
 from engine.pipeline.lowering import Message, check_programs, format_grid, lower
 from engine.pipeline.schedule import (
     Compute,
@@ -17,7 +18,6 @@ from engine.pipeline.schedule import (
     parse_schedule,
     peaks_in_flight,
 )
-from engine.pipeline.stages import split_layers
 from lineage.errors import BadInput
 
 CASES = st.one_of(

@@ -11,12 +11,12 @@ from torch import nn
 
 from engine.config import Precision, TrainConfig
 from engine.optim.adam import FlatAdamW
-from engine.parallel.gradients import GradientReducer
+from engine.optim.gradients import GradientReducer
+from engine.optim.precision import DTYPES, LossScaler
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
-from engine.precision import DTYPES, LossScaler
-from engine.trainer import train
-from engine.training_run import read_metrics
+from engine.run.directory import read_metrics
+from engine.train import train
 from tests.engine.small_run import in_two_sessions, small_config
 
 

@@ -7,9 +7,9 @@ import pytest
 import experiments
 from engine.cli import read_run_config
 from engine.costs import flops_per_iteration, parameter_count
+from engine.model.stages import split_layers
 from engine.parallel.layout import layout_of
 from engine.pipeline.schedule import compute_orders
-from engine.pipeline.stages import split_layers
 
 FOLDER = Path(experiments.__file__).parent / "models" / "ptd-p"
 TABLE_1 = [

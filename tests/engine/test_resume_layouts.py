@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.training_run import read_metrics, read_summary
+from engine.run.directory import read_metrics, read_summary
 from tests.engine.small_run import (
     assert_same_training,
     curve,

@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
-from engine.checkpoint import load_for_inference
+from engine.checkpoint.checkpoint import load_for_inference
+from engine.checkpoint.shards import INDEX
 from engine.cli import app
 from engine.formats.huggingface_shards import merge_huggingface, shard_huggingface
+from engine.launch.mesh import build_mesh
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import build_mesh
-from engine.shards import INDEX
 from lineage.errors import BadInput, IntegrityFailure
 from tests.engine.test_formats_huggingface import change_config
 from tests.ranks import run_ranks

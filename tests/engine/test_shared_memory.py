@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from engine.parallel import shared_memory
+from engine.launch import shared_memory
+from engine.launch.mesh import build_mesh
+from engine.launch.shared_memory import PLACE_BYTES, SharedMemoryGroup, share_memory
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import build_mesh
-from engine.parallel.shared_memory import PLACE_BYTES, SharedMemoryGroup, share_memory
 from engine.torch_names import reduce_scatter_single
 from tests.ranks import run_ranks
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batches import TrainingBatches
+from engine.data.batches import TrainingBatches
 from engine.guard.spikes import DEVIATIONS, LEAST, WINDOW, RecentIterations
-from engine.trainer import train
-from engine.training_run import read_metrics
+from engine.run.directory import read_metrics
+from engine.train import train
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config
 
 SPIKE = LEAST + 6

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from engine.config import RunConfig
+from engine.launch.mesh import build_mesh
 from engine.parallel.layout import layout_of
-from engine.parallel.mesh import build_mesh
 from engine.pipeline.schedule import Compute, Op, ScheduleName, compute_orders
+from engine.run.directory import TIMELINE, begin_run
 from engine.trainer import Trainer
-from engine.training_run import TIMELINE, begin_run
 from tests.engine.small_run import small_config
 from tests.ranks import run_ranks
 

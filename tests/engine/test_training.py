@@ -11,9 +11,10 @@ import torch
 
 from engine.costs import parameter_count
 from engine.parallel.mesh import serial_mesh
+from engine.run.directory import begin_run, read_metrics, read_summary
 from engine.step import NotFinite
-from engine.trainer import Trainer, train
-from engine.training_run import begin_run, read_metrics, read_summary
+from engine.train import train
+from engine.trainer import Trainer
 from lineage.digest import check_seal, read_digest
 from lineage.errors import BadInput
 from tests.engine.conftest import write_dataset

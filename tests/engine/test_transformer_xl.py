@@ -14,21 +14,22 @@ from torch import nn
 
 import experiments
 from data_pipeline.tokens.token_file import TokenFile
-from engine.batch_schedule import BatchSchedule
-from engine.batches import TrainingStreams, ValidationStreams
 from engine.cli import read_run_config
 from engine.config import ModelConfig, RunConfig, TrainConfig
 from engine.costs import parameter_count
-from engine.dataset import DatasetFacts
-from engine.model.adaptive import AdaptiveEmbedding
-from engine.model.transformer_xl import TransformerXL
+from engine.data.batch_schedule import BatchSchedule
+from engine.data.batches import TrainingStreams, ValidationStreams
+from engine.data.dataset import DatasetFacts
+from engine.families.transformer_xl.adaptive import AdaptiveEmbedding
+from engine.families.transformer_xl.model import TransformerXL
+from engine.launch.mesh import build_mesh
+from engine.model.microbatch import PipelineInput, Recurrence
+from engine.model.stream_memory import StreamMemory
 from engine.parallel.layout import Layout, layout_of
-from engine.parallel.mesh import build_mesh, serial_mesh
-from engine.parity_run import run_parity
-from engine.pipeline.microbatch import PipelineInput, Recurrence
-from engine.stream_memory import StreamMemory
-from engine.trainer import train
-from engine.training_run import read_metrics
+from engine.parallel.mesh import serial_mesh
+from engine.run.directory import read_metrics
+from engine.train import train
+from experiments.verify.parity_run import run_parity
 from lineage.errors import BadInput, IntegrityFailure
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config
 from tests.ranks import run_ranks
@@ -198,7 +199,7 @@ def test_validation_streams_cover_the_split_in_order(dataset: Path) -> None:
     streams = ValidationStreams(file, 16, 4, 2)
     rows: dict[int, list[int]] = {place: [] for place in range(4)}
     for rank in range(2):
-        for microbatch in streams.microbatches(10**9, rank, 2):
+        for microbatch in streams.microbatches(10**9, 8, rank, 2):
             for place, tokens in zip(microbatch.places, microbatch.tokens, strict=True):
                 rows[place] += tokens[:-1].tolist()
     expected = file.tokens[: streams.num_samples * 16]

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from engine.config import ModelConfig, Precision, TrainConfig
+from engine.launch.mesh import build_mesh
 from engine.model.gpt2 import GPT2
 from engine.optim.adam import FlatAdamW
-from engine.parallel.gradients import GradientReducer
+from engine.optim.gradients import GradientReducer
+from engine.optim.precision import DTYPES
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import build_mesh
 from engine.parallel.sharding import sharded_parameters
-from engine.precision import DTYPES
 from tests.ranks import run_ranks
 
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, seq_length=8, vocab_size=29, padded_vocab_size=32)

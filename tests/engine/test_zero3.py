@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from engine.checkpoint import load_for_inference
+from engine.checkpoint.checkpoint import load_for_inference
 from engine.config import ParallelConfig, Precision, RunConfig
+from engine.launch.mesh import build_mesh
 from engine.optim.choice import build_optimizer
+from engine.optim.precision import DTYPES
 from engine.parallel.layout import Layout, layout_of
-from engine.parallel.mesh import build_mesh
 from engine.pipeline.partition import PartitionedModel
-from engine.precision import DTYPES
-from engine.trainer import train
-from engine.training_run import read_metrics
+from engine.run.directory import read_metrics
+from engine.train import train
 from lineage.errors import BadInput
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config
 from tests.ranks import run_ranks

@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint import TrainingState, save_checkpoint
-from engine.config import ModelConfig, RunConfig, TwinScale
-from engine.data_config import DataSection
-from engine.dataset import DIARY
+from engine.checkpoint.checkpoint import TrainingState, save_checkpoint
+from engine.config import DataSection, ModelConfig, RunConfig, TwinScale
+from engine.data.dataset import DIARY
 from engine.model.gpt2 import GPT2
 from engine.optim.adam import FlatAdamW
 from engine.parallel.mesh import serial_mesh

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig
+from engine.families.bert.model import BERT
 from engine.formats import Imported, write_checkpoint
 from engine.formats.huggingface_shards import shard_huggingface
-from engine.model.bert import BERT
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
 from evaluation.cli import app

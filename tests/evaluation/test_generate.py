@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from engine.formats import Imported, write_checkpoint
 from engine.formats.huggingface import export_huggingface
+from engine.launch.mesh import build_mesh
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import build_mesh
 from engine.parallel.sharding import sharded_parameters
 from evaluation.cli import app
 from evaluation.evaluate import Settings

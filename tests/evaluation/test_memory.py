@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from engine.config import ModelConfig
-from engine.model import relative_attention
-from engine.model.transformer_xl import TransformerXL
+from engine.families.transformer_xl import relative_attention
+from engine.families.transformer_xl.model import TransformerXL
 from engine.parallel.mesh import serial_mesh
 from evaluation.memory import score_with_memory
 from evaluation.perplexity import UNCHANGED, sliding_stream

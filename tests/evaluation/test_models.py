@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from engine.checkpoint import TrainingState, save_checkpoint
-from engine.config import RunConfig
-from engine.data_config import DataSection
+from engine.checkpoint.checkpoint import TrainingState, save_checkpoint
+from engine.checkpoint.shards import stored_dtype
+from engine.config import DataSection, RunConfig
 from engine.optim.adam import FlatAdamW
 from engine.parallel.sharding import sharded_parameters
-from engine.shards import stored_dtype
 from evaluation.models import load_checkpoint
 from evaluation.scoring import score
 from lineage.errors import IntegrityFailure

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.checkpoint import TrainingState, save_checkpoint
-from engine.config import ParallelConfig, RunConfig
-from engine.data_config import DataSection
+from engine.checkpoint.checkpoint import TrainingState, save_checkpoint
+from engine.config import DataSection, ParallelConfig, RunConfig
+from engine.launch.mesh import build_mesh
 from engine.optim.adam import FlatAdamW
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import build_mesh
 from engine.pipeline.partition import PartitionedModel
 from evaluation.layouts import parse_layout, start_ranks
 from evaluation.models import load_checkpoint

@@ -10,8 +10,9 @@ from statistics import median
 import pytest
 
 from engine.costs import flops_per_token
-from experiments.bench.benchmarks.parallel import DROPOUTS, TOLERANCE, Measured, disagreements, summarize
-from experiments.bench.contenders import Contender, contenders
+from experiments.bench.benchmarks.parallel import DROPOUTS, Measured, disagreements, summarize
+from experiments.bench.contender import TOLERANCE, Contender
+from experiments.bench.contenders import contenders
 from experiments.bench.show import show
 from experiments.bench.sizes import bench_size, read_size
 from experiments.bench.timing import Timed, ratio

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.catalogue import CLAIMS, HERE, every_claim, find_experiment, load_claims, load_experiments
 from experiments.published import published_rows, published_value, workload_rows, x_of
-from experiments.runner import FORMULAS
+from experiments.quantities import FORMULAS
 from lineage.errors import BadInput
 
 FOLDERS = sorted(path.parent for path in HERE.glob("*/*/experiment.toml"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.chaos.faults import FAULTS, Fault, Instrument
+from experiments.verify.chaos.faults import FAULTS, Fault, Instrument
 from tests.architecture.rooms import ROOT
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="needs /proc"), pytest.mark.timeout(1200)]
@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 import torch
 import evaluation.cli
-from experiments.chaos.faults import Fault
-from experiments.chaos.report import write_results
-from experiments.chaos.trials import prepare, run_trials, some_faults
+from experiments.verify.chaos.faults import Fault
+from experiments.verify.chaos.report import write_results
+from experiments.verify.chaos.trials import prepare, run_trials, some_faults
 
 torch.set_num_threads(1)
 folder, points, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from experiments import kept
-from experiments.kept import CURVE_POINTS, keep_examples, keep_training
-from experiments.steps import evaluation_file, samples_file
+from experiments.reproduce import kept
+from experiments.reproduce.kept import CURVE_POINTS, keep_examples, keep_training
+from experiments.reproduce.steps import evaluation_file, samples_file
 from lineage.run import RunDirectory
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine.config import ModelConfig, ParallelConfig
 from engine.costs import parameter_count
-from engine.forked import run_forked
+from engine.launch.forked import run_forked
 from experiments.catalogue import find_experiment
 from experiments.measured import huggingface, run, zero
 from experiments.measured.products import measure_products

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import TwinScale
-from experiments.plan import FULL_RECIPE, LADDER, SMOKE, TWIN, make_plan
+from experiments.reproduce.plan import FULL_RECIPE, LADDER, SMOKE, TWIN, make_plan
 from lineage.errors import BadInput, HardwareMissing
 from tests.experiments.machines import call, with_gpus
 
@@ -16,7 +16,7 @@ GPU = {"name": "A GPU"}
 
 def machine(monkeypatch: pytest.MonkeyPatch, count: int, gibibytes: int) -> None:
     gpus = [GPU | {"memory_bytes": gibibytes * 2**30}] * count
-    monkeypatch.setattr("experiments.plan.list_gpus", lambda: gpus)
+    monkeypatch.setattr("experiments.reproduce.plan.list_gpus", lambda: gpus)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_the_smallest_size_is_not_the_full_size(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("smoke", [False, True])
 def test_the_overrides_make_the_planned_configuration(smoke: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from engine.cli import read_run_config
-    from experiments.plan import model_file
+    from lineage.shipped import model_file
 
     machine(monkeypatch, 0, 0)
     plan = make_plan("8.3b", "auto", smoke, None)

@@ -4,8 +4,8 @@ from decimal import Decimal
 from pathlib import Path
 
 from experiments.catalogue import find_experiment
-from experiments.plan import LADDER
 from experiments.published import published_records, read_rows
+from experiments.reproduce.plan import LADDER
 
 
 def values(experiment: str) -> dict[tuple[object, ...], Decimal]:
@@ -39,8 +39,8 @@ def test_table_3_is_the_reference_file(reference: Path) -> None:
 
 def test_the_models_are_those_of_the_reference_file(reference: Path) -> None:
     from engine.config import RunConfig
-    from experiments.plan import model_file
     from lineage.config import load_config
+    from lineage.shipped import model_file
 
     for row in read_rows(reference / "A_megatron2019_table2_gpt2.csv"):
         model = load_config(model_file(row["params"].lower()), RunConfig).model

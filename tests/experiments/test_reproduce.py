@@ -16,8 +16,8 @@ import pytest
 from safetensors import safe_open
 
 from engine.config import TwinScale
-from experiments.plan import SMOKE
 from experiments.published import published_records
+from experiments.reproduce.plan import SMOKE
 from lineage.digest import check_seal, read_digest
 from lineage.records import Record, read_records
 from lineage.run import RunDirectory

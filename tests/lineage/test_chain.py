@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.trainer import train
+from engine.train import train
 from lineage.chain import broken_links
 from lineage.digest import seal
 from tests.engine.conftest import dataset, write_dataset  # noqa: F401

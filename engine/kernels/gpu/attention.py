@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from engine.kernels.attention import reference
+from engine.kernels.dropout_mask import DropoutMask
 from engine.kernels.gpu.masks import BLOCK, Context, kept, mask_arguments
-from engine.rng import DropoutMask
 
 QUERIES, QUERIES_OF_KEYS = 64, 32
 """Queries that a program works on at a time; fewer where it holds the gradients of keys and values."""

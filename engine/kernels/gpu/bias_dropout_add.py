@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.dropout_mask import DropoutMask
 from engine.kernels.gpu.masks import BLOCK, Context, kept, mask_arguments
-from engine.rng import DropoutMask
 
 ROWS, MASK_BLOCKS, STEPS = 8, 4, 16
 """A tile, its columns in blocks of the mask, and how many of them a program of the backward pass goes through."""

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 if TYPE_CHECKING:
-    from engine.rng import DropoutMask
+    from engine.kernels.dropout_mask import DropoutMask
 
 Context = Any
 """What autograd keeps between the passes."""

@@ -13,8 +13,8 @@ import typer
 
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.allocator import keep_large_buffers
 from engine.config import ModelConfig
+from engine.launch.allocator import keep_large_buffers
 from evaluation.protocol import Request
 from experiments.bench.eval_contenders import Answer, Score, export_model, harness, our_model, ours, plain_loop
 from experiments.bench.eval_memory import peak_bytes

@@ -95,7 +95,7 @@ def _ratio(rates: Rates, precision: str, offset: int) -> float:
 def _measure(device: str, rounds: int, largest: int) -> Rates:
     import torch
 
-    from engine.precision import DTYPES
+    from engine.optim.precision import DTYPES
 
     precisions: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
     timed = _gpu_seconds if device == "cuda" else _cpu_seconds

@@ -12,7 +12,8 @@ from typing import Any
 
 from engine.costs import flops_per_token
 from experiments.bench.benchmarks.train import MASKED
-from experiments.bench.contenders import Contender, left_out
+from experiments.bench.contender import Contender
+from experiments.bench.contenders import left_out
 from experiments.bench.gpu_kernels import check_kernels, measure_kernels, measure_limits
 from experiments.bench.ours import build_ours
 from experiments.bench.peers import build_huggingface, build_nanogpt
@@ -141,7 +142,7 @@ def in_new_process(name: str, function: Any, *arguments: Any) -> Any:
 def measure_steps(contender: Contender, size: BenchSize) -> Measured:
     """Training iterations on this process's device."""
     from engine.guard.memory import PeakMemory
-    from engine.parallel.mesh import local_device
+    from engine.launch.mesh import local_device
 
     memory = PeakMemory(local_device())
     timed = time_contender(contender, size, [DROPOUT])[0]
@@ -156,10 +157,11 @@ def measure_forward_backward(size: BenchSize) -> Measured:
 
     from engine.config import ParallelConfig
     from engine.guard.memory import PeakMemory
-    from engine.parallel.mesh import local_device, serial_mesh
-    from engine.pipeline.microbatch import PipelineInput
+    from engine.launch.mesh import local_device
+    from engine.model.microbatch import PipelineInput
+    from engine.optim.precision import DTYPES
+    from engine.parallel.mesh import serial_mesh
     from engine.pipeline.partition import PartitionedModel
-    from engine.precision import DTYPES
     from engine.rng import Dropout
 
     mesh, train = serial_mesh(local_device()), size.train

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from engine.allocator import keep_large_buffers
 from engine.config import ModelConfig, ParallelConfig
 from engine.costs import flops_per_token
-from experiments.bench.contenders import Contender
+from engine.launch.allocator import keep_large_buffers
+from experiments.bench.contender import Contender
 from experiments.bench.ours import build_ours
 from experiments.bench.sizes import BenchSize, bench_size
 from experiments.bench.timing import Rounds, load_average, on_ranks, ratio, series, time_contender

@@ -38,8 +38,8 @@ def _measure(precision: Precision, rounds: int) -> list[Case]:
 
     from engine.kernels.adam import AdamStep
     from engine.kernels.registry import REFERENCE, implementation
+    from engine.optim.precision import DTYPES
     from engine.parallel.mesh import Axis
-    from engine.precision import DTYPES
     from engine.rng import DropoutMask
 
     dtype, h = DTYPES[precision], HEADS * HEAD_DIM

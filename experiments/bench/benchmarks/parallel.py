@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from engine.allocator import keep_large_buffers
 from engine.costs import flops_per_token
+from engine.launch.allocator import keep_large_buffers
 from experiments.bench import sizes
-from experiments.bench.contenders import NOTES, Contender, contenders, left_out
+from experiments.bench.contender import SERIAL, TOLERANCE, Contender
+from experiments.bench.contenders import NOTES, contenders, left_out
 from experiments.bench.sizes import BenchSize
 from experiments.bench.timing import (
     Rounds,
@@ -31,8 +32,6 @@ from lineage.extras import import_extra
 from lineage.progress import Progress, announce
 
 DROPOUTS = (0.0, 0.1)
-TOLERANCE = 1e-3
-SERIAL = "serial"
 
 Measured = dict[tuple[str, float], list[Timed]]
 """What was timed, by contender and dropout: one entry per round."""

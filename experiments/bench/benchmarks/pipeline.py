@@ -6,8 +6,7 @@ from typing import Any
 from engine.config import ModelConfig, ParallelConfig, TrainConfig
 from engine.guard.timeline import describe_timeline
 from engine.pipeline.lowering import Interval
-from experiments.bench.benchmarks.parallel import TOLERANCE
-from experiments.bench.contenders import Contender
+from experiments.bench.contender import TOLERANCE, Contender
 from experiments.bench.ours import build_ours
 from experiments.bench.sizes import BenchSize
 from experiments.bench.timing import differing_losses, finite, load_average, on_ranks, series

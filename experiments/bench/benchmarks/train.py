@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
-from engine.allocator import keep_large_buffers
 from engine.config import Precision
 from engine.costs import flops_per_token
-from experiments.bench.benchmarks.parallel import SERIAL
-from experiments.bench.contenders import Contender
+from engine.launch.allocator import keep_large_buffers
+from experiments.bench.contender import SERIAL, Contender
 from experiments.bench.ours import build_ours
 from experiments.bench.peers import build_nanogpt
 from experiments.bench.sizes import BenchSize, read_size
@@ -182,7 +181,7 @@ def gemm_gflops(precision: Precision) -> float:
     """Billions of operations per processor second in square products, the best of several tries."""
     import torch
 
-    from engine.precision import DTYPES
+    from engine.optim.precision import DTYPES
 
     a, b, out = (torch.ones(GEMM_WIDTH, GEMM_WIDTH, dtype=DTYPES[precision]) for _ in range(3))
     tries = []

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.launch.job import Job, describe_job, predicted_iteration
 from experiments.launch.rank import name_rank
-from experiments.plan import LADDER, manifest_file
+from experiments.reproduce.plan import LADDER, manifest_file
 from lineage.config import load_config, parse_config
 from lineage.errors import BadInput
 from tests.experiments.machines import call, with_gpus

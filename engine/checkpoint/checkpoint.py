@@ -1,0 +1,316 @@
+"""Checkpoints: tensors by global name in safetensors, sealed last, loadable at any layout.
+
+`iter_0000500/` holds model-*.safetensors and optimizer-*.safetensors (one pair per model-parallel rank), index.json,
+memory-*.safetensors (of a model with memory), config.json (model, twin rule), state.json (iteration, optimizer steps,
+loss scale, recent losses, elapsed time), statistics.json (of each tensor), probe.json (the loss on a few samples),
+lineage.json (the run, its inputs, the checkpoints before this one), tokenizer/ and the completion marker.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from engine.checkpoint.probe import FILE as PROBE
+from engine.checkpoint.probe import Probe
+from engine.checkpoint.shards import (
+    INDEX,
+    check_entries,
+    describe,
+    merge_descriptions,
+    read_into,
+    stored_dtype,
+    write_shard,
+)
+from engine.checkpoint.statistics import FILE as STATISTICS
+from engine.checkpoint.statistics import Numbers, check_loaded, check_written, measure, measure_finite
+from engine.config import ModelConfig, RunConfig
+from engine.family import family_of
+from engine.model.microbatch import PipelineInput
+from engine.model.stage_model import StageModel
+from engine.model.stages import split_layers
+from engine.model.stream_memory import StreamMemory
+from engine.optim.flat import FlatOptimizer
+from engine.parallel.layout import check_tensor_parallel
+from engine.parallel.mesh import ParallelMesh, serial_mesh
+from engine.parallel.sharding import ShardedParameter, sharded_parameters
+from lineage.atomic import publish_directory, write_json
+from lineage.config import parse_config
+from lineage.digest import check_seal, content_digest, is_sealed, read_digest, seal, sealed_files
+from lineage.errors import BadInput, IntegrityFailure, Interrupted
+from lineage.run import MANIFEST, RunDirectory
+
+FOLDER = "checkpoints"
+LINEAGE = "lineage.json"
+OPTIMIZER_STATE = ("exp_avg.", "exp_avg_sq.", "master.")
+
+
+class Ancestor(NamedTuple):
+    """A checkpoint that this one descends from."""
+
+    iteration: int
+    digest: str
+    weights: str
+    """Digest of its model files alone."""
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Where a run is and what it came from."""
+
+    iteration: int = 0
+    """Iterations finished."""
+    optimizer_steps: int = 0
+    """Updates made; fewer than iterations where fp16 overflowed or a spike was skipped."""
+    seconds: float = 0.0
+    """Training time so far, over all sessions."""
+    loss_scaler: dict[str, Any] | None = None
+    recent: tuple[tuple[float, ...], ...] = ()
+    """Loss and gradient norm of the last iterations, oldest first."""
+    ancestors: tuple[Ancestor, ...] = ()
+    """Every checkpoint before, oldest first, also those that are no longer kept; its own parent is the last."""
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """A model ready to evaluate."""
+
+    model: StageModel
+    config: ModelConfig
+    directory: Path
+    digest: str
+
+
+def save_checkpoint(
+    run: Path,
+    config: RunConfig,
+    state: TrainingState,
+    parameters: Sequence[ShardedParameter],
+    optimizer: FlatOptimizer,
+    mesh: ParallelMesh,
+    tokenizer: Path,
+    probe: Probe | None = None,
+    streams: StreamMemory | None = None,
+) -> TrainingState:
+    """Write the checkpoint of `state.iteration`; every rank calls it, each model-parallel rank writes its parts.
+
+    Returns the state with this checkpoint as the last ancestor. Only the newest `train.keep_checkpoints` stay. Raises,
+    on every rank and with the former checkpoints untouched, Interrupted if the disk cannot take it, Diverged for a
+    tensor that is not finite and IntegrityFailure for one that was not written as it is.
+    """
+    path = checkpoint_path(run, state.iteration)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        _write(partial, run, config, state, parameters, optimizer, mesh, tokenizer, probe, streams)
+        with mesh.together():
+            if mesh.is_first:
+                publish_directory(partial, path)
+                remove_old(run, config.train.keep_checkpoints)
+    except OSError as error:
+        raise Interrupted(
+            f"the checkpoint {path} cannot be written ({error.strerror}): make room and give the same command again; "
+            "those before it are kept"
+        ) from error
+    finally:
+        if mesh.is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+    own = as_ancestor(path, state.iteration) if mesh.is_first else None
+    return replace(state, ancestors=(*state.ancestors, mesh.gather_objects(own)[0]))
+
+
+def _write(
+    partial: Path, run: Path, config: RunConfig, state: TrainingState, parameters: Sequence[ShardedParameter],
+    optimizer: FlatOptimizer, mesh: ParallelMesh, tokenizer: Path, probe: Probe | None, streams: StreamMemory | None,
+) -> None:  # fmt: skip
+    """Everything that a checkpoint has, sealed, under a hidden name."""
+    with mesh.together():
+        if mesh.is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+    suffix = f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}.safetensors"
+    weights = {p.name: (p, p.local.data) for p in parameters if not p.is_copy}
+    moments = {f"{what}.{p.name}": (p, local) for p, what, local in optimizer.state() if not p.is_copy}
+    described: dict[str, Any] = {}
+    with mesh.together():
+        for kind, parts in (("model", weights), ("optimizer", moments)):
+            if mesh.dp.rank == 0:
+                tensors = {name: tensor for name, (_, tensor) in parts.items()}
+                numbers = measure_finite(tensors)
+                write_shard(partial / f"{kind}-{suffix}", tensors)
+                check_written(partial / f"{kind}-{suffix}", numbers)
+                described |= describe(((name, p) for name, (p, _) in parts.items()), f"{kind}-{suffix}", numbers)
+        if streams:
+            streams.save(partial)
+    descriptions = mesh.gather_objects(described)
+    with mesh.together():
+        if mesh.is_first:
+            index, statistics = merge_descriptions(descriptions)
+            write_json(partial / INDEX, index)
+            write_json(partial / STATISTICS, statistics)
+            write_json(partial / "config.json", config.model_dump(mode="json", include={"name", "model", "twin"}))
+            write_json(partial / "state.json", {name: v for name, v in vars(state).items() if name != "ancestors"})
+            write_json(partial / LINEAGE, _lineage(run, state))
+            if probe:
+                write_json(partial / PROBE, probe.to_json())
+            shutil.copytree(tokenizer, partial / "tokenizer")
+            seal(partial)
+
+
+def _lineage(run: Path, state: TrainingState) -> dict[str, Any]:
+    manifest = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
+    return {
+        "run": manifest.get("identity"),
+        "parents": manifest.get("parents"),
+        "ancestors": [ancestor._asdict() for ancestor in state.ancestors],
+    }
+
+
+def as_ancestor(path: Path, iteration: int) -> Ancestor:
+    """How the checkpoints after it name this one."""
+    others = {name for name in sealed_files(path) if not name.startswith("model-")}
+    return Ancestor(iteration, read_digest(path), content_digest(path, without=others))
+
+
+def remove_old(run: Path, keep: int) -> None:
+    """Remove all complete checkpoints but the newest `keep`; one that is half removed has no visible name."""
+    for old in complete_checkpoints(run)[:-keep]:
+        hidden = old.with_name(f".{old.name}.old-{os.getpid()}")
+        os.replace(old, hidden)
+        shutil.rmtree(hidden)
+
+
+def load_checkpoint(
+    path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer
+) -> tuple[TrainingState, Probe | None]:
+    """Fill parameters and optimizer from the checkpoint, written at any layout; where the run was, and its probe.
+
+    Every rank calls it. Raises IntegrityFailure, on every rank, if files or the tensors read from them are not those
+    that were saved; parameters and optimizer are then neither old nor new.
+    """
+    mesh = optimizer.mesh
+    loaded: dict[str, tuple[ShardedParameter, Numbers]] = {}
+    with mesh.together():
+        check_seal(path)
+        state, index = _read_state(path), read_json(path / INDEX)
+
+        def fill(tensors: Iterable[tuple[ShardedParameter, str, torch.Tensor]]) -> None:
+            wanted = {f"{what}.{p.name}": (p, tensor) for p, what, tensor in tensors}
+            read_into(path, index, wanted)
+            loaded.update((name, (p, measure(tensor))) for name, (p, tensor) in wanted.items())
+
+        with torch.no_grad():
+            weights = {p.name: (p, p.local.data) for p in parameters}
+            read_into(path, index, weights)
+            loaded.update((name, (p, measure(tensor))) for name, (p, tensor) in weights.items())
+            optimizer.restore(state.optimizer_steps, fill)
+    if (path / STATISTICS).is_file():
+        check_loaded(path, loaded, read_json(path / STATISTICS))
+    own = as_ancestor(path, state.iteration)
+    return replace(state, ancestors=(*state.ancestors, own)), read_probe(path)
+
+
+def _read_state(path: Path) -> TrainingState:
+    values = read_json(path / "state.json")
+    ancestors = read_json(path / LINEAGE).get("ancestors") if (path / LINEAGE).is_file() else ()
+    try:
+        values["recent"] = tuple(map(tuple, values["recent"]))
+        return TrainingState(**values, ancestors=tuple(Ancestor(**ancestor) for ancestor in ancestors or ()))
+    except TypeError as error:
+        raise IntegrityFailure(f"{path} does not say where its run was: {error}") from error
+
+
+def read_probe(path: Path) -> Probe | None:
+    """The probe stored with a checkpoint; what was imported has none."""
+    return Probe.from_json(read_json(path / PROBE), path) if (path / PROBE).is_file() else None
+
+
+def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: bool = False) -> LoadedCheckpoint:
+    """The model of a checkpoint or run directory in evaluation mode, its digest checked.
+
+    With a mesh, this rank's part of it on the mesh's device. In fp32, or `as_stored` in the format it was trained in.
+    Raises BadInput for a directory that is neither or a mesh that does not divide the model, IntegrityFailure for a
+    directory that is incomplete or changed.
+    """
+    mesh = mesh or serial_mesh()
+    directory = resolve_checkpoint(path)
+    if link := next((entry for entry in directory.rglob("*") if entry.is_symlink()), None):
+        raise IntegrityFailure(f"{link} is a symbolic link, which no checkpoint has")
+    digest = check_seal(directory)
+    config = read_model_config(directory)
+    check_tensor_parallel(config, mesh.tp.size, directory)
+    index = {n: e for n, e in read_json(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)}
+    if len(index) < config.num_layers:  # before a model of that size is made
+        raise IntegrityFailure(f"{directory} has {len(index)} tensors, too few for its {config.num_layers} layers")
+    stage = split_layers(config.num_layers, mesh.layout.pp, chunks=1)[mesh.pp.rank]
+    model_class = family_of(config).model_class()
+    with torch.device("meta"):
+        whole = sharded_parameters(model_class(config, serial_mesh()), serial_mesh())
+    check_entries(directory, index, {parameter.name: parameter.global_shape for parameter in whole})
+    dtype = stored_dtype(directory, index) if as_stored else torch.float32
+    model = model_class(config, mesh, stage).to(mesh.device, dtype)
+    parameters = {p.name: p for p in sharded_parameters(model, mesh)}
+    with torch.no_grad():
+        read_into(directory, index, {name: (p, p.local.data) for name, p in parameters.items()})
+    _check_loaded_model(directory, model.eval(), parameters, mesh)
+    return LoadedCheckpoint(model, config, directory, digest)
+
+
+def _check_loaded_model(
+    directory: Path, model: StageModel, parameters: dict[str, ShardedParameter], mesh: ParallelMesh
+) -> None:
+    """Compare the weights' statistics and, of a whole model, the probe loss with those that were saved."""
+    if (directory / STATISTICS).is_file() and stored_dtype(directory, read_json(directory / INDEX)) != torch.float64:
+        loaded = {name: (p, measure(p.local.data)) for name, p in parameters.items()}
+        check_loaded(directory, loaded, read_json(directory / STATISTICS))
+    if (probe := read_probe(directory)) and mesh.pp.size == 1:
+        tokens = torch.tensor(probe.tokens, device=mesh.device)
+        batch = PipelineInput(tokens[:, :-1], tokens[:, 1:])
+        with torch.no_grad():
+            probe.compare(model.batch_loss(model.run_stage(batch.tokens, batch), batch).item(), directory)
+
+
+def read_model_config(directory: Path) -> ModelConfig:
+    """The model of a checkpoint. Raises IntegrityFailure if its config.json cannot be read, BadInput if it is wrong."""
+    path = directory / "config.json"
+    return parse_config(read_json(path).get("model", {}), ModelConfig, str(path))
+
+
+def resolve_checkpoint(path: Path) -> Path:
+    """The checkpoint itself, or the newest complete one of a run directory."""
+    if not path.is_dir():
+        raise BadInput(f"there is no checkpoint directory {path}")
+    path = path.resolve()
+    folder = path if path.name == FOLDER else path / FOLDER
+    if folder.is_dir():
+        found = complete_checkpoints(folder.parent)
+        if not found:
+            raise IntegrityFailure(f"{path} has no complete checkpoint")
+        return found[-1]
+    if not is_sealed(path):
+        raise IntegrityFailure(f"{path} has no COMPLETE file: it is not a finished checkpoint")
+    if not (path / INDEX).is_file():
+        raise BadInput(f"{path} is complete but is not a checkpoint: it has no {INDEX}")
+    return path
+
+
+def checkpoint_path(run: Path, iteration: int) -> Path:
+    """Where a run's checkpoint of an iteration is."""
+    return run / FOLDER / f"iter_{iteration:07d}"
+
+
+def complete_checkpoints(run: Path) -> list[Path]:
+    """Sealed checkpoints of a run, oldest first."""
+    return sorted(path for path in (run / FOLDER).glob("iter_*") if is_sealed(path))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A checkpoint's JSON object. Raises IntegrityFailure where it is not one."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise IntegrityFailure(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,107 @@
+"""What the engine needs to know of a dataset directory. Imports no torch."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.tokens.samples import normalized
+from data_pipeline.tokens.token_file import TokenFile
+from data_pipeline.tokens.tokenizer import FILE_NAME, padded_vocab_size
+from engine.config import ModelConfig
+from lineage.digest import content_digest, is_sealed, sha256_file, sha256_json
+from lineage.errors import BadInput, DataMissing, IntegrityFailure
+from lineage.verified import check_seal_once
+
+DIARY = frozenset({"manifest.json", "ledger.json"})
+"""Files that say when and how fast a dataset was made, not what it is."""
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """A dataset made by `mlm-data run`, or several that are blended."""
+
+    directories: tuple[Path, ...]
+    weights: tuple[float, ...]
+    """Share of each in the training samples; they add up to 1."""
+    digests: tuple[str, ...]
+    """Digest of the content of each: the same for a dataset built again from the same text."""
+    vocab_size: int
+    padded_vocab_size: int
+
+    @classmethod
+    def read(cls, dataset: Path | Sequence[tuple[Path, float]] | None) -> "DatasetFacts":
+        """Facts of complete datasets, which share a vocabulary.
+
+        Raises DataMissing if one is not there, IntegrityFailure if it is not complete, BadInput if they do not fit.
+        """
+        if dataset is None:
+            raise BadInput("data.dataset is not set: make a dataset with `mlm-data run` and name its directory")
+        parts = [(dataset, 1.0)] if isinstance(dataset, Path) else dataset
+        directories = tuple(directory for directory, _ in parts)
+        vocabularies = [_read_vocabulary(directory) for directory in directories]
+        for directory, vocabulary in zip(directories, vocabularies, strict=True):
+            if vocabulary != vocabularies[0]:
+                raise BadInput(f"datasets {directories[0]} and {directory} have different vocabularies")
+        return cls(
+            directories,
+            tuple(normalized([weight for _, weight in parts]).tolist()),
+            tuple(content_digest(directory, without=DIARY) for directory in directories),
+            *vocabularies[0][:2],
+        )
+
+    @property
+    def digest(self) -> str:
+        """Of what is trained on: the dataset's own, or one of all datasets and their weights."""
+        return self.digests[0] if len(self.digests) == 1 else sha256_json([self.digests, self.weights])
+
+    @property
+    def parents(self) -> dict[str, str]:
+        """The digests that a run on this data records."""
+        several = {f"dataset {number}": digest for number, digest in enumerate(self.digests, 1)}
+        return {"dataset": self.digest} | (several if len(several) > 1 else {})
+
+    def check(self) -> None:
+        """Compare every file of the datasets with its digest. Raises IntegrityFailure naming the first that differs."""
+        for directory in self.directories:
+            check_seal_once(directory)
+
+    def prefixes(self, split: str) -> list[Path]:
+        """Paths of a split's token files without their endings."""
+        return [directory / f"{split}_text_document" for directory in self.directories]
+
+    def token_files(self, split: str) -> list[tuple[TokenFile, float]]:
+        """A split's token files with their weights."""
+        return [(TokenFile(prefix), weight) for prefix, weight in zip(self.prefixes(split), self.weights, strict=True)]
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer's directory."""
+        return self.directories[0] / "tokenizer"
+
+    def resize(self, model: ModelConfig) -> ModelConfig:
+        """The model with this dataset's vocabulary. Raises BadInput if its clusters of words do not fit that."""
+        if (cutoffs := model.transformer_xl.cutoffs) and cutoffs[-1] >= self.vocab_size:
+            raise BadInput(f"cutoffs = {list(cutoffs)} go beyond the dataset's vocabulary of {self.vocab_size} words")
+        sizes = {"vocab_size": self.vocab_size, "padded_vocab_size": self.padded_vocab_size}
+        if special := model.section.special_tokens:
+            vocab_size = self.vocab_size + special
+            sizes = {"vocab_size": vocab_size, "padded_vocab_size": padded_vocab_size(vocab_size)}
+        return model.model_copy(update=sizes)
+
+
+def _read_vocabulary(directory: Path) -> tuple[int, int, str]:
+    """Sizes of a complete dataset's vocabulary, real and padded, and the digest of its tokenizer."""
+    if not os.path.isdir(directory):  # false too for what cannot be a name
+        raise DataMissing(f"there is no dataset at {directory}; `mlm-data run` makes one")
+    if not is_sealed(directory):
+        raise IntegrityFailure(f"the dataset {directory} is not complete: run `mlm-data run` again")
+    path = directory / "dataset.json"
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        digest = sha256_file(directory / "tokenizer" / FILE_NAME)
+        return int(values["vocab_size"]), int(values["padded_vocab_size"]), digest
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise IntegrityFailure(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,1 @@
+"""Families of models beside GPT-2, a folder each, loaded by `engine.family`."""

@@ -1,0 +1,228 @@
+"""BERT as Megatron-LM trains it: masked tokens, sentence order, and the layer norms in one of two places.
+
+*Rearranged* (2019 paper, Section 5.3, Figure 7 b): x + f(LN(x)), a residual stream that no norm interrupts. *Original*
+(Figure 7 a, Devlin et al. 2019): LN(x + f(x)). The second is the first with the residual taken after the norm: the norm
+that closes a block of one is the norm that opens the next of the other, so both have the same parameters and names.
+
+GeLU is exact (erf). Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabulary, t
+tensor-parallel ranks, m masked positions of the microbatch.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
+from engine.kernels.registry import kernel
+from engine.model.initial import initialize_normal
+from engine.model.microbatch import PipelineInput, SentencePairs
+from engine.model.stage_model import StageModel
+from engine.model.stages import Stage
+from engine.model.transformer import MLP, LayerNorm, add_branch, drop, embedding_table
+from engine.parallel.collectives import enter_tensor_parallel
+from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from engine.parallel.mesh import ParallelMesh
+from engine.parallel.vocab import vocab_parallel_cross_entropy
+from engine.rng import Dropout
+
+
+class BidirectionalAttention(nn.Module):
+    """Multi-head attention from every position to every real token, with heads divided over the tp axis.
+
+    The bias of `dense` is left to `add_branch`.
+    """
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool) -> None:
+        super().__init__()
+        self.layer, self.axis, self.recompute = layer, mesh.tp, recompute
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        h = config.hidden_size
+        self.query_key_value = ColumnParallelLinear(h, 3 * h, mesh.tp, mesh.sequence_parallel)  # rows [n, 3, d]
+        self.dense = RowParallelLinear(h, h, mesh.tp, mesh.sequence_parallel)
+
+    def forward(self, x: torch.Tensor, is_token: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+        heads = self.num_heads // self.axis.size
+        qkv = self.query_key_value(x).unflatten(2, (heads, 3, self.head_dim))  # [s, b, n/t, 3, d]
+        query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n/t, s, d]
+        if self.recompute and torch.is_grad_enabled():
+            context = checkpoint(self._attend, query, key, value, is_token, dropout, use_reentrant=False,
+                                 preserve_rng_state=False)  # fmt: skip
+        else:
+            context = self._attend(query, key, value, is_token, dropout)
+        return self.dense(context.permute(2, 0, 1, 3).flatten(2), add_bias=False)  # [s, b, h]
+
+    def _attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_token: torch.Tensor,
+        dropout: Dropout | None,
+    ) -> torch.Tensor:  # fmt: skip
+        allowed = is_token[:, None, None, :]  # [b, 1, 1, s]
+        if dropout is None:
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed)
+        scores = torch.matmul(query * self.head_dim**-0.5, key.transpose(-1, -2))  # [b, n/t, s, s]
+        weights: torch.Tensor = kernel("masked_softmax", scores)(scores, 1.0, allowed)
+        heads, s = weights.shape[1:3]
+        keep = dropout.keep(f"layers.{self.layer}.attention", (self.num_heads, s, s), scores.device)
+        keep = keep[:, self.axis.rank * heads : (self.axis.rank + 1) * heads]
+        return torch.matmul(weights * dropout.scale(keep, weights.dtype), value)
+
+
+class ExactMLP(MLP):
+    """h → 4h → h with exact GeLU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x)), add_bias=False)
+
+
+class BertLayer(nn.Module):
+    """Attention, then MLP, each after a norm, added to what was before the norm or, in the original order, after it."""
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool) -> None:
+        super().__init__()
+        self.layer, self.mesh = layer, mesh
+        self.is_original = config.bert.layer_norm_order == "original"
+        self.input_layernorm = layer_norm(config)
+        self.self_attention = BidirectionalAttention(config, mesh, layer, recompute_attention)
+        self.post_attention_layernorm = layer_norm(config)
+        self.mlp = ExactMLP(config, mesh)
+
+    def forward(self, x: torch.Tensor, is_token: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+        normed = self.input_layernorm(x)
+        attention = self.self_attention(normed, is_token, dropout)
+        x, bias = normed if self.is_original else x, self.self_attention.dense.bias
+        x = add_branch(x, attention, bias, f"layers.{self.layer}.attention_output", dropout, self.mesh)
+        normed = self.post_attention_layernorm(x)
+        x, bias = normed if self.is_original else x, self.mlp.dense_4h_to_h.bias
+        return add_branch(x, self.mlp(normed), bias, f"layers.{self.layer}.mlp_output", dropout, self.mesh)
+
+
+class BertEmbedding(nn.Module):
+    """Word, position and segment embeddings, then dropout: token ids and segments [b, s] → [s, b, h].
+
+    The last stage of a pipeline holds a copy of the word embedding alone, for the output head.
+    """
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh, is_first: bool) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self.word_embeddings = VocabParallelEmbedding(
+            config.padded_vocab_size, config.hidden_size, mesh.tp, mesh.sequence_parallel, is_alone=mesh.pp.size > 1
+        )
+        if is_first:
+            self.position_embeddings = embedding_table(config.seq_length, config.hidden_size)
+            self.token_type_embeddings = embedding_table(2, config.hidden_size)
+
+    def forward(self, tokens: torch.Tensor, token_types: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+        words = self.word_embeddings(tokens)  # [s, b, h]
+        first, s = self.mesh.sequence_rank * words.size(0), words.size(0)
+        positions = torch.arange(first, first + s, device=tokens.device)
+        types = self.token_type_embeddings(token_types.T.narrow(0, first, s))
+        return drop(words + self.position_embeddings(positions).unsqueeze(1) + types, "embedding", dropout, self.mesh)
+
+
+class MaskedHead(nn.Module):
+    """What a token is, from its state: dense, GeLU, layer norm, then the word embedding with a bias of its own."""
+
+    shard_dims = {"bias": 0}  # noqa: RUF012
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.layernorm = layer_norm(config)
+        self.bias = nn.Parameter(torch.empty(config.padded_vocab_size // mesh.tp.size))
+
+    def forward(self, hidden: torch.Tensor, words: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+        """Logits [m, v/t] at the places of a mask [s, b], from states [s, b, h] and the word embedding [v/t, h]."""
+        states = self.layernorm(F.gelu(self.dense(hidden)))
+        states = enter_tensor_parallel(states, self.mesh.tp, self.mesh.sequence_parallel)
+        return F.linear(states[where], words, self.bias)
+
+
+class BERT(StageModel):
+    """Masked language model over sentence pairs, or one pipeline stage of it."""
+
+    def __init__(
+        self, config: ModelConfig, mesh: ParallelMesh, stage: Stage | None = None, recompute: Recompute = NO_RECOMPUTE
+    ) -> None:
+        super().__init__(config, mesh, stage, recompute)
+        if self.stage.is_first or self.stage.is_last:
+            self.embedding = BertEmbedding(config, mesh, self.stage.is_first)
+        self.layers = nn.ModuleDict(
+            {str(i): BertLayer(config, mesh, i, recompute.attention) for i in self.stage.layers}
+        )  # fmt: skip
+        if self.stage.is_last:
+            self.final_layernorm = layer_norm(config)
+            self.masked_head = MaskedHead(config, mesh)
+            self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
+            self.order_head = nn.Linear(config.hidden_size, 2)
+
+    def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+        """What the stage hands on for this microbatch, [s, b, h]; after the final norm on the last stage."""
+        pairs = batch.pairs or _one_part(batch.tokens)
+        x = self.embedding(inputs, pairs.token_types, batch.dropout) if self.stage.is_first else inputs
+        layers = list(self.layers.values())
+        every = self.recompute.every_layers
+        if every and torch.is_grad_enabled():
+            for start in range(0, len(layers), every):
+                x = checkpoint(_run_layers, layers[start : start + every], x, pairs.is_token, batch.dropout,
+                               use_reentrant=False, preserve_rng_state=False)  # fmt: skip
+        else:
+            x = _run_layers(layers, x, pairs.is_token, batch.dropout)
+        return self.final_layernorm(x) if self.stage.is_last else x
+
+    def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
+        """A summary of each pair, [b, h], from the state of its first position in [s, b, h]."""
+        return torch.tanh(self.pooler(hidden[0]))
+
+    def masked_losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy at each masked position, [b, s], zero where the target is negative."""
+        where = targets.T >= 0  # [s, b]
+        logits = self.masked_head(hidden, self.embedding.word_embeddings.weight, where)  # [m, v/t]
+        found = vocab_parallel_cross_entropy(logits, targets.T[where], self.config.vocab_size, self.mesh.tp)
+        losses = found.new_zeros(where.shape)
+        losses[where] = found
+        return losses.T
+
+    def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+        """In training, the mean loss over masked positions plus that of sentence order, a scalar.
+
+        In evaluation the masked positions' alone, averaged over each sequence and then over sequences, so that its
+        exponential is the masked-LM perplexity and depends on no batch.
+        """
+        pairs = batch.pairs or _one_part(batch.tokens)
+        losses = self.masked_losses(hidden, batch.targets)
+        masked = batch.targets >= 0
+        if not self.training:
+            return (losses.sum(dim=1) / masked.sum(dim=1).clamp(min=1)).mean()
+        work = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        order = F.cross_entropy(self.order_head(self.pooled(hidden)).to(work), pairs.is_swapped)
+        if self.mesh.sequence_parallel:  # the first position lies on the first rank of the tp axis
+            order = order * (self.mesh.tp.rank == 0)
+            whole = self.mesh.tp.all_reduce(order.detach().clone())
+            order = order + (whole - order.detach())
+        return losses.sum() / masked.sum().clamp(min=1) + order
+
+    def initialize(self, seed: int) -> None:
+        """Initial values as GPT-2's: N(0, std), std/√(2L) before residual additions, biases 0, norms 1."""
+        initialize_normal(self, self.config, self.mesh, seed)
+
+
+def _one_part(tokens: torch.Tensor) -> SentencePairs:
+    none = torch.zeros_like(tokens)
+    return SentencePairs(none, none == 0, none[:, 0])
+
+
+def layer_norm(config: ModelConfig) -> LayerNorm:
+    """A layer norm over the hidden dim."""
+    return LayerNorm(config.hidden_size, eps=config.bert.layer_norm_epsilon)
+
+
+def _run_layers(
+    layers: Sequence[nn.Module], x: torch.Tensor, is_token: torch.Tensor, dropout: Dropout | None
+) -> torch.Tensor:
+    for layer in layers:
+        x = layer(x, is_token, dropout)
+    return x

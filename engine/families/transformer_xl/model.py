@@ -1,0 +1,156 @@
+"""Transformer-XL: segments read one after the other, with the states of earlier ones in memory (Dai et al. 2019).
+
+Post-LN layers, ReLU, relative positions, embedding scaled by √h and tied to the output head, as in the authors' code
+for WikiText-103, but with u and v of every layer its own and the encoding of distances not dropped out. Full
+recomputation goes layer by layer, as every layer's input is in memory anyway.
+
+Shapes: b microbatch, s segment, m memory, h hidden, v padded vocabulary, t tensor-parallel ranks.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
+from engine.families.transformer_xl.adaptive import AdaptiveEmbedding
+from engine.families.transformer_xl.relative_attention import RelativeAttention, distance_encoding
+from engine.model.microbatch import PipelineInput, Recurrence
+from engine.model.stage_model import CausalModel
+from engine.model.stages import Stage
+from engine.model.transformer import LayerNorm, drop
+from engine.parallel.collectives import enter_tensor_parallel
+from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from engine.parallel.mesh import ParallelMesh
+from engine.parallel.sharding import sharded_parameters
+from engine.parallel.vocab import vocab_parallel_cross_entropy
+from engine.rng import Dropout, initial_normal
+
+
+class TiedEmbedding(nn.Module):
+    """The whole vocabulary at the whole width, divided over the tensor-parallel axis."""
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
+        super().__init__()
+        self.vocab_size, self.axis = config.vocab_size, mesh.tp
+        self.word_embeddings = VocabParallelEmbedding(config.padded_vocab_size, config.hidden_size, mesh.tp)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embeddings of token ids [b, s], [s, b, h]."""
+        return self.word_embeddings(tokens)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """States [..., h] → this rank's logits [..., v/t]."""
+        return F.linear(enter_tensor_parallel(hidden, self.axis, False), self.word_embeddings.weight)
+
+    def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy of each target [n] from states [n, h]."""
+        return vocab_parallel_cross_entropy(self.logits(hidden), targets, self.vocab_size, self.axis)
+
+
+class TransformerXLLayer(nn.Module):
+    """LN(x + attention(x, memory)), then LN(x + MLP(x)), each branch with dropout: [s, b, h] → [s, b, h]."""
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False) -> None:
+        super().__init__()
+        self.layer, self.mesh, self.inner_size = layer, mesh, config.inner_size
+        self.self_attention = RelativeAttention(config, mesh, layer, recompute_attention)
+        self.attention_layernorm = LayerNorm(config.hidden_size)
+        self.dense_h_to_inner = ColumnParallelLinear(config.hidden_size, config.inner_size, mesh.tp)
+        self.dense_inner_to_h = RowParallelLinear(config.inner_size, config.hidden_size, mesh.tp)
+        self.mlp_layernorm = LayerNorm(config.hidden_size)
+
+    def forward(
+        self, x: torch.Tensor, memory: torch.Tensor | None, encoding: torch.Tensor, dropout: Dropout | None
+    ) -> torch.Tensor:
+        """[s, b, h] with a memory [m, b, h] of this layer's inputs → [s, b, h]."""
+        site = f"layers.{self.layer}"
+        attention = self.self_attention(x, memory, encoding, dropout)
+        x = self.attention_layernorm(x + drop(attention, f"{site}.attention_output", dropout, self.mesh))
+        inner = F.relu(self.dense_h_to_inner(x))  # [s, b, inner/t]
+        if dropout is not None:
+            keep = dropout.keep(f"{site}.mlp_inner", (len(x), self.inner_size), x.device).transpose(0, 1)
+            keep = keep.chunk(self.mesh.tp.size, dim=-1)[self.mesh.tp.rank]
+            inner = inner * dropout.scale(keep, x.dtype)
+        mlp = self.dense_inner_to_h(inner)
+        return self.mlp_layernorm(x + drop(mlp, f"{site}.mlp_output", dropout, self.mesh))
+
+
+class TransformerXL(CausalModel):
+    """Language model with memory over token ids, or one pipeline stage of it."""
+
+    embedding: TiedEmbedding | AdaptiveEmbedding
+
+    def __init__(
+        self, config: ModelConfig, mesh: ParallelMesh, stage: Stage | None = None, recompute: Recompute = NO_RECOMPUTE
+    ) -> None:
+        super().__init__(config, mesh, stage, recompute)
+        if self.stage.is_first or self.stage.is_last:
+            is_adaptive = bool(config.transformer_xl.cutoffs)
+            self.embedding = AdaptiveEmbedding(config) if is_adaptive else TiedEmbedding(config, mesh)
+        self.layers = nn.ModuleDict(
+            {str(i): TransformerXLLayer(config, mesh, i, recompute.attention) for i in self.stage.layers}
+        )
+
+    def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+        """What the stage hands on for this microbatch, [s, b, h]; its memory moves on."""
+        return self.hidden_states(inputs, batch.dropout, batch.recurrence)
+
+    def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+        """Mean cross-entropy of the microbatch from the last stage's states, a scalar."""
+        return self.embedding.losses(hidden.flatten(0, 1), batch.targets.transpose(0, 1).flatten()).mean()
+
+    def hidden_states(
+        self, inputs: torch.Tensor, dropout: Dropout | None = None, recurrence: Recurrence | None = None
+    ) -> torch.Tensor:
+        """What the stage hands on, [s, b, h]; without a recurrence the segment stands alone.
+
+        `inputs` are token ids [b, s] on the first stage, the previous stage's output elsewhere.
+        """
+        x = inputs
+        if self.stage.is_first:
+            x = drop(self.embedding(inputs) * math.sqrt(self.config.hidden_size), "embedding", dropout, self.mesh)
+        before = recurrence.before if recurrence else {}
+        length = len(x) + len(before.get(self.stage.layers[0], ()))
+        encoding = distance_encoding(length, self.config.hidden_size, x.device).to(x.dtype)
+        for number, layer in zip(self.stage.layers, self.layers.values(), strict=True):
+            memory = before.get(number)
+            if recurrence:
+                recurrence.after[number] = self._remember(memory, x)
+            if self.recompute.every_layers and torch.is_grad_enabled():
+                x = checkpoint(layer, x, memory, encoding, dropout, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, memory, encoding, dropout)
+        return drop(x, "output", dropout, self.mesh) if self.stage.is_last else x
+
+    def hidden_states_at(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """What `hidden_states` has at positions [b, q], without memory or dropout, [q, b, h]."""
+        x = self.hidden_states(inputs)
+        return x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, x.size(2)))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """States [..., h] → this rank's logits [..., v/t]; with adaptive softmax log-probabilities."""
+        return self.embedding.logits(hidden)
+
+    @torch.no_grad()
+    def initialize(self, seed: int) -> None:
+        """Give every parameter its initial value, which depends only on (seed, global name, global shape).
+
+        N(0, std), also for u and v; 1 and 0 for layer norms, 0 for biases. Post-LN layers need no scaling by depth.
+        """
+        for parameter in sharded_parameters(self, self.mesh):
+            name = parameter.name
+            if name.endswith(".bias"):
+                parameter.local.zero_()
+            elif "layernorm" in name:
+                parameter.local.fill_(1.0)
+            else:
+                whole = initial_normal(seed, name, parameter.global_shape, self.config.init_std)
+                parameter.local.copy_(parameter.shard(whole))
+
+    def _remember(self, memory: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+        """The newest states of a memory and a segment, without their history."""
+        states = x if memory is None else torch.cat([memory, x])
+        return states[max(len(states) - self.config.transformer_xl.memory_length, 0) :].detach()

@@ -1,0 +1,139 @@
+"""The learning-rate finder (Smith 2017, arXiv 1506.01186; fast.ai): its curve, and the training that makes it.
+
+The rate rises exponentially while the model trains. A tenth of the rate at which the smoothed loss is lowest is
+suggested: where it is lowest, the loss is about to rise.
+"""
+
+import math
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+from engine.config import RunConfig
+from engine.run.estimate import describe_training
+from lineage.atomic import write_json
+from lineage.benchmark import Environment
+from lineage.environment import describe_environment
+from lineage.errors import BadInput
+from lineage.files import LearningRate
+from lineage.progress import Progress, announce
+
+SMOOTHING = 0.9
+"""Decay of the moving average of losses."""
+DIVERGED = 1.1
+"""A smoothed loss above the first loss times this has diverged."""
+
+
+class RateCurve:
+    """Loss against learning rate, as far as the sweep got."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+        self.losses: list[float] = []
+        self.smoothed: list[float] = []
+        """Moving average of losses, without the bias of its start."""
+        self._average = 0.0
+
+    def add(self, rate: float, loss: float) -> bool:
+        """Add an iteration's rate and loss; whether the sweep has diverged and should end."""
+        if not math.isfinite(loss):
+            return True
+        self._average = SMOOTHING * self._average + (1 - SMOOTHING) * loss
+        self.rates.append(rate)
+        self.losses.append(loss)
+        self.smoothed.append(self._average / (1 - SMOOTHING ** len(self.rates)))
+        return self.smoothed[-1] > DIVERGED * self.losses[0]
+
+    @property
+    def lowest_rate(self) -> float | None:
+        """Where the smoothed loss is lowest; None if it never fell below the first."""
+        if not self.rates:
+            return None
+        place = min(range(len(self.rates)), key=lambda index: self.smoothed[index])
+        return self.rates[place] if place else None
+
+    @property
+    def steepest_rate(self) -> float | None:
+        """Where the smoothed loss falls fastest for each factor of the rate; None if it never falls."""
+        falls = [
+            ((before[1] - after[1]) / math.log(after[0] / before[0]), after[0])
+            for before, after in pairwise(zip(self.rates, self.smoothed, strict=True))
+            if after[0] > before[0]
+        ]
+        fastest, rate = max(falls, default=(0.0, 0.0))
+        return rate if fastest > 0 else None
+
+    @property
+    def suggestion(self) -> float | None:
+        """A tenth of the rate at which the smoothed loss is lowest; None if it never fell."""
+        return None if self.lowest_rate is None else self.lowest_rate / 10
+
+
+def describe_curve(curve: RateCurve, high: float) -> str:
+    """What the curve suggests, in words."""
+    if curve.lowest_rate is None or curve.suggestion is None:
+        return "the loss never fell below that of the first rate: begin lower (--low), or take more iterations"
+    found = f"the smoothed loss is lowest at {curve.lowest_rate:.3g}, falls fastest at {curve.steepest_rate:.3g}"
+    end = f"the sweep ended at {curve.rates[-1]:.3g}" if curve.rates[-1] < high * (1 - 1e-9) else "it never diverged"
+    return f"suggested learning rate {curve.suggestion:.3g}: {found}; {end}"
+
+
+def write_curve(folder: Path, config: RunConfig, curve: RateCurve, ranks: int) -> Path:
+    """Write the curve as NAME.json and return its path; the report draws it with the benchmarks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{config.name}.json"
+    result = LearningRate(
+        benchmark="learning-rate",
+        name=config.name,
+        optimizer=config.train.optimizer,
+        global_batch_size=config.train.global_batch_size,
+        seed=config.train.seed,
+        ranks=ranks,
+        rates=curve.rates,
+        losses=curve.losses,
+        smoothed=curve.smoothed,
+        lowest_rate=curve.lowest_rate,
+        steepest_rate=curve.steepest_rate,
+        suggestion=curve.suggestion,
+        environment=Environment.model_validate(describe_environment()),
+        notes=[
+            f"losses are smoothed with a decay of {SMOOTHING}; the sweep ends above {DIVERGED} times the first",
+            "the suggestion is a tenth of the rate at which the smoothed loss is lowest",
+        ],
+    )
+    write_json(path, result.model_dump(mode="json"))
+    return path
+
+
+def find_learning_rate(config: RunConfig, low: float, high: float, iterations: int) -> RateCurve:
+    """The losses of so many iterations of a training whose rate rises from `low` to `high`, until they diverge.
+
+    Model, data, order and optimizer are the configuration's, from iteration 0; nothing of the training is kept. Every
+    rank calls it and has the result. Raises BadInput for ends or a number of iterations that are no sweep.
+    """
+    from engine.step import NotFinite
+    from engine.train import begun_on_ranks
+    from engine.trainer import Trainer
+
+    if not 0 < low < high < float("inf") or iterations < 2:
+        raise BadInput(f"no sweep: {iterations} iterations from a rate of {low:g} to {high:g}")
+    rates = {"min_learning_rate": low, "learning_rate": high, "warmup_iterations": 0, "decay": "exponential"}
+    settings = rates | {"iterations": iterations, "skip_spikes": False}
+    config = config.model_copy(update={"train": config.train.model_copy(update=settings)})
+    curve = RateCurve()
+    with tempfile.TemporaryDirectory() as folder, begun_on_ranks(config, Path(folder)) as (config, dataset, run, mesh):
+        if mesh.is_first:
+            announce(describe_training(config, mesh.layout.world_size), "of which only the losses are kept")
+        trainer = Trainer(config, run, dataset, mesh)
+        with Progress(f"{config.name}, learning rates", iterations, "iterations", quiet=not mesh.is_first) as progress:
+            for iteration in range(iterations):
+                try:
+                    line, _, _ = trainer.iterate(iteration)
+                except NotFinite:
+                    break
+                if line["skipped"]:  # fp16, until its loss scale fits
+                    continue
+                if curve.add(line["learning_rate"], line["loss"]):
+                    break
+                progress.advance(1, f"lr {line['learning_rate']:.2e}, loss {line['loss']:.3f}")
+    return curve

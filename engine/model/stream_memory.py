@@ -1,0 +1,77 @@
+"""What a model with memory remembers of each stream of text: carried between iterations, kept in checkpoints.
+
+A stream is a place in the global batch. Its states are saved by layer and place, so any layout goes on from them.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from engine.config import ModelConfig
+from engine.model.microbatch import Recurrence
+from engine.parallel.mesh import ParallelMesh
+from lineage.errors import IntegrityFailure
+
+Places = tuple[int, ...]
+
+
+class StreamMemory:
+    """States of this rank's layers and streams, by microbatch; nothing for a model without memory."""
+
+    def __init__(self, model: ModelConfig, mesh: ParallelMesh) -> None:
+        self.mesh, self.is_kept = mesh, model.transformer_xl.memory_length > 0
+        self._states: dict[Places, dict[int, torch.Tensor]] = {}
+        self._passing: dict[Places, Recurrence] = {}
+
+    def enter(self, places: Places) -> Recurrence | None:
+        """What a microbatch of these streams is given; its states are taken over by `move_on`."""
+        if not self.is_kept:
+            return None
+        self._passing[places] = Recurrence(self._states.get(places, {}))
+        return self._passing[places]
+
+    def move_on(self) -> None:
+        """Keep what the microbatches that entered have left."""
+        for places, recurrence in self._passing.items():
+            self._states[places] = recurrence.after
+        self._passing = {}
+
+    def stay(self) -> None:
+        """Forget what the microbatches that entered have left: they were only tried."""
+        self._passing = {}
+
+    def save(self, directory: Path) -> None:
+        """Write this rank's states into a checkpoint; one tensor-parallel rank writes for all."""
+        if self.is_kept and self.mesh.tp.rank == 0:
+            tensors = {
+                f"{layer}.{place}": states[:, row].cpu().contiguous()
+                for places, layers in self._states.items()
+                for layer, states in layers.items()
+                for row, place in enumerate(places)
+            }
+            save_file(tensors, directory / f"memory-pp{self.mesh.pp.rank:03d}-dp{self.mesh.dp.rank:05d}.safetensors")
+
+    def load(self, directory: Path, groups: Iterable[Places], layers: Iterable[int]) -> None:
+        """Take over what a checkpoint has of these microbatches' streams, whatever layout wrote it.
+
+        Raises IntegrityFailure if a stream is missing there.
+        """
+        if not self.is_kept:
+            return
+        wanted = [(layer, places) for places in groups for layer in layers]
+        needed = {f"{layer}.{place}" for layer, places in wanted for place in places}
+        found: dict[str, torch.Tensor] = {}
+        for path in sorted(directory.glob("memory-*.safetensors")):
+            try:
+                with safe_open(path, framework="pt") as file:
+                    found |= {name: file.get_tensor(name) for name in needed & {*file.keys()}}
+            except (SafetensorError, OSError) as error:
+                raise IntegrityFailure(f"{path} cannot be read: {error}") from error
+        if missing := needed - found.keys():
+            raise IntegrityFailure(f"{directory} has no memory of {len(missing)} streams and layers of the model")
+        for layer, places in wanted:
+            states = torch.stack([found[f"{layer}.{place}"] for place in places], dim=1)
+            self._states.setdefault(places, {})[layer] = states.to(self.mesh.device)

@@ -1,0 +1,121 @@
+"""Published quantities: from predicted times, and in closed form from a row. Imports no torch."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.config import ModelConfig
+from engine.costs import MEGATRON_BYTES, parameter_count
+from engine.pipeline.schedule import ideal_bubble
+from experiments.catalogue import every_claim
+from experiments.published import Row, published_value
+from experiments.simulator.measurements import QUANTITIES, workload_of
+from experiments.simulator.workload import Workload, checked_config, flops_of
+from lineage.errors import BadInput
+
+TABLE_2_TOKENS = 300e9
+"""2021 paper, Table 2: tokens trained on."""
+RATIOS = ("speedup", "scaling_percent")
+"""Quantities that are 1 or 100 % of the first row by definition, and then have no interval."""
+PEAK_TFLOPS = {"dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0}
+"""What the papers take percentages of."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One workload's prediction beside that of the row it is held against."""
+
+    workload: Workload
+    cluster: str
+    seconds: float
+    first: Workload
+    first_seconds: float
+
+
+def quantity_of(name: str, one: Simulated) -> float:
+    """A published quantity from a predicted time. Raises BadInput for one that time does not decide."""
+    if name in QUANTITIES:
+        return QUANTITIES[name](one.workload, one.seconds, one.first, one.first_seconds)
+    tflops = QUANTITIES["tflops_per_gpu"](one.workload, one.seconds, one.first, one.first_seconds)
+    found = {
+        "sequences_per_second": one.workload.global_batch / one.seconds,
+        "aggregate_petaflops": tflops * one.workload.gpus / 1e3,
+        "percent_of_peak": 100 * tflops / PEAK_TFLOPS[one.cluster],
+    }
+    if name not in found:
+        raise BadInput(f"no prediction gives {name!r}; there are {', '.join((*QUANTITIES, *found))}")
+    return found[name]
+
+
+def _training_days(row: Row, first: Row) -> float:
+    workload = workload_of(row)
+    iterations = TABLE_2_TOKENS / (workload.global_batch * workload.seq)
+    return flops_of(workload) * iterations / (workload.gpus * published_value(row, "tflops_per_gpu") * 1e12) / 86400
+
+
+def _training_days_equation_4(row: Row, first: Row) -> float:
+    parameters = parameter_count(checked_config(workload_of(row)).model)
+    flops_per_second = int(row["gpus"]) * published_value(row, "tflops_per_gpu") * 1e12
+    return 8 * float(row["tokens"]) * parameters / flops_per_second / 86400
+
+
+def _speedup(row: Row, first: Row) -> float:
+    return published_value(row, "examples_per_second") / published_value(first, "examples_per_second")
+
+
+def _bert(row: Row) -> ModelConfig:
+    one = workload_of(row)
+    return ModelConfig(
+        family="bert", num_layers=one.layers, hidden_size=one.hidden, num_heads=one.heads, seq_length=one.seq,
+        vocab_size=one.vocab, padded_vocab_size=one.vocab,
+    )  # fmt: skip
+
+
+def _bubble_fraction(row: Row, first: Row) -> float:
+    workload = workload_of(row)
+    return ideal_bubble("1f1b", workload.pp, 1, workload.microbatches)
+
+
+def _bubble_share(row: Row, first: Row) -> float:
+    to_ideal = ideal_bubble("gpipe", int(row["pp"]), 1, int(row["microbatches"]))
+    return to_ideal / (1 + to_ideal)
+
+
+def _state_gigabytes(row: Row, first: Row) -> float:
+    """Of a parameter, its gradient and its optimizer, of which a stage divides the last ones first."""
+    stage, ranks = int(row["stage"]), int(row["gpus"])
+    each = MEGATRON_BYTES
+    parts = ((each.weight, 3), (each.gradient, 2), (each.moments + each.master, 1))
+    return float(row["parameters"]) / 1e9 * sum(size / (ranks if stage >= divides else 1) for size, divides in parts)
+
+
+def _activation_gigabytes(row: Row, first: Row) -> float:
+    shape = [int(row[name]) for name in ("hidden", "global_batch", "seq", "layers")]
+    return 2 * 12 * math.prod(shape) / 1e9
+
+
+def _relative_throughput(row: Row, first: Row) -> float:
+    figure_7 = {one.x: float(one.value) for one in every_claim() if one.id.startswith("2021/figure-7/")}
+
+    def seconds(one: Row) -> float:
+        workload = workload_of(one)
+        return (workload.microbatches + workload.pp - 1) * workload.micro_batch / figure_7[workload.micro_batch]
+
+    return seconds(first) / seconds(row)
+
+
+FORMULAS: dict[str, Callable[[Row, Row], float]] = {
+    "parameters": lambda row, first: parameter_count(checked_config(workload_of(row)).model) / 1e9,
+    "bert_parameters": lambda row, first: parameter_count(_bert(row)) / 1e9,
+    "percent_of_peak": lambda row, first: 100 * published_value(row, "tflops_per_gpu") / PEAK_TFLOPS[row["cluster"]],
+    "aggregate_petaflops": lambda row, first: published_value(row, "tflops_per_gpu") * int(row["gpus"]) / 1e3,
+    "training_days": _training_days,  # 2021 paper, Equation 3 over its throughput
+    "training_days_equation_4": _training_days_equation_4,
+    "bubble_fraction": _bubble_fraction,
+    "relative_throughput": _relative_throughput,  # 2021 paper, Equation 1 on Figure 7
+    "speedup": _speedup,
+    "bubble_share": _bubble_share,  # GPipe, Section 2.3
+    "state_gigabytes": _state_gigabytes,  # ZeRO, Section 3.1 and Table 1
+    "activation_gigabytes": _activation_gigabytes,  # ZeRO, Section 3.2
+}
+"""Quantities in closed form, of a row with its published values and of the first such row of its series."""

@@ -1,0 +1,197 @@
+"""What a reproduction would run on this machine, and what that costs. Imports no torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_pipeline.config import DataConfig
+from data_pipeline.reading.file_sources import FileSource
+from engine.cli import read_run_config
+from engine.config import RunConfig
+from engine.costs import checkpoint_bytes, flops_per_iteration, fullest_rank, parameter_count, tokens_trained
+from engine.launch.local import default_ranks
+from engine.run.estimate import TRAINING_EFFICIENCY, matrix_flops_per_second
+from experiments.launch.job import Job
+from lineage.config import load_config
+from lineage.digest import is_sealed
+from lineage.environment import available_cores, list_gpus
+from lineage.errors import BadInput, HardwareMissing
+from lineage.installation import HOME
+from lineage.progress import format_duration
+from lineage.shipped import model_file
+
+RECIPES = HOME / "data_pipeline" / "recipes"
+FULL_RECIPE = RECIPES / "available-2019.toml"
+LADDER = ("355m", "2.5b", "8.3b")
+"""The models of the 2019 paper's Figure 6 and Table 3."""
+
+DATA_BYTES_PER_CORE_SECOND = 0.22e6
+"""Text one core takes through the data pipeline in a second; only for the estimate of minutes."""
+SOURCE_BYTES = {"wikipedia": 20e9, "openwebtext": 38e9, "realnews": 120e9, "cc-stories": 31e9, "installed-docs": 100e6}
+"""Rough size of the text of sources that are not files; only for the estimate of minutes and disk."""
+FULL_EFFICIENCY_FLOPS = 30e12
+"""Floating-point operations per second and GPU in the 2019 paper's runs; only for the estimate of days."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of a scaled reproduction is run."""
+
+    name: str
+    recipe: Path
+    suffix: str
+    overrides: tuple[str, ...]
+    windows: int
+    """WikiText-103 windows scored for each model."""
+    examples: int
+    """LAMBADA examples scored for each model."""
+
+
+TWIN = Size("twin", RECIPES / "twin.toml", "twin", (), windows=5_000, examples=5153)
+SMOKE = Size(
+    "smoke",
+    RECIPES / "smoke.toml",
+    "smoke",
+    (
+        "train.iterations=12",
+        "train.warmup_iterations=1",
+        "train.validation_interval=4",
+        "train.validation_samples=32",
+        "train.checkpoint_interval=6",
+        "train.global_batch_size=4",
+        "train.microbatch_size=2",
+    ),
+    windows=100,
+    examples=100,
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A reproduction, decided."""
+
+    target: str
+    mode: str
+    """full, scaled, or plan: the full size, printed and not run."""
+    possible: bool
+    """Whether the published sizes fit this machine's GPUs."""
+    reason: str
+    recipe: Path
+    size: Size | None
+    """None for the full size."""
+    published: tuple[RunConfig, ...]
+    """The published recipes up to the target, smallest first."""
+    configs: tuple[RunConfig, ...]
+    """What is run for each of them: the recipe itself or its twin."""
+
+    def overrides(self, config: RunConfig) -> list[str]:
+        """The overrides under which `mlm-train` runs one of `configs`."""
+        return [f"name={config.name}", *self.size.overrides] if self.size else []
+
+
+def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None) -> Plan:
+    """Decide between the full size and twins by looking at the hardware.
+
+    Raises HardwareMissing when full size is asked for on a machine that cannot, BadInput when it is asked for
+    together with the smallest size.
+    """
+    if smoke and mode in ("full", "plan"):
+        raise BadInput(f"--smoke is a size of twins; it does not go with --mode {mode}")
+    names = LADDER[: LADDER.index(target) + 1]
+    published = tuple(read_run_config(model_file(name)) for name in names)
+    possible, reason = _fits(published[-1])
+    if mode == "full" and not possible:
+        raise HardwareMissing(f"the full size cannot run here: {reason}")
+    if mode == "plan" or mode == "full" or (mode == "auto" and possible and not smoke):
+        chosen = "plan" if mode == "plan" else "full"
+        return Plan(target, chosen, possible, reason, recipe or FULL_RECIPE, None, published, published)
+    size = SMOKE if smoke else TWIN
+    why = "asked for" if mode == "scaled" or smoke else reason
+    configs = tuple(
+        read_run_config(model_file(name), [f"name={name}-{size.suffix}", *size.overrides], twin=True) for name in names
+    )
+    return Plan(target, "scaled", possible, why, recipe or size.recipe, size, published, configs)
+
+
+def training_job(plan: Plan, config: RunConfig, runs: Path) -> Job:
+    """How a published model is trained: on this machine's GPUs, or on the paper's cluster where they cannot."""
+    job = load_config(manifest_file(config.name), Job)
+    here = {"nodes": 1, "ranks_per_node": default_ranks(config), "cluster": "", "overrides": ()}
+    places = {"runs": runs, "dataset": runs / load_config(plan.recipe, DataConfig).name}
+    return job.model_copy(update=places | (here if plan.possible else {}))
+
+
+def manifest_file(name: str) -> Path:
+    """The manifest by which a published model is trained on the paper's cluster."""
+    return HOME / "experiments" / "jobs" / f"{name}.toml"
+
+
+def _fits(config: RunConfig) -> tuple[bool, str]:
+    gpus, tp = list_gpus(), config.parallel.tp
+    needed = fullest_rank(config.model, config.train, config.parallel).total
+    wanted = f"{config.name} needs {tp} GPU{'s' if tp > 1 else ''} of {needed / 2**30:.0f} GiB"
+    if not gpus:
+        return False, f"there is no GPU, and {wanted}"
+    if len(gpus) < tp:
+        return False, f"there are {len(gpus)} GPUs, and {wanted}"
+    smallest = min(gpu["memory_bytes"] for gpu in gpus)
+    if smallest < needed:
+        return False, f"the GPUs have {smallest / 2**30:.0f} GiB, and {wanted}"
+    return True, f"{wanted}; there are {len(gpus)} of {smallest / 2**30:.0f} GiB"
+
+
+def print_plan(plan: Plan) -> None:
+    """Mode and reason, then the cost of each model: parameters, tokens, FLOPs, disk, expected time."""
+    print(f"mode: {plan.mode} ({plan.reason})")
+    if plan.size and plan.configs[0].twin:
+        print(plan.configs[0].twin.sentence())
+    print(f"{'model':<12}{'parameters':>15}{'tokens':>18}{'FLOPs':>11}{'disk':>10}{'expected':>12}")
+    data_seconds = 5.0 + _text_bytes(plan.recipe) / (DATA_BYTES_PER_CORE_SECOND * available_cores())
+    total_seconds = data_seconds
+    for config in plan.configs:
+        seconds = _training_seconds(plan, config)
+        total_seconds += seconds
+        print(
+            f"{config.name:<12}{parameter_count(config.model):>15,}{tokens_trained(config.model, config.train):>18,}"
+            f"{flops_per_iteration(config.model, config.train) * config.train.iterations:>11.2e}"
+            f"{_training_bytes(config) / 1e9:>7.2f} GB{_duration(seconds):>12}"
+        )
+    print(f"data: {plan.recipe.stem} recipe, expected {_duration(data_seconds)}")
+    total_bytes = disk_bytes(plan)
+    print(f"in all: about {_duration(total_seconds)} and {total_bytes / 1e9:.2f} GB of disk", flush=True)
+
+
+def disk_bytes(plan: Plan, finished: Path | None = None) -> float:
+    """Disk the plan takes in all, or beyond what stands finished in a folder of runs."""
+
+    def is_missing(name: str) -> bool:
+        return finished is None or not is_sealed(finished / name)
+
+    data = 6.0 * _text_bytes(plan.recipe) if is_missing(load_config(plan.recipe, DataConfig).name) else 0.0
+    return data + sum(_training_bytes(config) for config in plan.configs if is_missing(config.name))
+
+
+def _training_seconds(plan: Plan, config: RunConfig) -> float:
+    flops = flops_per_iteration(config.model, config.train) * config.train.iterations
+    if plan.size is None:
+        return flops / (FULL_EFFICIENCY_FLOPS * training_job(plan, config, Path("runs")).ranks)
+    start_up_seconds = 5.0
+    return start_up_seconds + flops / (matrix_flops_per_second() * TRAINING_EFFICIENCY * default_ranks(config))
+
+
+def _training_bytes(config: RunConfig) -> float:
+    return float(config.train.keep_checkpoints * checkpoint_bytes(config.model, config.train.precision))
+
+
+def _text_bytes(recipe: Path) -> float:
+    sources = load_config(recipe, DataConfig).sources
+    return sum(min(_source_bytes(name), sources.max_bytes or float("inf")) for name in sources.names)
+
+
+def _source_bytes(name: str) -> float:
+    if name in SOURCE_BYTES:
+        return SOURCE_BYTES[name]
+    return float(sum(path.stat().st_size for _, path in FileSource(name).files))
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 86400:,.1f} days" if seconds > 2 * 86400 else format_duration(seconds)

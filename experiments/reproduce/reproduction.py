@@ -1,0 +1,265 @@
+"""A reproduction from raw text to report: a sequence of this suite's public commands, each printed before it runs."""
+
+import json
+import math
+import shlex
+import shutil
+import time
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from data_pipeline.config import DataConfig
+from data_pipeline.contamination.testsets import find_test_set
+from engine.config import RunConfig
+from engine.costs import parameter_count
+from engine.data.dataset import DatasetFacts
+from engine.run.directory import read_metrics, read_summary
+from experiments.launch.files import write_launch_files
+from experiments.published import published_records
+from experiments.reproduce import processes
+from experiments.reproduce.kept import EXAMPLES, keep_examples, keep_training, matrix_gflops
+from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, training_job
+from experiments.reproduce.steps import (
+    TASKS,
+    data_step,
+    evaluation_file,
+    evaluation_step,
+    launch_folder,
+    preflight_step,
+    report_steps,
+    samples_file,
+    shown,
+    train_step,
+)
+from lineage.atomic import write_json
+from lineage.config import load_config
+from lineage.digest import read_digest
+from lineage.environment import describe_environment
+from lineage.errors import DataMissing
+from lineage.lock import locked
+from lineage.progress import format_duration
+from lineage.records import Record, read_records, write_records
+from lineage.run import RunDirectory
+from lineage.torch_range import check_torch
+
+SHAPE = ("num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size")
+LOSS_POINTS = 200
+"""Points of a training-loss curve that are kept as records."""
+RECIPE = ("global_batch_size", "iterations", "learning_rate")
+
+
+def reproduce(plan: Plan, runs: Path) -> Path:
+    """Data, training, evaluation, records, report; what is already complete is found and said so.
+
+    Returns the reproduction's directory. Raises UnfitTorch before anything else,
+    `processes.StepFailed` with the exit code of the command that failed.
+    """
+    check_torch()
+    start = time.monotonic()
+    if plan.mode == "full":
+        processes.run_step(*preflight_step(plan, runs))
+    processes.run_step(*data_step(plan, runs))
+    dataset = RunDirectory.open(runs / load_config(plan.recipe, DataConfig).name)
+    trained = [_train(plan, config, dataset, runs) for config in plan.configs]
+    available = {name: _is_available(name) for name in TASKS}
+    size = plan.size
+    run = RunDirectory.begin(
+        runs,
+        f"reproduce-{plan.target}" + (f"-{size.suffix}" if size == SMOKE else ""),
+        "reproduction",
+        {
+            "target": plan.target,
+            "mode": plan.mode,
+            "windows": size.windows if size else None,
+            "examples": size.examples if size else None,
+            "test_sets": available,
+        },
+        {"dataset": DatasetFacts.read(dataset.path).digest} | {run.manifest["name"]: run.digest for run in trained},
+    )
+    with locked(run.path):
+        if run.is_complete:
+            run.link()
+            print(f"already complete: {run.path}")
+        else:
+            records = list(published_records(tuple(config.name for config in plan.published)))
+            for config, training in zip(plan.published, trained, strict=True):
+                records += _curve_records(config.name, plan, training)
+                records += _evaluate(config.name, plan, training, run)
+                keep_training(training, run.path / "training" / config.name)
+            keep_examples(
+                run.path, {model.name: evaluation_file(run.path, model.name, "lambada") for model in plan.published}
+            )
+            write_records(run.path / "records.jsonl", records)
+            for name in ("ledger.json", "dataset.json"):
+                shutil.copyfile(dataset.path / name, run.path / name)
+            write_json(run.path / "summary.json", _summary(plan, trained, dataset))
+            run.complete()
+        page = run.path / "report" / "index.html"
+        if not page.is_file():
+            for step in report_steps(run.path, runs):
+                processes.run_step(*step)
+    _print_results(run.path)
+    print(f"report: {page}")
+    print(f"done in {format_duration(time.monotonic() - start)}")
+    return run.path
+
+
+def _train(plan: Plan, config: RunConfig, dataset: RunDirectory, runs: Path) -> RunDirectory:
+    if plan.size is None:
+        job = training_job(plan, config, runs).model_copy(update={"dataset": dataset.path})
+        write_launch_files(job, launch_folder(config, runs))
+    processes.run_step(*train_step(plan, config, runs / dataset.path.name, runs))
+    return RunDirectory.open(runs / config.name)
+
+
+def _evaluate(model: str, plan: Plan, training: RunDirectory, run: RunDirectory) -> list[Record]:
+    records = []
+    for task in TASKS:
+        path = evaluation_file(run.path, model, task)
+        is_kept = task != "lambada" or (run.path / EXAMPLES).is_file() or samples_file(path).is_file()
+        if not (path.is_file() and is_kept):
+            processes.run_step(*evaluation_step(plan, task, training.path, path))
+        records.append(_evaluation_record(model, json.loads(path.read_text(encoding="utf-8")), training))
+    return records
+
+
+def _evaluation_record(model: str, result: dict[str, Any], training: RunDirectory) -> Record:
+    quantity, field = {
+        "wikitext103": ("wikitext103_perplexity", "perplexity"),
+        "lambada": ("lambada_accuracy", "accuracy"),
+        "heldout-perplexity": ("heldout_perplexity", "perplexity"),
+        "heldout-cloze": ("heldout_cloze_accuracy", "accuracy"),
+    }[result["task"]]
+    percent = field == "accuracy"
+    scored = f"{result['num_examples']:,} examples" if percent else f"{result['num_scored_tokens']:,} tokens"
+    note = f"partial: {scored} scored" if result["partial"] else ""
+    return Record(
+        experiment="2019/table-3",
+        series=model,
+        quantity=quantity,
+        value=result[field] * (100 if percent else 1),
+        unit="%" if percent else "",
+        kind=result["kind"],
+        source=training.path.name,
+        digest=result["checkpoint_digest"],
+        seed=training.manifest["config"]["train"]["seed"],
+        note=note,
+    )
+
+
+def _curve_records(model: str, plan: Plan, training: RunDirectory) -> list[Record]:
+    origin: dict[str, Any] = {
+        "series": model,
+        "kind": "scaled" if plan.mode == "scaled" else "measured",
+        "source": training.path.name,
+        "digest": training.digest,
+        "seed": training.manifest["config"]["train"]["seed"],
+        "x_name": "iteration",
+    }
+    metrics = read_metrics(training.path)
+    losses = [line["loss"] for line in metrics if line["kind"] == "train"]
+    block = max(len(losses) // LOSS_POINTS, 1)
+    records = [
+        Record(
+            experiment="2019/training-loss",
+            quantity="training_loss",
+            value=fmean(losses[end - block : end]),
+            x=end,
+            note=f"mean of {block} iterations" if block > 1 else "",
+            **origin,
+        )
+        for end in range(block, len(losses) + 1, block)
+    ]
+    experiments = {
+        "validation": ("2019/figure-6", "validation_perplexity"),
+        "final-validation": ("2019/validation", "final_validation_perplexity"),
+    }
+    for line in metrics:
+        if line["kind"] in experiments and line["iteration"]:
+            experiment, quantity = experiments[line["kind"]]
+            records.append(
+                Record(
+                    experiment=experiment, quantity=quantity, value=line["perplexity"], x=line["iteration"], **origin
+                )
+            )
+    return records
+
+
+def _summary(plan: Plan, trained: list[RunDirectory], dataset: RunDirectory) -> dict[str, Any]:
+    environment = describe_environment()
+    twin = plan.configs[0].twin
+    models = []
+    for published, run in zip(plan.published, trained, strict=True):
+        done = read_summary(run.path)
+        config = RunConfig.model_validate(run.manifest["config"])
+        models.append(
+            {
+                "name": published.name,
+                "run": run.path.name,
+                "published": _shape(published),
+                "trained": _shape(config),
+                "seed": done["seed"],
+                "tokens": done["tokens"],
+                "train_seconds": done["train_seconds"],
+                "tokens_per_second": done["tokens_per_second"],
+                "matrix_gflops": matrix_gflops(math.prod(done["layout"].values())),
+                "checkpoint_digest": read_digest(run.path / "checkpoints" / done["checkpoint"]),
+            }
+        )
+    facts = json.loads((dataset.path / "dataset.json").read_text(encoding="utf-8"))
+    memory = environment["memory_bytes"]
+    gpus = ", ".join(environment["gpus"])
+    return {
+        "target": plan.target,
+        "mode": plan.mode,
+        "reason": plan.reason,
+        "source": facts["source"],
+        "twin_rule": twin.sentence() if twin else "",
+        "models": models,
+        "hardware": f"{environment['cpu']}, {environment['cores']} cores"
+        + (f", {memory / 2**30:.0f} GiB" if memory else "")
+        + (f"; {gpus}" if gpus else ""),
+        "commit": str(environment["source"].get("commit") or ""),
+        "commands": dict.fromkeys(("figure-6", "training-loss", "table-3", "ledger", "models"), _shown_command(plan)),
+    }
+
+
+def _shown_command(plan: Plan) -> str:
+    """What makes this again."""
+    own_recipe = plan.recipe != (plan.size.recipe if plan.size else FULL_RECIPE)
+    options = [*(["--smoke"] if plan.size == SMOKE else []), *(["--data", shown(plan.recipe)] if own_recipe else [])]
+    return shlex.join(["mlm-experiment", "reproduce", plan.target, *options])
+
+
+def _shape(config: RunConfig) -> dict[str, Any]:
+    values = config.model.model_dump(include=set(SHAPE)) | config.train.model_dump(include=set(RECIPE))
+    return values | {"parameters": parameter_count(config.model)}
+
+
+def _print_results(directory: Path) -> None:
+    records = [r for r in read_records(directory / "records.jsonl") if r.kind != "published"]
+    final = {r.series: r.value for r in records if r.quantity == "final_validation_perplexity"}
+    for name, value in final.items():
+        scores = ", ".join(
+            f"{r.quantity.replace('_', ' ')} {r.value:.2f}{r.unit}{' (partial)' if r.note else ''}"
+            for r in records
+            if r.series == name and r.experiment == "2019/table-3"
+        )
+        print(f"{name}: validation perplexity {value:.2f}; {scores}")
+    if len(final) > 1:
+        values = list(final.values())
+        falls = all(larger < smaller for smaller, larger in pairwise(values))
+        print(
+            f"Figure 6's order, larger models reach lower perplexity: {'holds' if falls else 'DOES NOT HOLD'} "
+            f"({' > '.join(final)})"
+        )
+
+
+def _is_available(name: str) -> bool:
+    try:
+        find_test_set(name)
+    except DataMissing:
+        return False
+    return True

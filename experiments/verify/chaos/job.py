@@ -1,0 +1,207 @@
+"""A reproduction in a forked process whose commands are forked too, so that nothing has to be imported again."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, NoReturn
+
+import engine.launch.forked
+import engine.trainer
+from experiments.reproduce import processes, reproduction
+from experiments.reproduce.reproduction import reproduce
+from experiments.verify.chaos.faults import Fault, Instrument, Touch, instrument
+from experiments.verify.chaos.recipe import RANKS, RUNS, tiny_plan
+from lineage.atomic import write_json
+from lineage.command import run_command
+from lineage.errors import Interrupted
+from reports import page, render
+
+COMMANDS: dict[str, Callable[[], object]] = {
+    script.name: script.load()
+    for script in entry_points(group="console_scripts")
+    if script.name in ("mlm-data", "mlm-train", "mlm-eval", "mlm-report")
+}
+"""What is disturbed; predictions of what cannot run here are left out."""
+GRACE_SECONDS = 8.0
+"""After the first process of a command has failed, the others have so long to notice."""
+STOPPED_SECONDS = 0.2
+"""How long a process that was stopped stands still before it is continued."""
+NO_TRACEBACK = 70
+"""Exit code of a process that ended with an exception which is no user's error."""
+
+
+def warm_up(folder: Path) -> None:
+    """Run every command once in this process, so that forked ones find everything imported and compiled.
+
+    This process is then fit for nothing but forking jobs: its folder, output and environment are others.
+    """
+    _settle(folder, folder / "log")
+    _leave_out()
+
+    def step(program: str, *arguments: str) -> None:
+        if program not in COMMANDS:
+            return
+        sys.argv = [program, *arguments]
+        with contextlib.suppress(SystemExit):
+            COMMANDS[program]()
+
+    processes.run_step = step
+    reproduce(tiny_plan(ranks=1), RUNS)
+
+
+def _leave_out() -> None:
+    """What takes long and writes nothing is left out: figures are blank, the machine's rate is not measured."""
+    blank = render.Drawing((render.Markup("<svg></svg>"),), b"<svg/>", b"blank")
+    page.render_all = lambda exhibits, title: ({one.name: blank for one in exhibits if one.draw}, b"blank")
+    reproduction.matrix_gflops = lambda ranks: None
+
+
+def _settle(place: Path, log: Path) -> None:
+    """Make `place` this process's world."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.chdir(place)
+    os.environ |= {
+        "XDG_CACHE_HOME": str(place / "cache"), "HOME": str(place), "MLM_DATA_DIR": str(place), "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+
+
+def start_job(place: Path, log: Path, fault: Fault | None, notes: Path | None = None) -> int:
+    """Fork the whole reproduction in `place`, its output in `log`; returns its process id, which leads its group.
+
+    With `notes`, a copy of `place` as every command found it, and every point it passed, are kept in that folder.
+    """
+    process = os.fork()
+    if process:
+        return process
+    os.setsid()
+    _settle(place, log)
+    points = instrument(place, fault)
+    _call(lambda: run_command(lambda args: _reproduce(points, notes)), points, "records", 0, notes)
+
+
+def _reproduce(points: Instrument, notes: Path | None) -> None:
+    def step(program: str, *arguments: str) -> None:
+        if program not in COMMANDS:
+            return
+        mine = list(points.touches), points.is_armed
+        _run_step(points, notes, program, *arguments)
+        points.touches[:], points.is_armed = mine
+        if program == "mlm-train":
+            _keep(points, notes, "records")
+
+    processes.run_step = step
+    reproduce(tiny_plan(), RUNS)
+
+
+def _run_step(points: Instrument, notes: Path | None, program: str, *arguments: str) -> None:
+    stage = program.removeprefix("mlm-")
+    if program == "mlm-eval":
+        stage += f" {arguments[0]}"
+    _keep(points, notes, stage)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(RANKS)}
+    started = []
+    for rank in range(RANKS if program == "mlm-train" else 1):
+        sys.stdout.flush()
+        process = os.fork()
+        if process == 0:
+            if program == "mlm-train":
+                os.environ |= {**where, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                _plant_nan(points.fault, rank)
+            sys.argv = [program, *arguments]
+            _call(COMMANDS[program], points, stage, rank, notes)
+        started.append(process)
+    codes = wait_for(started)
+    if failed := [code for code in codes if code]:
+        causes = [code for code in failed if code > 0 and code != Interrupted.exit_code]
+        raise processes.StepFailed(program, causes[0] if causes else Interrupted.exit_code)
+
+
+def _call(work: Callable[[], Any], points: Instrument, stage: str, rank: int, notes: Path | None) -> NoReturn:
+    """Do this process's work and end it."""
+    points.begin(stage, rank)
+    code: Any = 0
+    try:
+        work()
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = NO_TRACEBACK
+    if notes and not code:
+        touches = list(points.touches)
+        write_json(notes / f"{stage}@{rank}.json", touches)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else bool(code))
+
+
+def _keep(points: Instrument, notes: Path | None, stage: str) -> None:
+    if notes:
+        shutil.copytree(points.folder, notes / stage, symlinks=True)
+
+
+def _plant_nan(fault: Fault | None, rank: int) -> None:
+    """Make one number of the named tensor NaN before the fault's iteration, on its rank."""
+    if fault is None or fault.name != "NaN" or fault.rank != rank:
+        return
+    iterate = engine.trainer.Trainer.iterate
+
+    def and_plant(self: engine.trainer.Trainer, number: int) -> Any:
+        if number == fault.number:
+            tensor = next(p.local.data for p in self.model.parameters if p.name == fault.what)
+            tensor.view(-1)[0] = float("nan")
+        return iterate(self, number)
+
+    engine.trainer.Trainer.iterate = and_plant  # type: ignore[method-assign]
+
+
+def wait_for(started: list[int], timeout_seconds: float = 60.0) -> list[int]:
+    """Exit codes of processes, negative for a signal; those that are stopped are continued a moment later.
+
+    When one has failed the others are ended after a moment, and all at the timeout.
+    """
+    codes: dict[int, int] = {}
+    deadline = time.monotonic() + timeout_seconds
+    while len(codes) < len(started):
+        for process in started:
+            if process in codes:
+                continue
+            found, status = os.waitpid(process, os.WNOHANG | os.WUNTRACED)
+            if not found:
+                continue
+            if os.WIFSTOPPED(status):
+                time.sleep(STOPPED_SECONDS)
+                os.kill(process, signal.SIGCONT)
+                continue
+            codes[process] = os.waitstatus_to_exitcode(status)
+            if codes[process]:
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        if time.monotonic() > deadline:
+            for process in started:
+                if process not in codes:
+                    os.kill(process, signal.SIGKILL)
+        time.sleep(0.004)
+    return [codes[process] for process in started]
+
+
+def read_touches(notes: Path) -> dict[tuple[str, int], list[Touch]]:
+    """Every point that the undisturbed run passed, by stage and rank."""
+    found = {}
+    for path in sorted(notes.glob("*@*.json")):
+        stage, _, rank = path.stem.rpartition("@")
+        found[stage, int(rank)] = [Touch(*touch) for touch in json.loads(path.read_text(encoding="utf-8"))]
+    return found

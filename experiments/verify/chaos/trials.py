@@ -1,0 +1,200 @@
+"""Faults tried one by one: strike, start again, compare with what comes out undisturbed."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from engine.checkpoint.checkpoint import complete_checkpoints
+from engine.checkpoint.shards import INDEX
+from experiments.verify.chaos.faults import FAULTS, Fault, Touch
+from experiments.verify.chaos.job import NO_TRACEBACK, read_touches, start_job, wait_for, warm_up
+from experiments.verify.chaos.outcome import leftovers, outcome
+from experiments.verify.chaos.recipe import RANKS, write_tiny
+from lineage.atomic import write_json
+from lineage.environment import available_cores
+from lineage.progress import Progress
+
+TIMEOUT_SECONDS = 180.0
+"""Most time of a job; one that takes longer hangs."""
+STAGES = {"data": "data", "train": "train", "records": "evaluate", "report": "report"}
+"""Stage of the table for each process; `eval …` is `evaluate`."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was tried and what became of it."""
+
+    fault: Fault
+    exit_code: int
+    """Of the disturbed command; negative for a signal."""
+    failure: str
+    """Why the fault was not survived, in words; empty where it was."""
+    seconds: float
+
+    @property
+    def stage(self) -> str:
+        """Stage of the reproduction in which it struck."""
+        return STAGES.get(self.fault.stage, "evaluate")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The undisturbed run: how each stage found its folder, the points passed, the result, the tensors trained."""
+
+    notes: Path
+    touches: dict[tuple[str, int], list[Touch]]
+    result: dict[str, str]
+    tensors: list[str]
+    iterations: int
+
+
+def prepare(work: Path) -> Reference:
+    """Warm this process up and run everything undisturbed, twice: a table of the page that differs shows times."""
+    results = []
+    for name in ("warm", "first", "second"):
+        place, notes = work / name, work / f"notes-{name}"
+        for folder in (place, notes):
+            folder.mkdir(parents=True)
+        write_tiny(place)
+        if name == "warm":
+            warm_up(place)
+            continue
+        (code,) = wait_for([start_job(place, work / f"{name}.log", None, notes)], TIMEOUT_SECONDS)
+        if code:
+            raise RuntimeError(f"the undisturbed run failed: {(work / f'{name}.log').read_text()[-2000:]}")
+        results.append(outcome(place / "runs"))
+    result = {name: digest for name, digest in results[0].items() if digest == results[1][name]}
+    if missing := [name for name in ("data", "train", "evaluate", "report") if name not in result]:
+        raise RuntimeError(f"two undisturbed runs differ: {', '.join(missing)}")
+    final = complete_checkpoints((work / "first" / "runs" / "355m-tiny").resolve())[-1]
+    names = [name for name in json.loads((final / INDEX).read_text()) if not name.startswith(("exp_avg", "master"))]
+    iterations = int(final.name.removeprefix("iter_"))
+    return Reference(work / "notes-first", read_touches(work / "notes-first"), result, names, iterations)
+
+
+def every_fault(reference: Reference) -> list[Fault]:
+    """Each kind of fault at each point where it can happen, and NaN in each tensor.
+
+    Points whose files are written by the same lines are one, tried at the middle one: those that differ in numbers
+    alone, as of successive checkpoints, those of the stages of the data pipeline, and figures of one format.
+    """
+    found = []
+    for (stage, rank), touches in reference.touches.items():
+        alike: dict[tuple[str, str], list[int]] = {}
+        for number, touch in enumerate(touches):
+            alike.setdefault((touch.kind, _pattern(touch.path)), []).append(number)
+        for (kind, pattern), numbers in alike.items():
+            number = numbers[len(numbers) // 2]
+            found += [
+                Fault(stage, rank, number, name, f"{kind} {pattern}") for name, kinds in FAULTS.items() if kind in kinds
+            ]
+    return found + _nan_faults(reference)
+
+
+def some_faults(reference: Reference, count: int, seed: int) -> list[Fault]:
+    """A sample of all points, the repeated ones too: of each stage in turn, and of each kind of fault in turn."""
+    draw = random.Random(seed)
+    pools: dict[tuple[str, str], list[Fault]] = {}
+    for (stage, rank), touches in reference.touches.items():
+        for number, touch in enumerate(touches):
+            for name, kinds in FAULTS.items():
+                if touch.kind in kinds:
+                    fault = Fault(stage, rank, number, name, f"{touch.kind} {_pattern(touch.path)}")
+                    pools.setdefault((STAGES.get(stage, "evaluate"), name), []).append(fault)
+    pools["train", "NaN"] = _nan_faults(reference)
+    turns = sorted(pools)
+    draw.shuffle(turns)
+    return [draw.choice(pools[turns[number % len(turns)]]) for number in range(count)]
+
+
+def _nan_faults(reference: Reference) -> list[Fault]:
+    return [
+        Fault("train", number % RANKS, 1 + number % (reference.iterations - 1), "NaN", name)
+        for number, name in enumerate(reference.tensors)
+    ]
+
+
+def _pattern(path: str) -> str:
+    """The path without what differs from run to run and from one task, checkpoint, figure or entry to the next."""
+    path = re.sub(r"/\.work/\w+(?=/)", "/.work/*", path)
+    path = re.sub(r"(partial|old|link)-\d+", r"\1", path)
+    path = re.sub(r"/figures/[^/]+(?=\.\w+$)", "/figures/*", re.sub(r"/band-\d+", "/band-#", path))
+    return re.sub(r"-[0-9a-f]{8}(?=[/.]|$)|[0-9a-f]{32}|tmp\w{8}", "-#", re.sub(r"\d{5,}", "#", path))
+
+
+def run_trials(reference: Reference, faults: Sequence[Fault], work: Path, jobs: int | None = None) -> Iterator[Trial]:
+    """Try each fault in a folder of its own, as many at once as there are cores; in the order in which they end."""
+    waiting = list(enumerate(faults))
+    running: dict[int, tuple[Path, int]] = {}
+    cores = sorted(os.sched_getaffinity(0))
+    free = cores[: jobs or available_cores()]
+    with Progress("chaos", len(faults), "faults") as progress:
+        while waiting or running:
+            while waiting and free:
+                number, fault = waiting.pop(0)
+                core, place = free.pop(), work / f"trial-{number:04d}"
+                running[_fork_trial(reference, fault, place, core)] = (place, core)
+            process, _ = os.wait()
+            place, core = running.pop(process)
+            free.append(core)
+            values = json.loads((place / "trial.json").read_text(encoding="utf-8"))
+            trial = Trial(Fault(**values.pop("fault")), **values)
+            if not trial.failure:
+                shutil.rmtree(place)
+            progress.advance()
+            yield trial
+
+
+def _fork_trial(reference: Reference, fault: Fault, place: Path, core: int) -> int:
+    process = os.fork()
+    if process == 0:
+        code = 1
+        try:
+            os.sched_setaffinity(0, {core})
+            write_json(place / "trial.json", asdict(_try(reference, fault, place)))
+            code = 0
+        finally:
+            os._exit(code)
+    return process
+
+
+def _try(reference: Reference, fault: Fault, place: Path) -> Trial:
+    """Strike in a copy of what the stage found, give the same command again, and compare."""
+    start = time.monotonic()
+    here = place / "place"
+    shutil.copytree(reference.notes / fault.stage, here, symlinks=True)
+    logs = [place / "disturbed.log", place / "again.log"]
+    codes = []
+    for log, planned in zip(logs, (fault, None), strict=True):
+        job = start_job(here, log, planned)
+        codes.append(wait_for([job], TIMEOUT_SECONDS)[0])
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job, signal.SIGKILL)
+    return Trial(fault, codes[0], _failure(reference, here, codes, logs), round(time.monotonic() - start, 3))
+
+
+def _failure(reference: Reference, here: Path, codes: list[int], logs: list[Path]) -> str:
+    texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
+    if codes[0] == NO_TRACEBACK or any("Traceback (most recent call last)" in text for text in texts):
+        return "a traceback was shown"
+    if codes[0] not in (*range(8), -signal.SIGKILL, -signal.SIGTERM):
+        return f"the disturbed command ended with {codes[0]}"
+    if codes[1]:
+        return f"the same command again ended with {codes[1]}: {texts[1].strip().splitlines()[-1:]}"
+    try:
+        found = outcome(here / "runs")
+    except Exception as error:  # whatever it is, the result is not what it should be
+        return f"the result cannot be read: {error!r}"
+    if different := [stage for stage, digest in reference.result.items() if found.get(stage) != digest]:
+        return f"the result differs: {', '.join(different)}"
+    if left := leftovers(here):
+        return f"left behind: {', '.join(left[:3])}"
+    return ""

@@ -1,0 +1,66 @@
+"""`mlm-verify`: prove that what is on disk is what was written, and that a layout computes what one rank computes."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lineage.cli import run
+from lineage.command import CommandLine, run_command
+
+app = CommandLine(help="Prove that runs are unchanged and that layouts agree.", no_args_is_help=True)
+app.command()(run)
+
+
+@app.command()
+def parallel(
+    config: Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")],
+    layouts: Annotated[
+        str, typer.Option("--layouts", help="all, or names such as tp2,pp2-gpipe,tp2-pp2-dp2-chunks2-sp-recompute.")
+    ] = "all",
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Most processes of a layout.")] = 8,
+    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Optimizer steps of each run.")] = 3,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")] = None,
+    twin: Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")] = False,
+) -> None:
+    """Train a few iterations serially and on each layout; compare losses, gradients and weights in float64.
+
+    Where one differs, the first tensor to differ is named. Without data.dataset the tokens are random.
+    """
+    from engine.cli import read_run_config
+
+    resolved = read_run_config(config, overrides or [], twin)
+
+    from experiments.verify.parity_run import run_parity
+
+    run_parity(resolved, layouts, ranks, iterations)
+
+
+class ChaosRecipe(StrEnum):
+    """What is disturbed."""
+
+    TINY = "tiny"
+
+
+@app.command()
+def chaos(
+    recipe: Annotated[ChaosRecipe, typer.Option("--recipe", help="What is run and disturbed.")] = ChaosRecipe.TINY,
+    every: Annotated[bool, typer.Option("--all", help="Every kind of fault at every kind of point.")] = False,
+    points: Annotated[int, typer.Option("--points", min=1, help="Without --all: how many, drawn at random.")] = 30,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draw.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for chaos.json and chaos.md.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Trials at once; by default one per core.")] = None,
+) -> None:
+    """Kill, starve and stop a reproduction at its writes, start it again, and compare what comes out.
+
+    Exit code 3 where something was lost or differs.
+    """
+    from experiments.verify.chaos.command import run_chaos
+
+    run_chaos(every, points, seed, out.resolve() if out else None, jobs)
+
+
+def main() -> None:
+    """Entry point."""
+    run_command(app)
