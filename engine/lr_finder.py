@@ -73,9 +73,9 @@ def describe_curve(curve: RateCurve, high: float) -> str:
     """What the curve suggests, in words."""
     if curve.lowest_rate is None or curve.suggestion is None:
         return "the loss never fell below that of the first rate: begin lower (--low), or take more iterations"
-    found = f"the smoothed loss is lowest at {curve.lowest_rate:.3g}, falls fastest at {curve.steepest_rate:.3g}"
+    shape = f"the smoothed loss is lowest at {curve.lowest_rate:.3g}, falls fastest at {curve.steepest_rate:.3g}"
     end = f"the sweep ended at {curve.rates[-1]:.3g}" if curve.rates[-1] < high * (1 - 1e-9) else "it never diverged"
-    return f"suggested learning rate {curve.suggestion:.3g}: {found}; {end}"
+    return f"suggested learning rate {curve.suggestion:.3g}: {shape}; {end}"
 
 
 def write_curve(folder: Path, config: RunConfig, curve: RateCurve, ranks: int) -> Path:

@@ -28,12 +28,12 @@ def train(config: RunConfig, root: Path) -> RunDirectory:
 
     A complete run is returned as it is. Raises Interrupted after SIGTERM or Ctrl-C, with a checkpoint written.
     """
-    with begun_on_ranks(config, root) as (config, dataset, run, mesh), alone(run, mesh):
+    with begun_on_ranks(config, root) as (config, dataset, run, mesh), run_locked(run, mesh):
         if not run.is_complete:
             if mesh.is_first:
                 cost = describe_training(config, mesh.layout.world_size, iterations_done(run.path))
                 announce(cost, describe_disk(config), str(run.path))
-            with mesh.together():
+            with mesh.all_or_none():
                 if os.environ.get("LOCAL_RANK", "0") == "0":
                     dataset.check()
                 loggers = open_loggers(config.record.loggers if mesh.is_first else ())
@@ -67,10 +67,10 @@ def begun_on_ranks(
 
 
 @contextmanager
-def alone(run: RunDirectory, mesh: ParallelMesh) -> Iterator[None]:
+def run_locked(run: RunDirectory, mesh: ParallelMesh) -> Iterator[None]:
     """Keep other commands from training a run not at rest. Raises BadInput, on every rank, if one does already."""
     with ExitStack() as held:
-        with mesh.together():
+        with mesh.all_or_none():
             if mesh.is_first and not run.is_at_rest:
                 held.enter_context(locked(run.path))
         yield

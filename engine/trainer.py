@@ -51,7 +51,7 @@ class Trainer:
         self.model, self.step = build_step(config.model, train, config.parallel, mesh, measures_noise)
         self.inputs = TrainingInputs(config, train.iterations, dataset.token_files("train"), dataset.tokenizer, mesh)
         self.step.rehearse(self._most_held(self.inputs.of(train.iterations - 1)))
-        self.inputs.streams.stay()
+        self.inputs.streams.discard()
         self.state = resume(
             run.path, self.model.parameters, self.step.optimizer, lambda probe: self._loss_of(probe.tokens)
         )
@@ -117,7 +117,7 @@ class Trainer:
         iteration = Iteration(number, self.schedule.batch_size(number), microbatches, gradient)
         skip = sum(guard.skips(iteration) for guard in self.guards) > 0  # every guard is asked
         is_updated = self.step.update(gradient, rate, skip)
-        self.inputs.streams.move_on()
+        self.inputs.streams.commit()
         iteration.line = self._line(iteration, rate, scale, time.monotonic() - start)
         iteration.line["skipped"] = not is_updated
         warnings = [warning for guard in self.guards if (warning := guard.after(iteration))]
@@ -161,7 +161,9 @@ class Trainer:
     def _validate(self, iteration: int, num_samples: int) -> dict[str, Any]:
         """Mean loss over the first `num_samples` validation sequences, without dropout."""
         mesh, inputs = self.mesh, list(self.validation.inputs(num_samples))
-        sequences = torch.tensor(float(sum(len(one.tokens) for one in inputs)), dtype=torch.float64, device=mesh.device)
+        sequences = torch.tensor(
+            float(sum(len(batch.tokens) for batch in inputs)), dtype=torch.float64, device=mesh.device
+        )
         count = round(mesh.dp.all_reduce(sequences).item())
         loss = mesh.pp.all_reduce(mesh.dp.all_reduce(self.model.evaluate(inputs))).item() / count
         if not math.isfinite(loss):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.checkpoint import load_for_inference
-from engine.data.dataset import DIARY
+from engine.data.dataset import DATED_FILES
 from engine.launch.mesh import local_device
 from engine.model.stage_model import CausalModel
 from engine.parallel.mesh import ParallelMesh, serial_mesh
@@ -40,7 +40,7 @@ class EvaluatedCheckpoint:
         except (BadInput, KeyError, TypeError) as error:
             raise DataMissing(f"the run of checkpoint {self.directory} does not name its dataset") from error
         for dataset in (named, run.parent / named.name):
-            if is_sealed(dataset) and content_digest(dataset, without=DIARY) == digest:
+            if is_sealed(dataset) and content_digest(dataset, without=DATED_FILES) == digest:
                 return dataset
         raise DataMissing(f"the dataset {named} that {run.name} was trained on is not here")
 

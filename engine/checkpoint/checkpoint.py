@@ -107,7 +107,7 @@ def save_checkpoint(
     partial = path.with_name(f".{path.name}.partial")
     try:
         _write(partial, run, config, state, parameters, optimizer, mesh, tokenizer, probe, streams)
-        with mesh.together():
+        with mesh.all_or_none():
             if mesh.is_first:
                 publish_directory(partial, path)
                 remove_old(run, config.train.keep_checkpoints)
@@ -128,7 +128,7 @@ def _write(
     optimizer: FlatOptimizer, mesh: ParallelMesh, tokenizer: Path, probe: Probe | None, streams: StreamMemory | None,
 ) -> None:  # fmt: skip
     """Everything that a checkpoint has, sealed, under a hidden name."""
-    with mesh.together():
+    with mesh.all_or_none():
         if mesh.is_first:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -136,7 +136,7 @@ def _write(
     weights = {p.name: (p, p.local.data) for p in parameters if not p.is_copy}
     moments = {f"{what}.{p.name}": (p, local) for p, what, local in optimizer.state() if not p.is_copy}
     described: dict[str, Any] = {}
-    with mesh.together():
+    with mesh.all_or_none():
         for kind, parts in (("model", weights), ("optimizer", moments)):
             if mesh.dp.rank == 0:
                 tensors = {name: tensor for name, (_, tensor) in parts.items()}
@@ -147,7 +147,7 @@ def _write(
         if streams:
             streams.save(partial)
     descriptions = mesh.gather_objects(described)
-    with mesh.together():
+    with mesh.all_or_none():
         if mesh.is_first:
             index, statistics = merge_descriptions(descriptions)
             write_json(partial / INDEX, index)
@@ -194,7 +194,7 @@ def load_checkpoint(
     """
     mesh = optimizer.mesh
     loaded: dict[str, tuple[ShardedParameter, Numbers]] = {}
-    with mesh.together():
+    with mesh.all_or_none():
         check_seal(path)
         state, index = _read_state(path), read_json(path / INDEX)
 
@@ -287,10 +287,10 @@ def resolve_checkpoint(path: Path) -> Path:
     path = path.resolve()
     folder = path if path.name == FOLDER else path / FOLDER
     if folder.is_dir():
-        found = complete_checkpoints(folder.parent)
-        if not found:
+        complete = complete_checkpoints(folder.parent)
+        if not complete:
             raise IntegrityFailure(f"{path} has no complete checkpoint")
-        return found[-1]
+        return complete[-1]
     if not is_sealed(path):
         raise IntegrityFailure(f"{path} has no COMPLETE file: it is not a finished checkpoint")
     if not (path / INDEX).is_file():

@@ -49,7 +49,7 @@ def resume(
 def check_probe(path: Path, probe: Probe, probe_loss: ProbeLoss, mesh: ParallelMesh) -> None:
     """Compare the probe's loss on every rank. Raises IntegrityFailure, on every rank, where one's is another."""
     loss = probe_loss(probe)
-    with mesh.together():
+    with mesh.all_or_none():
         warning = probe.compare(loss, path, describe_computation(mesh.layout, mesh.device))
     if warning and mesh.is_first:
         print(f"warning: {path.name}: {warning}", file=sys.stderr)

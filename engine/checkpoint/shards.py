@@ -48,14 +48,14 @@ def describe(
 
 def merge_descriptions(descriptions: Iterable[dict[str, Entry]]) -> tuple[dict[str, Entry], dict[str, Any]]:
     """Index and statistics of all ranks' files. A tensor that is not divided is taken from the first file with it."""
-    found: dict[str, Entry] = {}
+    merged: dict[str, Entry] = {}
     for description in descriptions:
         for name, part in description.items():
-            entry = found.setdefault(name, {"shape": part["shape"], "dim": part["dim"], "parts": {}})
+            entry = merged.setdefault(name, {"shape": part["shape"], "dim": part["dim"], "parts": {}})
             number = part["part"] if part["dim"] is not None else 0
             entry["parts"].setdefault(number, (part["file"], part["numbers"]))
     index, statistics = {}, {}
-    for name, entry in found.items():
+    for name, entry in merged.items():
         files, numbers = zip(*(entry["parts"][i] for i in sorted(entry["parts"])), strict=True)
         index[name] = {"shape": entry["shape"], "dim": entry["dim"], "files": list(files)}
         statistics[name] = to_json(merge(numbers))
@@ -119,13 +119,13 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
     try:
         name, entry = next(iter(index.items()))
         with safe_open(directory / Path(entry["files"][0]).name, framework="pt") as file:
-            found = str(file.get_slice(name).get_dtype())
+            stored = str(file.get_slice(name).get_dtype())
     except (SafetensorError, OSError, KeyError, TypeError, IndexError, StopIteration) as error:
         raise IntegrityFailure(f"{directory} cannot be read: {error}") from error
     formats = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-    if found not in formats:
-        raise IntegrityFailure(f"{directory}: {name} holds {found} numbers, not one of {', '.join(formats)}")
-    return formats[found]
+    if stored not in formats:
+        raise IntegrityFailure(f"{directory}: {name} holds {stored} numbers, not one of {', '.join(formats)}")
+    return formats[stored]
 
 
 def check_entries(directory: Path, index: dict[str, Entry], shapes: Mapping[str, tuple[int, ...]]) -> None:

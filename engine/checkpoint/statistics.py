@@ -41,11 +41,11 @@ def measure(tensor: torch.Tensor) -> Numbers:
 
 def measure_finite(tensors: Mapping[str, torch.Tensor]) -> dict[str, Numbers]:
     """The four numbers of each. Raises Diverged naming the first tensor that is not finite."""
-    found = {name: measure(tensor) for name, tensor in tensors.items()}
-    for name, (*_, lost) in found.items():
+    measured = {name: measure(tensor) for name, tensor in tensors.items()}
+    for name, (*_, lost) in measured.items():
         if lost:
             raise Diverged(f"{name} holds {lost} numbers that are not finite: no checkpoint of them is written")
-    return found
+    return measured
 
 
 def merge(parts: Iterable[Numbers]) -> Numbers:
@@ -60,9 +60,9 @@ def to_json(numbers: Numbers) -> dict[str, float | int]:
     return {"norm": math.sqrt(squares), "min": least, "max": greatest, "nonfinite": lost}
 
 
-def differs(found: Numbers, stored: Mapping[str, Any]) -> str | None:
+def differs(measured: Numbers, stored: Mapping[str, Any]) -> str | None:
     """In what the numbers are not those of the file, in words; None if they are."""
-    values = to_json(found)
+    values = to_json(measured)
     if not math.isclose(values["norm"], stored["norm"], rel_tol=ROUNDING, abs_tol=1e-300):
         return f"its norm is {values['norm']:.9g} and was {stored['norm']:.9g}"
     for name in ("min", "max", "nonfinite"):
@@ -86,13 +86,13 @@ def check_loaded(
 
     Raises IntegrityFailure naming the first tensor that differs, on each of them.
     """
-    found = {name: numbers for name, (_, numbers) in sorted(loaded.items())}
-    divided = [name for name in found if loaded[name][0].dim is not None]
+    measured = {name: numbers for name, (_, numbers) in sorted(loaded.items())}
+    divided = [name for name in measured if loaded[name][0].dim is not None]
     if divided:
         parameter = loaded[divided[0]][0]
-        whole = _merge_over(parameter.axis, [found[name] for name in divided], parameter.local.device)
-        found |= zip(divided, whole, strict=True)
-    for name, numbers in found.items():
+        whole = _merge_over(parameter.axis, [measured[name] for name in divided], parameter.local.device)
+        measured |= zip(divided, whole, strict=True)
+    for name, numbers in measured.items():
         if name not in stored:
             raise IntegrityFailure(f"{where}: {FILE} does not have tensor {name!r}")
         if difference := differs(numbers, stored[name]):

@@ -15,7 +15,7 @@ from lineage.digest import content_digest, is_sealed, sha256_file, sha256_json
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 from lineage.verified import check_seal_once
 
-DIARY = frozenset({"manifest.json", "ledger.json"})
+DATED_FILES = frozenset({"manifest.json", "ledger.json"})
 """Files that say when and how fast a dataset was made, not what it is."""
 
 
@@ -48,7 +48,7 @@ class DatasetFacts:
         return cls(
             directories,
             tuple(normalized([weight for _, weight in parts]).tolist()),
-            tuple(content_digest(directory, without=DIARY) for directory in directories),
+            tuple(content_digest(directory, without=DATED_FILES) for directory in directories),
             *vocabularies[0][:2],
         )
 

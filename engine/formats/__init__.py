@@ -92,18 +92,18 @@ def parameters_of(config: ModelConfig, tp: int = 1, rank: int = 0) -> list[Shard
         return sharded_parameters(family_of(config).model_class()(config, mesh), mesh)
 
 
-def check_tensors(found: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]], where: object) -> None:
+def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]], where: object) -> None:
     """Raise IntegrityFailure naming the first tensor that is missing, unexpected, misshapen or not of numbers."""
-    if problem := sorted(found.keys() ^ expected.keys()):
-        which = "unexpected" if problem[0] in found else "missing"
+    if problem := sorted(tensors.keys() ^ expected.keys()):
+        which = "unexpected" if problem[0] in tensors else "missing"
         raise IntegrityFailure(f"{where}: tensor {problem[0]!r} is {which} ({len(problem)} such tensors)")
     for name, shape in expected.items():
-        if tuple(found[name].shape) != shape:
+        if tuple(tensors[name].shape) != shape:
             raise IntegrityFailure(
-                f"{where}: tensor {name!r} has shape {list(found[name].shape)}, the model's is {list(shape)}"
+                f"{where}: tensor {name!r} has shape {list(tensors[name].shape)}, the model's is {list(shape)}"
             )
-        if not found[name].is_floating_point():
-            raise IntegrityFailure(f"{where}: tensor {name!r} holds {found[name].dtype}, not weights")
+        if not tensors[name].is_floating_point():
+            raise IntegrityFailure(f"{where}: tensor {name!r} holds {tensors[name].dtype}, not weights")
 
 
 def check_vocabulary(tokenizer: Tokenizer, rows: int, where: object) -> None:

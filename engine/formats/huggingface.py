@@ -165,9 +165,9 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
     config = our_config(values, tokenizer.vocab_size, directory / CONFIG)
     if heads is not None and heads != config.num_heads:
         raise BadInput(f"{directory / CONFIG}: n_head is {config.num_heads}, but --heads says {heads}")
-    found = {int(match[1]) for name in tensors if (match := re.match(r"h\.(\d+)\.", name))}
-    if len(found) != config.num_layers:
-        raise IntegrityFailure(f"{directory}: {CONFIG} says {config.num_layers} layers, the weights have {len(found)}")
+    layers = {int(match[1]) for name in tensors if (match := re.match(r"h\.(\d+)\.", name))}
+    if len(layers) != config.num_layers:
+        raise IntegrityFailure(f"{directory}: {CONFIG} says {config.num_layers} layers, the weights have {len(layers)}")
     parameters = {p.name: p.global_shape for p in parameters_of(config)}
     theirs = {name: their_name(name).removeprefix(PREFIX) for name in parameters}
     shapes = {

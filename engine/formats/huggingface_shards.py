@@ -163,11 +163,11 @@ def merge_huggingface(checkpoint: Path, out: Path) -> Path:
     tensors |= {name: tensors[weight].clone() for name, weight in family.tied.items()}
     with new_output(out) as temporary:
         for file, content in written.items():
-            found = {
+            merged = {
                 name: buffers[name] if name in buffers else tensors[family.rename(name.removeprefix(family.prefix))]
                 for name in content["tensors"]
             }
-            save_file(found, temporary / file, metadata=content["metadata"])
+            save_file(merged, temporary / file, metadata=content["metadata"])
         for path in kept.iterdir():
             if path.name not in (WRITTEN, BUFFERS):
                 shutil.copyfile(path, temporary / path.name)

@@ -88,28 +88,28 @@ def _newest(directory: Path) -> Path:
         raise IntegrityFailure(f"{path} cannot be read: {error}") from error
     if word != "release" and not re.fullmatch(r"[0-9]{1,9}", word):
         raise IntegrityFailure(f"{path} holds {word[:40]!r}, neither an iteration nor `release`")
-    found = directory / (word if word == "release" else f"iter_{int(word):07d}")
-    if not found.is_dir():
-        raise IntegrityFailure(f"{path} names {found.name}, which is not there")
-    return found
+    iteration = directory / (word if word == "release" else f"iter_{int(word):07d}")
+    if not iteration.is_dir():
+        raise IntegrityFailure(f"{path} names {iteration.name}, which is not there")
+    return iteration
 
 
 def _find_files(directory: Path) -> list[list[Path]]:
     """The file of every rank, by pipeline stage and then tensor-parallel rank."""
-    found: dict[tuple[int, int], Path] = {}
+    ranks: dict[tuple[int, int], Path] = {}
     for folder in directory.iterdir():
         if match := re.fullmatch(r"mp_rank_([0-9]{2,3})(?:_([0-9]{3}))?", folder.name):
             place = int(match[2] or 0), int(match[1])
-            if place in found:
-                raise IntegrityFailure(f"{folder} and {found[place].parent} are the same rank")
-            found[place] = folder / FILE
-    if not found:
+            if place in ranks:
+                raise IntegrityFailure(f"{folder} and {ranks[place].parent} are the same rank")
+            ranks[place] = folder / FILE
+    if not ranks:
         raise IntegrityFailure(f"{directory} has no mp_rank_* directories")
-    pp, tp = (max(place[i] for place in found) + 1 for i in (0, 1))
+    pp, tp = (max(place[i] for place in ranks) + 1 for i in (0, 1))
     for place in ((stage, rank) for stage in range(pp) for rank in range(tp)):
-        if place not in found or not found[place].is_file():
+        if place not in ranks or not ranks[place].is_file():
             raise IntegrityFailure(f"{directory} has no {FILE} of tensor rank {place[1]}, pipeline stage {place[0]}")
-    return [[found[stage, rank] for rank in range(tp)] for stage in range(pp)]
+    return [[ranks[stage, rank] for rank in range(tp)] for stage in range(pp)]
 
 
 def _read_rank(path: Path) -> RankFile:
@@ -207,14 +207,14 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, torch.
 
 def _of_stage(parameters: Iterable[ShardedParameter], layers: range, first: bool, last: bool) -> dict[str, str]:
     """Name in the stage → global name, of every parameter that the stage holds."""
-    found = {}
+    names = {}
     for name in (p.name for p in parameters):
         if match := re.match(r"layers\.(\d+)\.", name):
             if int(match[1]) in layers:
-                found[f"layers.{int(match[1]) - layers.start}.{name[match.end() :]}"] = name
+                names[f"layers.{int(match[1]) - layers.start}.{name[match.end() :]}"] = name
         elif first if name.startswith("embedding.") else last:
-            found[name] = name
-    return found
+            names[name] = name
+    return names
 
 
 def _local_shape(parameter: ShardedParameter, tp: int) -> tuple[int, ...]:

@@ -41,14 +41,14 @@ HEAD = "head"
 
 def flatten(values: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
     """Nested state dicts as one with dotted names, without `module.` and `language_model.`."""
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and depth < 5:
-            found |= flatten(value, f"{name}.", depth + 1)
+            named |= flatten(value, f"{name}.", depth + 1)
         else:
-            found[re.sub(r"^((module|model|language_model)\.)+", "", name)] = value
-    return found
+            named[re.sub(r"^((module|model|language_model)\.)+", "", name)] = value
+    return named
 
 
 def our_names(model: Any, where: object) -> dict[str, torch.Tensor]:

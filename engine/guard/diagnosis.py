@@ -60,30 +60,30 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
         for place in microbatch.places
         if not math.isfinite(loss)
     ]
-    found = mesh.gather_objects((mesh.dp.rank, mesh.pp.rank, outputs[:1], gradients[:1], samples))
-    ranks = sorted({dp for dp, _, output, gradient, lost in found if output or gradient or lost})
+    reports = mesh.gather_objects((mesh.dp.rank, mesh.pp.rank, outputs[:1], gradients[:1], samples))
+    ranks = sorted({dp for dp, _, output, gradient, lost in reports if output or gradient or lost})
     parts = [f"data-parallel rank{'s' if len(ranks) > 1 else ''} {_join(ranks)}"] if ranks else []
-    by_stage = sorted(found, key=lambda one: one[1])
+    by_stage = sorted(reports, key=lambda report: report[1])
     if output := next((output[0] for *_, output, _, _ in by_stage if output), None):
         parts.append(f"first output that is not finite: {output}")
     if gradient := next((gradient[0] for *_, gradient, _ in reversed(by_stage) if gradient), None):
         parts.append(f"first gradient: {gradient}")
-    if lost := sorted({place for *_, samples in found for place in samples}):
+    if lost := sorted({place for *_, samples in reports for place in samples}):
         parts.append(f"samples of the global batch without a loss: {_join(lost)}")
     return "; ".join(parts)
 
 
-def _note(found: list[str], name: str, tensor: torch.Tensor) -> None:
+def _note(names: list[str], name: str, tensor: torch.Tensor) -> None:
     if not torch.isfinite(tensor.to_dense()).all():  # a gradient may be sparse
-        found.append(name)
+        names.append(name)
 
 
-def _note_output(found: list[str], name: str) -> Callable[[nn.Module, Any, torch.Tensor], None]:
+def _note_output(names: list[str], name: str) -> Callable[[nn.Module, Any, torch.Tensor], None]:
     """A module's bias is part of its output, also where a later kernel adds it."""
 
     def hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
         bias = getattr(module, "bias", None)
-        _note(found, name, output if bias is None else torch.cat([output.flatten(), bias.flatten()]))
+        _note(names, name, output if bias is None else torch.cat([output.flatten(), bias.flatten()]))
 
     return hook
 

@@ -43,8 +43,8 @@ def noise_scale(moments: Iterable[GradientMoments]) -> float | None:
 
     The two are averaged apart, since a ratio of single estimates is biased.
     """
-    found = list(moments)
-    square, variance = sum(one.square for one in found), sum(one.variance for one in found)
+    estimates = list(moments)
+    square, variance = sum(moment.square for moment in estimates), sum(moment.variance for moment in estimates)
     return variance / square if square > 0 and variance > 0 else None
 
 
@@ -66,9 +66,9 @@ class NoiseScaleMeter:
 
     def __init__(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Goes on from the metrics that the run has written so far."""
-        found = (GradientMoments(line["gradient_square"], line["gradient_variance"])
+        estimates = (GradientMoments(line["gradient_square"], line["gradient_variance"])
                  for line in lines if line.get("gradient_square") is not None)  # fmt: skip
-        self._last = deque(found, maxlen=WINDOW)
+        self._last = deque(estimates, maxlen=WINDOW)
 
     def measure(self, local_square: float, gradient_norm: float, batch_size: int, dp: int) -> dict[str, float | None]:
         """What an iteration adds to its metrics line: both moments as it estimates them, and the noise scale.

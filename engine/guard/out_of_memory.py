@@ -55,11 +55,11 @@ def describe_memory(config: RunConfig, layout: Layout) -> str:
     memory = fullest_rank(config.model, config.train, config.parallel, layout.dp)
     rows = [("model and optimizer", memory.state), ("activations", memory.activations)]
     rows.append(("the largest rank, by the closed form", memory.total))
-    found = remedies(config, layout)
-    rows += [(f"with {change}", size) for change, size in found]
+    offered = remedies(config, layout)
+    rows += [(f"with {change}", size) for change, size in offered]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:{width}}  {size / 2**30:10.3f} GiB" for name, size in rows]
-    return "\n".join(lines if found else [*lines, "no setting needs less: take a smaller model"])
+    return "\n".join(lines if offered else [*lines, "no setting needs less: take a smaller model"])
 
 
 def remedies(config: RunConfig, layout: Layout) -> list[Remedy]:
@@ -75,7 +75,7 @@ def remedies(config: RunConfig, layout: Layout) -> list[Remedy]:
         ("parallel", "pp", 2 * parallel.pp),
     ]
     now = fullest_rank(config.model, config.train, parallel, layout.dp).total
-    found = []
+    offered = []
     for section, key, value in changes:
         values = config.model_dump()
         values[section][key] = value
@@ -88,8 +88,8 @@ def remedies(config: RunConfig, layout: Layout) -> list[Remedy]:
             continue
         if size < WORTH * now:
             more = f" --ranks={needed}" if needed != ranks else ""
-            found.append((f"--set {section}.{key}={str(value).lower()}{more}", size))
-    return sorted(found, key=lambda remedy: remedy[1])
+            offered.append((f"--set {section}.{key}={str(value).lower()}{more}", size))
+    return sorted(offered, key=lambda remedy: remedy[1])
 
 
 def _is_allocation(error: BaseException) -> bool:

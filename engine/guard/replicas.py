@@ -73,14 +73,14 @@ def _are_equal(axis: Axis, sums: list[int], device: torch.device) -> bool:
     return bool((ends[0] == ~ends[1]).all())
 
 
-def _name_first(mesh: ParallelMesh, found: list[list[tuple[str, dict[str, int]]]]) -> str:
+def _name_first(mesh: ParallelMesh, differing: list[list[tuple[str, dict[str, int]]]]) -> str:
     """The first tensor that differs within a group of ranks, and the ranks that fewer others agree with.
 
     In the iterations after the first difference it spreads to other tensors; their number is given.
     """
     layout = mesh.layout
     groups: dict[tuple[str, int, int], dict[int, dict[str, int]]] = {}
-    for rank, kinds in enumerate(found):
+    for rank, kinds in enumerate(differing):
         tp, pp, dp = layout.coordinates(rank)
         for kind, sums in kinds:
             key = {"tensor": (pp, dp), "data": (tp, pp), "embedding": (tp, dp)}[kind]

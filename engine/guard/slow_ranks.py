@@ -41,22 +41,22 @@ class SlowRankGuard(Guard):
         for axis in (self._mesh.tp, self._mesh.dp, self._mesh.pp):
             seconds = axis.all_gather(seconds, dim=0)
         self._own = 0.0
-        found = slow_ranks(seconds.tolist(), self._mesh.layout)
-        new, self._known = found.keys() - self._known, set(found)
+        slow = slow_ranks(seconds.tolist(), self._mesh.layout)
+        new, self._known = slow.keys() - self._known, set(slow)
         return "; ".join(
             f"warning: rank {rank} is slow and holds up the others: {1000 * seconds[rank] / WINDOW:.0f} ms an "
-            f"iteration for its own work, theirs take {1000 * found[rank] / WINDOW:.0f}"
+            f"iteration for its own work, theirs take {1000 * slow[rank] / WINDOW:.0f}"
             for rank in sorted(new)
         )
 
 
 def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
     """Of each rank that is slow, what the others of its pipeline stage take; from every rank's seconds in a window."""
-    found = {}
+    slow = {}
     together = layout.tp * layout.dp
     for rank, own in enumerate(seconds):
         first = rank // together * together
         others = [seconds[other] for other in range(first, first + together) if other != rank]
         if others and own > RATIO * median(others) and own - median(others) >= LEAST_SECONDS:
-            found[rank] = median(others)
-    return found
+            slow[rank] = median(others)
+    return slow

@@ -82,10 +82,10 @@ def compiled_direction(
     is_corrected: bool,
 ) -> torch.Tensor:  # fmt: skip
     """m/(√v + ε) + λ·weights, the moments moved on and, if so, corrected for their start; weights are not changed."""
-    found = torch.empty_like(weights)
+    direction = torch.empty_like(weights)
     numbers = _numbers(step, step.corrections if is_corrected else (1.0, 1.0))
-    _adam(array(weights), array(found), array(gradient), array(exp_avg), array(exp_avg_sq), *numbers, True)
-    return found
+    _adam(array(weights), array(direction), array(gradient), array(exp_avg), array(exp_avg_sq), *numbers, True)
+    return direction
 
 
 def _numbers(step: AdamStep, corrections: tuple[float, float]) -> tuple[Any, ...]:
@@ -114,9 +114,9 @@ def _adam(
             v[i] = v[i] * beta2 + given * given * beta2_left
             change[i] = (m[i] * first) / (np.sqrt(v[i] * second) + epsilon)
         if is_direction:
-            found = out[start:end]
+            part = out[start:end]
             for i in range(w.size):
-                store(found, i, change[i] + w[i] * decay)
+                store(part, i, change[i] + w[i] * decay)
         else:
             for i in range(w.size):
                 w[i] -= rate * (change[i] + w[i] * decay)

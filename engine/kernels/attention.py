@@ -91,8 +91,8 @@ class _Blocked(torch.autograd.Function):
         gradient = gradient.contiguous().view(s, b * n, d)
         inner = torch.linalg.vecdot(gradient.float(), context.float()).t().contiguous()  # [b·n, s]
         gradient = gradient.transpose(0, 1).contiguous()
-        found = each.new_empty(ctx.shape)
-        to_query, to_key, to_value = _by_head(found)
+        qkv_gradient = each.new_empty(ctx.shape)
+        to_query, to_key, to_value = _by_head(qkv_gradient)
         key_sum = value_sum = torch.empty(0)
         for heads, queries, keys in reversed(ctx.rows.blocks(b * n, each.element_size())):
             here = query[heads, queries], gradient[heads, queries]
@@ -112,7 +112,7 @@ class _Blocked(torch.autograd.Function):
             to_query[heads, queries] = torch.bmm(slopes, key[heads, keys])
             if queries.start == 0:
                 to_key[heads], to_value[heads] = key_sum, value_sum
-        return found, None, None
+        return qkv_gradient, None, None
 
 
 def _by_head(qkv: torch.Tensor) -> torch.Tensor:
@@ -131,13 +131,13 @@ class _Rows:
     def blocks(self, heads: int, element_size: int) -> list[tuple[slice, slice, slice]]:
         """Slices of heads, of queries and of the keys they may see."""
         together = max(WORKSPACE_BYTES // (min(QUERY_BLOCK, self.s) * self.s * element_size), 1)
-        found = []
+        blocks = []
         for head in range(0, heads, together):
             for query in range(0, self.s, QUERY_BLOCK):
                 last = min(query + QUERY_BLOCK, self.s)
                 seen = slice(0, last if self.is_causal else self.s)
-                found.append((slice(head, min(head + together, heads)), slice(query, last), seen))
-        return found
+                blocks.append((slice(head, min(head + together, heads)), slice(query, last), seen))
+        return blocks
 
 
 @Compiled

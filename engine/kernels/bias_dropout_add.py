@@ -28,8 +28,8 @@ def compiled(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, mask: DropoutMask | None
 ) -> torch.Tensor:  # fmt: skip
     """The same in one pass each way, keeping nothing: the backward pass makes the mask again."""
-    found: torch.Tensor = _BiasDropoutAdd.apply(x, bias, residual, mask)
-    return found
+    output: torch.Tensor = _BiasDropoutAdd.apply(x, bias, residual, mask)
+    return output
 
 
 class _BiasDropoutAdd(torch.autograd.Function):
@@ -39,9 +39,9 @@ class _BiasDropoutAdd(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.mask, ctx.bias_dtype = mask, bias.dtype
         x, residual = x.contiguous(), residual.contiguous()
-        found = torch.empty_like(x)
-        _bias_dropout_add(array(x), array(bias.contiguous()), array(residual), array(found), *mask_keys(mask))
-        return found
+        output = torch.empty_like(x)
+        _bias_dropout_add(array(x), array(bias.contiguous()), array(residual), array(output), *mask_keys(mask))
+        return output
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
@@ -54,14 +54,14 @@ class _BiasDropoutAdd(torch.autograd.Function):
 
 @Compiled
 def _bias_dropout_add(
-    x: Array, bias: Array, residual: Array, found: Array, keys: Array, first_row: int, threshold: np.int32,
+    x: Array, bias: Array, residual: Array, output: Array, keys: Array, first_row: int, threshold: np.int32,
     scale: np.float32,
 ) -> None:  # fmt: skip
     columns = x.shape[2]
     bits = np.empty((columns + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     for r in range(x.shape[0]):
         for sample in range(x.shape[1]):
-            row, before, out = x[r, sample], residual[r, sample], found[r, sample]
+            row, before, out = x[r, sample], residual[r, sample], output[r, sample]
             if keys.size == 0:
                 for i in range(columns):
                     store(out, i, load(before, i) + (load(row, i) + load(bias, i)))

@@ -24,8 +24,8 @@ def reference(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 def compiled(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """The same, keeping x alone for the backward pass."""
-    found: torch.Tensor = _BiasGelu.apply(x, bias)
-    return found
+    output: torch.Tensor = _BiasGelu.apply(x, bias)
+    return output
 
 
 class _BiasGelu(torch.autograd.Function):
@@ -33,9 +33,9 @@ class _BiasGelu(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         x, bias = x.contiguous(), bias.contiguous()
         ctx.save_for_backward(x, bias)
-        found = torch.empty_like(x)
-        _bias_gelu(_rows(x), array(bias), _rows(found))
-        return found
+        output = torch.empty_like(x)
+        _bias_gelu(_rows(x), array(bias), _rows(output))
+        return output
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,9 +58,9 @@ def _odds(x: np.float32) -> np.float32:
 
 
 @Compiled
-def _bias_gelu(x: Array, bias: Array, found: Array) -> None:
+def _bias_gelu(x: Array, bias: Array, output: Array) -> None:
     for r in range(x.shape[0]):
-        row, out = x[r], found[r]
+        row, out = x[r], output[r]
         for i in range(row.size):
             value = load(row, i) + load(bias, i)
             store(out, i, value / (np.float32(1.0) + _odds(value)))

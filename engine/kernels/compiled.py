@@ -64,9 +64,9 @@ def array(tensor: torch.Tensor) -> Array:
 
     A parameter's stays its own to free, which it is not after `numpy()`: ZeRO stage 3 frees a layer that has computed.
     """
-    found = tensor.detach()
-    found = found.view(torch.int16) if found.dtype == torch.bfloat16 else found
-    return np.from_dlpack(found) if isinstance(tensor, torch.nn.Parameter) else found.numpy()
+    detached = tensor.detach()
+    detached = detached.view(torch.int16) if detached.dtype == torch.bfloat16 else detached
+    return np.from_dlpack(detached) if isinstance(tensor, torch.nn.Parameter) else detached.numpy()
 
 
 def mask_keys(mask: "DropoutMask | None") -> tuple[Array, int, np.int32, np.float32]:

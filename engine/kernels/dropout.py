@@ -34,18 +34,18 @@ class _Dropout(torch.autograd.Function):
 
 def _dropped(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
     x = x.contiguous()
-    found = torch.empty_like(x)
-    _drop(array(x), array(found), *mask_keys(mask))
-    return found
+    output = torch.empty_like(x)
+    _drop(array(x), array(output), *mask_keys(mask))
+    return output
 
 
 @Compiled
-def _drop(x: Array, found: Array, keys: Array, first_row: int, threshold: np.int32, scale: np.float32) -> None:
+def _drop(x: Array, output: Array, keys: Array, first_row: int, threshold: np.int32, scale: np.float32) -> None:
     columns = x.shape[2]
     bits = np.empty((columns + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     for r in range(x.shape[0]):
         for sample in range(x.shape[1]):
-            row, out = x[r, sample], found[r, sample]
+            row, out = x[r, sample], output[r, sample]
             random_bits(keys[sample], first_row + r, columns, bits)
             for i in range(columns):
                 kept = scale if np.int32(bits[i]) >= threshold else np.float32(0.0)

@@ -35,5 +35,5 @@ def implementation(name: str, device: str) -> Callable[..., Any]:
     if device == "cuda" and find_spec("triton") is None:
         device = REFERENCE
     module, function = places.get(device, places[REFERENCE]).split(":")
-    found: Callable[..., Any] = getattr(import_module(module), function)
-    return found
+    loaded: Callable[..., Any] = getattr(import_module(module), function)
+    return loaded

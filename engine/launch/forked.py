@@ -61,41 +61,41 @@ def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeou
         ]
         for process in processes:
             process.start()
-        found: list[_Answer] = []
+        answered: list[_Answer] = []
         try:
-            found = _collect(answers, processes, timeout_seconds + GRACE_SECONDS)
+            answered = _collect(answers, processes, timeout_seconds + GRACE_SECONDS)
         finally:
             for process in processes:
-                process.join(GRACE_SECONDS if len(found) == world_size else 0)
+                process.join(GRACE_SECONDS if len(answered) == world_size else 0)
                 if process.is_alive():
                     process.kill()
                     process.join()
-    failures = sorted((answer.failure, answer.rank) for answer in found if answer.failure)
+    failures = sorted((answer.failure, answer.rank) for answer in answered if answer.failure)
     if failures:
         (_, line, text), rank = failures[0]
         raise RanksFailed(f"rank {rank} failed: {line}", text)
-    if len(found) < world_size:
-        silent = sorted(set(range(world_size)) - {answer.rank for answer in found})
+    if len(answered) < world_size:
+        silent = sorted(set(range(world_size)) - {answer.rank for answer in answered})
         raise RanksFailed(f"rank {silent[0]} did not answer within {timeout_seconds:.0f} s", "")
-    return [answer.value for answer in sorted(found, key=lambda answer: answer.rank)]
+    return [answer.value for answer in sorted(answered, key=lambda answer: answer.rank)]
 
 
 def _collect(answers: "Queue[_Answer]", processes: list[Any], timeout_seconds: float) -> list[_Answer]:
     """Every rank's answer; after a first failure or death only those that follow at once."""
     deadline = time.monotonic() + timeout_seconds
-    found: list[_Answer] = []
+    answered: list[_Answer] = []
     is_cut = False
-    while len(found) < len(processes) and time.monotonic() < deadline:
+    while len(answered) < len(processes) and time.monotonic() < deadline:
         try:
             answer = answers.get(timeout=min(0.2, max(deadline - time.monotonic(), 0.01)))
         except queue.Empty:
             failed = any(process.exitcode not in (None, 0) for process in processes)
         else:
-            found.append(answer)
+            answered.append(answer)
             failed = answer.failure is not None
         if failed and not is_cut:
             is_cut, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
-    return found
+    return answered
 
 
 def _enter(

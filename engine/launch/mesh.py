@@ -53,10 +53,10 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
 def _axis(mesh: DeviceMesh, name: str, rank: int, waiting: Waiting) -> Axis:
     group = mesh.get_group(name)
     set_timeout(rendezvous.COLLECTIVE_TIMEOUT, group)  # torch would wait half an hour
-    near = None
+    shared_memory = None
     if mesh.device_type == "cpu" and group.size() > 1:
-        near = share_memory(group, rendezvous.COLLECTIVE_TIMEOUT)
-    return Axis(group.size(), rank, group, near, waiting)
+        shared_memory = share_memory(group, rendezvous.COLLECTIVE_TIMEOUT)
+    return Axis(group.size(), rank, group, shared_memory, waiting)
 
 
 def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int, waiting: Waiting, device_type: str) -> Axis:
@@ -69,6 +69,6 @@ def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int, waiting: Waiting,
             ends = [layout.rank(other_tp, 0, other_dp), layout.rank(other_tp, layout.pp - 1, other_dp)]
             group = dist.new_group(ends, timeout=rendezvous.COLLECTIVE_TIMEOUT)
             if (other_tp, other_dp) == (tp, dp) and pp in (0, layout.pp - 1):
-                near = share_memory(group, rendezvous.COLLECTIVE_TIMEOUT) if device_type == "cpu" else None
-                mine = Axis(2, 0 if pp == 0 else 1, group, near, waiting)
+                shared_memory = share_memory(group, rendezvous.COLLECTIVE_TIMEOUT) if device_type == "cpu" else None
+                mine = Axis(2, 0 if pp == 0 else 1, group, shared_memory, waiting)
     return mine

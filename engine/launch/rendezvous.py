@@ -144,7 +144,7 @@ def check_agreement(config: dict[str, Any]) -> None:
         return
     configs: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(configs, config)
-    flat = [dict(_flatten(one)) for one in configs]
+    flat = [dict(_flatten(each)) for each in configs]
     for rank, other in enumerate(flat):
         for key in sorted(flat[0].keys() | other.keys()):
             if (mine := flat[0].get(key)) != (theirs := other.get(key)):
@@ -154,8 +154,8 @@ def check_agreement(config: dict[str, Any]) -> None:
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for key, value in values.items():
         name = f"{prefix}{key}"
-        found += _flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
-    return found
+        pairs += _flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
+    return pairs

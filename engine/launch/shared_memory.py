@@ -53,10 +53,10 @@ class SharedMemoryGroup(ProcessGroup):
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> None:  # type: ignore[override]
         """`dist.all_reduce` of one contiguous tensor, in place."""
         flat = tensors[0].data.view(-1)
-        found = [function for name, function in OPERATIONS if options.reduceOp == name]
-        if not found:
+        operations = [function for name, function in OPERATIONS if options.reduceOp == name]
+        if not operations:
             raise NotImplementedError(f"ranks of one machine do not reduce with {options.reduceOp}")
-        (operation,) = found
+        (operation,) = operations
 
         def reduce(part: torch.Tensor, theirs: torch.Tensor, start: int) -> None:
             if len(theirs) == 2:  # in either order the same, and what is this rank's own lies nearer
@@ -87,9 +87,9 @@ class SharedMemoryGroup(ProcessGroup):
             begin, end = max(first, start), min(first + len(mine), start + len(part))
             if begin < end:
                 out = mine[begin - first : end - first]
-                found = theirs[:, begin - start : end - start]
-                torch.add(found[0], found[1], out=out)
-                for other in found[2:]:
+                parts = theirs[:, begin - start : end - start]
+                torch.add(parts[0], parts[1], out=out)
+                for other in parts[2:]:
                     out += other
 
         self._exchange(tensor.data.view(-1), reduce)

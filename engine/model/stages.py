@@ -35,9 +35,9 @@ def split_layers(num_layers: int, pp: int, chunks: int) -> list[Stage]:
             f"the model has {num_layers}"
         )
     each, extra = divmod(num_layers, stages)
-    found, start = [], 0
+    split, start = [], 0
     for stage in range(stages):
         count = each + (stage < extra)
-        found.append(Stage(range(start, start + count), stage == 0, stage == stages - 1))
+        split.append(Stage(range(start, start + count), stage == 0, stage == stages - 1))
         start += count
-    return found
+    return split

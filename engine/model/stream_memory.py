@@ -27,19 +27,19 @@ class StreamMemory:
         self._passing: dict[Places, Recurrence] = {}
 
     def enter(self, places: Places) -> Recurrence | None:
-        """What a microbatch of these streams is given; its states are taken over by `move_on`."""
+        """What a microbatch of these streams is given; its states are taken over by `commit`."""
         if not self.is_kept:
             return None
         self._passing[places] = Recurrence(self._states.get(places, {}))
         return self._passing[places]
 
-    def move_on(self) -> None:
+    def commit(self) -> None:
         """Keep what the microbatches that entered have left."""
         for places, recurrence in self._passing.items():
             self._states[places] = recurrence.after
         self._passing = {}
 
-    def stay(self) -> None:
+    def discard(self) -> None:
         """Forget what the microbatches that entered have left: they were only tried."""
         self._passing = {}
 
@@ -63,15 +63,15 @@ class StreamMemory:
             return
         wanted = [(layer, places) for places in groups for layer in layers]
         needed = {f"{layer}.{place}" for layer, places in wanted for place in places}
-        found: dict[str, torch.Tensor] = {}
+        saved: dict[str, torch.Tensor] = {}
         for path in sorted(directory.glob("memory-*.safetensors")):
             try:
                 with safe_open(path, framework="pt") as file:
-                    found |= {name: file.get_tensor(name) for name in needed & {*file.keys()}}
+                    saved |= {name: file.get_tensor(name) for name in needed & {*file.keys()}}
             except (SafetensorError, OSError) as error:
                 raise IntegrityFailure(f"{path} cannot be read: {error}") from error
-        if missing := needed - found.keys():
+        if missing := needed - saved.keys():
             raise IntegrityFailure(f"{directory} has no memory of {len(missing)} streams and layers of the model")
         for layer, places in wanted:
-            states = torch.stack([found[f"{layer}.{place}"] for place in places], dim=1)
+            states = torch.stack([saved[f"{layer}.{place}"] for place in places], dim=1)
             self._states.setdefault(places, {})[layer] = states.to(self.mesh.device)

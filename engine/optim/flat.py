@@ -67,12 +67,12 @@ class FlatGroup:
 
     def pieces(self, own: torch.Tensor) -> list[torch.Tensor]:
         """The parts, one per parameter and flat, of a tensor that lies as `master` does; empty where others own it."""
-        found, offset = [], -self.own.start
+        pieces, offset = [], -self.own.start
         for parameter in self.parameters:
             end = offset + parameter.local.numel()
-            found.append(own[max(offset, 0) : max(end, 0)])
+            pieces.append(own[max(offset, 0) : max(end, 0)])
             offset = end
-        return found
+        return pieces
 
 
 class FlatOptimizer(ABC):

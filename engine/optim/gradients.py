@@ -157,14 +157,14 @@ class GradientReducer:
             parameter.grad = None if is_mixed else main
         if id(parameter) in self._armed:
             bucket.waiting -= 1
-            if bucket.waiting == 0 and not bucket.is_shared and not self.mesh.dp.near:
+            if bucket.waiting == 0 and not bucket.is_shared and not self.mesh.dp.shared_memory:
                 self._launch(bucket)
 
     def _launch(self, bucket: _Bucket) -> None:
         if not bucket.is_launched and not bucket.is_copy:
             if self.measures_noise and bucket.counted:
                 self.local_square += torch.nn.utils.get_total_norm(bucket.counted).double() ** 2
-            if self.mesh.dp.near:
+            if self.mesh.dp.shared_memory:
                 self.mesh.dp.all_reduce(bucket.gradient)
             elif self.mesh.dp.size > 1:
                 bucket.work = dist.all_reduce(bucket.gradient, group=self.mesh.dp.group, async_op=True)

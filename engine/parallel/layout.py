@@ -102,5 +102,5 @@ def check_tensor_parallel(model: ModelConfig, tp: int, where: Path) -> None:
 
 
 def _divisors(number: int) -> str:
-    found = [n for n in range(1, min(number, 512) + 1) if number % n == 0]
-    return ", ".join(str(n) for n in found)
+    divisors = [n for n in range(1, min(number, 512) + 1) if number % n == 0]
+    return ", ".join(str(n) for n in divisors)

@@ -34,7 +34,7 @@ class Axis:
     size: int = 1
     rank: int = 0
     group: dist.ProcessGroup | None = None
-    near: dist.ProcessGroup | None = None
+    shared_memory: dist.ProcessGroup | None = None
     """The same ranks on one machine without GPUs: what they wait for goes through memory."""
     waiting: Waiting = field(default_factory=Waiting, compare=False)
 
@@ -42,7 +42,7 @@ class Axis:
         """Reduce in place over the axis."""
         if self.size > 1:
             with self.waiting:
-                dist.all_reduce(tensor, op, group=self.near or self.group)
+                dist.all_reduce(tensor, op, group=self.shared_memory or self.group)
         return tensor
 
     def reduce(self, tensor: torch.Tensor) -> None:
@@ -63,7 +63,7 @@ class Axis:
             return tensor
         shards = [torch.empty_like(tensor) for _ in range(self.size)]
         with self.waiting:
-            dist.all_gather(shards, tensor.contiguous(), group=self.near or self.group)
+            dist.all_gather(shards, tensor.contiguous(), group=self.shared_memory or self.group)
         return torch.cat(shards, dim=dim)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ class Axis:
             return tensor
         part = tensor.new_empty(tensor.size(0) // self.size, *tensor.shape[1:])
         with self.waiting:
-            reduce_scatter_single(part, tensor.contiguous(), group=self.near or self.group)
+            reduce_scatter_single(part, tensor.contiguous(), group=self.shared_memory or self.group)
         return part
 
 
@@ -115,16 +115,16 @@ class ParallelMesh:
             dist.barrier()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def all_or_none(self) -> Iterator[None]:
         """A block without collectives that succeeds on every rank or on none: one rank's failure is raised on all."""
         failure: Exception | None = None
         try:
             yield
         except (UserError, OSError) as error:
             failure = error
-        for found in self.gather_objects(failure):
-            if found is not None:
-                raise found
+        for raised in self.gather_objects(failure):
+            if raised is not None:
+                raise raised
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Every rank's value in rank order, on every rank."""

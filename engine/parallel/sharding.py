@@ -51,14 +51,14 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
     """
     stage = getattr(model, "stage", None)
     has_copy = stage is not None and stage.is_last and not stage.is_first
-    found = []
+    parameters = []
     for prefix, module in model.named_modules():
         dims: dict[str, int] = getattr(module, "shard_dims", {})
         for name, parameter in module.named_parameters(recurse=False):
             full = f"{prefix}.{name}" if prefix else name
             if hasattr(parameter, "to_local"):  # a DTensor, whose module takes half a second to import
-                found.append(ShardedParameter(full, nn.Parameter(parameter.to_local().detach()), mesh.dp, 0))
+                parameters.append(ShardedParameter(full, nn.Parameter(parameter.to_local().detach()), mesh.dp, 0))
                 continue
             is_copy = has_copy and full == TIED_EMBEDDING
-            found.append(ShardedParameter(full, parameter, mesh.tp, dims.get(name), is_copy))
-    return found
+            parameters.append(ShardedParameter(full, parameter, mesh.tp, dims.get(name), is_copy))
+    return parameters

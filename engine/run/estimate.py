@@ -22,11 +22,11 @@ def describe_training(config: RunConfig, ranks: int, iterations_done: int = 0) -
     train, share = config.train, 1 - iterations_done / config.train.iterations
     flops_per_token = flops_per_iteration(config.model, train) / (train.global_batch_size * config.model.seq_length)
     flops = flops_per_token * tokens_trained(config.model, train) * share
-    found = f"{train.iterations - iterations_done:,} iterations, {flops:.1e} FLOPs on {ranks} ranks"
+    work = f"{train.iterations - iterations_done:,} iterations, {flops:.1e} FLOPs on {ranks} ranks"
     if list_gpus() or train.precision != "fp32" or ranks > available_cores():
-        return found
+        return work
     seconds = flops / (matrix_flops_per_second() * TRAINING_EFFICIENCY * ranks)
-    return f"{found}, about {format_duration(max(seconds, 1.0))} by the speed of matrix products here"
+    return f"{work}, about {format_duration(max(seconds, 1.0))} by the speed of matrix products here"
 
 
 def describe_disk(config: RunConfig) -> str:
@@ -37,8 +37,8 @@ def describe_disk(config: RunConfig) -> str:
 
 def iterations_done(run: Path) -> int:
     """The iteration of the newest checkpoint of a run; 0 if it has none."""
-    found = (path for path in run.glob("checkpoints/iter_*") if is_sealed(path))
-    return max((int(path.name.removeprefix("iter_")) for path in found), default=0)
+    sealed = (path for path in run.glob("checkpoints/iter_*") if is_sealed(path))
+    return max((int(path.name.removeprefix("iter_")) for path in sealed), default=0)
 
 
 def matrix_flops_per_second() -> float:

@@ -186,7 +186,7 @@ def train_and_show(work: Work, layout: ParityLayout, take: Callable[[Piece, str]
             for chunk in model.chunks:
                 watches.callback(_watch(chunk, mesh, firsts, train.microbatch_size, show))
             gradient = step.gradient(microbatches)
-        inputs.streams.move_on()
+        inputs.streams.commit()
         show("mean loss", gradient.loss)
         for parameter in reversed(model.parameters):
             show(f"gradient of {parameter.name}", parameter.local.grad, parameter_start(parameter))

@@ -18,7 +18,7 @@ from engine.guard import Guard, Iteration
 from engine.launch.mesh import build_mesh
 from engine.parallel.layout import Layout
 from engine.run.directory import begin_run
-from engine.train import alone, train
+from engine.train import run_locked, train
 from engine.trainer import Trainer
 from lineage.digest import seal, sha256_file
 from lineage.errors import BadInput, Diverged, IntegrityFailure, UserError
@@ -128,7 +128,7 @@ def test_a_run_is_trained_by_one_command_at_a_time(dataset: Path, tmp_path: Path
     with locked(run.path), pytest.raises(BadInput, match="another process is at work in"):
         train(small_config(dataset), tmp_path)
     assert train(small_config(dataset, iterations=6), tmp_path).is_complete
-    with alone(run, build_mesh(Layout())):
+    with run_locked(run, build_mesh(Layout())):
         assert not leftover.exists()
     assert list(run.path.glob(".*")) == []
 
@@ -151,7 +151,7 @@ def lock_on_ranks(run: RunDirectory) -> str:
     mesh = build_mesh(Layout(dp=2))
 
     def hold() -> None:
-        with alone(run, mesh):
+        with run_locked(run, mesh):
             return
 
     return refused(hold)

@@ -113,7 +113,7 @@ def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_asked() -> None:
 def join_from_elsewhere() -> bool:
     if dist.get_rank() == 1:
         shared_memory._machine = lambda: "another"
-    return build_mesh(Layout(tp=2)).tp.near is None
+    return build_mesh(Layout(tp=2)).tp.shared_memory is None
 
 
 def test_ranks_of_two_machines_stay_with_gloo() -> None:

@@ -234,7 +234,7 @@ def save_on_two_ranks(folder: Path) -> None:
         recurrence = memory.enter(places)
         assert recurrence is not None
         recurrence.after.update({layer: torch.full((3, 1, 16), 10.0 * layer + places[0]) for layer in range(2)})
-    memory.move_on()
+    memory.commit()
     memory.save(folder)
 
 

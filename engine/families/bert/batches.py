@@ -37,15 +37,15 @@ class PairSource:
 
     def microbatch(self, numbers: Sequence[int], places: tuple[int, ...]) -> Microbatch:
         """The samples of these numbers."""
-        found = [self._sample(number) for number in numbers]
+        samples = [self._sample(number) for number in numbers]
         return Microbatch(
-            np.stack([one.tokens for one in found]),
+            np.stack([sample.tokens for sample in samples]),
             places,
             PairArrays(
-                targets=np.stack([one.targets for one in found]),
-                token_types=np.stack([one.token_types for one in found]),
-                lengths=np.array([one.length for one in found]),
-                is_swapped=np.array([one.is_swapped for one in found]),
+                targets=np.stack([sample.targets for sample in samples]),
+                token_types=np.stack([sample.token_types for sample in samples]),
+                lengths=np.array([sample.length for sample in samples]),
+                is_swapped=np.array([sample.is_swapped for sample in samples]),
             ),
         )
 

@@ -181,9 +181,9 @@ class BERT(StageModel):
         """Cross-entropy at each masked position, [b, s], zero where the target is negative."""
         where = targets.T >= 0  # [s, b]
         logits = self.masked_head(hidden, self.embedding.word_embeddings.weight, where)  # [m, v/t]
-        found = vocab_parallel_cross_entropy(logits, targets.T[where], self.config.vocab_size, self.mesh.tp)
-        losses = found.new_zeros(where.shape)
-        losses[where] = found
+        masked_losses = vocab_parallel_cross_entropy(logits, targets.T[where], self.config.vocab_size, self.mesh.tp)
+        losses = masked_losses.new_zeros(where.shape)
+        losses[where] = masked_losses
         return losses.T
 
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:

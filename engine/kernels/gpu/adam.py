@@ -23,10 +23,10 @@ def fused_direction(
     is_corrected: bool,
 ) -> torch.Tensor:  # fmt: skip
     """m/(√v + ε) + λ·weights, the moments moved on and, if so, corrected for their start; weights are not changed."""
-    found = torch.empty_like(weights)
+    direction = torch.empty_like(weights)
     corrections = step.corrections if is_corrected else (1.0, 1.0)
-    _launch(weights, found, gradient, exp_avg, exp_avg_sq, step, corrections, False, True)
-    return found
+    _launch(weights, direction, gradient, exp_avg, exp_avg_sq, step, corrections, False, True)
+    return direction
 
 
 def _launch(

@@ -54,15 +54,15 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         qkv, context, sums = ctx.saved_tensors
-        gradient, found = gradient.contiguous(), torch.empty_like(qkv)
+        gradient, qkv_gradient = gradient.contiguous(), torch.empty_like(qkv)
         s, b, n, _, d = qkv.shape
         inner = torch.empty_like(sums)
         by_query, by_key = (triton.cdiv(s, QUERIES), b * n), (triton.cdiv(s, BLOCK), b * n)
-        given: tuple[Any, ...] = (qkv, gradient, found, sums, inner)
+        given: tuple[Any, ...] = (qkv, gradient, qkv_gradient, sums, inner)
         _inner[by_query](gradient, context, inner, s, b, n, d, QUERIES, ctx.width)
         _to_query[by_query](*given, *ctx.rows, ctx.is_causal, QUERIES, ctx.width, num_warps=8, num_stages=2)
         _to_key_value[by_key](*given, *ctx.rows, ctx.is_causal, QUERIES_OF_KEYS, ctx.width, num_warps=8, num_stages=2)
-        return found, None, None
+        return qkv_gradient, None, None
 
 
 @triton.jit
@@ -137,8 +137,8 @@ def _inner(gradient, context, inner, s, b, n, d, m: tl.constexpr, w: tl.constexp
     group = tl.program_id(1)
     query, at, stride = tl.program_id(0) * m + tl.arange(0, m), group.to(tl.int64) * d, b * n * d
     given = _tile(gradient + at, query, stride, s, d, w).to(tl.float32)
-    found = tl.sum(given * _tile(context + at, query, stride, s, d, w).to(tl.float32), 1)
-    tl.store(inner + group.to(tl.int64) * s + query, found, query < s)
+    product = tl.sum(given * _tile(context + at, query, stride, s, d, w).to(tl.float32), 1)
+    tl.store(inner + group.to(tl.int64) * s + query, product, query < s)
 
 
 @triton.jit
@@ -157,7 +157,7 @@ def _slopes(
 
 @triton.jit
 def _to_query(
-    qkv, gradient, found, sums, inners, visible, keys, first_row, threshold, keep_scale, scale, s, b, n, d,
+    qkv, gradient, qkv_gradient, sums, inners, visible, keys, first_row, threshold, keep_scale, scale, s, b, n, d,
     is_causal: tl.constexpr, m: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(1)
@@ -178,12 +178,12 @@ def _to_query(
             keep_scale, scale, s, is_causal, m,
         )  # fmt: skip
         total += tl.dot(slopes, k, input_precision="ieee")
-    _put(found + group.to(tl.int64) * 3 * d, query, stride, total, s, d, w)
+    _put(qkv_gradient + group.to(tl.int64) * 3 * d, query, stride, total, s, d, w)
 
 
 @triton.jit
 def _to_key_value(
-    qkv, gradient, found, sums, inners, visible, keys, first_row, threshold, keep_scale, scale, s, b, n, d,
+    qkv, gradient, qkv_gradient, sums, inners, visible, keys, first_row, threshold, keep_scale, scale, s, b, n, d,
     is_causal: tl.constexpr, m: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(1)
@@ -206,6 +206,6 @@ def _to_key_value(
         )  # fmt: skip
         to_value += tl.dot(tl.trans(weights), given, input_precision="ieee")
         to_key += tl.dot(tl.trans(slopes), q, input_precision="ieee")
-    out = found + group.to(tl.int64) * 3 * d
+    out = qkv_gradient + group.to(tl.int64) * 3 * d
     _put(out + d, key, stride, to_key, s, d, w)
     _put(out + 2 * d, key, stride, to_value, s, d, w)

@@ -16,14 +16,14 @@ ROWS, MASK_BLOCKS, STEPS = 8, 4, 16
 
 def fused(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
     """residual + dropout(x + bias), of x and residual [s, b, h] and bias [h]."""
-    found: torch.Tensor = _BiasDropoutAdd.apply(x, bias, residual, mask)
-    return found
+    output: torch.Tensor = _BiasDropoutAdd.apply(x, bias, residual, mask)
+    return output
 
 
 def dropout(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
     """x [s, b, h] with what is not kept set to zero and the rest multiplied by 1/(1 − p)."""
-    found: torch.Tensor = _BiasDropoutAdd.apply(x, None, None, mask)
-    return found
+    output: torch.Tensor = _BiasDropoutAdd.apply(x, None, None, mask)
+    return output
 
 
 class _BiasDropoutAdd(torch.autograd.Function):
@@ -37,14 +37,14 @@ class _BiasDropoutAdd(torch.autograd.Function):
         residual = x.new_empty(0) if residual is None else residual.contiguous()
         ctx.mask = mask_arguments(mask, x.device)
         ctx.bias_dtype, ctx.has_bias, ctx.has_residual = bias.dtype, len(bias) > 0, len(residual) > 0
-        found, h = torch.empty_like(x), x.size(-1)
+        output, h = torch.empty_like(x), x.size(-1)
         rows = x.numel() // h
         grid = (triton.cdiv(rows, ROWS), triton.cdiv(h, MASK_BLOCKS * BLOCK))
         _bias_dropout_add[grid](
-            x, bias, residual, found, *ctx.mask, rows, x.size(1), h, ctx.has_bias, ctx.has_residual, mask is not None,
+            x, bias, residual, output, *ctx.mask, rows, x.size(1), h, ctx.has_bias, ctx.has_residual, mask is not None,
             ROWS, MASK_BLOCKS,
         )  # fmt: skip
-        return found
+        return output
 
     @staticmethod
     def backward(
@@ -66,7 +66,7 @@ class _BiasDropoutAdd(torch.autograd.Function):
 
 @triton.jit
 def _bias_dropout_add(
-    x, bias, residual, found, keys, first_row, threshold, scale, rows, b, h,
+    x, bias, residual, output, keys, first_row, threshold, scale, rows, b, h,
     has_bias: tl.constexpr, has_residual: tl.constexpr, has_mask: tl.constexpr, r: tl.constexpr, c: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * r + tl.arange(0, r)
@@ -81,7 +81,7 @@ def _bias_dropout_add(
         value = tl.where(kept(key, first_row + row // b, tl.program_id(1) * c, threshold, r, c), value * scale, 0.0)
     if has_residual:
         value += tl.load(residual + at, inside, 0.0).to(tl.float32)
-    tl.store(found + at, value, inside)
+    tl.store(output + at, value, inside)
 
 
 @triton.jit

@@ -16,8 +16,8 @@ ROWS, COLUMNS, STEPS = 8, 512, 16
 
 def fused(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """GeLU(x + bias) of x [..., h] and bias [h], keeping x for the backward pass."""
-    found: torch.Tensor = _BiasGelu.apply(x, bias)
-    return found
+    output: torch.Tensor = _BiasGelu.apply(x, bias)
+    return output
 
 
 class _BiasGelu(torch.autograd.Function):
@@ -25,11 +25,11 @@ class _BiasGelu(torch.autograd.Function):
     def forward(ctx: Context, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         x, bias = x.contiguous(), bias.contiguous()
         ctx.save_for_backward(x, bias)
-        found, h = torch.empty_like(x), len(bias)
+        output, h = torch.empty_like(x), len(bias)
         rows = x.numel() // h
         grid = (triton.cdiv(rows, ROWS), triton.cdiv(h, COLUMNS))
-        _bias_gelu[grid](x, bias, found, rows, h, ROWS, COLUMNS)
-        return found
+        _bias_gelu[grid](x, bias, output, rows, h, ROWS, COLUMNS)
+        return output
 
     @staticmethod
     def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,13 +50,13 @@ def _odds(x):
 
 
 @triton.jit
-def _bias_gelu(x, bias, found, rows, h, r: tl.constexpr, c: tl.constexpr):
+def _bias_gelu(x, bias, output, rows, h, r: tl.constexpr, c: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * r + tl.arange(0, r)[:, None]
     column = tl.program_id(1) * c + tl.arange(0, c)[None, :]
     inside = (row < rows) & (column < h)
     value = tl.load(x + row * h + column, inside, 0.0).to(tl.float32)
     value += tl.load(bias + column, column < h, 0.0).to(tl.float32)
-    tl.store(found + row * h + column, value / (1.0 + _odds(value)), inside)
+    tl.store(output + row * h + column, value / (1.0 + _odds(value)), inside)
 
 
 @triton.jit

@@ -22,10 +22,10 @@ def _fill(keys, bits, first_row, rows, columns, r: tl.constexpr):
     row = tl.program_id(0) * r + tl.arange(0, r)
     key = tl.load(keys + tl.program_id(2)) + row.to(tl.int64) * 0
     w0, w1, w2, w3 = random_words(key, first_row + row, tl.program_id(1), 1)
-    found = in_columns(
+    drawn = in_columns(
         w0.to(tl.int16), (w0 >> 16).to(tl.int16), w1.to(tl.int16), (w1 >> 16).to(tl.int16),
         w2.to(tl.int16), (w2 >> 16).to(tl.int16), w3.to(tl.int16), (w3 >> 16).to(tl.int16), r, 1,
     )  # fmt: skip
     column = tl.program_id(1) * 128 + tl.arange(0, 128)[None, :]
     at = (tl.program_id(2).to(tl.int64) * rows + row[:, None]) * columns + column
-    tl.store(bits + at, found, (row[:, None] < rows) & (column < columns))
+    tl.store(bits + at, drawn, (row[:, None] < rows) & (column < columns))

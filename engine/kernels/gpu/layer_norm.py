@@ -12,8 +12,8 @@ PROGRAMS = 528
 
 def fused(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Rows of x [..., h] with mean 0 and variance 1, times weight [h], plus bias [h]."""
-    found: torch.Tensor = _LayerNorm.apply(x, weight, bias, epsilon)
-    return found
+    output: torch.Tensor = _LayerNorm.apply(x, weight, bias, epsilon)
+    return output
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -22,13 +22,13 @@ class _LayerNorm(torch.autograd.Function):
         ctx: Context, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float
     ) -> torch.Tensor:  # fmt: skip
         x, weight = x.contiguous(), weight.contiguous()
-        found, h = torch.empty_like(x), len(weight)
+        output, h = torch.empty_like(x), len(weight)
         rows = x.numel() // h
         means, scales = torch.empty(2, rows, dtype=torch.float32, device=x.device).unbind(0)
         width = triton.next_power_of_2(h)
-        _normalize[(rows,)](x, weight, bias.contiguous(), found, means, scales, h, epsilon, width, num_warps=_warps(h))
+        _normalize[(rows,)](x, weight, bias.contiguous(), output, means, scales, h, epsilon, width, num_warps=_warps(h))
         ctx.save_for_backward(x, weight, means, scales)
-        return found
+        return output
 
     @staticmethod
     def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
@@ -51,7 +51,7 @@ def _warps(h: int) -> int:
 
 
 @triton.jit
-def _normalize(x, weight, bias, found, means, scales, h, epsilon, width: tl.constexpr):
+def _normalize(x, weight, bias, output, means, scales, h, epsilon, width: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, width)
     inside = column < h
@@ -61,7 +61,7 @@ def _normalize(x, weight, bias, found, means, scales, h, epsilon, width: tl.cons
     scale = tl.rsqrt(tl.sum(centred * centred, 0) / h + epsilon)
     w = tl.load(weight + column, inside, 0.0).to(tl.float32)
     shift = tl.load(bias + column, inside, 0.0).to(tl.float32)
-    tl.store(found + row * h + column, centred * scale * w + shift, inside)
+    tl.store(output + row * h + column, centred * scale * w + shift, inside)
     tl.store(means + row, mean)
     tl.store(scales + row, scale)
 

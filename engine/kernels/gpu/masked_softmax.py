@@ -37,10 +37,10 @@ class _MaskedSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         scores, seen = ctx.saved_tensors
-        found, k = torch.empty_like(scores), scores.size(-1)
+        score_gradient, k = torch.empty_like(scores), scores.size(-1)
         grid = (scores.numel() // k,)
-        _gradient[grid](scores, gradient.contiguous(), found, seen, *ctx.arguments, num_warps=_warps(k))
-        return found, None, None
+        _gradient[grid](scores, gradient.contiguous(), score_gradient, seen, *ctx.arguments, num_warps=_warps(k))
+        return score_gradient, None, None
 
 
 def _warps(k: int) -> int:
@@ -80,11 +80,11 @@ def _softmax(
 
 @triton.jit
 def _gradient(
-    scores, gradient, found, visible, by_sample, by_query, by_key, scale, n, s, k,
+    scores, gradient, score_gradient, visible, by_sample, by_query, by_key, scale, n, s, k,
     is_causal: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     inside = tl.arange(0, width) < k
     at = tl.program_id(0).to(tl.int64) * k + tl.arange(0, width)
     weight = _weights(scores, visible, by_sample, by_query, by_key, scale, n, s, k, is_causal, width)
     slope = tl.load(gradient + at, inside, 0.0).to(tl.float32)
-    tl.store(found + at, weight * (slope - tl.sum(weight * slope, 0)) * scale, inside)
+    tl.store(score_gradient + at, weight * (slope - tl.sum(weight * slope, 0)) * scale, inside)
