@@ -33,7 +33,7 @@ test-other-processor: $(READY) ## Kernels, layouts and exact data with another m
 	OMP_NUM_THREADS=1 $(OTHER_PROCESSOR) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(BY_PROCESSOR)
 
 test-pythons: $(READY) ## Tests that need no torch, with the other Pythons that are here
-	$(BIN)/python -m tests.interpreters 3.12 3.13 --tests tests/lineage tests/architecture tests/reports
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.interpreters 3.12 3.13
 
 wheel: $(READY) ## Build the wheel and use it in an empty environment, away from the clone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/test_wheel.py

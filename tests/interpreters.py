@@ -1,7 +1,7 @@
 """Runs tests with other Pythons and with other versions of torch.
 
 `python -m tests.interpreters 3.12 3.13` gives each of these Pythons that is here an environment without torch, below
-`build/`, and runs every test that needs none. `python -m tests.interpreters VENV/bin/python --tests tests/engine` runs
+`build/`, and runs tests that need none. `python -m tests.interpreters VENV/bin/python --tests tests/engine` runs
 tests in an environment that is ready. With `--keep`, `results/interpreters.json` and `docs/reliability.md` say what
 came of it. Exit code 1 where a test failed.
 """
@@ -28,7 +28,8 @@ from tests.architecture.rooms import ROOT
 KEPT = ROOT / "results" / "interpreters.json"
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- interpreters: begin -->", "<!-- interpreters: end -->"
-NEED_TORCH = ("torch", "accelerate", "megatron-core", "triton")
+WITHOUT = ["tests/lineage", "tests/architecture/test_pure.py", "tests/data_pipeline"]
+"""Tests of what imports no torch."""
 WITHOUT_TORCH = ["-p", "tests.without_torch", "-o", "truncation_limit_lines=0", "-o", "truncation_limit_chars=0"]
 """Nothing is cut out of what a failure says: the plugin reads it."""
 VERSIONS = """
@@ -43,12 +44,10 @@ print(json.dumps({"python": platform.python_version(), "torch": torch}))
 
 
 def requirements() -> list[str]:
-    """What the package and its tests need, without torch and what needs torch itself."""
+    """What the package needs but torch, and what runs its tests."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    found = [Requirement(text) for text in (*project["dependencies"], *extras["test"])]
-    found += [Requirement(text) for one in found for extra in sorted(one.extras) for text in extras.get(extra, ())]
-    return [str(one) for one in found if one.name not in (*NEED_TORCH, project["name"])]
+    runners = [text for text in project["optional-dependencies"]["test"] if text.startswith(("pytest", "hypothesis"))]
+    return [text for text in (*project["dependencies"], *runners) if Requirement(text).name != "torch"]
 
 
 def make_environment(version: str) -> Path | None:
@@ -119,7 +118,7 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m tests.interpreters", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("interpreters", nargs="+", metavar="PYTHON", help="a version, or an environment's program")
-    parser.add_argument("--tests", nargs="+", default=["tests"], help="what pytest is given; all tests by default")
+    parser.add_argument("--tests", nargs="+", default=WITHOUT, help="what pytest is given")
     parser.add_argument("--keep", action="store_true", help="write the outcome to results/ and docs/")
     given = parser.parse_args()
     if given.keep and is_modified():

@@ -1,12 +1,11 @@
 """What the modules of a package import of each other, and circles among its files and among its folders."""
 
-import ast
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from tests.architecture.rooms import imported_names, module_name, modules, parse
+from tests.architecture.rooms import imported_names, module_name, modules, names_in_strings
 
 Graph = dict[str, set[str]]
 """For each name the names that it imports."""
@@ -57,13 +56,6 @@ def circles(*packages: str, doors: Collection[str] = ()) -> list[list[str]]:
 
 
 def _named_in_strings(path: Path, names: set[str]) -> Iterator[str]:
-    nodes = list(ast.walk(parse(path)))
-    called = {ast.unparse(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
-    if not called & {"import_module", "__import__"}:
-        return
-    for node in nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from {node.value.partition(":")[0]} & names
-        elif isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
-            beginning = str(node.values[0].value)
-            yield from (name for name in names if "." in beginning and name.startswith(beginning))
+    for _, text in names_in_strings(path):
+        yield from {text} & names
+        yield from (name for name in names if text.endswith(".") and name.startswith(text))

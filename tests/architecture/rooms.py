@@ -37,6 +37,20 @@ def imported_names(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
 
 
+def names_in_strings(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text, up to a colon, of every string that may name a module, in a file that calls `import_module`.
+
+    Of a string with a placeholder, what stands before it: `engine.families.`.
+    """
+    nodes = list(ast.walk(parse(path)))
+    called = {ast.unparse(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
+    if called & {"import_module", "__import__"}:
+        for node in nodes:
+            first = node.values[0] if isinstance(node, ast.JoinedStr) and node.values else node
+            if isinstance(first, ast.Constant) and isinstance(first.value, str) and "." in first.value:
+                yield first.lineno, first.value.partition(":")[0]
+
+
 def source_files() -> list[Path]:
     """Files that git tracks or would track; without git, everything that is not built or hidden."""
     listed = subprocess.run(

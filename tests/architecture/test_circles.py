@@ -8,16 +8,15 @@ import pytest
 
 from tests.architecture import rooms
 from tests.architecture.circles import circles, folder_graphs, import_graph
+from tests.architecture.test_imports import LOADERS
 
-DOORS = ("engine.family",)
-"""Modules that load others by name, each a door for what is made to be loaded so."""
 IN_ORDER = ("data_pipeline",)
 
 
 @pytest.mark.parametrize("package", rooms.ROOMS)
 def test_no_circle(package: str) -> None:
     assert len(import_graph(package)) > 10
-    assert circles(package, doors=DOORS) == []
+    assert circles(package, doors=LOADERS) == []
 
 
 @pytest.mark.parametrize("package", IN_ORDER)

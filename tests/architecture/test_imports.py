@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture import rooms
-from tests.architecture.rooms import ROOMS, imported_names, module_name, modules
+from tests.architecture.rooms import ROOMS, imported_names, module_name, modules, names_in_strings
 
 MAY_IMPORT = {
     "lineage": (),
@@ -32,6 +32,8 @@ CORE = (
 )  # fmt: skip
 """What trains and nothing else. It names no family beside GPT-2, no format and no launcher."""
 CORE_MAY_IMPORT = ("lineage", "data_pipeline.tokens", "engine.costs", "engine.run", *CORE)
+LOADERS = ("engine.family",)
+"""Modules whose strings are the door to what they load."""
 GUARD_LIST = "engine.guard.guards"
 """All that the trainer knows of what watches it."""
 CORE_LINES, KERNEL_LINES = 4_500, 2_500
@@ -52,7 +54,8 @@ def trespasses(room: str) -> list[str]:
 def imports_of_closed(paths: Iterable[Path], doors: Iterable[str]) -> Iterator[str]:
     """File, line and name of every import behind none of the doors."""
     for path in paths:
-        for line, name in imported_names(path):
+        strings = () if module_name(path) in LOADERS else names_in_strings(path)
+        for line, name in (*imported_names(path), *strings):
             if closed(name, doors):
                 yield f"{path.relative_to(rooms.ROOT)}:{line} imports {name}"
 
@@ -105,6 +108,9 @@ def test_the_core_can_be_read() -> None:
         ("data_pipeline", "from lineage.errors import BadInput", False),
         ("evaluation", "from . import windows", False),
         ("evaluation", "import engineering", False),
+        ("engine", "import_module('reports.page')", True),
+        ("engine", "importlib.import_module(f'experiments.{name}')", True),
+        ("engine", "import_module('engine.model.gpt2:GPT2')", False),
     ],
 )
 def test_the_rule_finds_a_trespass(
