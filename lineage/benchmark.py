@@ -149,6 +149,10 @@ def parse_benchmark(values: Any, name: str) -> Benchmark:
     """Plain values as a result; `name` says where they stand. Raises BadInput where they are none."""
     if not isinstance(values, dict) or not isinstance(values.get("benchmark"), str):
         raise BadInput(f"{name} is not a result of mlm-bench")
+    if "title" not in values:
+        raise BadInput(
+            f"{name} was written before results had cases: measure again with `mlm-bench {values['benchmark']} --json`"
+        )
     return parse_config(values, Benchmark, name)
 
 
