@@ -132,6 +132,32 @@ class Expected(Config):
     """Ids; `*` stands for any characters."""
 
 
+class Unanswered(Config):
+    """Claims that no experiment answers."""
+
+    claims: tuple[str, ...]
+    """Ids; `*` stands for any characters."""
+    reason: str
+    """Why, and the command that would answer them where there is one."""
+
+
+class UnansweredClaims(Config):
+    """unanswered.toml: why claims have no experiment."""
+
+    context: tuple[Unanswered, ...]
+    """Numbers of others, which nobody would reproduce here."""
+    missing: tuple[Unanswered, ...]
+    """Numbers that wait for machines, data or weights."""
+
+    def reason(self, claim: Claim) -> tuple[bool, str] | None:
+        """Whether the claim is context, and why no experiment answers it; None where nothing says so."""
+        for is_context, rows in ((True, self.context), (False, self.missing)):
+            for row in rows:
+                if any(fnmatchcase(claim.id, pattern) for pattern in row.claims):
+                    return is_context, row.reason
+        return None
+
+
 class Experiment(Config):
     """experiment.toml: a published table or figure."""
 
@@ -189,6 +215,12 @@ def load_claims(folder: Path) -> tuple[Claim, ...]:
                 raise BadInput(f"{path} line {line}: there are two claims {claim.id!r}")
             claims[claim.id] = claim
     return tuple(claims.values())
+
+
+@cache
+def unanswered_claims() -> UnansweredClaims:
+    """Why claims have no experiment, read once."""
+    return load_config(HERE / "unanswered.toml", UnansweredClaims)
 
 
 def load_experiments() -> dict[str, Experiment]:

@@ -218,12 +218,12 @@ def compare(
 
     Of one experiment every claim has its row; of all, verdicts are counted by paper, and those that diverged are shown.
     """
-    from experiments.verdicts import format_summary, format_verdicts, judge, load_results, unanswered
+    from experiments.verdicts import BEYOND, format_summary, format_verdicts, judge, load_results, unanswered
 
     chosen = _chosen(name, every)
     found = load_results(_result_folders(results))
     verdicts = [*judge(chosen, found), *(unanswered(chosen) if every else [])]
-    diverged = [one for one in verdicts if one.outcome == "DIVERGED"]
+    diverged = [one for one in verdicts if one.outcome in BEYOND]
     if every:
         print(format_summary(verdicts))
     if rows or not every:

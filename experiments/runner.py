@@ -10,12 +10,13 @@ from experiments.quantities import FORMULAS, RATIOS, Simulated, quantity_of
 from experiments.reproduce.plan import make_plan, print_plan
 from experiments.reproduce.reproduction import reproduce
 from experiments.reproduce.steps import format_steps
+from experiments.simulator.calibrate import fitted_workloads
 from experiments.simulator.cluster import Cluster, load_cluster
 from experiments.simulator.measurements import COLUMNS, workload_of
 from experiments.simulator.simulate import Prediction
 from experiments.simulator.simulate import simulate as predict
 from experiments.simulator.workload import Workload
-from experiments.verdicts import NOT_RUN, RECORDS
+from experiments.verdicts import FITTED, HELD_OUT, NOT_RUN, RECORDS
 from lineage.atomic import write_json
 from lineage.digest import sha256_json
 from lineage.errors import BadInput, HardwareMissing
@@ -102,7 +103,8 @@ def _simulated(part: Part, rows: Sequence[Row], clusters: dict[str, Cluster]) ->
                                             first_prediction.seconds))
                 for seconds in (prediction.seconds, prediction.low_seconds, prediction.high_seconds)
             )  # fmt: skip
-            values = {"quantity": name, "kind": "simulated", "value": point}
+            note = FITTED if workload in fitted_workloads() else HELD_OUT
+            values = {"quantity": name, "kind": "simulated", "value": point, "note": note}
             if workload != first or name not in RATIOS:
                 values |= {"low": min(ends), "high": max(ends)}
             yield _position(part, row) | values

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from experiments.catalogue import PAPERS, Claim, Experiment, every_claim
+from experiments.catalogue import PAPERS, Claim, Experiment, every_claim, unanswered_claims
 from lineage.digest import check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.records import Kind, Record, read_records
@@ -23,7 +23,19 @@ NEVER: dict[str, frozenset[Kind]] = {
 }
 """Kinds that a run of this mode cannot have made."""
 
-Outcome = Literal["REPRODUCED", "DIVERGED", "SCALED", "SIMULATED", "NOT_RUN"]
+FITTED, HELD_OUT = "the cost model was fitted on this row", "held out of the cost model's fit"
+"""What the record of a simulated number notes."""
+
+Outcome = Literal[
+    "REPRODUCED", "DIVERGED", "CONSISTENT", "INCONSISTENT", "SIMULATED", "NOT_RUN", "CONTEXT"
+]  # fmt: skip
+"""REPRODUCED and DIVERGED: measured, within or beyond the claim's tolerance. CONSISTENT and INCONSISTENT: the source's
+own arithmetic. SIMULATED: a cost model's number. NOT_RUN: no number at the published size. CONTEXT: others' numbers."""
+HELD: dict[Kind, tuple[Outcome, Outcome]] = {
+    "measured": ("REPRODUCED", "DIVERGED"), "computed": ("CONSISTENT", "INCONSISTENT")
+}  # fmt: skip
+"""Verdicts of kinds that are held against a claim: within its tolerance, and beyond it."""
+BEYOND: tuple[Outcome, ...] = ("DIVERGED", "INCONSISTENT")
 
 
 @dataclass(frozen=True)
@@ -85,24 +97,26 @@ def judge(experiments: Iterable[Experiment], results: Results) -> list[Verdict]:
 
 
 def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
-    """The catalogue's claims that none of the experiments answers."""
+    """The catalogue's claims that none of the experiments answers, each with the reason that unanswered.toml gives."""
     answered = {claim.id for experiment in experiments for claim in experiment.claims}
-    return [
-        Verdict("", claim, "NOT_RUN", None, "no experiment runs it")
-        for claim in every_claim()
-        if claim.id not in answered
-    ]
+    verdicts = []
+    for claim in every_claim():
+        if claim.id not in answered:
+            is_context, reason = unanswered_claims().reason(claim) or (False, "no experiment runs it")
+            verdicts.append(Verdict("", claim, "CONTEXT" if is_context else "NOT_RUN", None, reason))
+    return verdicts
 
 
 def format_summary(verdicts: Sequence[Verdict]) -> str:
-    """The number of claims and of each verdict, by paper and in all."""
-    counts, outcomes = Counter((one.claim.paper, one.outcome) for one in verdicts), get_args(Outcome)
+    """The number of claims and of each verdict, by paper and in all; of measured ones even where there are none."""
+    counts, given = Counter((one.claim.paper, one.outcome) for one in verdicts), {one.outcome for one in verdicts}
+    outcomes = [outcome for outcome in get_args(Outcome) if outcome in given or outcome in HELD["measured"]]
     papers = dict.fromkeys(one.claim.paper for one in verdicts)
     rows = {PAPERS[paper]: [counts[paper, outcome] for outcome in outcomes] for paper in papers}
     rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)]
     width = max(map(len, rows))
-    head = f"{'paper':<{width}}" + "".join(f"{name:>12}" for name in (*outcomes, "claims"))
-    lines = [f"{title:<{width}}" + "".join(f"{n:>12}" for n in (*row, sum(row))) for title, row in rows.items()]
+    head = f"{'paper':<{width}}" + "".join(f"{name:>14}" for name in (*outcomes, "claims"))
+    lines = [f"{title:<{width}}" + "".join(f"{n:>14}" for n in (*row, sum(row))) for title, row in rows.items()]
     return "\n".join([head, *lines])
 
 
@@ -147,16 +161,17 @@ def _verdict(experiment: Experiment, claim: Claim, records: list[Record], result
     deviation = record.value - float(claim.value)
     shown = f"{100 * deviation / float(claim.value):+.1f} %" if claim.value else f"{deviation:+.3g}"
     if record.kind == "scaled":
-        return Verdict(experiment.name, claim, "SCALED", record, "a twin's number, not held against the published")
+        return Verdict(experiment.name, claim, "NOT_RUN", record, "the number is of a smaller model or machine")
     if record.kind == "simulated":
         if record.low is not None and record.high is not None:
             side = "inside" if record.low <= claim.value <= record.high else "outside"
             shown += f"; published lies {side} {record.low:.4g} to {record.high:.4g}"
+        shown += f"; {record.note}" if record.note in (FITTED, HELD_OUT) else ""
         return Verdict(experiment.name, claim, "SIMULATED", record, shown)
     good = abs(deviation) <= claim.allowed * (1 + 1e-9)
     tolerance = "the printed digits" if claim.tolerance == "digits" else claim.tolerance
     return Verdict(
-        experiment.name, claim, "REPRODUCED" if good else "DIVERGED", record,
+        experiment.name, claim, HELD[record.kind][not good], record,
         f"{shown}, {'within' if good else 'beyond'} {tolerance}",
     )  # fmt: skip
 

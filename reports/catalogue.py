@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from experiments.catalogue import Ablation, Experiment
-from experiments.verdicts import Results, Verdict
+from experiments.verdicts import HELD, Results, Verdict
 from lineage.records import Kind, Record
 from reports.exhibit import Exhibit, Table
 from reports.figures.catalogue import Layer, Point, draw_bars, draw_curves
@@ -289,11 +289,11 @@ def _over_rates(ablation: Ablation, records: Sequence[Record]) -> list[str]:
 def _agreement(verdicts: Sequence[Verdict]) -> list[str]:
     """How the numbers made here lie to the published ones, by kind."""
     said = []
-    judged = [one for one in verdicts if one.outcome in ("REPRODUCED", "DIVERGED")]
-    if judged:
-        good = sum(one.outcome == "REPRODUCED" for one in judged)
-        kinds = " and ".join(dict.fromkeys(one.record.kind for one in judged if one.record))
-        said.append(f"{kinds.capitalize()}: {good} of {len(judged)} published numbers reproduced within tolerance.")
+    for kind, (within, beyond) in HELD.items():
+        good, bad = (sum(one.outcome == outcome for one in verdicts) for outcome in (within, beyond))
+        if good or bad:
+            what = "reproduced" if kind == "measured" else "consistent with the source's own arithmetic"
+            said.append(f"{kind.capitalize()}: {good} of {good + bad} published numbers are {what}, within tolerance.")
     pairs = [(one, one.record) for one in verdicts if one.outcome == "SIMULATED" and one.record and one.claim.value]
     if pairs:
         errors = [(abs(record.value / float(one.claim.value) - 1), one) for one, record in pairs]

@@ -10,13 +10,18 @@ from reports.experiment_runs import Origin
 from reports.numbers import MISSING, show
 
 OUTCOMES: dict[Outcome, str] = {
-    "REPRODUCED": "measured or computed, and within the claim’s tolerance",
-    "DIVERGED": "measured or computed, and beyond it",
-    "SCALED": "a twin has a number; it is not held against the published one",
+    "REPRODUCED": "measured here, and within the claim’s tolerance",
+    "DIVERGED": "measured here, and beyond it",
+    "CONSISTENT": "the source’s own arithmetic gives it; nothing was measured",
+    "INCONSISTENT": "the source’s own arithmetic gives something else",
     "SIMULATED": "a cost model has a number; nothing was run",
-    "NOT_RUN": "there is no number, and a reason",
+    "NOT_RUN": "no number at the published size, and a reason",
+    "CONTEXT": "a number of others, which nobody would reproduce here",
 }
-GLYPHS: dict[Outcome, str] = {"REPRODUCED": "✓", "DIVERGED": "✗", "SCALED": "●", "SIMULATED": "◇", "NOT_RUN": "·"}
+GLYPHS: dict[Outcome, str] = {
+    "REPRODUCED": "✓", "DIVERGED": "✗", "CONSISTENT": "=", "INCONSISTENT": "≠", "SIMULATED": "◇", "NOT_RUN": "·",
+    "CONTEXT": "○",
+}  # fmt: skip
 NOBODY = "none"
 
 

@@ -5,6 +5,7 @@ Imports no torch. `mlm-experiment calibrate` writes what `experiments/clusters/f
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from experiments.simulator.measurements import (
     published_values,
     single_node,
 )
-from experiments.simulator.workload import Floats
+from experiments.simulator.workload import Floats, Workload
 from lineage.progress import Progress
 
 BOUNDS = {
@@ -155,6 +156,12 @@ def v100_rows() -> list[Observation]:
     kept = {"2019/table-2", "2019/table-7", "2019/table-8"}
     rows = [one for one in rest if one.experiment in kept and one.workload.gpus > 1 and one.workload.heads != 32]
     return [first, *rows]
+
+
+@cache
+def fitted_workloads() -> frozenset[Workload]:
+    """The published workloads whose times some cluster's constants are fitted on; a ratio's first row among them."""
+    return frozenset(row.workload for row in (*ptd_p_others(), *v100_rows()))
 
 
 def fit_v100(machine: Machine, rows: Sequence[Observation] | None = None) -> Machine:
