@@ -18,7 +18,7 @@ from engine.config import RunConfig
 from engine.run.directory import read_metrics
 from evaluation.length_adjustment import length_adjusted_perplexity
 from experiments.catalogue import Ablation, Arm, Experiment, load_experiments
-from experiments.sealed import seal_scaled
+from experiments.sealed import seal_numbers
 from lineage.config import parse_config
 from lineage.errors import BadInput
 from lineage.progress import announce
@@ -102,7 +102,7 @@ def _record(
     experiment: Experiment, numbers: list[dict[str, Any]], parents: dict[str, str], runs: Path
 ) -> tuple[RunDirectory, list[Record]]:
     """A sealed run of the numbers; the same numbers are found again."""
-    return seal_scaled(experiment, f"experiment-{_slug(experiment.name)}", numbers, parents, runs)
+    return seal_numbers(experiment, f"experiment-{_slug(experiment.name)}", numbers, parents, runs)
 
 
 def ablation_of(experiment: Experiment) -> Ablation:

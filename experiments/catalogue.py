@@ -174,8 +174,10 @@ class Experiment(Config):
     """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
     ablation: Ablation | None = None
     """What `mlm-experiment ablate` trains for it."""
-    measures: Literal["", "products", "tensor-parallel", "zero-communication", "zero-memory"] = ""
-    """What `mlm-experiment run` measures for it at the size of this machine (`experiments.measured`)."""
+    measures: Literal[
+        "", "bubble", "parameters", "products", "tensor-parallel", "zero-communication", "zero-memory"
+    ] = ""  # fmt: skip
+    """What `mlm-experiment run` measures for it on this machine (`experiments.measured`)."""
     not_run: str = ""
     """Why claims of quantities that no part names are not answered."""
     expected: Expected

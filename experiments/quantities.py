@@ -63,7 +63,8 @@ def _speedup(row: Row, first: Row) -> float:
     return published_value(row, "examples_per_second") / published_value(first, "examples_per_second")
 
 
-def _bert(row: Row) -> ModelConfig:
+def bert_of(row: Row) -> ModelConfig:
+    """The BERT of a row's shape."""
     one = workload_of(row)
     return ModelConfig(
         family="bert", num_layers=one.layers, hidden_size=one.hidden, num_heads=one.heads, seq_length=one.seq,
@@ -106,7 +107,7 @@ def _relative_throughput(row: Row, first: Row) -> float:
 
 FORMULAS: dict[str, Callable[[Row, Row], float]] = {
     "parameters": lambda row, first: parameter_count(checked_config(workload_of(row)).model) / 1e9,
-    "bert_parameters": lambda row, first: parameter_count(_bert(row)) / 1e9,
+    "bert_parameters": lambda row, first: parameter_count(bert_of(row)) / 1e9,
     "percent_of_peak": lambda row, first: 100 * published_value(row, "tflops_per_gpu") / PEAK_TFLOPS[row["cluster"]],
     "aggregate_petaflops": lambda row, first: published_value(row, "tflops_per_gpu") * int(row["gpus"]) / 1e3,
     "training_days": _training_days,  # 2021 paper, Equation 3 over its throughput

@@ -140,15 +140,18 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path) -> None:
             print(f"{experiment.name}: left out; {sentence}")
         elif mode == "plan":
             print(f"{experiment.name}: {experiment.title}\n{format_rows(experiment)}")
+        elif mode == "here" and not (experiment.proxies or experiment.measures):
+            if not several:
+                raise HardwareMissing(f"nothing of {experiment.name} can be measured on this machine")
         elif mode == "measure" or (mode == "scaled" and not (experiment.proxies or experiment.measures)):
             raise HardwareMissing(
                 f"{experiment.name} is measured on the published machines alone; `--mode plan` prints what runs there, "
                 "`--mode simulate` predicts it"
             )
         else:
-            if mode != "scaled" and experiment.parts:
+            if mode not in ("scaled", "here") and experiment.parts:
                 run, numbers, refused = run_experiment(experiment, runs)
-                what = "simulated or computed, nothing was measured: the published machines are not here"
+                what = "simulated or computed, not measured"
                 print(f"{experiment.name}: {numbers} numbers {what}; {refused} rows cannot run; {run.path}")
             if mode != "simulate" and experiment.proxies:
                 from experiments.scaling import format_scaling, run_proxies
@@ -159,9 +162,7 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path) -> None:
                 from experiments.measured.run import format_measured, run_measured
 
                 run, records = run_measured(experiment, runs)
-                print(
-                    f"{experiment.name}: measured at the size of this machine; {run.path}\n{format_measured(records)}"
-                )
+                print(f"{experiment.name}: measured on this machine; {run.path}\n{format_measured(records)}")
 
 
 def _reproduce(experiment: Experiment, mode: str, runs: Path) -> None:

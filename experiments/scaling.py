@@ -12,7 +12,7 @@ from typing import Any
 from experiments.catalogue import Experiment, Part
 from experiments.published import Row, workload_rows, x_of
 from experiments.quantities import RATIOS, Simulated, quantity_of
-from experiments.sealed import seal_scaled
+from experiments.sealed import seal_numbers
 from experiments.simulator.cluster import Cluster, load_cluster
 from experiments.simulator.measurements import workload_of
 from experiments.simulator.simulate import Prediction, simulate
@@ -34,7 +34,7 @@ HOST_TIMES = ("host_layer_seconds", "host_microbatch_seconds", "node_latency_sec
 def run_proxies(experiment: Experiment, runs: Path) -> tuple[RunDirectory, list[Record]]:
     """Measure and predict the experiment's proxies in a sealed run of mode scaled, and return it with its records."""
     numbers = [line for part in experiment.proxies for line in _numbers(part, workload_rows(part.workloads))]
-    return seal_scaled(experiment, f"experiment-{experiment.name.replace('/', '-')}-proxy", numbers, {}, runs)
+    return seal_numbers(experiment, f"experiment-{experiment.name.replace('/', '-')}-proxy", numbers, {}, runs)
 
 
 def format_scaling(records: Sequence[Record]) -> str:

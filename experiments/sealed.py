@@ -1,4 +1,4 @@
-"""Seals what was measured at this machine's size as a run."""
+"""Seals what was measured on this machine as a run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +14,15 @@ Line = dict[str, Any]
 """The fields of a record that a measurement knows."""
 
 
-def seal_scaled(
+def seal_numbers(
     experiment: Experiment, name: str, numbers: Sequence[Line], parents: Mapping[str, str], runs: Path
 ) -> tuple[RunDirectory, list[Record]]:
-    """A sealed run `name` of mode scaled with the numbers as records; the same numbers are found again."""
-    config = {"experiment": experiment.model_dump(mode="json"), "mode": "scaled", "numbers": sha256_json(numbers)}
+    """A sealed run `name` with the numbers as records; the same numbers are found again.
+
+    Its mode is measure where a number is measured as published, else scaled.
+    """
+    mode = "measure" if any(line["kind"] == "measured" for line in numbers) else "scaled"
+    config = {"experiment": experiment.model_dump(mode="json"), "mode": mode, "numbers": sha256_json(numbers)}
     run = RunDirectory.begin(runs, name, "experiment", config, dict(parents))
     digest = sha256_json(config)
     records = [Record(experiment=experiment.name, source=run.path.name, digest=digest, **line) for line in numbers]

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.catalogue import Experiment
-from experiments.sealed import Line, seal_scaled
+from experiments.sealed import Line, seal_numbers
 from lineage.records import Record
 from lineage.run import RunDirectory
 
 
 def run_measured(experiment: Experiment, runs: Path) -> tuple[RunDirectory, list[Record]]:
-    """A sealed run of mode scaled with what was measured, and its records; the same numbers are found again."""
+    """A sealed run of what was measured, and its records; the same numbers are found again."""
     name = f"experiment-{experiment.name.replace('/', '-')}-measured"
-    return seal_scaled(experiment, name, _measure(experiment.measures), {}, runs)
+    return seal_numbers(experiment, name, _measure(experiment), {}, runs)
 
 
 def format_measured(records: Sequence[Record]) -> str:
@@ -23,8 +23,16 @@ def format_measured(records: Sequence[Record]) -> str:
     )
 
 
-def _measure(name: str) -> list[Line]:
-    match name:
+def _measure(experiment: Experiment) -> list[Line]:
+    match experiment.measures:
+        case "bubble":
+            from experiments.measured.bubble import measure_bubbles
+
+            return measure_bubbles(experiment)
+        case "parameters":
+            from experiments.measured.built import measure_built
+
+            return measure_built(experiment)
         case "products":
             from experiments.measured.products import measure_products
 
@@ -41,4 +49,4 @@ def _measure(name: str) -> list[Line]:
             from experiments.measured.huggingface import measure_huggingface
 
             return measure_huggingface()
-    raise ValueError(f"nothing measures {name!r}")
+    raise ValueError(f"nothing measures {experiment.measures!r}")

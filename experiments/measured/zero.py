@@ -134,9 +134,9 @@ def sent_bytes(model: ModelConfig, parallel: ParallelConfig) -> list[float]:
 def iteration(model: ModelConfig, parallel: ParallelConfig, batch: int) -> CollectiveBytes:
     """This rank's collectives and messages of one iteration in fp32, in microbatches of one sequence."""
     ranks = torch.distributed.get_world_size()
-    near = build_mesh(Layout(tp=parallel.tp, pp=parallel.pp, dp=ranks // parallel.tp // parallel.pp))
-    axes = {name: replace(getattr(near, name), near=None) for name in ("tp", "pp", "dp", "embedding")}
-    mesh = replace(near, **axes)  # as ranks of several machines: all goes over links, where it is counted
+    local = build_mesh(Layout(tp=parallel.tp, pp=parallel.pp, dp=ranks // parallel.tp // parallel.pp))
+    axes = {name: replace(getattr(local, name), shared_memory=None) for name in ("tp", "pp", "dp", "embedding")}
+    mesh = replace(local, **axes)  # as ranks of several machines: all goes over links, where it is counted
     _, step = build_step(model, TrainConfig(precision="fp32"), parallel, mesh)
     tokens = torch.zeros(1, model.seq_length + 1, dtype=torch.int64)
     with CollectiveBytes() as counted:

@@ -1,0 +1,162 @@
+"""Bubble and activations in flight of a schedule, measured in the engine's pipeline with stages that sleep.
+
+A message that a stage gets also says when its sender had slept enough to send it, so that the time which the schedule
+costs is told apart from the time which this machine takes to wake up processes and to carry messages.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from engine.config import ModelConfig, ScheduleName
+from engine.launch.forked import run_forked
+from engine.launch.mesh import build_mesh
+from engine.model.microbatch import PipelineInput
+from engine.parallel.layout import Layout
+from engine.pipeline.executor import PipelineExecutor
+from engine.pipeline.lowering import lower
+from engine.pipeline.schedule import compute_orders
+from experiments.catalogue import Experiment
+from experiments.published import workload_rows, x_of
+from experiments.sealed import Line
+from lineage.progress import Progress, announce
+
+FORWARD, BACKWARD = 1, 2
+"""Units of sleep that a chunk's passes take."""
+UNIT_SECONDS = 0.001
+MOST_RANKS = 32
+"""Pipelines of more are not measured on one machine."""
+CONFIG = ModelConfig(
+    num_layers=8, hidden_size=4, num_heads=1, seq_length=2, vocab_size=8, padded_vocab_size=8, dropout=0.0
+)
+
+
+class Clock:
+    """What a rank has slept and waited for, in units, and how many of its activations are in flight."""
+
+    def __init__(self) -> None:
+        self.units, self.in_flight, self.peak, self.unit_seconds = 0, 0, 0, 0.0
+
+    def sleep(self, units: int, arrived: torch.Tensor) -> torch.Tensor:
+        """Sleep once the message `arrived`; the message to pass on, of the same shape."""
+        self.units = max(self.units, int(arrived.max())) + units
+        time.sleep(units * self.unit_seconds)
+        return torch.full_like(arrived, self.units)
+
+
+class Sleep(torch.autograd.Function):
+    """Sleeps forward and backward; in between an activation is in flight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, clock: Clock) -> torch.Tensor:
+        """Sleep for a forward pass."""
+        ctx.clock = clock
+        clock.in_flight += 1
+        clock.peak = max(clock.peak, clock.in_flight)
+        return clock.sleep(FORWARD, x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Sleep for a backward pass."""
+        ctx.clock.in_flight -= 1
+        return ctx.clock.sleep(BACKWARD, gradient), None
+
+
+class SleepingStage(nn.Module):
+    """What the executor needs of a stage, with next to no arithmetic."""
+
+    def __init__(self, is_first: bool, clock: Clock) -> None:
+        super().__init__()
+        self.config, self.is_first, self.clock = CONFIG, is_first, clock
+        self.offset = nn.Parameter(torch.zeros(CONFIG.hidden_size))
+
+    def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+        """Sleep once the input is there."""
+        if self.is_first:
+            inputs = torch.zeros(CONFIG.seq_length, len(inputs), CONFIG.hidden_size)  # [s, b, h]
+        hidden: torch.Tensor = Sleep.apply(inputs + self.offset, self.clock)
+        return hidden
+
+    def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+        """Any scalar of the states."""
+        return hidden.mean()
+
+
+class Slept(NamedTuple):
+    """One rank's iteration."""
+
+    units: int
+    """Slept and waited for by what messages said."""
+    seconds: float
+    """By the wall clock."""
+    peak: int
+    """Most activations in flight."""
+    left: int
+    """Activations still in flight at the end."""
+
+
+def run_schedule(
+    name: ScheduleName, pp: int, chunks: int, counts: Sequence[int], unit_seconds: float = UNIT_SECONDS
+) -> list[Slept]:
+    """One iteration of this rank of `pp` for each number of microbatches, its seconds counted from a barrier."""
+    mesh = build_mesh(Layout(pp=pp))
+    clock = Clock()
+    stages: list[Any] = [SleepingStage(mesh.pp.rank == chunk == 0, clock) for chunk in range(chunks)]
+    executor = PipelineExecutor(stages, mesh, scatter_gather=False)
+    tokens = torch.ones(1, CONFIG.seq_length, dtype=torch.long)
+    slept = []
+    for count in counts:
+        program = lower(compute_orders(name, pp, chunks, count), chunks).programs[mesh.pp.rank]
+        microbatches = [PipelineInput(tokens, tokens)] * count
+        clock.unit_seconds = 0.0
+        executor.run(program, microbatches)  # makes connections and threads before the clock starts
+        clock.units, clock.peak, clock.unit_seconds = 0, 0, unit_seconds
+        mesh.barrier()
+        start = time.monotonic()
+        executor.run(program, microbatches)
+        slept.append(Slept(clock.units, time.monotonic() - start, clock.peak, clock.in_flight))
+    return slept
+
+
+def bubbles(name: ScheduleName, cases: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    """(Slowest rank's time) / (m · (t_f + t_b)) − 1 of pipelines of p ranks with m microbatches, by (p, m)."""
+    counts: dict[int, set[int]] = {}
+    for pp, count in cases:
+        counts.setdefault(pp, set()).add(count)
+    announce(f"pipelines of {', '.join(map(str, sorted(counts)))} processes whose stages sleep")
+    measured = {}
+    with Progress(name, len(counts), "pipelines") as progress:
+        for pp, numbers in counts.items():
+            ranks = run_forked(run_schedule, pp, name, pp, 1, sorted(numbers))
+            for place, count in enumerate(sorted(numbers)):
+                slowest = max(rank[place].units for rank in ranks)
+                measured[pp, count] = slowest / (count * (FORWARD + BACKWARD)) - 1
+            progress.advance()
+    return measured
+
+
+def measure_bubbles(experiment: Experiment) -> list[Line]:
+    """The bubble of the experiment's pipelines, as its own quantity counts it."""
+    lines: list[Line] = []
+    for part in experiment.parts:
+        rows = [row for row in workload_rows(part.workloads) if int(row["pp"]) <= MOST_RANKS]
+        name: ScheduleName = "gpipe" if "bubble_share" in part.computed else "1f1b"
+        cases = [(int(row["pp"]), _microbatches(row)) for row in rows]
+        measured = bubbles(name, cases)
+        for row, case in zip(rows, cases, strict=True):
+            to_ideal = measured[case]
+            value = to_ideal / (1 + to_ideal) if name == "gpipe" else to_ideal
+            lines.append({
+                "series": row["series"], "x": x_of(part, row), "x_name": part.x, "quantity": part.computed[0],
+                "kind": "measured", "value": value, "note": f"{case[0]} processes whose stages sleep, schedule {name}",
+            })  # fmt: skip
+    return lines
+
+
+def _microbatches(row: dict[str, str]) -> int:
+    if row.get("microbatches"):
+        return int(row["microbatches"])
+    return int(row["global_batch"]) // (int(row["micro_batch"]) * int(row["dp"]))
