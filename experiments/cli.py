@@ -180,7 +180,9 @@ def list_(
 def run_(
     name: Annotated[str | None, typer.Argument(help="An experiment, such as 2021/figure-11.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All but those that train models.")] = False,
-    mode: Annotated[RunMode, typer.Option(help="auto: what this machine can do; here: only what it can measure.")] = RunMode.AUTO,
+    mode: Annotated[
+        RunMode, typer.Option(help="auto: what this machine can do; here: what it can measure.")
+    ] = RunMode.AUTO,
     runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
 ) -> None:
     """Produce the numbers of a published table or figure, or print what would run."""

@@ -96,7 +96,7 @@ def test_an_experiment_that_measures_seals_scaled_numbers(
     assert (record.experiment, record.source) == ("zero/communication", directory.name)
     outcomes = {one.claim.series: one.outcome for one in judge([experiment], load_results([tmp_path]))}
     assert outcomes["optimizer states"] == "NOT_RUN"
-    assert "measured at the size of this machine" in capfd.readouterr().out
+    assert "measured on this machine" in capfd.readouterr().out
     with pytest.raises(HardwareMissing):
         run_named([experiment], "measure", tmp_path)
 
