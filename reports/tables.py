@@ -4,10 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lineage.data_files import Ledger
+from lineage.files import ReproducedModel
 from lineage.numbers import size_bytes
 from lineage.records import Kind, Record
 from reports.exhibit import Table
-from reports.load import Ledger, Model, Reproduction
+from reports.load import Reproduction
 from reports.numbers import MISSING, accuracy, duration, exact, parameters, percent, show
 
 BENCHMARKS = {
@@ -103,7 +105,7 @@ def is_partial(record: Record) -> bool:
     return "partial" in record.note.lower()
 
 
-def shapes(models: Iterable[Model], ours: Kind) -> list[Shape]:
+def shapes(models: Iterable[ReproducedModel], ours: Kind) -> list[Shape]:
     """Published and trained configuration of each model."""
     rows = []
     for model in models:
@@ -117,7 +119,7 @@ def shapes(models: Iterable[Model], ours: Kind) -> list[Shape]:
     return rows
 
 
-def trainings(models: Iterable[Model]) -> list[list[str]]:
+def trainings(models: Iterable[ReproducedModel]) -> list[list[str]]:
     """Name, run, tokens, seed, time, tokens per second, checkpoint digest."""
     return [
         [
@@ -133,7 +135,7 @@ def trainings(models: Iterable[Model]) -> list[list[str]]:
     ]
 
 
-def models_tables(models: Sequence[Model], ours: Kind) -> list[Table]:
+def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
     """Shapes and training runs as the page shows them."""
     return [
         Table(
@@ -200,7 +202,7 @@ def ledger_data(ledger: Ledger) -> Table:
     return Table(["stage", "decision", "reason", "documents", "bytes", "tokens"], rows, 3)
 
 
-def models_data(models: Sequence[Model], ours: Kind) -> Table:
+def models_data(models: Sequence[ReproducedModel], ours: Kind) -> Table:
     """A line for each model's published and trained configuration, with how the trained one was trained."""
     training = ["run", "tokens", "seed", "train_seconds", "tokens_per_second", "checkpoint_digest"]
     keys = [key for key, _ in SHAPE]
