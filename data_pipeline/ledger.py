@@ -63,7 +63,7 @@ class Entry:
         self.dropped.setdefault(reason, Amount()).count(size, tokens)
         samples = self.samples.setdefault(reason, [])
         if len(samples) < MAX_SAMPLES:
-            samples.append(data_files.Sample(id=document.id, excerpt=document.text[:EXCERPT_CHARACTERS]).values())
+            samples.append(data_files.Sample(id=document.id, excerpt=document.text[:EXCERPT_CHARACTERS]).to_json())
 
     def merge(self, counts: dict[str, Any]) -> None:
         """Add what a task counted in a stage of the same name, given as `asdict` makes it."""

@@ -33,7 +33,7 @@ def describe_environment() -> dict[str, Any]:
         packages={name: number for name in PACKAGES if (number := _installed(name))},
         variables={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         argv=[Path(sys.argv[0]).name, *sys.argv[1:]],
-    ).values()
+    ).to_json()
 
 
 def source_state() -> dict[str, Any]:

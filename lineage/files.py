@@ -19,13 +19,13 @@ class Document(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
-    def values(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Plain JSON values; a field that was not given is left out."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     def to_line(self) -> str:
         """A line of a `.jsonl` file. Raises ValueError for a number that is not finite."""
-        return json.dumps(self.values(), ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 DocumentT = TypeVar("DocumentT", bound=Document)
@@ -33,7 +33,7 @@ DocumentT = TypeVar("DocumentT", bound=Document)
 
 def write_document(path: Path, document: Document) -> None:
     """Replace `path` with the document as indented JSON."""
-    write_json(path, document.values())
+    write_json(path, document.to_json())
 
 
 def read_document(path: Path, model: type[DocumentT]) -> DocumentT:
@@ -230,13 +230,27 @@ class Timeline(Document):
     """Of each rank, in seconds."""
 
 
+class ModelShape(Document):
+    """A model's shape and size, and how long and fast it is trained."""
+
+    num_layers: int | None = None
+    hidden_size: int | None = None
+    num_heads: int | None = None
+    seq_length: int | None = None
+    vocab_size: int | None = None
+    iterations: int | None = None
+    global_batch_size: int | None = None
+    learning_rate: float | None = None
+    parameters: int | None = None
+
+
 class ReproducedModel(Document):
     """A published model and what was trained in its name."""
 
     name: str
     run: str = ""
-    published: dict[str, Any] = Field(default_factory=dict)
-    trained: dict[str, Any] = Field(default_factory=dict)
+    published: ModelShape = ModelShape()
+    trained: ModelShape = ModelShape()
     seed: int | None = None
     tokens: int | None = None
     train_seconds: float | None = None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lineage.data_files import Ledger
-from lineage.files import ReproducedModel
+from lineage.files import ModelShape, ReproducedModel
 from lineage.numbers import size_bytes
 from lineage.records import Kind, Record
 from reports.exhibit import Table
@@ -109,12 +109,10 @@ def shapes(models: Iterable[ReproducedModel], ours: Kind) -> list[Shape]:
     """Published and trained configuration of each model."""
     rows = []
     for model in models:
-        kinds: tuple[tuple[Kind, dict[str, Any]], ...] = (
-            ("published", model.published),
-            (ours, model.trained),
-        )
+        kinds: tuple[tuple[Kind, ModelShape], ...] = (("published", model.published), (ours, model.trained))
         rows += [
-            Shape(model.name, kind, tuple(_setting(key, values.get(key)) for key, _ in SHAPE)) for kind, values in kinds
+            Shape(model.name, kind, tuple(_setting(key, getattr(shape, key)) for key, _ in SHAPE))
+            for kind, shape in kinds
         ]
     return rows
 
@@ -208,9 +206,9 @@ def models_data(models: Sequence[ReproducedModel], ours: Kind) -> Table:
     keys = [key for key, _ in SHAPE]
     rows: list[list[str]] = []
     for model in models:
-        rows.append([model.name, "published", *(_plain(model.published.get(key)) for key in keys)])
+        rows.append([model.name, "published", *(_plain(getattr(model.published, key)) for key in keys)])
         rows[-1] += [""] * len(training)
-        rows.append([model.name, ours, *(_plain(model.trained.get(key)) for key in keys)])
+        rows.append([model.name, ours, *(_plain(getattr(model.trained, key)) for key in keys)])
         rows[-1] += [_plain(getattr(model, name)) for name in training]
     return Table(["model", "kind", *keys, *training], rows, 2)
 
@@ -220,12 +218,12 @@ def _entry(record: Record) -> Entry:
     return Entry(text, record.kind, is_partial(record), record.note)
 
 
-def _setting(key: str, value: Any) -> str:
+def _setting(key: str, value: float | None) -> str:
     if value is None:
         return MISSING
     if key == "parameters":
         return parameters(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def _plain(value: Any) -> str:

@@ -45,7 +45,7 @@ class MetricsLog:
         """Add a line; it is in the file when this returns."""
         self._file.write(line.to_line())
         self._file.flush()
-        self._log(line.values())
+        self._log(line.to_json())
 
     def _log(self, line: dict[str, Any]) -> None:
         """Tell the line's numbers under `kind/name`."""

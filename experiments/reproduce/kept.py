@@ -1,14 +1,13 @@
 """What a reproduction keeps of its runs beside records: curves, timelines and examples, small enough for a page."""
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, harmonic_mean
-from typing import Any
 
 from engine.run.directory import SUMMARY, TIMELINE, read_steps, read_validations
 from evaluation.cloze import split_last_word
+from evaluation.protocol import Sample
 from experiments.reproduce.steps import samples_file
 from lineage.atomic import write_text
 from lineage.environment import list_gpus
@@ -60,17 +59,17 @@ def _examples(evaluations: Mapping[str, Path]) -> str:
     lines = []
     for index in sorted(common):
         answers = [examples[index] for examples in found.values()]
-        context, target = split_last_word(answers[0]["text"])
+        context, target = split_last_word(answers[0].text)
         end = " ".join(context[-CONTEXT_CHARACTERS:].split())
         example = Example(
             index=index,
             context=f"…{end}" if len(context) > CONTEXT_CHARACTERS else end,
             target=target,
-            correct=[answer["correct"] for answer in answers],
-            log_probability=[round(sum(answer["log_probabilities"]), 2) for answer in answers],
+            correct=[bool(answer.correct) for answer in answers],
+            log_probability=[round(sum(answer.log_probabilities), 2) for answer in answers],
         )
         lines.append(example.to_line())
-    task = next(iter(next(iter(found.values())).values()))["task"] if common else ""
+    task = next(iter(next(iter(found.values())).values())).task if common else ""
     return ExampleHead(task=task, models=list(found)).to_line() + "".join(lines)
 
 
@@ -99,6 +98,6 @@ def _mean(steps: Sequence[Step]) -> Step:
     )
 
 
-def _read_samples(path: Path) -> dict[int, dict[str, Any]]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return {sample["index"]: sample for sample in map(json.loads, lines)}
+def _read_samples(path: Path) -> dict[int, Sample]:
+    lines = path.read_bytes().splitlines()
+    return {sample.index: sample for sample in map(Sample.model_validate_json, lines)}

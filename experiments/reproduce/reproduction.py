@@ -37,17 +37,15 @@ from lineage.data_files import DataCard
 from lineage.digest import read_digest
 from lineage.environment import describe_environment
 from lineage.errors import DataMissing
-from lineage.files import ReproducedModel, ReproductionSummary, StartedWith, read_document, write_document
+from lineage.files import ModelShape, ReproducedModel, ReproductionSummary, StartedWith, read_document, write_document
 from lineage.lock import locked
 from lineage.progress import format_duration
 from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
 from lineage.torch_range import check_torch
 
-SHAPE = ("num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size")
 LOSS_POINTS = 200
 """Points of a training-loss curve that are kept as records."""
-RECIPE = ("global_batch_size", "iterations", "learning_rate")
 
 
 def reproduce(plan: Plan, runs: Path) -> Path:
@@ -228,9 +226,19 @@ def _shown_command(plan: Plan) -> str:
     return shlex.join(["mlm-experiment", "reproduce", plan.target, *options])
 
 
-def _shape(config: RunConfig) -> dict[str, Any]:
-    values = config.model.model_dump(include=set(SHAPE)) | config.train.model_dump(include=set(RECIPE))
-    return values | {"parameters": parameter_count(config.model)}
+def _shape(config: RunConfig) -> ModelShape:
+    model, train = config.model, config.train
+    return ModelShape(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_heads=model.num_heads,
+        seq_length=model.seq_length,
+        vocab_size=model.vocab_size,
+        iterations=train.iterations,
+        global_batch_size=train.global_batch_size,
+        learning_rate=train.learning_rate,
+        parameters=parameter_count(model),
+    )
 
 
 def _print_results(directory: Path) -> None:

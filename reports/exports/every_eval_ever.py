@@ -74,7 +74,7 @@ def _log(run: SealedRun, identity: str, model: ReproducedModel, results: list[Ev
     """One model's results. The schema asks for an organization's name; it is empty, because no run knows one."""
     now = str(int(time.time()))
     software = {"name": SOFTWARE, "version": run.manifest.environment.version}
-    trained = {name: str(value) for name, value in model.trained.items()}
+    trained = {name: str(value) for name, value in model.trained.to_json().items()}
     return {
         "schema_version": "0.3.0",
         "evaluation_id": f"{run.manifest.name}/{identity}/{now}",

@@ -54,7 +54,7 @@ def test_histogram_bins_are_twentieths() -> None:
 
 def test_description_is_plain_data() -> None:
     found = describe(DeduplicateConfig(), histogram([0.72, 0.9]))
-    assert NearDuplicates.model_validate(json.loads(json.dumps(found.values()))) == found
+    assert NearDuplicates.model_validate(json.loads(json.dumps(found.to_json()))) == found
     assert found.compared_pairs == 2
     assert found.s_curve[15] == (0.75, recall(0.75, 25, 5, found.min_agreement))
     published = describe(DeduplicateConfig(rule="megatron-2019", bands=10, rows=10), histogram([]))

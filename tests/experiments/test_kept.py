@@ -60,7 +60,16 @@ def test_examples_are_cut_short_and_joined(tmp_path: Path) -> None:
     texts = {5: long, 9: "a short one"}
     for model, correct in (("small", False), ("large", True)):
         samples = [
-            {"task": "lambada", "index": index, "text": text, "correct": correct, "log_probabilities": [-1.25, -2.0]}
+            {
+                "task": "lambada",
+                "index": index,
+                "text": text,
+                "num_context_tokens": 3,
+                "tokens": [1, 2],
+                "log_probabilities": [-1.25, -2.0],
+                "greedy": [True, True],
+                "correct": correct,
+            }
             for index, text in texts.items()
         ]
         lines = "".join(json.dumps(sample) + "\n" for sample in samples)
