@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,8 +13,10 @@ from data_pipeline.stages.stage import Stage
 from data_pipeline.work.executors import NAMES as EXECUTORS
 from lineage.command import CommandLine, run_command
 from lineage.config import load_config, override_config, parse_config
+from lineage.data_files import DataCard, Ledger
 from lineage.digest import is_sealed, sha256_json
 from lineage.errors import BadInput, IntegrityFailure
+from lineage.files import read_document, read_values
 from lineage.run import RunDirectory
 from lineage.shipped import Shipped, find_file
 
@@ -88,8 +90,8 @@ def inspect(
 
     directory = _open(dataset)
     tokenizer = Tokenizer.load(directory / "tokenizer")
-    split = next(iter(_read_json(directory / "dataset.json")["splits"].values()))
-    for line in show_sample(TokenFile(directory / split["prefix"]), tokenizer, sample, seq_length):
+    split = next(iter(read_document(directory / "dataset.json", DataCard).splits.values()))
+    for line in show_sample(TokenFile(directory / split.prefix), tokenizer, sample, seq_length):
         print(line)
 
 
@@ -98,7 +100,7 @@ def stats(directory: Annotated[Path, typer.Argument(help="What `run` or a verb w
     """Print the attrition ledger: what each stage kept and dropped, and why."""
     from data_pipeline.ledger import format_ledger
 
-    print(format_ledger(_read_json(_open(directory) / "ledger.json")))
+    print(format_ledger(read_document(_open(directory) / "ledger.json", Ledger)))
 
 
 def _one_source(source: str) -> DataConfig:
@@ -115,12 +117,12 @@ def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:
 def _counts(directory: Path) -> str:
     """What a finished directory holds."""
     if (directory / "overlap.json").is_file():
-        test_sets = _read_json(directory / "overlap.json")["test_sets"]
+        test_sets = read_values(directory / "overlap.json")["test_sets"]
         return "; ".join(f"{name} {result['percent']:.2f} % found" for name, result in test_sets.items())
-    splits = _read_json(directory / "ledger.json")["splits"]
+    splits = read_document(directory / "ledger.json", Ledger).splits
     return "; ".join(
-        f"{name} {split['documents']:,} documents, "
-        + (f"{split['bytes']:,} bytes" if split["tokens"] is None else f"{split['tokens']:,} tokens")
+        f"{name} {split.documents:,} documents, "
+        + (f"{split.bytes:,} bytes" if split.tokens is None else f"{split.tokens:,} tokens")
         for name, split in splits.items()
     )
 
@@ -132,13 +134,6 @@ def _open(dataset: Path) -> Path:
     if not is_sealed(run.path):
         raise IntegrityFailure(f"{dataset} is not complete: build it again")
     return run.path
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise IntegrityFailure(f"{path} cannot be read: {error}") from error
 
 
 def main() -> None:

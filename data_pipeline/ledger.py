@@ -1,9 +1,10 @@
 """The attrition ledger: what every stage received, kept, changed and dropped, and why."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from data_pipeline.document import Document
+from lineage import data_files
 from lineage.errors import BadInput
 
 MAX_SAMPLES = 5
@@ -30,6 +31,10 @@ class Amount:
         self.bytes += size
         self.tokens += tokens
 
+    def to_file(self, in_tokens: bool) -> data_files.Amount:
+        """The amount as `ledger.json` holds it; tokens are null if they were not counted."""
+        return data_files.Amount(documents=self.documents, bytes=self.bytes, tokens=self.tokens if in_tokens else None)
+
 
 @dataclass
 class Entry:
@@ -39,7 +44,7 @@ class Entry:
     incoming: Amount = field(default_factory=Amount)
     kept: Amount = field(default_factory=Amount)
     dropped: dict[str, Amount] = field(default_factory=dict)
-    samples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     changed: int = 0
     seconds: float = 0.0
     """Of all processes together."""
@@ -58,7 +63,7 @@ class Entry:
         self.dropped.setdefault(reason, Amount()).count(size, tokens)
         samples = self.samples.setdefault(reason, [])
         if len(samples) < MAX_SAMPLES:
-            samples.append({"id": document.id, "excerpt": document.text[:EXCERPT_CHARACTERS]})
+            samples.append(data_files.Sample(id=document.id, excerpt=document.text[:EXCERPT_CHARACTERS]).to_json())
 
     def merge(self, counts: dict[str, Any]) -> None:
         """Add what a task counted in a stage of the same name, given as `asdict` makes it."""
@@ -72,28 +77,26 @@ class Entry:
         self.changed += counts["changed"]
         self.seconds += counts["seconds"]
 
-    def to_json(self, in_tokens: bool) -> dict[str, Any]:
+    def to_file(self, in_tokens: bool) -> data_files.Stage:
         """The stage as `ledger.json` holds it, most frequent reason first; tokens are null if they were not counted."""
         reasons = sorted(self.dropped, key=lambda reason: (-self.dropped[reason].documents, reason))
-        return {
-            "name": self.name,
-            "documents_in": self.incoming.documents,
-            "documents_out": self.kept.documents,
-            "bytes_in": self.incoming.bytes,
-            "bytes_out": self.kept.bytes,
-            "tokens_in": self.incoming.tokens if in_tokens else None,
-            "tokens_out": self.kept.tokens if in_tokens else None,
-            "dropped": {reason: amount_json(self.dropped[reason], in_tokens) for reason in reasons},
-            "changed": self.changed,
-            "samples": {reason: self.samples[reason] for reason in reasons},
-            "seconds": round(self.seconds, 3),
-            "note": self.note,
-        }
-
-
-def amount_json(amount: Amount, in_tokens: bool) -> dict[str, Any]:
-    """An amount as `ledger.json` holds it."""
-    return asdict(amount) | ({} if in_tokens else {"tokens": None})
+        return data_files.Stage(
+            name=self.name,
+            documents_in=self.incoming.documents,
+            documents_out=self.kept.documents,
+            bytes_in=self.incoming.bytes,
+            bytes_out=self.kept.bytes,
+            tokens_in=self.incoming.tokens if in_tokens else None,
+            tokens_out=self.kept.tokens if in_tokens else None,
+            dropped={reason: self.dropped[reason].to_file(in_tokens) for reason in reasons},
+            changed=self.changed,
+            samples={
+                reason: [data_files.Sample.model_validate(sample) for sample in self.samples[reason]]
+                for reason in reasons
+            },
+            seconds=round(self.seconds, 3),
+            note=self.note,
+        )
 
 
 @dataclass
@@ -106,8 +109,8 @@ class Ledger:
     stages: list[Entry] = field(default_factory=list)
     malformed: int = 0
     blank: int = 0
-    shards: list[dict[str, Any]] = field(default_factory=list)
-    """Of each shard of the input: what it was read from, how many documents the first pass kept, their digest."""
+    shards: list[data_files.Shard] = field(default_factory=list)
+    """Of the input."""
 
     def enter(self, tasks: list[dict[str, Any]]) -> None:
         """Add what the tasks counted, each a list of stages."""
@@ -141,39 +144,40 @@ class Ledger:
         reasons = ", ".join(f"{reason}: {amount.documents:,}" for reason, amount in stage.dropped.items())
         return f"nothing is left of the corpus after the {stage.name} stage, which dropped every document ({reasons})"
 
-    def to_json(self, splits: dict[str, Any]) -> dict[str, Any]:
-        """The whole of `ledger.json`."""
-        return {
-            "source": self.source,
-            "stages": [stage.to_json(self.in_tokens) for stage in self.stages],
-            "splits": splits,
-            "malformed_lines": self.malformed,
-            "blank_lines": self.blank,
-            "shards": self.shards,
-        }
+    def to_file(self, splits: dict[str, Amount]) -> data_files.Ledger:
+        """The whole of `ledger.json`, near-duplicates left out."""
+        return data_files.Ledger(
+            source=self.source,
+            stages=[stage.to_file(self.in_tokens) for stage in self.stages],
+            splits={name: amount.to_file(self.in_tokens) for name, amount in splits.items()},
+            malformed_lines=self.malformed,
+            blank_lines=self.blank,
+            shards=self.shards,
+        )
 
 
-def format_ledger(ledger: dict[str, Any]) -> str:
+def format_ledger(ledger: data_files.Ledger) -> str:
     """The ledger as a table for a terminal: one line for each stage, and below it one for each reason."""
     rows: list[tuple[str, ...]] = [("stage", "documents", "bytes", "tokens", "changed", "seconds")]
     notes = []
-    for stage in ledger["stages"]:
-        counts = (_cell(stage[f"{unit}_out"]) for unit in ("documents", "bytes", "tokens"))
-        rows.append((stage["name"], *counts, f"{stage['changed']:,}", f"{stage['seconds']:.1f}"))
-        for reason, amount in stage["dropped"].items():
-            lost = (_cell(amount[unit], "-") for unit in ("documents", "bytes", "tokens"))
-            rows.append((f"  {reason}", *lost, "", ""))
-        if stage["note"]:
-            notes.append(f"{stage['name']}: {stage['note']}")
-    for name, split in ledger["splits"].items():
-        counts = (_cell(split[unit]) for unit in ("documents", "bytes", "tokens"))
-        rows.append((f"= {name}", *counts, "", ""))
+    for stage in ledger.stages:
+        counts = map(_cell, (stage.documents_out, stage.bytes_out, stage.tokens_out, stage.changed))
+        rows.append((stage.name, *counts, "" if stage.seconds is None else f"{stage.seconds:.1f}"))
+        for reason, amount in stage.dropped.items():
+            rows.append((f"  {reason}", *_cells(amount, "-")))
+        if stage.note:
+            notes.append(f"{stage.name}: {stage.note}")
+    rows += [(f"= {name}", *_cells(split)) for name, split in ledger.splits.items()]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for name, *cells in rows:
         numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
         lines.append("  ".join([name.ljust(widths[0]), *numbers]).rstrip())
-    return "\n".join([f"source: {ledger['source']}", *lines, f"malformed lines: {ledger['malformed_lines']:,}", *notes])
+    return "\n".join([f"source: {ledger.source}", *lines, f"malformed lines: {ledger.malformed_lines:,}", *notes])
+
+
+def _cells(amount: data_files.Amount, sign: str = "") -> tuple[str, ...]:
+    return (*(_cell(number, sign) for number in (amount.documents, amount.bytes, amount.tokens)), "", "")
 
 
 def _cell(number: int | None, sign: str = "") -> str:

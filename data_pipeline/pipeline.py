@@ -30,6 +30,7 @@ from data_pipeline.tokens.token_file import token_dtype
 from data_pipeline.tokens.tokenizer import Tokenizer
 from data_pipeline.work.tasks import Input
 from data_pipeline.work.workspace import Finished, Job, Workspace
+from lineage.data_files import NearDuplicates, Shard
 from lineage.errors import BadInput
 
 
@@ -47,7 +48,7 @@ class Pipeline:
     workspace: Workspace
     ledger: Ledger = field(init=False)
     tokenizer: Tokenizer | None = field(init=False, default=None)
-    banding: dict[str, Any] | None = field(init=False, default=None)
+    banding: NearDuplicates | None = field(init=False, default=None)
     """What the hashing of near-duplicates finds, if it was done."""
     finished: dict[str, Finished] = field(init=False, default_factory=dict)
     """`prepare`, `measure` and `gather`, and `decisions` if duplicates were looked for."""
@@ -88,8 +89,8 @@ class Pipeline:
         self.ledger.malformed = sum(counts["malformed"] for counts in prepared.counts)
         self.ledger.blank = sum(counts["blank"] for counts in prepared.counts)
         for shard, counts, digest in zip(shards, prepared.counts, prepared.digests, strict=True):
-            read = [[piece.name, piece.start, piece.end] for piece in shard]
-            self.ledger.shards.append({"read": read, "documents": counts["documents"], "digest": digest})
+            read = [(piece.name, piece.start, piece.end) for piece in shard]
+            self.ledger.shards.append(Shard(read=read, documents=counts["documents"], digest=digest))
         self.ledger.check(self.config.sources.max_bad_fraction)
         return prepared
 
@@ -154,13 +155,13 @@ class Pipeline:
         decisions, compared = find_duplicates(self.workspace, prepared, measured, self.config.deduplicate)
         self.finished["decisions"] = decisions
         self.banding = describe_banding(self.config.deduplicate, compared)
-        recall = self.banding["expected_recall"]
-        expected = ", ".join(f"{float(recall[j]):.3f} at {j}" for j in recall)
+        recall = self.banding.expected_recall
+        expected = ", ".join(f"{recall[j]:.3f} at {j}" for j in recall)
         self.ledger.stage("deduplicate").note = (
             f"{self.config.deduplicate.bands} bands of {self.config.deduplicate.rows} rows, "
-            f"{self.banding['compared_pairs']:,} pairs compared; a duplicate has a Jaccard similarity of at least "
+            f"{self.banding.compared_pairs:,} pairs compared; a duplicate has a Jaccard similarity of at least "
             f"{self.config.deduplicate.threshold} with the document kept for it; expected recall {expected}; "
-            f"{self.banding['expected_candidate_precision']:.2f} of compared pairs expected to be duplicates"
+            f"{self.banding.expected_candidate_precision:.2f} of compared pairs expected to be duplicates"
         )
         return decisions.input
 

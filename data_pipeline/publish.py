@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import orjson
 
 from data_pipeline.append import append_file
-from data_pipeline.ledger import Amount, amount_json
+from data_pipeline.ledger import Amount
 from data_pipeline.passes.deduplicate import DECISIONS, Corpus
 from data_pipeline.passes.gather import SLICE_LINES, assemble
 from data_pipeline.passes.prepare import QUARANTINE
@@ -19,7 +18,9 @@ from data_pipeline.pipeline import Pipeline
 from data_pipeline.stages import ALL, STAGES
 from data_pipeline.tokens.tokenizer import padded_vocab_size
 from data_pipeline.work.tasks import MARKER, Counts, Settings
-from lineage.atomic import sync_directory, write_json
+from lineage.atomic import sync_directory
+from lineage.data_files import DataCard, File, Split, TokenizerFacts
+from lineage.files import write_document
 
 UNSPLIT = "all"
 DUPLICATES = "duplicates.jsonl"
@@ -51,10 +52,12 @@ def publish(pipeline: Pipeline, directory: Path) -> None:
         _move(source, directory / name)
     if pipeline.tokenizer and card:
         pipeline.tokenizer.save(directory / "tokenizer")
-    ledger = pipeline.ledger.to_json(_amounts(pipeline))
-    write_json(directory / "ledger.json", ledger | ({"near_duplicates": pipeline.banding} if pipeline.banding else {}))
+    ledger = pipeline.ledger.to_file(_amounts(pipeline))
+    if pipeline.banding:
+        ledger.near_duplicates = pipeline.banding
+    write_document(directory / "ledger.json", ledger)
     if card:
-        write_json(directory / "dataset.json", card)
+        write_document(directory / "dataset.json", card)
 
 
 def join_quarantine(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -91,38 +94,41 @@ def _move(source: Path, target: Path) -> None:
     sync_directory(target.parent)
 
 
-def _amounts(pipeline: Pipeline) -> dict[str, Any]:
+def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
     amounts = {}
     for name, slices in pipeline.splits.items():
         amount = Amount()
         for number in slices:
             amount.add(Amount(**pipeline.finished["gather"].counts[number]))
-        amounts[name or UNSPLIT] = amount_json(amount, pipeline.ledger.in_tokens)
+        amounts[name or UNSPLIT] = amount
     return amounts
 
 
-def _describe(pipeline: Pipeline, files: dict[str, Any]) -> dict[str, Any]:
+def _describe(pipeline: Pipeline, files: dict[str, Any]) -> DataCard:
     """The data card, `dataset.json`; `files` are the size and digest of each file."""
     config, tokenizer = pipeline.config, pipeline.tokenizer
     assert tokenizer is not None
-    splits = {name: {"prefix": f"{name}_text_document", **amount} for name, amount in _amounts(pipeline).items()}
     values = config.model_dump(mode="json")
-    card = {
-        "name": config.name,
-        "source": pipeline.ledger.source,
-        "seed": config.seed,
-        "tokenizer": {"kind": config.tokenizer.kind, "digest": tokenizer.digest},
-        "vocab_size": tokenizer.vocab_size,
-        "padded_vocab_size": padded_vocab_size(tokenizer.vocab_size, config.tokenizer.multiple, config.tokenizer.tp),
-        "end_of_text": tokenizer.end_of_text,
-        "splits": splits,
-        "files": {name: {"bytes": size, "sha256": digest} for name, (size, digest) in files.items()},
-        "stages": {stage.name: asdict(stage.kept) for stage in pipeline.ledger.stages},
-        "settings": {name: values[name] for name in pipeline.stages if name in values},
-    }
-    for stage in STAGES:
-        if stage.name in pipeline.stages and (made_with := stage.made_with()):
-            card[stage.name] = made_with
+    made_with: dict[str, Any] = {stage.name: stage.made_with() for stage in STAGES if stage.name in pipeline.stages}
+    card = DataCard(
+        name=config.name,
+        source=pipeline.ledger.source,
+        seed=config.seed,
+        tokenizer=TokenizerFacts(kind=config.tokenizer.kind, digest=tokenizer.digest),
+        vocab_size=tokenizer.vocab_size,
+        padded_vocab_size=padded_vocab_size(tokenizer.vocab_size, config.tokenizer.multiple, config.tokenizer.tp),
+        end_of_text=tokenizer.end_of_text,
+        splits={
+            name: Split(
+                prefix=f"{name}_text_document", documents=amount.documents, bytes=amount.bytes, tokens=amount.tokens
+            )
+            for name, amount in _amounts(pipeline).items()
+        },
+        files={name: File(bytes=size, sha256=digest) for name, (size, digest) in files.items()},
+        stages={stage.name: stage.kept.to_file(in_tokens=True) for stage in pipeline.ledger.stages},
+        settings={name: values[name] for name in pipeline.stages if name in values},
+        **{name: facts for name, facts in made_with.items() if facts},
+    )
     if pipeline.banding:
-        card["near_duplicates"] = pipeline.banding
+        card.near_duplicates = pipeline.banding
     return card

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from engine.config import RunConfig
 from engine.run.estimate import describe_training
-from lineage.atomic import write_json
 from lineage.benchmark import Environment
 from lineage.environment import describe_environment
 from lineage.errors import BadInput
-from lineage.files import LearningRate
+from lineage.files import LearningRate, write_document
 from lineage.progress import Progress, announce
 
 SMOOTHING = 0.9
@@ -101,7 +100,7 @@ def write_curve(folder: Path, config: RunConfig, curve: RateCurve, ranks: int) -
             "the suggestion is a tenth of the rate at which the smoothed loss is lowest",
         ],
     )
-    write_json(path, result.model_dump(mode="json"))
+    write_document(path, result)
     return path
 
 
@@ -131,9 +130,9 @@ def find_learning_rate(config: RunConfig, low: float, high: float, iterations: i
                     line, _, _ = trainer.iterate(iteration)
                 except NotFinite:
                     break
-                if line["skipped"]:  # fp16, until its loss scale fits
+                if line.skipped:  # fp16, until its loss scale fits
                     continue
-                if curve.add(line["learning_rate"], line["loss"]):
+                if curve.add(line.learning_rate, line.loss):
                     break
-                progress.advance(1, f"lr {line['learning_rate']:.2e}, loss {line['loss']:.3f}")
+                progress.advance(1, f"lr {line.learning_rate:.2e}, loss {line.loss:.3f}")
     return curve

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from engine.run.loggers import Logger
 from engine.run.metrics import MetricsLog
 from engine.step import NotFinite, build_step
 from lineage.errors import Interrupted
+from lineage.files import Step, Validation
 from lineage.progress import Progress
 from lineage.run import RunDirectory
 
@@ -98,14 +99,14 @@ class Trainer:
                         f"`mlm-train resume {self.run.path}` goes on from there"
                     )
                 progress.advance(1, self._console(line))
-            final = self._validate(train.iterations, self.validation.num_samples)
-            log(final | {"kind": "final-validation"})
+            final = self._validate(train.iterations, self.validation.num_samples, "final-validation")
+            log(final)
         peaks = self.mesh.gather_objects(self.guards.memory.first_iteration_bytes)
         if self.mesh.is_first:
             self._finish(final, peaks)
         self.mesh.barrier()
 
-    def iterate(self, number: int) -> tuple[dict[str, Any], list[str], bool]:
+    def iterate(self, number: int) -> tuple[Step, list[str], bool]:
         """One optimizer step: its metrics, what the guards warn of, and whether some rank was asked to stop."""
         for guard in self.guards:
             guard.before(number)
@@ -118,29 +119,29 @@ class Trainer:
         skip = sum(guard.skips(iteration) for guard in self.guards) > 0  # every guard is asked
         is_updated = self.step.update(gradient, rate, skip)
         self.inputs.streams.commit()
-        iteration.line = self._line(iteration, rate, scale, time.monotonic() - start)
-        iteration.line["skipped"] = not is_updated
+        iteration.line = self._line(iteration, rate, scale, time.monotonic() - start, is_updated)
         warnings = [warning for guard in self.guards if (warning := guard.after(iteration))]
         return iteration.line, warnings, gradient.signals > 0
 
-    def _line(self, iteration: Iteration, rate: float, scale: float, seconds: float) -> dict[str, Any]:
+    def _line(self, iteration: Iteration, rate: float, scale: float, seconds: float, is_updated: bool) -> Step:
         """What the metrics say of an iteration."""
         train, model, size = self.config.train, self.config.model, iteration.batch_size
         flops = flops_per_iteration(model, train) * size / train.global_batch_size
         norm = iteration.gradient.norm
-        return {
-            "kind": "train",
-            "iteration": iteration.number + 1,
-            "batch_size": size,
-            "samples": self.schedule.samples_before(iteration.number + 1),
-            "loss": iteration.gradient.loss,
-            "learning_rate": rate,
-            "gradient_norm": norm if math.isfinite(norm) else None,
-            "loss_scale": scale,
-            "seconds": round(seconds, 5),
-            "tokens_per_second": round(size * model.seq_length / seconds, 1),
-            "model_tflops": flops / seconds / 1e12,
-        }
+        return Step(
+            kind="train",
+            iteration=iteration.number + 1,
+            batch_size=size,
+            samples=self.schedule.samples_before(iteration.number + 1),
+            loss=iteration.gradient.loss,
+            learning_rate=rate,
+            gradient_norm=norm if math.isfinite(norm) else None,
+            loss_scale=scale,
+            seconds=round(seconds, 5),
+            tokens_per_second=round(size * model.seq_length / seconds, 1),
+            model_tflops=flops / seconds / 1e12,
+            skipped=not is_updated,
+        )
 
     def _most_held(self, microbatches: list[PipelineInput]) -> list[PipelineInput]:
         """As many microbatches as the schedule holds at once."""
@@ -150,7 +151,7 @@ class Trainer:
     @contextmanager
     def _log(
         self, reached: int, loggers: dict[str, Logger], note: Callable[[str], None]
-    ) -> Iterator[Callable[[dict[str, Any]], None]]:
+    ) -> Iterator[Callable[[Step | Validation], None]]:
         """What adds a line to the metrics; on the first rank alone they are written."""
         if not self.mesh.is_first:
             yield lambda line: None
@@ -158,7 +159,9 @@ class Trainer:
         with MetricsLog(self.run.path, reached, self.config.model_dump(mode="json"), loggers, note) as log:
             yield log.write
 
-    def _validate(self, iteration: int, num_samples: int) -> dict[str, Any]:
+    def _validate(
+        self, iteration: int, num_samples: int, kind: Literal["validation", "final-validation"] = "validation"
+    ) -> Validation:
         """Mean loss over the first `num_samples` validation sequences, without dropout."""
         mesh, inputs = self.mesh, list(self.validation.inputs(num_samples))
         sequences = torch.tensor(
@@ -169,8 +172,7 @@ class Trainer:
         if not math.isfinite(loss):
             raise NotFinite(f"after iteration {iteration} the validation loss is {loss}")
         self.validated = math.exp(min(loss, 20.0))
-        line = {"kind": "validation", "iteration": iteration, "samples": count, "loss": loss}
-        return line | {"perplexity": self.validated}
+        return Validation(kind=kind, iteration=iteration, samples=count, loss=loss, perplexity=self.validated)
 
     def _save(self) -> None:
         for guard in self.guards:
@@ -189,17 +191,19 @@ class Trainer:
         total = self.model.evaluate([to_input(np.array(tokens, dtype=np.int64), self.mesh)])
         return self.mesh.pp.all_reduce(total).item() / len(tokens)
 
-    def _finish(self, final: dict[str, Any], peaks: list[int]) -> None:
+    def _finish(self, final: Validation, peaks: list[int]) -> None:
         remove_old(self.run.path, self.config.train.keep_checkpoints)
         newest = complete_checkpoints(self.run.path)[-1].name
-        measured = {"measured_bytes": peaks, "measured_by": self.guards.memory.measured_by}
-        write_summary(self.run.path, self.config, self.mesh.layout, self.state.seconds, measured, final, newest)
+        measured_by = self.guards.memory.measured_by
+        write_summary(
+            self.run.path, self.config, self.mesh.layout, self.state.seconds, peaks, measured_by, final, newest
+        )
         self.run.complete()
 
-    def _console(self, line: dict[str, Any]) -> str:
+    def _console(self, line: Step) -> str:
         return (
-            f"loss {line['loss']:.3f}, validation perplexity {self.validated:.1f}, lr {line['learning_rate']:.2e}, "
-            f"{line['tokens_per_second']:,.0f} tokens/s, {line['model_tflops'] * 1000:.0f} GFLOP/s"
+            f"loss {line.loss:.3f}, validation perplexity {self.validated:.1f}, lr {line.learning_rate:.2e}, "
+            f"{line.tokens_per_second:,.0f} tokens/s, {line.model_tflops * 1000:.0f} GFLOP/s"
         )
 
     @contextmanager

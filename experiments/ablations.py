@@ -4,7 +4,6 @@ Each is a paper's claim at a size a laptop trains in minutes, defined in its exp
 from the same initial values and sees the same tokens in the same order. Torch is imported only where arms train.
 """
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -15,12 +14,14 @@ from typing import Any, NamedTuple
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import UNKNOWN_ID
 from engine.config import RunConfig
-from engine.run.directory import read_metrics
+from engine.run.directory import read_steps, read_validations
 from evaluation.length_adjustment import length_adjusted_perplexity
 from experiments.catalogue import Ablation, Arm, Experiment, load_experiments
 from experiments.sealed import seal_numbers
 from lineage.config import parse_config
+from lineage.data_files import DataCard
 from lineage.errors import BadInput
+from lineage.files import Step, read_document
 from lineage.progress import announce
 from lineage.records import Record
 from lineage.run import RunDirectory
@@ -37,8 +38,8 @@ class Trained(NamedTuple):
     learning_rate: float | None
     """Where several are tried."""
     run: RunDirectory
-    lines: Sequence[dict[str, Any]]
-    """Metrics of each iteration, as far as it got."""
+    steps: Sequence[Step]
+    """As far as it got."""
     validation_loss: float | None
     """At the end; None where the loss stopped being a number."""
     untrained_loss: float
@@ -46,7 +47,7 @@ class Trained(NamedTuple):
     @property
     def losses(self) -> list[float]:
         """Of each iteration."""
-        return [line["loss"] for line in self.lines]
+        return [step.loss for step in self.steps]
 
     @property
     def is_diverged(self) -> bool:
@@ -155,11 +156,9 @@ def _train(arm: str, seed: int, rate: float | None, ranks: int, config: RunConfi
 
         [is_number, *_] = run_forked(_finishes, ranks, config, runs, timeout_seconds=3600.0)
     run = begin_run(config, runs)[2]
-    metrics = read_metrics(run.path)
-    final = metrics[-1]["loss"] if is_number else None
-    return Trained(
-        arm, seed, rate, run, [line for line in metrics if line["kind"] == "train"], final, metrics[0]["loss"]
-    )
+    validations = read_validations(run.path)
+    final = validations[-1].loss if is_number else None
+    return Trained(arm, seed, rate, run, read_steps(run.path), final, validations[0].loss)
 
 
 def _finishes(config: RunConfig, runs: Path) -> bool:
@@ -203,20 +202,22 @@ def _numbers(one: Trained) -> list[dict[str, Any]]:
         line |= {"x": one.learning_rate, "x_name": "learning_rate"}
         found = [line | {"quantity": "highest_training_loss", "value": max(one.losses, default=one.untrained_loss)}]
     else:
-        known = [("noise_scale", "samples"), ("training_loss", "iteration")]
-        quantity, x_name = known[0] if "noise_scale" in (one.lines or [{}])[0] else known[1]
-        curve = _curve(one.lines, x_name, quantity.removeprefix("training_"))
-        found = [line | {"quantity": quantity, "x": x, "x_name": x_name, "value": y} for x, y in curve]
+        points = [(step.samples or 0, step.noise_scale) for step in one.steps if "noise_scale" in step.model_fields_set]
+        line_of = {"quantity": "noise_scale", "x_name": "samples"}
+        if not points:
+            points = [(step.iteration, step.loss) for step in one.steps]
+            line_of = {"quantity": "training_loss", "x_name": "iteration"}
+        found = [line | line_of | {"x": x, "value": y} for x, y in _curve(points)]
     if one.validation_loss is not None:
         found.append(line | {"quantity": "validation_loss", "value": one.validation_loss})
     return [*found, line | {"quantity": "diverged", "value": float(one.is_diverged)}]
 
 
-def _curve(lines: Sequence[dict[str, Any]], x_name: str, name: str) -> list[tuple[float, float]]:
-    """Means of what blocks of metrics lines say under a name, each where its block ends."""
-    block = max(len(lines) // CURVE_POINTS, 1)
-    parts = [lines[start : start + block] for start in range(0, len(lines), block)]
-    known = [(float(part[-1][x_name]), [line[name] for line in part if line[name] is not None]) for part in parts]
+def _curve(points: Sequence[tuple[int, float | None]]) -> list[tuple[float, float]]:
+    """Means of blocks of points without those that are None, each where its block ends."""
+    block = max(len(points) // CURVE_POINTS, 1)
+    parts = [points[start : start + block] for start in range(0, len(points), block)]
+    known = [(float(part[-1][0]), [y for _, y in part if y is not None]) for part in parts]
     return [(x, fmean(values)) for x, values in known if values]
 
 
@@ -225,17 +226,17 @@ def word_lengths(datasets: Sequence[Path]) -> list[WordLength]:
 
     Raises BadInput unless all are of the same text and one has a vocabulary of words.
     """
-    cards = [json.loads((path / "dataset.json").read_text(encoding="utf-8")) for path in datasets]
-    texts = {tuple((name, one["documents"], one["bytes"]) for name, one in card["splits"].items()) for card in cards}
+    cards = [read_document(path / "dataset.json", DataCard) for path in datasets]
+    texts = {tuple((name, split.documents, split.bytes) for name, split in card.splits.items()) for card in cards}
     if len(texts) > 1:
         raise BadInput(f"{' and '.join(map(str, datasets))} are not of the same text")
-    of_words = [place for place, card in enumerate(cards) if card["tokenizer"]["kind"] == "words"]
+    of_words = [place for place, card in enumerate(cards) if card.tokenizer.kind == "words"]
     if not of_words:
         raise BadInput("none of the datasets has a vocabulary of words: make one with tokenizer.kind = words")
     words = TokenFile(datasets[of_words[0]] / "valid_text_document").tokens
     unknown = float((words == UNKNOWN_ID).mean())
     return [
-        WordLength(card["splits"]["valid"]["tokens"], len(words), unknown if place in of_words else 0.0)
+        WordLength(card.splits["valid"].tokens, len(words), unknown if place in of_words else 0.0)
         for place, card in enumerate(cards)
     ]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage import VERSION
+from lineage.files import StartedWith
 from lineage.installation import HOME, wheel_state
 
 PACKAGES = ("torch", "numpy", "tokenizers", "ftfy", "langdetect", "datasketch", "datasets", "safetensors")
@@ -20,19 +21,19 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONF
 @cache
 def describe_environment() -> dict[str, Any]:
     """Versions, hardware and source state, as plain JSON values."""
-    return {
-        "mlm_repro": VERSION,
-        "source": source_state(),
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "cpu": cpu_name(),
-        "cores": available_cores(),
-        "memory_bytes": memory_bytes(),
-        "gpus": [gpu["name"] for gpu in list_gpus()],
-        "packages": {name: found for name in PACKAGES if (found := _installed(name))},
-        "variables": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
-        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
-    }
+    return StartedWith(
+        mlm_repro=VERSION,
+        source=source_state(),
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        cpu=cpu_name(),
+        cores=available_cores(),
+        memory_bytes=memory_bytes(),
+        gpus=[gpu["name"] for gpu in list_gpus()],
+        packages={name: number for name in PACKAGES if (number := _installed(name))},
+        variables={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
+        argv=[Path(sys.argv[0]).name, *sys.argv[1:]],
+    ).to_json()
 
 
 def source_state() -> dict[str, Any]:

@@ -1,10 +1,17 @@
-"""Schemas of files that one room writes and another reads. Both use the class, so neither can rename a key alone."""
+"""Schemas of files that one room writes and another reads. Both use the class, so neither can rename a key alone.
 
-from typing import Annotated, Literal
+Training and reproduction stand here; `lineage/data_files.py` has the files of a dataset.
+"""
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from lineage.atomic import write_json
 from lineage.benchmark import Environment
+from lineage.errors import IntegrityFailure
 
 
 class Document(BaseModel):
@@ -12,9 +19,99 @@ class Document(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; a field that was not given is left out."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    def to_line(self) -> str:
+        """A line of a `.jsonl` file. Raises ValueError for a number that is not finite."""
+        return json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+DocumentT = TypeVar("DocumentT", bound=Document)
+
+
+def write_document(path: Path, document: Document) -> None:
+    """Replace `path` with the document as indented JSON."""
+    write_json(path, document.to_json())
+
+
+def read_document(path: Path, model: type[DocumentT]) -> DocumentT:
+    """The file as a document. Raises IntegrityFailure where it is not one."""
+    return parse_document(read_values(path), model, path.name)
+
+
+def read_values(path: Path) -> Any:
+    """The file's JSON. Raises IntegrityFailure where it has none."""
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, OSError, RecursionError) as error:
+        raise IntegrityFailure(f"{path.name} cannot be read: {one_line(error)}") from error
+
+
+def parse_document(values: Any, model: type[DocumentT], name: str) -> DocumentT:
+    """Plain values as a document; `name` says where they stand. Raises IntegrityFailure where they are none."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole file"
+        raise IntegrityFailure(f"{name} is not what it should be: {where}: {first['msg']}") from error
+
+
+def one_line(error: Exception) -> str:
+    """What the error says, short and without line breaks."""
+    return " ".join(str(error).split())[:200]
+
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Computation = tuple[Literal["F", "B"], int, int, Finite, Finite]
+"""Forward or backward, microbatch, chunk, start, end."""
+
+
+class StartedWith(Document):
+    """What a run was started with: command, software and machine."""
+
+    mlm_repro: str = ""
+    source: dict[str, Any] = Field(default_factory=dict)
+    """The commit, and whether files differed from it."""
+    python: str = ""
+    platform: str = ""
+    cpu: str = ""
+    cores: int | None = None
+    memory_bytes: int | None = None
+    gpus: list[str] = Field(default_factory=list)
+    packages: dict[str, str] = Field(default_factory=dict)
+    variables: dict[str, str] = Field(default_factory=dict)
+    argv: list[str] = Field(default_factory=list)
+
+    @property
+    def version(self) -> str:
+        """Of the software, with its commit where that is known."""
+        commit = f", commit {self.source['commit']}" if self.source.get("commit") else ""
+        return self.mlm_repro + commit + (" with uncommitted changes" if self.source.get("dirty") else "")
+
+    @property
+    def machine(self) -> str:
+        """Processor, GPUs, system and Python, as far as they are known."""
+        cores, python = (f"{self.cores} cores" if self.cores else ""), (f"Python {self.python}" if self.python else "")
+        return ", ".join(part for part in (self.cpu, cores, *self.gpus, self.platform, python) if part)
+
+
+class Manifest(Document):
+    """manifest.json: what a run is, written before anything else."""
+
+    name: str
+    kind: str
+    identity: str = ""
+    created: str
+    config: dict[str, Any] = Field(default_factory=dict)
+    outside_identity: list[str] = Field(default_factory=list)
+    """Sections of the configuration that are no part of the identity."""
+    config_digest: str = ""
+    parents: dict[str, str] = Field(default_factory=dict)
+    environment: StartedWith = StartedWith()
 
 
 class LearningRate(Document):
@@ -40,3 +137,156 @@ class LearningRate(Document):
         if not len(self.rates) == len(self.losses) == len(self.smoothed) > 0:
             raise ValueError("rates, losses and smoothed losses are not of one length")
         return self
+
+
+class Step(Document, frozen=False):
+    """A line of metrics.jsonl: an iteration, or the mean of several that end there. Guards add what they saw of it."""
+
+    kind: Literal["train"]
+    iteration: int
+    batch_size: int | None = None
+    samples: int | None = None
+    """Taken so far."""
+    loss: Finite
+    learning_rate: Finite
+    gradient_norm: Finite | None = None
+    """None where it is not finite."""
+    loss_scale: Finite = 1.0
+    seconds: Finite
+    tokens_per_second: Finite
+    model_tflops: Finite
+    skipped: bool = False
+    """Whether no update was made."""
+    spike: dict[str, float] = Field(default_factory=dict)
+    """What leaps, with its limit."""
+    warning: str = ""
+    gradient_square: Finite | None = None
+    gradient_variance: Finite | None = None
+    noise_scale: Finite | None = None
+
+
+class Validation(Document):
+    """A line of metrics.jsonl: a validation after so many iterations."""
+
+    kind: Literal["validation", "final-validation"]
+    iteration: int
+    samples: int
+    loss: Finite
+    perplexity: Finite
+
+
+class Memory(Document):
+    """Bytes of a rank: by the formula, and of each as measured."""
+
+    closed_form_bytes: int
+    measured_bytes: list[int]
+    measured_by: str
+
+
+class RankLayout(Document):
+    """Ranks of each axis."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return self.tp * self.pp * self.dp
+
+    def __str__(self) -> str:
+        return f"tp {self.tp} × pp {self.pp} × dp {self.dp}"
+
+
+class TrainingSummary(Document):
+    """summary.json of a training: what a complete run says of itself."""
+
+    parameters: int
+    iterations: int
+    tokens: int
+    seed: int | None = None
+    layout: RankLayout = RankLayout()
+    train_seconds: Finite
+    tokens_per_second: Finite
+    memory: Memory | None = None
+    validation_samples: int | None = None
+    validation_loss: Finite | None = None
+    validation_perplexity: Finite | None = None
+    checkpoint: str = ""
+
+
+class Timeline(Document):
+    """timeline.json: what each pipeline rank computed when in one iteration, beside the schedule's plan."""
+
+    iteration: int = 0
+    schedule: str
+    pp: Annotated[int, Field(ge=1)]
+    chunks: Annotated[int, Field(ge=1)]
+    microbatches: Annotated[int, Field(ge=1)]
+    planned: Annotated[list[Annotated[list[Computation], Field(min_length=1)]], Field(min_length=1)]
+    """Of each rank, in forward passes of one chunk."""
+    measured: Annotated[list[Annotated[list[Computation], Field(min_length=1)]], Field(min_length=1)]
+    """Of each rank, in seconds."""
+
+
+class ModelShape(Document):
+    """A model's shape and size, and how long and fast it is trained."""
+
+    num_layers: int | None = None
+    hidden_size: int | None = None
+    num_heads: int | None = None
+    seq_length: int | None = None
+    vocab_size: int | None = None
+    iterations: int | None = None
+    global_batch_size: int | None = None
+    learning_rate: float | None = None
+    parameters: int | None = None
+
+
+class ReproducedModel(Document):
+    """A published model and what was trained in its name."""
+
+    name: str
+    run: str = ""
+    published: ModelShape = ModelShape()
+    trained: ModelShape = ModelShape()
+    seed: int | None = None
+    tokens: int | None = None
+    train_seconds: float | None = None
+    tokens_per_second: float | None = None
+    matrix_gflops: float | None = None
+    """What matrix products alone reach on as many ranks."""
+    checkpoint_digest: str | None = None
+
+
+class ReproductionSummary(Document):
+    """summary.json of a reproduction: what was run, on what, and why at this size."""
+
+    target: str
+    mode: Literal["scaled", "full"]
+    reason: str = ""
+    source: str = ""
+    twin_rule: str = ""
+    models: list[ReproducedModel] = Field(default_factory=list)
+    hardware: str = ""
+    commit: str = ""
+    commands: dict[str, str] = Field(default_factory=dict)
+
+
+class ExampleHead(Document):
+    """First line of examples.jsonl: the test and the models that took it."""
+
+    task: str
+    models: list[str] = Field(min_length=1)
+
+
+class Example(Document):
+    """A line of examples.jsonl: a passage's end and its last word, with each model's answer; untrusted text."""
+
+    index: int
+    context: str
+    target: str
+    correct: list[bool]
+    log_probability: list[Finite]
+    """Of the target, in nats."""

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from lineage import VERSION
-from lineage.atomic import write_json
 from lineage.digest import is_sealed, read_digest, seal, sha256_json
 from lineage.environment import describe_environment
 from lineage.errors import BadInput, IntegrityFailure
+from lineage.files import Manifest, StartedWith, write_document
 from lineage.lock import LOCK
 
 MANIFEST = "manifest.json"
@@ -71,18 +71,18 @@ class RunDirectory:
                 self.path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise BadInput(f"the run directory {self.path} cannot be made: {error.strerror}") from error
-            manifest = {
-                "name": name,
-                "kind": kind,
-                "identity": identity,
-                "created": datetime.now(UTC).isoformat(timespec="seconds"),
-                "config": config,
-                "outside_identity": sorted(without),
-                "config_digest": sha256_json(config),
-                "parents": parents,
-                "environment": describe_environment(),
-            }
-            write_json(self.path / MANIFEST, manifest)
+            manifest = Manifest(
+                name=name,
+                kind=kind,
+                identity=identity,
+                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                config=config,
+                outside_identity=sorted(without),
+                config_digest=sha256_json(config),
+                parents=parents,
+                environment=StartedWith.model_validate(describe_environment()),
+            )
+            write_document(self.path / MANIFEST, manifest)
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":

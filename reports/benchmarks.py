@@ -7,14 +7,13 @@ from pathlib import Path
 
 from lineage.benchmark import Benchmark, parse_benchmark, sentences, setting_lines, tables
 from lineage.errors import BadInput, UserError
-from lineage.files import LearningRate
+from lineage.files import LearningRate, Timeline, parse_document, read_values
 from reports.exhibit import Draw, Exhibit, Section, Table
-from reports.files import Problem, file_name, parse_document, read_values
+from reports.files import Problem, file_name
 from reports.learning_rate import rate_curve_exhibit
 from reports.markup import folded
 from reports.numbers import exact, printable
 from reports.pipelines import PLAN_RULE, timeline_alt, timeline_data
-from reports.training_runs import Timeline
 
 DATA_HEADS = ("case", "axis", "at", "contender", "measure", "unit", "kind", "round", "value", "goal")
 

@@ -11,12 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from lineage.errors import BadInput
+from lineage.files import Step
 from lineage.records import Record
 from lineage.run import RunDirectory
 from reports.files import Problem
 from reports.load import load_reproduction
 from reports.numbers import MISSING, show
-from reports.training_runs import Step, Training, read_training
+from reports.training_runs import Training, read_training
 from reports.watch import sparkline
 
 ENVIRONMENT = ("mlm_repro", "source", "python", "platform", "cpu", "cores", "gpus", "packages", "variables")

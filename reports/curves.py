@@ -65,9 +65,9 @@ class Ordering:
 def model_order(reproduction: Reproduction) -> list[str]:
     """Every series named in the summary or the records, by published size, then by name."""
     sizes = {
-        model.name: float(model.published["parameters"])
+        model.name: model.published.parameters
         for model in reproduction.summary.models
-        if isinstance(model.published.get("parameters"), int | float)
+        if model.published.parameters is not None
     }
     names = {model.name for model in reproduction.summary.models}
     names |= {record.series for record in reproduction.records}

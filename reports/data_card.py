@@ -1,74 +1,15 @@
 """The data card: with what settings a dataset was made, by what its parts are known, what its banding finds."""
 
 from math import ceil
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
-
-from lineage.files import Document
+from lineage.data_files import DataCard, NearDuplicates, Shard
 from lineage.numbers import size_bytes
 from reports.exhibit import Table
 from reports.numbers import percent
 
 MOST_ROWS = 200
 """Shards or files that the page lists; the files beside the dataset list all."""
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=0)]
-
-
-class NearDuplicates(Document):
-    """The banding of MinHash signatures: what it should find, and the pairs that were compared."""
-
-    rule: str
-    bands: int
-    rows: int
-    permutations: int
-    shingle_characters: int
-    threshold: Share
-    min_agreement: int = 0
-    """Of all permutations, those whose minima must agree as well."""
-    s_curve: list[tuple[Share, Share]] = Field(min_length=2)
-    """Jaccard similarity and the probability that a pair of it is compared."""
-    expected_recall: dict[str, Share] = Field(default_factory=dict)
-    compared_pairs: Count
-    compared_pairs_by_similarity: list[Count] = Field(min_length=1)
-    """In equal bins of [0, 1]."""
-
-
-class Shard(Document):
-    """A shard of the input: what it was read from, the documents that its first pass kept, their digest."""
-
-    read: list[tuple[str, int, int]] = Field(default_factory=list)
-    """Source, first byte, end."""
-    documents: int
-    digest: str
-
-
-class File(Document):
-    """A file of the dataset."""
-
-    bytes: int
-    sha256: str
-
-
-class TokenizerFacts(Document):
-    """What kind of tokenizer, and the digest of its files."""
-
-    kind: str
-    digest: str
-
-
-class DataCard(Document):
-    """dataset.json: what a dataset is and how it was made."""
-
-    name: str
-    seed: int
-    tokenizer: TokenizerFacts
-    vocab_size: int
-    padded_vocab_size: int
-    files: dict[str, File] = Field(default_factory=dict)
-    settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    language: dict[str, str | int] = Field(default_factory=dict)
 
 
 def settings(card: DataCard) -> list[tuple[str, str]]:

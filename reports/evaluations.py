@@ -8,10 +8,10 @@ from typing import Annotated
 from pydantic import Field
 
 from lineage.errors import UserError
-from lineage.files import Document
+from lineage.files import Document, read_document
 from lineage.records import Kind
 from reports.exhibit import Table
-from reports.files import Problem, read_json
+from reports.files import Problem
 from reports.numbers import MISSING, show
 
 EVALUATIONS = "evaluations"
@@ -79,7 +79,7 @@ def load_evaluations(directory: Path) -> tuple[dict[str, Evaluation], list[Probl
     found, problems = {}, []
     for path in sorted((directory / EVALUATIONS).glob("*.json")):
         try:
-            found[path.stem] = read_json(path, Evaluation)
+            found[path.stem] = read_document(path, Evaluation)
         except UserError as error:
             problems.append(Problem(EVALUATIONS, f"An evaluation cannot be shown: {error}.", damaged=True))
     return found, problems

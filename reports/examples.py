@@ -6,12 +6,13 @@ from functools import partial
 
 from markupsafe import Markup
 
+from lineage.files import Example, ExampleHead
 from reports.curves import Curve, model_order
 from reports.evaluations import Evaluation
 from reports.exhibit import Exhibit, Section, Table
 from reports.figures import article_perplexity
 from reports.files import file_name
-from reports.kept_examples import EXAMPLES, Example, Head
+from reports.kept_examples import EXAMPLES
 from reports.load import Reproduction
 from reports.markup import template_environment
 from reports.numbers import MISSING, exact, printable, show
@@ -120,7 +121,7 @@ def _articles_exhibit(
     )
 
 
-def _browser(reproduction: Reproduction, head: Head, examples: Sequence[Example]) -> Exhibit:
+def _browser(reproduction: Reproduction, head: ExampleHead, examples: Sequence[Example]) -> Exhibit:
     kind = own_kind(reproduction)
     rows = [
         [kind, str(one.index), one.context, one.target, model, "yes" if right else "no", exact(log_probability)]

@@ -9,9 +9,10 @@ from experiments.catalogue import load_experiments
 from experiments.verdicts import NOT_RUN, Results, load_results
 from lineage.digest import is_sealed
 from lineage.errors import BadInput, UserError
+from lineage.files import one_line
 from lineage.records import Record
 from lineage.run import MANIFEST, RunDirectory
-from reports.files import Problem, one_line
+from reports.files import Problem
 from reports.load import RECORDS, SUMMARY, newest_reproduction
 
 

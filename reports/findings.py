@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from lineage.data_files import Ledger
 from lineage.records import Kind, Record
 from reports.curves import Curve, Ordering, orderings
 from reports.figures.training_loss import mean_window
-from reports.load import Ledger, Reproduction
+from reports.load import Reproduction
 from reports.numbers import percent, show
 from reports.tables import BENCHMARKS, FALLBACKS, is_partial
 

@@ -4,36 +4,19 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, FiniteFloat, ValidationError
+from pydantic import ValidationError
 
-from lineage.files import Document
-from reports.files import Problem, one_line
+from lineage.files import Example, ExampleHead, one_line
+from reports.files import Problem
 
 EXAMPLES = "examples.jsonl"
-
-
-class Head(Document):
-    """First line of the examples: the test and the models that took it."""
-
-    task: str
-    models: list[str] = Field(min_length=1)
-
-
-class Example(Document):
-    """A passage's end and its last word, with each model's answer; untrusted text."""
-
-    index: int
-    context: str
-    target: str
-    correct: list[bool]
-    log_probability: list[FiniteFloat]
 
 
 @dataclass(frozen=True)
 class Examples:
     """The examples; without a head where there are none."""
 
-    head: Head | None
+    head: ExampleHead | None
     found: tuple[Example, ...]
     problems: tuple[Problem, ...]
 
@@ -45,7 +28,7 @@ def read_examples(directory: Path) -> Examples:
         return Examples(None, (), ())
     first, *rest = path.read_bytes().splitlines() or [b""]
     try:
-        head = Head.model_validate(json.loads(first))
+        head = ExampleHead.model_validate(json.loads(first))
     except (ValueError, RecursionError) as error:
         sentence = f"The examples cannot be shown: the first line of {EXAMPLES} is no head ({_reason(error)})."
         return Examples(None, (), (Problem(EXAMPLES, sentence, damaged=True),))

@@ -4,98 +4,22 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from lineage.config import parse_config
+from lineage.data_files import DataCard, Ledger
 from lineage.digest import MARKER, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from lineage.errors import BadInput, UserError
-from lineage.files import Document
+from lineage.files import ReproductionSummary, one_line, read_document
 from lineage.records import Record
 from lineage.run import MANIFEST, RunDirectory
-from reports.data_card import DataCard, NearDuplicates, Shard
 from reports.evaluations import EVALUATIONS, Evaluation, load_evaluations
-from reports.files import Problem, one_line, read_json
+from reports.files import Problem
 from reports.kept_examples import EXAMPLES, Examples, read_examples
 from reports.training_runs import Training, read_training
 
 SUMMARY, RECORDS, LEDGER, DATASET = "summary.json", "records.jsonl", "ledger.json", "dataset.json"
 TRAINING = "training"
-
-
-class Model(Document):
-    """A published model and what was trained in its name."""
-
-    name: str
-    run: str = ""
-    published: dict[str, Any] = Field(default_factory=dict)
-    trained: dict[str, Any] = Field(default_factory=dict)
-    seed: int | None = None
-    tokens: int | None = None
-    train_seconds: float | None = None
-    tokens_per_second: float | None = None
-    matrix_gflops: float | None = None
-    """What matrix products alone reach on as many ranks."""
-    checkpoint_digest: str | None = None
-
-
-class Summary(Document):
-    """summary.json: what was run, on what, and why at this size."""
-
-    target: str
-    mode: Literal["scaled", "full"]
-    reason: str = ""
-    source: str = ""
-    twin_rule: str = ""
-    models: list[Model] = Field(default_factory=list)
-    hardware: str = ""
-    commit: str = ""
-    commands: dict[str, str] = Field(default_factory=dict)
-
-
-class Amount(Document):
-    """Documents with their size; a size is None where the stage did not count it."""
-
-    documents: int
-    bytes: int | None = None
-    tokens: int | None = None
-
-
-class Sample(Document):
-    """A dropped document: untrusted text."""
-
-    id: str | int = ""
-    excerpt: str = ""
-
-
-class Stage(Document):
-    """One stage of the data pipeline: what went in, what came out, why the rest did not."""
-
-    name: str
-    documents_in: int
-    documents_out: int
-    bytes_in: int | None = None
-    bytes_out: int | None = None
-    tokens_in: int | None = None
-    tokens_out: int | None = None
-    dropped: dict[str, Amount] = Field(default_factory=dict)
-    changed: int | None = None
-    samples: dict[str, list[Sample]] = Field(default_factory=dict)
-    seconds: float | None = None
-    note: str = ""
-
-
-class Ledger(Document):
-    """ledger.json: the attrition of the data set behind the twins."""
-
-    source: str = ""
-    stages: list[Stage] = Field(min_length=1)
-    splits: dict[str, Amount] = Field(default_factory=dict)
-    malformed_lines: int = 0
-    blank_lines: int | None = None
-    shards: list[Shard] = Field(default_factory=list)
-    near_duplicates: NearDuplicates | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +30,7 @@ class Reproduction:
     manifest: dict[str, Any]
     digest: str | None
     """The run's digest; None for a run that has not been completed."""
-    summary: Summary
+    summary: ReproductionSummary
     records: tuple[Record, ...]
     ledger: Ledger | None
     card: DataCard | None
@@ -157,14 +81,14 @@ def load_reproduction(directory: Path) -> Reproduction:
     if not (directory / SUMMARY).is_file():
         raise BadInput(f"{directory} is not a reproduction: it has no {SUMMARY}")
     manifest = RunDirectory.open(directory).manifest
-    summary = read_json(directory / SUMMARY, Summary)
+    summary = read_document(directory / SUMMARY, ReproductionSummary)
     problems = list(_seal_problems(directory))
     records, refused = _read_records(directory / RECORDS, {model.run for model in summary.models})
     problems += refused
     ledger = None
     if (directory / LEDGER).is_file():
         try:
-            ledger = read_json(directory / LEDGER, Ledger)
+            ledger = read_document(directory / LEDGER, Ledger)
         except UserError as error:
             problems.append(Problem(LEDGER, f"The data ledger cannot be shown: {error}.", damaged=True))
     else:
@@ -172,7 +96,7 @@ def load_reproduction(directory: Path) -> Reproduction:
     card = None
     if (directory / DATASET).is_file():
         try:
-            card = read_json(directory / DATASET, DataCard)
+            card = read_document(directory / DATASET, DataCard)
         except UserError as error:
             problems.append(Problem(DATASET, f"The data card cannot be shown: {error}.", damaged=True))
     evaluations, unreadable = load_evaluations(directory)

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from lineage.files import Computation, Timeline
 from lineage.records import Kind
 from reports.exhibit import Exhibit, Table
 from reports.figures import pipeline_schedule
 from reports.files import file_name
 from reports.numbers import exact
-from reports.training_runs import Computation, Timeline, Training
+from reports.training_runs import Training
 
 PLAN_RULE = (
     "Planned is the list of instructions that the engine runs, if a backward pass takes twice a forward pass and a "

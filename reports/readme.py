@@ -3,7 +3,6 @@
 `python -m reports.readme README.md` rewrites the blocks between markers and the outputs in `console` blocks.
 """
 
-import json
 import re
 import shlex
 import subprocess
@@ -11,10 +10,10 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from lineage.atomic import write_text
 from lineage.errors import BadInput
+from lineage.files import ReproductionSummary, read_document
 from lineage.progress import format_duration
 from lineage.records import Record, read_records
 
@@ -26,9 +25,8 @@ class Kept:
     """The reproduction that is kept with the code."""
 
     def __init__(self, directory: Path) -> None:
-        self.summary: dict[str, Any] = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+        self.summary = read_document(directory / "summary.json", ReproductionSummary)
         self.records = read_records(directory / "records.jsonl")
-        self.models: list[dict[str, Any]] = self.summary["models"]
 
     def shown(self, series: str, quantity: str, published: bool = False) -> str:
         """A model's number, several where sources print several; for a curve its last point."""
@@ -42,19 +40,19 @@ class Kept:
 def results_block(kept: Kept) -> str:
     """Each model's twin beside the published model."""
     lines = ["| perplexity | twin | published |", "|---|--:|--:|"]
-    for model in kept.models:
-        name = model["name"]
+    for name in (model.name for model in kept.summary.models):
         twin, whole = kept.shown(name, "final_validation_perplexity"), _published_perplexity(kept.records, name)
         lines.append(f"| {name} | {twin} | {whole} |")
-    seeds = ", ".join(sorted({str(model["seed"]) for model in kept.models}))
-    return "\n".join([*lines, "", f"Scaled: {kept.summary['hardware']}, seed {seeds}."])
+    seeds = ", ".join(sorted({str(model.seed) for model in kept.summary.models}))
+    return "\n".join([*lines, "", f"Scaled: {kept.summary.hardware}, seed {seeds}."])
 
 
 def tiers_block(kept: Kept) -> str:
     """What each size of hardware can run: one command, how long it takes, the number to expect."""
-    trained = format_duration(sum(model["train_seconds"] for model in kept.models))
-    curve = " > ".join(f"{float(kept.shown(m['name'], 'final_validation_perplexity')):.0f}" for m in kept.models)
-    small, large = kept.models[0]["name"], kept.models[-1]["name"]
+    models = kept.summary.models
+    trained = format_duration(sum(model.train_seconds or 0 for model in models))
+    curve = " > ".join(f"{float(kept.shown(m.name, 'final_validation_perplexity')):.0f}" for m in models)
+    small, large = models[0].name, models[-1].name
     return "\n".join(
         [
             "| hardware | command | duration | expect |",

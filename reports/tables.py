@@ -4,10 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lineage.data_files import Ledger
+from lineage.files import ModelShape, ReproducedModel
 from lineage.numbers import size_bytes
 from lineage.records import Kind, Record
 from reports.exhibit import Table
-from reports.load import Ledger, Model, Reproduction
+from reports.load import Reproduction
 from reports.numbers import MISSING, accuracy, duration, exact, parameters, percent, show
 
 BENCHMARKS = {
@@ -103,21 +105,19 @@ def is_partial(record: Record) -> bool:
     return "partial" in record.note.lower()
 
 
-def shapes(models: Iterable[Model], ours: Kind) -> list[Shape]:
+def shapes(models: Iterable[ReproducedModel], ours: Kind) -> list[Shape]:
     """Published and trained configuration of each model."""
     rows = []
     for model in models:
-        kinds: tuple[tuple[Kind, dict[str, Any]], ...] = (
-            ("published", model.published),
-            (ours, model.trained),
-        )
+        kinds: tuple[tuple[Kind, ModelShape], ...] = (("published", model.published), (ours, model.trained))
         rows += [
-            Shape(model.name, kind, tuple(_setting(key, values.get(key)) for key, _ in SHAPE)) for kind, values in kinds
+            Shape(model.name, kind, tuple(_setting(key, getattr(shape, key)) for key, _ in SHAPE))
+            for kind, shape in kinds
         ]
     return rows
 
 
-def trainings(models: Iterable[Model]) -> list[list[str]]:
+def trainings(models: Iterable[ReproducedModel]) -> list[list[str]]:
     """Name, run, tokens, seed, time, tokens per second, checkpoint digest."""
     return [
         [
@@ -133,7 +133,7 @@ def trainings(models: Iterable[Model]) -> list[list[str]]:
     ]
 
 
-def models_tables(models: Sequence[Model], ours: Kind) -> list[Table]:
+def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
     """Shapes and training runs as the page shows them."""
     return [
         Table(
@@ -200,15 +200,15 @@ def ledger_data(ledger: Ledger) -> Table:
     return Table(["stage", "decision", "reason", "documents", "bytes", "tokens"], rows, 3)
 
 
-def models_data(models: Sequence[Model], ours: Kind) -> Table:
+def models_data(models: Sequence[ReproducedModel], ours: Kind) -> Table:
     """A line for each model's published and trained configuration, with how the trained one was trained."""
     training = ["run", "tokens", "seed", "train_seconds", "tokens_per_second", "checkpoint_digest"]
     keys = [key for key, _ in SHAPE]
     rows: list[list[str]] = []
     for model in models:
-        rows.append([model.name, "published", *(_plain(model.published.get(key)) for key in keys)])
+        rows.append([model.name, "published", *(_plain(getattr(model.published, key)) for key in keys)])
         rows[-1] += [""] * len(training)
-        rows.append([model.name, ours, *(_plain(model.trained.get(key)) for key in keys)])
+        rows.append([model.name, ours, *(_plain(getattr(model.trained, key)) for key in keys)])
         rows[-1] += [_plain(getattr(model, name)) for name in training]
     return Table(["model", "kind", *keys, *training], rows, 2)
 
@@ -218,12 +218,12 @@ def _entry(record: Record) -> Entry:
     return Entry(text, record.kind, is_partial(record), record.note)
 
 
-def _setting(key: str, value: Any) -> str:
+def _setting(key: str, value: float | None) -> str:
     if value is None:
         return MISSING
     if key == "parameters":
         return parameters(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def _plain(value: Any) -> str:

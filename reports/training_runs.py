@@ -4,91 +4,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from lineage.errors import UserError
-from lineage.files import Document
-from reports.files import Problem, one_line, read_json
+from lineage.files import Step, Timeline, TrainingSummary, Validation, one_line, read_document
+from reports.files import Problem
 
 METRICS, SUMMARY, TIMELINE = "metrics.jsonl", "summary.json", "timeline.json"
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Computation = tuple[Literal["F", "B"], int, int, Finite, Finite]
-"""Forward or backward, microbatch, chunk, start, end."""
-
-
-class Step(Document):
-    """An iteration, or the mean of several that end there."""
-
-    iteration: int
-    loss: Finite
-    learning_rate: Finite
-    gradient_norm: Finite | None = None
-    seconds: Finite
-    tokens_per_second: Finite
-    model_tflops: Finite
-
-
-class Validation(Document):
-    """A validation after so many iterations."""
-
-    iteration: int
-    loss: Finite
-    perplexity: Finite
-    samples: int
-
-
-class Memory(Document):
-    """Bytes of a rank: by the formula, and of each as measured."""
-
-    closed_form_bytes: int
-    measured_bytes: list[int]
-    measured_by: str
-
-
-class Layout(Document):
-    """Ranks of each axis."""
-
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-
-    @property
-    def ranks(self) -> int:
-        """All of them."""
-        return self.tp * self.pp * self.dp
-
-    def __str__(self) -> str:
-        return f"tp {self.tp} × pp {self.pp} × dp {self.dp}"
-
-
-class TrainingSummary(Document):
-    """What a complete run says of itself."""
-
-    parameters: int
-    iterations: int
-    tokens: int
-    layout: Layout = Layout()
-    train_seconds: Finite
-    tokens_per_second: Finite
-    memory: Memory | None = None
-    validation_perplexity: Finite | None = None
-
-
-class Timeline(Document):
-    """What each pipeline rank computed when in one iteration, beside the schedule's plan."""
-
-    iteration: int = 0
-    schedule: str
-    pp: Annotated[int, Field(ge=1)]
-    chunks: Annotated[int, Field(ge=1)]
-    microbatches: Annotated[int, Field(ge=1)]
-    planned: Annotated[list[Annotated[list[Computation], Field(min_length=1)]], Field(min_length=1)]
-    """Of each rank, in forward passes of one chunk."""
-    measured: Annotated[list[Annotated[list[Computation], Field(min_length=1)]], Field(min_length=1)]
-    """Of each rank, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +38,12 @@ def read_training(directory: Path, part: str) -> Training:
     summary = timeline = None
     try:
         if (directory / SUMMARY).is_file():
-            summary = read_json(directory / SUMMARY, TrainingSummary)
+            summary = read_document(directory / SUMMARY, TrainingSummary)
     except UserError as error:
         problems.append(Problem(part, f"The summary of {part} cannot be shown: {error}.", damaged=True))
     try:
         if (directory / TIMELINE).is_file():
-            timeline = read_json(directory / TIMELINE, Timeline)
+            timeline = read_document(directory / TIMELINE, Timeline)
     except UserError as error:
         problems.append(Problem(part, f"The timeline of {part} cannot be shown: {error}.", damaged=True))
     final = lines["final-validation"]

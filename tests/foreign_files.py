@@ -28,12 +28,12 @@ from engine.run.loggers import open_loggers
 from engine.run.metrics import MetricsLog
 from experiments.catalogue import CLAIMS, load_claims
 from lineage.config import load_config
+from lineage.data_files import Ledger
 from lineage.digest import MARKER, check_seal, seal
 from lineage.errors import DataMissing
+from lineage.files import Validation, read_document
 from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
-from reports.files import read_json as read_document
-from reports.load import Ledger
 from tests.architecture.rooms import ROOT
 
 TEXTS = ("a fine text", "", "zwei Töchter \u2028", 'with "quotes" and \\ and \x00')
@@ -144,10 +144,13 @@ METRICS = b"".join(
 
 def go_on_with(path: Path) -> None:
     with MetricsLog(path.parent, 2, {}, open_loggers(["tensorboard"]), print) as log:
-        log.write({"kind": "train", "iteration": 3, "loss": 1.0})
+        log.write(Validation(kind="validation", iteration=3, samples=1, loss=1.0, perplexity=2.7))
     shutil.rmtree(path.parent / "tensorboard")
 
 
+SUMMARY = (
+    b'{"parameters": 3, "iterations": 2, "tokens": 9, "layout": {"tp": 1}, "train_seconds": 1, "tokens_per_second": 9}'
+)
 LEDGER = json.dumps(
     {"stages": [{"name": "clean", "documents_in": 3, "documents_out": 2, "dropped": {"empty": {"documents": 1}},
                  "samples": {"empty": [{"id": "a:1", "excerpt": "b"}]}}], "splits": {"train": {"documents": 2}}}
@@ -172,7 +175,7 @@ READERS = (
     Reader("manifest", manifest, read_manifest),
     Reader("seal", sealed, lambda path: check_seal(path.parent)),
     Reader("metrics", bytes_at("metrics.jsonl", METRICS), go_on_with),
-    Reader("summary", bytes_at("summary.json", b'{"parameters": 3, "layout": {"tp": 1}}'),
+    Reader("summary", bytes_at("summary.json", SUMMARY),
            lambda path: read_summary(path.parent)),
     Reader("ledger", bytes_at("ledger.json", LEDGER), lambda path: read_document(path, Ledger)),
 )  # fmt: skip

@@ -6,12 +6,12 @@ With `rows` r and `bands` b, two documents of Jaccard similarity j share a band 
 
 from collections.abc import Sequence
 from math import comb
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.stages.deduplicate import DeduplicateConfig
+from lineage.data_files import NearDuplicates
 
 SIMILARITIES = (0.7, 0.75, 0.8, 0.9)
 CURVE = tuple(step / 20 for step in range(21))
@@ -46,23 +46,23 @@ def histogram(similarities: Sequence[float]) -> NDArray[np.int64]:
     return np.histogram(similarities, edges)[0].astype(np.int64)
 
 
-def describe(config: DeduplicateConfig, compared: NDArray[np.int64]) -> dict[str, Any]:
+def describe(config: DeduplicateConfig, compared: NDArray[np.int64]) -> NearDuplicates:
     """What the ledger says of the banding: parameters, S-curve, expected recall and precision, `compared` pairs.
 
     `compared` is a sum of `histogram`s; the survivors of verification have precision 1 by construction.
     """
     banding = (config.bands, config.rows, config.min_agreement)
-    return {
-        "rule": config.rule,
-        "bands": config.bands,
-        "rows": config.rows,
-        "permutations": config.num_permutations,
-        "shingle_characters": config.shingle_characters,
-        "threshold": config.threshold,
-        "min_agreement": config.min_agreement,
-        "s_curve": [[similarity, recall(similarity, *banding)] for similarity in CURVE],
-        "expected_recall": {str(similarity): recall(similarity, *banding) for similarity in SIMILARITIES},
-        "expected_candidate_precision": candidate_precision(config.threshold, *banding),
-        "compared_pairs": int(compared.sum()),
-        "compared_pairs_by_similarity": compared.tolist(),
-    }
+    return NearDuplicates(
+        rule=config.rule,
+        bands=config.bands,
+        rows=config.rows,
+        permutations=config.num_permutations,
+        shingle_characters=config.shingle_characters,
+        threshold=config.threshold,
+        min_agreement=config.min_agreement,
+        s_curve=[(similarity, recall(similarity, *banding)) for similarity in CURVE],
+        expected_recall={str(similarity): recall(similarity, *banding) for similarity in SIMILARITIES},
+        expected_candidate_precision=candidate_precision(config.threshold, *banding),
+        compared_pairs=int(compared.sum()),
+        compared_pairs_by_similarity=compared.tolist(),
+    )

@@ -1,18 +1,18 @@
 """What the engine needs to know of a dataset directory. Imports no torch."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from data_pipeline.tokens.samples import normalized
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import FILE_NAME, padded_vocab_size
 from engine.config import ModelConfig
+from lineage.data_files import DataCard
 from lineage.digest import content_digest, is_sealed, sha256_file, sha256_json
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
+from lineage.files import read_document
 from lineage.verified import check_seal_once
 
 DATED_FILES = frozenset({"manifest.json", "ledger.json"})
@@ -98,10 +98,8 @@ def _read_vocabulary(directory: Path) -> tuple[int, int, str]:
         raise DataMissing(f"there is no dataset at {directory}; `mlm-data run` makes one")
     if not is_sealed(directory):
         raise IntegrityFailure(f"the dataset {directory} is not complete: run `mlm-data run` again")
-    path = directory / "dataset.json"
+    card = read_document(directory / "dataset.json", DataCard)
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        digest = sha256_file(directory / "tokenizer" / FILE_NAME)
-        return int(values["vocab_size"]), int(values["padded_vocab_size"]), digest
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise IntegrityFailure(f"{path} cannot be read: {error}") from error
+        return card.vocab_size, card.padded_vocab_size, sha256_file(directory / "tokenizer" / FILE_NAME)
+    except OSError as error:
+        raise IntegrityFailure(f"the tokenizer of {directory} cannot be read: {error}") from error

@@ -5,7 +5,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lineage.files import Step
 
 if TYPE_CHECKING:
     from engine.model.microbatch import PipelineInput
@@ -23,7 +25,7 @@ class Iteration:
     microbatches: "Sequence[PipelineInput]"
     """This rank's."""
     gradient: "Gradient"
-    line: dict[str, Any] = field(default_factory=dict)
+    line: Step = field(init=False)
     """What the metrics say of it, once the update was made or left out."""
 
 

@@ -14,7 +14,7 @@ from engine.guard.replicas import ReplicaGuard
 from engine.guard.slow_ranks import SlowRankGuard
 from engine.guard.spikes import RecentIterations, SpikeGuard
 from engine.guard.timeline import TimelineGuard
-from engine.run.directory import read_metrics
+from engine.run.directory import read_steps
 from engine.step import TrainingStep
 from lineage.run import RunDirectory
 
@@ -42,7 +42,7 @@ class Guards:
             ReplicaGuard(step.model.parameters, step.model.storage_mesh),
         ]
         if config.record.noise_scale and mesh.dp.size > 1:
-            self._guards.append(NoiseScaleGuard(read_metrics(run.path), mesh.dp.size))
+            self._guards.append(NoiseScaleGuard(read_steps(run.path), mesh.dp.size))
 
     def add(self, guard: Guard) -> None:
         """Have one more guard asked before the others."""

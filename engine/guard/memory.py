@@ -52,8 +52,9 @@ class MemoryGuard(Guard):
             self._memory.first_iteration_bytes = self._memory.bytes()
         device = self._memory.device
         warning = self._pressure.look(torch.cuda.memory_stats(device) if device.type == "cuda" else {})
-        iteration.line |= warning
-        return warning.get("warning", "")
+        if warning:
+            iteration.line.warning = warning
+        return warning
 
 
 class AllocatorPressure:
@@ -65,21 +66,21 @@ class AllocatorPressure:
         self._retries: int | None = None
         self._has_told = False
 
-    def look(self, statistics: Mapping[str, int]) -> dict[str, str]:
-        """`warning` for a metrics line, the first time that retries grew since the last look; otherwise nothing.
+    def look(self, statistics: Mapping[str, int]) -> str:
+        """A warning, the first time that retries grew since the last look; otherwise nothing.
 
         `statistics` are those of `torch.cuda.memory_stats`. Retries before the first look do not count.
         """
         before, self._retries = self._retries, statistics.get("num_alloc_retries", 0)
         if self._has_told or before is None or self._retries <= before:
-            return {}
+            return ""
         self._has_told = True
         reserved = statistics.get("reserved_bytes.all.peak", 0) / 2**30
-        return {
-            "warning": f"the GPU's memory is nearly full ({reserved:.1f} GiB reserved): the allocator emptied its "
+        return (
+            f"the GPU's memory is nearly full ({reserved:.1f} GiB reserved): the allocator emptied its "
             f"cache {self._retries - before} times in this iteration, and every time the GPU waits; a smaller "
             "train.microbatch_size or parallel.recompute avoids it"
-        }
+        )
 
 
 def _resident_bytes(field: str) -> int:

@@ -5,11 +5,11 @@ Imports no torch.
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from engine.guard import Guard, Iteration
+from lineage.files import Step
 
 WINDOW = 100
 """Iterations over which a run's noise scale is averaged."""
@@ -51,37 +51,41 @@ def noise_scale(moments: Iterable[GradientMoments]) -> float | None:
 class NoiseScaleGuard(Guard):
     """Adds the noise scale of a run on `dp` data-parallel ranks to its metrics."""
 
-    def __init__(self, lines: Iterable[Mapping[str, Any]], dp: int) -> None:
-        self._meter, self._dp = NoiseScaleMeter(lines), dp
+    def __init__(self, steps: Iterable[Step], dp: int) -> None:
+        self._meter, self._dp = NoiseScaleMeter(steps), dp
 
     def after(self, iteration: Iteration) -> str:
         """Add what the iteration tells."""
-        gradient = iteration.gradient
-        iteration.line |= self._meter.measure(gradient.local_square, gradient.norm, iteration.batch_size, self._dp)
+        gradient, line = iteration.gradient, iteration.line
+        moments, scale = self._meter.measure(gradient.local_square, gradient.norm, iteration.batch_size, self._dp)
+        line.gradient_square = moments.square if moments else None
+        line.gradient_variance = moments.variance if moments else None
+        line.noise_scale = scale
         return ""
 
 
 class NoiseScaleMeter:
     """A data-parallel run's noise scale over its last WINDOW iterations, from norms that training has anyway."""
 
-    def __init__(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Goes on from the metrics that the run has written so far."""
-        estimates = (GradientMoments(line["gradient_square"], line["gradient_variance"])
-                 for line in lines if line.get("gradient_square") is not None)  # fmt: skip
-        self._last = deque(estimates, maxlen=WINDOW)
+    def __init__(self, steps: Iterable[Step]) -> None:
+        """Goes on from the iterations that the run has written so far."""
+        known = (
+            GradientMoments(step.gradient_square, step.gradient_variance)
+            for step in steps
+            if step.gradient_square is not None and step.gradient_variance is not None
+        )
+        self._last = deque(known, maxlen=WINDOW)
 
-    def measure(self, local_square: float, gradient_norm: float, batch_size: int, dp: int) -> dict[str, float | None]:
-        """What an iteration adds to its metrics line: both moments as it estimates them, and the noise scale.
+    def measure(
+        self, local_square: float, gradient_norm: float, batch_size: int, dp: int
+    ) -> tuple[GradientMoments | None, float | None]:
+        """What an iteration adds to its metrics line: the moments as it estimates them, and the noise scale.
 
         `local_square` is the mean, over `dp` data-parallel ranks, of the squared norm of a rank's gradient; the ranks
-        share `batch_size` samples. All are None after an iteration whose gradient is not finite.
+        share `batch_size` samples. Both are None after an iteration whose gradient is not finite.
         """
         if not math.isfinite(local_square) or not math.isfinite(gradient_norm):
-            return {"gradient_square": None, "gradient_variance": None, "noise_scale": None}
+            return None, None
         moments = gradient_moments(local_square, batch_size // dp, gradient_norm**2, batch_size)
         self._last.append(moments)
-        return {
-            "gradient_square": moments.square,
-            "gradient_variance": moments.variance,
-            "noise_scale": noise_scale(self._last),
-        }
+        return moments, noise_scale(self._last)

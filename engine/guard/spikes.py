@@ -8,9 +8,9 @@ as 64 are known (OLMo-core, `optim/skip_step_optimizer.py`, which counts leaps d
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from engine.guard import Guard, Iteration
+from lineage.files import Step
 
 WINDOW, LEAST = 128, 64
 """Iterations that are remembered, and how many there must be before anything is called a spike."""
@@ -58,19 +58,19 @@ class SpikeGuard(Guard):
 
     def after(self, iteration: Iteration) -> str:
         """Add the spike, with its limits, to the metrics."""
-        iteration.line["spike"] = self._spike
+        iteration.line.spike = self._spike
         return describe_spike(iteration.line)
 
 
-def describe_spike(line: dict[str, Any]) -> str:
-    """What a line of metrics with a spike says to the user; nothing where there is none."""
-    if not line["spike"]:
+def describe_spike(step: Step) -> str:
+    """What an iteration with a spike says to the user; nothing where there is none."""
+    if not step.spike:
         return ""
     leaps = " and ".join(
-        f"{name.replace('_', ' ')} {line[name]:.4g} above {line['spike'][name]:.4g}" for name in line["spike"]
+        f"{name.replace('_', ' ')} {getattr(step, name):.4g} above {limit:.4g}" for name, limit in step.spike.items()
     )
-    done = "no update was made" if line["skipped"] else "the update was made"
-    return f"warning: iteration {line['iteration']} is a spike, {leaps}; {done}"
+    done = "no update was made" if step.skipped else "the update was made"
+    return f"warning: iteration {step.iteration} is a spike, {leaps}; {done}"
 
 
 def _limit(values: Sequence[float]) -> float:

@@ -1,9 +1,8 @@
 """What each pipeline rank computed when in the last iteration, beside what its schedule plans. Imports no torch."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine.config import ParallelConfig, RunConfig
 from engine.guard import Guard, Iteration
@@ -11,6 +10,7 @@ from engine.pipeline.lowering import Interval, lower
 from engine.pipeline.schedule import compute_orders
 from engine.run.directory import TIMELINE
 from lineage.atomic import write_text
+from lineage.files import Computation, Timeline
 
 if TYPE_CHECKING:
     from engine.step import TrainingStep
@@ -38,14 +38,14 @@ class TimelineGuard(Guard):
                 described = describe_timeline(
                     iteration.number + 1, self._config.parallel, len(iteration.microbatches), pipeline
                 )
-                write_text(self._path, json.dumps(described) + "\n")
+                write_text(self._path, described.to_line())
         return ""
 
 
 def describe_timeline(
     iteration: int, parallel: ParallelConfig, microbatches: int, measured: Sequence[Sequence[Interval]]
-) -> dict[str, Any]:
-    """The timeline of `iteration` as plain JSON values.
+) -> Timeline:
+    """The timeline of `iteration`.
 
     `planned` and `measured` have a list for each pipeline rank, with [op, microbatch, chunk, start, end] for each
     computation in the order of the rank's program. Planned times are in forward passes of one chunk, a backward pass
@@ -53,16 +53,17 @@ def describe_timeline(
     """
     orders = compute_orders(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
     begun = min(interval.start for rank in measured for interval in rank)
-    return {
-        "iteration": iteration,
-        "schedule": parallel.schedule,
-        "pp": parallel.pp,
-        "chunks": parallel.chunks,
-        "microbatches": microbatches,
-        "planned": [[_row(interval, 0.0) for interval in rank] for rank in lower(orders, parallel.chunks).timeline],
-        "measured": [[_row(interval, begun) for interval in rank] for rank in measured],
-    }
+    return Timeline(
+        iteration=iteration,
+        schedule=parallel.schedule,
+        pp=parallel.pp,
+        chunks=parallel.chunks,
+        microbatches=microbatches,
+        planned=[[_row(interval, 0.0) for interval in rank] for rank in lower(orders, parallel.chunks).timeline],
+        measured=[[_row(interval, begun) for interval in rank] for rank in measured],
+    )
 
 
-def _row(interval: Interval, begun: float) -> list[Any]:
-    return [*interval.compute, round(interval.start - begun, 6), round(interval.end - begun, 6)]
+def _row(interval: Interval, begun: float) -> Computation:
+    op, microbatch, chunk = interval.compute
+    return op.value, microbatch, chunk, round(interval.start - begun, 6), round(interval.end - begun, 6)

@@ -9,9 +9,18 @@ from engine.costs import fullest_rank, parameter_count, tokens_trained
 from engine.data.dataset import DatasetFacts
 from engine.parallel.layout import Layout
 from lineage import VERSION
-from lineage.atomic import write_json
 from lineage.config import parse_config
 from lineage.errors import BadInput, IntegrityFailure
+from lineage.files import (
+    Memory,
+    RankLayout,
+    Step,
+    TrainingSummary,
+    Validation,
+    parse_document,
+    read_document,
+    write_document,
+)
 from lineage.run import MANIFEST, RunDirectory
 
 METRICS = "metrics.jsonl"
@@ -70,40 +79,46 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def read_summary(run: Path) -> dict[str, Any]:
+def read_steps(run: Path) -> list[Step]:
+    """The iterations in a run's metrics. Raises IntegrityFailure where one is damaged."""
+    lines = [line for line in read_metrics(run) if line["kind"] == "train"]
+    return [parse_document(line, Step, f"iteration {line['iteration']} in {METRICS}") for line in lines]
+
+
+def read_validations(run: Path) -> list[Validation]:
+    """The validations in a run's metrics, the final one included. Raises IntegrityFailure where one is damaged."""
+    lines = [line for line in read_metrics(run) if line["kind"] != "train"]
+    return [parse_document(line, Validation, f"a validation in {METRICS}") for line in lines]
+
+
+def read_summary(run: Path) -> TrainingSummary:
     """What a complete run says of itself."""
-    path = run / SUMMARY
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise IntegrityFailure(f"{path} cannot be read: {error}") from error
+    return read_document(run / SUMMARY, TrainingSummary)
 
 
 def write_summary(
-    run: Path, config: RunConfig, layout: Layout, seconds: float, measured: dict[str, Any], final: dict[str, Any],
+    run: Path, config: RunConfig, layout: Layout, seconds: float, peaks: list[int], measured_by: str, final: Validation,
     checkpoint: str,
 ) -> None:  # fmt: skip
-    """What a run that has come to its end says of itself; `measured` is memory, `final` the last validation."""
+    """What a run that has come to its end says of itself; `peaks` is memory by rank, `final` the last validation."""
     train, model = config.train, config.model
     closed_form = fullest_rank(model, train, config.parallel, layout.dp).total
     tokens = tokens_trained(model, train)
-    write_json(
-        run / SUMMARY,
-        {
-            "parameters": parameter_count(model),
-            "iterations": train.iterations,
-            "tokens": tokens,
-            "seed": train.seed,
-            "layout": vars(layout),
-            "train_seconds": round(seconds, 2),
-            "tokens_per_second": round(tokens / seconds, 1),
-            "memory": {"closed_form_bytes": closed_form} | measured,
-            "validation_samples": final["samples"],
-            "validation_loss": final["loss"],
-            "validation_perplexity": final["perplexity"],
-            "checkpoint": checkpoint,
-        },
+    summary = TrainingSummary(
+        parameters=parameter_count(model),
+        iterations=train.iterations,
+        tokens=tokens,
+        seed=train.seed,
+        layout=RankLayout(tp=layout.tp, pp=layout.pp, dp=layout.dp),
+        train_seconds=round(seconds, 2),
+        tokens_per_second=round(tokens / seconds, 1),
+        memory=Memory(closed_form_bytes=closed_form, measured_bytes=peaks, measured_by=measured_by),
+        validation_samples=final.samples,
+        validation_loss=final.loss,
+        validation_perplexity=final.perplexity,
+        checkpoint=checkpoint,
     )
+    write_document(run / SUMMARY, summary)
 
 
 def _is_count(value: object) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Self
 from engine.run.directory import METRICS, read_metrics
 from engine.run.loggers import Logger
 from lineage.atomic import write_text
+from lineage.files import Step, Validation
 
 
 class MetricsLog:
@@ -40,11 +41,11 @@ class MetricsLog:
         self._file.close()
         self._tell(lambda logger: logger.close(kind is None))
 
-    def write(self, line: dict[str, Any]) -> None:
+    def write(self, line: Step | Validation) -> None:
         """Add a line; it is in the file when this returns."""
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.write(line.to_line())
         self._file.flush()
-        self._log(line)
+        self._log(line.to_json())
 
     def _log(self, line: dict[str, Any]) -> None:
         """Tell the line's numbers under `kind/name`."""

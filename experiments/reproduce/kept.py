@@ -1,17 +1,17 @@
 """What a reproduction keeps of its runs beside records: curves, timelines and examples, small enough for a page."""
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, harmonic_mean
-from typing import Any
 
-from engine.run.directory import SUMMARY, TIMELINE, read_metrics
+from engine.run.directory import SUMMARY, TIMELINE, read_steps, read_validations
 from evaluation.cloze import split_last_word
+from evaluation.protocol import Sample
 from experiments.reproduce.steps import samples_file
 from lineage.atomic import write_text
 from lineage.environment import list_gpus
+from lineage.files import Example, ExampleHead, Step, Validation
 from lineage.run import RunDirectory
 
 EXAMPLES = "examples.jsonl"
@@ -31,13 +31,12 @@ def keep_training(training: RunDirectory, folder: Path) -> None:
     for name in (SUMMARY, TIMELINE):
         if (training.path / name).is_file():
             shutil.copyfile(training.path / name, folder / name)
-    metrics = read_metrics(training.path)
-    steps = [line for line in metrics if line["kind"] == "train"]
+    steps = read_steps(training.path)
     block = max(len(steps) // CURVE_POINTS, 1)
-    lines = [_mean(steps[start : start + block]) for start in range(0, len(steps), block)]
-    lines += [line for line in metrics if line["kind"] != "train"]
-    lines.sort(key=lambda line: line["iteration"])
-    write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    lines: list[Step | Validation] = [_mean(steps[start : start + block]) for start in range(0, len(steps), block)]
+    lines += read_validations(training.path)
+    lines.sort(key=lambda line: line.iteration)
+    write_text(folder / "metrics.jsonl", "".join(line.to_line() for line in lines))
 
 
 def keep_examples(directory: Path, evaluations: Mapping[str, Path]) -> None:
@@ -60,18 +59,18 @@ def _examples(evaluations: Mapping[str, Path]) -> str:
     lines = []
     for index in sorted(common):
         answers = [examples[index] for examples in found.values()]
-        context, target = split_last_word(answers[0]["text"])
+        context, target = split_last_word(answers[0].text)
         end = " ".join(context[-CONTEXT_CHARACTERS:].split())
-        line = {
-            "index": index,
-            "context": f"…{end}" if len(context) > CONTEXT_CHARACTERS else end,
-            "target": target,
-            "correct": [answer["correct"] for answer in answers],
-            "log_probability": [round(sum(answer["log_probabilities"]), 2) for answer in answers],
-        }
-        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-    head = {"task": next(iter(next(iter(found.values())).values()))["task"] if common else "", "models": list(found)}
-    return json.dumps(head) + "\n" + "".join(lines)
+        example = Example(
+            index=index,
+            context=f"…{end}" if len(context) > CONTEXT_CHARACTERS else end,
+            target=target,
+            correct=[bool(answer.correct) for answer in answers],
+            log_probability=[round(sum(answer.log_probabilities), 2) for answer in answers],
+        )
+        lines.append(example.to_line())
+    task = next(iter(next(iter(found.values())).values())).task if common else ""
+    return ExampleHead(task=task, models=list(found)).to_line() + "".join(lines)
 
 
 def matrix_gflops(ranks: int) -> float | None:
@@ -84,14 +83,21 @@ def matrix_gflops(ranks: int) -> float | None:
     return round(float(run_forked(gemm_gflops, ranks, ranks)[0]), 2)
 
 
-def _mean(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    norms = [step["gradient_norm"] for step in steps if step["gradient_norm"] is not None]
-    line = {"kind": "train", "iteration": steps[-1]["iteration"], "gradient_norm": fmean(norms) if norms else None}
-    line |= {name: fmean(step[name] for step in steps) for name in ("loss", "learning_rate", "loss_scale", "seconds")}
-    rates = ("tokens_per_second", "model_tflops")
-    return line | {name: harmonic_mean([step[name] for step in steps]) for name in rates}
+def _mean(steps: Sequence[Step]) -> Step:
+    norms = [step.gradient_norm for step in steps if step.gradient_norm is not None]
+    return Step(
+        kind="train",
+        iteration=steps[-1].iteration,
+        loss=fmean(step.loss for step in steps),
+        learning_rate=fmean(step.learning_rate for step in steps),
+        gradient_norm=fmean(norms) if norms else None,
+        loss_scale=fmean(step.loss_scale for step in steps),
+        seconds=fmean(step.seconds for step in steps),
+        tokens_per_second=harmonic_mean([step.tokens_per_second for step in steps]),
+        model_tflops=harmonic_mean([step.model_tflops for step in steps]),
+    )
 
 
-def _read_samples(path: Path) -> dict[int, dict[str, Any]]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return {sample["index"]: sample for sample in map(json.loads, lines)}
+def _read_samples(path: Path) -> dict[int, Sample]:
+    lines = path.read_bytes().splitlines()
+    return {sample.index: sample for sample in map(Sample.model_validate_json, lines)}

@@ -1,7 +1,6 @@
 """A reproduction from raw text to report: a sequence of this suite's public commands, each printed before it runs."""
 
 import json
-import math
 import shlex
 import shutil
 import time
@@ -15,7 +14,7 @@ from data_pipeline.contamination.testsets import find_test_set
 from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.data.dataset import DatasetFacts
-from engine.run.directory import read_metrics, read_summary
+from engine.run.directory import read_steps, read_summary, read_validations
 from experiments.launch.files import write_launch_files
 from experiments.published import published_records
 from experiments.reproduce import processes
@@ -33,21 +32,20 @@ from experiments.reproduce.steps import (
     shown,
     train_step,
 )
-from lineage.atomic import write_json
 from lineage.config import load_config
+from lineage.data_files import DataCard
 from lineage.digest import read_digest
 from lineage.environment import describe_environment
 from lineage.errors import DataMissing
+from lineage.files import ModelShape, ReproducedModel, ReproductionSummary, StartedWith, read_document, write_document
 from lineage.lock import locked
 from lineage.progress import format_duration
 from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
 from lineage.torch_range import check_torch
 
-SHAPE = ("num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size")
 LOSS_POINTS = 200
 """Points of a training-loss curve that are kept as records."""
-RECIPE = ("global_batch_size", "iterations", "learning_rate")
 
 
 def reproduce(plan: Plan, runs: Path) -> Path:
@@ -94,7 +92,7 @@ def reproduce(plan: Plan, runs: Path) -> Path:
             write_records(run.path / "records.jsonl", records)
             for name in ("ledger.json", "dataset.json"):
                 shutil.copyfile(dataset.path / name, run.path / name)
-            write_json(run.path / "summary.json", _summary(plan, trained, dataset))
+            write_document(run.path / "summary.json", _summary(plan, trained, dataset))
             run.complete()
         page = run.path / "report" / "index.html"
         if not page.is_file():
@@ -158,8 +156,7 @@ def _curve_records(model: str, plan: Plan, training: RunDirectory) -> list[Recor
         "seed": training.manifest["config"]["train"]["seed"],
         "x_name": "iteration",
     }
-    metrics = read_metrics(training.path)
-    losses = [line["loss"] for line in metrics if line["kind"] == "train"]
+    losses = [step.loss for step in read_steps(training.path)]
     block = max(len(losses) // LOSS_POINTS, 1)
     records = [
         Record(
@@ -176,54 +173,50 @@ def _curve_records(model: str, plan: Plan, training: RunDirectory) -> list[Recor
         "validation": ("2019/figure-6", "validation_perplexity"),
         "final-validation": ("2019/validation", "final_validation_perplexity"),
     }
-    for line in metrics:
-        if line["kind"] in experiments and line["iteration"]:
-            experiment, quantity = experiments[line["kind"]]
-            records.append(
-                Record(
-                    experiment=experiment, quantity=quantity, value=line["perplexity"], x=line["iteration"], **origin
-                )
-            )
+    for validation in read_validations(training.path):
+        if validation.iteration:
+            experiment, quantity = experiments[validation.kind]
+            value, x = validation.perplexity, validation.iteration
+            records.append(Record(experiment=experiment, quantity=quantity, value=value, x=x, **origin))
     return records
 
 
-def _summary(plan: Plan, trained: list[RunDirectory], dataset: RunDirectory) -> dict[str, Any]:
-    environment = describe_environment()
+def _summary(plan: Plan, trained: list[RunDirectory], dataset: RunDirectory) -> ReproductionSummary:
+    started = StartedWith.model_validate(describe_environment())
     twin = plan.configs[0].twin
     models = []
     for published, run in zip(plan.published, trained, strict=True):
         done = read_summary(run.path)
         config = RunConfig.model_validate(run.manifest["config"])
         models.append(
-            {
-                "name": published.name,
-                "run": run.path.name,
-                "published": _shape(published),
-                "trained": _shape(config),
-                "seed": done["seed"],
-                "tokens": done["tokens"],
-                "train_seconds": done["train_seconds"],
-                "tokens_per_second": done["tokens_per_second"],
-                "matrix_gflops": matrix_gflops(math.prod(done["layout"].values())),
-                "checkpoint_digest": read_digest(run.path / "checkpoints" / done["checkpoint"]),
-            }
+            ReproducedModel(
+                name=published.name,
+                run=run.path.name,
+                published=_shape(published),
+                trained=_shape(config),
+                seed=done.seed,
+                tokens=done.tokens,
+                train_seconds=done.train_seconds,
+                tokens_per_second=done.tokens_per_second,
+                matrix_gflops=matrix_gflops(done.layout.ranks),
+                checkpoint_digest=read_digest(run.path / "checkpoints" / done.checkpoint),
+            )
         )
-    facts = json.loads((dataset.path / "dataset.json").read_text(encoding="utf-8"))
-    memory = environment["memory_bytes"]
-    gpus = ", ".join(environment["gpus"])
-    return {
-        "target": plan.target,
-        "mode": plan.mode,
-        "reason": plan.reason,
-        "source": facts["source"],
-        "twin_rule": twin.sentence() if twin else "",
-        "models": models,
-        "hardware": f"{environment['cpu']}, {environment['cores']} cores"
+    memory = started.memory_bytes
+    gpus = ", ".join(started.gpus)
+    return ReproductionSummary(
+        target=plan.target,
+        mode="scaled" if plan.size else "full",
+        reason=plan.reason,
+        source=read_document(dataset.path / "dataset.json", DataCard).source,
+        twin_rule=twin.sentence() if twin else "",
+        models=models,
+        hardware=f"{started.cpu}, {started.cores} cores"
         + (f", {memory / 2**30:.0f} GiB" if memory else "")
         + (f"; {gpus}" if gpus else ""),
-        "commit": str(environment["source"].get("commit") or ""),
-        "commands": dict.fromkeys(("figure-6", "training-loss", "table-3", "ledger", "models"), _shown_command(plan)),
-    }
+        commit=str(started.source.get("commit") or ""),
+        commands=dict.fromkeys(("figure-6", "training-loss", "table-3", "ledger", "models"), _shown_command(plan)),
+    )
 
 
 def _shown_command(plan: Plan) -> str:
@@ -233,9 +226,19 @@ def _shown_command(plan: Plan) -> str:
     return shlex.join(["mlm-experiment", "reproduce", plan.target, *options])
 
 
-def _shape(config: RunConfig) -> dict[str, Any]:
-    values = config.model.model_dump(include=set(SHAPE)) | config.train.model_dump(include=set(RECIPE))
-    return values | {"parameters": parameter_count(config.model)}
+def _shape(config: RunConfig) -> ModelShape:
+    model, train = config.model, config.train
+    return ModelShape(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_heads=model.num_heads,
+        seq_length=model.seq_length,
+        vocab_size=model.vocab_size,
+        iterations=train.iterations,
+        global_batch_size=train.global_batch_size,
+        learning_rate=train.learning_rate,
+        parameters=parameter_count(model),
+    )
 
 
 def _print_results(directory: Path) -> None:

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 
 from lineage.atomic import write_json
+from lineage.data_files import DataCard, Ledger
 from lineage.errors import BadInput
-from reports.data_card import DataCard
+from lineage.files import read_document
 from reports.exports.sealed_run import Json, SealedRun
-from reports.files import read_json
-from reports.load import DATASET, LEDGER, Ledger
+from reports.load import DATASET, LEDGER
 
 DOCUMENTS = "documents/"
 TERMS = (
@@ -40,8 +40,8 @@ def write_croissant(run: SealedRun, out: Path) -> None:
         "@context": CONTEXT,
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.0",
-        "name": read_json(run.path / DATASET, DataCard).name,
-        "description": _account(read_json(run.path / LEDGER, Ledger)),
+        "name": read_document(run.path / DATASET, DataCard).name,
+        "description": _account(read_document(run.path / LEDGER, Ledger)),
         "identifier": f"sha256:{run.digest}",
         "dateCreated": run.manifest.created,
         "distribution": [

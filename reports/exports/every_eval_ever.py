@@ -15,10 +15,11 @@ from lineage.atomic import new_directory, write_json
 from lineage.benchmark import Environment
 from lineage.digest import sha256_json
 from lineage.errors import BadInput, IntegrityFailure
+from lineage.files import ReproducedModel, ReproductionSummary, read_document
 from reports.evaluations import EVALUATIONS, Evaluation
 from reports.exports.sealed_run import SOFTWARE, Json, SealedRun
-from reports.files import file_name, read_json
-from reports.load import SUMMARY, Model, Summary
+from reports.files import file_name
+from reports.load import SUMMARY
 
 METRICS: dict[str, dict[str, Any]] = {
     "accuracy": {"lower_is_better": False, "min_score": 0, "max_score": 1, "metric_unit": "proportion"},
@@ -52,13 +53,13 @@ def write_evaluations(run: SealedRun, out: Path) -> None:
     paths = sorted((run.path / EVALUATIONS).glob("*.json"))
     if run.manifest.kind != "reproduction" or not paths:
         raise BadInput(f"{run.path} is a {run.manifest.kind} run without evaluations: name a reproduction")
-    models = read_json(run.path / SUMMARY, Summary).models
+    models = read_document(run.path / SUMMARY, ReproductionSummary).models
     results: dict[str, list[Evaluated]] = {model.name: [] for model in models}
     for path in paths:
         owner = next((model.name for model in models if path.name.startswith(f"{model.name}-")), None)
         if owner is None:
             raise IntegrityFailure(f"{path} is of no model that {SUMMARY} names")
-        results[owner].append(read_json(path, Evaluated))
+        results[owner].append(read_document(path, Evaluated))
     collection = file_name(run.manifest.name)
     with new_directory(out) as folder:
         for model in models:
@@ -69,11 +70,11 @@ def write_evaluations(run: SealedRun, out: Path) -> None:
                 write_json(folder / "data" / collection / identity / f"{unique}.json", log)
 
 
-def _log(run: SealedRun, identity: str, model: Model, results: list[Evaluated]) -> Json:
+def _log(run: SealedRun, identity: str, model: ReproducedModel, results: list[Evaluated]) -> Json:
     """One model's results. The schema asks for an organization's name; it is empty, because no run knows one."""
     now = str(int(time.time()))
     software = {"name": SOFTWARE, "version": run.manifest.environment.version}
-    trained = {name: str(value) for name, value in model.trained.items()}
+    trained = {name: str(value) for name, value in model.trained.to_json().items()}
     return {
         "schema_version": "0.3.0",
         "evaluation_id": f"{run.manifest.name}/{identity}/{now}",

@@ -5,49 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field
-
-from lineage.benchmark import Environment
 from lineage.digest import MARKER, check_seal, sealed_files, sha256_file
-from lineage.files import Document
+from lineage.files import Manifest, read_document
 from lineage.run import MANIFEST, RunDirectory
-from reports.files import read_json
 
 SOFTWARE = "mlm-repro"
 ENCODINGS = {".json": "application/json", ".jsonl": "application/jsonlines"}
 
 Json = dict[str, Any]
-
-
-class StartedWith(Environment):
-    """What a run was started with: command, software and machine."""
-
-    mlm_repro: str = ""
-    python: str = ""
-    platform: str = ""
-    gpus: list[str] = Field(default_factory=list)
-
-    @property
-    def version(self) -> str:
-        """Of the software, with its commit where that is known."""
-        commit = f", commit {self.source['commit']}" if self.source.get("commit") else ""
-        return self.mlm_repro + commit + (" with uncommitted changes" if self.source.get("dirty") else "")
-
-    @property
-    def machine(self) -> str:
-        """Processor, GPUs, system and Python, as far as they are known."""
-        cores, python = (f"{self.cores} cores" if self.cores else ""), (f"Python {self.python}" if self.python else "")
-        return ", ".join(part for part in (self.cpu, cores, *self.gpus, self.platform, python) if part)
-
-
-class Manifest(Document):
-    """manifest.json, as far as it is exported."""
-
-    name: str
-    kind: str
-    created: str
-    parents: dict[str, str] = Field(default_factory=dict)
-    environment: StartedWith = Field(default_factory=StartedWith)
 
 
 @dataclass(frozen=True)
@@ -82,7 +47,7 @@ class SealedRun:
         """The run at `path`. Raises BadInput if there is none, IntegrityFailure if it is incomplete or damaged."""
         path = RunDirectory.open(path).path
         digest = check_seal(path)
-        return cls(path, digest, read_json(path / MANIFEST, Manifest), tuple(_files(path)))
+        return cls(path, digest, read_document(path / MANIFEST, Manifest), tuple(_files(path)))
 
 
 def _files(directory: Path, inside: str = "") -> Iterator[SealedFile]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from reports.load import Stage
+from lineage.data_files import Stage
 from reports.numbers import compact
 from reports.style import LIGHT
 

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from reports.data_card import NearDuplicates, recalls
+from lineage.data_files import NearDuplicates
+from reports.data_card import recalls
 from reports.numbers import compact
 from reports.style import LIGHT
 

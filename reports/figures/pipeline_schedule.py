@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lineage.files import Computation, Timeline
 from reports.style import LIGHT
-from reports.training_runs import Computation, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from data_pipeline.config import DeduplicateConfig
 from data_pipeline.duplicates.s_curve import HISTOGRAM_BINS, candidate_precision, describe, histogram, recall
+from lineage.data_files import NearDuplicates
 
 
 @given(similarity=st.floats(0, 1), bands=st.integers(1, 40), rows=st.integers(1, 12))
@@ -53,9 +54,9 @@ def test_histogram_bins_are_twentieths() -> None:
 
 def test_description_is_plain_data() -> None:
     found = describe(DeduplicateConfig(), histogram([0.72, 0.9]))
-    assert json.loads(json.dumps(found)) == found
-    assert found["compared_pairs"] == 2
-    assert found["s_curve"][15] == [0.75, recall(0.75, 25, 5, found["min_agreement"])]
+    assert NearDuplicates.model_validate(json.loads(json.dumps(found.to_json()))) == found
+    assert found.compared_pairs == 2
+    assert found.s_curve[15] == (0.75, recall(0.75, 25, 5, found.min_agreement))
     published = describe(DeduplicateConfig(rule="megatron-2019", bands=10, rows=10), histogram([]))
-    assert published["min_agreement"] == 0
-    assert published["expected_recall"]["0.7"] == pytest.approx(0.2491, abs=5e-5)
+    assert published.min_agreement == 0
+    assert published.expected_recall["0.7"] == pytest.approx(0.2491, abs=5e-5)

@@ -36,7 +36,8 @@ def write_dataset(directory: Path, seed: int = 0) -> Path:
             for text in part:
                 writer.add_document([*tokenizer.encode(text), tokenizer.end_of_text])
     sizes = {"vocab_size": tokenizer.vocab_size, "padded_vocab_size": padded_vocab_size(tokenizer.vocab_size)}
-    (directory / "dataset.json").write_text(json.dumps({"name": "words", **sizes}), encoding="utf-8")
+    made_by = {"name": "words", "seed": seed, "tokenizer": {"kind": "train", "digest": tokenizer.digest}}
+    (directory / "dataset.json").write_text(json.dumps(made_by | sizes), encoding="utf-8")
     seal(directory)
     return directory
 

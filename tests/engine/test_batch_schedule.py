@@ -53,7 +53,7 @@ def test_a_run_takes_each_sample_once_and_says_how_many(dataset: Path, tmp_path:
     sizes = [line["batch_size"] for line in lines]
     assert sizes == [2, 2, 2, 4, 4, 6, *[8] * 6]  # 6 samples a step, as far as whole iterations allow
     assert [line["samples"] for line in lines] == [sum(sizes[:end]) for end in range(1, 13)]
-    assert read_summary(run)["tokens"] == tokens_trained(config.model, config.train) == sum(sizes) * 32
+    assert read_summary(run).tokens == tokens_trained(config.model, config.train) == sum(sizes) * 32
 
 
 @pytest.mark.parametrize("stop_after", [2, 5])

@@ -44,7 +44,7 @@ def test_a_run_learns_and_says_so(trained: Path) -> None:
     assert np.mean(training[-5:]) < 0.75 * guess
     validation = [line for line in lines if line["kind"].endswith("validation")]
     assert validation[0]["loss"] == pytest.approx(np.log(294), abs=0.3)  # masked tokens alone
-    assert read_summary(trained)["validation_perplexity"] == pytest.approx(np.exp(validation[-1]["loss"]))
+    assert read_summary(trained).validation_perplexity == pytest.approx(np.exp(validation[-1]["loss"]))
 
 
 def test_a_checkpoint_is_the_model_with_the_dataset_s_vocabulary_and_special_tokens(trained: Path) -> None:

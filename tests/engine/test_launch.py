@@ -15,6 +15,7 @@ from engine.parallel.layout import layout_of
 from engine.run.directory import begin_run, read_summary
 from engine.trainer import Trainer
 from lineage.errors import Interrupted
+from lineage.files import RankLayout
 from tests.engine.small_run import (
     curve,
     finish,
@@ -35,7 +36,7 @@ def test_two_ranks_train_like_one(dataset: Path, uninterrupted: Path, tmp_path: 
     run = tmp_path / "runs" / uninterrupted.name
     assert code == 0, err
     assert out == f"complete: {run}\n"
-    assert read_summary(run)["layout"] == {"tp": 1, "pp": 1, "dp": 2}
+    assert read_summary(run).layout == RankLayout(tp=1, pp=1, dp=2)
     expected = curve(uninterrupted)
     assert [point[:2] for point in curve(run)] == [point[:2] for point in expected]
     assert [loss for *_, loss in curve(run)] == pytest.approx([loss for *_, loss in expected], abs=2e-3)

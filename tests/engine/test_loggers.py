@@ -24,6 +24,7 @@ from lineage.chain import broken_links
 from lineage.config import override_config, parse_config
 from lineage.digest import check_seal, seal, sha256_json
 from lineage.errors import BadInput
+from lineage.files import Step
 from lineage.run import RunDirectory
 from tests.engine.small_run import curve, mlm_train, ranks_of, small_config, write_toml
 
@@ -154,7 +155,9 @@ def log_of(run: Path, *names: str) -> tuple[MetricsLog, list[str]]:
 def write_three(log: MetricsLog) -> Iterator[int]:
     with log:
         for iteration in range(3):
-            log.write({"kind": "train", "iteration": iteration, "loss": 0.5, "norm": None, "skipped": False})
+            log.write(
+                Step.model_construct(kind="train", iteration=iteration, loss=0.5, gradient_norm=None, skipped=False)
+            )
             yield iteration
 
 

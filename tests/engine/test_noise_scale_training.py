@@ -14,7 +14,7 @@ from engine.guard.noise_scale import GradientMoments, NoiseScaleMeter, gradient_
 from engine.launch.mesh import build_mesh
 from engine.model.microbatch import PipelineInput
 from engine.parallel.layout import Layout
-from engine.run.directory import read_metrics
+from engine.run.directory import read_metrics, read_steps
 from engine.step import build_step
 from engine.train import train
 from lineage.config import parse_config
@@ -76,18 +76,16 @@ def test_a_run_writes_the_estimates_and_their_scale(dataset: Path, tmp_path: Pat
         moments = known[number - 1]
         assert line["gradient_norm"] ** 2 == pytest.approx(moments.square + moments.variance / 8, rel=1e-6)
         assert line["noise_scale"] == noise_scale(known[:number])
-    last, resumed = known[-1], NoiseScaleMeter(lines[:-1])
-    found = resumed.measure(last.square + last.variance / 4, lines[-1]["gradient_norm"], 8, 2)
-    assert found["noise_scale"] == pytest.approx(lines[-1]["noise_scale"])
+    last, resumed = known[-1], NoiseScaleMeter(read_steps(run)[:-1])
+    _, scale = resumed.measure(last.square + last.variance / 4, lines[-1]["gradient_norm"], 8, 2)
+    assert scale == pytest.approx(lines[-1]["noise_scale"])
 
 
 def test_an_iteration_without_a_gradient_counts_for_nothing() -> None:
     meter = NoiseScaleMeter([])
-    assert meter.measure(math.inf, math.nan, 8, 2) == {
-        "gradient_square": None, "gradient_variance": None, "noise_scale": None,
-    }  # fmt: skip
-    found = meter.measure(3.0, 1.5, 8, 2)
-    assert found["noise_scale"] == noise_scale([gradient_moments(3.0, 4, 2.25, 8)])
+    assert meter.measure(math.inf, math.nan, 8, 2) == (None, None)
+    moments = gradient_moments(3.0, 4, 2.25, 8)
+    assert meter.measure(3.0, 1.5, 8, 2) == (moments, noise_scale([moments]))
 
 
 def test_shards_of_parameters_have_no_gradient_to_compare(dataset: Path) -> None:

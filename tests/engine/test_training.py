@@ -67,13 +67,13 @@ def test_the_summary_is_that_of_the_metrics(uninterrupted: Path, dataset: Path) 
     config, facts, _ = begin_run(small_config(dataset), uninterrupted.parent)
     assert config.model.vocab_size == facts.vocab_size == 290
     assert config.model.padded_vocab_size == 384
-    assert summary["parameters"] == parameter_count(config.model)
-    assert summary["tokens"] == 60 * 8 * 32
+    assert summary.parameters == parameter_count(config.model)
+    assert summary.tokens == 60 * 8 * 32
     assert final["kind"] == "final-validation"
-    assert summary["validation_loss"] == final["loss"]
-    assert summary["validation_perplexity"] == pytest.approx(math.exp(final["loss"]))
-    assert summary["validation_samples"] > 8  # the whole split
-    assert summary["checkpoint"] == "iter_0000060"
+    assert summary.validation_loss == final["loss"]
+    assert summary.validation_perplexity == pytest.approx(math.exp(final["loss"]))
+    assert summary.validation_samples > 8  # the whole split
+    assert summary.checkpoint == "iter_0000060"
 
 
 def test_an_untrained_model_guesses(uninterrupted: Path) -> None:

@@ -76,8 +76,8 @@ def write_words(directory: Path, of_bytes: Path) -> Path:
                 writer.add_document([*words.encode(text), words.end_of_text])
     for path, kind, size in ((of_bytes, "train", tokenizer.vocab_size), (directory, "words", words.vocab_size)):
         sizes = {"vocab_size": size, "padded_vocab_size": padded_vocab_size(size)}
-        cards[kind] = {"name": kind, "tokenizer": {"kind": kind}, **sizes, "splits": {
-            split: {"documents": len(texts), "bytes": len("".join(texts).encode()),
+        cards[kind] = {"name": kind, "seed": 0, "tokenizer": {"kind": kind, "digest": ""}, **sizes, "splits": {
+            split: {"prefix": f"{split}_text_document", "documents": len(texts), "bytes": len("".join(texts).encode()),
                     "tokens": len(TokenFile(path / f"{split}_text_document").tokens)}
             for split, texts in splits.items()
         }}  # fmt: skip

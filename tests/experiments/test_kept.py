@@ -18,12 +18,15 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 def write_metrics(run: Path, iterations: int) -> list[dict[str, Any]]:
     """An iteration takes as many seconds as its number."""
-    lines: list[dict[str, Any]] = [{"kind": "validation", "iteration": 0, "loss": 9.0}]
+    lines: list[dict[str, Any]] = [
+        {"kind": "validation", "iteration": 0, "samples": 8, "loss": 9.0, "perplexity": 8103.0}
+    ]
     for number in range(1, iterations + 1):
         step: dict[str, Any] = {"kind": "train", "iteration": number, "loss": float(number), "learning_rate": 0.5}
         step |= {"gradient_norm": None if number % 2 else 2.0, "loss_scale": 1.0, "seconds": float(number)}
         lines.append(step | {"tokens_per_second": 600 / number, "model_tflops": 60 / number})
-    lines.append({"kind": "final-validation", "iteration": iterations, "loss": 1.0})
+    final = {"kind": "final-validation", "iteration": iterations, "samples": 16}
+    lines.append(final | {"loss": 1.0, "perplexity": 2.7})
     run.mkdir()
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     (run / "summary.json").write_text("{}", encoding="utf-8")
@@ -57,7 +60,16 @@ def test_examples_are_cut_short_and_joined(tmp_path: Path) -> None:
     texts = {5: long, 9: "a short one"}
     for model, correct in (("small", False), ("large", True)):
         samples = [
-            {"task": "lambada", "index": index, "text": text, "correct": correct, "log_probabilities": [-1.25, -2.0]}
+            {
+                "task": "lambada",
+                "index": index,
+                "text": text,
+                "num_context_tokens": 3,
+                "tokens": [1, 2],
+                "log_probabilities": [-1.25, -2.0],
+                "greedy": [True, True],
+                "correct": correct,
+            }
             for index, text in texts.items()
         ]
         lines = "".join(json.dumps(sample) + "\n" for sample in samples)

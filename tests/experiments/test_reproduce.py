@@ -18,9 +18,23 @@ from safetensors import safe_open
 from engine.config import TwinScale
 from experiments.published import published_records
 from experiments.reproduce.plan import SMOKE
+from lineage.data_files import DataCard, Ledger
 from lineage.digest import check_seal, read_digest
+from lineage.files import (
+    Document,
+    Example,
+    ExampleHead,
+    Manifest,
+    ReproductionSummary,
+    Step,
+    Timeline,
+    TrainingSummary,
+    Validation,
+    read_document,
+)
 from lineage.records import Record, read_records
 from lineage.run import RunDirectory
+from reports.evaluations import Evaluation
 from tests.experiments.machines import ROOT, call, program, with_gpus
 
 ARGUMENTS = ("reproduce", "355m", "--smoke", "--runs")
@@ -180,6 +194,26 @@ def test_the_summary_is_that_of_the_runs(finished: Finished) -> None:
         stored = sum(file.get_tensor(name).size for name in file.keys())  # noqa: SIM118
     assert model["trained"]["parameters"] == stored
     assert model["trained"]["vocab_size"] == dataset["vocab_size"]
+
+
+def test_everything_that_it_hands_on_is_read_whole(finished: Finished) -> None:
+    reproduction = finished.directory("reproduce-355m-smoke")
+    kept = reproduction / "training" / "355m"
+    documents: dict[Path, type[Document]] = {
+        reproduction / "manifest.json": Manifest, reproduction / "summary.json": ReproductionSummary,
+        reproduction / "ledger.json": Ledger, reproduction / "dataset.json": DataCard,
+        kept / "summary.json": TrainingSummary, kept / "timeline.json": Timeline,
+    }  # fmt: skip
+    for path, model in documents.items():
+        assert read_document(path, model).to_json() == json_of(path), path
+    head, *examples = (reproduction / "examples.jsonl").read_bytes().splitlines()
+    pairs: list[tuple[bytes, type[Document]]] = [(head, ExampleHead), *((line, Example) for line in examples)]
+    for line in (kept / "metrics.jsonl").read_bytes().splitlines():
+        pairs.append((line, Step if json.loads(line)["kind"] == "train" else Validation))
+    for line, model in pairs:
+        assert model.model_validate_json(line).to_json() == json.loads(line)
+    evaluations = (reproduction / "evaluations").glob("*.json")
+    assert set(Evaluation.model_fields) <= set().union(*map(json_of, evaluations))
 
 
 def test_the_ledger_is_a_copy_and_the_report_is_there(finished: Finished) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from lineage.data_files import NearDuplicates
 from lineage.errors import BadInput
 from reports.benchmarks import load_benchmarks
-from reports.data_card import NearDuplicates, banding_caption, recalls
+from reports.data_card import banding_caption, recalls
 from reports.load import load_reproduction
 from tests.architecture.rooms import ROOT
 from tests.reports.conftest import Built

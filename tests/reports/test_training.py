@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from lineage.digest import seal
+from lineage.files import Timeline
 from reports.load import load_reproduction
 from reports.pipelines import bubble
 from reports.training import UTILISATION, training_section
-from reports.training_runs import Timeline, read_training
+from reports.training_runs import read_training
 from tests.reports.conftest import Built
 from tests.reports.reproduction import write_reproduction
 from tests.reports.trained import ITERATIONS, metrics, timeline, write_training

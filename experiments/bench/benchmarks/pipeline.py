@@ -56,7 +56,7 @@ def measure_schedules(size: BenchSize) -> Benchmark:
             iterations = list(zip(*(each for _, each in ranks), strict=True))[size.warm_up :]
             fastest = min(range(len(iterations)), key=lambda number: span(iterations[number]))
             timeline = describe_timeline(size.warm_up + fastest + 1, parallel, MICROBATCHES, iterations[fastest])
-            cases.append(summarize(parallel.schedule, timeline, ranks[0][0]))
+            cases.append(summarize(parallel.schedule, timeline.to_json(), ranks[0][0]))
             load.append(load_average())
             progress.advance(1, parallel.schedule)
     return Benchmark(

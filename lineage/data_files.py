@@ -1,0 +1,131 @@
+"""Schemas of the files of a dataset: its ledger and its data card."""
+
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from lineage.files import Document
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Amount(Document):
+    """Documents with their size; a size is None where the stage did not count it."""
+
+    documents: int
+    bytes: int | None = None
+    tokens: int | None = None
+
+
+class Sample(Document):
+    """A dropped document: untrusted text."""
+
+    id: str | int = ""
+    excerpt: str = ""
+
+
+class Stage(Document):
+    """One stage of the data pipeline: what went in, what came out, why the rest did not."""
+
+    name: str
+    documents_in: int
+    documents_out: int
+    bytes_in: int | None = None
+    bytes_out: int | None = None
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    dropped: dict[str, Amount] = Field(default_factory=dict)
+    changed: int | None = None
+    samples: dict[str, list[Sample]] = Field(default_factory=dict)
+    seconds: float | None = None
+    note: str = ""
+
+
+class Shard(Document):
+    """A shard of the input: what it was read from, the documents that its first pass kept, their digest."""
+
+    read: list[tuple[str, int, int]] = Field(default_factory=list)
+    """Source, first byte, end."""
+    documents: int
+    digest: str
+
+
+class NearDuplicates(Document):
+    """The banding of MinHash signatures: what it should find, and the pairs that were compared."""
+
+    rule: str
+    bands: int
+    rows: int
+    permutations: int
+    shingle_characters: int
+    threshold: Share
+    min_agreement: int = 0
+    """Of all permutations, those whose minima must agree as well."""
+    s_curve: list[tuple[Share, Share]] = Field(min_length=2)
+    """Jaccard similarity and the probability that a pair of it is compared."""
+    expected_recall: dict[str, Share] = Field(default_factory=dict)
+    expected_candidate_precision: Share | None = None
+    """Share of compared pairs at or above the threshold if all similarities were equally frequent."""
+    compared_pairs: Count
+    compared_pairs_by_similarity: list[Count] = Field(min_length=1)
+    """In equal bins of [0, 1]."""
+
+
+class Ledger(Document, frozen=False):
+    """ledger.json: the attrition of a dataset."""
+
+    source: str = ""
+    stages: list[Stage] = Field(min_length=1)
+    splits: dict[str, Amount] = Field(default_factory=dict)
+    malformed_lines: int = 0
+    blank_lines: int | None = None
+    shards: list[Shard] = Field(default_factory=list)
+    near_duplicates: NearDuplicates | None = None
+
+
+class TokenizerFacts(Document):
+    """What kind of tokenizer, and the digest of its files."""
+
+    kind: str
+    digest: str
+
+
+class Split(Document):
+    """A split: the name of its token files without an ending, and its size."""
+
+    prefix: str
+    documents: int
+    bytes: int
+    tokens: int
+
+
+class File(Document):
+    """A file of the dataset."""
+
+    bytes: int
+    sha256: str
+
+
+class DataCard(Document, frozen=False):
+    """dataset.json: what a dataset is and how it was made.
+
+    A stage whose result depends on more than its settings has a field of its own name.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    source: str = ""
+    seed: int
+    tokenizer: TokenizerFacts
+    vocab_size: int
+    padded_vocab_size: int
+    end_of_text: int | None = None
+    splits: dict[str, Split] = Field(default_factory=dict)
+    files: dict[str, File] = Field(default_factory=dict)
+    stages: dict[str, Amount] = Field(default_factory=dict)
+    """What each kept."""
+    settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    language: dict[str, str | int] = Field(default_factory=dict)
+    near_duplicates: NearDuplicates | None = None
