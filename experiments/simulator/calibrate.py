@@ -74,11 +74,6 @@ class HeldOut:
     covered: float
     """Share of rows inside intervals made from the other folds' rows."""
 
-    @property
-    def mean_absolute_error(self) -> float:
-        """Mean of |predicted − measured| / measured."""
-        return float(np.abs(1 / self.ratios - 1).mean())
-
 
 def fit(
     machine: Machine, names: Iterable[str], observations: Sequence[Observation], weights: Floats, scale: float = SOFT
@@ -102,7 +97,7 @@ def fit_node(machine: Machine, measured: Sequence[AllReduce]) -> Machine:
     def errors(trial: Machine) -> Floats:
         return np.log(node_all_reduce_seconds(trial, ranks, sent_bytes) / seconds)
 
-    return least(machine._replace(**{name: NODE_START[name] for name in names}), names, NODE_BOUNDS, errors)
+    return least(machine.replaced(**{name: NODE_START[name] for name in names}), names, NODE_BOUNDS, errors)
 
 
 def least(
@@ -118,7 +113,7 @@ def least(
     unit = np.where(start > 0, start, high / 100)
 
     def moved(point: Floats) -> Machine:
-        return machine._replace(**dict(zip(names, (point * unit).tolist(), strict=True)))
+        return machine.replaced(**dict(zip(names, (point * unit).tolist(), strict=True)))
 
     margin = 1e-9 * (high - low)
     found = least_squares(
@@ -145,7 +140,7 @@ def fit_a100(machine: Machine) -> Machine:
     """All fitted constants of an A100 cluster, from `START`."""
     alone = fit_node(machine, [one for one in all_reduces() if one.gpu == "a100"])
     rows, weights = a100_rows()
-    return fit(alone._replace(**START), BOUNDS, rows, weights)
+    return fit(alone.replaced(**START), BOUNDS, rows, weights)
 
 
 def v100_rows() -> list[Observation]:

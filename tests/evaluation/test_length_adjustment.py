@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluation.length_adjustment import length_adjusted_perplexity
+from experiments.ablations import length_adjusted_perplexity
 from lineage.errors import BadInput
 
 

@@ -21,10 +21,10 @@ from experiments.bench.benchmarks.eval import (
     compare,
     has_harness,
     measure_memory,
+    peak_bytes,
     sliding_requests,
 )
 from experiments.bench.eval_contenders import Answer, export_model, harness, our_model, ours, plain_loop
-from experiments.bench.eval_memory import peak_bytes
 from tests.evaluation.standins import write_dataset
 
 CONFIG = ModelConfig(

@@ -11,7 +11,6 @@ from experiments.bench.benchmarks import gpu
 from experiments.bench.benchmarks.gpu import (
     MODELS,
     OURS,
-    Measured,
     Model,
     contenders,
     measure_forward_backward,
@@ -20,7 +19,7 @@ from experiments.bench.benchmarks.gpu import (
 from experiments.bench.benchmarks.gpu import summarize as summarize_model
 from experiments.bench.cli import app
 from experiments.bench.sizes import read_size
-from experiments.bench.timing import ratio, series
+from experiments.bench.timing import Measured, ratio, series
 from lineage.benchmark import Case, Ratio
 from lineage.command import run_command
 from lineage.errors import UserError

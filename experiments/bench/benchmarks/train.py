@@ -16,6 +16,7 @@ from experiments.bench.ours import build_ours
 from experiments.bench.peers import build_nanogpt
 from experiments.bench.sizes import BenchSize, read_size
 from experiments.bench.timing import (
+    Measured,
     Rounds,
     differing_losses,
     finite,
@@ -65,16 +66,6 @@ ROWS = (
     Row("tiny", "bf16", 0.0, to_limit=0.75),
     Row("twin", "fp32", 0.1, to_stock=1.5),
 )
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One contender in one round."""
-
-    cpu_seconds: list[float]
-    """Of every timed iteration."""
-    losses: list[float]
-    peak_bytes: int
 
 
 def contenders() -> list[Contender]:
@@ -136,7 +127,7 @@ def measure(
 
 def summarize(row: Row, size: BenchSize, found: dict[str, list[Measured]], gflops: Sequence[float]) -> Case:
     """One case of the result, from every contender's rounds and what matrix products reached in each."""
-    rates = {name: [size.tokens / median(one.cpu_seconds) for one in many] for name, many in found.items()}
+    rates = {name: [size.tokens / median(one.seconds) for one in many] for name, many in found.items()}
     limits = [rate * 1e9 / flops_per_token(size.model, causal=True) for rate in gflops]
     peaks = {name: [one.peak_bytes for one in many] for name, many in found.items()}
     return Case(

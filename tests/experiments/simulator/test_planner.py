@@ -79,13 +79,13 @@ def test_the_command(arguments: list[str], code: int, words: str) -> None:
 def test_a_planted_machine_is_recovered(tmp_path: Path) -> None:
     """Benchmarks as a known machine would give them lead back to its constants, and to a file that is read again."""
     like = load_cluster("cpu")
-    truth = machine_of(like)._replace(
+    truth = machine_of(like).replaced(
         matmul_flops_per_second=1e11, matmul_half_size=50.0, matmul_efficiency=0.8, memory_efficiency=0.4,
         memory_bytes_per_second=2e10, host_layer_seconds=30 * 3e-6, host_microbatch_seconds=30 * 3e-6,
         node_latency_seconds=1e-4, node_bus_bytes_per_second=2e9,
     )  # fmt: skip
     widths = np.array(MATMUL_WIDTHS, np.float64)
-    alone = matmul_seconds(truth._replace(matmul_efficiency=1.0), widths, widths, widths)
+    alone = matmul_seconds(truth.replaced(matmul_efficiency=1.0), widths, widths, widths)
     measured = Measured(
         matmul=list(zip(MATMUL_WIDTHS, alone.tolist(), strict=True)),
         copy_bytes_per_second=2e10,
