@@ -104,10 +104,7 @@ def test_wrong_sources(cli: Cli, source: str, parts: tuple[str, ...]) -> None:
         ("clean.normalisation=NFC", ("clean.normalisation", "did you mean 'normalization'")),
         ("tokenizer.vocab_size=100", ("tokenizer.vocab_size",)),
         ('tokenizer.kind="gpt2"', ("vocab_size",)),
-        (
-            "decontaminate.test_sets=['wikitext']",
-            ("unknown test set 'wikitext'", "did you mean 'wikitext103"),
-        ),
+        ("decontaminate.test_sets=['wikitext']", ("unknown test set 'wikitext'", "did you mean 'wikitext103")),
         ("workers=-1", ("workers",)),
         ("name=../up", ("name",)),
         ("sources.names=[]", ("sources.names",)),

@@ -78,10 +78,7 @@ def test_token_files_hold_the_documents(built: Path) -> None:
     assert described["vocab_size"] == tokenizer.vocab_size == 300
     assert described["padded_vocab_size"] == 384
     assert described["end_of_text"] == tokenizer.end_of_text == 299
-    assert described["tokenizer"] == {
-        "kind": "train",
-        "digest": sha256_file(dataset / "tokenizer/tokenizer.json"),
-    }
+    assert described["tokenizer"] == {"kind": "train", "digest": sha256_file(dataset / "tokenizer/tokenizer.json")}
     for name, split in described["splits"].items():
         documents, starts, _ = read_by_description(dataset / split["prefix"])
         texts = [json.loads(line)["text"] for line in (dataset / f"documents/{name}.jsonl").open(encoding="utf-8")]

@@ -82,12 +82,7 @@ def test_a_stage_that_cannot_stand_where_it_says_is_refused() -> None:
         in_order([*STAGES, declare(TextFilter, "new", "length")])
 
 
-@given(
-    documents=st.integers(2, 2000),
-    train=st.integers(1, 50),
-    valid=st.integers(1, 50),
-    seed=st.integers(0, 99),
-)
+@given(documents=st.integers(2, 2000), train=st.integers(1, 50), valid=st.integers(1, 50), seed=st.integers(0, 99))
 def test_split_is_a_shuffled_partition_in_the_ratio(documents: int, train: int, valid: int, seed: int) -> None:
     left, right = split(documents, train, valid, seed)
     assert sorted([*left, *right]) == list(range(documents))

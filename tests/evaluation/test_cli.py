@@ -33,19 +33,7 @@ def test_wikitext103_on_a_file_that_passes_for_the_published(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     target = tmp_path / "deep" / "result.json"
-    arguments = (
-        "wikitext103",
-        "--ckpt",
-        run,
-        "--json",
-        target,
-        "--limit",
-        7,
-        "--batch-size",
-        2,
-        "--workers",
-        2,
-    )
+    arguments = ("wikitext103", "--ckpt", run, "--json", target, "--limit", 7, "--batch-size", 2, "--workers", 2)
     assert mlm_eval(monkeypatch, *arguments) == 0
     result = json.loads(target.read_text())
     checkpoint = run / "checkpoints" / "iter_0000010"
@@ -83,10 +71,7 @@ def test_lambada_on_a_file_that_passes_for_the_published(
 
 
 def test_a_uniform_checkpoint_is_warned_of(
-    tmp_path: Path,
-    nothing_published: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, nothing_published: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "runs", twin=False, zero=True)
     target = tmp_path / "result.json"

@@ -8,14 +8,7 @@ import pytest
 
 from experiments.bench import gpu_kernels, sizes
 from experiments.bench.benchmarks import gpu
-from experiments.bench.benchmarks.gpu import (
-    MODELS,
-    OURS,
-    Model,
-    contenders,
-    measure_forward_backward,
-    measure_steps,
-)
+from experiments.bench.benchmarks.gpu import MODELS, OURS, Model, contenders, measure_forward_backward, measure_steps
 from experiments.bench.benchmarks.gpu import summarize as summarize_model
 from experiments.bench.cli import app
 from experiments.bench.sizes import read_size
