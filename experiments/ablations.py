@@ -79,12 +79,7 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
         return _record(experiment, _sweeps(experiment, ablation.finder, datasets[0]), {}, runs)
     found = [
         _train(
-            arm.name,
-            seed,
-            rate,
-            ablation.ranks,
-            configure(experiment, arm, seed, datasets[arm.dataset], rate),
-            runs,
+            arm.name, seed, rate, ablation.ranks, configure(experiment, arm, seed, datasets[arm.dataset], rate), runs
         )
         for seed in ablation.seeds
         for arm in ablation.arms

@@ -107,10 +107,7 @@ def shapes(models: Iterable[Model], ours: Kind) -> list[Shape]:
     """Published and trained configuration of each model."""
     rows = []
     for model in models:
-        kinds: tuple[tuple[Kind, dict[str, Any]], ...] = (
-            ("published", model.published),
-            (ours, model.trained),
-        )
+        kinds: tuple[tuple[Kind, dict[str, Any]], ...] = (("published", model.published), (ours, model.trained))
         rows += [
             Shape(model.name, kind, tuple(_setting(key, values.get(key)) for key, _ in SHAPE)) for kind, values in kinds
         ]

@@ -196,10 +196,7 @@ def cross_validate(machine: Machine, folds: NDArray[np.int64]) -> dict[str, Held
 
 def interval(ratios: Floats) -> tuple[float, float]:
     """Factors between which nine in ten held-out measurements lie."""
-    return (
-        float(np.quantile(ratios, 0.05, method="lower")),
-        float(np.quantile(ratios, 0.95, method="higher")),
-    )
+    return (float(np.quantile(ratios, 0.05, method="lower")), float(np.quantile(ratios, 0.95, method="higher")))
 
 
 def covered(ratios: Floats, folds: NDArray[np.int64]) -> float:

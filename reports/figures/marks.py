@@ -20,13 +20,7 @@ class EndLabel(NamedTuple):
     color: str
 
 
-def plot_curve(
-    axes: "Axes",
-    xs: Sequence[float],
-    ys: Sequence[float],
-    curve: Curve,
-    markers: int = 10,
-) -> None:
+def plot_curve(axes: "Axes", xs: Sequence[float], ys: Sequence[float], curve: Curve, markers: int = 10) -> None:
     """Draw a curve in its model's look: published thin, dashed, open markers; otherwise solid, filled markers.
 
     Larger models have thinner lines, so that a curve under another still shows.
@@ -69,13 +63,7 @@ def end_labels(axes: "Axes", labels: Sequence[EndLabel], gap: float = 0.05) -> N
             va="center",
             ha="left",
             annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": label.color,
-                "linewidth": 0.6,
-                "shrinkA": 1,
-                "shrinkB": 1,
-            },
+            arrowprops={"arrowstyle": "-", "color": label.color, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 1},
         )
 
 

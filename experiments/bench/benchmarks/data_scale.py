@@ -173,11 +173,7 @@ def _build(corpus: Path, vocabulary: str, workers: int, bound: int | None) -> di
     if process.returncode:
         raise UserError(f"building {corpus.name} failed: {(said.strip().splitlines() or ['it said nothing'])[-1]}")
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {
-        "seconds": round(time.monotonic() - start, 3),
-        "cpu_seconds": round(cpu, 3),
-        "peak_bytes": peaks[0],
-    }
+    return {"seconds": round(time.monotonic() - start, 3), "cpu_seconds": round(cpu, 3), "peak_bytes": peaks[0]}
 
 
 def _watch(process: "subprocess.Popen[str]", peaks: list[int]) -> None:

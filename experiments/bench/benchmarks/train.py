@@ -78,8 +78,7 @@ def contenders() -> list[Contender]:
 
 
 def measure(
-    rounds: Rounds = 3,
-    case: Annotated[list[str] | None, typer.Option(help="Only this row; may be repeated.")] = None,
+    rounds: Rounds = 3, case: Annotated[list[str] | None, typer.Option(help="Only this row; may be repeated.")] = None
 ) -> Benchmark:
     """Training on one core beside nanoGPT, stock and tuned, and beside the core's limit; then two processes to one.
 
