@@ -12,8 +12,9 @@ from data_pipeline.runner import build_dataset
 from data_pipeline.tokens.tokenizer import Tokenizer
 from lineage.config import load_config
 from lineage.digest import check_seal, sha256_file
+from tests.commands import Command
 from tests.data_pipeline.builds import GERMAN, PASSAGE, build, files_of, ledger_of
-from tests.data_pipeline.conftest import Cli, sentences, write_jsonl, write_recipe
+from tests.data_pipeline.conftest import sentences, write_jsonl, write_recipe
 from tests.data_pipeline.test_token_file import read_by_description
 from tests.made_data import VOCABULARY
 
@@ -183,7 +184,7 @@ def test_complete_run_is_reused_and_changed_input_is_not(
 
 
 def test_vocabulary_and_test_sets_of_a_data_directory(
-    cli: Cli, made_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Command, made_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLM_DATA_DIR", str(made_data))
     lines = (made_data / "wikitext-103" / "wiki.test.tokens").read_text(encoding="utf-8").splitlines()

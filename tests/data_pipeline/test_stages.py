@@ -17,11 +17,12 @@ from data_pipeline.stages.clean import Clean
 from data_pipeline.stages.language import ENGLISH, Language
 from data_pipeline.stages.length import Length
 from data_pipeline.stages.stage import Stage, TextFilter, TokenFilter
-from tests.data_pipeline.conftest import Cli, write_jsonl
+from tests.commands import Command
+from tests.data_pipeline.conftest import write_jsonl
 
 
 @pytest.mark.parametrize("name", TEXT_FILTERS)
-def test_a_filter_of_texts_does_what_its_examples_say(name: str, cli: Cli) -> None:
+def test_a_filter_of_texts_does_what_its_examples_say(name: str, cli: Command) -> None:
     stage = TEXT_FILTERS[name]
     for text, outcome, _ in stage.examples:
         assert stage().apply(text) == outcome

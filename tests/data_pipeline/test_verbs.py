@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from lineage.digest import check_seal, sha256_file
+from tests.commands import Command
 from tests.data_pipeline.builds import PASSAGE, config_for, files_of, mixed_texts, write_mixed
-from tests.data_pipeline.conftest import Cli, leftovers, sentences, write_jsonl
+from tests.data_pipeline.conftest import leftovers, sentences, write_jsonl
 from tests.data_pipeline.test_token_file import read_by_description
 
 TEST_SET = "decontaminate.test_sets=['lambada']"
@@ -24,7 +25,7 @@ def ledger_in(directory: Path) -> dict[str, Any]:
     return dict(json.loads((directory / "ledger.json").read_text(encoding="utf-8")))
 
 
-def test_verbs_in_a_row_are_a_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verbs_in_a_row_are_a_run(cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_mixed(tmp_path, 80)
     monkeypatch.setenv("MLM_DATA_DIR", str(tmp_path / "data"))
     values = config_for(f"jsonl:{source}").model_dump(mode="json")
@@ -68,7 +69,7 @@ def test_verbs_in_a_row_are_a_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.
     assert cli("inspect", "out-tokens", "--seq-length", 32).code == 0
 
 
-def test_output_is_kept_reused_and_never_overwritten(cli: Cli) -> None:
+def test_output_is_kept_reused_and_never_overwritten(cli: Command) -> None:
     write_jsonl(Path("a.jsonl"), [sentences(5, n) for n in range(20)])
     assert cli("clean", "jsonl:a.jsonl", "out", "--workers", 1).code == 0
     before = files_of(Path("out"))
@@ -86,7 +87,7 @@ def test_output_is_kept_reused_and_never_overwritten(cli: Cli) -> None:
     assert leftovers(Path("mine")) == ["precious.txt"]
 
 
-def test_mistakes_leave_nothing(cli: Cli) -> None:
+def test_mistakes_leave_nothing(cli: Command) -> None:
     write_jsonl(Path("a.jsonl"), [sentences(5, n) for n in range(5)])
     for arguments, code, sentence in (
         (["clean", "nowhere", "out"], 2, "unknown source"),
@@ -111,7 +112,7 @@ def test_mistakes_leave_nothing(cli: Cli) -> None:
     assert "1 of 6 lines are no documents" in outcome.err
 
 
-def test_an_incomplete_or_changed_directory_is_not_read(cli: Cli) -> None:
+def test_an_incomplete_or_changed_directory_is_not_read(cli: Command) -> None:
     write_jsonl(Path("a.jsonl"), [sentences(5, n) for n in range(5)])
     assert cli("clean", "jsonl:a.jsonl", "out", "--workers", 1).code == 0
     shard = Path("out/shard-00000.jsonl")
@@ -123,7 +124,7 @@ def test_an_incomplete_or_changed_directory_is_not_read(cli: Cli) -> None:
     assert "not complete" in outcome.err
 
 
-def test_compressed_inputs_are_the_same_documents(cli: Cli) -> None:
+def test_compressed_inputs_are_the_same_documents(cli: Command) -> None:
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
     import zstandard
@@ -140,7 +141,7 @@ def test_compressed_inputs_are_the_same_documents(cli: Cli) -> None:
         assert texts_in(Path(out)) == texts_in(Path("jsonl-a.jsonl"))
 
 
-def test_overlap_is_measured(cli: Cli) -> None:
+def test_overlap_is_measured(cli: Command) -> None:
     planted = sentences(4, 7).split(" ")
     write_jsonl(Path("t.jsonl"), [" ".join(planted), sentences(3, 8)])
     write_jsonl(Path("a.jsonl"), [sentences(8, 1), " ".join(planted[:20])])
@@ -152,7 +153,7 @@ def test_overlap_is_measured(cli: Cli) -> None:
     assert f"{found['percent']:.2f} % found" in outcome.out
 
 
-def test_nothing_is_written_outside_the_output(cli: Cli, tmp_path: Path) -> None:
+def test_nothing_is_written_outside_the_output(cli: Command, tmp_path: Path) -> None:
     """Hostile ids and links in the input stay text."""
     Path("in").mkdir()
     lines = [{"id": "../../escape", "text": sentences(5, 1)}, {"id": "/etc/passwd\x00", "text": sentences(5, 2)}]
