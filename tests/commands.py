@@ -1,7 +1,13 @@
-"""How a command ended and what it said."""
+"""A command in this process or in one of its own: how it ended and what it said."""
 
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
@@ -26,3 +32,20 @@ class Outcome:
 
 
 Command = Callable[..., Outcome]
+
+
+def program(name: str, *arguments: object) -> list[str]:
+    """The command line of one of this package's commands."""
+    return [str(Path(sys.executable).with_name(name)), *map(str, arguments)]
+
+
+def call(
+    environment: Mapping[str, str], name: str, *arguments: object, folder: Path = ROOT
+) -> "subprocess.CompletedProcess[str]":
+    """Run one of this package's commands as a process of its own with more variables; it may show no traceback."""
+    done = subprocess.run(
+        program(name, *arguments),
+        env=os.environ | environment, cwd=folder, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    return done

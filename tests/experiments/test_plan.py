@@ -9,7 +9,8 @@ import pytest
 from engine.config import TwinScale
 from experiments.reproduce.plan import FULL_RECIPE, LADDER, SMOKE, TWIN, make_plan
 from lineage.errors import BadInput, HardwareMissing
-from tests.experiments.machines import call, with_gpus
+from tests.commands import call
+from tests.experiments.machines import with_gpus
 
 GPU = {"name": "A GPU"}
 
@@ -161,5 +162,4 @@ def test_what_cannot_be_done_is_said_before_anything_is_written(
     done = call(with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", "reproduce", *arguments, "--runs", runs)
     assert done.returncode == code
     assert words in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
     assert not runs.exists()

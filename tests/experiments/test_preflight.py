@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.preflight import Seen, checks, format_checks
-from tests.experiments.machines import call
+from tests.commands import call
 
 GOOD = Seen(
     rank=0, host="a", versions={"torch": "2.13", "commit": "12345678"}, clock=1000.0, product_is_right=True,

@@ -21,7 +21,8 @@ from experiments.reproduce.plan import SMOKE
 from lineage.digest import check_seal, read_digest
 from lineage.records import Record, read_records
 from lineage.run import RunDirectory
-from tests.experiments.machines import ROOT, call, program, with_gpus
+from tests.commands import ROOT, call, program
+from tests.experiments.machines import with_gpus
 
 ARGUMENTS = ("reproduce", "355m", "--smoke", "--runs")
 NAMES = ("data-smoke", "355m-smoke", "reproduce-355m-smoke")
@@ -367,7 +368,6 @@ def test_a_step_that_fails_passes_its_exit_code_on(tmp_path: Path, source: str, 
     done = call(machine, "mlm-experiment", *ARGUMENTS, runs, "--data", recipe)
     assert done.returncode == code
     assert words in done.stderr
-    assert "Traceback" not in done.stderr
     assert not runs.exists() or list(runs.iterdir()) == []
 
 

@@ -14,7 +14,8 @@ from lineage.digest import seal
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
-from tests.experiments.machines import ROOT, call, with_gpus
+from tests.commands import ROOT, call
+from tests.experiments.machines import with_gpus
 
 EXPERIMENT = "2021/figure-11"
 CLAIM = {"experiment": EXPERIMENT, "series": "B=8", "quantity": "tflops_per_gpu", "x": 4.0}  # 121 TFLOP/s, ± 5 %

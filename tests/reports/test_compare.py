@@ -1,21 +1,18 @@
 """`mlm-report compare`: every difference between two runs of a kind, and nothing that is equal."""
 
 import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lineage.atomic import write_json
 from reports.compare import compare
+from tests.commands import call
 from tests.reports.reproduction import write_reproduction
 from tests.reports.trained import write_run
 
-
-def run_compare(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from reports.cli import main; main()", "compare", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env={"COLUMNS": "140"})
+run_compare = partial(call, {"COLUMNS": "140"}, "mlm-report", "compare")
 
 
 def test_settings_inputs_and_code_that_differ_are_all_that_is_listed(tmp_path: Path) -> None:
