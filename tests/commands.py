@@ -40,12 +40,16 @@ def program(name: str, *arguments: object) -> list[str]:
 
 
 def call(
-    environment: Mapping[str, str], name: str, *arguments: object, folder: Path = ROOT
+    environment: Mapping[str, str], name: str, *arguments: object, folder: Path = ROOT, ends: int | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Run one of this package's commands as a process of its own with more variables; it may show no traceback."""
+    """Run one of this package's commands as a process of its own with more variables; it may show no traceback.
+
+    `ends` is the exit code it must have, where a test says one.
+    """
     done = subprocess.run(
         program(name, *arguments),
         env=os.environ | environment, cwd=folder, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert "Traceback" not in done.stderr
+    assert ends in (None, done.returncode), done.stderr
     return done

@@ -72,9 +72,12 @@ def made_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Call the entry point of a command in this process, with the words of a command line."""
+    """Call the entry point of a command in this process, with the words of a command line.
 
-    def call(main: Callable[[], object], *words: object) -> Outcome:
+    `ends` is the exit code it must have, where a test says one.
+    """
+
+    def call(main: Callable[[], object], *words: object, ends: int | None = None) -> Outcome:
         monkeypatch.setattr(sys, "argv", [*map(str, words)])
         capsys.readouterr()
         handler = signal.getsignal(signal.SIGINT)
@@ -85,6 +88,8 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
             signal.signal(signal.SIGINT, handler)
         out, err = capsys.readouterr()
         assert "Traceback" not in err
-        return Outcome(int(ended.value.code or 0), out, err)
+        code = int(ended.value.code or 0)
+        assert ends in (None, code), err
+        return Outcome(code, out, err)
 
     return call

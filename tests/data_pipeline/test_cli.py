@@ -30,8 +30,7 @@ def assert_one_sentence(outcome: Outcome, code: int, *parts: str) -> None:
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_shipped_recipes_resolve(cli: Command, recipe: Path) -> None:
-    outcome = cli("run", recipe, "--dry-run")
-    assert outcome.code == 0, outcome.err
+    outcome = cli("run", recipe, "--dry-run", ends=0)
     text, _, digest = outcome.out.rstrip("\n").rpartition("\ndigest ")
     assert json.loads(text)["sources"]["names"]
     assert len(digest) == 64
@@ -57,8 +56,7 @@ def test_recipes_for_the_twins_and_the_paper(cli: Command) -> None:
 def test_build_inspect_and_stats(cli: Command) -> None:
     write_jsonl(Path("a.jsonl"), TEXTS)
     write_recipe(Path("r.toml"), "jsonl:a.jsonl")
-    outcome = cli("r.toml")
-    assert outcome.code == 0, outcome.err
+    outcome = cli("r.toml", ends=0)
     described = json.loads(Path("runs/small/dataset.json").read_text())
     last = outcome.out.splitlines()[-1]
     assert last.startswith(f"dataset {Path('runs', os.readlink('runs/small'))}: train 11 documents, ")
@@ -154,8 +152,7 @@ def test_data_that_is_not_here(cli: Command) -> None:
 def test_offline_fallback_is_named_in_the_dataset(cli: Command) -> None:
     recipe = write_recipe(Path("r.toml"), "wikipedia")
     settings = ("sources.offline_fallback=installed-docs", "sources.max_bytes=200000")
-    outcome = cli("run", recipe, "--set", settings[0], "--set", settings[1])
-    assert outcome.code == 0, outcome.err
+    outcome = cli("run", recipe, "--set", settings[0], "--set", settings[1], ends=0)
     assert "WARNING: installed-docs used in place of wikipedia" in outcome.err
     for name in ("dataset.json", "ledger.json"):
         assert "installed-docs used in place of wikipedia" in json.loads(Path("runs/small", name).read_text())["source"]
@@ -182,13 +179,11 @@ def test_what_is_not_a_dataset(cli: Command) -> None:
     write_jsonl(Path("a.jsonl"), TEXTS)
     assert cli("run", write_recipe(Path("r.toml"), "jsonl:a.jsonl")).code == 0
     for verb in ("inspect", "stats"):
-        outcome = cli(verb, "nowhere")
-        assert outcome.code == 2
+        outcome = cli(verb, "nowhere", ends=2)
         assert outcome.err.startswith("error: ")
     Path("runs/small/COMPLETE").unlink()
     for verb in ("inspect", "stats"):
-        outcome = cli(verb, "runs/small")
-        assert outcome.code == 6
+        outcome = cli(verb, "runs/small", ends=6)
         assert "not complete" in outcome.err
 
 

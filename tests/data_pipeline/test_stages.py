@@ -28,8 +28,7 @@ def test_a_filter_of_texts_does_what_its_examples_say(name: str, cli: Command) -
         assert stage().apply(text) == outcome
     assert "" in [example.text for example in stage.examples]
     write_jsonl(Path("a.jsonl"), [example.text for example in stage.examples])
-    outcome = cli(stage.verb, "jsonl:a.jsonl", "out", "--workers", 1)
-    assert outcome.code == 0, outcome.err
+    outcome = cli(stage.verb, "jsonl:a.jsonl", "out", "--workers", 1, ends=0)
     kept = [json.loads(line)["text"] for line in Path("out/shard-00000.jsonl").read_bytes().splitlines()]
     assert kept == [example.outcome for example in stage.examples if isinstance(example.outcome, str)] != []
     entry = json.loads(Path("out/ledger.json").read_text())["stages"][-1]

@@ -21,8 +21,7 @@ def test_wikitext103_on_a_file_that_passes_for_the_published(
 ) -> None:
     target = tmp_path / "deep" / "result.json"
     arguments = ("wikitext103", "--ckpt", run, "--json", target, "--limit", 7, "--batch-size", 2, "--workers", 2)
-    done = mlm_eval(*arguments)
-    assert done.code == 0
+    done = mlm_eval(*arguments, ends=0)
     result = json.loads(target.read_text())
     checkpoint = run / "checkpoints" / "iter_0000010"
     assert result["task"] == "wikitext103"
@@ -59,8 +58,7 @@ def test_lambada_on_a_file_that_passes_for_the_published(
 def test_a_uniform_checkpoint_is_warned_of(tmp_path: Path, nothing_published: Path, mlm_eval: Command) -> None:
     run = write_run(tmp_path / "runs", twin=False, zero=True)
     target = tmp_path / "result.json"
-    done = mlm_eval("wikitext103", "--ckpt", run, "--json", target, "--limit", 5)
-    assert done.code == 0
+    done = mlm_eval("wikitext103", "--ckpt", run, "--json", target, "--limit", 5, ends=0)
     result = json.loads(target.read_text())
     assert result["kind"] == "measured"
     assert result["subword_perplexity"] == pytest.approx(300, rel=1e-6)
@@ -116,8 +114,7 @@ def test_failures_are_one_sentence_and_leave_nothing(
             shutil.rmtree(tmp_path / "runs" / "words")
         case "json is a directory":
             target.mkdir(parents=True)
-    done = mlm_eval(task, "--ckpt", checkpoint, "--json", target, "--limit", 3)
-    assert done.code == code
+    done = mlm_eval(task, "--ckpt", checkpoint, "--json", target, "--limit", 3, ends=code)
     assert sentence in done.error
     assert damage == "json is a directory" or not target.parent.exists()
 
@@ -128,6 +125,5 @@ def test_counts_must_be_positive(run: Path, option: str, mlm_eval: Command) -> N
 
 
 def test_the_installed_command_shows_no_traceback(tmp_path: Path) -> None:
-    done = call({}, "mlm-eval", "lambada", "--ckpt", tmp_path / "no")
-    assert done.returncode == 2
+    done = call({}, "mlm-eval", "lambada", "--ckpt", tmp_path / "no", ends=2)
     assert done.stderr.startswith("error: ")

@@ -179,8 +179,7 @@ def test_a_ratio_that_lost_more_than_a_tenth_is_flagged(
 def test_compare_ends_with_its_code(tmp_path: Path, command: Command) -> None:
     old, new = result(tmp_path / "old.json", speed=2.0), result(tmp_path / "new.json", cpu="another", speed=1.0)
     for arguments, code in (((old, new), 3), ((new, old), 0), ((old, tmp_path / "missing.json"), 2), ((old, old), 0)):
-        done = command(main, "mlm-bench", "compare", *arguments)
-        assert done.code == code
+        done = command(main, "mlm-bench", "compare", *arguments, ends=code)
         assert ("fell by more than a tenth: small / speed" in done.err) == (code == 3)
         assert ("the machines differ" in done.out) == (set(arguments) == {old, new})
 
@@ -222,8 +221,7 @@ def test_one_file_is_a_benchmark_on_the_command_line_on_the_page_and_in_compare(
     for size in (3, 1):
         words = ["mlm-bench", "brand-new", f"--size={size}", "--json", str(records / f"{size}.json")]
         describe_environment.cache_clear()
-        done = command(lambda: run_command(with_more), *words)
-        assert done.code == 0
+        done = command(lambda: run_command(with_more), *words, ends=0)
     assert "at least 2, missed" in done.out
     assert read_benchmark(records / "1.json").environment.argv == ["mlm-bench", "brand-new", "--size=1"]
     page = load_benchmarks(records)

@@ -40,8 +40,7 @@ def here(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("command", COSTS, ids=lambda command: " ".join(command.split()[:2]))
 def test_the_cost_comes_first_and_the_place_of_the_result_last(command: str, here: Path) -> None:
     cost, result = COSTS[command]
-    done = call({"OMP_NUM_THREADS": "1"}, *shlex.split(command.format(here=here)))
-    assert done.returncode == 0, done.stderr
+    done = call({"OMP_NUM_THREADS": "1"}, *shlex.split(command.format(here=here)), ends=0)
     assert re.fullmatch(f"cost: {cost}", done.stderr.splitlines()[0]), done.stderr
     assert done.stdout.splitlines()[-1].startswith(result.format(here=here))
     assert not re.search(r"[\r\x1b]", done.stdout + done.stderr)

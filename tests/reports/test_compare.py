@@ -67,8 +67,7 @@ def test_what_cannot_be_compared_is_refused_in_a_sentence(tmp_path: Path) -> Non
         ((run, tmp_path / "absent"), 2, "is not a run directory"),
         ((run, tmp_path), 2, "is not a run directory"),
     ):
-        done = run_compare(*arguments)
-        assert done.returncode == code
+        done = run_compare(*arguments, ends=code)
         assert sentence in done.stderr
         assert len(done.stderr.splitlines()) == 1
 
@@ -76,7 +75,6 @@ def test_what_cannot_be_compared_is_refused_in_a_sentence(tmp_path: Path) -> Non
 def test_a_damaged_part_is_named_and_the_rest_compared(tmp_path: Path) -> None:
     one, other = write_run(tmp_path / "a"), write_run(tmp_path / "b")
     (other / "summary.json").write_text("{", encoding="utf-8")
-    done = run_compare(one, other)
-    assert done.returncode == 6
+    done = run_compare(one, other, ends=6)
     assert "The summary of small-0123abcd cannot be shown" in done.stderr
     assert "training loss" in done.stdout

@@ -67,8 +67,7 @@ def test_what_is_no_run_is_refused_in_one_sentence(case: str, tmp_path: Path) ->
     }[case]
     if case == "damaged":
         (run / "manifest.json").write_text("{", encoding="utf-8")
-    done = call({}, "mlm-report", "watch", target)
-    assert done.returncode == code
+    done = call({}, "mlm-report", "watch", target, ends=code)
     assert sentence in done.stderr
     assert len(done.stderr.splitlines()) == 1
 

@@ -62,8 +62,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path, command:
     rows = tmp_path / "rows.csv"
     rows.write_text(f"{HEADER}\n{GOOD}\n", encoding="utf-8")
     words = [str(rows) if word == "ROWS" else word for word in command]
-    done = call({}, "mlm-experiment", *words, "--out", str(tmp_path / "file" / "below"))
-    assert done.returncode == 2
+    done = call({}, "mlm-experiment", *words, "--out", str(tmp_path / "file" / "below"), ends=2)
     assert "cannot be written" in done.stderr
 
 
@@ -80,7 +79,6 @@ def test_an_unreadable_file_is_one_sentence(tmp_path: Path, content: bytes | Non
     rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
     if content is not None:
         rows.write_bytes(content)
-    done = call({}, "mlm-experiment", "simulate", str(rows), "--out", str(out))
-    assert done.returncode == 2
+    done = call({}, "mlm-experiment", "simulate", str(rows), "--out", str(out), ends=2)
     assert words in done.stderr
     assert not out.exists()

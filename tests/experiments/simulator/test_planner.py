@@ -67,8 +67,7 @@ def test_what_fits_nowhere_is_said() -> None:
     ],
 )
 def test_the_command(arguments: list[str], code: int, words: str) -> None:
-    done = call({}, "mlm-experiment", "plan", *arguments, "--quiet")
-    assert done.returncode == code
+    done = call({}, "mlm-experiment", "plan", *arguments, "--quiet", ends=code)
     assert words in done.stdout + done.stderr
     assert (done.stderr == "") == (code == 0)
 
