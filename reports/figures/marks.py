@@ -1,7 +1,7 @@
 """Marks that several figures share: labels at the ends of curves, plain ticks, the key."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reports.curves import Curve
 from reports.numbers import compact, show
@@ -9,7 +9,19 @@ from reports.style import LIGHT, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
+
+
+WIDTHS = {True: 4.5, False: 10.6}
+"""Inches of a figure on a narrow page and on a wide one."""
+
+
+def blank(narrow: bool, height: float, layout: Any = "constrained") -> "Figure":
+    """An empty figure as wide as its page, `height` inches high."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(WIDTHS[narrow], height), layout=layout)
 
 
 class EndLabel(NamedTuple):
