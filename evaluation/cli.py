@@ -1,8 +1,10 @@
 """`mlm-eval`: a checkpoint's numbers by named protocols, and on a user's own text."""
 
+import inspect
 import json as json_text
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,37 +34,60 @@ Json = Annotated[Path | None, typer.Option("--json", help="Also write the result
 Samples = Annotated[
     Path | None, typer.Option("--samples", help="Also write every window or example to this .jsonl file.")
 ]
-Limit = Annotated[
-    int | None,
-    typer.Option(min=1, help="Score only so many windows or examples, spread evenly; the result is partial."),
-]
-BatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Rows per forward pass; by default as many as fit in memory.")
-]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes on a CPU; by default one per available core.")]
 Vocab = Annotated[Path | None, typer.Option(help="Folder with vocab.json and merges.txt for a Megatron-LM checkpoint.")]
 Heads = Annotated[
     int | None, typer.Option(min=1, help="Attention heads of a Megatron-LM checkpoint that does not say.")
 ]
-
 LayoutText = Annotated[
     str, typer.Option("--layout", help="Ranks that share the model, such as tp=2,pp=2; started here if nobody has.")
 ]
 
 
+@dataclass(frozen=True)
+class Options:
+    """How to score: the options of every command that scores."""
+
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Score only so many windows or examples, spread evenly; the result is partial."),
+    ] = None
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Rows per forward pass; by default as many as fit in memory.")
+    ] = None
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes on a CPU; by default one per available core.")
+    ] = None
+    vocab: Vocab = None
+    heads: Heads = None
+    layout: LayoutText = ONE_RANK
+
+    def settings(self) -> "Settings":
+        """The settings, on every rank of the layout; what imports torch is imported after this, on ranks alone."""
+        ranks = parse_layout(self.layout)
+        start_ranks(ranks)
+        from evaluation.evaluate import Settings
+
+        return Settings(self.limit, self.batch_size, self.workers, self.vocab, self.heads, ranks)
+
+
+def _scores(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with each field of `Options` as an option of its own, after its other parameters."""
+    own, added = (inspect.signature(one).parameters for one in (command, Options))
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        command(options=Options(**{name: given.pop(name) for name in added}), **given)
+
+    parameters = [*(one for name, one in own.items() if name != "options"), *added.values()]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
 def _named_command(name: str) -> Callable[..., None]:
-    def command(
-        ckpt: Checkpoint,
-        json: Json = None,
-        samples: Samples = None,
-        limit: Limit = None,
-        batch_size: BatchSize = None,
-        workers: Workers = None,
-        vocab: Vocab = None,
-        heads: Heads = None,
-        layout: LayoutText = ONE_RANK,
-    ) -> None:
-        settings = _settings(limit, batch_size, workers, vocab, heads, layout)
+    @_scores
+    def command(ckpt: Checkpoint, options: Options, json: Json = None, samples: Samples = None) -> None:
+        settings = options.settings()
         from evaluation.evaluate import named_task
 
         _report_one(ckpt, named_task(name), settings, json, samples)
@@ -72,19 +97,9 @@ def _named_command(name: str) -> Callable[..., None]:
 
 
 def _file_command(make: Callable[[Path, Encoder, int, int | None], Task], description: str) -> Callable[..., None]:
-    def command(
-        file: TextFile,
-        ckpt: Checkpoint,
-        json: Json = None,
-        samples: Samples = None,
-        limit: Limit = None,
-        batch_size: BatchSize = None,
-        workers: Workers = None,
-        vocab: Vocab = None,
-        heads: Heads = None,
-        layout: LayoutText = ONE_RANK,
-    ) -> None:
-        settings = _settings(limit, batch_size, workers, vocab, heads, layout)
+    @_scores
+    def command(file: TextFile, ckpt: Checkpoint, options: Options, json: Json = None, samples: Samples = None) -> None:
+        settings = options.settings()
         from evaluation.evaluate import file_task
 
         _report_one(ckpt, file_task(make, file), settings, json, samples)
@@ -104,20 +119,11 @@ app.command("cloze")(_file_command(file_cloze, "Strict last-word accuracy on you
 
 
 @app.command("all")
-def all_command(
-    ckpt: Checkpoint,
-    json: Json = None,
-    samples: Samples = None,
-    limit: Limit = None,
-    batch_size: BatchSize = None,
-    workers: Workers = None,
-    vocab: Vocab = None,
-    heads: Heads = None,
-    layout: LayoutText = ONE_RANK,
-) -> None:
+@_scores
+def all_command(ckpt: Checkpoint, options: Options, json: Json = None, samples: Samples = None) -> None:
     """Every protocol in one pass, side by side."""
     _refuse_directories(json, samples)
-    settings = _settings(limit, batch_size, workers, vocab, heads, layout)
+    settings = options.settings()
     from evaluation.evaluate import evaluate, named_task
 
     evaluations = evaluate(ckpt, {name: named_task(name) for name in TASKS}, settings)
@@ -130,25 +136,21 @@ def all_command(
 
 
 @app.command("compare")
+@_scores
 def compare_command(
     first: Annotated[Path, typer.Argument(help=CKPT_HELP)],
     second: Annotated[Path, typer.Argument(help="Another.")],
+    options: Options,
     task: Annotated[
         list[str], typer.Option("--task", help="A protocol of `mlm-eval list`; may be given several times.")
     ] = ["wikitext103", "lambada"],  # noqa: B006
     json: Json = None,
-    limit: Limit = None,
-    batch_size: BatchSize = None,
-    workers: Workers = None,
-    vocab: Vocab = None,
-    heads: Heads = None,
-    layout: LayoutText = ONE_RANK,
 ) -> None:
     """Two checkpoints on the same tests: the paired difference with its standard error."""
     for name in task:
         check_task_name(name)
     _refuse_directories(json)
-    settings = _settings(limit, batch_size, workers, vocab, heads, layout)
+    settings = options.settings()
     from evaluation.evaluate import evaluate, named_task
 
     one, other = (evaluate(ckpt, {name: named_task(name) for name in task}, settings) for ckpt in (first, second))
@@ -191,7 +193,7 @@ def generate_command(
 ) -> None:
     """Continue a text: greedy, or sampled where a temperature, top-k or top-p is given."""
     _refuse_directories(json)
-    settings = _settings(None, None, None, vocab, heads, layout)
+    settings = Options(vocab=vocab, heads=heads, layout=layout).settings()
     from evaluation.generate import Sampling, generate_text
 
     is_sampled = any(option is not None for option in (temperature, top_k, top_p))
@@ -245,17 +247,6 @@ def _report_one(ckpt: Path, task: "MakeTask", settings: "Settings", json: Path |
     print_result(Console(), evaluation.result)
     _write(json, evaluation.result.model_dump(mode="json"))
     _write_samples(samples, [evaluation])
-
-
-def _settings(
-    limit: int | None, batch_size: int | None, workers: int | None, vocab: Path | None, heads: int | None, layout: str
-) -> "Settings":
-    """The settings, on every rank of the layout; what imports torch is imported after this, on ranks alone."""
-    ranks = parse_layout(layout)
-    start_ranks(ranks)
-    from evaluation.evaluate import Settings
-
-    return Settings(limit, batch_size, workers, vocab, heads, ranks)
 
 
 def _refuse_directories(json: Path | None, samples: Path | None = None) -> None:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.costs import parameter_count
 from engine.launch.mesh import build_mesh
 from engine.launch.rendezvous import telling_of_lost_ranks
@@ -13,9 +16,8 @@ from engine.parallel.layout import Layout
 from evaluation.checkpoints import native_checkpoint
 from evaluation.memory import NoMemory, remembering, score_with_memory
 from evaluation.models import EvaluatedCheckpoint, load_checkpoint
-from evaluation.protocol import Encoder, Losses, Provenance, Result, Sample, Scores, Task
+from evaluation.protocol import Encoder, Losses, Provenance, Request, Result, Sample, Scores, Task
 from evaluation.scoring import score
-from evaluation.sharing import share, take
 from evaluation.store import ScoreStore
 from evaluation.tasks import build_task
 from lineage.environment import describe_environment, user_cache
@@ -160,3 +162,29 @@ def _shown(directory: Path, asked: Path) -> str:
     if asked.exists() and directory.is_relative_to(asked.resolve()):
         return f"{directory.parent.parent.name}/{directory.name}"
     return asked.resolve().name if asked.exists() else str(asked)
+
+
+def share(tasks: Sequence[Sequence[Request]]) -> tuple[list[Request], list[NDArray[np.int64]]]:
+    """The distinct requests of all tasks, and for each task where its own are among them.
+
+    Requests of equal tokens are one, with the largest number of scored tokens.
+    """
+    distinct: dict[bytes, tuple[int, Request]] = {}
+    places = []
+    for requests in tasks:
+        mine = np.empty(len(requests), dtype=np.int64)
+        for number, request in enumerate(requests):
+            key = request.tokens.tobytes()
+            place, known = distinct.get(key, (len(distinct), request))
+            distinct[key] = place, max(known, request, key=lambda r: r.num_scored)
+            mine[number] = place
+        places.append(mine)
+    return [request for _, request in distinct.values()], places
+
+
+def take(scores: Scores, places: NDArray[np.int64], requests: Sequence[Request]) -> Scores:
+    """A task's scores: of the shared requests at `places`, the last tokens, as many as its own requests score."""
+    counts = np.array([request.num_scored for request in requests], dtype=np.int64)
+    ends = (scores.starts + scores.num_scored)[places]
+    chosen = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
+    return Scores(scores.log_probabilities[chosen], scores.greedy[chosen], scores.greedy_allowed[chosen], counts)

@@ -9,6 +9,7 @@ Shapes: b requests, s inputs, q positions of a request, n scored rows, h hidden,
 ranks.
 """
 
+import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -26,7 +27,6 @@ from torch import Tensor
 from engine.model.stage_model import CausalModel
 from engine.parallel.layers import ColumnParallelLinear
 from engine.parallel.mesh import Axis, ParallelMesh, serial_mesh
-from evaluation.batches import digest_batches, plan_batches
 from evaluation.inference import forward_at
 from evaluation.protocol import Request, Scores
 from evaluation.store import ScoreStore
@@ -38,6 +38,8 @@ from lineage.errors import BadInput
 ACTIVATIONS_PER_TOKEN = 16  # vectors of hidden size alive at once in a layer, rounded up
 MAX_ACTIVATION_BYTES = {"cpu": 16 * 2**20, "cuda": 4 * 2**30}  # on a CPU what its caches hold is fastest
 MAX_LOGIT_BYTES = {"cpu": 24 * 2**20, "cuda": 2**30}
+Batches = list[list[int]]
+"""Indices of requests, batch by batch."""
 
 
 @dataclass(frozen=True)
@@ -227,3 +229,28 @@ def _is_first_best(logits: Tensor, start: int, targets: Tensor, target: Tensor, 
     first = torch.where(local == highest[rows], best + start, torch.iinfo(torch.int64).max)
     is_best[rows] = axis.all_reduce(first, dist.ReduceOp.MIN) == targets[rows]
     return is_best
+
+
+def plan_batches(requests: Sequence[Request], rows: Callable[[int], int]) -> Batches:
+    """Requests of like length and like number of scored tokens together, the longest first.
+
+    `rows(width)` is how many requests of at most `width` inputs make a batch.
+    """
+    order = sorted(range(len(requests)), key=lambda i: (-len(requests[i].tokens), -requests[i].num_scored))
+    batches: Batches = []
+    while order:
+        size = rows(len(requests[order[0]].tokens) - 1)
+        batches.append(order[:size])
+        order = order[size:]
+    return batches
+
+
+def digest_batches(requests: Sequence[Request], batches: Batches) -> str:
+    """SHA-256 of all tokens, of what is scored of them and of how they are batched."""
+    digest = hashlib.sha256()
+    for batch in batches:
+        shape = [len(batch), *(len(requests[i].tokens) for i in batch), *(requests[i].num_scored for i in batch)]
+        digest.update(np.array(shape, dtype="<i8").tobytes())
+        for i in batch:
+            digest.update(requests[i].tokens.astype("<i8", copy=False).tobytes())
+    return digest.hexdigest()

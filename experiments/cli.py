@@ -164,9 +164,7 @@ def calibrate(
 
 
 @app.command("list")
-def list_(
-    results: Annotated[list[Path] | None, typer.Option(help="Folders of run directories.")] = None,
-) -> None:
+def list_(results: Annotated[list[Path] | None, typer.Option(help="Folders of run directories.")] = None) -> None:
     """Every published table and figure with what became of its claims."""
     from experiments.catalogue import load_experiments
     from experiments.verdicts import count_outcomes, judge, load_results

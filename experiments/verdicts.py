@@ -17,10 +17,7 @@ from lineage.run import MANIFEST, RunDirectory
 RECORDS, NOT_RUN = "records.jsonl", "not_run.json"
 ORDER: tuple[Kind, ...] = ("measured", "computed", "scaled", "simulated")
 """Of several numbers for one claim the first kind here speaks, and of that kind the newest run."""
-NEVER: dict[str, frozenset[Kind]] = {
-    "simulate": frozenset({"measured", "scaled"}),
-    "scaled": frozenset({"measured"}),
-}
+NEVER: dict[str, frozenset[Kind]] = {"simulate": frozenset({"measured", "scaled"}), "scaled": frozenset({"measured"})}
 """Kinds that a run of this mode cannot have made."""
 
 FITTED, HELD_OUT = "the cost model was fitted on this row", "held out of the cost model's fit"

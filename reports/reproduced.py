@@ -12,12 +12,7 @@ from reports.load import Reproduction
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
     """Each exhibit by its name; what has no numbers is absent."""
-    found = [
-        *_figure_6(reproduction),
-        *_training_loss(reproduction),
-        *_tables(reproduction),
-        *_data(reproduction),
-    ]
+    found = [*_figure_6(reproduction), *_training_loss(reproduction), *_tables(reproduction), *_data(reproduction)]
     return {exhibit.name: exhibit for exhibit in found}
 
 

@@ -1,10 +1,15 @@
 """What must hold before any test imports anything, the published files, and made ones of the same shape."""
 
 import os
+import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.commands import Command, Outcome
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported; without effect where it is not
 
@@ -63,3 +68,28 @@ def made_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.made_data import write_made_data
 
     return write_made_data(tmp_path_factory.mktemp("made-data"))
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Call the entry point of a command in this process, with the words of a command line.
+
+    `ends` is the exit code it must have, where a test says one.
+    """
+
+    def call(main: Callable[[], object], *words: object, ends: int | None = None) -> Outcome:
+        monkeypatch.setattr(sys, "argv", [*map(str, words)])
+        capsys.readouterr()
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        code = int(ended.value.code or 0)
+        assert ends in (None, code), err
+        return Outcome(code, out, err)
+
+    return call

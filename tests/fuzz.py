@@ -116,6 +116,19 @@ def fuzz(reader: Reader, cases: int, start: int = SEED) -> Counter[str]:
     return answers
 
 
+def write_record(out: Path, found: dict[str, Any], failures: dict[str, str], **values: Any) -> int:
+    """Write the answers of every reader; the number of readers that failed."""
+    record = {
+        "cases": sum(sum(answers.values()) for answers in found.values()),
+        "readers": found,
+        "failures": failures,
+        "seed": SEED,
+        "case_seconds_limit": CASE_SECONDS,
+    }
+    write_json(out, record | values | {"environment": describe_environment()})
+    return len(failures)
+
+
 def main(cases: int, out: Path) -> int:
     """Fuzz every reader with an equal share of the cases; the number of readers that failed."""
     began, found, failures = time.process_time(), {}, {}
@@ -125,18 +138,8 @@ def main(cases: int, out: Path) -> int:
         except Exception as error:
             failures[reader.name] = f"{type(error).__name__}: {error}"
         print(reader.name, found.get(reader.name, failures.get(reader.name)), flush=True)
-    record: dict[str, Any] = {
-        "cases": sum(sum(answers.values()) for answers in found.values()),
-        "readers": found,
-        "failures": failures,
-        "seed": SEED,
-        "case_seconds_limit": CASE_SECONDS,
-        "memory_growth_limit_bytes": GROWTH_BYTES,
-        "cpu_seconds": round(time.process_time() - began, 1),
-        "environment": describe_environment(),
-    }
-    write_json(out, record)
-    return len(failures)
+    spent = round(time.process_time() - began, 1)
+    return write_record(out, found, failures, memory_growth_limit_bytes=GROWTH_BYTES, cpu_seconds=spent)
 
 
 if __name__ == "__main__":

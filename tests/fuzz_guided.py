@@ -20,11 +20,9 @@ import orjson
 with atheris.instrument_imports(
     include=["data_pipeline.reading", "data_pipeline.tokens", "engine", "lineage", "reports"]
 ):
-    from lineage.atomic import write_json
-    from lineage.environment import describe_environment
     from tests.architecture.rooms import ROOT
     from tests.foreign_files import READERS
-    from tests.fuzz import CASE_SECONDS, SEED, answer, stop
+    from tests.fuzz import SEED, answer, stop, write_record
 
 MEMORY_MEGABYTES = 2048
 """Most a process may hold, libraries and the fuzzer's own tables included."""
@@ -69,18 +67,8 @@ def main(cases: int, out: Path) -> int:
             else:
                 failures[reader.name] = "\n".join(done.stderr.splitlines()[-20:])
         print(reader.name, found.get(reader.name, failures.get(reader.name)), flush=True)
-    record = {
-        "cases": sum(sum(answers.values()) for answers in found.values()),
-        "readers": found,
-        "failures": failures,
-        "seed": SEED,
-        "case_seconds_limit": CASE_SECONDS,
-        "memory_limit_bytes": MEMORY_MEGABYTES << 20,
-        "seconds": round(time.monotonic() - began, 1),
-        "environment": describe_environment(),
-    }
-    write_json(out, record)
-    return len(failures)
+    spent = round(time.monotonic() - began, 1)
+    return write_record(out, found, failures, memory_limit_bytes=MEMORY_MEGABYTES << 20, seconds=spent)
 
 
 if __name__ == "__main__":

@@ -53,10 +53,7 @@ def reference_signature(text: str, num_permutations: int = 128, shingle_characte
 def as_sketch(values: NDArray[np.uint32] | None, num_permutations: int) -> MinHash:
     """datasketch's object for a signature, or an empty one."""
     return MinHash(
-        num_perm=num_permutations,
-        hashvalues=values,
-        permutations=_permutations(num_permutations),
-        scheme=SCHEME,
+        num_perm=num_permutations, hashvalues=values, permutations=_permutations(num_permutations), scheme=SCHEME
     )
 
 
@@ -148,10 +145,7 @@ def _slot(key: np.uint64) -> np.int64:
 
 @compiled
 def _lower(
-    minima: NDArray[np.uint32],
-    hashes: NDArray[np.uint32],
-    multipliers: NDArray[np.uint32],
-    offsets: NDArray[np.uint32],
+    minima: NDArray[np.uint32], hashes: NDArray[np.uint32], multipliers: NDArray[np.uint32], offsets: NDArray[np.uint32]
 ) -> None:
     for permutation in range(minima.shape[0]):
         multiplier, offset, lowest = multipliers[permutation], offsets[permutation], minima[permutation]

@@ -66,12 +66,7 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
                     uncounted.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
         kept = len(documents)
     entries[0].seconds = time.perf_counter() - start - sum(entry.seconds for entry in entries[1:])
-    return {
-        "stages": [asdict(entry) for entry in entries],
-        "documents": kept,
-        "malformed": malformed,
-        "blank": blank,
-    }
+    return {"stages": [asdict(entry) for entry in entries], "documents": kept, "malformed": malformed, "blank": blank}
 
 
 def difference(before: str, after: str) -> tuple[str, str]:

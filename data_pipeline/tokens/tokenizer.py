@@ -95,9 +95,7 @@ class Tokenizer:
         """
         backend = _byte_level({}, [])
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size - 1,
-            show_progress=False,
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            vocab_size=vocab_size - 1, show_progress=False, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())
         )
         backend.train_from_iterator(texts, trainer)
         model = json.loads(backend.to_str())["model"]

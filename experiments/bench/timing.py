@@ -31,6 +31,13 @@ class Timed:
     """Of every iteration."""
 
 
+@dataclass(frozen=True)
+class Measured(Timed):
+    """One contender in one round, in a process of its own."""
+
+    peak_bytes: int
+
+
 def time_contender(
     contender: Contender, size: BenchSize, dropouts: Sequence[float], clock: Callable[[], float] = time.perf_counter
 ) -> list[Timed]:

@@ -75,11 +75,6 @@ class HeldOut:
     covered: float
     """Share of rows inside intervals made from the other folds' rows."""
 
-    @property
-    def mean_absolute_error(self) -> float:
-        """Mean of |predicted − measured| / measured."""
-        return float(np.abs(1 / self.ratios - 1).mean())
-
 
 def fit(
     machine: Machine, names: Iterable[str], observations: Sequence[Observation], weights: Floats, scale: float = SOFT
@@ -103,7 +98,7 @@ def fit_node(machine: Machine, measured: Sequence[AllReduce]) -> Machine:
     def errors(trial: Machine) -> Floats:
         return np.log(node_all_reduce_seconds(trial, ranks, sent_bytes) / seconds)
 
-    return least(machine._replace(**{name: NODE_START[name] for name in names}), names, NODE_BOUNDS, errors)
+    return least(machine.replaced(**{name: NODE_START[name] for name in names}), names, NODE_BOUNDS, errors)
 
 
 def least(
@@ -119,7 +114,7 @@ def least(
     unit = np.where(start > 0, start, high / 100)
 
     def moved(point: Floats) -> Machine:
-        return machine._replace(**dict(zip(names, (point * unit).tolist(), strict=True)))
+        return machine.replaced(**dict(zip(names, (point * unit).tolist(), strict=True)))
 
     margin = 1e-9 * (high - low)
     found = least_squares(
@@ -146,7 +141,7 @@ def fit_a100(machine: Machine) -> Machine:
     """All fitted constants of an A100 cluster, from `START`."""
     alone = fit_node(machine, [one for one in all_reduces() if one.gpu == "a100"])
     rows, weights = a100_rows()
-    return fit(alone._replace(**START), BOUNDS, rows, weights)
+    return fit(alone.replaced(**START), BOUNDS, rows, weights)
 
 
 def v100_rows() -> list[Observation]:
@@ -208,10 +203,7 @@ def cross_validate(machine: Machine, folds: NDArray[np.int64]) -> dict[str, Held
 
 def interval(ratios: Floats) -> tuple[float, float]:
     """Factors between which nine in ten held-out measurements lie."""
-    return (
-        float(np.quantile(ratios, 0.05, method="lower")),
-        float(np.quantile(ratios, 0.95, method="higher")),
-    )
+    return (float(np.quantile(ratios, 0.05, method="lower")), float(np.quantile(ratios, 0.95, method="higher")))
 
 
 def covered(ratios: Floats, folds: NDArray[np.int64]) -> float:

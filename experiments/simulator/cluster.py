@@ -1,7 +1,7 @@
 """Clusters: what a machine can do, as constants that each say where they come from. Imports no torch."""
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import FiniteFloat, NonNegativeFloat, PositiveInt, model_validator
 
@@ -24,49 +24,52 @@ class Constant(Config):
     """Document, table or named set of measurements."""
 
 
-class Constants(Config):
+Number = TypeVar("Number", Constant, float)
+
+
+class Constants(Config, Generic[Number]):
     """Everything the cost model knows of a cluster; units stand in names, per GPU unless said otherwise."""
 
-    gpus_per_node: Constant
-    memory_bytes: Constant
-    matmul_flops_per_second: Constant
+    gpus_per_node: Number
+    memory_bytes: Number
+    matmul_flops_per_second: Number
     """Peak of dense matrix products at the cluster's precision."""
-    memory_bytes_per_second: Constant
-    link_bytes_per_second: Constant
+    memory_bytes_per_second: Number
+    link_bytes_per_second: Number
     """One direction between two GPUs of a node."""
-    network_bytes_per_second: Constant
+    network_bytes_per_second: Number
     """One direction between two nodes, all adapters of a node together."""
-    node_latency_seconds: Constant
+    node_latency_seconds: Number
     """Start of an all-reduce inside a node."""
-    node_rank_latency_seconds: Constant
+    node_rank_latency_seconds: Number
     """Added for each rank beyond the first."""
-    node_bus_bytes_per_second: Constant
+    node_bus_bytes_per_second: Number
     """Bus bandwidth (2(n − 1)/n · bytes/seconds) of large all-reduces inside a node."""
-    matmul_efficiency: Constant
+    matmul_efficiency: Number
     """Share of the peak that the largest matrix products reach."""
-    matmul_half_size: Constant
+    matmul_half_size: Number
     """Size of a dimension, in elements, at which a product runs at half of that."""
-    memory_efficiency: Constant
+    memory_efficiency: Number
     """Share of the memory bandwidth that element-wise operations reach."""
-    host_layer_seconds: Constant
+    host_layer_seconds: Number
     """Host time to start the operations of one layer's forward pass; backward takes twice that."""
-    host_collective_seconds: Constant
+    host_collective_seconds: Number
     """Host time to start one collective."""
-    host_microbatch_seconds: Constant
+    host_microbatch_seconds: Number
     """Host time of one microbatch outside the layers: loss, loss scaling, bookkeeping."""
-    host_iteration_seconds: Constant
+    host_iteration_seconds: Number
     """Host time of one iteration outside microbatches."""
-    host_exponent: Constant
+    host_exponent: Number
     """p in (host^p + device^p)^(1/p), the time of a pass: 1 where one waits for the other, ∞ where they overlap."""
-    collective_slowdown: Constant
+    collective_slowdown: Number
     """Time of a collective beside computation over its time alone."""
-    network_efficiency: Constant
+    network_efficiency: Number
     """Share of the network's bandwidth that messages reach."""
-    network_latency_seconds: Constant
+    network_latency_seconds: Number
     """Added for each rank of an all-reduce between nodes."""
-    network_share: Constant
+    network_share: Number
     """Share of a node's adapters in use by gradients when several ranks of a data-parallel group share the node."""
-    gradient_overlap: Constant
+    gradient_overlap: Number
     """Share of the last backward pass that hides gradient reduction, where there is no pipeline."""
 
     @model_validator(mode="before")
@@ -108,36 +111,18 @@ class Cluster(Config):
     """Of parameters and activations."""
     max_gpus: PositiveInt | None = None
     """GPUs of the machine in all; None where nodes can be added."""
-    constants: Constants
+    constants: Constants[Constant]
     intervals: Intervals
 
 
-class Machine(NamedTuple):
-    """The values of a cluster's constants, as the cost model takes them. Fields are those of `Constants`."""
+class Machine(Constants[float]):
+    """The values of a cluster's constants, as the cost model takes them."""
 
     element_bytes: float
-    gpus_per_node: float
-    memory_bytes: float
-    matmul_flops_per_second: float
-    memory_bytes_per_second: float
-    link_bytes_per_second: float
-    network_bytes_per_second: float
-    node_latency_seconds: float
-    node_rank_latency_seconds: float
-    node_bus_bytes_per_second: float
-    matmul_efficiency: float
-    matmul_half_size: float
-    memory_efficiency: float
-    host_layer_seconds: float
-    host_collective_seconds: float
-    host_microbatch_seconds: float
-    host_iteration_seconds: float
-    host_exponent: float
-    collective_slowdown: float
-    network_efficiency: float
-    network_latency_seconds: float
-    network_share: float
-    gradient_overlap: float
+
+    def replaced(self, **values: float) -> Self:
+        """The machine with other values of the named constants. Raises ValidationError for a name that is none."""
+        return self.model_validate({**dict(self), **values})
 
 
 def machine_of(cluster: Cluster) -> Machine:

@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,11 +16,12 @@ import numpy as np
 
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from engine.launch.local import launch
-from experiments.simulator.cluster import Cluster, Constant, Interval, Intervals, load_cluster, machine_of
+from experiments.simulator.calibrate import BOUNDS, fit, fit_node, least
+from experiments.simulator.cluster import Cluster, Constant, Interval, Intervals, Machine, load_cluster, machine_of
 from experiments.simulator.cluster_file import rounded
-from experiments.simulator.local_fit import fit_local
-from experiments.simulator.measurements import AllReduce, Observation
-from experiments.simulator.workload import Workload
+from experiments.simulator.compute import matmul_seconds
+from experiments.simulator.measurements import AllReduce, Observation, predicted
+from experiments.simulator.workload import Floats, Workload
 from lineage.atomic import write_json
 from lineage.environment import available_cores, cpu_name, list_gpus, memory_bytes
 from lineage.errors import HardwareMissing
@@ -35,6 +36,7 @@ COPIED_BYTES = 2**28
 SMALL_OPERATIONS = 30
 """Operations of one layer's forward pass in `engine/model/transformer.py`, rounded."""
 SECONDS_PER_MEASUREMENT = 0.2
+EFFICIENCIES = ("matmul_efficiency", "memory_efficiency")
 SHAPES = tuple(
     Workload(gpus=1, global_batch=batch, micro_batch=micro_batch, hidden=hidden, heads=heads, layers=layers, seq=seq,
              tp=1, dp=1, pp=1, vocab=vocab, recompute="none")
@@ -86,7 +88,7 @@ def as_cluster(like: Cluster, measured: Measured, ranks: int, memory: float, tit
     rows = [Observation("this machine", shape, "iteration_seconds", seconds)
             for shape, seconds in zip(SHAPES, measured.iterations, strict=True)]  # fmt: skip
     host = measured.small_operation * SMALL_OPERATIONS
-    stated = machine_of(like)._replace(
+    stated = machine_of(like).replaced(
         gpus_per_node=float(ranks),
         memory_bytes=memory,
         memory_bytes_per_second=measured.copy_bytes_per_second,
@@ -94,16 +96,15 @@ def as_cluster(like: Cluster, measured: Measured, ranks: int, memory: float, tit
         host_microbatch_seconds=host,
     )
     machine, ratios = fit_local(stated, measured.matmul, reduced, rows)
-    machine = machine._replace(link_bytes_per_second=machine.node_bus_bytes_per_second)
+    machine = machine.replaced(link_bytes_per_second=machine.node_bus_bytes_per_second)
     benchmarked = ("gpus_per_node", "memory_bytes", "memory_bytes_per_second", "host_layer_seconds",
                    "host_microbatch_seconds", "matmul_flops_per_second", "matmul_half_size", "node_latency_seconds",
                    "node_bus_bytes_per_second", "link_bytes_per_second")  # fmt: skip
-    fitted = ("matmul_efficiency", "memory_efficiency")
     constants = {
         name: Constant(value=rounded(getattr(machine, name)), kind=kind, source=source)  # type: ignore[arg-type]
         for names, kind, source in (
             (benchmarked, "micro-benchmark", "mlm-experiment plan --mine"),
-            (fitted, "fit", f"{len(SHAPES)} small iterations of the engine, mlm-experiment plan --mine"),
+            (EFFICIENCIES, "fit", f"{len(SHAPES)} small iterations of the engine, mlm-experiment plan --mine"),
         )
         for name in names
     }
@@ -117,6 +118,40 @@ def as_cluster(like: Cluster, measured: Measured, ranks: int, memory: float, tit
             "intervals": Intervals(one_node=interval, several_nodes=interval),
         }
     )
+
+
+def fit_local(
+    machine: Machine,
+    matmul: Sequence[tuple[int, float]],
+    all_reduces: Sequence[AllReduce],
+    iterations: Sequence[Observation],
+) -> tuple[Machine, Floats]:
+    """The machine with its rates fitted on benchmarks and its efficiencies on whole iterations; and of each iteration
+    measured over predicted time, predicted without it."""
+    machine = _fit_matmul(machine, *np.array(matmul).T)
+    if all_reduces:
+        machine = fit_node(machine, all_reduces)
+    ratios = []
+    for place, row in enumerate(iterations):
+        others = [*iterations[:place], *iterations[place + 1 :]]
+        ratios.append(row.value / predicted(_fit_efficiencies(machine, others), [row])[0])
+    return _fit_efficiencies(machine, iterations), np.array(ratios)
+
+
+def _fit_matmul(machine: Machine, widths: Floats, seconds: Floats) -> Machine:
+    """Rate and half size of matrix products, from square ones."""
+
+    def errors(trial: Machine) -> Floats:
+        return np.log(matmul_seconds(trial, widths, widths, widths) / seconds)
+
+    fastest = float((2 * widths**3 / seconds).max())
+    bounds = {"matmul_flops_per_second": (1e6, 1e17), "matmul_half_size": BOUNDS["matmul_half_size"]}
+    start = machine.replaced(matmul_efficiency=1.0, matmul_flops_per_second=fastest, matmul_half_size=30.0)
+    return least(start, tuple(bounds), bounds, errors)
+
+
+def _fit_efficiencies(machine: Machine, rows: Sequence[Observation]) -> Machine:
+    return fit(machine.replaced(matmul_efficiency=0.8, memory_efficiency=0.5), EFFICIENCIES, rows, np.ones(len(rows)))
 
 
 def _rank(path: Path) -> None:

@@ -1,7 +1,9 @@
 """Calibration in one command: fit, cross-validate, hold against the papers, write and draw. Imports no torch."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +24,6 @@ from experiments.simulator.calibrate import (
 )
 from experiments.simulator.cluster import Interval, Machine, load_cluster, machine_of
 from experiments.simulator.cluster_file import FITTED, fitted_constants, fitted_toml, rounded
-from experiments.simulator.figure import Panel, draw
 from experiments.simulator.measurements import (
     Observation,
     megatron_2019,
@@ -83,7 +84,7 @@ def calibrate(out: Path) -> None:
 def v100_start(machine: Machine) -> Machine:
     """The DGX-2H with the A100 fit's constants."""
     shared = {name: getattr(machine, name) for name in BOUNDS}
-    return machine_of(load_cluster(V100))._replace(**shared, node_rank_latency_seconds=0.0)
+    return machine_of(load_cluster(V100)).replaced(**shared, node_rank_latency_seconds=0.0)
 
 
 def a100_file(machine: Machine, held_out: Mapping[str, HeldOut]) -> str:
@@ -146,3 +147,40 @@ def _heading(title: str) -> str:
 def _line(title: str, errors: Floats) -> str:
     size = np.abs(errors)
     return f"{title:<32}{len(errors):>6}{size.mean():>14.1%}{np.median(size):>9.1%}{errors.mean():>+9.1%}"
+
+
+class Panel(NamedTuple):
+    """One set of values."""
+
+    title: str
+    measured: Floats
+    predicted: Floats
+    unit: str
+
+
+def draw(path: Path, panels: Sequence[Panel]) -> None:
+    """An SVG with a panel per set: a point per row, the line of equality, and 10 % to either side."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = path.name
+    from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    figure, places = pyplot.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.0), layout="constrained")
+    for place, panel in zip(places, panels, strict=True):
+        low = float(min(panel.measured.min(), panel.predicted.min())) / 1.2
+        high = float(max(panel.measured.max(), panel.predicted.max())) * 1.2
+        for factor, style in ((1.0, "-"), (1.1, ":"), (1 / 1.1, ":")):
+            place.plot([low, high], [low * factor, high * factor], style, color="0.5", linewidth=0.8)
+        place.plot(panel.measured, panel.predicted, "o", markersize=3, alpha=0.6)
+        place.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=panel.title,
+                  xlabel=f"measured ({panel.unit})", ylabel=f"simulated ({panel.unit})")  # fmt: skip
+        for axis in (place.xaxis, place.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axis.set_minor_formatter(NullFormatter())
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+    write_text(path, buffer.getvalue())

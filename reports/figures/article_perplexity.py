@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from reports.curves import Curve
-from reports.figures.marks import end_label, end_labels, key_line, plain_log_ticks
+from reports.figures.marks import blank, end_label, end_labels, key_line, plain_log_ticks
 from reports.style import look
 
 if TYPE_CHECKING:
@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 def draw(curves: Sequence[Curve], narrow: bool = False) -> "Figure":
     """A mark for each article and model."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.5, 4.0) if narrow else (10.6, 3.9), layout="constrained")
+    figure = blank(narrow, 4.0 if narrow else 3.9)
     axes = figure.add_subplot()
     for curve in curves:
         color, marker = look(curve.rank)

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from lineage.benchmark import Benchmark, samples
+from reports.figures.marks import blank
 from reports.numbers import compact
 from reports.style import LIGHT, look
 
@@ -18,13 +19,11 @@ COLUMNS = 5
 
 def draw(result: Benchmark, narrow: bool = False) -> "Figure":
     """A panel for each axis and measure: medians with the rounds' range; limits and closed forms dashed."""
-    from matplotlib.figure import Figure
-
     frame = samples(result)
     panels = list(frame[frame["axis"] != ""].groupby(["axis", "measure", "unit"], sort=False))
     columns = 1 if narrow else min(len(panels), COLUMNS)
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.5 if narrow else 10.6, (2.9 if columns > 2 else 3.4) * rows), layout="constrained")
+    figure = blank(narrow, (2.9 if columns > 2 else 3.4) * rows)
     places = figure.subplots(rows, columns, squeeze=False).flat
     for axes, ((axis, measure, unit), part) in zip(places, panels, strict=False):
         _panel(axes, part)

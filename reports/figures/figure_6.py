@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from reports.curves import Curve
-from reports.figures.marks import end_label, end_labels, key_line, plain_log_ticks, plot_curve
+from reports.figures.marks import blank, end_label, end_labels, key_line, plain_log_ticks, plot_curve
 from reports.numbers import compact
 from reports.style import LIGHT
 
@@ -20,7 +20,6 @@ CLOSE_UP_FROM = 0.25
 
 def draw(curves: Sequence[Curve], narrow: bool = False) -> "Figure":
     """Both layers over the share of training on one logarithmic axis, and each layer close up on a linear one."""
-    from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     layout = ConstrainedLayoutEngine(wspace=0.06, hspace=0.08)
@@ -28,11 +27,11 @@ def draw(curves: Sequence[Curve], narrow: bool = False) -> "Figure":
     ours = [curve for curve in curves if curve.kind != "published"]
     layers = [(name, layer) for name, layer in (("published", published), (_name(ours), ours)) if layer]
     if narrow:
-        figure = Figure(figsize=(4.5, 4.6 + 2.9 * len(layers)), layout=layout)
+        figure = blank(narrow, 4.6 + 2.9 * len(layers), layout)
         grid = figure.add_gridspec(1 + len(layers), 1, height_ratios=[1.55, *[1] * len(layers)])
         main, places = grid[0, 0], [grid[1 + row, 0] for row in range(len(layers))]
     else:
-        figure = Figure(figsize=(10.6, 5.6), layout=layout)
+        figure = blank(narrow, 5.6, layout)
         grid = figure.add_gridspec(len(layers), 2, width_ratios=[1.5, 1])
         main, places = grid[:, 0], [grid[row, 1] for row in range(len(layers))]
     _overlay(figure.add_subplot(main), published, ours)

@@ -4,6 +4,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from lineage.benchmark import Benchmark
+from reports.figures.marks import blank
 from reports.numbers import compact
 from reports.style import LIGHT
 
@@ -18,13 +19,12 @@ LOGARITHMIC_ABOVE = 4.0
 
 def draw(result: Benchmark, narrow: bool = False) -> "Figure":
     """A row for each goal: the value's share of it with the rounds' range, at 1 the goal; more is better."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     goals = [(case.name, ratio) for case in result.cases for ratio in case.ratios if ratio.goal is not None]
     names = [fill(f"{case}: {ratio.name}", NAME_CHARACTERS[narrow]) for case, ratio in goals]
     height = 0.8 + sum(0.14 + 0.16 * (1 + name.count("\n")) for name in names)
-    figure = Figure(figsize=(4.5 if narrow else 10.6, height), layout="constrained")
+    figure = blank(narrow, height)
     axes = figure.subplots()
     for place, (_, ratio) in enumerate(goals):
         shares = [ratio.share(value) for value in ratio.rounds or [ratio.value]]

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from lineage.files import LearningRate
+from reports.figures.marks import blank
 from reports.style import LIGHT
 
 if TYPE_CHECKING:
@@ -11,10 +12,9 @@ if TYPE_CHECKING:
 
 def draw(result: LearningRate, narrow: bool = False) -> "Figure":
     """Every loss faint, the smoothed ones strong, with the lowest and the suggested rate marked."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullLocator
 
-    figure = Figure(figsize=(4.5, 3.3) if narrow else (10.6, 3.3), layout="constrained")
+    figure = blank(narrow, 3.3)
     axes = figure.subplots()
     axes.plot(result.rates, result.losses, color=LIGHT["dropped"], linewidth=0.9, label="each iteration")
     axes.plot(result.rates, result.smoothed, color=LIGHT["model-2"], linewidth=1.8, label="smoothed")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lineage.data_files import Stage
+from reports.figures.marks import blank
 from reports.numbers import compact
 from reports.style import LIGHT
 
@@ -14,17 +15,12 @@ if TYPE_CHECKING:
 
 def draw(stages: Sequence[Stage], narrow: bool = False) -> "Figure":
     """A bar for each stage, kept and dropped, in documents and in tokens (bytes where tokens were not counted)."""
-    from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     layout = ConstrainedLayoutEngine(wspace=0.06, hspace=0.06)
-    height = 0.9 + 0.42 * len(stages)
-    if narrow:
-        figure = Figure(figsize=(4.5, 2 * height), layout=layout)
-        left, right = figure.subplots(2, 1)
-    else:
-        figure = Figure(figsize=(10.6, height), layout=layout)
-        left, right = figure.subplots(1, 2)
+    rows, columns = (2, 1) if narrow else (1, 2)
+    figure = blank(narrow, rows * (0.9 + 0.42 * len(stages)), layout)
+    left, right = figure.subplots(rows, columns)
     _bars(left, stages, "documents", lambda stage: (stage.documents_in, stage.documents_out))
     if all(stage.tokens_in is not None and stage.tokens_out is not None for stage in stages):
         _bars(right, stages, "tokens", lambda stage: (stage.tokens_in or 0, stage.tokens_out or 0))

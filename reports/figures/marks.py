@@ -1,7 +1,7 @@
 """Marks that several figures share: labels at the ends of curves, plain ticks, the key."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reports.curves import Curve
 from reports.numbers import compact, show
@@ -9,7 +9,19 @@ from reports.style import LIGHT, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
+
+
+WIDTHS = {True: 4.5, False: 10.6}
+"""Inches of a figure on a narrow page and on a wide one."""
+
+
+def blank(narrow: bool, height: float, layout: Any = "constrained") -> "Figure":
+    """An empty figure as wide as its page, `height` inches high."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(WIDTHS[narrow], height), layout=layout)
 
 
 class EndLabel(NamedTuple):
@@ -20,13 +32,7 @@ class EndLabel(NamedTuple):
     color: str
 
 
-def plot_curve(
-    axes: "Axes",
-    xs: Sequence[float],
-    ys: Sequence[float],
-    curve: Curve,
-    markers: int = 10,
-) -> None:
+def plot_curve(axes: "Axes", xs: Sequence[float], ys: Sequence[float], curve: Curve, markers: int = 10) -> None:
     """Draw a curve in its model's look: published thin, dashed, open markers; otherwise solid, filled markers.
 
     Larger models have thinner lines, so that a curve under another still shows.
@@ -69,13 +75,7 @@ def end_labels(axes: "Axes", labels: Sequence[EndLabel], gap: float = 0.05) -> N
             va="center",
             ha="left",
             annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": label.color,
-                "linewidth": 0.6,
-                "shrinkA": 1,
-                "shrinkB": 1,
-            },
+            arrowprops={"arrowstyle": "-", "color": label.color, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 1},
         )
 
 

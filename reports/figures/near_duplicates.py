@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from lineage.data_files import NearDuplicates
 from reports.data_card import recalls
+from reports.figures.marks import blank
 from reports.numbers import compact
 from reports.style import LIGHT
 
@@ -13,10 +14,9 @@ if TYPE_CHECKING:
 
 def draw(found: NearDuplicates, narrow: bool = False) -> "Figure":
     """Expected recall against Jaccard similarity, and the compared pairs in bins of the same axis."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    figure = Figure(figsize=(4.5, 5.2) if narrow else (10.6, 4.9), layout="constrained")
+    figure = blank(narrow, 5.2 if narrow else 4.9)
     curve, bars = figure.subplots(2, 1, sharex=True, height_ratios=[1.5, 1])
     xs, ys = zip(*found.s_curve, strict=True)
     curve.plot(xs, ys, color=LIGHT["model-2"], clip_on=False, zorder=3)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lineage.files import Computation, Timeline
+from reports.figures.marks import blank
 from reports.style import LIGHT
 
 if TYPE_CHECKING:
@@ -21,12 +22,11 @@ def draw(timelines: Sequence[Timeline], narrow: bool = False) -> "Figure":
 
     The number is that of the microbatch; with several chunks their letter follows, and later chunks have an inner rule.
     """
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     lines = sum(2 * timeline.pp for timeline in timelines)
     height = 0.9 + 0.95 * len(timelines) + (0.2 if narrow else 0.24) * lines
-    figure = Figure(figsize=(4.5 if narrow else 10.6, height), layout="constrained")
+    figure = blank(narrow, height)
     ratios = [timeline.pp for timeline in timelines for _ in range(2)]
     axes = figure.subplots(2 * len(timelines), 1, squeeze=False, height_ratios=ratios)[:, 0]
     for timeline, planned, measured in zip(timelines, axes[::2], axes[1::2], strict=True):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from reports.figures.marks import blank
 from reports.style import LIGHT
 
 if TYPE_CHECKING:
@@ -19,9 +20,7 @@ class RankMemory(NamedTuple):
 
 def draw(runs: Sequence[RankMemory], narrow: bool = False) -> "Figure":
     """A bar for the formula of each run and a mark for each of its ranks."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.5 if narrow else 10.6, 1.1 + 0.42 * len(runs)), layout="constrained")
+    figure = blank(narrow, 1.1 + 0.42 * len(runs))
     axes = figure.add_subplot()
     for place, run in enumerate(runs):
         labels = ("_", "_") if place else ("closed form", "measured, a rank")

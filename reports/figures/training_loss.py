@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from reports.curves import Curve
-from reports.figures.marks import end_label, end_labels, key_line, plot_curve
+from reports.figures.marks import blank, end_label, end_labels, key_line, plot_curve
 from reports.numbers import compact
 from reports.style import look
 
@@ -17,10 +17,9 @@ SMOOTH_ABOVE = 80
 
 def draw(curves: Sequence[Curve], narrow: bool = False) -> "Figure":
     """Loss curves; long ones faint under a running mean, labelled with its last value."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
-    figure = Figure(figsize=(4.5, 4.0) if narrow else (10.6, 4.4), layout="constrained")
+    figure = blank(narrow, 4.0 if narrow else 4.4)
     axes = figure.add_subplot()
     labels = []
     for curve in curves:

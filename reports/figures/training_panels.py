@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reports.curves import Curve
-from reports.figures.marks import key_line, plain_log_ticks
+from reports.figures.marks import blank, key_line, plain_log_ticks
 from reports.figures.training_loss import mean_window, running_mean
 from reports.numbers import compact
 from reports.style import look
@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
 def draw(panels: Mapping[str, Sequence[Curve]], narrow: bool = False) -> "Figure":
     """A panel for each title with a curve of each model, three beside each other on a wide page."""
-    from matplotlib.figure import Figure
-
     columns = 1 if narrow else 3
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.5, 2.1 * rows) if narrow else (10.6, 2.75 * rows), layout="constrained")
+    figure = blank(narrow, (2.1 if narrow else 2.75) * rows)
     for place, (title, curves) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(rows, columns, place)
         _panel(axes, title, curves)

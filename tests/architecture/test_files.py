@@ -8,6 +8,7 @@ import pytest
 
 from tests.architecture.rooms import ROOMS, ROOT, command_names, modules, parse, source_files
 
+README = ROOT / "README.md"
 LARGEST_FILE_BYTES = 1_000_000
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
 
@@ -75,10 +76,7 @@ def test_the_rule_finds_what_is_not_documented() -> None:
 
 def readme_words() -> Iterator[list[str]]:
     """Words of every command in README's blocks."""
-    path = ROOT / "README.md"
-    if not path.is_file():
-        pytest.skip("there is no README.md yet")
-    for language, block in re.findall(r"```(sh|console)\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
+    for language, block in re.findall(r"```(sh|console)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL):
         for line in block.splitlines():
             if language == "sh" or line.startswith("$ "):
                 yield line.removeprefix("$ ").split()
@@ -99,18 +97,12 @@ def test_readme_names_only_commands_that_exist() -> None:
 
 
 def test_readme_mentions_every_command() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8") if (ROOT / "README.md").is_file() else ""
-    if not text:
-        pytest.skip("there is no README.md yet")
-    mentioned = set(re.findall(r"\bmlm-(?!repro\b)[a-z]+\b", text))
+    mentioned = set(re.findall(r"\bmlm-(?!repro\b)[a-z]+\b", README.read_text(encoding="utf-8")))
     assert mentioned == set(command_names())
 
 
 def test_readme_links_to_files_that_exist() -> None:
-    path = ROOT / "README.md"
-    if not path.is_file():
-        pytest.skip("there is no README.md yet")
-    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", path.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", README.read_text(encoding="utf-8"))
     missing = [link for link in links if not (ROOT / link).exists()]
     assert missing == []
 

@@ -3,15 +3,15 @@
 import json
 import random
 import re
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from data_pipeline.cli import main
 from data_pipeline.reading import hub
+from tests.commands import Command
 
 WORDS = re.findall(
     r"\w+",
@@ -47,37 +47,15 @@ def write_recipe(path: Path, *sources: str, extra: str = "") -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Outcome]
-
-
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> Command:
     """Run `mlm-data` in an empty directory, without test sets, cache or hub unless a test provides them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("MLM_DATA_DIR", raising=False)
     hub.hub_is_reachable.cache_clear()
-
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["mlm-data", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_info:
-            main()
-        captured = capsys.readouterr()
-        code = exit_info.value.code
-        return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
-
-    return run
+    return partial(command, main, "mlm-data")
 
 
 def leftovers(root: Path) -> list[str]:

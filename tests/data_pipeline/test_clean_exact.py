@@ -63,10 +63,9 @@ def test_pieces_that_ftfy_repairs(text: str, block: int, form: Normalization) ->
 
 
 @given(
-    text=st.lists(
-        st.tuples(st.sampled_from([*MOJIBAKE, *"aZ. "]), st.sampled_from(GAPS)),
-        max_size=10,
-    ).map(lambda parts: "".join(character + gap for character, gap in parts)),
+    text=st.lists(st.tuples(st.sampled_from([*MOJIBAKE, *"aZ. "]), st.sampled_from(GAPS)), max_size=10).map(
+        lambda parts: "".join(character + gap for character, gap in parts)
+    ),
     form=forms,
 )
 @settings(max_examples=800)

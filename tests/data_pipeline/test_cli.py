@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import data_pipeline
-from tests.data_pipeline.conftest import Cli, Outcome, leftovers, sentences, write_jsonl, write_recipe
+from tests.commands import Command, Outcome
+from tests.data_pipeline.conftest import leftovers, sentences, write_jsonl, write_recipe
 
 RECIPES = Path(data_pipeline.__file__).parent / "recipes"
 TEXTS = [sentences(20, seed) for seed in range(12)]
@@ -28,9 +29,8 @@ def assert_one_sentence(outcome: Outcome, code: int, *parts: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
-def test_shipped_recipes_resolve(cli: Cli, recipe: Path) -> None:
-    outcome = cli("run", recipe, "--dry-run")
-    assert outcome.code == 0, outcome.err
+def test_shipped_recipes_resolve(cli: Command, recipe: Path) -> None:
+    outcome = cli("run", recipe, "--dry-run", ends=0)
     text, _, digest = outcome.out.rstrip("\n").rpartition("\ndigest ")
     assert json.loads(text)["sources"]["names"]
     assert len(digest) == 64
@@ -39,7 +39,7 @@ def test_shipped_recipes_resolve(cli: Cli, recipe: Path) -> None:
     assert not cli("run", recipe, "--dry-run", "--set", "seed=9").out.endswith(f"digest {digest}\n")
 
 
-def test_recipes_for_the_twins_and_the_paper(cli: Cli) -> None:
+def test_recipes_for_the_twins_and_the_paper(cli: Command) -> None:
     def resolved(name: str) -> dict[str, dict[str, object]]:
         text = cli("run", RECIPES / name, "--dry-run").out.rpartition("\ndigest ")[0]
         return dict(json.loads(text))
@@ -53,11 +53,10 @@ def test_recipes_for_the_twins_and_the_paper(cli: Cli) -> None:
     assert resolved("smoke.toml")["tokenizer"]["kind"] == "train"
 
 
-def test_build_inspect_and_stats(cli: Cli) -> None:
+def test_build_inspect_and_stats(cli: Command) -> None:
     write_jsonl(Path("a.jsonl"), TEXTS)
     write_recipe(Path("r.toml"), "jsonl:a.jsonl")
-    outcome = cli("r.toml")
-    assert outcome.code == 0, outcome.err
+    outcome = cli("r.toml", ends=0)
     described = json.loads(Path("runs/small/dataset.json").read_text())
     last = outcome.out.splitlines()[-1]
     assert last.startswith(f"dataset {Path('runs', os.readlink('runs/small'))}: train 11 documents, ")
@@ -93,7 +92,7 @@ def test_build_inspect_and_stats(cli: Cli) -> None:
         ("parquet:a.jsonl", ("not a readable Parquet file",)),
     ],
 )
-def test_wrong_sources(cli: Cli, source: str, parts: tuple[str, ...]) -> None:
+def test_wrong_sources(cli: Command, source: str, parts: tuple[str, ...]) -> None:
     write_jsonl(Path("a.jsonl"), TEXTS)
     assert_one_sentence(cli("run", write_recipe(Path("r.toml"), source)), 2, *parts)
 
@@ -104,10 +103,7 @@ def test_wrong_sources(cli: Cli, source: str, parts: tuple[str, ...]) -> None:
         ("clean.normalisation=NFC", ("clean.normalisation", "did you mean 'normalization'")),
         ("tokenizer.vocab_size=100", ("tokenizer.vocab_size",)),
         ('tokenizer.kind="gpt2"', ("vocab_size",)),
-        (
-            "decontaminate.test_sets=['wikitext']",
-            ("unknown test set 'wikitext'", "did you mean 'wikitext103"),
-        ),
+        ("decontaminate.test_sets=['wikitext']", ("unknown test set 'wikitext'", "did you mean 'wikitext103")),
         ("workers=-1", ("workers",)),
         ("name=../up", ("name",)),
         ("sources.names=[]", ("sources.names",)),
@@ -118,7 +114,7 @@ def test_wrong_sources(cli: Cli, source: str, parts: tuple[str, ...]) -> None:
         ("sources.max_documents=1", ("too few",)),
     ],
 )
-def test_wrong_settings(cli: Cli, override: str, parts: tuple[str, ...]) -> None:
+def test_wrong_settings(cli: Command, override: str, parts: tuple[str, ...]) -> None:
     write_jsonl(Path("a.jsonl"), TEXTS)
     recipe = write_recipe(Path("r.toml"), "jsonl:a.jsonl")
     assert_one_sentence(cli("run", recipe, "--set", override), 2, *parts)
@@ -132,19 +128,19 @@ def test_wrong_settings(cli: Cli, override: str, parts: tuple[str, ...]) -> None
         (b'{"text": "  "}\n', ("nothing is left of the corpus after the clean stage", "empty: 1")),
     ],
 )
-def test_nothing_usable(cli: Cli, content: bytes, parts: tuple[str, ...]) -> None:
+def test_nothing_usable(cli: Command, content: bytes, parts: tuple[str, ...]) -> None:
     Path("a.jsonl").write_bytes(content)
     assert_one_sentence(cli("run", write_recipe(Path("r.toml"), "jsonl:a.jsonl")), 2, *parts)
 
 
-def test_missing_recipe_and_unwritable_runs(cli: Cli) -> None:
+def test_missing_recipe_and_unwritable_runs(cli: Command) -> None:
     assert_one_sentence(cli("run", "nowhere.toml"), 2, "there is no recipe 'nowhere.toml'")
     write_jsonl(Path("a.jsonl"), TEXTS)
     recipe = write_recipe(Path("r.toml"), "jsonl:a.jsonl")
     assert_one_sentence(cli("run", recipe, "--runs", "a.jsonl"), 2, "cannot be made")
 
 
-def test_data_that_is_not_here(cli: Cli) -> None:
+def test_data_that_is_not_here(cli: Command) -> None:
     assert_one_sentence(cli("run", RECIPES / "megatron-2019.toml"), 5, "realnews and cc-stories", "jsonl:PATH")
     recipe = write_recipe(Path("r.toml"), "wikipedia")
     assert_one_sentence(cli("run", recipe), 5, "hub cannot be reached for wikipedia", "offline_fallback")
@@ -153,17 +149,16 @@ def test_data_that_is_not_here(cli: Cli) -> None:
     assert_one_sentence(cli("run", "g.toml"), 5, "gpt2-bpe/vocab.json", "MLM_DATA_DIR")
 
 
-def test_offline_fallback_is_named_in_the_dataset(cli: Cli) -> None:
+def test_offline_fallback_is_named_in_the_dataset(cli: Command) -> None:
     recipe = write_recipe(Path("r.toml"), "wikipedia")
     settings = ("sources.offline_fallback=installed-docs", "sources.max_bytes=200000")
-    outcome = cli("run", recipe, "--set", settings[0], "--set", settings[1])
-    assert outcome.code == 0, outcome.err
+    outcome = cli("run", recipe, "--set", settings[0], "--set", settings[1], ends=0)
     assert "WARNING: installed-docs used in place of wikipedia" in outcome.err
     for name in ("dataset.json", "ledger.json"):
         assert "installed-docs used in place of wikipedia" in json.loads(Path("runs/small", name).read_text())["source"]
 
 
-def test_test_set_phrases_that_are_common_in_the_corpus_stay(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_test_set_phrases_that_are_common_in_the_corpus_stay(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     phrase = "this software is provided as is without any express or implied warranty of kind"
     write_jsonl(Path("a.jsonl"), [f"{text} {phrase}. {sentences(20, n + 50)}" for n, text in enumerate(TEXTS)])
     Path("data/lambada").mkdir(parents=True)
@@ -180,17 +175,15 @@ def test_test_set_phrases_that_are_common_in_the_corpus_stay(cli: Cli, monkeypat
         assert note in stage["note"]
 
 
-def test_what_is_not_a_dataset(cli: Cli) -> None:
+def test_what_is_not_a_dataset(cli: Command) -> None:
     write_jsonl(Path("a.jsonl"), TEXTS)
     assert cli("run", write_recipe(Path("r.toml"), "jsonl:a.jsonl")).code == 0
     for verb in ("inspect", "stats"):
-        outcome = cli(verb, "nowhere")
-        assert outcome.code == 2
+        outcome = cli(verb, "nowhere", ends=2)
         assert outcome.err.startswith("error: ")
     Path("runs/small/COMPLETE").unlink()
     for verb in ("inspect", "stats"):
-        outcome = cli(verb, "runs/small")
-        assert outcome.code == 6
+        outcome = cli(verb, "runs/small", ends=6)
         assert "not complete" in outcome.err
 
 

@@ -12,8 +12,9 @@ from data_pipeline.runner import build_dataset
 from data_pipeline.tokens.tokenizer import Tokenizer
 from lineage.config import load_config
 from lineage.digest import check_seal, sha256_file
+from tests.commands import Command
 from tests.data_pipeline.builds import GERMAN, PASSAGE, build, files_of, ledger_of
-from tests.data_pipeline.conftest import Cli, sentences, write_jsonl, write_recipe
+from tests.data_pipeline.conftest import sentences, write_jsonl, write_recipe
 from tests.data_pipeline.test_token_file import read_by_description
 from tests.made_data import VOCABULARY
 
@@ -78,10 +79,7 @@ def test_token_files_hold_the_documents(built: Path) -> None:
     assert described["vocab_size"] == tokenizer.vocab_size == 300
     assert described["padded_vocab_size"] == 384
     assert described["end_of_text"] == tokenizer.end_of_text == 299
-    assert described["tokenizer"] == {
-        "kind": "train",
-        "digest": sha256_file(dataset / "tokenizer/tokenizer.json"),
-    }
+    assert described["tokenizer"] == {"kind": "train", "digest": sha256_file(dataset / "tokenizer/tokenizer.json")}
     for name, split in described["splits"].items():
         documents, starts, _ = read_by_description(dataset / split["prefix"])
         texts = [json.loads(line)["text"] for line in (dataset / f"documents/{name}.jsonl").open(encoding="utf-8")]
@@ -186,7 +184,7 @@ def test_complete_run_is_reused_and_changed_input_is_not(
 
 
 def test_vocabulary_and_test_sets_of_a_data_directory(
-    cli: Cli, made_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Command, made_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLM_DATA_DIR", str(made_data))
     lines = (made_data / "wikitext-103" / "wiki.test.tokens").read_text(encoding="utf-8").splitlines()
@@ -196,8 +194,7 @@ def test_vocabulary_and_test_sets_of_a_data_directory(
     (tmp_path / "r.toml").write_text(
         'name = "g"\nworkers = 1\n[sources]\nnames = ["jsonl:corpus.jsonl"]\n[tokenizer]\ntp = 8\n'
     )
-    outcome = cli("run", "r.toml")
-    assert outcome.code == 0, outcome.err
+    cli("run", "r.toml", ends=0)
     described = json.loads(Path("runs/g/dataset.json").read_text())
     sizes = (described["vocab_size"], described["padded_vocab_size"], described["end_of_text"])
     assert sizes == (VOCABULARY, 2048, VOCABULARY - 1)

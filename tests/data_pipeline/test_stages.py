@@ -17,18 +17,18 @@ from data_pipeline.stages.clean import Clean
 from data_pipeline.stages.language import ENGLISH, Language
 from data_pipeline.stages.length import Length
 from data_pipeline.stages.stage import Stage, TextFilter, TokenFilter
-from tests.data_pipeline.conftest import Cli, write_jsonl
+from tests.commands import Command
+from tests.data_pipeline.conftest import write_jsonl
 
 
 @pytest.mark.parametrize("name", TEXT_FILTERS)
-def test_a_filter_of_texts_does_what_its_examples_say(name: str, cli: Cli) -> None:
+def test_a_filter_of_texts_does_what_its_examples_say(name: str, cli: Command) -> None:
     stage = TEXT_FILTERS[name]
     for text, outcome, _ in stage.examples:
         assert stage().apply(text) == outcome
     assert "" in [example.text for example in stage.examples]
     write_jsonl(Path("a.jsonl"), [example.text for example in stage.examples])
-    outcome = cli(stage.verb, "jsonl:a.jsonl", "out", "--workers", 1)
-    assert outcome.code == 0, outcome.err
+    outcome = cli(stage.verb, "jsonl:a.jsonl", "out", "--workers", 1, ends=0)
     kept = [json.loads(line)["text"] for line in Path("out/shard-00000.jsonl").read_bytes().splitlines()]
     assert kept == [example.outcome for example in stage.examples if isinstance(example.outcome, str)] != []
     entry = json.loads(Path("out/ledger.json").read_text())["stages"][-1]
@@ -82,12 +82,7 @@ def test_a_stage_that_cannot_stand_where_it_says_is_refused() -> None:
         in_order([*STAGES, declare(TextFilter, "new", "length")])
 
 
-@given(
-    documents=st.integers(2, 2000),
-    train=st.integers(1, 50),
-    valid=st.integers(1, 50),
-    seed=st.integers(0, 99),
-)
+@given(documents=st.integers(2, 2000), train=st.integers(1, 50), valid=st.integers(1, 50), seed=st.integers(0, 99))
 def test_split_is_a_shuffled_partition_in_the_ratio(documents: int, train: int, valid: int, seed: int) -> None:
     left, right = split(documents, train, valid, seed)
     assert sorted([*left, *right]) == list(range(documents))

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from lineage.digest import check_seal, sha256_file
+from tests.commands import Command
 from tests.data_pipeline.builds import PASSAGE, config_for, files_of, mixed_texts, write_mixed
-from tests.data_pipeline.conftest import Cli, leftovers, sentences, write_jsonl
+from tests.data_pipeline.conftest import leftovers, sentences, write_jsonl
 from tests.data_pipeline.test_token_file import read_by_description
 
 TEST_SET = "decontaminate.test_sets=['lambada']"
@@ -24,7 +25,7 @@ def ledger_in(directory: Path) -> dict[str, Any]:
     return dict(json.loads((directory / "ledger.json").read_text(encoding="utf-8")))
 
 
-def test_verbs_in_a_row_are_a_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verbs_in_a_row_are_a_run(cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_mixed(tmp_path, 80)
     monkeypatch.setenv("MLM_DATA_DIR", str(tmp_path / "data"))
     values = config_for(f"jsonl:{source}").model_dump(mode="json")
@@ -45,8 +46,7 @@ def test_verbs_in_a_row_are_a_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.
     ]
     place: object = f"jsonl:{source}"
     for verb, options in steps:
-        outcome = cli(verb, place, f"out-{verb}", "--workers", 1, *options)
-        assert outcome.code == 0, outcome.err
+        cli(verb, place, f"out-{verb}", "--workers", 1, *options, ends=0)
         place = f"out-{verb}"
         check_seal(Path(place))
         assert cli("stats", place).code == 0
@@ -59,8 +59,7 @@ def test_verbs_in_a_row_are_a_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.
         assert texts_in(Path("out-split", split)) == made
     assert not any(PASSAGE[20:60] in text for text in texts_in(Path("out-decontaminate")))
 
-    outcome = cli("tokenize", "out-split", "out-tokens", *trained)
-    assert outcome.code == 0, outcome.err
+    cli("tokenize", "out-split", "out-tokens", *trained, ends=0)
     described = json.loads(Path("out-tokens/dataset.json").read_text())
     assert set(described["splits"]) == {"train", "valid"}
     documents, _, _ = read_by_description(Path("out-tokens/valid_text_document"))
@@ -68,14 +67,13 @@ def test_verbs_in_a_row_are_a_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.
     assert cli("inspect", "out-tokens", "--seq-length", 32).code == 0
 
 
-def test_output_is_kept_reused_and_never_overwritten(cli: Cli) -> None:
+def test_output_is_kept_reused_and_never_overwritten(cli: Command) -> None:
     write_jsonl(Path("a.jsonl"), [sentences(5, n) for n in range(20)])
     assert cli("clean", "jsonl:a.jsonl", "out", "--workers", 1).code == 0
     before = files_of(Path("out"))
     assert "already complete" in cli("clean", "jsonl:a.jsonl", "out", "--workers", 2).err
     for arguments in (["language", "jsonl:a.jsonl"], ["clean", "jsonl:a.jsonl", "--set", "clean.normalization=NFKC"]):
-        outcome = cli(arguments[0], arguments[1], "out", *arguments[2:])
-        assert outcome.code == 2
+        outcome = cli(arguments[0], arguments[1], "out", *arguments[2:], ends=2)
         assert "out holds the result of other work" in outcome.err
     write_jsonl(Path("a.jsonl"), ["changed"])
     assert cli("clean", "jsonl:a.jsonl", "out").code == 2
@@ -86,7 +84,7 @@ def test_output_is_kept_reused_and_never_overwritten(cli: Cli) -> None:
     assert leftovers(Path("mine")) == ["precious.txt"]
 
 
-def test_mistakes_leave_nothing(cli: Cli) -> None:
+def test_mistakes_leave_nothing(cli: Command) -> None:
     write_jsonl(Path("a.jsonl"), [sentences(5, n) for n in range(5)])
     for arguments, code, sentence in (
         (["clean", "nowhere", "out"], 2, "unknown source"),
@@ -111,19 +109,18 @@ def test_mistakes_leave_nothing(cli: Cli) -> None:
     assert "1 of 6 lines are no documents" in outcome.err
 
 
-def test_an_incomplete_or_changed_directory_is_not_read(cli: Cli) -> None:
+def test_an_incomplete_or_changed_directory_is_not_read(cli: Command) -> None:
     write_jsonl(Path("a.jsonl"), [sentences(5, n) for n in range(5)])
     assert cli("clean", "jsonl:a.jsonl", "out", "--workers", 1).code == 0
     shard = Path("out/shard-00000.jsonl")
     shard.write_text(shard.read_text() + '{"id": "x", "text": "added"}\n')
     assert cli("language", "out", "next").code == 6
     Path("out/COMPLETE").unlink()
-    outcome = cli("language", "out", "next")
-    assert outcome.code == 6
+    outcome = cli("language", "out", "next", ends=6)
     assert "not complete" in outcome.err
 
 
-def test_compressed_inputs_are_the_same_documents(cli: Cli) -> None:
+def test_compressed_inputs_are_the_same_documents(cli: Command) -> None:
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
     import zstandard
@@ -135,24 +132,22 @@ def test_compressed_inputs_are_the_same_documents(cli: Cli) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), "a.parquet", row_group_size=7)
     for source in ("jsonl:a.jsonl", "jsonl:a.jsonl.gz", "jsonl:a.jsonl.zst", "parquet:a.parquet"):
         out = source.replace(":", "-")
-        outcome = cli("clean", source, out, "--workers", 1, "--set", "shard_bytes=65536")
-        assert outcome.code == 0, outcome.err
+        cli("clean", source, out, "--workers", 1, "--set", "shard_bytes=65536", ends=0)
         assert texts_in(Path(out)) == texts_in(Path("jsonl-a.jsonl"))
 
 
-def test_overlap_is_measured(cli: Cli) -> None:
+def test_overlap_is_measured(cli: Command) -> None:
     planted = sentences(4, 7).split(" ")
     write_jsonl(Path("t.jsonl"), [" ".join(planted), sentences(3, 8)])
     write_jsonl(Path("a.jsonl"), [sentences(8, 1), " ".join(planted[:20])])
-    outcome = cli("overlap", "jsonl:a.jsonl", "out", "--set", "overlap.test_sets=['jsonl:t.jsonl']")
-    assert outcome.code == 0, outcome.err
+    outcome = cli("overlap", "jsonl:a.jsonl", "out", "--set", "overlap.test_sets=['jsonl:t.jsonl']", ends=0)
     found = json.loads(Path("out/overlap.json").read_text())["test_sets"]["jsonl:t.jsonl"]
     assert found["texts"] == 2
     assert found["occurrences"]["found"] == 13
     assert f"{found['percent']:.2f} % found" in outcome.out
 
 
-def test_nothing_is_written_outside_the_output(cli: Cli, tmp_path: Path) -> None:
+def test_nothing_is_written_outside_the_output(cli: Command, tmp_path: Path) -> None:
     """Hostile ids and links in the input stay text."""
     Path("in").mkdir()
     lines = [{"id": "../../escape", "text": sentences(5, 1)}, {"id": "/etc/passwd\x00", "text": sentences(5, 2)}]

@@ -1,6 +1,7 @@
 """A tiny sealed dataset, and one uninterrupted run on it that others are held against."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,12 @@ def uninterrupted(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     from tests.engine.small_run import small_config
 
     return train(small_config(dataset), tmp_path_factory.mktemp("uninterrupted")).path
+
+
+@pytest.fixture
+def copied(uninterrupted: Path, tmp_path: Path) -> Path:
+    """A copy of the small recipe's run, which a test may change."""
+    return Path(shutil.copytree(uninterrupted, tmp_path / uninterrupted.name))
 
 
 @pytest.fixture(scope="session")

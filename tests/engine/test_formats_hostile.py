@@ -4,8 +4,6 @@ import builtins
 import os
 import runpy
 import shutil
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from engine.cli import main
 from engine.formats.huggingface import export_huggingface
 from engine.formats.torch_files import read_torch_file
 from lineage.errors import IntegrityFailure
+from tests.commands import Command
 from tests.engine.small_run import mlm_train
 from tests.engine.test_formats_checkpoint import rough_model, write_rough
 from tests.engine.test_formats_megatron import save
@@ -89,23 +88,6 @@ def exported(tmp_path: Path) -> Path:
     return export_huggingface(tmp_path / "checkpoint", tmp_path / "exported")
 
 
-def command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object
-) -> tuple[int, str, str]:
-    """`mlm-train arguments` in this process: exit code and outputs without the cost; our errors are raised."""
-    monkeypatch.setattr(sys, "argv", ["mlm-train", *map(str, arguments)])
-    capsys.readouterr()
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main()
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    out, err = capsys.readouterr()
-    said = [line for line in err.splitlines(keepends=True) if not line.startswith("cost: ")]
-    return int(ended.value.code or 0), out, "".join(said)
-
-
 def truncate(directory: Path) -> None:
     path = directory / "model.safetensors"
     path.write_bytes(path.read_bytes()[:5000])
@@ -144,22 +126,18 @@ def forget(directory: Path) -> None:
     ],
 )
 def test_a_damaged_directory_gets_one_sentence(
-    damage: Callable[[Path], None], code: int, words: str, exported: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    damage: Callable[[Path], None], code: int, words: str, exported: Path, tmp_path: Path, command: Command
+) -> None:
     damage(exported)
     before = sorted(tmp_path.iterdir())
-    found, out, err = command(capsys, monkeypatch, "import", exported, tmp_path / "out")
-    assert (found, out) == (code, "")
-    assert err.startswith("error: ")
-    assert words in err
-    assert err.count("\n") == 1
+    done = command(main, "mlm-train", "import", exported, tmp_path / "out")
+    assert (done.code, done.out) == (code, "")
+    assert words in done.error
+    assert done.but_cost.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_export_explains_what_it_cannot_do(
-    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_explains_what_it_cannot_do(exported: Path, tmp_path: Path, command: Command) -> None:
     weights = tmp_path / "checkpoint" / "model-tp00-pp000.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     for checkpoint, out, code, words in (
@@ -168,9 +146,9 @@ def test_export_explains_what_it_cannot_do(
         (tmp_path / "checkpoint", tmp_path / "out", 6, "was changed"),
         (exported, tmp_path / "out", 6, "no COMPLETE file"),
     ):
-        found, _, err = command(capsys, monkeypatch, "export", checkpoint, out)
-        assert (found, err.count("\n")) == (code, 1)
-        assert words in err
+        done = command(main, "mlm-train", "export", checkpoint, out)
+        assert (done.code, done.but_cost.count("\n")) == (code, 1)
+        assert words in done.but_cost
 
 
 def test_the_command_from_outside(exported: Path, tmp_path: Path) -> None:

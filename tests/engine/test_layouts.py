@@ -12,11 +12,11 @@ import torch
 from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from engine.launch.mesh import build_mesh
 from engine.model.microbatch import PipelineInput
-from engine.optim.schedule import learning_rate
 from engine.parallel.layout import Layout, layout_of
 from engine.rng import Dropout
 from engine.step import build_step
 from lineage.errors import BadInput
+from tests.engine.like_serial import Result, assert_like_serial, trained
 from tests.ranks import run_ranks
 
 MODEL = ModelConfig(
@@ -27,31 +27,24 @@ TRAIN = TrainConfig(
 )
 
 
-Result = dict[str, Any]
-
-
 def train_on(layout: Layout, parallel: ParallelConfig, optimizer_name: str = "adam") -> Result:
     """Five iterations in float64 on fixed data; whole gradients and weights of this rank's stages."""
     mesh = build_mesh(layout, parallel.sequence_parallel)
     model, step = build_step(MODEL, TRAIN.model_copy(update={"optimizer": optimizer_name}), parallel, mesh)
     tokens = np.random.RandomState(0).randint(0, MODEL.vocab_size, (TRAIN.iterations, TRAIN.global_batch_size, 9))
-    losses, norms = [], []
     dp = layout.dp
     micro = 2 if TRAIN.global_batch_size // (2 * dp) >= layout.pp else 1
-    for iteration in range(TRAIN.iterations):
+
+    def batch(iteration: int) -> list[PipelineInput]:
         microbatches = []
         for block in range(0, TRAIN.global_batch_size, micro * dp):
             places = tuple(range(block + mesh.dp.rank * micro, block + (mesh.dp.rank + 1) * micro))
             rows = torch.from_numpy(tokens[iteration, list(places)])
             dropout = Dropout(MODEL.dropout, TRAIN.seed, iteration, places)
             microbatches.append(PipelineInput(rows[:, :-1], rows[:, 1:], dropout))
-        gradient = step.gradient(microbatches)
-        losses.append(gradient.loss)
-        norms.append(gradient.norm)
-        gradients = {p.name: p.gather(p.local.grad.clone()).numpy() for p in model.parameters}
-        step.update(gradient, learning_rate(TRAIN, iteration + 1))
-    weights = {p.name: p.gather(p.local.data).numpy() for p in model.parameters}
-    return {"losses": losses, "norms": norms, "gradients": gradients, "weights": weights}
+        return microbatches
+
+    return trained(model, step, TRAIN, batch)
 
 
 @cache
@@ -89,14 +82,7 @@ def layouts() -> Iterator[Any]:
 @pytest.mark.parametrize(("layout", "parallel"), list(layouts()))
 def test_layout_equals_serial(layout: Layout, parallel: ParallelConfig) -> None:
     ranks = run_ranks(train_on, layout.world_size, layout, parallel)
-    for what in ("gradients", "weights"):
-        assert {name for rank in ranks for name in rank[what]} == serial()[what].keys()
-    for rank in ranks:
-        np.testing.assert_allclose(rank["losses"], serial()["losses"], rtol=0, atol=1e-10)
-        np.testing.assert_allclose(rank["norms"], serial()["norms"], rtol=0, atol=1e-10)
-        for what in ("gradients", "weights"):
-            for name, value in rank[what].items():
-                np.testing.assert_allclose(value, serial()[what][name], rtol=0, atol=1e-10, err_msg=f"{what} {name}")
+    assert_like_serial(ranks, serial())
 
 
 def test_the_first_loss_is_that_of_a_uniform_guess() -> None:

@@ -139,10 +139,8 @@ def test_a_run_has_none_unless_asked(uninterrupted: Path) -> None:
     assert not [name for name in READ if (uninterrupted / name).exists()]
 
 
-def test_asking_does_not_make_it_another_run(dataset: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    run = tmp_path / uninterrupted.name
-    shutil.copytree(uninterrupted, run)
-    assert train(with_loggers(small_config(dataset), "tensorboard"), tmp_path).path == run
+def test_asking_does_not_make_it_another_run(dataset: Path, copied: Path) -> None:
+    assert train(with_loggers(small_config(dataset), "tensorboard"), copied.parent).path == copied
 
 
 def log_of(run: Path, *names: str) -> tuple[MetricsLog, list[str]]:
@@ -275,11 +273,8 @@ def test_a_key_that_says_something_else_is_refused(values: dict[str, Any]) -> No
         parse_config(values, RecordConfig, "old")
 
 
-def test_a_run_begun_with_the_former_key_is_verified_and_gone_on_with(
-    dataset: Path, uninterrupted: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / uninterrupted.name
-    shutil.copytree(uninterrupted, run)
+def test_a_run_begun_with_the_former_key_is_verified_and_gone_on_with(dataset: Path, copied: Path) -> None:
+    run = copied
     manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
     manifest["config"]["record"] = {"tensorboard": True, "noise_scale": False}
     manifest["config_digest"] = sha256_json(manifest["config"])
@@ -293,5 +288,5 @@ def test_a_run_begun_with_the_former_key_is_verified_and_gone_on_with(
     shutil.rmtree(run / "checkpoints" / "iter_0000060")
     config = read_begun_run(RunDirectory.open(run))
     assert config.record.loggers == ("tensorboard",)
-    assert train(config, tmp_path).path == run
+    assert train(config, run.parent).path == run
     assert len(read_tensorboard(run)) == len(numbers_of(run))

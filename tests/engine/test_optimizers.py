@@ -16,6 +16,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
 from engine.train import train
+from tests.engine.like_serial import assert_like_serial
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config
 from tests.engine.test_layouts import train_on
 from tests.ranks import run_ranks
@@ -89,10 +90,7 @@ def test_steps_equal_the_published_formulas(
 )
 def test_lamb_divides_like_the_serial_run(optimizer: Optimizer, layout: Layout, parallel: ParallelConfig) -> None:
     serial = run_ranks(train_on, 1, Layout(), ParallelConfig(), optimizer)[0]
-    for rank in run_ranks(train_on, layout.world_size, layout, parallel, optimizer):
-        np.testing.assert_allclose(rank["losses"], serial["losses"], rtol=0, atol=1e-10)
-        for name, value in rank["weights"].items():
-            np.testing.assert_allclose(value, serial["weights"][name], rtol=0, atol=1e-10, err_msg=name)
+    assert_like_serial(run_ranks(train_on, layout.world_size, layout, parallel, optimizer), serial)
 
 
 def test_lamb_goes_on_bit_for_bit(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,6 +43,7 @@ from experiments.verify.parity import (
     parse_layout,
 )
 from lineage.config import load_config
+from tests.commands import call
 
 CONFIG = """
 name = "tiny"
@@ -100,12 +100,8 @@ def verify(config: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
 
 def test_layouts_that_are_right_pass(config: Path) -> None:
     names = "tp2,pp2-gpipe,dp2-zero1,tp2-sp-recompute,pp2-chunks2-selective,tp2-pp2-sp"
-    program = str(Path(sys.executable).with_name("mlm-verify"))
-    done = subprocess.run(
-        [program, "parallel", str(config), "--layouts", names, "--iterations", "2"],
-        capture_output=True, text=True, timeout=600, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    alone = {"OMP_NUM_THREADS": "1"}
+    done = call(alone, "mlm-verify", "parallel", config, "--layouts", names, "--iterations", 2, ends=0)
     assert done.stderr == "cost: 7 trainings of 2 iterations in float64, on up to 4 processes\n"
     rows = [line.split() for line in done.stdout.splitlines()[2:-1]]
     assert [row[0] for row in rows] == names.split(",")

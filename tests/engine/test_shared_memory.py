@@ -79,15 +79,20 @@ def test_an_operation_that_is_not_there_is_refused() -> None:
     run_ranks(multiply, 2)
 
 
+def failure(shared: dist.ProcessGroup) -> str:
+    """What a sum in the group fails with."""
+    with pytest.raises(RuntimeError) as error:
+        dist.all_reduce(torch.ones(3), group=shared)
+    return str(error.value)
+
+
 def lose_the_last() -> str:
     _, shared = join()
     dist.all_reduce(torch.ones(3), group=shared)
     if dist.get_rank() == dist.get_world_size() - 1:
         shared.close()
         return ""
-    with pytest.raises(RuntimeError) as error:
-        dist.all_reduce(torch.ones(3), group=shared)
-    return str(error.value)
+    return failure(shared)
 
 
 def test_a_rank_that_is_gone_is_told() -> None:
@@ -101,9 +106,7 @@ def wait_for_the_last() -> str:
     if dist.get_rank() == 1:
         time.sleep(2)
         return ""
-    with pytest.raises(RuntimeError) as error:
-        dist.all_reduce(torch.ones(3), group=shared)
-    return str(error.value)
+    return failure(shared)
 
 
 def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_asked() -> None:

@@ -138,39 +138,33 @@ def test_kill_9_and_the_same_command_goes_on(dataset: Path, uninterrupted_long: 
 
 @pytest.mark.parametrize("lost", [["COMPLETE"], ["COMPLETE", "summary.json"]])
 def test_a_run_killed_while_it_is_sealed_is_finished(
-    lost: list[str], dataset: Path, uninterrupted: Path, tmp_path: Path
+    lost: list[str], dataset: Path, uninterrupted: Path, copied: Path
 ) -> None:
-    run = tmp_path / uninterrupted.name
-    shutil.copytree(uninterrupted, run)
     for name in lost:
-        (run / name).unlink()
-    train(small_config(dataset), tmp_path)
-    check_seal(run)
-    assert_same_training(run, uninterrupted)
+        (copied / name).unlink()
+    train(small_config(dataset), copied.parent)
+    check_seal(copied)
+    assert_same_training(copied, uninterrupted)
 
 
-def test_a_torn_last_line_of_metrics_is_written_again(dataset: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    run = tmp_path / uninterrupted.name
-    shutil.copytree(uninterrupted, run)
-    shutil.rmtree(run / "checkpoints" / "iter_0000060")
-    (run / "COMPLETE").unlink()
-    text = (run / "metrics.jsonl").read_text(encoding="utf-8")
-    (run / "metrics.jsonl").write_text(text[: text.index('"iteration": 52') + 30], encoding="utf-8")
-    train(small_config(dataset), tmp_path)
-    assert curve(run) == curve(uninterrupted)
+def test_a_torn_last_line_of_metrics_is_written_again(dataset: Path, uninterrupted: Path, copied: Path) -> None:
+    shutil.rmtree(copied / "checkpoints" / "iter_0000060")
+    (copied / "COMPLETE").unlink()
+    text = (copied / "metrics.jsonl").read_text(encoding="utf-8")
+    (copied / "metrics.jsonl").write_text(text[: text.index('"iteration": 52') + 30], encoding="utf-8")
+    train(small_config(dataset), copied.parent)
+    assert curve(copied) == curve(uninterrupted)
 
 
 def test_a_damaged_newest_checkpoint_is_set_aside(
-    dataset: Path, uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    dataset: Path, uninterrupted: Path, copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / uninterrupted.name
-    shutil.copytree(uninterrupted, run)
-    (run / "COMPLETE").unlink()
-    damaged = run / "checkpoints" / "iter_0000060" / "optimizer-tp00-pp000.safetensors"
+    (copied / "COMPLETE").unlink()
+    damaged = copied / "checkpoints" / "iter_0000060" / "optimizer-tp00-pp000.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
-    train(small_config(dataset), tmp_path)
+    train(small_config(dataset), copied.parent)
     assert "optimizer-tp00-pp000.safetensors was changed" in capsys.readouterr().err
-    assert_same_training(run, uninterrupted)
+    assert_same_training(copied, uninterrupted)
 
 
 def test_an_infinite_loss_with_a_finite_gradient_updates_nothing(

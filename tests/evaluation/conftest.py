@@ -1,17 +1,25 @@
 """Fixtures: no published files, made files that pass for them, a run."""
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data_pipeline.contamination.testsets import TEST_SETS
 from data_pipeline.tokens.tokenizer import Tokenizer
 from evaluation import lambada, wikitext103
+from evaluation.cli import main
 from evaluation.documents import RunningText
 from evaluation.protocol import SourceText
 from lineage.digest import sha256_file
+from tests.commands import Command
 from tests.made_data import PASSAGES
+
+Evaluated = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
@@ -59,3 +67,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.evaluation.standins import write_run
 
     return write_run(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def mlm_eval(command: Command) -> Command:
+    """Run `mlm-eval` in this process."""
+    return partial(command, main, "mlm-eval")
+
+
+@pytest.fixture
+def evaluated(mlm_eval: Command, tmp_path: Path) -> Evaluated:
+    """Run `mlm-eval` in this process with one worker, unless told otherwise; what it wrote."""
+
+    def evaluate(verb: str, *words: object) -> Any:
+        target = tmp_path / "deep" / "result.json"
+        mlm_eval(verb, "--workers", 1, *words, "--json", target, ends=0)
+        return json.loads(target.read_text())
+
+    return evaluate

@@ -3,50 +3,25 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from data_pipeline.contamination.testsets import TEST_SETS
-from evaluation.cli import main
 from evaluation.documents import RunningText
 from lineage.digest import read_digest
+from tests.commands import Command, call
+from tests.evaluation.conftest import Evaluated
 from tests.evaluation.standins import write_run
 from tests.made_data import PASSAGES
 
 
-def mlm_eval(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """Run the command in this process; its exit code."""
-    monkeypatch.setattr(sys, "argv", ["mlm-eval", *map(str, arguments)])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    return int(exit_.value.code or 0)
-
-
 def test_wikitext103_on_a_file_that_passes_for_the_published(
-    run: Path,
-    made_passes_for_published: RunningText,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run: Path, made_passes_for_published: RunningText, tmp_path: Path, mlm_eval: Command
 ) -> None:
     target = tmp_path / "deep" / "result.json"
-    arguments = (
-        "wikitext103",
-        "--ckpt",
-        run,
-        "--json",
-        target,
-        "--limit",
-        7,
-        "--batch-size",
-        2,
-        "--workers",
-        2,
-    )
-    assert mlm_eval(monkeypatch, *arguments) == 0
+    arguments = ("wikitext103", "--ckpt", run, "--json", target, "--limit", 7, "--batch-size", 2, "--workers", 2)
+    done = mlm_eval(*arguments, ends=0)
     result = json.loads(target.read_text())
     checkpoint = run / "checkpoints" / "iter_0000010"
     assert result["task"] == "wikitext103"
@@ -63,17 +38,15 @@ def test_wikitext103_on_a_file_that_passes_for_the_published(
         math.exp(result["loss_per_token"] * 14 / result["normaliser"]), rel=1e-9
     )
     assert set(result) >= {"num_tokens", "tokenizer_digest", "seconds", "environment", "megatron", "warnings"}
-    out = capsys.readouterr().out
-    assert result["protocol"] in out
-    assert "PARTIAL" in out
-    assert "wikitext103 (scaled, partial)" in out
+    for words in (result["protocol"], "PARTIAL", "wikitext103 (scaled, partial)"):
+        assert words in done.out
 
 
 def test_lambada_on_a_file_that_passes_for_the_published(
-    run: Path, made_passes_for_published: RunningText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, made_passes_for_published: RunningText, tmp_path: Path, mlm_eval: Command
 ) -> None:
     target = tmp_path / "result.json"
-    assert mlm_eval(monkeypatch, "lambada", "--ckpt", run, "--json", target, "--limit", 50) == 0
+    assert mlm_eval("lambada", "--ckpt", run, "--json", target, "--limit", 50).code == 0
     result = json.loads(target.read_text())
     assert result["task"] == "lambada"
     assert result["num_examples"] == 50
@@ -82,35 +55,27 @@ def test_lambada_on_a_file_that_passes_for_the_published(
     assert 0 <= result["accuracy"] <= 1
 
 
-def test_a_uniform_checkpoint_is_warned_of(
-    tmp_path: Path,
-    nothing_published: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_uniform_checkpoint_is_warned_of(tmp_path: Path, nothing_published: Path, mlm_eval: Command) -> None:
     run = write_run(tmp_path / "runs", twin=False, zero=True)
     target = tmp_path / "result.json"
-    assert mlm_eval(monkeypatch, "wikitext103", "--ckpt", run, "--json", target, "--limit", 5) == 0
+    done = mlm_eval("wikitext103", "--ckpt", run, "--json", target, "--limit", 5, ends=0)
     result = json.loads(target.read_text())
     assert result["kind"] == "measured"
     assert result["subword_perplexity"] == pytest.approx(300, rel=1e-6)
     assert result["perplexity"] == pytest.approx(300 ** (result["num_scored_tokens"] / result["normaliser"]), rel=1e-6)
     assert "loaded wrongly" in result["warnings"][0]
-    captured = capsys.readouterr()
-    assert "loaded wrongly" in captured.out
-    assert "NOT WikiText-103" in captured.err
+    assert "loaded wrongly" in done.out
+    assert "NOT WikiText-103" in done.err
 
 
 def test_results_are_the_same_for_any_batch_and_workers(
-    run: Path, nothing_published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, nothing_published: Path, tmp_path: Path, evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = []
     for batch_size, workers in ((1, 1), (3, 2), (16, 1), (16, 2)):
-        target = tmp_path / f"{batch_size}-{workers}.json"
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache-{batch_size}-{workers}"))
-        options = ("--json", target, "--limit", 48, "--batch-size", batch_size, "--workers", workers)
-        assert mlm_eval(monkeypatch, "wikitext103", "--ckpt", run, *options) == 0
-        values.append(json.loads(target.read_text())["perplexity"])
+        options = ("--limit", 48, "--batch-size", batch_size, "--workers", workers)
+        values.append(evaluated("wikitext103", "--ckpt", run, *options)["perplexity"])
     assert values == pytest.approx([values[0]] * 4, rel=1e-6)
     assert values[2] == values[3]
 
@@ -128,14 +93,7 @@ def test_results_are_the_same_for_any_batch_and_workers(
     ],
 )
 def test_failures_are_one_sentence_and_leave_nothing(
-    task: str,
-    damage: str,
-    code: int,
-    sentence: str,
-    tmp_path: Path,
-    nothing_published: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    task: str, damage: str, code: int, sentence: str, tmp_path: Path, nothing_published: Path, mlm_eval: Command
 ) -> None:
     run = write_run(tmp_path / "runs")
     checkpoint, target = run / "checkpoints" / "iter_0000010", tmp_path / "out" / "result.json"
@@ -156,28 +114,16 @@ def test_failures_are_one_sentence_and_leave_nothing(
             shutil.rmtree(tmp_path / "runs" / "words")
         case "json is a directory":
             target.mkdir(parents=True)
-    assert mlm_eval(monkeypatch, task, "--ckpt", checkpoint, "--json", target, "--limit", 3) == code
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: ")
-    assert sentence in error
+    done = mlm_eval(task, "--ckpt", checkpoint, "--json", target, "--limit", 3, ends=code)
+    assert sentence in done.error
     assert damage == "json is a directory" or not target.parent.exists()
 
 
 @pytest.mark.parametrize("option", ["--limit", "--batch-size", "--workers"])
-def test_counts_must_be_positive(run: Path, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert mlm_eval(monkeypatch, "lambada", "--ckpt", run, option, 0) == 2
+def test_counts_must_be_positive(run: Path, option: str, mlm_eval: Command) -> None:
+    assert mlm_eval("lambada", "--ckpt", run, option, 0).code == 2
 
 
 def test_the_installed_command_shows_no_traceback(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-c",
-        "from evaluation.cli import main; main()",
-        "lambada",
-        "--ckpt",
-        str(tmp_path / "no"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 2
+    done = call({}, "mlm-eval", "lambada", "--ckpt", tmp_path / "no", ends=2)
     assert done.stderr.startswith("error: ")
-    assert "Traceback" not in done.stderr

@@ -3,7 +3,6 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,32 +10,29 @@ from engine.formats.huggingface import export_huggingface
 from engine.formats.recognise import import_checkpoint
 from evaluation.documents import RunningText
 from evaluation.tasks import TASKS
+from tests.commands import Command
 from tests.engine.test_formats_checkpoint import rough_model
 from tests.engine.test_formats_megatron import save, write_vocabulary_files
+from tests.evaluation.conftest import Evaluated
 from tests.evaluation.standins import sentences, write_run
-from tests.evaluation.test_cli import mlm_eval
-
-
-def evaluated(monkeypatch: pytest.MonkeyPatch, target: Path, *arguments: object) -> Any:
-    assert mlm_eval(monkeypatch, *arguments, "--json", target, "--workers", 1) == 0
-    return json.loads(target.read_text())
 
 
 def test_all_protocols_in_one_pass(
     run: Path,
     made_passes_for_published: RunningText,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    mlm_eval: Command,
+    evaluated: Evaluated,
 ) -> None:
     target, samples = tmp_path / "all.json", tmp_path / "samples.jsonl"
-    found = evaluated(monkeypatch, target, "all", "--ckpt", run, "--limit", 5, "--samples", samples)
-    results, out = found["results"], capsys.readouterr().out
+    done = mlm_eval("all", "--ckpt", run, "--limit", 5, "--samples", samples, "--json", target, "--workers", 1)
+    found = json.loads(target.read_text())
+    results, out = found["results"], done.out
     assert found["missing"].keys() == {"wikitext103-memory"}  # a GPT-2 remembers nothing
     assert results.keys() == TASKS.keys() - found["missing"].keys()
     assert all(name in out and result["protocol"] in out for name, result in results.items())
     assert len({result["protocol"] for result in results.values()}) == len(results)
-    single = evaluated(monkeypatch, tmp_path / "one.json", "lambada-standard", "--ckpt", run, "--limit", 5)
+    single = evaluated("lambada-standard", "--ckpt", run, "--limit", 5)
     assert results["lambada-standard"]["perplexity"] == pytest.approx(single["perplexity"], rel=1e-6)
 
     lines = [json.loads(line) for line in samples.read_text().splitlines()]
@@ -51,10 +47,10 @@ def test_all_protocols_in_one_pass(
 
 
 def test_conventions_of_one_run_differ_by_the_divisor_alone(
-    run: Path, made_passes_for_published: RunningText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, made_passes_for_published: RunningText, evaluated: Evaluated
 ) -> None:
     text = made_passes_for_published
-    result = evaluated(monkeypatch, tmp_path / "r.json", "wikitext103", "--ckpt", run, "--limit", 30)
+    result = evaluated("wikitext103", "--ckpt", run, "--limit", 30)
     nll, share = result["loss_per_token"] * result["num_scored_tokens"], result["normaliser"] / text.num_original_tokens
     assert result["original_token_perplexity"] == result["perplexity"]
     assert math.log(result["lm_eval_word_perplexity"]) == pytest.approx(nll / (text.num_lm_eval_words * share))
@@ -65,40 +61,37 @@ def test_conventions_of_one_run_differ_by_the_divisor_alone(
 
 
 def test_two_checkpoints(
-    run: Path,
-    made_passes_for_published: RunningText,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run: Path, made_passes_for_published: RunningText, tmp_path: Path, mlm_eval: Command, evaluated: Evaluated
 ) -> None:
-    uniform = write_run(tmp_path / "runs", zero=True)
-    found = evaluated(monkeypatch, tmp_path / "c.json", "compare", run, uniform, "--limit", 6, "--task", "wikitext103",
-                      "--task", "lambada")  # fmt: skip
+    uniform, target = write_run(tmp_path / "runs", zero=True), tmp_path / "compared.json"
+    tasks = ("--task", "wikitext103", "--task", "lambada")
+    done = mlm_eval("compare", run, uniform, "--limit", 6, *tasks, "--json", target, "--workers", 1)
+    found = json.loads(target.read_text())
     words, cloze = found["differences"]
     first, second = (found[which]["wikitext103"]["perplexity"] for which in ("first", "second"))
     assert words["log_perplexity"] == pytest.approx(math.log(second / first))
     assert words["log_perplexity_standard_error"] > 0
     assert cloze["num_pairs"] == 6
-    assert "second less first" in capsys.readouterr().out
-    same = evaluated(monkeypatch, tmp_path / "s.json", "compare", run, run, "--limit", 6)["differences"]
+    assert "second less first" in done.out
+    same = evaluated("compare", run, run, "--limit", 6)["differences"]
     assert [(d["log_perplexity"], d["log_perplexity_standard_error"]) for d in same] == [(0, 0)] * 2
-    assert mlm_eval(monkeypatch, "compare", run, run, "--task", "wikitext") == 2
+    assert mlm_eval("compare", run, run, "--task", "wikitext").code == 2
 
 
-def test_a_user_s_own_text(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_s_own_text(run: Path, tmp_path: Path, evaluated: Evaluated) -> None:
     text, lines = tmp_path / "mine.txt", tmp_path / "mine.jsonl"
     documents = sentences(6)
     text.write_text("\n\n".join(documents))
     lines.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
-    whole = evaluated(monkeypatch, tmp_path / "a.json", "perplexity", text, "--ckpt", run)
-    parts = evaluated(monkeypatch, tmp_path / "b.json", "perplexity", lines, "--ckpt", run)
+    whole = evaluated("perplexity", text, "--ckpt", run)
+    parts = evaluated("perplexity", lines, "--ckpt", run)
     assert whole["perplexity"] == parts["perplexity"]
     assert len(parts["blocks"]) == 6
     assert [block["num_targets"] for block in whole["blocks"]][:-1] == [64] * (len(whole["blocks"]) - 1)
     assert sum(b["num_targets"] for b in parts["blocks"]) == whole["num_scored_tokens"] == whole["num_tokens"] - 1
 
     text.write_text("\n".join(documents))
-    cloze = evaluated(monkeypatch, tmp_path / "c.json", "cloze", text, "--ckpt", run)
+    cloze = evaluated("cloze", text, "--ckpt", run)
     assert (cloze["task"], cloze["num_examples"]) == ("cloze", 6)
 
 
@@ -107,61 +100,51 @@ def test_a_user_s_own_text(run: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     [(None, "cannot be read"), (b"\xff\xfe", "not UTF-8"), (b"one", "no words before its last"), (b"", "no passage")],
 )
 def test_a_text_that_cannot_be_used(
-    content: bytes | None,
-    words: str,
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    content: bytes | None, words: str, run: Path, tmp_path: Path, mlm_eval: Command
 ) -> None:
     path = tmp_path / "mine.txt"
     if content is not None:
         path.write_bytes(content)
-    assert mlm_eval(monkeypatch, "cloze", path, "--ckpt", run) == 2
-    assert words in capsys.readouterr().err
+    done = mlm_eval("cloze", path, "--ckpt", run, ends=2)
+    assert words in done.err
 
 
 def test_a_hugging_face_directory_gives_our_checkpoint_s_number(
-    run: Path, made_passes_for_published: RunningText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, made_passes_for_published: RunningText, tmp_path: Path, evaluated: Evaluated
 ) -> None:
     theirs = export_huggingface(run, tmp_path / "theirs")
-    results = [
-        evaluated(monkeypatch, tmp_path / f"{n}.json", "wikitext103", "--ckpt", path, "--limit", 6)
-        for n, path in enumerate((run, theirs))
-    ]
+    results = [evaluated("wikitext103", "--ckpt", path, "--limit", 6) for path in (run, theirs)]
     assert results[0]["perplexity"] == results[1]["perplexity"]
     assert [result["checkpoint"] for result in results] == [f"{run.name}/iter_0000010", "theirs"]
     assert results[0]["kind"] == results[1]["kind"] == "scaled"
-    again = evaluated(monkeypatch, tmp_path / "again.json", "wikitext103", "--ckpt", theirs, "--limit", 6)
+    again = evaluated("wikitext103", "--ckpt", theirs, "--limit", 6)
     assert again["checkpoint_digest"] == results[1]["checkpoint_digest"]
 
 
-def test_list_names_every_protocol(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert mlm_eval(monkeypatch, "list") == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(TASKS)
+def test_list_names_every_protocol(mlm_eval: Command) -> None:
+    done = mlm_eval("list", ends=0)
+    assert [line.split()[0] for line in done.out.splitlines()] == list(TASKS)
 
 
 def test_all_without_the_files_says_what_was_not_run(
-    tmp_path: Path, nothing_published: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, nothing_published: Path, mlm_eval: Command
 ) -> None:
-    run = write_run(tmp_path / "runs")
-    found = evaluated(monkeypatch, tmp_path / "all.json", "all", "--ckpt", run, "--limit", 3)
+    run, target = write_run(tmp_path / "runs"), tmp_path / "all.json"
+    done = mlm_eval("all", "--ckpt", run, "--limit", 3, "--json", target, "--workers", 1)
+    found = json.loads(target.read_text())
     assert [result["task"] for result in found["results"].values()] == ["heldout-perplexity", "heldout-cloze"]
     assert found["missing"].keys() == TASKS.keys() - {"wikitext103", "lambada"}
-    assert "NOT RUN" in capsys.readouterr().out
+    assert "NOT RUN" in done.out
 
 
-def test_a_megatron_checkpoint_with_its_vocabulary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_megatron_checkpoint_with_its_vocabulary(tmp_path: Path, evaluated: Evaluated) -> None:
     model = rough_model()
     save(tmp_path / "megatron", model, version=3)
     vocab = write_vocabulary_files(tmp_path / "vocab")
     text = tmp_path / "mine.txt"
     text.write_text(" ".join(sentences(3)))
     native = import_checkpoint(tmp_path / "megatron", tmp_path / "native", vocab)
-    direct = evaluated(monkeypatch, tmp_path / "a.json", "perplexity", text, "--ckpt", tmp_path / "megatron",
-                       "--vocab", vocab)  # fmt: skip
-    ours = evaluated(monkeypatch, tmp_path / "b.json", "perplexity", text, "--ckpt", native)
+    direct = evaluated("perplexity", text, "--ckpt", tmp_path / "megatron", "--vocab", vocab)
+    ours = evaluated("perplexity", text, "--ckpt", native)
     assert direct["perplexity"] == ours["perplexity"]
     assert (direct["checkpoint"], direct["checkpoint_digest"]) == ("megatron", ours["checkpoint_digest"])

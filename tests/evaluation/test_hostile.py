@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import struct
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -20,33 +19,30 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.formats.huggingface import export_huggingface
-from evaluation.cli import main
 from lineage.digest import seal, sha256_json
+from tests.commands import Command
 from tests.evaluation.standins import SENTENCE
 
 WEIGHTS = "model-tp00-pp000.safetensors"
 FIRST = "embedding.word_embeddings.weight"
 
 
-def refused(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Exit code and sentence of `mlm-eval cloze`; anything but a sentence would be raised."""
-    options = ["--ckpt", str(path), "--limit", "2", "--workers", "1"]
-    monkeypatch.setattr(sys, "argv", ["mlm-eval", "cloze", "passages.txt", *options])
-    capsys.readouterr()
-    started = time.monotonic()
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert time.monotonic() - started < 60
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: ")
-    return int(ended.value.code or 0), error
+Refused = Callable[[Path], tuple[int, str]]
 
 
-@pytest.fixture(autouse=True)
-def _passages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is scored lies in the working directory."""
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlm_eval: Command) -> Refused:
+    """Exit code and sentence of `mlm-eval cloze` with a checkpoint; anything but a sentence would be raised."""
     monkeypatch.chdir(tmp_path)
     Path("passages.txt").write_text(SENTENCE)
+
+    def refused(path: Path) -> tuple[int, str]:
+        started = time.monotonic()
+        done = mlm_eval("cloze", "passages.txt", "--ckpt", path, "--limit", 2, "--workers", 1)
+        assert time.monotonic() - started < 60
+        return done.code, done.error
+
+    return refused
 
 
 @pytest.fixture
@@ -149,27 +145,21 @@ HEADER = json.dumps({FIRST: {"dtype": "F32", "shape": [2**40], "data_offsets": [
     ],
 )
 def test_a_damaged_checkpoint_of_ours_is_refused(
-    damage: Callable[[Path], Any],
-    words: str,
-    checkpoint: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], Any], words: str, checkpoint: Path, refused: Refused
 ) -> None:
     damage(checkpoint)
     if not any(path.is_symlink() for path in checkpoint.iterdir()):
         seal(checkpoint)
-    code, sentence = refused(checkpoint, monkeypatch, capsys)
+    code, sentence = refused(checkpoint)
     assert code in (2, 6)
     assert words in sentence
 
 
 @pytest.mark.parametrize("files", [{"index.json": 3}, {"index.json": {"bytes": 1}}, ["index.json"], 3, "deep"])
-def test_a_seal_that_is_none_is_refused(
-    files: Any, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_seal_that_is_none_is_refused(files: Any, checkpoint: Path, refused: Refused) -> None:
     marker = {"digest": sha256_json(files), "files": files}
     (checkpoint / "COMPLETE").write_text("[" * 100_000 if files == "deep" else json.dumps(marker))
-    code, sentence = refused(checkpoint, monkeypatch, capsys)
+    code, sentence = refused(checkpoint)
     assert (code, "not a readable completion marker" in sentence) == (6, True)
 
 
@@ -214,14 +204,10 @@ WORDS = "transformer.wte.weight"
     ],
 )
 def test_a_damaged_directory_of_hugging_face_is_refused(
-    damage: Callable[[Path], Any],
-    words: str,
-    huggingface: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], Any], words: str, huggingface: Path, refused: Refused
 ) -> None:
     damage(huggingface)
-    code, sentence = refused(huggingface, monkeypatch, capsys)
+    code, sentence = refused(huggingface)
     assert code in (2, 6)
     assert re.search(words, sentence)
 
@@ -238,7 +224,7 @@ class Payload:
 
 @pytest.mark.parametrize("place", ["args", "model", "whole"])
 def test_a_pickle_with_a_payload_is_not_run(
-    place: str, tmp_path: Path, made_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: str, tmp_path: Path, made_data: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     monkeypatch.setenv("MLM_DATA_DIR", str(made_data))  # where the vocabulary is
     marker = tmp_path / "marker"
@@ -248,7 +234,7 @@ def test_a_pickle_with_a_payload_is_not_run(
     file.parent.mkdir(parents=True)
     torch.save(content, file)
     (tmp_path / "megatron" / "latest_checkpointed_iteration.txt").write_text("1")
-    code, sentence = refused(tmp_path / "megatron", monkeypatch, capsys)
+    code, sentence = refused(tmp_path / "megatron")
     assert code == 6
     assert "nothing in it was run" in sentence
     assert not marker.exists()
@@ -257,7 +243,7 @@ def test_a_pickle_with_a_payload_is_not_run(
 
 
 def test_what_is_no_checkpoint_is_named(
-    tmp_path: Path, nothing_published: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, nothing_published: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     monkeypatch.setattr("evaluation.checkpoints.hub_is_reachable", lambda: False)
     for path, words in (
@@ -265,5 +251,5 @@ def test_what_is_no_checkpoint_is_named(
         (tmp_path / "no", "there is no"),
         (Path("openai/none"), "there is no"),
     ):
-        code, sentence = refused(path, monkeypatch, capsys)
+        code, sentence = refused(path)
         assert (code, words in sentence) == (2, True)

@@ -1,7 +1,6 @@
 """Scores on tensor-, pipeline- and data-parallel ranks are those of one rank, from checkpoints of any layout."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ from evaluation.scoring import score
 from evaluation.store import ScoreStore
 from lineage.errors import BadInput
 from lineage.run import RunDirectory
+from tests.commands import call
 from tests.evaluation.standins import tiny_config, write_dataset
 from tests.evaluation.test_scoring import random_requests
 from tests.ranks import run_ranks
@@ -140,23 +140,15 @@ def test_ranks_are_started_only_where_there_are_none(monkeypatch: pytest.MonkeyP
 def test_the_command_starts_its_ranks_and_speaks_once(divided: Path, tmp_path: Path) -> None:
     text = tmp_path / "passages.txt"
     text.write_text("the cat sat on a mat\nrivers slept below green hills\n" * 4)
-    program = Path(sys.executable).with_name("mlm-eval")
     results = []
     for layout in ("tp=1", "pp=2"):
         target = tmp_path / f"{layout}.json"
-        done = subprocess.run(
-            [program, "cloze", text, "--ckpt", divided, "--layout", layout, "--json", target],
-            capture_output=True, text=True, timeout=600, env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        own = {"XDG_CACHE_HOME": str(tmp_path)}
+        done = call(own, "mlm-eval", "cloze", text, "--ckpt", divided, "--layout", layout, "--json", target, ends=0)
         assert done.stdout.count("accuracy") == 1
         assert done.stderr.count("cost: 2 examples") == 1
         results.append(json.loads(target.read_text()))
     assert results[1]["perplexity"] == pytest.approx(results[0]["perplexity"], rel=1e-6)
     assert results[1]["num_correct"] == results[0]["num_correct"]
-    refused = subprocess.run(
-        [program, "cloze", text, "--ckpt", divided, "--layout", "tp=3"], capture_output=True, text=True, timeout=600
-    )
-    assert refused.returncode == 2
+    refused = call({}, "mlm-eval", "cloze", text, "--ckpt", divided, "--layout", "tp=3", ends=2)
     assert refused.stderr.count("tp = 3 does not divide") == 1
-    assert "Traceback" not in refused.stderr

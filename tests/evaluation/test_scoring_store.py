@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from evaluation.batches import plan_batches
 from evaluation.protocol import Request, Scores
-from evaluation.scoring import ScoringModel, score
+from evaluation.scoring import ScoringModel, plan_batches, score
 from evaluation.store import ScoreStore, remove_oldest
 from lineage.environment import user_cache
 from tests.evaluation.standins import scoring_model, tiny_config, tiny_gpt2

@@ -156,12 +156,7 @@ def test_a_target_longer_than_the_context_is_refused() -> None:
 def test_cloze_limit_is_partial_and_spread() -> None:
     passages = [f"this is passage number {number:03d}" for number in range(100)]
     task = ClozeTask(SOURCE, passages, STRICT, Bytes(), 64, limit=4)
-    assert [bytes(request.tokens.tolist())[-3:] for request in task.requests] == [
-        b"012",
-        b"037",
-        b"062",
-        b"087",
-    ]
+    assert [bytes(request.tokens.tolist())[-3:] for request in task.requests] == [b"012", b"037", b"062", b"087"]
     scores = made_up_scores(task.requests, 1.0, [True, False, False, True])
     result = task.result(scores, PROVENANCE)
     assert result.partial

@@ -4,20 +4,33 @@ import json
 import math
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
 from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
-from experiments.ablations import configure, format_ablation, run_ablation
-from experiments.catalogue import Arm, find_experiment, load_experiments
+from experiments.ablations import configure, format_ablation, length_adjusted_perplexity, run_ablation
+from experiments.catalogue import Arm, Experiment, find_experiment, load_experiments
 from experiments.verdicts import load_results
 from lineage.digest import seal
 from lineage.errors import BadInput
 from tests.engine.conftest import write_dataset
 
 ABLATIONS = {name: one for name, one in load_experiments().items() if one.ablation}
+
+
+def shrunk(name: str, iterations: int, **changed: Any) -> Experiment:
+    """A shipped experiment that trains so few iterations of four samples with one seed, `changed` in its ablation."""
+    experiment = find_experiment(name)
+    assert experiment.ablation is not None
+    small = {"iterations": iterations, "global_batch_size": 4, "microbatch_size": 4, "warmup_iterations": 0}
+    train = experiment.ablation.train | small | changed.pop("train", {})
+    ablation = experiment.ablation.model_copy(update={"train": train, "seeds": (1,)} | changed)
+    return experiment.model_copy(update={"ablation": ablation})
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
@@ -37,12 +50,8 @@ def test_arms_differ_in_what_they_change_alone(name: str, tmp_path: Path) -> Non
 
 def test_a_result_tells_what_trained_from_what_diverged(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "words")
-    memory = find_experiment("transformer-xl/memory")
-    assert memory.ablation is not None
-    small = {"iterations": 8, "global_batch_size": 4, "microbatch_size": 4, "warmup_iterations": 0}
     arms = (Arm(name="trains"), Arm(name="diverges", train={"learning_rate": 1e6, "min_learning_rate": 1e6}))
-    ablation = memory.ablation.model_copy(update={"train": memory.ablation.train | small, "arms": arms, "seeds": (1,)})
-    tiny = memory.model_copy(update={"ablation": ablation})
+    tiny = shrunk("transformer-xl/memory", 8, arms=arms)
     run, records = run_ablation(tiny, [dataset], tmp_path / "runs")
     assert {one.series: one.value for one in records if one.quantity == "diverged"} == {"trains": 0, "diverges": 1}
     curve = [one for one in records if (one.series, one.quantity) == ("trains", "training_loss")]
@@ -92,11 +101,9 @@ def test_vocabularies_are_compared_by_the_word(tmp_path: Path) -> None:
     of_words = write_words(tmp_path / "words", of_bytes)
     experiment = find_experiment("transformer-xl/tokens")
     assert experiment.ablation is not None
-    small = {"iterations": 4, "global_batch_size": 4, "microbatch_size": 4, "warmup_iterations": 0}
     bpe, words = experiment.ablation.arms
     words = words.model_copy(update={"model": {"transformer_xl": {"cutoffs": [5, 9], "div_value": 4}}})
-    changed = {"train": experiment.ablation.train | small, "arms": (bpe, words), "seeds": (1,)}
-    tiny = experiment.model_copy(update={"ablation": experiment.ablation.model_copy(update=changed)})
+    tiny = shrunk("transformer-xl/tokens", 4, arms=(bpe, words))
     _, records = run_ablation(tiny, [of_bytes, of_words], tmp_path / "runs")
     found = {(one.series, one.quantity): one.value for one in records if one.x is None}
     tokens, count = (len(TokenFile(path / "valid_text_document").tokens) for path in (of_bytes, of_words))
@@ -119,21 +126,13 @@ def test_vocabularies_are_compared_by_the_word(tmp_path: Path) -> None:
 
 def test_rates_are_swept_and_the_finder_says_where_the_loss_is_lowest(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "words")
-    small = {"iterations": 6, "global_batch_size": 4, "microbatch_size": 4, "warmup_iterations": 0}
-    large = find_experiment("transformer-xl/large-batch")
-    finder = find_experiment("transformer-xl/learning-rate-finder")
-    assert large.ablation is not None
-    assert finder.ablation is not None
-    rates = (1e-3, 1e5)
-    changed = {"train": large.ablation.train | small, "seeds": (1,), "learning_rates": rates}
-    swept = large.model_copy(update={"ablation": large.ablation.model_copy(update=changed)})
+    swept = shrunk("transformer-xl/large-batch", 6, learning_rates=(1e-3, 1e5))
     _, records = run_ablation(swept, [dataset], tmp_path / "runs")
     lost = {(one.series, one.x): one.value for one in records if one.quantity == "diverged"}
     assert {key: value for key, value in lost.items() if key[0] == "Adam"} == {("Adam", 1e-3): 0, ("Adam", 1e5): 1}
     assert len(lost) == 4
     assert "Adam           100000" in format_ablation(swept, records)
-    changed = {"train": finder.ablation.train | small | {"iterations": 12}, "seeds": (1,)}
-    found = finder.model_copy(update={"ablation": finder.ablation.model_copy(update=changed)})
+    found = shrunk("transformer-xl/learning-rate-finder", 12)
     _, records = run_ablation(found, [dataset], tmp_path / "runs")
     curve = [one.x for one in records if (one.series, one.quantity) == ("Adam", "smoothed_loss")]
     assert curve[0] == 1e-4
@@ -143,14 +142,27 @@ def test_rates_are_swept_and_the_finder_says_where_the_loss_is_lowest(tmp_path: 
 
 def test_data_parallel_arms_record_the_noise_scale_over_samples(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "words")
-    scaling = find_experiment("transformer-xl/batch-scaling")
-    assert scaling.ablation is not None
-    small = {"iterations": 6, "global_batch_size": 8, "microbatch_size": 2, "warmup_iterations": 0}
     arms = (Arm(name="growing", train={"rampup_batch_size": [4, 4, 8]}),)
-    changed = {"train": scaling.ablation.train | small, "seeds": (1,), "arms": arms}
-    tiny = scaling.model_copy(update={"ablation": scaling.ablation.model_copy(update=changed)})
+    tiny = shrunk("transformer-xl/batch-scaling", 6, arms=arms, train={"global_batch_size": 8, "microbatch_size": 2})
     _, records = run_ablation(tiny, [dataset], tmp_path / "runs")
     places = [one.x for one in records if one.quantity == "noise_scale"]
     assert places
     assert {*places} <= {4, 8, 16, 24, 32, 40}
     assert {one.x_name for one in records if one.x is not None} == {"samples"}
+
+
+def test_the_posts_example_of_length_adjustment() -> None:
+    assert length_adjusted_perplexity(26.25, 1950, 1699) == pytest.approx(42.5, abs=0.1)
+
+
+@given(perplexity=st.floats(1, 1e4), tokens=st.integers(1, 10**6), words=st.integers(1, 10**6))
+def test_a_text_adjusted_there_and_back_stays_as_likely(perplexity: float, tokens: int, words: int) -> None:
+    if tokens <= 10 * words:
+        there = length_adjusted_perplexity(perplexity, tokens, words)
+        assert length_adjusted_perplexity(there, words, tokens) == pytest.approx(perplexity, rel=1e-9)
+
+
+@pytest.mark.parametrize("values", [(0.5, 1, 1), (2.0, 0, 1), (2.0, 1, -1), (float("nan"), 1, 1)])
+def test_impossible_perplexities_are_refused(values: tuple[float, float, float]) -> None:
+    with pytest.raises(BadInput, match="is impossible"):
+        length_adjusted_perplexity(*values)

@@ -1,10 +1,8 @@
 """`mlm-bench data`: every answer is compared, and a wrong one is found."""
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -12,11 +10,12 @@ from pydoc_data.topics import topics
 import pytest
 
 from experiments.bench.benchmarks.data import whole_case
+from experiments.bench.benchmarks.data_scale import memory_bound_bytes
 from experiments.bench.data_chain import measure_stage
-from experiments.bench.data_memory import memory_bound_bytes
 from experiments.bench.data_stages import cleaning, pairs_of_buckets, pairs_of_queries
 from experiments.bench.data_whole import core_hours
 from lineage.benchmark import Benchmark, Case, read_benchmark
+from tests.commands import call
 
 TEXTS = [topics[name] for name in sorted(topics)][:40]
 STAGES = ["clean", "language", "encode", "signatures", "group", "verify", "decontaminate"]
@@ -26,13 +25,7 @@ def bench(name: str, corpus: Path, *arguments: object) -> "subprocess.CompletedP
     """`mlm-bench NAME` where test sets and a vocabulary can only be in the folder `data` beside the corpus."""
     here = corpus.parent
     alone = {"MLM_DATA_DIR": str(here / "data"), "HOME": str(here), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("mlm-bench")), name, f"--corpus={corpus}", *map(str, arguments)],
-        capture_output=True, text=True, timeout=600,
-        env=os.environ | alone | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"},
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr
-    return done
+    return call(alone | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}, "mlm-bench", name, f"--corpus={corpus}", *arguments)
 
 
 @pytest.fixture(scope="module")

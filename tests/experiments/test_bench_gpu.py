@@ -8,23 +8,15 @@ import pytest
 
 from experiments.bench import gpu_kernels, sizes
 from experiments.bench.benchmarks import gpu
-from experiments.bench.benchmarks.gpu import (
-    MODELS,
-    OURS,
-    Measured,
-    Model,
-    contenders,
-    measure_forward_backward,
-    measure_steps,
-)
+from experiments.bench.benchmarks.gpu import MODELS, OURS, Model, contenders, measure_forward_backward, measure_steps
 from experiments.bench.benchmarks.gpu import summarize as summarize_model
-from experiments.bench.cli import app
+from experiments.bench.cli import main
 from experiments.bench.sizes import read_size
-from experiments.bench.timing import ratio, series
+from experiments.bench.timing import Measured, ratio, series
 from lineage.benchmark import Case, Ratio
-from lineage.command import run_command
 from lineage.errors import UserError
 from reports.benchmarks import load_benchmarks
+from tests.commands import Command
 from tests.engine.triton_interpreter import interpret
 
 SMALL = {"num_layers": 1, "hidden_size": 32, "num_heads": 2, "seq_length": 32, "padded_vocab_size": 256}
@@ -36,21 +28,14 @@ def small_size() -> sizes.BenchSize:
     return replace(tiny, model=tiny.model.model_copy(update=SMALL | {"vocab_size": 256}), warm_up=1)
 
 
-def test_without_a_gpu_one_sentence_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("sys.argv", ["mlm-bench", "gpu", "--json", str(tmp_path / "gpu.json")])
+def test_without_a_gpu_one_sentence_says_so(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("torch.version.cuda", None)
     for gpus, sentence in (([], "there is no NVIDIA GPU here"), ([{"name": "a GPU"}], "is built without CUDA")):
         monkeypatch.setattr(gpu, "list_gpus", lambda found=gpus: found)
-        with pytest.raises(SystemExit) as ended:
-            run_command(app)
-        assert ended.value.code == 4
-        printed = capsys.readouterr()
-        assert printed.err.startswith("error: ")
-        assert printed.err.endswith(f"{sentence}: nothing was measured\n")
-        assert printed.err.count("\n") == 1
-        assert printed.out == ""
+        done = command(main, "mlm-bench", "gpu", "--json", tmp_path / "gpu.json")
+        assert (done.code, done.out) == (4, "")
+        assert done.error.endswith(f"{sentence}: nothing was measured")
+        assert done.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -111,7 +96,7 @@ def test_a_row_holds_ratios_goals_and_who_failed() -> None:
 
 
 def test_the_whole_result_is_printed_kept_and_shown_on_the_page(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """From planted measurements; each is made in a process of its own on a GPU."""
     peer = contenders()[1].name
@@ -136,13 +121,9 @@ def test_the_whole_result_is_printed_kept_and_shown_on_the_page(
     monkeypatch.setattr(gpu, "list_gpus", lambda: [{"name": "a GPU"}])
     monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setattr(gpu, "in_new_process", measured)
-    monkeypatch.setattr("sys.argv", ["mlm-bench", "gpu", "--rounds", "1", "--json", str(tmp_path / "gpu.json")])
-    with pytest.raises(SystemExit) as ended:
-        run_command(app)
-    assert ended.value.code == 3
-    printed = capsys.readouterr()
-    assert printed.err.endswith("error: dropout bfloat16 has 3.0 times the reference's error\n")
-    assert "8.3b, forward and backward" in printed.out
+    done = command(main, "mlm-bench", "gpu", "--rounds", 1, "--json", tmp_path / "gpu.json", ends=3)
+    assert done.error == "error: dropout bfloat16 has 3.0 times the reference's error"
+    assert "8.3b, forward and backward" in done.out
     found = load_benchmarks(tmp_path)
     assert found.problems == ()
     (exhibit,) = found.exhibits

@@ -18,7 +18,6 @@ from experiments.bench.benchmarks.train import (
     ROWS,
     STOCK,
     TUNED,
-    Measured,
     Row,
     contenders,
     differing,
@@ -26,17 +25,18 @@ from experiments.bench.benchmarks.train import (
     measure_steps,
     summarize,
 )
-from experiments.bench.cli import add_benchmarks, app
+from experiments.bench.cli import add_benchmarks, main
 from experiments.bench.compare import compare
 from experiments.bench.show import show
 from experiments.bench.sizes import read_size
-from experiments.bench.timing import Timed
+from experiments.bench.timing import Measured, Timed
 from experiments.bench.train_layouts import pipeline_ideal, summarize_layouts
 from lineage.benchmark import Benchmark, Case, Environment, Ratio, read_benchmark, write_benchmark
 from lineage.command import run_command
 from lineage.environment import describe_environment
 from lineage.errors import BadInput
 from reports.benchmarks import load_benchmarks
+from tests.commands import Command
 
 ROW = Row("tiny", "fp32", 0.0, to_stock=2.0, to_limit=0.5, memory_to_stock=0.5)
 SIZE = read_size("tiny")
@@ -79,7 +79,7 @@ def test_all_contenders_compute_the_same() -> None:
         found = {each.name: [measure_steps(each, size, 0.0)] for each in contenders()}
         assert differing(row, found) == []
         assert all(
-            one[0].peak_bytes >= 0 and len(one[0].cpu_seconds) == size.train.iterations - 2 for one in found.values()
+            one[0].peak_bytes >= 0 and len(one[0].seconds) == size.train.iterations - 2 for one in found.values()
         )
     assert gemm_gflops("fp32") > 1
 
@@ -176,19 +176,12 @@ def test_a_ratio_that_lost_more_than_a_tenth_is_flagged(
         assert fell["small", "memory"] == (factor > 1.1)
 
 
-def test_compare_ends_with_its_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compare_ends_with_its_code(tmp_path: Path, command: Command) -> None:
     old, new = result(tmp_path / "old.json", speed=2.0), result(tmp_path / "new.json", cpu="another", speed=1.0)
     for arguments, code in (((old, new), 3), ((new, old), 0), ((old, tmp_path / "missing.json"), 2), ((old, old), 0)):
-        monkeypatch.setattr("sys.argv", ["mlm-bench", "compare", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            run_command(app)
-        assert (ended.value.code or 0) == code
-        printed = capsys.readouterr()
-        assert "Traceback" not in printed.err
-        assert ("fell by more than a tenth: small / speed" in printed.err) == (code == 3)
-        assert ("the machines differ" in printed.out) == (set(arguments) == {old, new})
+        done = command(main, "mlm-bench", "compare", *arguments, ends=code)
+        assert ("fell by more than a tenth: small / speed" in done.err) == (code == 3)
+        assert ("the machines differ" in done.out) == (set(arguments) == {old, new})
 
 
 @pytest.mark.parametrize(
@@ -215,7 +208,7 @@ def measure(size: Annotated[int, typer.Option(min=1, help="How large.")] = 3) ->
 
 
 def test_one_file_is_a_benchmark_on_the_command_line_on_the_page_and_in_compare(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package, records = tmp_path / "more_benchmarks", tmp_path / "records"
     package.mkdir()
@@ -227,12 +220,9 @@ def test_one_file_is_a_benchmark_on_the_command_line_on_the_page_and_in_compare(
     add_benchmarks(with_more, import_module("more_benchmarks"))
     for size in (3, 1):
         words = ["mlm-bench", "brand-new", f"--size={size}", "--json", str(records / f"{size}.json")]
-        monkeypatch.setattr("sys.argv", words)
         describe_environment.cache_clear()
-        with pytest.raises(SystemExit) as ended:
-            run_command(with_more)
-        assert not ended.value.code
-    assert "at least 2, missed" in capsys.readouterr().out
+        done = command(lambda: run_command(with_more), *words, ends=0)
+    assert "at least 2, missed" in done.out
     assert read_benchmark(records / "1.json").environment.argv == ["mlm-bench", "brand-new", "--size=1"]
     page = load_benchmarks(records)
     assert (page.problems, [exhibit.title for exhibit in page.exhibits]) == ((), ["A new benchmark"] * 2)

@@ -1,13 +1,12 @@
 """A verb says what its work takes before it starts, and at its end where the result lies."""
 
-import os
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from tests.experiments.machines import call
+from tests.commands import call
 
 ROWS = """cluster,gpus,global_batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp
 dgx-a100-80g,64,512,2,3072,32,30,2048,1,64,1
@@ -41,8 +40,7 @@ def here(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("command", COSTS, ids=lambda command: " ".join(command.split()[:2]))
 def test_the_cost_comes_first_and_the_place_of_the_result_last(command: str, here: Path) -> None:
     cost, result = COSTS[command]
-    done = call({**os.environ, "OMP_NUM_THREADS": "1"}, *shlex.split(command.format(here=here)))
-    assert done.returncode == 0, done.stderr
+    done = call({"OMP_NUM_THREADS": "1"}, *shlex.split(command.format(here=here)), ends=0)
     assert re.fullmatch(f"cost: {cost}", done.stderr.splitlines()[0]), done.stderr
     assert done.stdout.splitlines()[-1].startswith(result.format(here=here))
     assert not re.search(r"[\r\x1b]", done.stdout + done.stderr)
@@ -50,6 +48,6 @@ def test_the_cost_comes_first_and_the_place_of_the_result_last(command: str, her
 
 def test_quiet_leaves_the_result(here: Path) -> None:
     command = "mlm-experiment preflight --ranks 1 --runs {here}/preflight --quiet"
-    done = call({**os.environ, "OMP_NUM_THREADS": "1"}, *shlex.split(command.format(here=here)))
+    done = call({"OMP_NUM_THREADS": "1"}, *shlex.split(command.format(here=here)))
     assert (done.returncode, done.stderr) == (0, "")
     assert "good    all-reduce" in done.stdout

@@ -15,7 +15,8 @@ from lineage.digest import seal
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
-from tests.experiments.machines import ROOT, call, with_gpus
+from tests.commands import ROOT, call
+from tests.experiments.machines import with_gpus
 
 EXPERIMENT = "2021/figure-11"
 CLAIM = {"experiment": EXPERIMENT, "series": "B=8", "quantity": "tflops_per_gpu", "x": 4.0}  # 121 TFLOP/s, ± 5 %
@@ -179,8 +180,7 @@ def test_the_kept_reproduction_is_scaled_at_the_same_share_of_training() -> None
 def test_the_commands(tmp_path: Path) -> None:
     machine = with_gpus(tmp_path / "bin", 0, 0)
     runs = tmp_path / "runs"
-    done = call(machine, "mlm-experiment", "run", "--all", "--mode", "simulate", "--runs", runs)
-    assert done.returncode == 0
+    done = call(machine, "mlm-experiment", "run", "--all", "--mode", "simulate", "--runs", runs, ends=0)
     assert re.fullmatch(r"cost: \d+ experiments one after the other, [^\n]+\n", done.stderr)
     unfinished = RunDirectory.begin(runs, "unfinished", "experiment", {"mode": "measure"}, {})
     write_records(unfinished.path / RECORDS, [])
@@ -200,14 +200,12 @@ def test_the_commands(tmp_path: Path) -> None:
         shown = sum(f"  {outcome}  " in line for line in rows[len(papers) + 3 :])
         assert shown == int(total.split()[1 + place]), outcome
     planted(runs, value=60)
-    done = call(machine, "mlm-experiment", "compare", "--all", "--results", runs)
-    assert done.returncode == 3
+    done = call(machine, "mlm-experiment", "compare", "--all", "--results", runs, ends=3)
     assert [line.split()[0] for line in done.stdout.splitlines() if "  DIVERGED  " in line][1:] == [
         "2021/figure-11/b=8/4"
     ]
     assert done.stderr == "error: 2021/figure-11/b=8/4: the number found here is beyond the claim's tolerance\n"
-    done = call(machine, "mlm-experiment", "list", "--results", runs)
-    assert done.returncode == 0
+    done = call(machine, "mlm-experiment", "list", "--results", runs, ends=0)
     assert "1 DIVERGED" in done.stdout
 
 
@@ -223,7 +221,6 @@ def test_the_commands(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_gets_a_sentence(arguments: list[str], code: int, said: str, tmp_path: Path) -> None:
-    done = call(with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", *arguments)
-    assert done.returncode == code
+    done = call(with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", *arguments, ends=code)
     assert said in done.stderr
     assert done.stderr.count("\n") == 1

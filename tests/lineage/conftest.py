@@ -96,3 +96,9 @@ def start(application: Path) -> Start:
         )
 
     return start
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a process that ends by itself."""
+    out, err = process.communicate(timeout=600)
+    return process.returncode, out, err

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from lineage.command import CommandLine
 from tests.architecture.rooms import command_names
-from tests.lineage.conftest import Start
+from tests.lineage.conftest import Start, ended
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
@@ -26,9 +26,7 @@ CODES = {
 
 @pytest.mark.parametrize(("name", "code"), CODES.items())
 def test_each_error_has_its_exit_code_and_its_sentence(start: Start, name: str, code: int) -> None:
-    process = start("fail", name)
-    out, err = process.communicate(timeout=600)
-    assert (process.returncode, out, err) == (code, "", "error: one clear sentence\n")
+    assert ended(start("fail", name)) == (code, "", "error: one clear sentence\n")
 
 
 @pytest.mark.parametrize("command", command_names())
@@ -50,15 +48,13 @@ def test_every_verb_takes_quiet_and_has_help_without_control_characters(
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["run"], ["--unknown"]])
 def test_help_and_mistakes_have_no_control_characters_in_a_pipe(start: Start, arguments: list[str]) -> None:
-    out, err = start(*arguments, GITHUB_ACTIONS="", FORCE_COLOR="", PY_COLORS="").communicate(timeout=600)
+    _, out, err = ended(start(*arguments, GITHUB_ACTIONS="", FORCE_COLOR="", PY_COLORS=""))
     assert out or err
     assert not CONTROL.search(out + err)
 
 
 def test_only_the_first_rank_speaks(start: Start) -> None:
-    process = start("fail", "DataMissing", RANK="1")
-    assert process.communicate(timeout=600) == ("", "")
-    assert process.returncode == 5
+    assert ended(start("fail", "DataMissing", RANK="1")) == (5, "", "")
 
 
 @pytest.mark.parametrize(
@@ -76,18 +72,15 @@ def test_only_the_first_rank_speaks(start: Start) -> None:
 def test_a_first_argument_that_is_no_verb_goes_to_the_default_verb(
     start: Start, arguments: list[str], code: int, out: str
 ) -> None:
-    process = start(*arguments)
-    found, err = process.communicate(timeout=600)
-    assert (process.returncode, found) == (code, out)
+    found, said, err = ended(start(*arguments))
+    assert (found, said) == (code, out)
     assert "Traceback" not in err
 
 
 def test_help_is_about_the_whole_command(start: Start) -> None:
-    process = start("--help")
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 0
+    code, out, err = ended(start("--help"))
+    assert (code, err) == (0, "")
     assert all(verb in out for verb in ("run", "fail", "lines"))
-    assert err == ""
 
 
 @pytest.mark.parametrize("options", [[], ["--swallow"]])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lineage.progress import Progress, format_duration
-from tests.lineage.conftest import Start
+from tests.lineage.conftest import Start, ended
 
 
 class Clock:
@@ -101,25 +101,23 @@ SAID = re.compile(
 
 
 def test_a_pipe_gets_lines_without_control_characters(start: Start) -> None:
-    out, err = start("count", 3).communicate(timeout=600)
+    _, out, err = ended(start("count", 3))
     assert out == ""
     assert SAID.fullmatch(err), err
 
 
 @pytest.mark.parametrize("arguments", [["count", 3, "--quiet"], ["--quiet", "parent"], ["parent", "--quiet"]])
 def test_quiet_leaves_warnings_alone_in_child_processes_too(start: Start, arguments: list[object]) -> None:
-    process = start(*arguments)
-    out, err = process.communicate(timeout=600)
+    code, out, err = ended(start(*arguments))
     if arguments[0] == "--quiet":  # it is an option of verbs
-        assert process.returncode == 2
+        assert code == 2
     else:
-        assert (process.returncode, out, err) == (0, "", "warning: small\n")
+        assert (code, out, err) == (0, "", "warning: small\n")
     assert SAID.fullmatch(start("parent").communicate(timeout=600)[1])
 
 
 def test_after_an_error_no_line_claims_the_end(start: Start) -> None:
-    process = start("count", 3, "--fail")
-    _, err = process.communicate(timeout=600)
+    _, _, err = ended(start("count", 3, "--fail"))
     assert err == "cost: counts to 3; in no time\nerror: failed while counting\n"
 
 

@@ -1,19 +1,17 @@
 """`mlm-verify`: what is on disk is what was written, or the file that is not is named."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from lineage.digest import read_digest, seal
 from lineage.run import RunDirectory
-
-VERIFY = str(Path(sys.executable).with_name("mlm-verify"))
+from tests.commands import call
 
 
 def verify(path: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([VERIFY, "run", str(path), "--quiet"], capture_output=True, text=True, timeout=600)
+    return call({}, "mlm-verify", "run", path, "--quiet")
 
 
 @pytest.fixture

@@ -25,33 +25,9 @@ BLOG = "NVIDIA ADLR blog, September 2019"
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)> & \u202eevil\x00\ud800"
 
 PUBLISHED_FIGURE_6 = {
-    "355m": {
-        20000: 21.16,
-        50000: 18.08,
-        100000: 16.73,
-        150000: 16.1,
-        200000: 15.67,
-        250000: 15.4,
-        300000: 15.29,
-    },
-    "2.5b": {
-        20000: 15.84,
-        50000: 13.28,
-        100000: 12.05,
-        150000: 11.43,
-        200000: 11.01,
-        250000: 10.77,
-        300000: 10.67,
-    },
-    "8.3b": {
-        20000: 14.14,
-        50000: 11.79,
-        100000: 10.62,
-        150000: 9.99,
-        200000: 9.59,
-        250000: 9.36,
-        300000: 9.27,
-    },
+    "355m": {20000: 21.16, 50000: 18.08, 100000: 16.73, 150000: 16.1, 200000: 15.67, 250000: 15.4, 300000: 15.29},
+    "2.5b": {20000: 15.84, 50000: 13.28, 100000: 12.05, 150000: 11.43, 200000: 11.01, 250000: 10.77, 300000: 10.67},
+    "8.3b": {20000: 14.14, 50000: 11.79, 100000: 10.62, 150000: 9.99, 200000: 9.59, 250000: 9.36, 300000: 9.27},
 }
 PUBLISHED_TABLE_3 = {
     "355m": (19.31, 45.18, 19.22, 46.26),
@@ -152,14 +128,7 @@ def summary() -> dict[str, Any]:
 
 
 def _shape(
-    layers: int,
-    hidden: int,
-    heads: int,
-    length: int,
-    vocabulary: int,
-    parameters: int,
-    batch: int,
-    steps: int,
+    layers: int, hidden: int, heads: int, length: int, vocabulary: int, parameters: int, batch: int, steps: int
 ) -> dict[str, Any]:
     return {
         "num_layers": layers,
@@ -184,16 +153,7 @@ def ledger() -> dict[str, Any]:
         "decontaminate": {"test_set_overlap": 6},
     }
     documents, stages = 4000, []
-    for name in [
-        "source",
-        "clean",
-        "language",
-        "length",
-        "deduplicate",
-        "decontaminate",
-        "split",
-        "tokenize",
-    ]:
+    for name in ["source", "clean", "language", "length", "deduplicate", "decontaminate", "split", "tokenize"]:
         reasons = dropped.get(name, {})
         after = documents - sum(reasons.values())
         sample = [{"id": "doc-7", "excerpt": HOSTILE if name == "length" else "An ordinary text.\nTwo lines."}]

@@ -1,21 +1,18 @@
 """`mlm-report compare`: every difference between two runs of a kind, and nothing that is equal."""
 
 import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lineage.atomic import write_json
 from reports.compare import compare
+from tests.commands import call
 from tests.reports.reproduction import write_reproduction
 from tests.reports.trained import write_run
 
-
-def run_compare(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from reports.cli import main; main()", "compare", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env={"COLUMNS": "140"})
+run_compare = partial(call, {"COLUMNS": "140"}, "mlm-report", "compare")
 
 
 def test_settings_inputs_and_code_that_differ_are_all_that_is_listed(tmp_path: Path) -> None:
@@ -70,8 +67,7 @@ def test_what_cannot_be_compared_is_refused_in_a_sentence(tmp_path: Path) -> Non
         ((run, tmp_path / "absent"), 2, "is not a run directory"),
         ((run, tmp_path), 2, "is not a run directory"),
     ):
-        done = run_compare(*arguments)
-        assert done.returncode == code
+        done = run_compare(*arguments, ends=code)
         assert sentence in done.stderr
         assert len(done.stderr.splitlines()) == 1
 
@@ -79,7 +75,6 @@ def test_what_cannot_be_compared_is_refused_in_a_sentence(tmp_path: Path) -> Non
 def test_a_damaged_part_is_named_and_the_rest_compared(tmp_path: Path) -> None:
     one, other = write_run(tmp_path / "a"), write_run(tmp_path / "b")
     (other / "summary.json").write_text("{", encoding="utf-8")
-    done = run_compare(one, other)
-    assert done.returncode == 6
+    done = run_compare(one, other, ends=6)
     assert "The summary of small-0123abcd cannot be shown" in done.stderr
     assert "training loss" in done.stdout

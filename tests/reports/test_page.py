@@ -143,14 +143,7 @@ def test_csv_files_hold_the_records(built: Built) -> None:
             assert float(row["value"]) == record.value
             assert (float(row["x"]) if row["x"] else None) == record.x
             kept = (row["series"], row["kind"], row["source"], row["digest"], row["unit"], row["note"])
-            assert kept == (
-                record.series,
-                record.kind,
-                record.source,
-                record.digest or "",
-                record.unit,
-                record.note,
-            )
+            assert kept == (record.series, record.kind, record.source, record.digest or "", record.unit, record.note)
 
 
 def test_ledger_csv_adds_up(built: Built) -> None:

@@ -1,8 +1,6 @@
 """`mlm-report watch`: what a run's files say, of a run at any stage, and a sentence where there is none."""
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from reports.watch import BARS, look_at, render_view, sparkline
+from tests.commands import call
 from tests.reports.reproduction import write_reproduction
 from tests.reports.trained import write_run
 
@@ -20,14 +19,9 @@ def shown(run: Path) -> str:
     return console.export_text()
 
 
-def watch(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from reports.cli import main; main()", "watch", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-
-
 def test_a_finished_run_is_printed_once(tmp_path: Path) -> None:
     run = write_run(tmp_path)
-    done = watch(run)
+    done = call({}, "mlm-report", "watch", run)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{run.name}: complete" in done.stdout
     assert "40 of 40" in done.stdout
@@ -73,8 +67,7 @@ def test_what_is_no_run_is_refused_in_one_sentence(case: str, tmp_path: Path) ->
     }[case]
     if case == "damaged":
         (run / "manifest.json").write_text("{", encoding="utf-8")
-    done = watch(target)
-    assert done.returncode == code
+    done = call({}, "mlm-report", "watch", target, ends=code)
     assert sentence in done.stderr
     assert len(done.stderr.splitlines()) == 1
 

@@ -32,6 +32,11 @@ BASE_MEGABYTES = 2
 """For each worker, in the build whose cost is that of starting."""
 TOLERANCE = 0.2
 POLL_SECONDS = 0.1
+WORKER_BYTES = 700_000_000
+"""A worker with every library, table and n-gram of the test sets loaded."""
+LARGEST_DOCUMENT_FACTOR = 12
+DOCUMENT_BYTES = 40
+"""Arrays of document numbers, in one process at a time."""
 NOTES = (
     "A corpus of a given size is made of paragraphs of the named one, drawn at random for each document, so that few "
     "documents are near-duplicates at any size.",
@@ -49,7 +54,6 @@ def measure(
     """Throughput and peak memory of the data pipeline at 20, 200 and 2,000 MB, held to the stated bound."""
     from data_pipeline.runner import ROOM_OF_A_DATASET
     from experiments.bench.data_chain import choose_vocabulary
-    from experiments.bench.data_memory import memory_bound_bytes
 
     paragraphs, sizes = _paragraphs(corpus), megabytes or SIZES
     announce(
@@ -169,11 +173,7 @@ def _build(corpus: Path, vocabulary: str, workers: int, bound: int | None) -> di
     if process.returncode:
         raise UserError(f"building {corpus.name} failed: {(said.strip().splitlines() or ['it said nothing'])[-1]}")
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {
-        "seconds": round(time.monotonic() - start, 3),
-        "cpu_seconds": round(cpu, 3),
-        "peak_bytes": peaks[0],
-    }
+    return {"seconds": round(time.monotonic() - start, 3), "cpu_seconds": round(cpu, 3), "peak_bytes": peaks[0]}
 
 
 def _watch(process: "subprocess.Popen[str]", peaks: list[int]) -> None:
@@ -202,3 +202,14 @@ def _resident_bytes(pid: int) -> int:
         return 0
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
     return int(fields.get("VmRSS", "0").split()[0]) * 1024
+
+
+def memory_bound_bytes(documents: int, largest_document_bytes: int, workers: int) -> int:
+    """The most memory that all processes of a build hold together, whatever the size of the corpus.
+
+    40 bytes for each document in the process that links them, and for each worker 0.7 GB and 12 times its largest
+    document. The process that hands out work counts as a worker if there are several.
+    """
+    processes = workers + 1 if workers > 1 else 1
+    each = WORKER_BYTES + LARGEST_DOCUMENT_FACTOR * largest_document_bytes
+    return processes * each + DOCUMENT_BYTES * documents

@@ -1,6 +1,8 @@
 """Evaluation on one core beside the plain loop and lm-evaluation-harness: same requests, same answers, in turn."""
 
+import ctypes
 import importlib.util
+import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +19,6 @@ from engine.config import ModelConfig
 from engine.launch.allocator import keep_large_buffers
 from evaluation.protocol import Request
 from experiments.bench.eval_contenders import Answer, Score, export_model, harness, our_model, ours, plain_loop
-from experiments.bench.eval_memory import peak_bytes
 from experiments.bench.timing import load_average, ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.errors import DataMissing
@@ -210,3 +211,26 @@ def measure_memory(name: str, config: ModelConfig, batch: int) -> Case:
 
 def _ready(function: Score, requests: Sequence[Request], batch_size: int | None) -> Callable[[], object]:
     return lambda: function(requests, batch_size)
+
+
+def peak_bytes(make: Callable[[], Callable[[], object]]) -> int:
+    """Bytes that `work = make(); work()` needs at most during `work()` above what `make()` left in use."""
+    from engine.launch.forked import run_forked
+
+    (found,) = run_forked(_measure, 1, make, timeout_seconds=600)
+    return int(found)
+
+
+def _measure(make: Callable[[], Callable[[], object]]) -> int:
+    work = make()
+    ctypes.CDLL(None).malloc_trim(0)  # what building it left free would hide what the work takes
+    before = _status_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    work()
+    return _status_bytes("VmHWM") - before
+
+
+def _status_bytes(name: str) -> int:
+    match = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert match is not None
+    return 1024 * int(match[1])

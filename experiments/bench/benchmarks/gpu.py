@@ -18,7 +18,7 @@ from experiments.bench.gpu_kernels import check_kernels, measure_kernels, measur
 from experiments.bench.ours import build_ours
 from experiments.bench.peers import build_huggingface, build_nanogpt
 from experiments.bench.sizes import BenchSize, published_size
-from experiments.bench.timing import Rounds, differing_losses, finite, ratio, series, time_contender
+from experiments.bench.timing import Measured, Rounds, differing_losses, finite, ratio, series, time_contender
 from lineage.benchmark import Benchmark, Case, Series
 from lineage.environment import list_gpus
 from lineage.errors import HardwareMissing, UserError
@@ -45,16 +45,6 @@ MODELS = (Model("355m", 32, 0.50), Model("2.5b", 8, 0.58))
 LARGEST = ("8.3b", 8)
 """Forward and backward alone, all layers recomputed: its optimizer's state, 14 bytes a parameter, does not fit."""
 ITERATIONS, WARM_UP = 9, 3
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One contender in one round."""
-
-    seconds: list[float]
-    """Of every timed iteration."""
-    losses: list[float]
-    peak_bytes: int
 
 
 def contenders() -> list[Contender]:

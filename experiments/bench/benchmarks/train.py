@@ -16,6 +16,7 @@ from experiments.bench.ours import build_ours
 from experiments.bench.peers import build_nanogpt
 from experiments.bench.sizes import BenchSize, read_size
 from experiments.bench.timing import (
+    Measured,
     Rounds,
     differing_losses,
     finite,
@@ -67,16 +68,6 @@ ROWS = (
 )
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One contender in one round."""
-
-    cpu_seconds: list[float]
-    """Of every timed iteration."""
-    losses: list[float]
-    peak_bytes: int
-
-
 def contenders() -> list[Contender]:
     """In the order in which every round measures them."""
     return [
@@ -87,8 +78,7 @@ def contenders() -> list[Contender]:
 
 
 def measure(
-    rounds: Rounds = 3,
-    case: Annotated[list[str] | None, typer.Option(help="Only this row; may be repeated.")] = None,
+    rounds: Rounds = 3, case: Annotated[list[str] | None, typer.Option(help="Only this row; may be repeated.")] = None
 ) -> Benchmark:
     """Training on one core beside nanoGPT, stock and tuned, and beside the core's limit; then two processes to one.
 
@@ -136,7 +126,7 @@ def measure(
 
 def summarize(row: Row, size: BenchSize, found: dict[str, list[Measured]], gflops: Sequence[float]) -> Case:
     """One case of the result, from every contender's rounds and what matrix products reached in each."""
-    rates = {name: [size.tokens / median(one.cpu_seconds) for one in many] for name, many in found.items()}
+    rates = {name: [size.tokens / median(one.seconds) for one in many] for name, many in found.items()}
     limits = [rate * 1e9 / flops_per_token(size.model, causal=True) for rate in gflops]
     peaks = {name: [one.peak_bytes for one in many] for name, many in found.items()}
     return Case(

@@ -10,7 +10,8 @@ from experiments.launch.rank import name_rank
 from experiments.reproduce.plan import LADDER, manifest_file
 from lineage.config import load_config, parse_config
 from lineage.errors import BadInput
-from tests.experiments.machines import call, with_gpus
+from tests.commands import call
+from tests.experiments.machines import with_gpus
 
 VALUES = {"name": "job", "model": "8.3b", "dataset": "runs/data", "nodes": 32, "ranks_per_node": 16}
 
@@ -91,14 +92,11 @@ def test_the_command_writes_the_files_and_says_what_to_do(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        (["nowhere.toml"], "no job 'nowhere.toml'"),
-        ([str(manifest_file("8.3b")), "--set", "nodes=7"], "divide"),
-    ],
+    [(["nowhere.toml"], "no job 'nowhere.toml'"), ([str(manifest_file("8.3b")), "--set", "nodes=7"], "divide")],
 )
 def test_a_refused_job_leaves_nothing(tmp_path: Path, arguments: list[str], words: str) -> None:
-    done = call(with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", "launch", *arguments, "--out", tmp_path / "out")
-    assert done.returncode == 2
+    done = call(
+        with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", "launch", *arguments, "--out", tmp_path / "out", ends=2
+    )
     assert words in done.stderr
-    assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()

@@ -52,7 +52,7 @@ def test_the_sets_are_whole() -> None:
 
 @pytest.mark.parametrize(("name", "most"), [("single node", 0.09), ("several nodes", 0.08)])
 def test_held_out_rows_are_predicted(held_out: dict[str, HeldOut], name: str, most: float) -> None:
-    assert held_out[name].mean_absolute_error <= most
+    assert np.abs(1 / held_out[name].ratios - 1).mean() <= most
     assert 0.85 <= held_out[name].covered <= 0.95
 
 
@@ -88,7 +88,7 @@ def test_the_shipped_files_are_as_the_command_writes_them(held_out: dict[str, He
 
 
 def test_a_fit_finds_the_constants_behind_its_rows() -> None:
-    truth = A100_MACHINE._replace(matmul_efficiency=0.7, memory_efficiency=0.5, host_layer_seconds=2e-3)
+    truth = A100_MACHINE.replaced(matmul_efficiency=0.7, memory_efficiency=0.5, host_layer_seconds=2e-3)
     sizes = product((1, 4), (512, 2048, 8192), (1, 8))
     shapes = [Workload(8, 64, b, h, 16, 12, 1024, t, 8 // t, 1) for b, h, t in sizes]
     times = predicted(truth, [Observation("planted", shape, "iteration_seconds", 1.0) for shape in shapes]).tolist()

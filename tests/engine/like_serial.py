@@ -1,0 +1,42 @@
+"""What any layout must have in common with the serial run."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.config import TrainConfig
+from engine.model.microbatch import PipelineInput
+from engine.optim.schedule import learning_rate
+from engine.pipeline.partition import PartitionedModel
+from engine.step import TrainingStep
+
+Result = dict[str, Any]
+
+
+def trained(
+    model: PartitionedModel, step: TrainingStep, train: TrainConfig, batch: Callable[[int], list[PipelineInput]]
+) -> Result:
+    """Train on this rank's microbatches of each iteration: losses, norms, whole gradients and weights of its stages."""
+    losses, norms = [], []
+    for iteration in range(train.iterations):
+        gradient = step.gradient(batch(iteration))
+        losses.append(gradient.loss)
+        norms.append(gradient.norm)
+        gradients = {p.name: p.gather(p.local.grad.clone()).numpy() for p in model.parameters}
+        step.update(gradient, learning_rate(train, iteration + 1))
+    weights = {p.name: p.gather(p.local.data).numpy() for p in model.parameters}
+    return {"losses": losses, "norms": norms, "gradients": gradients, "weights": weights}
+
+
+def assert_like_serial(ranks: Sequence[Result], serial: Result) -> None:
+    """Every rank's numbers are the serial run's, and the ranks together have every parameter."""
+    tensors = ("gradients", "weights")
+    for what in tensors:
+        assert {name for rank in ranks for name in rank[what]} == serial[what].keys()
+    for rank in ranks:
+        for what in rank.keys() - set(tensors):
+            np.testing.assert_allclose(rank[what], serial[what], rtol=0, atol=1e-10, err_msg=what)
+        for what in tensors:
+            for name, value in rank[what].items():
+                np.testing.assert_allclose(value, serial[what][name], rtol=0, atol=1e-10, err_msg=f"{what} {name}")
