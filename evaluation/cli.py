@@ -72,15 +72,15 @@ class Options:
 
 def _scores(command: Callable[..., None]) -> Callable[..., None]:
     """The command with each field of `Options` as an option of its own, after its other parameters."""
-    own, added = (inspect.signature(one).parameters for one in (command, Options))
+    own, added = (inspect.signature(parameter).parameters for parameter in (command, Options))
 
     @wraps(command)
     def run(**given: Any) -> None:
         command(options=Options(**{name: given.pop(name) for name in added}), **given)
 
-    parameters = [*(one for name, one in own.items() if name != "options"), *added.values()]
+    parameters = [*(parameter for name, parameter in own.items() if name != "options"), *added.values()]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
@@ -153,20 +153,20 @@ def compare_command(
     settings = options.settings()
     from evaluation.evaluate import evaluate, named_task
 
-    one, other = (evaluate(ckpt, {name: named_task(name) for name in task}, settings) for ckpt in (first, second))
+    left, other = (evaluate(ckpt, {name: named_task(name) for name in task}, settings) for ckpt in (first, second))
     if not is_first_rank():
         return
-    names = [name for name in one.done if name in other.done]
+    names = [name for name in left.done if name in other.done]
     if differing := [
-        name for name in names if one.done[name].result.data_digest != other.done[name].result.data_digest
+        name for name in names if left.done[name].result.data_digest != other.done[name].result.data_digest
     ]:
         raise BadInput(f"{differing[0]}: the two checkpoints were scored on different texts")
-    differences = [paired_difference(name, one.done[name].losses(), other.done[name].losses()) for name in names]
+    differences = [paired_difference(name, left.done[name].losses(), other.done[name].losses()) for name in names]
     console = Console()
-    for evaluations in (one, other):
+    for evaluations in (left, other):
         print_conventions(console, {name: evaluations.done[name].result for name in names}, evaluations.missing)
     print_differences(console, differences)
-    first_results, second_results = ({name: e.done[name].result for name in names} for e in (one, other))
+    first_results, second_results = ({name: e.done[name].result for name in names} for e in (left, other))
     _write(
         json,
         {

@@ -49,4 +49,4 @@ def score_with_memory(
         parts.append(score_rows(model, hidden, tokens[0, 1:], None))
         on_progress(1)
     log_probabilities, greedy, allowed = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-    return Scores(log_probabilities, greedy, allowed, np.array([one.num_scored for one in segments], np.int64))
+    return Scores(log_probabilities, greedy, allowed, np.array([segment.num_scored for segment in segments], np.int64))

@@ -16,9 +16,9 @@ def read_official(path: Path, sha256: str, name: str) -> str:
         content = path.read_bytes()
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
-    found = hashlib.sha256(content).hexdigest()
-    if found != sha256:
-        raise IntegrityFailure(f"{path} is not {name}: its SHA-256 begins {found[:12]}, not {sha256[:12]}")
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != sha256:
+        raise IntegrityFailure(f"{path} is not {name}: its SHA-256 begins {digest[:12]}, not {sha256[:12]}")
     return content.decode("utf-8")
 
 

@@ -98,25 +98,25 @@ def score(
         return score_batch(model, [requests[index] for index in batches[batch]], banned)
 
     with ExitStack() as stack:
-        found: dict[int, Scores] = {}
+        by_batch: dict[int, Scores] = {}
         entry = None
         if store:
             settings = _describe(model, banned) | {"requests": digest_batches(requests, batches)}
             entry = stack.enter_context(store.entry(settings))
             if mesh.is_first:
-                found = entry.read([counts[batch] for batch in batches])
-        found = mesh.gather_objects(found)[0]
-        on_resumed(sum(len(batches[batch]) for batch in found))
-        mine = [batch for batch in range(len(batches)) if batch not in found][mesh.dp.rank :: mesh.dp.size]
+                by_batch = entry.read([counts[batch] for batch in batches])
+        by_batch = mesh.gather_objects(by_batch)[0]
+        on_resumed(sum(len(batches[batch]) for batch in by_batch))
+        mine = [batch for batch in range(len(batches)) if batch not in by_batch][mesh.dp.rank :: mesh.dp.size]
         for batch, scores in in_workers(score_one, mine, _workers(model, workers), mesh.device.type == "cpu"):
             if scores and mesh.tp.rank == 0:
-                found[batch] = scores
+                by_batch[batch] = scores
                 if entry:
                     entry.add(batch, scores)
             on_progress(len(batches[batch]))
-        for others in mesh.gather_objects(found):
-            found |= others
-    return _in_request_order(batches, found, counts)
+        for others in mesh.gather_objects(by_batch):
+            by_batch |= others
+    return _in_request_order(batches, by_batch, counts)
 
 
 def _workers(model: ScoringModel, workers: int | None) -> int:
@@ -149,11 +149,13 @@ def _code_digest(network: str) -> str:
     return sha256_json([sha256_file(Path(str(sys.modules[name].__file__))) for name in modules])
 
 
-def _in_request_order(batches: Sequence[Sequence[int]], found: dict[int, Scores], counts: NDArray[np.int64]) -> Scores:
+def _in_request_order(
+    batches: Sequence[Sequence[int]], by_batch: dict[int, Scores], counts: NDArray[np.int64]
+) -> Scores:
     starts = np.cumsum(counts) - counts
     total = int(counts.sum())
     scores = Scores(np.empty(total), np.empty(total, np.bool_), np.empty(total, np.bool_), counts)
-    for batch, part in found.items():
+    for batch, part in by_batch.items():
         places = np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in batches[batch]])
         scores.log_probabilities[places] = part.log_probabilities
         scores.greedy[places] = part.greedy

@@ -67,14 +67,14 @@ class StoredScores:
 
     def read(self, num_scored: Sequence[NDArray[np.int64]]) -> dict[int, Scores]:
         """What is kept of the batches, whose requests score so many tokens each."""
-        found: dict[int, Scores] = {}
+        kept: dict[int, Scores] = {}
         for path in sorted(self._directory.glob(f"*{SUFFIX}")):
             try:
-                found |= _parse(path.read_bytes(), num_scored)
+                kept |= _parse(path.read_bytes(), num_scored)
                 os.utime(self._directory)
             except OSError:
                 continue
-        return found
+        return kept
 
     def add(self, batch: int, scores: Scores) -> None:
         """Keep a batch; it outlives the process from now on."""
@@ -114,7 +114,7 @@ def remove_oldest(folder: Path, largest_bytes: int = LARGEST_BYTES) -> None:
 
 
 def _parse(data: bytes, num_scored: Sequence[NDArray[np.int64]]) -> dict[int, Scores]:
-    found: dict[int, Scores] = {}
+    parsed: dict[int, Scores] = {}
     start = 0
     while start + HEADER.size <= len(data):
         batch, count, checksum = HEADER.unpack_from(data, start)
@@ -127,6 +127,6 @@ def _parse(data: bytes, num_scored: Sequence[NDArray[np.int64]]) -> dict[int, Sc
             break
         log_probabilities = np.frombuffer(body, "<f8", count)
         greedy, allowed = np.frombuffer(body, np.bool_, 2 * count, 8 * count).reshape(2, count)
-        found[batch] = Scores(log_probabilities, greedy, allowed, num_scored[batch])
+        parsed[batch] = Scores(log_probabilities, greedy, allowed, num_scored[batch])
         start = end
-    return found
+    return parsed

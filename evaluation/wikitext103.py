@@ -94,6 +94,6 @@ def _expect_gpt2(tokenizer: Encoder, stream: Stream, published: int) -> None:
         _expect(stream.num_tokens, published, "GPT-2 tokens")
 
 
-def _expect(found: int, published: int, what: str) -> None:
-    if found != published:
-        raise IntegrityFailure(f"WikiText-103 gives {found} {what} here, not the published {published}")
+def _expect(count: int, published: int, what: str) -> None:
+    if count != published:
+        raise IntegrityFailure(f"WikiText-103 gives {count} {what} here, not the published {published}")

@@ -46,8 +46,8 @@ class Lazy(Sequence[T]):
     def __getitem__(self, place: slice) -> list[T]: ...
 
     def __getitem__(self, place: int | slice) -> T | list[T]:
-        found = self._places[place]
-        return self._make(found) if isinstance(found, int) else [self._make(one) for one in found]
+        chosen = self._places[place]
+        return self._make(chosen) if isinstance(chosen, int) else [self._make(index) for index in chosen]
 
 
 def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> Lazy[Window]:

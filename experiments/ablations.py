@@ -78,7 +78,7 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     announce(f"{trainings} trainings on {ablation.ranks} ranks, each with its own cost below")
     if ablation.finder:
         return _record(experiment, _sweeps(experiment, ablation.finder, datasets[0]), {}, runs)
-    found = [
+    trained = [
         _train(
             arm.name, seed, rate, ablation.ranks, configure(experiment, arm, seed, datasets[arm.dataset], rate), runs
         )
@@ -86,10 +86,10 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
         for arm in ablation.arms
         for rate in ablation.learning_rates or (None,)
     ]
-    numbers = [line for one in found for line in _numbers(one)]
+    numbers = [line for each in trained for line in _numbers(each)]
     places = {arm.name: arm.dataset for arm in ablation.arms}
-    numbers += [line for one in found if lengths for line in _numbers_per_word(one, lengths[places[one.arm]])]
-    parents = {one.run.path.name: one.run.digest for one in found if one.run.is_complete}
+    numbers += [line for each in trained if lengths for line in _numbers_per_word(each, lengths[places[each.arm]])]
+    parents = {each.run.path.name: each.run.digest for each in trained if each.run.is_complete}
     return _record(experiment, numbers, parents, runs)
 
 
@@ -103,7 +103,7 @@ def _record(
 def ablation_of(experiment: Experiment) -> Ablation:
     """Its ablation. Raises BadInput where there is none."""
     if experiment.ablation is None:
-        names = ", ".join(one.name for one in load_experiments().values() if one.ablation)
+        names = ", ".join(other.name for other in load_experiments().values() if other.ablation)
         raise BadInput(f"{experiment.name} has no ablation; there are {names}")
     return experiment.ablation
 
@@ -128,10 +128,18 @@ def format_ablation(experiment: Experiment, records: Sequence[Record]) -> str:
     ablation = ablation_of(experiment)
     lines = [ablation.question]
     if ablation.finder:
-        rates = [(one.series, one.seed, one.value) for one in records if one.quantity == "lowest_loss_rate"]
+        rates = [
+            (record.series, record.seed, record.value) for record in records if record.quantity == "lowest_loss_rate"
+        ]
         return "\n".join([*lines, *(f"{arm:28} seed {seed}: loss lowest at {rate:.3g}" for arm, seed, rate in rates)])
-    losses = {(one.series, one.x, one.seed): one.value for one in records if one.quantity == "validation_loss"}
-    lost = {(one.series, one.x, one.seed) for one in records if one.quantity == "diverged" and one.value}
+    losses = {
+        (record.series, record.x, record.seed): record.value
+        for record in records
+        if record.quantity == "validation_loss"
+    }
+    lost = {
+        (record.series, record.x, record.seed) for record in records if record.quantity == "diverged" and record.value
+    }
     for arm in ablation.arms:
         for rate in ablation.learning_rates or (None,):
             keys = [(arm.name, rate, seed) for seed in ablation.seeds]
@@ -171,40 +179,44 @@ def _sweeps(experiment: Experiment, ends: tuple[float, float], dataset: Path) ->
     """Records of every arm's learning-rate finder: the smoothed loss over the rate, and where it is lowest."""
     from engine.lr_finder import find_learning_rate
 
-    found = []
+    lines = []
     ablation = ablation_of(experiment)
     for seed in ablation.seeds:
         for arm in ablation.arms:
             config = configure(experiment, arm, seed, dataset)
             curve = find_learning_rate(config, *ends, config.train.iterations)
             line: dict[str, Any] = {"series": arm.name, "kind": "scaled", "seed": seed}
-            found += [
+            lines += [
                 line | {"quantity": "smoothed_loss", "x": rate, "x_name": "learning_rate", "value": loss}
                 for rate, loss in zip(curve.rates, curve.smoothed, strict=True)
             ]
             if curve.lowest_rate is not None:
-                found.append(line | {"quantity": "lowest_loss_rate", "value": curve.lowest_rate})
-    return found
+                lines.append(line | {"quantity": "lowest_loss_rate", "value": curve.lowest_rate})
+    return lines
 
 
-def _numbers(one: Trained) -> list[dict[str, Any]]:
+def _numbers(trained: Trained) -> list[dict[str, Any]]:
     """Records of the loss at the end, and whether it diverged; where several learning rates are tried over these, with
     the highest loss on the way, otherwise with the loss in blocks of iterations, or the noise scale where it is known.
     """
-    line: dict[str, Any] = {"series": one.arm, "kind": "scaled", "seed": one.seed}
-    if one.learning_rate is not None:
-        line |= {"x": one.learning_rate, "x_name": "learning_rate"}
-        found = [line | {"quantity": "highest_training_loss", "value": max(one.losses, default=one.untrained_loss)}]
+    line: dict[str, Any] = {"series": trained.arm, "kind": "scaled", "seed": trained.seed}
+    if trained.learning_rate is not None:
+        line |= {"x": trained.learning_rate, "x_name": "learning_rate"}
+        numbers = [
+            line | {"quantity": "highest_training_loss", "value": max(trained.losses, default=trained.untrained_loss)}
+        ]
     else:
-        points = [(step.samples or 0, step.noise_scale) for step in one.steps if "noise_scale" in step.model_fields_set]
+        points = [
+            (step.samples or 0, step.noise_scale) for step in trained.steps if "noise_scale" in step.model_fields_set
+        ]
         line_of = {"quantity": "noise_scale", "x_name": "samples"}
         if not points:
-            points = [(step.iteration, step.loss) for step in one.steps]
+            points = [(step.iteration, step.loss) for step in trained.steps]
             line_of = {"quantity": "training_loss", "x_name": "iteration"}
-        found = [line | line_of | {"x": x, "value": y} for x, y in _curve(points)]
-    if one.validation_loss is not None:
-        found.append(line | {"quantity": "validation_loss", "value": one.validation_loss})
-    return [*found, line | {"quantity": "diverged", "value": float(one.is_diverged)}]
+        numbers = [line | line_of | {"x": x, "value": y} for x, y in _curve(points)]
+    if trained.validation_loss is not None:
+        numbers.append(line | {"quantity": "validation_loss", "value": trained.validation_loss})
+    return [*numbers, line | {"quantity": "diverged", "value": float(trained.is_diverged)}]
 
 
 def _curve(points: Sequence[tuple[int, float | None]]) -> list[tuple[float, float]]:
@@ -235,18 +247,18 @@ def word_lengths(datasets: Sequence[Path]) -> list[WordLength]:
     ]
 
 
-def _numbers_per_word(one: Trained, length: WordLength) -> list[dict[str, Any]]:
+def _numbers_per_word(trained: Trained, length: WordLength) -> list[dict[str, Any]]:
     """Records of perplexity per token and, adjusted for length, per word; how much longer the text is than in words."""
-    line = {"series": one.arm, "kind": "scaled", "seed": one.seed}
+    line = {"series": trained.arm, "kind": "scaled", "seed": trained.seed}
     percent = 100 * (length.tokens / length.words - 1)
-    found = [line | {"quantity": "sequence_length_percent", "value": percent, "unit": "%"}] if percent else []
-    if one.validation_loss is None:
-        return found
-    perplexity = math.exp(one.validation_loss)
+    numbers = [line | {"quantity": "sequence_length_percent", "value": percent, "unit": "%"}] if percent else []
+    if trained.validation_loss is None:
+        return numbers
+    perplexity = math.exp(trained.validation_loss)
     note = f"{length.unknown:.1%} of the words are unknown and count as one word" if length.unknown else ""
     adjusted = length_adjusted_perplexity(perplexity, length.tokens, length.words)
     per_token = [line | {"quantity": "bpe_perplexity", "value": perplexity}] if percent else []
-    return [*found, *per_token, line | {"quantity": "word_perplexity", "value": adjusted, "note": note}]
+    return [*numbers, *per_token, line | {"quantity": "word_perplexity", "value": adjusted, "note": note}]
 
 
 def length_adjusted_perplexity(perplexity: float, num_tokens: float, num_words: float) -> float:

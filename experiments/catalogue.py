@@ -186,7 +186,7 @@ class Experiment(Config):
     def claims(self) -> tuple[Claim, ...]:
         """The claims it answers, in the catalogue's order."""
         return tuple(
-            claim for claim in every_claim() if any(fnmatchcase(claim.id, one) for one in self.expected.claims)
+            claim for claim in every_claim() if any(fnmatchcase(claim.id, pattern) for pattern in self.expected.claims)
         )
 
     def produces(self, quantity: str) -> bool:
@@ -227,8 +227,11 @@ def unanswered_claims() -> UnansweredClaims:
 
 def load_experiments() -> dict[str, Experiment]:
     """Every experiment by its name, in the order of the papers."""
-    found = [_load(path.parent) for path in HERE.glob("*/*/experiment.toml")]
-    return {one.name: one for one in sorted(found, key=lambda one: _natural(one.name))}
+    experiments = [_load(path.parent) for path in HERE.glob("*/*/experiment.toml")]
+    return {
+        experiment.name: experiment
+        for experiment in sorted(experiments, key=lambda experiment: _natural(experiment.name))
+    }
 
 
 def find_experiment(name: str) -> Experiment:

@@ -169,9 +169,9 @@ def list_(results: Annotated[list[Path] | None, typer.Option(help="Folders of ru
     from experiments.catalogue import load_experiments
     from experiments.verdicts import count_outcomes, judge, load_results
 
-    found = load_results(_result_folders(results))
+    loaded = load_results(_result_folders(results))
     for experiment in load_experiments().values():
-        print(f"{experiment.name:<27}{experiment.title}\n{'':<27}{count_outcomes(judge([experiment], found))}")
+        print(f"{experiment.name:<27}{experiment.title}\n{'':<27}{count_outcomes(judge([experiment], loaded))}")
 
 
 @app.command("run")
@@ -222,16 +222,16 @@ def compare(
     from experiments.verdicts import BEYOND, format_summary, format_verdicts, judge, load_results, unanswered
 
     chosen = _chosen(name, every)
-    found = load_results(_result_folders(results))
-    verdicts = [*judge(chosen, found), *(unanswered(chosen) if every else [])]
-    diverged = [one for one in verdicts if one.outcome in BEYOND]
+    loaded = load_results(_result_folders(results))
+    verdicts = [*judge(chosen, loaded), *(unanswered(chosen) if every else [])]
+    diverged = [verdict for verdict in verdicts if verdict.outcome in BEYOND]
     if every:
         print(format_summary(verdicts))
     if rows or not every:
-        print("\n".join([*found.left_out, format_verdicts(verdicts)]))
+        print("\n".join([*loaded.left_out, format_verdicts(verdicts)]))
     else:
-        if found.left_out:
-            print(f"left out: {len(found.left_out)} directories that were never finished")
+        if loaded.left_out:
+            print(f"left out: {len(loaded.left_out)} directories that were never finished")
         print("a row for each claim: mlm-experiment compare --all --rows")
         if diverged:
             print(f"\n{format_verdicts(diverged)}")

@@ -76,34 +76,34 @@ def checks(seen: Sequence[Seen], needed_bytes: int) -> list[Check]:
     return [_versions(seen), _clocks(seen), *_products(seen), _all_reduce(seen), *_disk(seen, needed_bytes)]
 
 
-def format_checks(found: Sequence[Check]) -> str:
+def format_checks(checks: Sequence[Check]) -> str:
     """The table."""
-    width = max(len(check.name) for check in found)
-    return "\n".join(f"{'failed' if one.failure else 'good':<8}{one.name:<{width}}  {one.found}" for one in found)
+    width = max(len(check.name) for check in checks)
+    return "\n".join(f"{'failed' if each.failure else 'good':<8}{each.name:<{width}}  {each.found}" for each in checks)
 
 
 def _versions(seen: Sequence[Seen]) -> Check:
     first = seen[0].versions
-    found = ", ".join(f"{name} {value}" for name, value in first.items())
+    versions = ", ".join(f"{name} {value}" for name, value in first.items())
     for other in seen:
         for name, value in first.items():
             if other.versions.get(name) != value:
-                return Check("versions", found, f"{name} is {value} on {_place(seen[0])} and "
+                return Check("versions", versions, f"{name} is {value} on {_place(seen[0])} and "
                              f"{other.versions.get(name)} on {_place(other)}")  # fmt: skip
-    return Check("versions", found, "")
+    return Check("versions", versions, "")
 
 
 def _clocks(seen: Sequence[Seen]) -> Check:
-    early, late = (choose(seen, key=lambda one: one.clock) for choose in (min, max))
+    early, late = (choose(seen, key=lambda rank: rank.clock) for choose in (min, max))
     apart = late.clock - early.clock
     failure = f"the clock of {_place(late)} is {apart:.1f} s ahead of that of {_place(early)}"
     return Check("clocks", f"{apart:.3f} s apart", failure if apart > CLOCKS_APART_SECONDS else "")
 
 
 def _products(seen: Sequence[Seen]) -> list[Check]:
-    wrong = [_place(one) for one in seen if not one.product_is_right]
-    rates = sorted(one.product_flops_per_second for one in seen)
-    slowest = min(seen, key=lambda one: one.product_flops_per_second)
+    wrong = [_place(rank) for rank in seen if not rank.product_is_right]
+    rates = sorted(rank.product_flops_per_second for rank in seen)
+    slowest = min(seen, key=lambda rank: rank.product_flops_per_second)
     median = rates[len(rates) // 2]
     slow = slowest.product_flops_per_second < SLOWEST_SHARE * median
     return [
@@ -118,28 +118,28 @@ def _products(seen: Sequence[Seen]) -> list[Check]:
 def _all_reduce(seen: Sequence[Seen]) -> Check:
     if len(seen) == 1:
         return Check("all-reduce", "one rank: nothing to reduce", "")
-    wrong = [_place(one) for one in seen if not one.sum_is_right]
-    rate = min(one.bus_bytes_per_second for one in seen)
+    wrong = [_place(rank) for rank in seen if not rank.sum_is_right]
+    rate = min(rank.bus_bytes_per_second for rank in seen)
     return Check("all-reduce", f"{len(seen)} ranks, {rate / 1e9:.3g} GB/s of bus bandwidth",
                  f"an all-reduce gave a wrong sum on {', '.join(wrong)}" if wrong else "")  # fmt: skip
 
 
 def _disk(seen: Sequence[Seen], needed_bytes: int) -> list[Check]:
-    least = min(seen, key=lambda one: one.free_bytes)
-    failure = next((f"{_place(one)}: {one.write_failure}" for one in seen if one.write_failure), "")
+    least = min(seen, key=lambda rank: rank.free_bytes)
+    failure = next((f"{_place(rank)}: {rank.write_failure}" for rank in seen if rank.write_failure), "")
     short = least.free_bytes < needed_bytes
     needed = f", {needed_bytes / 1e9:.1f} GB needed" if needed_bytes else ""
     return [
         Check("disk space", f"{least.free_bytes / 1e9:.1f} GB free{needed}",
               f"{_place(least)} has {least.free_bytes / 1e9:.1f} GB of disk for runs, and {needed_bytes / 1e9:.1f} GB "
               "are needed" if short else ""),
-        Check("disk writes", f"{min(one.written_bytes_per_second for one in seen) / 1e6:.0f} MB/s a rank, synced",
+        Check("disk writes", f"{min(rank.written_bytes_per_second for rank in seen) / 1e6:.0f} MB/s a rank, synced",
               failure),
     ]  # fmt: skip
 
 
-def _place(one: Seen) -> str:
-    return f"rank {one.rank} ({one.host})"
+def _place(rank: Seen) -> str:
+    return f"rank {rank.rank} ({rank.host})"
 
 
 def _look(runs: Path) -> Seen:
@@ -165,13 +165,13 @@ def _look(runs: Path) -> Seen:
 
 
 def _software(torch: Any) -> dict[str, str]:
-    found = {"mlm-repro": VERSION, "python": platform.python_version(), "torch": torch.__version__}
+    software = {"mlm-repro": VERSION, "python": platform.python_version(), "torch": torch.__version__}
     if commit := source_state().get("commit"):
-        found["commit"] = str(commit)[:12]
+        software["commit"] = str(commit)[:12]
     if torch.cuda.is_available():
-        found["CUDA"] = str(torch.version.cuda)
-        found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return found
+        software["CUDA"] = str(torch.version.cuda)
+        software["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return software
 
 
 def _multiply(device: Any) -> tuple[bool, float]:
@@ -252,10 +252,10 @@ def _rank(runs: Annotated[Path, typer.Option()], needed_bytes: Annotated[int, ty
             dist.all_gather_object(seen, mine)
     finally:
         leave_ranks()
-    found = checks(seen, needed_bytes)
+    done = checks(seen, needed_bytes)
     if mine.rank == 0:
-        print(format_checks(found), flush=True)
-    if failures := [check.failure for check in found if check.failure]:
+        print(format_checks(done), flush=True)
+    if failures := [check.failure for check in done if check.failure]:
         raise HardwareMissing("; ".join(failures))
 
 

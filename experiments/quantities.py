@@ -32,19 +32,21 @@ class Simulated:
     first_seconds: float
 
 
-def quantity_of(name: str, one: Simulated) -> float:
+def quantity_of(name: str, simulated: Simulated) -> float:
     """A published quantity from a predicted time. Raises BadInput for one that time does not decide."""
     if name in QUANTITIES:
-        return QUANTITIES[name](one.workload, one.seconds, one.first, one.first_seconds)
-    tflops = QUANTITIES["tflops_per_gpu"](one.workload, one.seconds, one.first, one.first_seconds)
-    found = {
-        "sequences_per_second": one.workload.global_batch / one.seconds,
-        "aggregate_petaflops": tflops * one.workload.gpus / 1e3,
-        "percent_of_peak": 100 * tflops / PEAK_TFLOPS[one.cluster],
+        return QUANTITIES[name](simulated.workload, simulated.seconds, simulated.first, simulated.first_seconds)
+    tflops = QUANTITIES["tflops_per_gpu"](
+        simulated.workload, simulated.seconds, simulated.first, simulated.first_seconds
+    )
+    quantities = {
+        "sequences_per_second": simulated.workload.global_batch / simulated.seconds,
+        "aggregate_petaflops": tflops * simulated.workload.gpus / 1e3,
+        "percent_of_peak": 100 * tflops / PEAK_TFLOPS[simulated.cluster],
     }
-    if name not in found:
-        raise BadInput(f"no prediction gives {name!r}; there are {', '.join((*QUANTITIES, *found))}")
-    return found[name]
+    if name not in quantities:
+        raise BadInput(f"no prediction gives {name!r}; there are {', '.join((*QUANTITIES, *quantities))}")
+    return quantities[name]
 
 
 def _training_days(row: Row, first: Row) -> float:
@@ -65,10 +67,10 @@ def _speedup(row: Row, first: Row) -> float:
 
 def bert_of(row: Row) -> ModelConfig:
     """The BERT of a row's shape."""
-    one = workload_of(row)
+    workload = workload_of(row)
     return ModelConfig(
-        family="bert", num_layers=one.layers, hidden_size=one.hidden, num_heads=one.heads, seq_length=one.seq,
-        vocab_size=one.vocab, padded_vocab_size=one.vocab,
+        family="bert", num_layers=workload.layers, hidden_size=workload.hidden, num_heads=workload.heads,
+        seq_length=workload.seq, vocab_size=workload.vocab, padded_vocab_size=workload.vocab,
     )  # fmt: skip
 
 
@@ -96,10 +98,10 @@ def _activation_gigabytes(row: Row, first: Row) -> float:
 
 
 def _relative_throughput(row: Row, first: Row) -> float:
-    figure_7 = {one.x: float(one.value) for one in every_claim() if one.id.startswith("2021/figure-7/")}
+    figure_7 = {claim.x: float(claim.value) for claim in every_claim() if claim.id.startswith("2021/figure-7/")}
 
-    def seconds(one: Row) -> float:
-        workload = workload_of(one)
+    def seconds(claim: Row) -> float:
+        workload = workload_of(claim)
         return (workload.microbatches + workload.pp - 1) * workload.micro_batch / figure_7[workload.micro_batch]
 
     return seconds(first) / seconds(row)

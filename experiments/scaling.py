@@ -39,13 +39,13 @@ def run_proxies(experiment: Experiment, runs: Path) -> tuple[RunDirectory, list[
 
 def format_scaling(records: Sequence[Record]) -> str:
     """A line for each point: what was measured, what the simulator says, and the measurement over it."""
-    simulated = {(one.series, one.quantity, one.x): one for one in records if one.kind == "simulated"}
+    simulated = {(record.series, record.quantity, record.x): record for record in records if record.kind == "simulated"}
     lines = [f"{'series':<24}{'quantity':<18}{'ranks':>6}{'measured':>11}{'simulated':>11}{'ratio':>8}  note"]
-    for one in records:
-        if one.kind == "scaled":
-            said = simulated[one.series, one.quantity, one.x].value
-            lines.append(f"{one.series:<24}{one.quantity:<18}{one.x:>6.0f}{one.value:>11.4g}{said:>11.4g}"
-                         f"{one.value / said:>8.2f}  {one.note}")  # fmt: skip
+    for record in records:
+        if record.kind == "scaled":
+            said = simulated[record.series, record.quantity, record.x].value
+            lines.append(f"{record.series:<24}{record.quantity:<18}{record.x:>6.0f}{record.value:>11.4g}{said:>11.4g}"
+                         f"{record.value / said:>8.2f}  {record.note}")  # fmt: skip
     return "\n".join(lines)
 
 
@@ -69,7 +69,7 @@ def measured_seconds(workloads: Sequence[Workload]) -> list[float]:
     from engine.launch.forked import run_forked
 
     times: list[list[float]] = [[] for _ in workloads]
-    announce(f"{ROUNDS} rounds of {len(workloads)} workloads on up to {max(one.gpus for one in workloads)} processes")
+    announce(f"{ROUNDS} rounds of {len(workloads)} workloads on up to {max(each.gpus for each in workloads)} processes")
     with Progress("proxies", ROUNDS * len(workloads), "measurements") as progress:
         for _ in range(ROUNDS):
             for workload, seconds in zip(workloads, times, strict=True):
@@ -120,7 +120,7 @@ def _numbers(part: Part, rows: Sequence[Row]) -> list[dict[str, Any]]:
             lines.append(position | {"quantity": name, "kind": "scaled", "value": scaled, "note": f"{crowd}{load}"})
             line = position | {"quantity": name, "kind": "simulated", "value": value(name, said.seconds, said_first)}
             if place != base or name not in RATIOS:
-                ends = [value(name, one, said_first) for one in (said.low_seconds, said.high_seconds)]
+                ends = [value(name, end, said_first) for end in (said.low_seconds, said.high_seconds)]
                 line |= {"low": min(ends), "high": max(ends)}
             lines.append(line | {"note": crowd.removesuffix(", ")})
     return lines

@@ -75,7 +75,7 @@ def load_results(folders: Iterable[Path]) -> Results:
             runs[path] = str(RunDirectory.open(path).manifest.get("created", ""))
     records: list[Record] = []
     refused: dict[tuple[str, str, float | None], str] = {}
-    for path in sorted(runs, key=lambda one: runs[one], reverse=True):
+    for path in sorted(runs, key=lambda run: runs[run], reverse=True):
         records += _records(path)
         if (path / NOT_RUN).is_file():
             for line in json.loads((path / NOT_RUN).read_text(encoding="utf-8")):
@@ -85,12 +85,12 @@ def load_results(folders: Iterable[Path]) -> Results:
 
 def judge(experiments: Iterable[Experiment], results: Results) -> list[Verdict]:
     """A verdict for every claim of the experiments."""
-    found = []
+    verdicts = []
     for experiment in experiments:
         mine = [record for record in results.records if record.experiment == experiment.name]
         for claim in experiment.claims:
-            found.append(_verdict(experiment, claim, mine, results))
-    return found
+            verdicts.append(_verdict(experiment, claim, mine, results))
+    return verdicts
 
 
 def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
@@ -106,9 +106,12 @@ def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
 
 def format_summary(verdicts: Sequence[Verdict]) -> str:
     """The number of claims and of each verdict, by paper and in all; of measured ones even where there are none."""
-    counts, given = Counter((one.claim.paper, one.outcome) for one in verdicts), {one.outcome for one in verdicts}
+    counts, given = (
+        Counter((verdict.claim.paper, verdict.outcome) for verdict in verdicts),
+        {verdict.outcome for verdict in verdicts},
+    )
     outcomes = [outcome for outcome in get_args(Outcome) if outcome in given or outcome in HELD["measured"]]
-    papers = dict.fromkeys(one.claim.paper for one in verdicts)
+    papers = dict.fromkeys(verdict.claim.paper for verdict in verdicts)
     rows = {PAPERS[paper]: [counts[paper, outcome] for outcome in outcomes] for paper in papers}
     rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)]
     width = max(map(len, rows))
@@ -119,7 +122,7 @@ def format_summary(verdicts: Sequence[Verdict]) -> str:
 
 def format_verdicts(verdicts: Sequence[Verdict]) -> str:
     """The table: claim, published value, ours, its kind, verdict, reason; then how many there are of each."""
-    rows = [("claim", "published", "ours", "kind", "verdict", "reason"), *(_cells(one) for one in verdicts)]
+    rows = [("claim", "published", "ours", "kind", "verdict", "reason"), *(_cells(verdict) for verdict in verdicts)]
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = ["  ".join(map(str.ljust, row, (*widths, 0))).rstrip() for row in rows]
     return "\n".join([*lines, "", f"{len(verdicts)} claims: {count_outcomes(verdicts)}"])
@@ -127,7 +130,7 @@ def format_verdicts(verdicts: Sequence[Verdict]) -> str:
 
 def count_outcomes(verdicts: Iterable[Verdict]) -> str:
     """How many verdicts there are of each kind, the commonest first."""
-    counts = Counter(one.outcome for one in verdicts)
+    counts = Counter(verdict.outcome for verdict in verdicts)
     return ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common()) or "no claims"
 
 
@@ -175,14 +178,20 @@ def _verdict(experiment: Experiment, claim: Claim, records: list[Record], result
 
 def _find(experiment: Experiment, claim: Claim, records: list[Record]) -> Record | None:
     """The record that speaks for the claim. A twin's x is taken as the same share of its training."""
-    matching = [one for one in records if (one.series, one.quantity) == (claim.series, claim.quantity)]
+    matching = [
+        candidate for candidate in records if (candidate.series, candidate.quantity) == (claim.series, claim.quantity)
+    ]
     for kind in ORDER:
-        of_kind = [one for one in matching if one.kind == kind]
+        of_kind = [candidate for candidate in matching if candidate.kind == kind]
         stretch = 1.0
         if kind == "scaled" and experiment.reproduction and claim.x is not None:
-            mine = max((one.x for one in of_kind if one.x is not None), default=1.0)
-            curve = [one for one in experiment.claims if (one.series, one.quantity) == (claim.series, claim.quantity)]
-            stretch = mine / max(one.x for one in curve if one.x is not None)
+            mine = max((candidate.x for candidate in of_kind if candidate.x is not None), default=1.0)
+            curve = [
+                candidate
+                for candidate in experiment.claims
+                if (candidate.series, candidate.quantity) == (claim.series, claim.quantity)
+            ]
+            stretch = mine / max(candidate.x for candidate in curve if candidate.x is not None)
         for record in of_kind:
             if (record.x is None) == (claim.x is None) and math.isclose(record.x or 0, (claim.x or 0) * stretch):
                 return record
@@ -201,8 +210,8 @@ def _reason(experiment: Experiment, claim: Claim, results: Results) -> str:
     return f"no run was found; `mlm-experiment {verb}` makes one"
 
 
-def _cells(one: Verdict) -> tuple[str, ...]:
-    unit = f" {one.claim.unit}" if one.claim.unit else ""
-    ours = f"{one.record.value:.4g}" if one.record else ""
-    kind = one.record.kind if one.record else ""
-    return one.claim.id, f"{one.claim.value}{unit}", ours, kind, one.outcome, one.reason
+def _cells(verdict: Verdict) -> tuple[str, ...]:
+    unit = f" {verdict.claim.unit}" if verdict.claim.unit else ""
+    ours = f"{verdict.record.value:.4g}" if verdict.record else ""
+    kind = verdict.record.kind if verdict.record else ""
+    return verdict.claim.id, f"{verdict.claim.value}{unit}", ours, kind, verdict.outcome, verdict.reason

@@ -168,10 +168,10 @@ def samples(result: Benchmark) -> "pd.DataFrame":
 
     heads = ("case", "axis", "at", "contender", "measure", "unit", "kind", "round", "value")
     rows = [
-        (case.name, case.axis, case.at, one.contender, one.measure, one.unit, one.kind, number, value)
+        (case.name, case.axis, case.at, series.contender, series.measure, series.unit, series.kind, number, value)
         for case in result.cases
-        for one in case.series
-        for number, value in enumerate(one.samples, 1)
+        for series in case.series
+        for number, value in enumerate(series.samples, 1)
     ]
     return pd.DataFrame(rows, columns=heads)
 
@@ -186,34 +186,34 @@ def ratios(result: Benchmark) -> "pd.DataFrame":
 
 def tables(result: Benchmark) -> list[Rows]:
     """The ratios with their goals, then a table for each measure, then who was not measured; none is empty."""
-    found = [_ratio_rows(result)]
+    tables = [_ratio_rows(result)]
     for (measure, unit), part in samples(result).groupby(["measure", "unit"], sort=False):
-        found.append(_sample_rows(part, measure, unit))
+        tables.append(_sample_rows(part, measure, unit))
     missing = [(case.name, name, why) for case in result.cases for name, why in case.missing.items()]
-    found.append(Rows(("case", "contender", "why"), missing, 3, "not measured"))
-    return [table for table in found if table.rows]
+    tables.append(Rows(("case", "contender", "why"), missing, 3, "not measured"))
+    return [table for table in tables if table.rows]
 
 
 def sentences(result: Benchmark) -> list[str]:
     """What the result says at a glance: goals, curves, other work on the machine, the machine."""
-    found = []
+    said = []
     aimed = [(case.name, ratio) for case in result.cases for ratio in case.ratios if ratio.goal is not None]
     if aimed:
         missed = [f"{case}, {ratio.name} ({ratio.value:.2f}, goal {ratio.goal:g})"
                   for case, ratio in aimed if not ratio.is_reached]  # fmt: skip
-        found.append(f"{len(aimed) - len(missed)} of {len(aimed)} goals were reached.")
-        found += [f"Missed: {'; '.join(missed)}."] if missed else []
+        said.append(f"{len(aimed) - len(missed)} of {len(aimed)} goals were reached.")
+        said += [f"Missed: {'; '.join(missed)}."] if missed else []
     frame = ratios(result)
     for name, curve in frame[frame["axis"] != ""].groupby("name", sort=False):
         ends = curve.groupby("axis", sort=False)["value"].agg(["min", "max"])
         parts = [f"{axis} {low:.2f} to {high:.2f}" for axis, low, high in ends.itertuples()]
-        found.append(f"{name}: {'; '.join(parts)}.")
+        said.append(f"{name}: {'; '.join(parts)}.")
     where, load = result.environment, max(result.load_average, default=0.0)
     if load:
         cores = f" on {where.cores} cores" if where.cores else ""
-        found.append(f"Load average of the machine meanwhile: up to {load:.1f}{cores}.")
-    found.append(where.sentence)
-    return found
+        said.append(f"Load average of the machine meanwhile: up to {load:.1f}{cores}.")
+    said.append(where.sentence)
+    return said
 
 
 def setting_lines(result: Benchmark) -> list[str]:

@@ -24,17 +24,17 @@ FIELDS = {"perplexity": 1, "accuracy": 100}
 def broken_links(run: Path) -> list[str]:
     """A sentence for each link that does not hold, of a directory with a manifest; empty if all do."""
     manifest = _read(run / MANIFEST)
-    found = list(_check_manifest(run, manifest))
+    broken = list(_check_manifest(run, manifest))
     checkpoints = sorted(path for path in (run / CHECKPOINTS).glob("iter_*") if is_sealed(path))
     checkpoints = [path for path in checkpoints if (path / LINEAGE).is_file()]
     for path in checkpoints:
-        found += _check_checkpoint(path, manifest)
+        broken += _check_checkpoint(path, manifest)
     for older, newer in pairwise(checkpoints):
-        found += _check_descent(older, newer)
-    found += _check_weights(checkpoints)
-    found += _check_records(run, manifest)
-    found += unbacked_numbers(run)
-    return found
+        broken += _check_descent(older, newer)
+    broken += _check_weights(checkpoints)
+    broken += _check_records(run, manifest)
+    broken += unbacked_numbers(run)
+    return broken
 
 
 def _check_manifest(run: Path, manifest: dict[str, Any]) -> Iterator[str]:
@@ -115,8 +115,8 @@ def _check_records(run: Path, manifest: dict[str, Any]) -> Iterator[str]:
             yield f"the record {name} is of {str(record.digest)[:16]}, which is no parent of {run.name}"
 
 
-def _difference(found: dict[str, Any], expected: dict[str, Any], section: str) -> str:
-    mine, theirs = found.get(section), expected.get(section)
+def _difference(actual: dict[str, Any], expected: dict[str, Any], section: str) -> str:
+    mine, theirs = actual.get(section), expected.get(section)
     if isinstance(mine, dict) and isinstance(theirs, dict):
         name = next(key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key))
         return f"{name} is {mine.get(name)!r} and was {theirs.get(name)!r}"

@@ -72,8 +72,8 @@ def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(base, str) or "\0" in base:
         raise BadInput(f"{path}: `extends` is {base!r}, not the name of a file")
     beside = path.parent / base
-    found = beside if os.path.exists(beside) else shipped_at(base) or beside
-    return _merge(read_toml(found, (*seen, path.resolve())), values)
+    base_file = beside if os.path.exists(beside) else shipped_at(base) or beside
+    return _merge(read_toml(base_file, (*seen, path.resolve())), values)
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _parse_override(text: str) -> dict[str, Any]:
 
 def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     errors = error.errors()
-    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     location = tuple(first["loc"])
     dotted = ".".join(str(part) for part in location)
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
@@ -131,6 +131,6 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in get_args(annotation):
-        if found := _model_in(argument):
-            return found
+        if inner := _model_in(argument):
+            return inner
     return None

@@ -117,12 +117,12 @@ def _read_marker(directory: Path) -> dict[str, Any]:
 
 def _sealed_files(directory: Path, outside: tuple[str, ...] = (MARKER, *DERIVED)) -> list[Path]:
     """Files the seal covers, in sorted order: without this directory's marker, derived folders and hidden files."""
-    found: list[Path] = []
+    files: list[Path] = []
     for path in sorted(directory.iterdir()):
         if path.name.startswith(".") or path.name in outside:
             continue
         if path.is_dir():
-            found.extend([path / MARKER] if is_sealed(path) else _sealed_files(path, outside=()))
+            files.extend([path / MARKER] if is_sealed(path) else _sealed_files(path, outside=()))
         else:
-            found.append(path)
-    return found
+            files.append(path)
+    return files

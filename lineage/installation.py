@@ -21,12 +21,12 @@ DATA = (".css", ".csv", ".html", ".js", ".toml")
 def recorded_files() -> dict[str, str]:
     """What a wheel wrote below `HOME`: path and `sha256=…` of each file of our packages. Empty in a clone."""
     try:
-        found = distribution("mlm-repro")
+        installed = distribution("mlm-repro")
     except PackageNotFoundError:
         return {}
-    if Path(str(found.locate_file(""))).resolve() != HOME:
+    if Path(str(installed.locate_file(""))).resolve() != HOME:
         return {}
-    rows = csv.reader((found.read_text("RECORD") or "").splitlines())
+    rows = csv.reader((installed.read_text("RECORD") or "").splitlines())
     return {
         row[0]: row[1]
         for row in rows

@@ -33,8 +33,8 @@ def find_file(name: str | Path, kind: Shipped) -> Path:
     shipped = {long.removeprefix(folder).removesuffix(suffix): path for long, path in files.items()}
     if not shipped:
         raise IntegrityFailure(f"{HOME / folder} is missing from this installation: install mlm-repro again")
-    if found := shipped.get(str(name)) or files.get(str(name)):
-        return found
+    if match := shipped.get(str(name)) or files.get(str(name)):
+        return match
     if os.path.exists(name):
         return Path(name)
     close = difflib.get_close_matches(str(name).removeprefix(folder).removesuffix(suffix), shipped, 1)

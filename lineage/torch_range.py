@@ -21,12 +21,14 @@ class UnfitTorch(BadInput, ImportError):
 def check_torch() -> None:
     """Raises UnfitTorch."""
     try:
-        found = version("torch")
+        installed = version("torch")
     except PackageNotFoundError:
         raise UnfitTorch(f"torch is not installed: pip install 'torch{TORCH_RANGE}'") from None
     first, end = (_release(part) for part in TORCH_RANGE.split(","))
-    if not first <= _release(found) < end:
-        raise UnfitTorch(f"torch {found} does not fit, torch{TORCH_RANGE} is needed: pip install 'torch{TORCH_RANGE}'")
+    if not first <= _release(installed) < end:
+        raise UnfitTorch(
+            f"torch {installed} does not fit, torch{TORCH_RANGE} is needed: pip install 'torch{TORCH_RANGE}'"
+        )
 
 
 def refuse_unfit_torch() -> None:

@@ -35,10 +35,10 @@ def check_seal_once(directory: Path) -> str:
 
 
 def _touches(directory: Path) -> dict[str, list[int]]:
-    found = {}
+    touches = {}
     for path in sorted(directory.rglob("*")):
         status = os.stat(path)
-        found[str(path.relative_to(directory))] = [
+        touches[str(path.relative_to(directory))] = [
             status.st_size, status.st_ino, status.st_dev, status.st_mtime_ns, status.st_ctime_ns
         ]  # fmt: skip
-    return found
+    return touches

@@ -31,27 +31,29 @@ class Benchmarks:
     @property
     def section(self) -> Section:
         """Its part of the page."""
-        return Section("benchmarks", "Benchmarks", self.exhibits, problems=[one.sentence for one in self.problems])
+        return Section(
+            "benchmarks", "Benchmarks", self.exhibits, problems=[problem.sentence for problem in self.problems]
+        )
 
 
 def load_benchmarks(directory: Path) -> Benchmarks:
     """Every JSON file of a folder. Raises BadInput if it is not a folder."""
     if not directory.is_dir():
         raise BadInput(f"{directory} is not a directory of benchmark results")
-    found: list[Exhibit] = []
+    exhibits: list[Exhibit] = []
     problems, commits = [], []
     for path in sorted(directory.glob("*.json")):
         try:
             exhibit, commit = _read(path)
-            taken = exhibit.name in {one.name for one in found}
-            found.append(replace(exhibit, name=f"{exhibit.name}-{len(found) + 1}") if taken else exhibit)
+            taken = exhibit.name in {other.name for other in exhibits}
+            exhibits.append(replace(exhibit, name=f"{exhibit.name}-{len(exhibits) + 1}") if taken else exhibit)
             commits.append(commit)
         except UserError as error:
             problems.append(Problem("benchmarks", f"A benchmark cannot be shown: {error}.", damaged=True))
-    if not found and not problems:
+    if not exhibits and not problems:
         problems.append(Problem("benchmarks", f"There are no benchmark results in {directory.name}.", damaged=False))
     resolved = directory.resolve()
-    return Benchmarks(f"{resolved.parent.name}/{resolved.name}", tuple(found), tuple(problems), tuple(commits))
+    return Benchmarks(f"{resolved.parent.name}/{resolved.name}", tuple(exhibits), tuple(problems), tuple(commits))
 
 
 def _read(path: Path) -> tuple[Exhibit, str]:
@@ -101,10 +103,10 @@ def _exhibit(result: Benchmark, file: str) -> Exhibit:
 def _data(result: Benchmark) -> Table:
     """A line for each sample, and one for each round of each ratio or for its value."""
     rows = [
-        (case.name, case.axis, exact(case.at), one.contender, one.measure, one.unit, one.kind, str(number),
+        (case.name, case.axis, exact(case.at), series.contender, series.measure, series.unit, series.kind, str(number),
          exact(value), "")
-        for case in result.cases for one in case.series
-        for number, value in enumerate(one.samples, 1)
+        for case in result.cases for series in case.series
+        for number, value in enumerate(series.samples, 1)
     ]  # fmt: skip
     rows += [
         (case.name, case.axis, exact(case.at), "", ratio.name, "ratio", "measured", str(number), exact(value),

@@ -135,9 +135,9 @@ def named(quantity: str) -> str:
 def _drawn(numbers: Numbers) -> str:
     """The quantity with most places on the x axis, a published one with numbers of ours first; empty for a table."""
     places: dict[str, set[tuple[str, float]]] = {}
-    found = [(claim.quantity, claim.series, claim.x) for claim in numbers.experiment.claims]
-    found += [(record.quantity, record.series, record.x) for record in numbers.records]
-    for quantity, series, x in found:
+    points = [(claim.quantity, claim.series, claim.x) for claim in numbers.experiment.claims]
+    points += [(record.quantity, record.series, record.x) for record in numbers.records]
+    for quantity, series, x in points:
         if x is not None:
             places.setdefault(quantity, set()).add((series, x))
     ours = {record.quantity for record in numbers.records}
@@ -290,25 +290,31 @@ def _agreement(verdicts: Sequence[Verdict]) -> list[str]:
     """How the numbers made here lie to the published ones, by kind."""
     said = []
     for kind, (within, beyond) in HELD.items():
-        good, bad = (sum(one.outcome == outcome for one in verdicts) for outcome in (within, beyond))
+        good, bad = (sum(verdict.outcome == outcome for verdict in verdicts) for outcome in (within, beyond))
         if good or bad:
             what = "reproduced" if kind == "measured" else "consistent with the source's own arithmetic"
             said.append(f"{kind.capitalize()}: {good} of {good + bad} published numbers are {what}, within tolerance.")
-    pairs = [(one, one.record) for one in verdicts if one.outcome == "SIMULATED" and one.record and one.claim.value]
+    pairs = [
+        (verdict, verdict.record)
+        for verdict in verdicts
+        if verdict.outcome == "SIMULATED" and verdict.record and verdict.claim.value
+    ]
     if pairs:
-        errors = [(abs(record.value / float(one.claim.value) - 1), one) for one, record in pairs]
+        errors = [(abs(record.value / float(verdict.claim.value) - 1), verdict) for verdict, record in pairs]
         worst, where = max(errors, key=lambda error: error[0])
         place = "" if where.claim.x is None else f", {show_place(where.claim.x)}"
         said.append(
             f"Simulated: {100 * fmean(error for error, _ in errors):.1f} % from the published on average over "
             f"{len(errors)}, {100 * worst:.1f} % at most ({where.claim.series}{place})."
         )
-        spans = [(record.low, record.high, float(one.claim.value)) for one, record in pairs if record.low is not None]
+        spans = [
+            (record.low, record.high, float(verdict.claim.value)) for verdict, record in pairs if record.low is not None
+        ]
         inside = sum(low <= value <= high for low, high, value in spans if low is not None and high is not None)
         said.append(f"{inside} of {len(spans)} published numbers lie inside the simulated interval." if spans else "")
-    missing = [one for one in verdicts if one.outcome == "NOT_RUN"]
+    missing = [verdict for verdict in verdicts if verdict.outcome == "NOT_RUN"]
     if missing:
-        reasons = "; ".join(dict.fromkeys(one.reason for one in missing))
+        reasons = "; ".join(dict.fromkeys(verdict.reason for verdict in missing))
         said.append(f"Not run: {len(missing)} ({reasons}).")
     return [sentence for sentence in said if sentence]
 
@@ -316,4 +322,4 @@ def _agreement(verdicts: Sequence[Verdict]) -> list[str]:
 def experiment_numbers(experiment: Experiment, results: Results, verdicts: Sequence[Verdict]) -> Numbers:
     """What the results hold for an experiment."""
     records = [record for record in results.records if record.experiment == experiment.name]
-    return Numbers(experiment, records, [one for one in verdicts if one.experiment == experiment.name])
+    return Numbers(experiment, records, [verdict for verdict in verdicts if verdict.experiment == experiment.name])

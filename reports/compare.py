@@ -49,7 +49,7 @@ class Comparison:
         sides = [dict(_described(side.manifest)) for side in (self.first, self.second)]
         names = sorted(sides[0].keys() | sides[1].keys(), key=lambda name: (_ORDER[name.split(".")[0]], name))
         rows = [(name, sides[0].get(name, MISSING), sides[1].get(name, MISSING)) for name in names]
-        return [(name, one, other) for name, one, other in rows if one != other]
+        return [(name, row, other) for name, row, other in rows if row != other]
 
     @property
     def results(self) -> list[tuple[str, float | None, float | None]]:
@@ -78,11 +78,11 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     results = _table("What came of it", names)
     for head in ("second − first", "second ÷ first"):
         results.add_column(head, justify="right")
-    for name, one, other in comparison.results:
+    for name, result, other in comparison.results:
         change = ["", ""]
-        if one is not None and other is not None:
-            change = [f"{other - one:+.4g}", f"{other / one:.4f}" if one else MISSING]
-        results.add_row(Text(name), show(one), show(other), *change)
+        if result is not None and other is not None:
+            change = [f"{other - result:+.4g}", f"{other / result:.4f}" if result else MISSING]
+        results.add_row(Text(name), show(result), show(other), *change)
     console.print(results)
     curves = _table("Curves, each pair on one scale", names)
     for name in comparison.first.curves:
@@ -146,12 +146,12 @@ def _training_values(training: Training) -> Iterator[tuple[str, float]]:
 
 def _training_curves(training: Training) -> dict[str, tuple[float, ...]]:
     def values(field: str) -> tuple[float, ...]:
-        found = (_number(step, field) for step in training.steps)
-        return tuple(value for value in found if value is not None)
+        numbers = (_number(step, field) for step in training.steps)
+        return tuple(value for value in numbers if value is not None)
 
     curves = {
         "training loss": values("loss"),
-        "validation perplexity": tuple(one.perplexity for one in training.validations),
+        "validation perplexity": tuple(validation.perplexity for validation in training.validations),
         "gradient norm": values("gradient_norm"),
         "tokens per second": values("tokens_per_second"),
     }
@@ -178,7 +178,7 @@ def _record_curves(records: list[Record]) -> dict[str, tuple[float, ...]]:
     for record in records:
         if record.x is not None:
             points.setdefault(_name(record), []).append((record.x, record.value))
-    return {name: tuple(y for _, y in sorted(found)) for name, found in points.items() if len(found) > 1}
+    return {name: tuple(y for _, y in sorted(values)) for name, values in points.items() if len(values) > 1}
 
 
 def _name(record: Record) -> str:

@@ -89,14 +89,14 @@ def build_curves(records: Iterable[Record], order: Sequence[str]) -> list[Curve]
 
 def orderings(curves: Sequence[Curve]) -> list[Ordering]:
     """The order of the models within each kind."""
-    found = []
+    orders = []
     for kind in dict.fromkeys(curve.kind for curve in curves):
         same = sorted((curve for curve in curves if curve.kind == kind), key=lambda curve: curve.rank)
         tables = [dict(zip(curve.x, curve.y, strict=True)) for curve in same]
         common = set(tables[0]).intersection(*tables[1:])
         in_order = sum(_descending([table[x] for table in tables]) for x in common)
-        found.append(Ordering(kind, tuple((curve.series, curve.final) for curve in same), in_order, len(common)))
-    return found
+        orders.append(Ordering(kind, tuple((curve.series, curve.final) for curve in same), in_order, len(common)))
+    return orders
 
 
 def _descending(values: Sequence[float]) -> bool:

@@ -15,58 +15,60 @@ MOST_ROWS = 200
 def settings(card: DataCard) -> list[tuple[str, str]]:
     """Each stage with its settings as text."""
     return [
-        (stage, "; ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in found.items()))
-        for stage, found in card.settings.items()
+        (stage, "; ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in setting.items()))
+        for stage, setting in card.settings.items()
     ]
 
 
 def files(card: DataCard) -> list[tuple[str, str, str]]:
     """Name, size and SHA-256 of the dataset's files, as many as the page lists."""
-    found = list(card.files.items())[:MOST_ROWS]
-    return [(name, size_bytes(file.bytes), file.sha256) for name, file in found]
+    listed = list(card.files.items())[:MOST_ROWS]
+    return [(name, size_bytes(file.bytes), file.sha256) for name, file in listed]
 
 
-def shards(found: list[Shard]) -> list[tuple[str, int, str]]:
+def shards(listed: list[Shard]) -> list[tuple[str, int, str]]:
     """What each shard was read from, its documents and its digest, as many as the page lists."""
-    return [(_pieces(shard), shard.documents, shard.digest) for shard in found[:MOST_ROWS]]
+    return [(_pieces(shard), shard.documents, shard.digest) for shard in listed[:MOST_ROWS]]
 
 
-def recalls(found: NearDuplicates) -> list[str]:
+def recalls(banding: NearDuplicates) -> list[str]:
     """The expected recall at the similarities named, none rounded up to certainty."""
     return [
         f"{'over 0.9999' if 0.9999 < value < 1 else f'{value:.4f}'} at {similarity}"
-        for similarity, value in found.expected_recall.items()
+        for similarity, value in banding.expected_recall.items()
     ]
 
 
-def banding_caption(found: NearDuplicates) -> list[str]:
+def banding_caption(banding: NearDuplicates) -> list[str]:
     """What is drawn, and what was compared."""
-    bins = len(found.compared_pairs_by_similarity)
-    first = ceil(round(found.threshold * bins, 6))
-    above = sum(found.compared_pairs_by_similarity[first:])
-    least = "" if abs(found.threshold * bins - first) < 1e-6 else "at least "
-    agreeing = f" and at least {found.min_agreement} equal minima" if found.min_agreement else ""
+    bins = len(banding.compared_pairs_by_similarity)
+    first = ceil(round(banding.threshold * bins, 6))
+    above = sum(banding.compared_pairs_by_similarity[first:])
+    least = "" if abs(banding.threshold * bins - first) < 1e-6 else "at least "
+    agreeing = f" and at least {banding.min_agreement} equal minima" if banding.min_agreement else ""
     return [
-        f"Above: the probability that a pair of documents is compared, with {found.bands} bands of {found.rows} rows"
-        f"{agreeing} of {found.permutations} permutations over shingles of {found.shingle_characters} characters.",
-        f"Below: the {found.compared_pairs:,} pairs of this corpus that were compared, by their exact similarity; "
-        f"{least}{above:,} ({percent(above, found.compared_pairs)}) lie at or above the threshold of "
-        f"{found.threshold:g}.",
+        f"Above: the probability that a pair of documents is compared, with {banding.bands} bands of "
+        f"{banding.rows} rows{agreeing} of {banding.permutations} permutations over shingles of "
+        f"{banding.shingle_characters} characters.",
+        f"Below: the {banding.compared_pairs:,} pairs of this corpus that were compared, by their exact similarity; "
+        f"{least}{above:,} ({percent(above, banding.compared_pairs)}) lie at or above the threshold of "
+        f"{banding.threshold:g}.",
     ]
 
 
-def banding_alt(found: NearDuplicates) -> str:
+def banding_alt(banding: NearDuplicates) -> str:
     """Text alternative of the S-curve and the histogram."""
     return (
-        f"Line chart of expected recall against Jaccard similarity: {'; '.join(recalls(found))}. Below, a histogram of "
-        f"{found.compared_pairs:,} compared pairs by similarity, with the threshold at {found.threshold:g}."
+        f"Line chart of expected recall against Jaccard similarity: {'; '.join(recalls(banding))}. "
+        f"Below, a histogram of {banding.compared_pairs:,} compared pairs by similarity, with the threshold at "
+        f"{banding.threshold:g}."
     )
 
 
-def banding_data(found: NearDuplicates) -> Table:
+def banding_data(banding: NearDuplicates) -> Table:
     """The curve's points, then the bins of the histogram by their lower edge."""
-    bins = found.compared_pairs_by_similarity
-    rows = [("expected recall", str(similarity), str(value)) for similarity, value in found.s_curve]
+    bins = banding.compared_pairs_by_similarity
+    rows = [("expected recall", str(similarity), str(value)) for similarity, value in banding.s_curve]
     rows += [("compared pairs", str(index / len(bins)), str(count)) for index, count in enumerate(bins)]
     return Table(("series", "jaccard", "value"), rows)
 

@@ -76,27 +76,29 @@ class Row:
 
 def load_evaluations(directory: Path) -> tuple[dict[str, Evaluation], list[Problem]]:
     """The results of a reproduction by file stem, and a sentence for each that cannot be used."""
-    found, problems = {}, []
+    evaluations, problems = {}, []
     for path in sorted((directory / EVALUATIONS).glob("*.json")):
         try:
-            found[path.stem] = read_document(path, Evaluation)
+            evaluations[path.stem] = read_document(path, Evaluation)
         except UserError as error:
             problems.append(Problem(EVALUATIONS, f"An evaluation cannot be shown: {error}.", damaged=True))
-    return found, problems
+    return evaluations, problems
 
 
-def evaluation_rows(found: dict[str, Evaluation], order: Sequence[str]) -> tuple[list[Row], list[Row]]:
+def evaluation_rows(evaluations: dict[str, Evaluation], order: Sequence[str]) -> tuple[list[Row], list[Row]]:
     """Perplexities of texts and last-word tests, each by model size."""
-    rows = [_row(stem.removesuffix(f"-{result.task}"), result) for stem, result in found.items()]
+    rows = [_row(stem.removesuffix(f"-{result.task}"), result) for stem, result in evaluations.items()]
     places = {name: place for place, name in enumerate(order)}
     rows.sort(key=lambda row: (row.result.task, places.get(row.model, len(places)), row.model))
     texts = [row for row in rows if row.result.accuracy is None]
     return texts, [row for row in rows if row.result.accuracy is not None]
 
 
-def evaluations_tables(found: dict[str, Evaluation], order: Sequence[str]) -> list[Table]:
+def evaluations_tables(evaluations: dict[str, Evaluation], order: Sequence[str]) -> list[Table]:
     """Perplexities by convention and last-word tests as the page shows them."""
-    groups = zip(("Perplexity", "Last word"), (CONVENTIONS, LAST_WORD), evaluation_rows(found, order), strict=True)
+    groups = zip(
+        ("Perplexity", "Last word"), (CONVENTIONS, LAST_WORD), evaluation_rows(evaluations, order), strict=True
+    )
     return [
         Table(("model", "protocol", "kind", *heads, "checkpoint"), [_line(row) for row in rows], 3, title)
         for title, heads, rows in groups
@@ -104,12 +106,12 @@ def evaluations_tables(found: dict[str, Evaluation], order: Sequence[str]) -> li
     ]
 
 
-def evaluations_data(found: dict[str, Evaluation]) -> Table:
+def evaluations_data(evaluations: dict[str, Evaluation]) -> Table:
     """A line for each result, numbers as recorded."""
     fields = [name for name in Evaluation.model_fields if name not in ("protocol", "checkpoint", "blocks")]
     rows = [
-        [stem, *("" if (v := getattr(one, field)) is None else str(v) for field in fields)]
-        for stem, one in found.items()
+        [stem, *("" if (v := getattr(evaluation, field)) is None else str(v) for field in fields)]
+        for stem, evaluation in evaluations.items()
     ]
     return Table(["evaluation", *fields], rows, 3)
 

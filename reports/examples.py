@@ -44,7 +44,9 @@ def _protocols(reproduction: Reproduction, named: list[tuple[str, Evaluation]]) 
     rows: dict[tuple[str, str], dict[str, Evaluation]] = {}
     for model, result in named:
         rows.setdefault((model, result.checkpoint_digest), {})[result.task] = result
-    shown = [(m, digest[:16], *(_headline(found.get(task)) for task in tasks)) for (m, digest), found in rows.items()]
+    shown = [
+        (m, digest[:16], *(_headline(results.get(task)) for task in tasks)) for (m, digest), results in rows.items()
+    ]
     data = [
         [result.kind, model, result.checkpoint_digest, result.task, exact(result.perplexity), exact(result.accuracy)]
         for model, result in named
@@ -70,9 +72,9 @@ def _articles(reproduction: Reproduction, named: list[tuple[str, Evaluation]], o
     exhibits = []
     for task in dict.fromkeys(result.task for _, result in named):
         losses = {
-            model: found
+            model: by_model
             for model, result in named
-            if result.task == task and model in order and len(found := _losses(result)) > 1
+            if result.task == task and model in order and len(by_model := _losses(result)) > 1
         }
         if losses:
             titles = {m: [block.title for block in result.blocks] for m, result in named if result.task == task}
@@ -96,13 +98,17 @@ def _articles_exhibit(
     kind, leader = own_kind(reproduction), list(losses)[-1]
     places = sorted(losses[leader], key=lambda place: losses[leader][place])
     curves = []
-    for model, found in losses.items():
-        points = [(float(x), math.exp(min(found[place], 700.0))) for x, place in enumerate(places) if place in found]
+    for model, articles in losses.items():
+        points = [
+            (float(x), math.exp(min(articles[place], 700.0))) for x, place in enumerate(places) if place in articles
+        ]
         if points:
             xs, ys = zip(*points, strict=True)
             curves.append(Curve(model, kind, order.index(model), xs, ys))
     rows = [
-        [kind, model, titles[model][place], exact(found[place])] for model, found in losses.items() for place in found
+        [kind, model, titles[model][place], exact(articles[place])]
+        for model, articles in losses.items()
+        for place in articles
     ]
     easy, hard = (printable(titles[leader][places[end]].strip()) for end in (0, -1))
     values = [math.exp(min(losses[leader][places[end]], 700.0)) for end in (0, -1)]
@@ -124,11 +130,19 @@ def _articles_exhibit(
 def _browser(reproduction: Reproduction, head: ExampleHead, examples: Sequence[Example]) -> Exhibit:
     kind = own_kind(reproduction)
     rows = [
-        [kind, str(one.index), one.context, one.target, model, "yes" if right else "no", exact(log_probability)]
-        for one in examples
-        for model, right, log_probability in zip(head.models, one.correct, one.log_probability, strict=True)
+        [
+            kind,
+            str(example.index),
+            example.context,
+            example.target,
+            model,
+            "yes" if right else "no",
+            exact(log_probability),
+        ]
+        for example in examples
+        for model, right, log_probability in zip(head.models, example.correct, example.log_probability, strict=True)
     ]
-    right = [sum(one.correct[place] for one in examples) for place in range(len(head.models))]
+    right = [sum(example.correct[place] for example in examples) for place in range(len(head.models))]
     counts = "; ".join(
         f"{model} {count:,} of {len(examples):,}" for model, count in zip(head.models, right, strict=True)
     )

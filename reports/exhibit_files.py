@@ -24,11 +24,11 @@ def export_exhibit(exhibits: Iterable[Exhibit], name: str, form: str, folder: Pa
 
     Raises BadInput for an unknown exhibit or form, or a form that the exhibit does not have.
     """
-    found = {exhibit.name: exhibit for exhibit in exhibits}
+    by_name = {exhibit.name: exhibit for exhibit in exhibits}
     wanted = name.replace("/", "-")
-    if wanted not in found:
-        raise BadInput(f"there is no figure or table {name!r}; there are {', '.join(sorted(found))}")
-    exhibit = found[wanted]
+    if wanted not in by_name:
+        raise BadInput(f"there is no figure or table {name!r}; there are {', '.join(sorted(by_name))}")
+    exhibit = by_name[wanted]
     forms = ("csv", *(TEXTS[1:] if exhibit.tables else ()), *(FORMATS if exhibit.draw else ()))
     if form not in forms:
         raise BadInput(f"{wanted} has no {form!r}; it can be written as {', '.join(forms)}")

@@ -91,8 +91,8 @@ def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
             experiments += _newest_experiments(path)
     reproductions = list(dict.fromkeys(path.resolve() for path in named or map(newest_reproduction, folders)))
     if len(reproductions) != 1:
-        found = ", ".join(path.name for path in reproductions) or "none"
-        raise BadInput(f"a page is made of one reproduction; named here: {found}")
+        names = ", ".join(path.name for path in reproductions) or "none"
+        raise BadInput(f"a page is made of one reproduction; named here: {names}")
     return reproductions[0], list({path.resolve().name: path.resolve() for path in experiments}.values())
 
 
@@ -110,15 +110,15 @@ def load_experiment_runs(paths: Iterable[Path]) -> ExperimentRuns:
         try:
             manifest = RunDirectory.open(path).manifest
             name = str(manifest["config"]["experiment"]["name"])
-            found = _read(path, name, name in known)
+            read = _read(path, name, name in known)
         except (UserError, KeyError, TypeError, AttributeError) as error:
             problems.append(Problem(name, f"The run {path.name} is left out: {one_line(error)}.", damaged=True))
             continue
-        problems += found.problems
-        records += found.results.records
-        refused = found.results.refused | refused
-        if found.results.records:
-            origins.append(origin_of(manifest, found.results.records))
+        problems += read.problems
+        records += read.results.records
+        refused = read.results.refused | refused
+        if read.results.records:
+            origins.append(origin_of(manifest, read.results.records))
             directories.append(path.resolve())
     results = Results(tuple(records), refused, ())
     return ExperimentRuns(results, tuple(origins), tuple(problems), given, tuple(directories))

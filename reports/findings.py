@@ -33,18 +33,18 @@ class Finding(NamedTuple):
 def ordering_finding(curves: Sequence[Curve], records: Sequence[Record]) -> Finding:
     """Whether larger models end lower here, as they do in the paper."""
     topic = "Figure 6, order of the models"
-    ours = [found for found in orderings(curves) if found.kind != "published"]
+    ours = [ordering for ordering in orderings(curves) if ordering.kind != "published"]
     if not ours or ours[0].holds is None:
         return Finding(topic, "Cannot be judged", "Fewer than two models were trained and evaluated here.", None, None)
-    found = ours[0]
-    sentence = _ordering_sentence(found) + seeds_sentence(records)
-    verdict = "The order holds" if found.holds else "The order does not hold"
-    return Finding(topic, verdict, sentence, found.holds, found.kind)
+    ordering = ours[0]
+    sentence = _ordering_sentence(ordering) + seeds_sentence(records)
+    verdict = "The order holds" if ordering.holds else "The order does not hold"
+    return Finding(topic, verdict, sentence, ordering.holds, ordering.kind)
 
 
 def ordering_caption(curves: Sequence[Curve]) -> list[str]:
     """A sentence on the order within each kind, published first."""
-    return [_ordering_sentence(found) for found in orderings(curves) if found.holds is not None]
+    return [_ordering_sentence(ordering) for ordering in orderings(curves) if ordering.holds is not None]
 
 
 def seeds_sentence(records: Sequence[Record]) -> str:
@@ -136,16 +136,16 @@ def funnel_alt(ledger: Ledger) -> str:
     return f"Bar chart of what each stage of the data pipeline keeps. {steps}."
 
 
-def _ordering_sentence(found: Ordering) -> str:
-    ends = " < ".join(f"{name} {show(value)}" for name, value in reversed(found.finals))
+def _ordering_sentence(ordering: Ordering) -> str:
+    ends = " < ".join(f"{name} {show(value)}" for name, value in reversed(ordering.finals))
     points = ""
-    if found.common_points > 1:
-        points = f" The whole order holds at {found.points_in_order} of {found.common_points} common iterations."
-    if found.holds:
-        return f"In {SUBJECT[found.kind]} the larger model ends lower: {ends}.{points}"
-    ends = ", ".join(f"{name} {show(value)}" for name, value in reversed(found.finals))
-    wrong = " and ".join(f"{large} does not end below {small}" for large, small in found.inversions)
-    return f"In {SUBJECT[found.kind]} {wrong}: {ends}.{points}"
+    if ordering.common_points > 1:
+        points = f" The whole order holds at {ordering.points_in_order} of {ordering.common_points} common iterations."
+    if ordering.holds:
+        return f"In {SUBJECT[ordering.kind]} the larger model ends lower: {ends}.{points}"
+    ends = ", ".join(f"{name} {show(value)}" for name, value in reversed(ordering.finals))
+    wrong = " and ".join(f"{large} does not end below {small}" for large, small in ordering.inversions)
+    return f"In {SUBJECT[ordering.kind]} {wrong}: {ends}.{points}"
 
 
 def _models(records: Sequence[Record]) -> str:

@@ -61,10 +61,10 @@ class Reproduction:
 
 def newest_reproduction(runs: Path) -> Path:
     """The complete `reproduce-*` directory under `runs` that was begun last. Raises BadInput without one."""
-    found = [path for path in sorted(runs.glob("reproduce-*")) if path.is_dir() and not path.is_symlink()]
-    complete = [path for path in found if is_sealed(path)]
+    reproductions = [path for path in sorted(runs.glob("reproduce-*")) if path.is_dir() and not path.is_symlink()]
+    complete = [path for path in reproductions if is_sealed(path)]
     if not complete:
-        unfinished = f" ({len(found)} unfinished)" if found else ""
+        unfinished = f" ({len(reproductions)} unfinished)" if reproductions else ""
         raise BadInput(f"there is no complete reproduction (reproduce-*) under {runs}{unfinished}")
     return max(complete, key=lambda path: str(RunDirectory(path).manifest.get("created", "")))
 
@@ -164,8 +164,8 @@ def _seal_problems(directory: Path) -> Iterator[Problem]:
     files = sealed_files(directory)
     if sha256_json(files) != read_digest(directory):
         yield Problem(MARKER, "The completion marker was edited: its digest does not match.", damaged=True)
-    found = [*(directory / EVALUATIONS).glob("*.json"), *(directory / TRAINING).glob("*/*.json*")]
-    present = {str(path.relative_to(directory)) for path in found}
+    paths = [*(directory / EVALUATIONS).glob("*.json"), *(directory / TRAINING).glob("*/*.json*")]
+    present = {str(path.relative_to(directory)) for path in paths}
     folders = (f"{EVALUATIONS}/", f"{TRAINING}/")
     nested = sorted(present | {name for name in files if name.startswith(folders)})
     for name in (MANIFEST, SUMMARY, RECORDS, LEDGER, DATASET, EXAMPLES, *nested):

@@ -31,8 +31,8 @@ def build_report(report: Report) -> Path:
     exhibit figures/NAME.csv, with .svg and .png where it is drawn, .md and .tex where it is tables; sources.json says
     where the runs behind it are. It is sealed on its own. The same results give the same bytes.
     """
-    found = report.all_exhibits
-    drawings, pdf = render_all(found, f"Megatron-LM {report.reproduction.summary.target}")
+    exhibits = report.all_exhibits
+    drawings, pdf = render_all(exhibits, f"Megatron-LM {report.reproduction.summary.target}")
     html = render_page(report, drawings)
     target = report.reproduction.directory / REPORT
     with new_directory(target) as directory:
@@ -40,7 +40,7 @@ def build_report(report: Report) -> Path:
         figures.mkdir()
         (directory / "index.html").write_bytes(html.encode("utf-8", "replace"))
         (directory / "report.pdf").write_bytes(pdf)
-        for exhibit in found:
+        for exhibit in exhibits:
             write_exhibit(figures, exhibit, drawings.get(exhibit.name))
         write_json(directory / SOURCES, describe_sources(report.reproduction.directory, report.runs))
         seal(directory)

@@ -46,9 +46,9 @@ def timeline_caption(timeline: Timeline) -> str:
 def timeline_alt(timelines: Sequence[Timeline]) -> str:
     """In words what the picture of the schedules has."""
     parts = [
-        f"{one.schedule} on {one.pp} ranks with {one.microbatches} microbatches: planned bubble "
-        f"{bubble(one.planned):.2f}, measured {bubble(one.measured):.2f} of the busiest rank's time"
-        for one in timelines
+        f"{timeline.schedule} on {timeline.pp} ranks with {timeline.microbatches} microbatches: planned bubble "
+        f"{bubble(timeline.planned):.2f}, measured {bubble(timeline.measured):.2f} of the busiest rank's time"
+        for timeline in timelines
     ]
     return f"Bars of forward and backward passes by rank over time. {'; '.join(parts)}."
 
@@ -56,14 +56,14 @@ def timeline_alt(timelines: Sequence[Timeline]) -> str:
 def timeline_data(timelines: Sequence[Timeline], kind: Kind) -> Table:
     """A line for each computation, planned and measured."""
     rows = []
-    for one in timelines:
+    for timeline in timelines:
         sources: tuple[tuple[Kind, str, Sequence[Sequence[Computation]]], ...] = (
-            ("computed", "forward passes", one.planned),
-            (kind, "s", one.measured),
+            ("computed", "forward passes", timeline.planned),
+            (kind, "s", timeline.measured),
         )
         for what, unit, ranks in sources:
             rows += [
-                [one.schedule, what, str(rank), *map(str, computation[:3]), *map(exact, computation[3:]), unit]
+                [timeline.schedule, what, str(rank), *map(str, computation[:3]), *map(exact, computation[3:]), unit]
                 for rank, computations in enumerate(ranks)
                 for computation in computations
             ]

@@ -67,8 +67,8 @@ def assemble(
     exhibits = reproduction_exhibits(reproduction)
     homes = {record.source: origins[0].name for record in reproduction.records}
     claims = claim_rows(verdicts, {**homes, **{origin.name: origin.name for origin in runs.origins}})
-    places = {one.name for section in catalogue for one in section.exhibits} | exhibits.keys()
-    outcomes = outcome_rows(verdicts, {name: one.title for name, one in experiments.items()}, places)
+    places = {each.name for section in catalogue for each in section.exhibits} | exhibits.keys()
+    outcomes = outcome_rows(verdicts, {name: each.title for name, each in experiments.items()}, places)
     title = "What became of every published claim"
     exhibits["verdicts"] = Exhibit("verdicts", title, (), verdict_table(claims), tables=(outcome_table(outcomes),))
     own = (training_section(reproduction), detail_section(reproduction))
@@ -96,8 +96,8 @@ def _commits(origins: Sequence[Origin], benchmarks: Benchmarks | None) -> tuple[
     for commit in benchmarks.commits if benchmarks else ():
         names.setdefault(commit, []).append("a benchmark")
     return tuple(
-        f"{commit[:12] or 'no recorded commit'}: {found[0] if len(found) == 1 else f'{len(found)} results'}"
-        for commit, found in names.items()
+        f"{commit[:12] or 'no recorded commit'}: {results[0] if len(results) == 1 else f'{len(results)} results'}"
+        for commit, results in names.items()
     )
 
 
@@ -105,8 +105,8 @@ def _verdicts(experiments: dict[str, Experiment], reproduction: Reproduction, re
     """From sealed runs alone: a reproduction that is unfinished or was changed answers nothing."""
     mine = () if reproduction.problems_of(MARKER) else reproduction.records
     records = (*results.records, *(record for record in mine if record.kind != "published"))
-    found = judge(experiments.values(), Results(records, results.refused, ()))
-    return [*found, *unanswered(experiments.values())]
+    verdicts = judge(experiments.values(), Results(records, results.refused, ()))
+    return [*verdicts, *unanswered(experiments.values())]
 
 
 def _catalogue(
@@ -121,14 +121,14 @@ def _catalogue(
         if not sentences and not numbers.records:
             sentences = [f"No run of {experiment.name} was given: only what is published is shown."]
         exhibit = catalogue_exhibit(numbers)
-        missing = (Markup('<p class="missing">{}</p>').format(printable(one)) for one in sentences)
+        missing = (Markup('<p class="missing">{}</p>').format(printable(sentence)) for sentence in sentences)
         exhibit = replace(exhibit, body=Markup("").join(missing))
         papers.setdefault(experiment.name.split("/")[0], []).append(exhibit)
     known = {experiment.name for experiment in experiments.values()}
     stray = [problem.sentence for problem in runs.problems if problem.part not in known]
     return tuple(
-        Section(f"paper-{paper}", PAPERS.get(paper, paper), found, problems=stray if place == 0 else ())
-        for place, (paper, found) in enumerate(papers.items())
+        Section(f"paper-{paper}", PAPERS.get(paper, paper), numbered, problems=stray if place == 0 else ())
+        for place, (paper, numbered) in enumerate(papers.items())
     )
 
 

@@ -12,8 +12,8 @@ from reports.load import Reproduction
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
     """Each exhibit by its name; what has no numbers is absent."""
-    found = [*_figure_6(reproduction), *_training_loss(reproduction), *_tables(reproduction), *_data(reproduction)]
-    return {exhibit.name: exhibit for exhibit in found}
+    exhibits = [*_figure_6(reproduction), *_training_loss(reproduction), *_tables(reproduction), *_data(reproduction)]
+    return {exhibit.name: exhibit for exhibit in exhibits}
 
 
 def figure_6_curves(reproduction: Reproduction) -> list[Curve]:
@@ -67,12 +67,12 @@ def _training_loss(reproduction: Reproduction) -> list[Exhibit]:
 
 
 def _tables(reproduction: Reproduction) -> list[Exhibit]:
-    found = []
+    exhibits = []
     benchmarks = reproduction.select("2019/table-3")
     if benchmarks:
         data, command = tables.records_data(benchmarks), make_command(reproduction, "table-3")
         shown = tables.comparison_tables(benchmarks)
-        found.append(Exhibit("2019-table-3", "WikiText-103 and LAMBADA", (), data, command, tables=shown))
+        exhibits.append(Exhibit("2019-table-3", "WikiText-103 and LAMBADA", (), data, command, tables=shown))
     drawn = {("2019/figure-6", "validation_perplexity"), ("2019/training-loss", "training_loss")}
     further = [
         record
@@ -81,17 +81,17 @@ def _tables(reproduction: Reproduction) -> list[Exhibit]:
     ]
     if further:
         data, command = tables.records_data(further), make_command(reproduction, "validation")
-        found.append(Exhibit("further-numbers", "Further numbers", (), data, command, tables=(data,)))
+        exhibits.append(Exhibit("further-numbers", "Further numbers", (), data, command, tables=(data,)))
     if reproduction.evaluations:
         evaluated, command = evaluations_data(reproduction.evaluations), make_command(reproduction, "table-3")
         shown = evaluations_tables(reproduction.evaluations, model_order(reproduction))
-        found.append(Exhibit("evaluations", "Evaluations by convention", (), evaluated, command, tables=shown))
+        exhibits.append(Exhibit("evaluations", "Evaluations by convention", (), evaluated, command, tables=shown))
     if reproduction.summary.models:
         models, kind = reproduction.summary.models, own_kind(reproduction)
         data, shown = tables.models_data(models, kind), tables.models_tables(models, kind)
         command = make_command(reproduction, "models")
-        found.append(Exhibit("models", "Published and trained shapes", (), data, command, tables=shown))
-    return found
+        exhibits.append(Exhibit("models", "Published and trained shapes", (), data, command, tables=shown))
+    return exhibits
 
 
 def _data(reproduction: Reproduction) -> list[Exhibit]:
@@ -101,7 +101,7 @@ def _data(reproduction: Reproduction) -> list[Exhibit]:
     if not ledger:
         return []
     command = make_command(reproduction, "data-ledger", "ledger")
-    found = [
+    exhibits = [
         Exhibit(
             "data-ledger",
             "What each stage kept and dropped",
@@ -115,7 +115,7 @@ def _data(reproduction: Reproduction) -> list[Exhibit]:
     ]
     banding = ledger.near_duplicates
     if banding:
-        found.append(
+        exhibits.append(
             Exhibit(
                 "near-duplicates",
                 "Near-duplicates: what the banding finds",
@@ -126,7 +126,7 @@ def _data(reproduction: Reproduction) -> list[Exhibit]:
                 data_card.banding_alt(banding),
             )
         )
-    return found
+    return exhibits
 
 
 def make_command(reproduction: Reproduction, *names: str) -> str:

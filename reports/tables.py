@@ -183,7 +183,7 @@ def records_data(records: Iterable[Record]) -> Table:
     rows = []
     for record in records:
         values = record.model_dump()
-        rows.append([exact(values[one]) if one in EXACT else _plain(values[one]) for one in RECORD_FIELDS])
+        rows.append([exact(values[field]) if field in EXACT else _plain(values[field]) for field in RECORD_FIELDS])
     return Table(RECORD_FIELDS, rows, 4)
 
 

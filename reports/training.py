@@ -55,8 +55,8 @@ def curves_exhibit(
     """Six panels with a curve of each run; `ranks` has the place that decides its look."""
     panels: dict[str, list[Curve]] = {}
     for field, title in PANELS.items():
-        found = (_curve(name, kind, ranks[name], training, field) for name, training in trainings.items())
-        if curves := [curve for curve in found if curve]:
+        drawn = (_curve(name, kind, ranks[name], training, field) for name, training in trainings.items())
+        if curves := [curve for curve in drawn if curve]:
             panels[title] = curves
     ends = [f"{curve.series} from {show(curve.y[0])} to {show(curve.final)}" for curve in panels[PANELS["loss"]]]
     caption = [
@@ -86,7 +86,7 @@ def curves_exhibit(
 
 def _curve(name: str, kind: Kind, rank: int, training: Training, field: str) -> Curve | None:
     if field == "validation":
-        points = [(float(one.iteration), one.perplexity) for one in training.validations]
+        points = [(float(validation.iteration), validation.perplexity) for validation in training.validations]
     else:
         values = [(float(step.iteration), getattr(step, field)) for step in training.steps]
         points = [(x, y) for x, y in values if y is not None]
@@ -99,7 +99,7 @@ def _curve(name: str, kind: Kind, rank: int, training: Training, field: str) -> 
 def _curves_data(trainings: Mapping[str, Training], kind: Kind) -> Table:
     rows = []
     for name, training in trainings.items():
-        validated = {one.iteration: one.perplexity for one in training.validations}
+        validated = {validation.iteration: validation.perplexity for validation in training.validations}
         steps = {step.iteration: step for step in training.steps}
         for iteration in sorted({*validated, *steps}):
             values = [getattr(steps[iteration], field) if iteration in steps else None for field in CURVES]
@@ -108,22 +108,24 @@ def _curves_data(trainings: Mapping[str, Training], kind: Kind) -> Table:
 
 
 def _memory(trainings: Mapping[str, Training], kind: Kind, command: str) -> Sequence[Exhibit]:
-    found = {
+    memories = {
         name: (training.summary.layout, training.summary.memory)
         for name, training in trainings.items()
         if training.summary and training.summary.memory and training.summary.memory.measured_bytes
     }
-    if not found:
+    if not memories:
         return ()
     rows, data, sentences = [], [], []
-    for name, (layout, memory) in found.items():
+    for name, (layout, memory) in memories.items():
         peak, formula = max(memory.measured_bytes), memory.closed_form_bytes
         sizes = (size_bytes(formula), size_bytes(peak))
         rows.append((name, str(layout), memory.measured_by, *sizes, percent(peak, formula)))
         data.append(["computed", name, "", str(formula)])
         data += [[kind, name, str(rank), str(value)] for rank, value in enumerate(memory.measured_bytes)]
         sentences.append(f"{name} {sizes[1]} measured, {sizes[0]} by the formula")
-    drawn = [RankMemory(name, memory.closed_form_bytes, memory.measured_bytes) for name, (_, memory) in found.items()]
+    drawn = [
+        RankMemory(name, memory.closed_form_bytes, memory.measured_bytes) for name, (_, memory) in memories.items()
+    ]
     caption = [
         "The closed form counts the parameters, gradients, optimizer state and activations of the first pipeline rank;",
         "what is measured is how far a rank's memory grew from before the model was built to after one iteration,",

@@ -51,7 +51,7 @@ def read_training(directory: Path, part: str) -> Training:
     return Training(steps, validations, final[-1] if final else None, summary, timeline, tuple(problems))
 
 
-def _read_metrics(path: Path, part: str, found: dict[str, list[Any]]) -> Iterator[Problem]:
+def _read_metrics(path: Path, part: str, by_kind: dict[str, list[Any]]) -> Iterator[Problem]:
     """Add each line to those of its kind; a sentence for each that is none."""
     if not path.is_file():
         yield Problem(part, f"{part} has written no metrics yet ({METRICS}).", damaged=False)
@@ -62,7 +62,7 @@ def _read_metrics(path: Path, part: str, found: dict[str, list[Any]]) -> Iterato
         try:
             values: Any = json.loads(line)
             model = Step if values["kind"] == "train" else Validation
-            found[values["kind"]].append(model.model_validate(values))
+            by_kind[values["kind"]].append(model.model_validate(values))
         except (ValueError, TypeError, KeyError, ValidationError, RecursionError) as error:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else one_line(error)
             yield Problem(part, f"Line {number} of the metrics of {part} is left out: {reason}.", damaged=True)

@@ -54,14 +54,16 @@ class OutcomeRow(NamedTuple):
 def outcome_rows(verdicts: Sequence[Verdict], titles: dict[str, str], exhibits: Set[str]) -> list[OutcomeRow]:
     """A row for each experiment in the catalogue's order, last for the claims that none answers."""
     counts: dict[str, Counter[str]] = {}
-    for one in verdicts:
-        counts.setdefault(one.experiment or NOBODY, Counter())[one.outcome] += 1
+    for verdict in verdicts:
+        counts.setdefault(verdict.experiment or NOBODY, Counter())[verdict.outcome] += 1
     rows = []
-    for name, found in counts.items():
+    for name, count in counts.items():
         exhibit = name.replace("/", "-")
         title = titles.get(name, "Claims that no experiment answers")
         rows.append(
-            OutcomeRow(name, title, exhibit if exhibit in exhibits else "", tuple(found[one] for one in OUTCOMES))
+            OutcomeRow(
+                name, title, exhibit if exhibit in exhibits else "", tuple(count[verdict] for verdict in OUTCOMES)
+            )
         )
     return rows
 
@@ -69,8 +71,8 @@ def outcome_rows(verdicts: Sequence[Verdict], titles: dict[str, str], exhibits: 
 def claim_rows(verdicts: Sequence[Verdict], origins: dict[str, str]) -> list[ClaimRow]:
     """Every claim with what was found; `origins` maps the source of a record to the run on the page it came with."""
     rows = []
-    for one in verdicts:
-        claim, record = one.claim, one.record
+    for verdict in verdicts:
+        claim, record = verdict.claim, verdict.record
         run = origins.get(record.source, "") if record else ""
         rows.append(
             ClaimRow(
@@ -79,10 +81,10 @@ def claim_rows(verdicts: Sequence[Verdict], origins: dict[str, str]) -> list[Cla
                 f"{claim.source} {claim.where}",
                 show(record.value) if record else MISSING,
                 record.kind if record else "",
-                one.outcome,
-                one.reason,
+                verdict.outcome,
+                verdict.reason,
                 run,
-                one.experiment or NOBODY,
+                verdict.experiment or NOBODY,
             )
         )
     return rows

@@ -122,9 +122,9 @@ def render_view(view: View) -> RenderableType:
         last, recent = steps[-1], steps[-RECENT:]
         row("training loss", show(last.loss), sparkline([step.loss for step in steps]))
         if validations:
-            found = validations[-1]
-            curve = sparkline([one.perplexity for one in validations])
-            row("validation perplexity", show(found.perplexity), f"{curve} after {found.iteration:,}")
+            newest = validations[-1]
+            curve = sparkline([validation.perplexity for validation in validations])
+            row("validation perplexity", show(newest.perplexity), f"{curve} after {newest.iteration:,}")
         row("gradient norm", MISSING if last.gradient_norm is None else show(last.gradient_norm))
         row("learning rate", f"{last.learning_rate:.2e}")
         rate, tflops = (fmean(getattr(s, name) for s in recent) for name in ("tokens_per_second", "model_tflops"))

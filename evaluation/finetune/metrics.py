@@ -6,21 +6,21 @@ from collections import Counter
 from collections.abc import Sequence
 
 
-def accuracy(found: Sequence[int], expected: Sequence[int]) -> float:
+def accuracy(predicted: Sequence[int], expected: Sequence[int]) -> float:
     """Share of answers that are right, in percent."""
-    return 100 * sum(one == other for one, other in zip(found, expected, strict=True)) / len(expected)
+    return 100 * sum(answer == other for answer, other in zip(predicted, expected, strict=True)) / len(expected)
 
 
-def squad_scores(found: Sequence[str], expected: Sequence[Sequence[str]]) -> dict[str, float]:
+def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> dict[str, float]:
     """Exact match and F1 over questions, in percent: of each the best over its answers.
 
     A question without an answer is right when the empty answer is given (SQuAD 2.0, `evaluate-v2.0.py`; for answered
     questions `evaluate-v1.1.py` has the same rules).
     """
-    exact = [max(float(normalize(one) == normalize(answer)) for answer in _known(answers)) for one, answers in
-             zip(found, expected, strict=True)]  # fmt: skip
-    overlap = [max(token_f1(one, answer) for answer in _known(answers)) for one, answers in
-               zip(found, expected, strict=True)]  # fmt: skip
+    exact = [max(float(normalize(text) == normalize(answer)) for answer in _known(answers)) for text, answers in
+             zip(predicted, expected, strict=True)]  # fmt: skip
+    overlap = [max(token_f1(text, answer) for answer in _known(answers)) for text, answers in
+               zip(predicted, expected, strict=True)]  # fmt: skip
     return {"exact_match": 100 * sum(exact) / len(exact), "f1": 100 * sum(overlap) / len(overlap)}
 
 
@@ -30,9 +30,9 @@ def normalize(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def token_f1(found: str, expected: str) -> float:
+def token_f1(predicted: str, expected: str) -> float:
     """Harmonic mean of precision and recall of the words of an answer."""
-    mine, theirs = normalize(found).split(), normalize(expected).split()
+    mine, theirs = normalize(predicted).split(), normalize(expected).split()
     if not mine or not theirs:
         return float(mine == theirs)
     common = sum((Counter(mine) & Counter(theirs)).values())

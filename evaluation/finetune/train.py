@@ -113,16 +113,16 @@ class FineTuner:
                 for example in spans:
                     answers.append(self._answer(example))
                     progress.advance()
-            return squad_scores(answers, [one.answers for one in spans])
+            return squad_scores(answers, [span.answers for span in spans])
         features = [feature for example in examples for feature in self._features(example)]
         size = self.recipe.batch_size
-        found: list[int] = []
+        predictions: list[int] = []
         with Progress(f"{label}, evaluation", len(features), "examples") as progress:
             for start in range(0, len(features), size):
                 batch = features[start : start + size]
-                found += self._scores(self._input(batch)).argmax(dim=1).tolist()
+                predictions += self._scores(self._input(batch)).argmax(dim=1).tolist()
                 progress.advance(len(batch))
-        return {"accuracy": accuracy(found, [feature.label[0] for feature in features])}
+        return {"accuracy": accuracy(predictions, [feature.label[0] for feature in features])}
 
     def _features(self, example: Example) -> Iterator["Feature"]:
         length = self.config.seq_length
@@ -168,13 +168,13 @@ class FineTuner:
     def _input(self, batch: Sequence["Feature"], dropout: Dropout | None = None) -> PipelineInput:
         """Every sequence of the batch, [sequences, s]; the targets are the labels, [b, 1] or [b, 2]."""
         sequences = [encoded for feature in batch for encoded in feature.sequences]
-        width = max(len(one.tokens) for one in sequences)
+        width = max(len(sequence.tokens) for sequence in sequences)
         tokens = torch.full((len(sequences), width), self.encoder.pad)
         types, is_token = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.bool)
-        for row, one in enumerate(sequences):
-            tokens[row, : len(one.tokens)] = torch.tensor(one.tokens)
-            types[row, one.second_start : len(one.tokens)] = 1
-            is_token[row, : len(one.tokens)] = True
+        for row, sequence in enumerate(sequences):
+            tokens[row, : len(sequence.tokens)] = torch.tensor(sequence.tokens)
+            types[row, sequence.second_start : len(sequence.tokens)] = 1
+            is_token[row, : len(sequence.tokens)] = True
         device = self.mesh.device
         pairs = SentencePairs(types.to(device), is_token.to(device), torch.zeros(len(tokens), dtype=torch.int64))
         labels = torch.tensor([feature.label for feature in batch], device=device)
@@ -251,8 +251,8 @@ def finetune(name: str, checkpoint: Path, data: Path, recipe: Recipe) -> FineTun
     task = TASKS[name]
     held_out = {split: list(task.read(data / place)) for split, place in task.held_out.items()}
     examples = list(task.read(data / task.train))
-    for split, found in ({"train": examples} | held_out).items():
-        if not found:
+    for split, part in ({"train": examples} | held_out).items():
+        if not part:
             raise BadInput(f"{data}: the {split} set of {name} has no example")
     announce(
         f"{recipe.epochs} epochs of {len(examples):,} examples, {recipe.batch_size} a step",
@@ -260,8 +260,8 @@ def finetune(name: str, checkpoint: Path, data: Path, recipe: Recipe) -> FineTun
     )
     tuner = FineTuner(name, checkpoint, recipe)
     tuner.train(examples, name)
-    metrics = {split: tuner.evaluate(found, f"{name} {split}") for split, found in held_out.items()}
-    sizes = {"train": len(examples)} | {split: len(found) for split, found in held_out.items()}
+    metrics = {split: tuner.evaluate(part, f"{name} {split}") for split, part in held_out.items()}
+    sizes = {"train": len(examples)} | {split: len(part) for split, part in held_out.items()}
     return FineTuned(
         name, checkpoint.name, tuner.digest, asdict(recipe), sizes, metrics, time.monotonic() - begun
     )  # fmt: skip

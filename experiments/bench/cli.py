@@ -31,9 +31,9 @@ app = CommandLine(help="Measure speed beside other programs, in one run on this 
 
 def add_benchmarks(to: typer.Typer, package: ModuleType) -> None:
     """A verb for each module of a package: the options and the help of its `measure`, and `--json`."""
-    for found in pkgutil.iter_modules(package.__path__):
-        measure = import_module(f"{package.__name__}.{found.name}").measure
-        to.command(found.name.replace("_", "-"))(_verb(measure))
+    for module in pkgutil.iter_modules(package.__path__):
+        measure = import_module(f"{package.__name__}.{module.name}").measure
+        to.command(module.name.replace("_", "-"))(_verb(measure))
 
 
 def _verb(measure: Measure) -> Callable[..., None]:

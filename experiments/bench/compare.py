@@ -42,5 +42,5 @@ def comparison_table(rows: "pd.DataFrame") -> Rows:
 
 def differing_machines(old: Path, new: Path) -> str:
     """A sentence if the two results are of different machines, as far as they say."""
-    one, other = (read_benchmark(path).environment.machine for path in (old, new))
-    return "" if one == other else f"the machines differ, and ratios with them: {one}; then {other}"
+    first, other = (read_benchmark(path).environment.machine for path in (old, new))
+    return "" if first == other else f"the machines differ, and ratios with them: {first}; then {other}"

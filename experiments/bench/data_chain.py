@@ -153,14 +153,14 @@ def measure_stages(
     def run(stage: Stage, documents: Sequence[str]) -> list[Any]:
         if len(documents) < 2:
             raise BadInput(f"too little of the corpus is left for the stage {stage.name}: {len(documents)} documents")
-        found, answers = measure_stage(stage, documents)
-        rows.append(found)
+        answer, answers = measure_stage(stage, documents)
+        rows.append(answer)
         return answers
 
     duplicates, contamination = config.deduplicate, config.decontaminate
     cleaned = [text for text in run(cleaning(), texts) if text.strip()]
     languages = run(language(), cleaned)
-    spoken = [text for text, found in zip(cleaned, languages, strict=True) if found == Language().keep]
+    spoken = [text for text, answer in zip(cleaned, languages, strict=True) if answer == Language().keep]
     tokens = run(encoding(tokenizer), spoken)
     enough = Length().min_tokens
     long = [text for text, ids in zip(spoken, tokens, strict=True) if len(ids) + 1 >= enough]
@@ -173,11 +173,11 @@ def measure_stages(
         matches = run(decontamination(test_sets, *sizes), kept)
     else:
         matches = [[] for _ in kept]
-    frequency = Counter(ngram for found in matches for _, ngram in found)
+    frequency = Counter(ngram for answer in matches for _, ngram in answer)
     rare = Ngrams.of(ngram for ngram, times in frequency.items() if times < contamination.frequent)
-    parts = [decontaminate(Document("", text), rare) if found else [Document("", text)]
-             for text, found in zip(kept, matches, strict=True)]  # fmt: skip
-    return Chain(rows, Counter(part.text for one in parts if not isinstance(one, Drop) for part in one))
+    parts = [decontaminate(Document("", text), rare) if answer else [Document("", text)]
+             for text, answer in zip(kept, matches, strict=True)]  # fmt: skip
+    return Chain(rows, Counter(part.text for each in parts if not isinstance(each, Drop) for part in each))
 
 
 def _measure_grouping(
@@ -194,10 +194,10 @@ def _measure_grouping(
             if function is plain_grouping:
                 expected = pairs_of_queries(answer)
             else:
-                found = pairs_of_buckets(answer)
+                pairs = pairs_of_buckets(answer)
     rows.append(
         summarize(
-            "group", "datasketch MinHashLSH", 30, texts, plain, ours, len(expected), len(expected ^ found), REPEATS
+            "group", "datasketch MinHashLSH", 30, texts, plain, ours, len(expected), len(expected ^ pairs), REPEATS
         )
     )
     return expected

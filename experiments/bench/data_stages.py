@@ -55,8 +55,8 @@ def language() -> Stage:
 def in_kept_language(texts: Sequence[str]) -> list[str]:
     """What the default recipe trains a vocabulary on: the cleaned texts in the language that it keeps."""
     cleaned = [text for text in cleaning().ours(texts) if text.strip()]
-    found = language().ours(cleaned)
-    return [text for text, spoken in zip(cleaned, found, strict=True) if spoken == Language().keep]
+    detected = language().ours(cleaned)
+    return [text for text, spoken in zip(cleaned, detected, strict=True) if spoken == Language().keep]
 
 
 def encoding(directory: Path) -> Stage:
@@ -95,12 +95,12 @@ def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> 
 def plain_grouping(signatures: Sequence[Signature], config: DeduplicateConfig) -> list[Sequence[int]]:
     """datasketch's index: for each document the earlier ones that share a band with it."""
     index = MinHashLSH(num_perm=config.num_permutations, params=(config.bands, config.rows))
-    found = []
+    neighbours = []
     for document, values in enumerate(signatures):
         minhash = as_sketch(values, config.num_permutations)
-        found.append(index.query(minhash))
+        neighbours.append(index.query(minhash))
         index.insert(document, minhash, check_duplication=False)
-    return found
+    return neighbours
 
 
 def our_grouping(signatures: Sequence[Signature], config: DeduplicateConfig) -> list[Any]:
@@ -111,16 +111,16 @@ def our_grouping(signatures: Sequence[Signature], config: DeduplicateConfig) -> 
 
 def pairs_of_buckets(bands: Sequence[Any]) -> set[Pair]:
     """Every two documents that share a bucket."""
-    found: set[Pair] = set()
+    pairs: set[Pair] = set()
     for documents, starts in bands:
         for start, end in pairwise(starts):
-            found.update(combinations(map(int, documents[start:end]), 2))
-    return found
+            pairs.update(combinations(map(int, documents[start:end]), 2))
+    return pairs
 
 
 def pairs_of_queries(queries: Sequence[Sequence[int]]) -> set[Pair]:
     """Every document with each earlier one that was found for it."""
-    return {(earlier, document) for document, found in enumerate(queries) for earlier in found}
+    return {(earlier, document) for document, answers in enumerate(queries) for earlier in answers}
 
 
 def plain_verification(texts: Sequence[str], candidates: set[Pair], config: DeduplicateConfig) -> list[tuple[int, int]]:
@@ -150,8 +150,8 @@ def our_verification(
     for start, end in pairwise(bounds):
         if end - start > 1:
             members = order[start:end]
-            found = resolve(members, fingerprints[members], lambda number: texts[number], config)
-            decisions += [(one.document, one.survivor) for one in found.decisions]
+            decision = resolve(members, fingerprints[members], lambda number: texts[number], config)
+            decisions += [(each.document, each.survivor) for each in decision.decisions]
     return sorted(decisions)
 
 

@@ -106,7 +106,7 @@ def harness(directory: Path, seq_length: int) -> Score:
             (("", ""), request.tokens[: -request.num_scored].tolist(), request.tokens[-request.num_scored :].tolist())
             for request in requests
         ]
-        found = program._loglikelihood_tokens(asked, disable_tqdm=True)
-        return Answer(-np.array([value for value, _ in found]), np.array([greedy for _, greedy in found]))
+        answers = program._loglikelihood_tokens(asked, disable_tqdm=True)
+        return Answer(-np.array([value for value, _ in answers]), np.array([greedy for _, greedy in answers]))
 
     return run

@@ -135,27 +135,27 @@ def measure_kernels(limits: dict[str, float], shape: Shape | None = None, is_com
         functions = {"ours": implementation(case.name, "cuda"), "reference": reference}
         if is_compared:
             functions["torch.compile"] = torch.compile(reference)
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for name, function in functions.items():
             try:
-                found[name] = median(_seconds(lambda f=function, c=case: _pass(f, c)))  # type: ignore[misc]
+                seconds[name] = median(_seconds(lambda f=function, c=case: _pass(f, c)))  # type: ignore[misc]
             except torch.OutOfMemoryError:  # references keep scores and masks
                 torch.cuda.empty_cache()
         memory = case.moved * 2 / limits["copied_bytes_per_second"]
         floor = max(memory, case.operations / limits["operations_per_second"])
-        ours = found.pop("ours")
+        ours = seconds.pop("ours")
         rows.append(
             Case(
                 name=case.name,
                 series=[
                     series("ours", "time", "ms", 1000 * ours),
-                    *(series(name, "time", "ms", 1000 * spent) for name, spent in found.items()),
+                    *(series(name, "time", "ms", 1000 * spent) for name, spent in seconds.items()),
                     series("floor", "time", "ms", 1000 * floor, kind="computed"),
                 ],
                 ratios=[
                     ratio("floor ÷ ours", [floor], [ours], FLOOR_SHARE),
                     *(ratio(f"{name} ÷ ours", [spent], [ours], 1.0 if name == "torch.compile" else None)
-                      for name, spent in found.items()),
+                      for name, spent in seconds.items()),
                 ],
                 setting={"bound": "products" if floor > memory else "memory"},
             )
@@ -191,7 +191,7 @@ def _seconds(run: Callable[[], object]) -> list[float]:
     from engine.launch.mesh import local_device
 
     on_gpu = local_device().type == "cuda"
-    found = []
+    samples = []
     for number in range(REPEATS + WARM_UP):
         if on_gpu:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -205,5 +205,5 @@ def _seconds(run: Callable[[], object]) -> list[float]:
             run()
             spent = time.perf_counter() - clock
         if number >= WARM_UP:
-            found.append(spent)
-    return found
+            samples.append(spent)
+    return samples

@@ -28,7 +28,7 @@ def measure_layouts(rounds: int) -> tuple[Case, list[str]]:
 
 def summarize_layouts(size: BenchSize, timed: dict[str, list[Timed]]) -> tuple[Case, list[str]]:
     """The same from what was timed of each layout, in rounds."""
-    rates = {name: [size.tokens / median(one.seconds) for one in many] for name, many in timed.items()}
+    rates = {name: [size.tokens / median(sample.seconds) for sample in many] for name, many in timed.items()}
     ideal = pipeline_ideal(size.model, 2)
     name = "two processes, tiny fp32"
     case = Case(
@@ -42,7 +42,7 @@ def summarize_layouts(size: BenchSize, timed: dict[str, list[Timed]]) -> tuple[C
         setting={"pp2_ideal": round(ideal, 4)},
     )
     return case, differing_losses(
-        name, {layout: [one.losses for one in many] for layout, many in timed.items()}, TOLERANCE
+        name, {layout: [sample.losses for sample in many] for layout, many in timed.items()}, TOLERANCE
     )
 
 

@@ -66,9 +66,9 @@ class Job(Config):
     @field_validator("exclude")
     @classmethod
     def _node_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for one in value:
-            if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(\[[\d,-]+\][\w.-]*)?", one, re.ASCII):
-                raise ValueError(f"{one!r} does not name nodes: write node07 or node[10-12]")
+        for name in value:
+            if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(\[[\d,-]+\][\w.-]*)?", name, re.ASCII):
+                raise ValueError(f"{name!r} does not name nodes: write node07 or node[10-12]")
         return value
 
     @model_validator(mode="after")
@@ -93,8 +93,8 @@ class Job(Config):
     @property
     def limit_seconds(self) -> int:
         """Time limit of one attempt."""
-        found = re.fullmatch(TIME_LIMIT, self.time_limit)
-        days, hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0, 0)
+        match = re.fullmatch(TIME_LIMIT, self.time_limit)
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
     def config(self) -> RunConfig:
@@ -144,7 +144,7 @@ def describe_job(job: Job) -> str:
     if prediction is None:
         return line
     iterations = config.train.iterations
-    low, high = (iterations * one for one in (prediction.low_seconds, prediction.high_seconds))
+    low, high = (iterations * seconds for seconds in (prediction.low_seconds, prediction.high_seconds))
     usable = job.limit_seconds - job.signal_seconds
     attempts = sorted({math.ceil(low / usable), math.ceil(high / usable)})
     return (

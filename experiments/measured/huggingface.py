@@ -42,20 +42,20 @@ def measure_huggingface() -> list[Line]:
     announce(f"a small model on {', '.join(map(str, WIDTHS))} processes, {TEXTS} texts of {TOKENS + NEW_TOKENS} tokens")
     with tempfile.TemporaryDirectory() as folder:
         theirs = write_huggingface(Path(folder) / "theirs")
-        found: dict[int, Answers] = {}
+        by_width: dict[int, Answers] = {}
         files: list[bool] = []
         for tp in WIDTHS:
             checkpoint = shard_huggingface(theirs, Path(folder) / f"tp-{tp}", tp)
-            found[tp] = run_forked(answers, tp, checkpoint, tp)[0]
+            by_width[tp] = run_forked(answers, tp, checkpoint, tp)[0]
             merged = merge_huggingface(checkpoint, Path(folder) / f"merged-{tp}")
             names = {path.name for path in (*theirs.iterdir(), *merged.iterdir())}
             files += [_digest(theirs / name) == _digest(merged / name) for name in sorted(names)]
-    logits, texts = found[1]
+    logits, texts = by_width[1]
     for tp in WIDTHS[1:]:
-        difference = float(np.abs(found[tp][0] - logits).max())
+        difference = float(np.abs(by_width[tp][0] - logits).max())
         lines.append({"quantity": "largest_logit_difference", "x": float(tp), "x_name": "tp", "value": difference})
     lines.append({"quantity": "largest_logit_difference", "value": max(line["value"] for line in lines)})
-    same = [found[tp][1][place] == text for tp in WIDTHS[1:] for place, text in enumerate(texts)]
+    same = [by_width[tp][1][place] == text for tp in WIDTHS[1:] for place, text in enumerate(texts)]
     lines.append({"quantity": "identical_generations_percent", "value": 100 * float(np.mean(same))})
     lines.append({"quantity": "identical_files_percent", "value": 100 * float(np.mean(files))})
     lines.append({"quantity": "collectives_per_layer", "value": collectives_per_layer()})

@@ -18,8 +18,9 @@ def run_measured(experiment: Experiment, runs: Path) -> tuple[RunDirectory, list
 def format_measured(records: Sequence[Record]) -> str:
     """A line for each number."""
     return "\n".join(
-        f"{one.series:<44}{one.quantity:<26}{'' if one.x is None else f'{one.x:g}':>6}{one.value:>12.4g}  {one.kind}"
-        for one in records
+        f"{record.series:<44}{record.quantity:<26}{'' if record.x is None else f'{record.x:g}':>6}"
+        f"{record.value:>12.4g}  {record.kind}"
+        for record in records
     )
 
 

@@ -61,7 +61,7 @@ class CollectiveBytes(TorchDispatchMode):
                 if isinstance(leaf, torch.Tensor) and leaf.numel() > REPORTED
             ]
             groups = [
-                one for one in leaves if isinstance(one, torch.ScriptObject) and "ProcessGroup" in str(one._type())
+                each for each in leaves if isinstance(each, torch.ScriptObject) and "ProcessGroup" in str(each._type())
             ]
             if tensors:
                 size = ProcessGroup.unbox(groups[0]).size()
@@ -170,5 +170,5 @@ def held_bytes(parallel: ParallelConfig, precision: Precision) -> int:
         for group in step.optimizer.groups
         for tensor in (group.flat, group.main_gradient, group.master, group.exp_avg, group.exp_avg_sq)
     ]
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
     return sum(storages.values())

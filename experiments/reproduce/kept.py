@@ -54,11 +54,11 @@ def keep_examples(directory: Path, evaluations: Mapping[str, Path]) -> None:
 
 
 def _examples(evaluations: Mapping[str, Path]) -> str:
-    found = {model: _read_samples(samples_file(path)) for model, path in evaluations.items()}
-    common = set.intersection(*(set(examples) for examples in found.values()))
+    samples = {model: _read_samples(samples_file(path)) for model, path in evaluations.items()}
+    common = set.intersection(*(set(examples) for examples in samples.values()))
     lines = []
     for index in sorted(common):
-        answers = [examples[index] for examples in found.values()]
+        answers = [examples[index] for examples in samples.values()]
         context, target = split_last_word(answers[0].text)
         end = " ".join(context[-CONTEXT_CHARACTERS:].split())
         example = Example(
@@ -69,8 +69,8 @@ def _examples(evaluations: Mapping[str, Path]) -> str:
             log_probability=[round(sum(answer.log_probabilities), 2) for answer in answers],
         )
         lines.append(example.to_line())
-    task = next(iter(next(iter(found.values())).values())).task if common else ""
-    return ExampleHead(task=task, models=list(found)).to_line() + "".join(lines)
+    task = next(iter(next(iter(samples.values())).values())).task if common else ""
+    return ExampleHead(task=task, models=list(samples)).to_line() + "".join(lines)
 
 
 def matrix_gflops(ranks: int) -> float | None:

@@ -65,8 +65,8 @@ def _predict(rows: list[dict[str, str]]) -> list[Prediction]:
         except BadInput as error:
             predictions[place] = Prediction(reason=str(error))
     for name, workloads in asked.items():
-        found = simulate(clusters[name], [workload for _, workload in workloads])
-        for (place, _), prediction in zip(workloads, found, strict=True):
+        answers = simulate(clusters[name], [workload for _, workload in workloads])
+        for (place, _), prediction in zip(workloads, answers, strict=True):
             predictions[place] = prediction
     return predictions
 

@@ -90,9 +90,9 @@ def fit(
 
 def fit_node(machine: Machine, measured: Sequence[AllReduce]) -> Machine:
     """The machine with the latency and bandwidth of all-reduces inside a node fitted on timed ones."""
-    ranks = np.array([float(one.ranks) for one in measured])
-    sent_bytes = np.array([float(one.sent_bytes) for one in measured])
-    seconds = np.array([one.seconds for one in measured])
+    ranks = np.array([float(timed.ranks) for timed in measured])
+    sent_bytes = np.array([float(timed.sent_bytes) for timed in measured])
+    seconds = np.array([timed.seconds for timed in measured])
     names = tuple(NODE_BOUNDS) if len(set(ranks)) > 1 else ("node_latency_seconds", "node_bus_bytes_per_second")
 
     def errors(trial: Machine) -> Floats:
@@ -117,7 +117,7 @@ def least(
         return machine.replaced(**dict(zip(names, (point * unit).tolist(), strict=True)))
 
     margin = 1e-9 * (high - low)
-    found = least_squares(
+    solution = least_squares(
         lambda point: errors(moved(point)),
         np.clip(start, low + margin, high - margin) / unit,
         bounds=(low / unit, high / unit),
@@ -126,7 +126,7 @@ def least(
         ftol=1e-7,
         max_nfev=100,
     )
-    return moved(found.x)
+    return moved(solution.x)
 
 
 def a100_rows() -> tuple[list[Observation], Floats]:
@@ -139,7 +139,7 @@ def a100_rows() -> tuple[list[Observation], Floats]:
 
 def fit_a100(machine: Machine) -> Machine:
     """All fitted constants of an A100 cluster, from `START`."""
-    alone = fit_node(machine, [one for one in all_reduces() if one.gpu == "a100"])
+    alone = fit_node(machine, [timed for timed in all_reduces() if timed.gpu == "a100"])
     rows, weights = a100_rows()
     return fit(alone.replaced(**START), BOUNDS, rows, weights)
 
@@ -149,7 +149,7 @@ def v100_rows() -> list[Observation]:
     and 5 (one GPU; 32 heads). The first row is what ratios refer to and has no weight."""
     first, *rest = megatron_2019()
     kept = {"2019/table-2", "2019/table-7", "2019/table-8"}
-    rows = [one for one in rest if one.experiment in kept and one.workload.gpus > 1 and one.workload.heads != 32]
+    rows = [row for row in rest if row.experiment in kept and row.workload.gpus > 1 and row.workload.heads != 32]
     return [first, *rows]
 
 
@@ -162,7 +162,7 @@ def fitted_workloads() -> frozenset[Workload]:
 def fit_v100(machine: Machine, rows: Sequence[Observation] | None = None) -> Machine:
     """The constants of the 2019 paper's machine and software; the others are as `machine` has them."""
     rows = v100_rows() if rows is None else rows
-    alone = fit_node(machine, [one for one in all_reduces() if (one.gpu, one.ranks) == ("v100", 8)])
+    alone = fit_node(machine, [timed for timed in all_reduces() if (timed.gpu, timed.ranks) == ("v100", 8)])
     weights = np.array([0.0] + [1.0] * (len(rows) - 1))
     return fit(alone, SOFTWARE_OF_2019, rows, weights, scale=0.03)
 

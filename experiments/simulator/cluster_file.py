@@ -46,11 +46,17 @@ def cluster_toml(cluster: Cluster) -> str:
 def _tables(constants: Mapping[str, Constant], intervals: Mapping[str, Interval]) -> list[str]:
     lines = ["[constants]"]
     lines += [
-        f'{name} = {{ value = {one.value!r}, kind = "{one.kind}", source = "{one.source}" }}'
-        for name, one in constants.items()
+        f'{name} = {{ value = {constant.value!r}, kind = "{constant.kind}", source = "{constant.source}" }}'
+        for name, constant in constants.items()
     ]
-    for name, one in intervals.items():
-        lines += ["", f"[intervals.{name}]", f"low = {one.low!r}", f"high = {one.high!r}", f'source = "{one.source}"']
+    for name, constant in intervals.items():
+        lines += [
+            "",
+            f"[intervals.{name}]",
+            f"low = {constant.low!r}",
+            f"high = {constant.high!r}",
+            f'source = "{constant.source}"',
+        ]
     return lines
 
 

@@ -108,16 +108,16 @@ def _whole(name: str, cell: str) -> int:
 
 def predicted(machine: Machine, observations: Sequence[Observation]) -> Floats:
     """The simulator's values of the same quantities, in order."""
-    workloads = [one.workload for one in observations]
+    workloads = [observation.workload for observation in observations]
     seconds = iteration_parts(machine, workloads).total
     first = workloads[0]
-    return np.array([QUANTITIES[one.quantity](one.workload, time, first, seconds[0])
-                     for one, time in zip(observations, seconds.tolist(), strict=True)])  # fmt: skip
+    return np.array([QUANTITIES[observation.quantity](observation.workload, time, first, seconds[0])
+                     for observation, time in zip(observations, seconds.tolist(), strict=True)])  # fmt: skip
 
 
 def published_values(observations: Sequence[Observation]) -> Floats:
     """What was measured or published, in order."""
-    return np.array([one.value for one in observations])
+    return np.array([observation.value for observation in observations])
 
 
 def _tflops(workload: Workload, seconds: float) -> float:
@@ -132,7 +132,7 @@ def _parameters(workload: Workload) -> int:
 def _scaling_percent(workload: Workload, seconds: float, first: Workload, first_seconds: float) -> float:
     """Throughput per GPU relative to the first row's, counting parameters × sequences: the normalisation that fits
     the 2019 paper's Figure 5."""
-    work, first_work = (one.global_batch / one.gpus * _parameters(one) for one in (workload, first))
+    work, first_work = (each.global_batch / each.gpus * _parameters(each) for each in (workload, first))
     return 100 * (work / seconds) / (first_work / first_seconds)
 
 

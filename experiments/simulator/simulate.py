@@ -115,8 +115,8 @@ def _pipeline_seconds(workloads: Sequence[Workload], layer: Passes, head: Passes
     """From the first forward to the last backward; workloads of one depth and schedule are walked together."""
     seconds = np.empty(len(workloads))
     alike: dict[tuple[int, ...], list[int]] = {}
-    for place, one in enumerate(workloads):
-        alike.setdefault((one.layers, one.pp, one.chunks, one.microbatches), []).append(place)
+    for place, workload in enumerate(workloads):
+        alike.setdefault((workload.layers, workload.pp, workload.chunks, workload.microbatches), []).append(place)
     for (_, *schedule), places in alike.items():
         of_layer, of_head = (Passes(*(times[places] for times in passes)) for passes in (layer, head))
         stages = stage_passes(workloads[places[0]], of_layer, of_head, message_seconds[places])

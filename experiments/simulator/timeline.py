@@ -64,10 +64,10 @@ def end_times(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pra
 
 @numba.njit(cache=True)
 def _last_ends(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pragma: no cover
-    found = np.empty(len(forward))
+    ends = np.empty(len(forward))
     for number in range(len(forward)):
-        found[number] = end_times(codes, forward[number], backward[number]).max()
-    return found
+        ends[number] = end_times(codes, forward[number], backward[number]).max()
+    return ends
 
 
 def makespan_seconds(order: Order, forward: Floats, backward: Floats) -> Floats:

@@ -102,8 +102,10 @@ def v100_file(machine: Machine, left_out: Floats) -> str:
     table = (TABLE[0], TABLE[1].format("V100"))
     sources = {**dict.fromkeys(NODE_BOUNDS, table), **dict.fromkeys(SOFTWARE_OF_2019, V100_FIT)}
     transferred = ("transferred", f"the fit of {A100}")
-    one = _interval(left_out, "each row of the fit predicted without it: the extremes of eight")
-    return fitted_toml(fitted_constants(machine, sources, transferred), {"one_node": one, "several_nodes": one})
+    interval = _interval(left_out, "each row of the fit predicted without it: the extremes of eight")
+    return fitted_toml(
+        fitted_constants(machine, sources, transferred), {"one_node": interval, "several_nodes": interval}
+    )
 
 
 def _interval(ratios: Floats, source: str) -> Interval:
@@ -112,7 +114,7 @@ def _interval(ratios: Floats, source: str) -> Interval:
 
 
 def _of(name: str) -> list[Observation]:
-    return [one for one in megatron_2019() if one.experiment == f"2019/{name}"]
+    return [row for row in megatron_2019() if row.experiment == f"2019/{name}"]
 
 
 def _print_errors(
@@ -130,8 +132,8 @@ def _print_errors(
     ):
         print(_line(title, _errors(fitted, part)))
     print("\n" + _heading("fitted on, among others"))
-    for experiment in sorted({one.experiment for one in ptd_p_others()}):
-        print(_line(experiment, _errors(machine, [one for one in ptd_p_others() if one.experiment == experiment])))
+    for experiment in sorted({row.experiment for row in ptd_p_others()}):
+        print(_line(experiment, _errors(machine, [row for row in ptd_p_others() if row.experiment == experiment])))
     for name in ("table-2", "table-7", "table-8"):
         print(_line(f"2019/{name}", _errors(machine_2019, [megatron_2019()[0], *_of(name)])[1:]))
 

@@ -184,11 +184,11 @@ def computation_order(num_layers: int, parameters: Sequence[str]) -> list[str]:
 
 def assemble(pieces: Iterable[Piece]) -> dict[tuple[int, str], Array]:
     """Whole tensors by (iteration, name) from the pieces of a serial run, which cover each tensor once."""
-    found: dict[tuple[int, str], list[Piece]] = {}
+    assembled: dict[tuple[int, str], list[Piece]] = {}
     for piece in pieces:
-        found.setdefault((piece.iteration, piece.tensor), []).append(piece)
+        assembled.setdefault((piece.iteration, piece.tensor), []).append(piece)
     whole = {}
-    for key, parts in found.items():
+    for key, parts in assembled.items():
         ends = [[a + n for a, n in zip(part.start, part.value.shape, strict=True)] for part in parts]
         whole[key] = np.full(np.max(ends, axis=0) if ends[0] else (), np.nan)
         for part, end in zip(parts, ends, strict=True):
@@ -237,11 +237,11 @@ def compare(piece: Piece, whole: Array, rank: str) -> Difference:
 
 def merge(differences: Iterable[Difference], reference: dict[tuple[int, str], Array]) -> list[Difference]:
     """One difference per tensor of the reference, the largest; infinite if parts of it were never compared."""
-    found: dict[tuple[int, str], list[Difference]] = {key: [] for key in reference}
+    merged_parts: dict[tuple[int, str], list[Difference]] = {key: [] for key in reference}
     for difference in differences:
-        found[difference.iteration, difference.tensor].append(difference)
+        merged_parts[difference.iteration, difference.tensor].append(difference)
     merged = []
-    for (iteration, tensor), parts in found.items():
+    for (iteration, tensor), parts in merged_parts.items():
         elements = sum(part.elements for part in parts)
         if not any(part.largest == np.inf for part in parts) and elements < reference[iteration, tensor].size:
             where = f"as ranks computed only {elements} of its {reference[iteration, tensor].size} elements"

@@ -138,12 +138,12 @@ def _compare_one(
 ) -> Outcome:
     start = time.monotonic()
     try:
-        found = run_forked(
+        by_rank = run_forked(
             _differences, layout.world_size, work, layout, reference, timeout_seconds=timeout_seconds
         )  # fmt: skip
     except RanksFailed as failure:
         return Outcome(layout, None, failure.sentence, time.monotonic() - start)
-    differences = merge([difference for rank in found for difference in rank], reference)
+    differences = merge([difference for rank in by_rank for difference in rank], reference)
     first = first_difference(differences, order)
     return Outcome(layout, max(differences), first.sentence() if first else None, time.monotonic() - start)
 
@@ -156,13 +156,13 @@ def _serial_pieces(work: Work) -> list[Piece]:
 
 def _differences(work: Work, layout: ParityLayout, reference: Reference) -> list[Difference]:
     """On one rank: how far each piece is from the serial run's tensor. The reference was inherited by the fork."""
-    found: list[Difference] = []
+    differences: list[Difference] = []
 
     def take(piece: Piece, rank: str) -> None:
-        found.append(compare(piece, reference[piece.iteration, piece.tensor], rank))
+        differences.append(compare(piece, reference[piece.iteration, piece.tensor], rank))
 
     train_and_show(work, layout, take)
-    return found
+    return differences
 
 
 def train_and_show(work: Work, layout: ParityLayout, take: Callable[[Piece, str], None]) -> None:

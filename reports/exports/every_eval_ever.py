@@ -94,10 +94,10 @@ def _log(run: SealedRun, identity: str, model: ReproducedModel, results: list[Ev
             "additional_details": {"deployment_type": "self_deployed", "model_availability": "unknown", **trained},
         },
         "evaluation_results": [
-            _result(one, metric, score)
-            for one in results
+            _result(each, metric, score)
+            for each in results
             for metric in METRICS
-            if (score := getattr(one, metric)) is not None
+            if (score := getattr(each, metric)) is not None
         ],
     }
 

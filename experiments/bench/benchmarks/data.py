@@ -59,8 +59,8 @@ def measure(
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     piece = Piece("jsonl", corpus.name, str(corpus), "", corpus.stat().st_size if corpus.is_file() else 0)
-    found = list(read_pieces([piece], Limits()))
-    texts = [one.text for one in found if isinstance(one, Document)]
+    documents_read = list(read_pieces([piece], Limits()))
+    texts = [one.text for one in documents_read if isinstance(one, Document)]
     megabytes = size_bytes(texts) / 1e6
     announce(f"{megabytes:.1f} MB in {len(texts):,} documents, every stage by plain libraries and by ours")
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +90,7 @@ def measure(
         notes=list(NOTES),
         setting={
             "corpus": {"name": corpus.name, "sha256": sha256_file(corpus), "documents": len(texts),
-                       "malformed": len(found) - len(texts), "megabytes": round(megabytes, 3)},
+                       "malformed": len(documents_read) - len(texts), "megabytes": round(megabytes, 3)},
             "vocabulary": vocabulary.description,
         },
     )  # fmt: skip
@@ -120,7 +120,9 @@ def whole_case(
 
 
 def _seconds(case: Case, contender: str) -> float:
-    return median(next(one.samples for one in case.series if (one.contender, one.measure) == (contender, "time")))
+    return median(
+        next(series.samples for series in case.series if (series.contender, series.measure) == (contender, "time"))
+    )
 
 
 def _beside_datatrove(cases: Sequence[Case], peer: dict[str, float] | None) -> Case:

@@ -74,13 +74,13 @@ def measure(
             for size in sizes:
                 path, documents, largest = write_corpus(work / "corpus.jsonl", paragraphs, size)
                 bound = memory_bound_bytes(documents, largest, workers)
-                found = _build(path, vocabulary.recipe, workers, bound)
+                built = _build(path, vocabulary.recipe, workers, bound)
                 read = path.stat().st_size / 1e6
-                if (own := beyond_starting(found["cpu_seconds"], starting)) is None:
+                if (own := beyond_starting(built["cpu_seconds"], starting)) is None:
                     raise UserError(f"{size:g} MB take hardly longer than starting does: give more --megabytes")
                 rows.append(
                     {"megabytes": round(read, 3), "documents": documents, "largest_document_bytes": largest}
-                    | found
+                    | built
                     | {"megabytes_per_second": round((read - base_megabytes) / own, 3), "bound_bytes": bound}
                 )
                 progress.advance()
@@ -144,14 +144,18 @@ def _texts(corpus: Path) -> list[str]:
     from data_pipeline.reading.readers import Limits, read_pieces
 
     pieces = [Piece("jsonl", corpus.name, str(corpus), "", 0)]
-    return [one.text for one in read_pieces(pieces, Limits()) if isinstance(one, Document)]
+    return [document.text for document in read_pieces(pieces, Limits()) if isinstance(document, Document)]
 
 
 def _paragraphs(corpus: Path) -> list[str]:
-    found = {part.strip() for text in _texts(corpus) for part in text.split("\n\n") if 200 <= len(part.strip()) <= 4000}
-    if len(found) < 100:
-        raise BadInput(f"{corpus} has {len(found)} paragraphs of 200 to 4000 characters, too few to make a corpus of")
-    return sorted(found)
+    paragraphs = {
+        part.strip() for text in _texts(corpus) for part in text.split("\n\n") if 200 <= len(part.strip()) <= 4000
+    }
+    if len(paragraphs) < 100:
+        raise BadInput(
+            f"{corpus} has {len(paragraphs)} paragraphs of 200 to 4000 characters, too few to make a corpus of"
+        )
+    return sorted(paragraphs)
 
 
 def _build(corpus: Path, vocabulary: str, workers: int, bound: int | None) -> dict[str, Any]:

@@ -189,9 +189,9 @@ def timed(function: Score, requests: Sequence[Request], batch_size: int | None) 
     return time.process_time() - start, answer
 
 
-def relative_gap(one: Answer, other: Answer) -> float:
+def relative_gap(answer: Answer, other: Answer) -> float:
     """Largest relative difference of the negative log-likelihoods."""
-    return float(np.abs(one.nll / other.nll - 1).max())
+    return float(np.abs(answer.nll / other.nll - 1).max())
 
 
 def measure_memory(name: str, config: ModelConfig, batch: int) -> Case:
@@ -217,8 +217,8 @@ def peak_bytes(make: Callable[[], Callable[[], object]]) -> int:
     """Bytes that `work = make(); work()` needs at most during `work()` above what `make()` left in use."""
     from engine.launch.forked import run_forked
 
-    (found,) = run_forked(_measure, 1, make, timeout_seconds=600)
-    return int(found)
+    (peaks,) = run_forked(_measure, 1, make, timeout_seconds=600)
+    return int(peaks)
 
 
 def _measure(make: Callable[[], Callable[[], object]]) -> int:

@@ -99,7 +99,7 @@ def _measure(device: str, rounds: int, largest: int) -> Rates:
 
     precisions: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
     timed = _gpu_seconds if device == "cuda" else _cpu_seconds
-    found: Rates = {}
+    measured: Rates = {}
     sizes = [SMALLEST << double for double in range((largest // SMALLEST).bit_length())]
     with Progress("products", len(sizes), "sizes") as progress:
         for size in sizes:
@@ -115,9 +115,9 @@ def _measure(device: str, rounds: int, largest: int) -> Rates:
                 for case, (a, b, out, repeats) in cases.items():
                     seconds = timed(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), repeats)  # type: ignore[misc]
                     rates[case].append(2 * (size + case[1]) ** 3 * repeats / max(seconds, 1e-9) / 1e9)
-            found |= {(precision, size, offset): many[1:] for (precision, offset), many in rates.items()}
+            measured |= {(precision, size, offset): many[1:] for (precision, offset), many in rates.items()}
             progress.advance()
-    return found
+    return measured
 
 
 def _cpu_seconds(product: Callable[[], object], repeats: int) -> float:

@@ -75,19 +75,19 @@ def measure(rounds: Rounds = 3) -> Benchmark:
         progress.advance(1, "kernels")
         for model in MODELS:
             size = published_size(model.name, model.batch, ITERATIONS, WARM_UP)
-            found: dict[str, list[Measured]] = {each.name: [] for each in here}
+            measured: dict[str, list[Measured]] = {each.name: [] for each in here}
             failures = left_out(contenders())
             for _ in range(rounds):
                 for each in here:
                     if each.name not in failures:
                         try:
-                            found[each.name].append(in_new_process(each.name, measure_steps, each, size))
+                            measured[each.name].append(in_new_process(each.name, measure_steps, each, size))
                         except UserError as error:
                             if each.is_ours:
                                 raise
                             failures[each.name] = str(error)
                     progress.advance(1, f"{model.name}: {each.name}")
-            case, differing = summarize(model, size, {name: many for name, many in found.items() if many}, failures)
+            case, differing = summarize(model, size, {name: many for name, many in measured.items() if many}, failures)
             trained.append(case)
             disagreements += differing
         name, batch = LARGEST
@@ -173,15 +173,15 @@ def measure_forward_backward(size: BenchSize) -> Measured:
 
 
 def summarize(
-    model: Model, size: BenchSize, found: dict[str, list[Measured]], failures: dict[str, str]
+    model: Model, size: BenchSize, measured: dict[str, list[Measured]], failures: dict[str, str]
 ) -> tuple[Case, list[str]]:
     """A trained model from every contender's rounds, and a sentence for each contender whose losses are not ours."""
-    rates = {name: [size.tokens / median(one.seconds) for one in many] for name, many in found.items()}
+    rates = {name: [size.tokens / median(sample.seconds) for sample in many] for name, many in measured.items()}
     limits = [PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)] * len(rates[OURS])
-    losses = {name: [one.losses for one in many] for name, many in found.items()}
+    losses = {name: [sample.losses for sample in many] for name, many in measured.items()}
     case = Case(
         name=model.name,
-        series=[part for name, many in rates.items() for part in _series(size, name, many, found[name])],
+        series=[part for name, many in rates.items() for part in _series(size, name, many, measured[name])],
         ratios=[
             *(ratio(f"× {name}", rates[OURS], many, TO_PEERS) for name, many in rates.items() if name != OURS),
             ratio("utilisation", rates[OURS], limits, model.utilisation),
@@ -208,7 +208,7 @@ def _series(size: BenchSize, name: str, rates: Sequence[float], rounds: Sequence
     return [
         series(name, "rate", "tokens/s", *rates),
         series(name, "utilisation", "", *(rate / peak for rate in rates)),
-        series(name, "peak memory", "bytes", max(one.peak_bytes for one in rounds)),
+        series(name, "peak memory", "bytes", max(sample.peak_bytes for sample in rounds)),
     ]
 
 

@@ -38,13 +38,13 @@ class Point:
 
 def points(cores: int) -> list[Point]:
     """All that are measured on a machine of so many cores; of each axis the point that is the base comes too."""
-    found = [Point("width", width, _size(hidden_size=width, num_heads=width // 64)) for width in WIDTHS]
-    found += [Point("depth", depth, _size(num_layers=depth)) for depth in DEPTHS]
-    found += [Point("sequence length", length, _size(seq_length=length)) for length in LENGTHS]
+    every = [Point("width", width, _size(hidden_size=width, num_heads=width // 64)) for width in WIDTHS]
+    every += [Point("depth", depth, _size(num_layers=depth)) for depth in DEPTHS]
+    every += [Point("sequence length", length, _size(seq_length=length)) for length in LENGTHS]
     every_ranks = [count for count in (1, 2, 4) if count <= cores]
-    found += [Point("data-parallel ranks", ranks, _size(), ranks=ranks) for ranks in every_ranks]
-    found += [Point("tensor-parallel ranks", ranks, _size(), ParallelConfig(tp=ranks), ranks) for ranks in every_ranks]
-    return found
+    every += [Point("data-parallel ranks", ranks, _size(), ranks=ranks) for ranks in every_ranks]
+    every += [Point("tensor-parallel ranks", ranks, _size(), ParallelConfig(tp=ranks), ranks) for ranks in every_ranks]
+    return every
 
 
 def _size(**changes: int) -> BenchSize:
@@ -61,9 +61,9 @@ def measure(rounds: Rounds = 3) -> Benchmark:
     announce(f"{rounds} rounds of {len(every)} models, on up to {max(point.ranks for point in every)} processes")
     with Progress("growth", rounds * len(every), "measurements") as progress:
         for _ in range(rounds):
-            for point, found in zip(every, rates, strict=True):
+            for point, timed in zip(every, rates, strict=True):
                 name = f"{point.axis} {point.value}"
-                found.append(point.size.tokens / on_ranks(name, point.ranks, _seconds, point)[0])
+                timed.append(point.size.tokens / on_ranks(name, point.ranks, _seconds, point)[0])
                 progress.advance(1, name)
             load.append(load_average())
     return Benchmark(
@@ -78,11 +78,11 @@ def measure(rounds: Rounds = 3) -> Benchmark:
 
 def summarize(every: Sequence[Point], rates: Sequence[Sequence[float]]) -> list[Case]:
     """A case for each point: what was measured in each round, predicted, and the ratio of both."""
-    base = {point.axis: (point, found) for point, found in zip(every, rates, strict=True) if _is_base(point)}
+    base = {point.axis: (point, timed) for point, timed in zip(every, rates, strict=True) if _is_base(point)}
     cases = []
-    for point, found in zip(every, rates, strict=True):
+    for point, timed in zip(every, rates, strict=True):
         origin, origin_rates = base[point.axis]
-        origin_flops, flops = (flops_per_token(one.size.model, causal=True) for one in (origin, point))
+        origin_flops, flops = (flops_per_token(timing.size.model, causal=True) for timing in (origin, point))
         growth = origin_flops / flops * point.ranks
         predicted = [rate * growth for rate in origin_rates]
         cases.append(
@@ -91,10 +91,10 @@ def summarize(every: Sequence[Point], rates: Sequence[Sequence[float]]) -> list[
                 axis=point.axis,
                 at=point.value,
                 series=[
-                    series("measured", "rate", "tokens/s", *found),
+                    series("measured", "rate", "tokens/s", *timed),
                     series("closed form", "rate", "tokens/s", median(predicted), kind="computed"),
                 ],
-                ratios=[ratio("measured ÷ predicted", found, predicted)],
+                ratios=[ratio("measured ÷ predicted", timed, predicted)],
                 setting={"flops_per_token": round(flops)},
             )
         )

@@ -76,9 +76,9 @@ def _measure(precision: Precision, rounds: int) -> list[Case]:
                 others: tuple[Any, ...] = others,
             ) -> float:
                 start = time.process_time()
-                found = function(*leaves, *others)
+                outputs = function(*leaves, *others)
                 if leaves:
-                    found.sum().backward()
+                    outputs.sum().backward()
                 return time.process_time() - start
 
             seconds: dict[str, list[float]] = {each: [] for each in functions}
@@ -89,7 +89,8 @@ def _measure(precision: Precision, rounds: int) -> list[Case]:
                 Case(
                     name=f"{name} {precision}",
                     series=[
-                        series(each, "time", "ms", *(1000 * one for one in many[1:])) for each, many in seconds.items()
+                        series(each, "time", "ms", *(1000 * output for output in many[1:]))
+                        for each, many in seconds.items()
                     ],
                     ratios=[
                         ratio(f"{each} ÷ ours", many[1:], seconds["ours"][1:])

@@ -76,8 +76,8 @@ def measure(
             for ranks in numbers_of_ranks:
                 gflops[ranks] = max(gflops[ranks], on_ranks("matrix products", ranks, gemm_gflops, ranks)[0])
             for contender in running:
-                found = on_ranks(contender.name, contender.ranks, time_contender, contender, shape, DROPOUTS)[0]
-                for dropout, timed in zip(DROPOUTS, found, strict=True):
+                by_rank = on_ranks(contender.name, contender.ranks, time_contender, contender, shape, DROPOUTS)[0]
+                for dropout, timed in zip(DROPOUTS, by_rank, strict=True):
                     measured[contender.name, dropout].append(timed)
                 progress.advance(1, contender.name)
             load.append(load_average())

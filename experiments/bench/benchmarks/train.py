@@ -95,17 +95,17 @@ def measure(
     with Progress("train", len(cases) * rounds * len(contenders()), "measurements") as progress:
         for each in cases:
             size = read_size(each.size).in_precision(each.precision)
-            found: dict[str, list[Measured]] = {contender.name: [] for contender in contenders()}
+            by_contender: dict[str, list[Measured]] = {contender.name: [] for contender in contenders()}
             gflops = []
             for _ in range(rounds):
                 gflops.append(on_ranks("matrix products", 1, gemm_gflops, each.precision)[0])
                 for contender in contenders():
                     measured = on_ranks(contender.name, 1, measure_steps, contender, size, each.dropout)[0]
-                    found[contender.name].append(measured)
+                    by_contender[contender.name].append(measured)
                     progress.advance(1, f"{each.name}: {contender.name}")
                 load.append(load_average())
-            results.append(summarize(each, size, found, gflops))
-            disagreements += differing(each, found)
+            results.append(summarize(each, size, by_contender, gflops))
+            disagreements += differing(each, by_contender)
     layouts, differing_layouts = measure_layouts(rounds)
     largest = read_size(cases[0].size).in_precision(cases[0].precision)
     shares = on_ranks(OURS, 1, profile, largest, cases[0].dropout)[0]
@@ -124,11 +124,11 @@ def measure(
     )
 
 
-def summarize(row: Row, size: BenchSize, found: dict[str, list[Measured]], gflops: Sequence[float]) -> Case:
+def summarize(row: Row, size: BenchSize, measured: dict[str, list[Measured]], gflops: Sequence[float]) -> Case:
     """One case of the result, from every contender's rounds and what matrix products reached in each."""
-    rates = {name: [size.tokens / median(one.seconds) for one in many] for name, many in found.items()}
+    rates = {name: [size.tokens / median(sample.seconds) for sample in many] for name, many in measured.items()}
     limits = [rate * 1e9 / flops_per_token(size.model, causal=True) for rate in gflops]
-    peaks = {name: [one.peak_bytes for one in many] for name, many in found.items()}
+    peaks = {name: [sample.peak_bytes for sample in many] for name, many in measured.items()}
     return Case(
         name=row.name,
         series=[
@@ -143,14 +143,14 @@ def summarize(row: Row, size: BenchSize, found: dict[str, list[Measured]], gflop
             ratio("of the limit", rates[OURS], limits, row.to_limit),
             ratio("of stock nanoGPT's memory", peaks[OURS], peaks[STOCK], row.memory_to_stock, less_is_better=True),
         ],
-        losses={name: finite(many[0].losses) for name, many in found.items()},
+        losses={name: finite(many[0].losses) for name, many in measured.items()},
         setting=size.describe(),
     )
 
 
-def differing(row: Row, found: dict[str, list[Measured]]) -> list[str]:
+def differing(row: Row, measured: dict[str, list[Measured]]) -> list[str]:
     """A sentence for each contender whose losses on the same data are not ours."""
-    losses = {name: [one.losses for one in rounds] for name, rounds in found.items()}
+    losses = {name: [sample.losses for sample in rounds] for name, rounds in measured.items()}
     return differing_losses(row.name, losses, MASKED if row.dropout else TOLERANCES[row.precision])
 
 

@@ -61,7 +61,7 @@ def warm_up(folder: Path) -> None:
 def _leave_out() -> None:
     """What takes long and writes nothing is left out: figures are blank, the machine's rate is not measured."""
     blank = render.Drawing((render.Markup("<svg></svg>"),), b"<svg/>", b"blank")
-    page.render_all = lambda exhibits, title: ({one.name: blank for one in exhibits if one.draw}, b"blank")
+    page.render_all = lambda exhibits, title: ({exhibit.name: blank for exhibit in exhibits if exhibit.draw}, b"blank")
     reproduction.matrix_gflops = lambda ranks: None
 
 
@@ -180,8 +180,8 @@ def wait_for(started: list[int], timeout_seconds: float = 60.0) -> list[int]:
         for process in started:
             if process in codes:
                 continue
-            found, status = os.waitpid(process, os.WNOHANG | os.WUNTRACED)
-            if not found:
+            ended, status = os.waitpid(process, os.WNOHANG | os.WUNTRACED)
+            if not ended:
                 continue
             if os.WIFSTOPPED(status):
                 time.sleep(STOPPED_SECONDS)
@@ -200,8 +200,8 @@ def wait_for(started: list[int], timeout_seconds: float = 60.0) -> list[int]:
 
 def read_touches(notes: Path) -> dict[tuple[str, int], list[Touch]]:
     """Every point that the undisturbed run passed, by stage and rank."""
-    found = {}
+    touches = {}
     for path in sorted(notes.glob("*@*.json")):
         stage, _, rank = path.stem.rpartition("@")
-        found[stage, int(rank)] = [Touch(*touch) for touch in json.loads(path.read_text(encoding="utf-8"))]
-    return found
+        touches[stage, int(rank)] = [Touch(*touch) for touch in json.loads(path.read_text(encoding="utf-8"))]
+    return touches

@@ -86,17 +86,17 @@ def every_fault(reference: Reference) -> list[Fault]:
     Points whose files are written by the same lines are one, tried at the middle one: those that differ in numbers
     alone, as of successive checkpoints, those of the stages of the data pipeline, and figures of one format.
     """
-    found = []
+    faults = []
     for (stage, rank), touches in reference.touches.items():
         alike: dict[tuple[str, str], list[int]] = {}
         for number, touch in enumerate(touches):
             alike.setdefault((touch.kind, _pattern(touch.path)), []).append(number)
         for (kind, pattern), numbers in alike.items():
             number = numbers[len(numbers) // 2]
-            found += [
+            faults += [
                 Fault(stage, rank, number, name, f"{kind} {pattern}") for name, kinds in FAULTS.items() if kind in kinds
             ]
-    return found + _nan_faults(reference)
+    return faults + _nan_faults(reference)
 
 
 def some_faults(reference: Reference, count: int, seed: int) -> list[Fault]:
@@ -190,10 +190,10 @@ def _failure(reference: Reference, here: Path, codes: list[int], logs: list[Path
     if codes[1]:
         return f"the same command again ended with {codes[1]}: {texts[1].strip().splitlines()[-1:]}"
     try:
-        found = outcome(here / "runs")
+        actual = outcome(here / "runs")
     except Exception as error:  # whatever it is, the result is not what it should be
         return f"the result cannot be read: {error!r}"
-    if different := [stage for stage, digest in reference.result.items() if found.get(stage) != digest]:
+    if different := [stage for stage, digest in reference.result.items() if actual.get(stage) != digest]:
         return f"the result differs: {', '.join(different)}"
     if left := leftovers(here):
         return f"left behind: {', '.join(left[:3])}"
