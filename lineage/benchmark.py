@@ -125,7 +125,7 @@ class Benchmark(Config):
     environment: Environment = Environment()
 
 
-class Rows(NamedTuple):
+class TextTable(NamedTuple):
     """A table as text; the first `words` columns are words, the others numbers."""
 
     heads: tuple[str, ...]
@@ -184,13 +184,13 @@ def ratios(result: Benchmark) -> "pd.DataFrame":
     return pd.DataFrame(rows, columns=("case", "axis", "name", "value", "ratio"))
 
 
-def tables(result: Benchmark) -> list[Rows]:
+def tables(result: Benchmark) -> list[TextTable]:
     """The ratios with their goals, then a table for each measure, then who was not measured; none is empty."""
     tables = [_ratio_rows(result)]
     for (measure, unit), part in samples(result).groupby(["measure", "unit"], sort=False):
         tables.append(_sample_rows(part, measure, unit))
     missing = [(case.name, name, why) for case in result.cases for name, why in case.missing.items()]
-    tables.append(Rows(("case", "contender", "why"), missing, 3, "not measured"))
+    tables.append(TextTable(("case", "contender", "why"), missing, 3, "not measured"))
     return [table for table in tables if table.rows]
 
 
@@ -224,7 +224,7 @@ def setting_lines(result: Benchmark) -> list[str]:
     ]
 
 
-def _ratio_rows(result: Benchmark) -> Rows:
+def _ratio_rows(result: Benchmark) -> TextTable:
     rows = []
     for case in result.cases:
         for ratio in case.ratios:
@@ -232,17 +232,17 @@ def _ratio_rows(result: Benchmark) -> Rows:
             bound = "at most" if ratio.less_is_better else "at least"
             goal = f"{bound} {ratio.goal:g}{'' if ratio.is_reached else ', missed'}" if ratio.goal else MISSING
             rows.append((case.name, ratio.name, f"{ratio.value:.2f}", spread, goal))
-    return Rows(("case", "ratio", "value", "rounds", "goal"), rows, 2, "ratios")
+    return TextTable(("case", "ratio", "value", "rounds", "goal"), rows, 2, "ratios")
 
 
-def _sample_rows(part: "pd.DataFrame", measure: str, unit: str) -> Rows:
+def _sample_rows(part: "pd.DataFrame", measure: str, unit: str) -> TextTable:
     """Medians over rounds: a row for each case, or for each contender where that is narrower."""
     wide = part.pivot_table(index="case", columns="contender", values="value", aggfunc=median)
     wide = wide.reindex(index=part["case"].unique(), columns=part["contender"].unique())
     if len(wide.columns) > len(wide.index):
         wide = wide.T
     rows = [(str(name), *(_cell(value, unit) for value in values)) for name, *values in wide.itertuples()]
-    return Rows(
+    return TextTable(
         (str(wide.index.name), *map(str, wide.columns)),
         rows,
         1,

@@ -44,7 +44,7 @@ def chunked(
 
 
 @dataclass(frozen=True)
-class Rows:
+class LogitLoops:
     """A device's loops over rows of logits, as `log_sum` and `softmax_gradient` below."""
 
     log_sum: Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor, torch.Tensor, float, bool], None]
@@ -54,7 +54,7 @@ class Rows:
 
 
 def in_chunks(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis, rows: Rows,
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis, rows: LogitLoops,
     chunk_bytes: int,
 ) -> torch.Tensor:  # fmt: skip
     """`chunked` with a device's loops, and at most so many bytes of logits at a time."""
@@ -66,7 +66,7 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis,
-        loops: Rows, chunk_bytes: int,
+        loops: LogitLoops, chunk_bytes: int,
     ) -> torch.Tensor:  # fmt: skip
         hidden, start = hidden.contiguous(), axis.rank * len(weight)
         columns = min(max(vocab_size - start, 0), len(weight))
@@ -163,7 +163,7 @@ def softmax_gradient(
     return shares.mul_(factor).unsqueeze(1).to(logits.dtype)
 
 
-ROWS = Rows(log_sum, softmax_gradient)
+ROWS = LogitLoops(log_sum, softmax_gradient)
 
 
 @Compiled

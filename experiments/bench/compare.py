@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lineage.benchmark import Rows, ratios, read_benchmark
+from lineage.benchmark import TextTable, ratios, read_benchmark
 from lineage.errors import BadInput
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ def compare(old: Path, new: Path) -> "pd.DataFrame":
     return rows
 
 
-def comparison_table(rows: "pd.DataFrame") -> Rows:
+def comparison_table(rows: "pd.DataFrame") -> TextTable:
     """The rows as text."""
     cells = [
         (row.case, row.name, f"{row.value_old:.3f}", f"{row.value_new:.3f}", f"{row.lost:.1%}{' fell' * row.fell}")
         for row in rows.itertuples(index=False)
     ]
-    return Rows(("case", "ratio", "old", "new", "lost"), cells, 2, "")
+    return TextTable(("case", "ratio", "old", "new", "lost"), cells, 2, "")
 
 
 def differing_machines(old: Path, new: Path) -> str:

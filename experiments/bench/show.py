@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from lineage.benchmark import Benchmark, Rows, sentences, setting_lines, tables
+from lineage.benchmark import Benchmark, TextTable, sentences, setting_lines, tables
 
 
 def show(result: Benchmark) -> None:
@@ -16,7 +16,7 @@ def show(result: Benchmark) -> None:
     say([f"- {line}" for line in (*sentences(result), *result.disagreements, *result.notes)])
 
 
-def show_rows(rows: Rows) -> None:
+def show_rows(rows: TextTable) -> None:
     """Print a table, its numbers to the right."""
     table = Table(title=rows.title, title_justify="left")
     for place, head in enumerate(rows.heads):

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.cross_entropy import Rows, in_chunks
+from engine.kernels.cross_entropy import LogitLoops, in_chunks
 from engine.parallel.mesh import Axis
 
 COLUMNS = 4096
@@ -44,7 +44,7 @@ def softmax_gradient(
     return None
 
 
-ROWS = Rows(log_sum, softmax_gradient)
+ROWS = LogitLoops(log_sum, softmax_gradient)
 
 
 @triton.jit
