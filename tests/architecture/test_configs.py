@@ -19,6 +19,7 @@ MODEL_FOLDER = ROOT / "experiments" / "models"
 MODELS = sorted(MODEL_FOLDER.rglob("*.toml"))
 CLUSTERS = sorted((ROOT / "experiments" / "clusters").rglob("*.toml"))  # looked at in tests/experiments/simulator
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*/*/ex*.toml"))  # looked at in tests/experiments/test_catalogue.py
+UNANSWERED = ROOT / "experiments" / "unanswered.toml"  # looked at in tests/experiments/test_verdicts.py
 JOBS = sorted((ROOT / "experiments" / "jobs").glob("*.toml"))  # looked at in tests/experiments/launch
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
 
@@ -37,7 +38,7 @@ def names(paths: list[Path]) -> list[str]:
 def test_every_configuration_is_looked_at_here() -> None:
     tests_own = {path for path in source_files() if path.relative_to(ROOT).parts[0] in ("tests", "results")}
     shipped = {path for path in source_files() if path.suffix == ".toml"} - tests_own - {ROOT / "pyproject.toml"}
-    assert shipped == {*MODELS, *RECIPES, *CLUSTERS, *EXPERIMENTS, *JOBS}
+    assert shipped == {*MODELS, *RECIPES, *CLUSTERS, *EXPERIMENTS, *JOBS, UNANSWERED}
     assert len(MODELS) == 19
     assert len(RECIPES) >= 4
 
