@@ -28,7 +28,7 @@ from tests.architecture.rooms import ROOT
 KEPT = ROOT / "results" / "interpreters.json"
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- interpreters: begin -->", "<!-- interpreters: end -->"
-WITHOUT = ["tests/lineage", "tests/architecture/test_pure.py", "tests/data_pipeline"]
+WITHOUT = ["tests/lineage", "tests/architecture/test_pure.py"]
 """Tests of what imports no torch."""
 WITHOUT_TORCH = ["-p", "tests.without_torch", "-o", "truncation_limit_lines=0", "-o", "truncation_limit_chars=0"]
 """Nothing is cut out of what a failure says: the plugin reads it."""
