@@ -22,13 +22,13 @@ def _check_at_least_one(config: Config, *names: str) -> None:
 
 
 class FamilySection(Config):
-    """What one family of models has besides what every model has, and what it cannot be combined with."""
+    """What a family has besides what every model has, and what it cannot be combined with; as is, GPT-2's."""
 
     special_tokens: ClassVar[int] = 0
     """Entries of the vocabulary after those of the tokenizer."""
     divides_sequence: ClassVar[bool] = True
     """Whether sequence parallelism can divide its activations."""
-    shards_parameters: ClassVar[bool] = False
+    shards_parameters: ClassVar[bool] = True
     """Whether ZeRO stage 3 can divide its parameters."""
     blends_datasets: ClassVar[bool] = True
     """Whether it can be trained on several datasets."""
@@ -36,21 +36,12 @@ class FamilySection(Config):
     def check(self, model: "ModelConfig") -> None:
         """Raises ValueError if a model of this family cannot have these sizes."""
 
-    def shrink(self, scale: "TwinScale") -> Self:
-        """That of a twin."""
-        return self
-
-
-class GPT2Section(FamilySection):
-    """A GPT-2 has nothing besides."""
-
-    shards_parameters: ClassVar[bool] = True
-
 
 class BertConfig(FamilySection):
     """What a BERT has besides (2019 paper, Section 5.3)."""
 
     special_tokens: ClassVar[int] = len(SPECIAL_TOKENS)
+    shards_parameters: ClassVar[bool] = False
 
     layer_norm_order: Literal["rearranged", "original"] = "rearranged"
     """`rearranged`: x + f(LN(x)), the 2019 paper's Figure 7 (b); `original`: LN(x + f(x)), its Figure 7 (a)."""
@@ -71,6 +62,7 @@ class TransformerXLConfig(FamilySection):
     """What a Transformer-XL has besides (Dai et al. 2019)."""
 
     divides_sequence: ClassVar[bool] = False
+    shards_parameters: ClassVar[bool] = False
     blends_datasets: ClassVar[bool] = False
 
     memory_length: int = 0
@@ -159,7 +151,7 @@ class ModelConfig(Config):
     def section(self) -> FamilySection:
         """What this model's family has besides."""
         sections: dict[str, FamilySection] = {"bert": self.bert, "transformer-xl": self.transformer_xl}
-        return sections.get(self.family, GPT2Section())
+        return sections.get(self.family, FamilySection())
 
     @property
     def text_vocab_size(self) -> int:

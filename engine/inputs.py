@@ -51,9 +51,9 @@ class ValidationSplit:
 
     def __init__(self, config: RunConfig, parts: TokenFiles, mesh: ParallelMesh, tokenizer: Path) -> None:
         self.mesh, self.batch_size = mesh, max(TOKENS_AT_ONCE // config.model.seq_length, 1)
-        sequences = next(ValidationBatches(parts, config.model.seq_length).microbatches(SAMPLES, SAMPLES, 0, 1))
-        self.probed = choose_samples(sequences.tokens.tolist())
-        self._order = family_of(config.model).validation_order(config, parts, tokenizer)
+        self._order = order = family_of(config.model).validation_order(config, parts, tokenizer)
+        sequences = order if isinstance(order, ValidationBatches) else ValidationBatches(parts, config.model.seq_length)
+        self.probed = choose_samples(next(sequences.microbatches(SAMPLES, SAMPLES, 0, 1)).tokens.tolist())
 
     @property
     def num_samples(self) -> int:

@@ -10,9 +10,8 @@ from experiments.quantities import FORMULAS, RATIOS, Simulated, quantity_of
 from experiments.reproduce.plan import make_plan, print_plan
 from experiments.reproduce.reproduction import reproduce
 from experiments.reproduce.steps import format_steps
-from experiments.simulator.calibrate import fitted_workloads
 from experiments.simulator.cluster import Cluster, load_cluster
-from experiments.simulator.measurements import COLUMNS, workload_of
+from experiments.simulator.measurements import COLUMNS, fitted_workloads, workload_of
 from experiments.simulator.simulate import Prediction
 from experiments.simulator.simulate import simulate as predict
 from experiments.simulator.workload import Workload

@@ -22,6 +22,7 @@ from engine.pipeline.schedule import compute_orders
 from experiments.catalogue import Experiment
 from experiments.published import workload_rows, x_of
 from experiments.sealed import Line
+from experiments.simulator.measurements import workload_of
 from lineage.progress import Progress, announce
 
 FORWARD, BACKWARD = 1, 2
@@ -157,6 +158,4 @@ def measure_bubbles(experiment: Experiment) -> list[Line]:
 
 
 def _microbatches(row: dict[str, str]) -> int:
-    if row.get("microbatches"):
-        return int(row["microbatches"])
-    return int(row["global_batch"]) // (int(row["micro_batch"]) * int(row["dp"]))
+    return int(row["microbatches"]) if "microbatches" in row else workload_of(row).microbatches

@@ -1,10 +1,9 @@
 """Parameters of the published models, counted in the models that the engine builds for them."""
 
-import torch
+import math
 
 from engine.config import ModelConfig
-from engine.family import family_of
-from engine.parallel.mesh import serial_mesh
+from engine.formats import parameters_of
 from experiments.catalogue import Experiment
 from experiments.published import workload_rows, x_of
 from experiments.quantities import bert_of
@@ -16,9 +15,7 @@ from lineage.progress import Progress, announce
 
 def built_parameters(config: ModelConfig) -> int:
     """Numbers in the whole model, built without memory for its values."""
-    with torch.device("meta"):
-        model = family_of(config).model_class()(config, serial_mesh("meta"))
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(math.prod(parameter.global_shape) for parameter in parameters_of(config))
 
 
 def measure_built(experiment: Experiment) -> list[Line]:

@@ -5,7 +5,6 @@ Imports no torch. `mlm-experiment calibrate` writes what `experiments/clusters/f
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +16,14 @@ from experiments.simulator.measurements import (
     AllReduce,
     Observation,
     all_reduces,
-    megatron_2019,
     multi_node,
     predicted,
     ptd_p_others,
     published_values,
     single_node,
+    v100_rows,
 )
-from experiments.simulator.workload import Floats, Workload
+from experiments.simulator.workload import Floats
 from lineage.progress import Progress
 
 BOUNDS = {
@@ -142,21 +141,6 @@ def fit_a100(machine: Machine) -> Machine:
     alone = fit_node(machine, [timed for timed in all_reduces() if timed.gpu == "a100"])
     rows, weights = a100_rows()
     return fit(alone.replaced(**START), BOUNDS, rows, weights)
-
-
-def v100_rows() -> list[Observation]:
-    """What the V100 constants are fitted on: the 2019 paper's Tables 2, 7 and 8, without the rows that repeat Figures 1
-    and 5 (one GPU; 32 heads). The first row is what ratios refer to and has no weight."""
-    first, *rest = megatron_2019()
-    kept = {"2019/table-2", "2019/table-7", "2019/table-8"}
-    rows = [row for row in rest if row.experiment in kept and row.workload.gpus > 1 and row.workload.heads != 32]
-    return [first, *rows]
-
-
-@cache
-def fitted_workloads() -> frozenset[Workload]:
-    """The published workloads whose times some cluster's constants are fitted on; a ratio's first row among them."""
-    return frozenset(row.workload for row in (*ptd_p_others(), *v100_rows()))
 
 
 def fit_v100(machine: Machine, rows: Sequence[Observation] | None = None) -> Machine:

@@ -6,7 +6,7 @@ Imports no torch.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,6 +69,21 @@ def ptd_p_others() -> list[Observation]:
 def megatron_2019() -> list[Observation]:
     """2019 paper, Figures 1 and 5, Tables 2, 7 and 8; the first row is the one on a single GPU."""
     return _published(*(f"2019/{name}" for name in ("figure-1", "figure-5", "table-2", "table-7", "table-8")))
+
+
+def v100_rows() -> list[Observation]:
+    """What the V100 constants are fitted on: the 2019 paper's Tables 2, 7 and 8, without the rows that repeat Figures 1
+    and 5 (one GPU; 32 heads). The first row is what ratios refer to and has no weight."""
+    first, *rest = megatron_2019()
+    kept = {"2019/table-2", "2019/table-7", "2019/table-8"}
+    rows = [row for row in rest if row.experiment in kept and row.workload.gpus > 1 and row.workload.heads != 32]
+    return [first, *rows]
+
+
+@cache
+def fitted_workloads() -> frozenset[Workload]:
+    """The published workloads whose times some cluster's constants are fitted on; a ratio's first row among them."""
+    return frozenset(row.workload for row in (*ptd_p_others(), *v100_rows()))
 
 
 def all_reduces() -> list[AllReduce]:

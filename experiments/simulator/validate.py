@@ -20,7 +20,6 @@ from experiments.simulator.calibrate import (
     model_folds,
     random_folds,
     v100_left_out,
-    v100_rows,
 )
 from experiments.simulator.cluster import Interval, Machine, load_cluster, machine_of
 from experiments.simulator.cluster_file import FITTED, fitted_constants, fitted_toml, rounded
@@ -33,6 +32,7 @@ from experiments.simulator.measurements import (
     ptd_p_table_1,
     published_values,
     single_node,
+    v100_rows,
 )
 from experiments.simulator.workload import Floats
 from lineage.atomic import write_text

@@ -16,7 +16,6 @@ from experiments.simulator.calibrate import (
     fit_v100,
     random_folds,
     v100_left_out,
-    v100_rows,
 )
 from experiments.simulator.cluster import Machine, load_cluster, machine_of
 from experiments.simulator.cluster_file import FITTED
@@ -30,6 +29,7 @@ from experiments.simulator.measurements import (
     ptd_p_table_1,
     published_values,
     single_node,
+    v100_rows,
 )
 from experiments.simulator.validate import A100, V100, a100_file, v100_file, v100_start
 from experiments.simulator.workload import Workload
