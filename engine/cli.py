@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -49,8 +49,7 @@ def run(
     if dry_run:
         print_plan(resolved, ranks)
         return
-    arguments = ["run", str(config), *[f"--set={item}" for item in overrides or []], f"--runs={runs}"]
-    _start(resolved, runs, arguments + (["--twin"] if twin else []), ranks)
+    _start(resolved, runs, ranks)
 
 
 @app.command()
@@ -61,7 +60,7 @@ def resume(
     """Go on with a run from its newest checkpoint; nothing else needs saying."""
     directory = RunDirectory.open(run)
     config = read_begun_run(directory)
-    _start(config, directory.path.parent, ["resume", str(directory.path)], ranks)
+    _start(config, directory.path.parent, ranks)
 
 
 @app.command("lr-find")
@@ -81,20 +80,19 @@ def lr_find(
     """
     resolved = read_run_config(config, overrides or [], twin)
     ranks = ranks or default_ranks(resolved)
-    if "WORLD_SIZE" not in os.environ and ranks > 1:
-        arguments = ["lr-find", str(config), *[f"--set={item}" for item in overrides or []], f"--out={out}"]
-        arguments += [f"--low={low}", f"--high={high}", f"--iterations={iterations}", *(["--twin"] if twin else [])]
-        raise SystemExit(launch("engine.cli", arguments, ranks))
     from engine.launch.rendezvous import leave_ranks
     from engine.lr_finder import find_learning_rate
 
-    try:
-        curve = find_learning_rate(resolved, low, high, iterations)
-    finally:
-        leave_ranks()
-    if os.environ.get("RANK", "0") == "0":
-        print(describe_curve(curve, high))
-        print(f"written: {write_curve(out, resolved, curve, ranks)}")
+    def find() -> None:
+        try:
+            curve = find_learning_rate(resolved, low, high, iterations)
+        finally:
+            leave_ranks()
+        if os.environ.get("RANK", "0") == "0":
+            print(describe_curve(curve, high))
+            print(f"written: {write_curve(out, resolved, curve, ranks)}")
+
+    _on_ranks(find, ranks)
 
 
 @app.command("export")
@@ -210,27 +208,34 @@ def _describe_layout(config: RunConfig, layout: Layout) -> str:
     )
 
 
-def _start(config: RunConfig, runs: Path, arguments: list[str], ranks: int | None) -> None:
-    """Train in this process under torchrun or on one rank; otherwise start the ranks."""
+def _start(config: RunConfig, runs: Path, ranks: int | None) -> None:
+    """Train on the ranks."""
     check_torch()
-    ranks = ranks or default_ranks(config)
     if "WORLD_SIZE" not in os.environ:
         _, _, run = begin_run(config, runs)
         if run.is_at_rest:
             run.link()
             print(f"already complete: {run.path}")
             return
-        if ranks > 1:
-            raise SystemExit(launch("engine.cli", arguments, ranks))
     from engine.launch.rendezvous import leave_ranks
     from engine.train import train
 
-    try:
-        done = train(config, runs)
-    finally:
-        leave_ranks()
-    if os.environ.get("RANK", "0") == "0":
-        print(f"complete: {done.path}")
+    def train_and_say() -> None:
+        try:
+            done = train(config, runs)
+        finally:
+            leave_ranks()
+        if os.environ.get("RANK", "0") == "0":
+            print(f"complete: {done.path}")
+
+    _on_ranks(train_and_say, ranks or default_ranks(config))
+
+
+def _on_ranks(work: Callable[[], None], ranks: int) -> None:
+    """Do the work in this process if it is a rank or the only one; otherwise start the ranks and end as they do."""
+    if "WORLD_SIZE" not in os.environ and ranks > 1:
+        raise SystemExit(launch(work, ranks))
+    work()
 
 
 def main() -> None:

@@ -62,10 +62,11 @@ class Options:
     layout: LayoutText = ONE_RANK
 
     def settings(self) -> "Settings":
-        """The settings, on every rank of the layout; what imports torch is imported after this, on ranks alone."""
+        """The settings, on every rank of the layout."""
         ranks = parse_layout(self.layout)
-        start_ranks(ranks)
         from evaluation.evaluate import Settings
+
+        start_ranks(ranks, main)
 
         return Settings(self.limit, self.batch_size, self.workers, self.vocab, self.heads, ranks)
 

@@ -2,7 +2,7 @@
 
 import atexit
 import os
-import sys
+from collections.abc import Callable
 
 from engine.launch.local import launch
 from engine.parallel.layout import Layout
@@ -27,18 +27,23 @@ def parse_layout(text: str) -> Layout:
     return Layout(**sizes)
 
 
-def start_ranks(layout: Layout) -> None:
-    """Run this `mlm-eval` command again on every rank of the layout and exit with the ranks' code.
+def start_ranks(layout: Layout, main: Callable[[], object]) -> None:
+    """Run this command's `main` again on every rank of the layout and exit with the ranks' code.
 
     Returns on a rank that torchrun, Slurm or this function started, and for a layout of one rank.
     """
-    if layout.world_size > 1 and "WORLD_SIZE" not in os.environ:
-        raise SystemExit(launch("evaluation.cli", sys.argv[1:], layout.world_size))
-    if layout.world_size > 1:
-        atexit.register(_leave_ranks)
-
-
-def _leave_ranks() -> None:
+    if layout.world_size == 1:
+        return
     from engine.launch.rendezvous import leave_ranks
 
-    leave_ranks()
+    if "WORLD_SIZE" in os.environ:
+        atexit.register(leave_ranks)
+        return
+
+    def run() -> None:
+        try:
+            main()
+        finally:
+            leave_ranks()
+
+    raise SystemExit(launch(run, layout.world_size))

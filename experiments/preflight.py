@@ -1,6 +1,6 @@
 """Checks of a machine before days of training: versions, clocks, matrix products, all-reduce, disk.
 
-`python -m experiments.preflight OPTIONS` is one rank of it; torch is imported only there.
+Torch is imported on ranks alone.
 """
 
 import os
@@ -9,14 +9,12 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-import typer
+from typing import Any, NamedTuple
 
 from engine.launch.local import launch
 from lineage import VERSION
-from lineage.command import run_command
 from lineage.environment import available_cores, list_gpus, source_state
 from lineage.errors import HardwareMissing
 from lineage.progress import announce, format_bytes
@@ -64,10 +62,9 @@ def preflight(runs: Path, ranks: int | None = None, needed_bytes: int = 0) -> No
 
     Prints one table. Leaves with exit code 4 where a check failed or `runs` cannot be made.
     """
-    arguments = [f"--runs={runs}", f"--needed-bytes={needed_bytes}"]
     ranks = ranks or len(list_gpus()) or available_cores()
     announce(f"{ranks} processes multiply and reduce", f"each writes {format_bytes(WRITTEN_BYTES)} below {runs} once")
-    if code := launch("experiments.preflight", arguments, ranks):
+    if code := launch(partial(_rank, runs, needed_bytes), ranks):
         raise SystemExit(code)
 
 
@@ -233,7 +230,7 @@ def _write(runs: Path) -> tuple[float, str]:
     return WRITTEN_BYTES / seconds, "" if right else "a file read back differs from what was written"
 
 
-def _rank(runs: Annotated[Path, typer.Option()], needed_bytes: Annotated[int, typer.Option()] = 0) -> None:
+def _rank(runs: Path, needed_bytes: int) -> None:
     """One rank's part; rank 0 prints the table."""
     import torch.distributed as dist
 
@@ -257,9 +254,3 @@ def _rank(runs: Annotated[Path, typer.Option()], needed_bytes: Annotated[int, ty
         print(format_checks(done), flush=True)
     if failures := [check.failure for check in done if check.failure]:
         raise HardwareMissing("; ".join(failures))
-
-
-if __name__ == "__main__":
-    app = typer.Typer()
-    app.command()(_rank)
-    run_command(app)

@@ -1,13 +1,22 @@
-"""A command in this process or in one of its own: how it ended and what it said."""
+"""A command in this process or in one of its own: how it ended and what it said.
 
+A process of its own is forked from one that has imported every command, so that a test does not wait for imports. What
+a command imports, and how it starts from nothing, is tested where `subprocess` is used.
+"""
+
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["tests.imported"])
 
 
 @dataclass(frozen=True)
@@ -34,22 +43,95 @@ class Outcome:
 Command = Callable[..., Outcome]
 
 
-def program(name: str, *arguments: object) -> list[str]:
-    """The command line of one of this package's commands."""
-    return [str(Path(sys.executable).with_name(name)), *map(str, arguments)]
+class Program:
+    """A command in a process of its own, which leads a session of its own; used as a `subprocess.Popen` is."""
+
+    def __init__(
+        self, name: str, *arguments: object, environment: Mapping[str, str] = os.environ, folder: Path = ROOT,
+        prepare: Callable[[], object] | None = None,
+    ) -> None:  # fmt: skip
+        """Start it; `prepare` is called in its process first."""
+        self.args = [name, *map(str, arguments)]
+        self._output = tempfile.TemporaryDirectory(prefix="mlm-output-")
+        self._files = [Path(self._output.name, file) for file in ("out", "err")]
+        self._process = FORKED.Process(target=_run, args=(self.args, dict(environment), folder, self._files, prepare))
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        assert self._process.pid
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code. Raises subprocess.TimeoutExpired."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return self._process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What it wrote to standard output and standard error until it ended. Raises subprocess.TimeoutExpired."""
+        self.wait(timeout)
+        return self.out, self.err
+
+    @property
+    def out(self) -> str:
+        """What it has written to standard output."""
+        return self._files[0].read_text(encoding="utf-8")
+
+    @property
+    def err(self) -> str:
+        """What it has written to standard error."""
+        return self._files[1].read_text(encoding="utf-8")
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _run(
+    arguments: list[str], environment: dict[str, str], folder: Path, files: list[Path],
+    prepare: Callable[[], object] | None,
+) -> None:  # fmt: skip
+    from tests.imported import COMMANDS
+
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, path in enumerate(files, 1):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.argv = arguments
+    if prepare:
+        prepare()
+    COMMANDS[arguments[0]]()
 
 
 def call(
-    environment: Mapping[str, str], name: str, *arguments: object, folder: Path = ROOT, ends: int | None = None
-) -> "subprocess.CompletedProcess[str]":
+    environment: Mapping[str, str], name: str, *arguments: object, folder: Path = ROOT, ends: int | None = None,
+    prepare: Callable[[], object] | None = None,
+) -> Outcome:  # fmt: skip
     """Run one of this package's commands as a process of its own with more variables; it may show no traceback.
 
     `ends` is the exit code it must have, where a test says one.
     """
-    done = subprocess.run(
-        program(name, *arguments),
-        env=os.environ | environment, cwd=folder, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr
-    assert ends in (None, done.returncode), done.stderr
-    return done
+    process = Program(name, *arguments, environment=os.environ | environment, folder=folder, prepare=prepare)
+    try:
+        out, err = process.communicate(600)
+    finally:
+        process.kill()
+    assert "Traceback" not in err
+    assert ends in (None, process.wait()), err
+    return Outcome(process.wait(), out, err)

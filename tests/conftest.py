@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from tests.commands import Command, Outcome
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; a process with more does not fork well
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported; without effect where it is not
 
 settings.register_profile("untimed", deadline=None)  # how long an example takes says nothing on a busy machine

@@ -1,15 +1,18 @@
-"""Starts one process per local rank where neither torchrun nor Slurm has. Imports no torch."""
+"""Forks one process per local rank where neither torchrun nor Slurm has started them. Imports no torch."""
 
+import gc
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
 
 from engine.config import RunConfig
 from lineage.children import end_with_parent
+from lineage.command import run_command
 from lineage.environment import available_cores, list_gpus
 from lineage.errors import Interrupted
 
@@ -25,31 +28,22 @@ def default_ranks(config: RunConfig) -> int:
     return model_ranks * max(dp for dp in range(1, min(available, microbatches) + 1) if microbatches % dp == 0)
 
 
-def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
-    """Run `python -P -m module arguments` as `ranks` processes that find each other; returns the exit code.
+def launch(work: Callable[[], object], ranks: int) -> int:
+    """Do `work` in `ranks` forked processes that find each other; returns the exit code.
 
-    When one fails the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive this
-    process, however it ends. One thread per rank. Raises Interrupted if it was stopped before training began
-    or a signal ended a rank.
+    What this process has imported the ranks have too, so it imports what they need first, and touches no GPU. When one
+    fails the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive this process,
+    however it ends. One thread per rank. Raises Interrupted if it was stopped before training began or a signal ended a
+    rank.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(ranks),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *arguments],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            start_new_session=True,
-            preexec_fn=end_with_parent,
-        )
-        for rank in range(ranks)
-    ]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_be_rank, args=(work, rank, shared)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
 
     stopped = False
 
@@ -57,35 +51,45 @@ def launch(module: str, arguments: Sequence[str], ranks: int) -> int:
         nonlocal stopped
         stopped = True
         for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+            if process.exitcode is None:
+                process.terminate()
 
     old = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         code = _wait(processes)
-        if stopped and code and all(process.poll() in (None, 0, -signal.SIGTERM) for process in processes):
+        if stopped and code and all(process.exitcode in (None, 0, -signal.SIGTERM) for process in processes):
             raise Interrupted("stopped before training began; the same command goes on from what was finished")
-        killed = [rank for rank, process in enumerate(processes) if (process.poll() or 0) < 0 and not stopped]
+        killed = [rank for rank, process in enumerate(processes) if (process.exitcode or 0) < 0 and not stopped]
         if killed and code in (1, Interrupted.exit_code):
-            name = signal.Signals(-processes[killed[0]].returncode).name
+            name = signal.Signals(-(processes[killed[0]].exitcode or 0)).name
             raise Interrupted(f"rank {killed[0]} was ended by {name}; the same command goes on from what was finished")
         return code
     finally:
-        hanging = [process for process in processes if process.poll() is None]
-        for process in hanging:
-            process.send_signal(signal.SIGUSR1)  # rendezvous.STACK_SIGNAL
-            process.send_signal(signal.SIGCONT)
+        hanging = [process.pid for process in processes if process.exitcode is None and process.pid]
+        for number in (signal.SIGUSR1, signal.SIGCONT):  # the first is rendezvous.STACK_SIGNAL
+            for pid in hanging:
+                os.kill(pid, number)
         time.sleep(STACK_SECONDS if hanging else 0)
-        for process in hanging:
+        for process in processes:
             process.kill()
         for number, handler in old.items():
             signal.signal(number, handler)
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], grace_seconds: float = 10.0) -> int:
+def _be_rank(work: Callable[[], object], rank: int, shared: Mapping[str, str]) -> None:
+    end_with_parent()
+    os.setsid()
+    gc.freeze()  # what the parent has made is not looked through, nor copied by looking
+    os.environ |= {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    run_command(lambda args: work())
+
+
+def _wait(processes: Sequence[BaseProcess], grace_seconds: float = 10.0) -> int:
     failed_at = None
     while True:
-        codes = [process.poll() for process in processes]
+        codes = [process.exitcode for process in processes]
         if all(code == 0 for code in codes):
             return 0
         failed = [code for code in codes if code not in (None, 0)]

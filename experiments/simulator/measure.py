@@ -1,10 +1,9 @@
 """Measures the machine at hand: matrix products, copies, small operations, all-reduces, and small iterations.
 
-`python -m experiments.simulator.measure FILE` is one rank of it; torch is imported only there.
+Torch is imported on ranks alone.
 """
 
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -73,7 +72,7 @@ def measure_machine() -> Cluster:
     announce(f"{count} measurements of about {SECONDS_PER_MEASUREMENT} s or three runs each on {ranks} processes")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "measured.json"
-        if launch("experiments.simulator.measure", [str(path)], ranks) or not path.is_file():
+        if launch(partial(_rank, path), ranks) or not path.is_file():
             raise HardwareMissing(f"{ranks} ranks could not be measured on this machine; what they said is above")
         measured = Measured(**json.loads(path.read_text(encoding="utf-8")))
     memory = min(gpu["memory_bytes"] for gpu in gpus) if gpus else (memory_bytes() or 0) / ranks
@@ -237,7 +236,3 @@ def _median_seconds(operation: Callable[[], object], clock: Callable[[], float])
     repeats = [int(np.clip(SECONDS_PER_MEASUREMENT / max(first, 1e-6), 3, 50))]
     dist.broadcast_object_list(repeats)
     return float(np.median([first, *(once() for _ in range(repeats[0] - 1))]))
-
-
-if __name__ == "__main__":
-    _rank(Path(sys.argv[1]))

@@ -1,9 +1,8 @@
-"""`python -m tests.engine.planted KIND …` is `mlm-train …` on one rank with a fault planted on the last rank."""
+"""Faults planted on one rank of `mlm-train`."""
 
 import math
 import os
 import resource
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from engine import cli
+import engine.train
 from engine.config import RunConfig
 from engine.inputs import TrainingInputs
 from engine.launch import rendezvous
@@ -52,15 +51,15 @@ def little_room(size: int) -> None:
 
 
 def other_config(key: str) -> None:
-    """The last rank reads another value of a key of `train`."""
-    if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
-        original = cli.read_run_config
+    """The last rank is given another value of a key of `train`."""
+    original = engine.train.train
 
-        def read(*arguments: Any) -> RunConfig:
-            config = original(*arguments)
-            return config.model_copy(update={"train": config.train.model_copy(update={key: 77})})
+    def train(config: RunConfig, root: Path) -> Any:
+        if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+            config = config.model_copy(update={"train": config.train.model_copy(update={key: 77})})
+        return original(config, root)
 
-        cli.read_run_config = read
+    engine.train.train = train
 
 
 def slow_down(seconds: float) -> None:
@@ -75,9 +74,9 @@ def slow_down(seconds: float) -> None:
     TrainingInputs.of = inputs  # type: ignore[method-assign]
 
 
-def main() -> None:
-    """Plant the fault that the first argument names, and train."""
-    kind, value = sys.argv.pop(1).split("=")
+def plant(fault: str) -> None:
+    """Plant the fault `KIND=VALUE`."""
+    kind, value = fault.split("=")
     if kind == "nan":
         name, dp = value.split("@")
         nan_in(name, int(dp))
@@ -91,8 +90,3 @@ def main() -> None:
         slow_down(float(value))
     elif kind == "wait_seconds":
         rendezvous.COLLECTIVE_TIMEOUT = timedelta(seconds=float(value))
-    cli.program()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,8 @@
 """A recipe that trains in a second, and `mlm-train` as a subprocess."""
 
 import os
-import subprocess
-import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from engine.train import train
 from engine.trainer import Trainer
 from lineage.config import parse_config
 from lineage.errors import Interrupted
+from tests.commands import Program
+from tests.engine import planted
 
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "seq_length": 32}
 TRAIN = {
@@ -60,32 +61,26 @@ def write_toml(path: Path, dataset: Path | None, **train: Any) -> Path:
     return path
 
 
-def start(*arguments: object) -> "subprocess.Popen[str]":
-    """Start `mlm-train arguments` with one thread."""
-    program = Path(sys.executable).with_name("mlm-train")
+def start(*arguments: object, plant: str = "", **variables: str) -> Program:
+    """Start `mlm-train arguments`, with a fault of `tests.engine.planted` if one is named."""
     clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    return subprocess.Popen(
-        [str(program), *[str(argument) for argument in arguments]],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=clean | {"OMP_NUM_THREADS": "1"},
-    )
+    prepare = partial(planted.plant, plant) if plant else None
+    return Program("mlm-train", *arguments, environment=clean | variables, prepare=prepare)
 
 
-def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+def finish(process: Program) -> tuple[int, str, str]:
     """Exit code, standard output and standard error; no command may ever show a traceback."""
     out, err = process.communicate(timeout=300)
     assert "Traceback" not in err
-    return process.returncode, out, err
+    return process.wait(), out, err
 
 
-def mlm_train(*arguments: object) -> tuple[int, str, str]:
+def mlm_train(*arguments: object, **options: str) -> tuple[int, str, str]:
     """Run `mlm-train arguments` to its end."""
-    return finish(start(*arguments))
+    return finish(start(*arguments, **options))
 
 
-def wait_for_iteration(process: "subprocess.Popen[str]", run: Path, iteration: int) -> None:
+def wait_for_iteration(process: Program, run: Path, iteration: int) -> None:
     """Return as soon as the run's metrics have reached `iteration`."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:

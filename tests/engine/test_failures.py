@@ -3,38 +3,26 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from engine.run.directory import begin_run
-from tests.architecture.rooms import ROOT
-from tests.engine.small_run import finish, is_running, ranks_of, small_config, start, wait_for_iteration, write_toml
+from tests.engine.small_run import (
+    finish,
+    is_running,
+    mlm_train,
+    ranks_of,
+    small_config,
+    start,
+    wait_for_iteration,
+    write_toml,
+)
 
-LAUNCH = """
-import sys
-from engine.launch.local import launch
-sys.exit(launch("tests.engine.planted", sys.argv[2:], int(sys.argv[1])))
-"""
 WAIT_SECONDS = 8
 SECONDS_TO_END = 15.0
 """From the failure to the last exit; the ranks share two cores with whatever else runs."""
-
-
-def run_python(*arguments: object, **environment: str) -> tuple[int, str, float]:
-    """Exit code, standard error and seconds of `python arguments`."""
-    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, *[str(argument) for argument in arguments]],
-        cwd=ROOT, capture_output=True, text=True, timeout=300,
-        env=clean | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment,
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stderr, time.monotonic() - began
 
 
 @pytest.mark.parametrize(
@@ -56,17 +44,8 @@ def run_python(*arguments: object, **environment: str) -> tuple[int, str, float]
 )  # fmt: skip
 def test_a_nan_on_one_rank_is_found(pp: int, fault: str, sentences: list[str], dataset: Path, tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset, microbatch_size=2)
-    code, err, _ = run_python(
-        "-c",
-        LAUNCH,
-        2,
-        f"nan={fault}",
-        "run",
-        toml,
-        f"--runs={tmp_path}",
-        "--ranks=2",
-        f"--set=parallel.pp={pp}",
-        "--quiet",
+    code, _, err = mlm_train(
+        toml, f"--runs={tmp_path}", "--ranks=2", f"--set=parallel.pp={pp}", "--quiet", plant=f"nan={fault}"
     )
     assert code == 3, err
     assert err.startswith("error: iteration 3: loss nan, gradient norm nan; the weights were not updated; ")
@@ -77,11 +56,11 @@ def test_a_nan_on_one_rank_is_found(pp: int, fault: str, sentences: list[str], d
 
 def test_ranks_that_disagree_about_the_configuration_stop(dataset: Path, tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset)
-    code, err, _ = run_python("-c", LAUNCH, 2, "config=seed", "run", toml, f"--runs={tmp_path / 'runs'}", "--ranks=2")
+    code, _, err = mlm_train(toml, f"--runs={tmp_path / 'runs'}", "--ranks=2", plant="config=seed")
     assert (code, err) == (
         2, "error: the ranks disagree about their work: train.seed is 1234 on rank 0 and 77 on rank 1\n"
     )  # fmt: skip
-    assert not (tmp_path / "runs").exists()
+    assert not list((tmp_path / "runs").glob("*/metrics.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -94,15 +73,16 @@ def test_a_rank_that_does_not_come_is_not_waited_for_in_vain(
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     toml = write_toml(tmp_path / "small.toml", dataset)
-    code, err, seconds = run_python(
-        "-m", "tests.engine.planted", "join_seconds=3", "run", toml, f"--runs={tmp_path / 'runs'}",
+    began = time.monotonic()
+    code, _, err = mlm_train(
+        toml, f"--runs={tmp_path / 'runs'}", plant="join_seconds=3",
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
     )  # fmt: skip
     assert code == 4, err
     said = [line for line in err.splitlines() if line.startswith("error: ")]
     assert len(said) == 1
     assert sentence in said[0]
-    assert seconds < 60
+    assert time.monotonic() - began < 60
     assert not (tmp_path / "runs").exists()
 
 
@@ -127,12 +107,7 @@ def test_a_rank_that_is_killed_takes_the_others_with_it(lost: int, dataset: Path
 def test_a_rank_that_hangs_is_named_with_every_stack(dataset: Path, tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset, iterations=100_000)
     _, _, run = begin_run(small_config(dataset, iterations=100_000), tmp_path)
-    arguments = [str(2), f"wait_seconds={WAIT_SECONDS}", "run", str(toml), f"--runs={tmp_path}", "--ranks=2"]
-    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=clean | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    process = start(toml, f"--runs={tmp_path}", "--ranks=2", plant=f"wait_seconds={WAIT_SECONDS}")
     wait_for_iteration(process, run.path, 3)
     ranks = ranks_of(process.pid)
     os.kill(ranks[1], signal.SIGSTOP)

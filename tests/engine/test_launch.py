@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from engine.run.directory import begin_run, read_summary
 from engine.trainer import Trainer
 from lineage.errors import Interrupted
 from lineage.files import RankLayout
+from tests.commands import Program
 from tests.engine.small_run import (
     curve,
     finish,
@@ -92,6 +94,25 @@ def test_ranks_stop_with_their_launcher_however_it_ends(dataset: Path, tmp_path:
         os.kill(rank, signal.SIGKILL)
     process.communicate()
     assert left == []
+
+
+def note_who_asks_for_a_gpu(folder: Path) -> None:
+    launcher, is_available = os.getpid(), torch.cuda.is_available
+
+    def asked() -> bool:
+        (folder / ("launcher" if os.getpid() == launcher else "rank")).touch()
+        return is_available()
+
+    torch.cuda.is_available = asked
+
+
+def test_the_launcher_touches_no_gpu(dataset: Path, tmp_path: Path) -> None:
+    """CUDA cannot be used in a process whose parent used it before it forked."""
+    toml = write_toml(tmp_path / "small.toml", dataset, iterations=6)
+    prepare = partial(note_who_asks_for_a_gpu, tmp_path)
+    code, _, err = finish(Program("mlm-train", toml, "--runs", tmp_path / "runs", "--ranks", 2, prepare=prepare))
+    assert code == 0, err
+    assert ((tmp_path / "rank").exists(), (tmp_path / "launcher").exists()) == (True, False)
 
 
 @pytest.mark.parametrize(

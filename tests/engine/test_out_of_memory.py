@@ -17,8 +17,7 @@ from engine.run.directory import begin_run
 from engine.trainer import Trainer
 from lineage.config import override_config
 from lineage.errors import BadInput
-from tests.engine.small_run import small_config, write_toml
-from tests.engine.test_failures import LAUNCH, run_python
+from tests.engine.small_run import mlm_train, small_config, write_toml
 
 LARGE = {"global_batch_size": 512, "microbatch_size": 256}
 ROOM_BYTES = 40 * 2**20
@@ -29,8 +28,8 @@ ROOM_BYTES = 40 * 2**20
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_it_is_met_before_the_first_iteration(ranks: int, dataset: Path, tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset, **LARGE)
-    code, err, _ = run_python(
-        "-c", LAUNCH, ranks, f"room_bytes={ROOM_BYTES}", "run", toml, "--runs", tmp_path, "--set=model.seq_length=128"
+    code, _, err = mlm_train(
+        toml, "--runs", tmp_path, "--set=model.seq_length=128", "--ranks", ranks, plant=f"room_bytes={ROOM_BYTES}"
     )
     assert code == 4, err
     assert f"error: rank {ranks - 1} ran out of memory before the first iteration: tried to allocate " in err

@@ -102,11 +102,11 @@ def test_layouts_that_are_right_pass(config: Path) -> None:
     names = "tp2,pp2-gpipe,dp2-zero1,tp2-sp-recompute,pp2-chunks2-selective,tp2-pp2-sp"
     alone = {"OMP_NUM_THREADS": "1"}
     done = call(alone, "mlm-verify", "parallel", config, "--layouts", names, "--iterations", 2, ends=0)
-    assert done.stderr == "cost: 7 trainings of 2 iterations in float64, on up to 4 processes\n"
-    rows = [line.split() for line in done.stdout.splitlines()[2:-1]]
+    assert done.err == "cost: 7 trainings of 2 iterations in float64, on up to 4 processes\n"
+    rows = [line.split() for line in done.out.splitlines()[2:-1]]
     assert [row[0] for row in rows] == names.split(",")
     assert all(row[2] == "ok" and 0 <= float(row[1]) <= TOLERANCE for row in rows)
-    assert done.stdout.splitlines()[-1] == ("6 layouts compute what the serial run computes, within 1e-10 in float64")
+    assert done.out.splitlines()[-1] == ("6 layouts compute what the serial run computes, within 1e-10 in float64")
 
 
 def test_all_lists_what_does_not_fit_with_its_reason(verify: Verify) -> None:

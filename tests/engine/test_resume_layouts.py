@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from engine.run.directory import read_metrics, read_summary
 from lineage.files import RankLayout
+from tests.commands import Program
 from tests.engine.small_run import (
     assert_same_training,
     curve,
@@ -47,7 +47,7 @@ def reference(toml: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(out.removeprefix("complete: ").strip())
 
 
-def kill_all(process: "subprocess.Popen[str]") -> None:
+def kill_all(process: Program) -> None:
     """SIGKILL to the launcher and every rank at once; returns when none runs."""
     everyone = [process.pid, *ranks_of(process.pid)]
     for one in everyone:

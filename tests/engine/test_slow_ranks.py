@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from engine.guard.slow_ranks import LEAST_SECONDS, RATIO, slow_ranks
 from engine.parallel.layout import Layout
-from tests.engine.small_run import write_toml
-from tests.engine.test_failures import LAUNCH, run_python
+from tests.engine.small_run import mlm_train, write_toml
 
 LAYOUT = Layout(tp=2, pp=2, dp=2)
 
@@ -30,9 +29,7 @@ def test_stages_of_one_rank_are_held_to_none() -> None:
 
 def test_a_slow_rank_is_named_within_twenty_iterations(dataset: Path, tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset, iterations=20)
-    code, err, _ = run_python(
-        "-c", LAUNCH, 2, "slow_seconds=0.15", "run", toml, f"--runs={tmp_path}", "--ranks=2"
-    )  # fmt: skip
+    code, _, err = mlm_train(toml, f"--runs={tmp_path}", "--ranks=2", plant="slow_seconds=0.15")
     assert code == 0, err
     assert err.count("warning: rank 1 is slow and holds up the others: ") == 1, err
     assert "rank 0 is slow" not in err

@@ -126,4 +126,4 @@ def test_counts_must_be_positive(run: Path, option: str, mlm_eval: Command) -> N
 
 def test_the_installed_command_shows_no_traceback(tmp_path: Path) -> None:
     done = call({}, "mlm-eval", "lambada", "--ckpt", tmp_path / "no", ends=2)
-    assert done.stderr.startswith("error: ")
+    assert done.err.startswith("error: ")

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -15,13 +14,13 @@ from experiments.bench.data_chain import measure_stage
 from experiments.bench.data_stages import cleaning, pairs_of_buckets, pairs_of_queries
 from experiments.bench.data_whole import core_hours
 from lineage.benchmark import Benchmark, Case, read_benchmark
-from tests.commands import call
+from tests.commands import Outcome, call
 
 TEXTS = [topics[name] for name in sorted(topics)][:40]
 STAGES = ["clean", "language", "encode", "signatures", "group", "verify", "decontaminate"]
 
 
-def bench(name: str, corpus: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
+def bench(name: str, corpus: Path, *arguments: object) -> Outcome:
     """`mlm-bench NAME` where test sets and a vocabulary can only be in the folder `data` beside the corpus."""
     here = corpus.parent
     alone = {"MLM_DATA_DIR": str(here / "data"), "HOME": str(here), "HF_HUB_OFFLINE": "1"}
@@ -37,8 +36,8 @@ def run(made_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Benc
     lines = [json.dumps({"text": text}) for text in texts]
     (folder / "corpus.jsonl").write_text("\n".join([*lines, "not json"]) + "\n", encoding="utf-8")
     done = bench("data", folder / "corpus.jsonl", "--json", folder / "data.json")
-    assert done.returncode == 0, done.stderr
-    return read_benchmark(folder / "data.json"), done.stdout
+    assert done.code == 0, done.err
+    return read_benchmark(folder / "data.json"), done.out
 
 
 def test_every_stage_is_compared_and_nothing_differs(run: tuple[Benchmark, str]) -> None:
@@ -102,9 +101,9 @@ def test_core_hours_are_those_of_the_papers_corpus() -> None:
 def test_a_corpus_that_is_too_small_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text(content, encoding="utf-8")
     done = bench("data", tmp_path / "corpus.jsonl")
-    assert done.returncode == 2
-    assert "too little of the corpus is left" in done.stderr
-    assert bench("data", tmp_path / "missing.jsonl").returncode == 2
+    assert done.code == 2
+    assert "too little of the corpus is left" in done.err
+    assert bench("data", tmp_path / "missing.jsonl").code == 2
 
 
 def test_scale_is_measured_within_the_bound(tmp_path: Path) -> None:
@@ -112,7 +111,7 @@ def test_scale_is_measured_within_the_bound(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
     scale = tmp_path / "scale.json"
     done = bench("data-scale", tmp_path / "corpus.jsonl", f"--json={scale}", "--megabytes=20", "--workers=1")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     result = read_benchmark(scale)
     case, everything = result.cases
     assert case.at == pytest.approx(20, rel=0.05)

@@ -131,4 +131,4 @@ def test_the_memory_measured_is_shared_by_size_and_batch() -> None:
 def test_nothing_is_measured_when_it_cannot_be(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
     alone = {"MLM_DATA_DIR": str(tmp_path), "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = call(alone, "mlm-bench", "eval", *arguments, ends=code)
-    assert words in done.stderr
+    assert words in done.err

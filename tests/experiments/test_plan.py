@@ -94,21 +94,21 @@ def test_larger_models_have_larger_twins(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_dry_run_prints_mode_and_costs_and_does_nothing(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     done = call(with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", "reproduce", "8.3b", "--dry-run", "--runs", runs)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("mode: scaled (there is no GPU")
-    assert TwinScale().sentence() in done.stdout
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("mode: scaled (there is no GPU")
+    assert TwinScale().sentence() in done.out
     for name in LADDER:
-        assert re.search(rf"^{name}-twin +[\d,]+ +[\d,]+ +\d\.\d\de\+\d\d +\d+\.\d\d GB +\d", done.stdout, re.MULTILINE)
-    assert re.search(r"^in all: about .* GB of disk$", done.stdout, re.MULTILINE)
+        assert re.search(rf"^{name}-twin +[\d,]+ +[\d,]+ +\d\.\d\de\+\d\d +\d+\.\d\d GB +\d", done.out, re.MULTILINE)
+    assert re.search(r"^in all: about .* GB of disk$", done.out, re.MULTILINE)
     assert not runs.exists()
 
 
 def test_a_dry_run_on_a_large_machine_is_of_the_published_size(tmp_path: Path) -> None:
     done = call(with_gpus(tmp_path / "bin", 8, 80), "mlm-experiment", "reproduce", "8.3b", "--dry-run")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("mode: full (8.3b needs 8 GPUs")
-    assert re.search(r"^8\.3b +8,3\d\d,\d{3},\d{3} +157,286,400,000 ", done.stdout, re.MULTILINE)
-    assert "days" in done.stdout
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("mode: full (8.3b needs 8 GPUs")
+    assert re.search(r"^8\.3b +8,3\d\d,\d{3},\d{3} +157,286,400,000 ", done.out, re.MULTILINE)
+    assert "days" in done.out
 
 
 @pytest.mark.parametrize(
@@ -118,17 +118,17 @@ def test_a_plan_prints_every_command_of_the_full_size(tmp_path: Path, gpus: int,
     runs = tmp_path / "runs"
     machine = with_gpus(tmp_path / "bin", gpus, 80)
     done = call(machine, "mlm-experiment", "reproduce", "8.3b", "--mode", "plan", "--runs", runs)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("mode: plan (")
-    commands = re.findall(r"^\$ (\S+ \S+)", done.stdout, re.MULTILINE)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("mode: plan (")
+    commands = re.findall(r"^\$ (\S+ \S+)", done.out, re.MULTILINE)
     assert commands[:2] == ["mlm-experiment preflight", "mlm-data run"]
     report = ["mlm-experiment run", "mlm-report build"]
     assert commands[-8:] == ["mlm-eval wikitext103", "mlm-eval lambada"] * 3 + report
-    assert f"8.3b: {ranks} ranks, tp 8 × pp 1" in done.stdout
+    assert f"8.3b: {ranks} ranks, tp 8 × pp 1" in done.out
     for name in LADDER:
-        trained = re.findall(rf"engine\.cli run \S+/{re.escape(name)}\.toml .*data-available-2019", done.stdout)
+        trained = re.findall(rf"engine\.cli run \S+/{re.escape(name)}\.toml .*data-available-2019", done.out)
         assert len(trained) == 1
-    assert done.stdout.count(launcher) == 3
+    assert done.out.count(launcher) == 3
     assert not runs.exists()
 
 
@@ -138,7 +138,7 @@ def test_the_cost_of_local_text_is_that_of_its_files(tmp_path: Path) -> None:
     recipe.write_text(f'name = "own"\n[sources]\nnames = ["jsonl:{tmp_path}/text.jsonl"]\n')
     machine = with_gpus(tmp_path / "bin", 0, 0)
     done = call(machine, "mlm-experiment", "reproduce", "355m", "--smoke", "--data", recipe, "--dry-run", ends=0)
-    assert "data: recipe recipe, expected 0:05" in done.stdout
+    assert "data: recipe recipe, expected 0:05" in done.out
 
 
 @pytest.mark.parametrize(
@@ -159,5 +159,5 @@ def test_what_cannot_be_done_is_said_before_anything_is_written(
 ) -> None:
     runs = tmp_path / "runs"
     done = call(with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", "reproduce", *arguments, "--runs", runs, ends=code)
-    assert words in done.stdout + done.stderr
+    assert words in done.out + done.err
     assert not runs.exists()

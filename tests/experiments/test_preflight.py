@@ -52,10 +52,10 @@ def test_the_command_looks_at_this_machine(tmp_path: Path) -> None:
     done = call(
         machine, "mlm-experiment", "preflight", "--runs", runs, "--ranks", "2", "--needed-gb", "1e9", "--quiet", ends=4
     )
-    assert "GB of disk for runs, and 1000000000.0 GB are needed" in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stdout.count("\n") == 7
-    assert "good    all-reduce       2 ranks" in done.stdout
-    assert "good    matrix products  equal to what they must be" in done.stdout
-    assert "failed  disk space" in done.stdout
+    assert "GB of disk for runs, and 1000000000.0 GB are needed" in done.err
+    assert done.err.count("\n") == 1
+    assert done.out.count("\n") == 7
+    assert "good    all-reduce       2 ranks" in done.out
+    assert "good    matrix products  equal to what they must be" in done.out
+    assert "failed  disk space" in done.out
     assert list(runs.iterdir()) == []

@@ -35,8 +35,9 @@ from lineage.files import (
 from lineage.records import Record, read_records
 from lineage.run import RunDirectory
 from reports.evaluations import Evaluation
-from tests.commands import ROOT, call, program
+from tests.commands import ROOT, call
 from tests.experiments.machines import with_gpus
+from tests.experiments.quick_steps import take_quick_steps
 
 ARGUMENTS = ("reproduce", "355m", "--smoke", "--runs")
 NAMES = ("data-smoke", "355m-smoke", "reproduce-355m-smoke")
@@ -59,7 +60,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     root = tmp_path_factory.mktemp("reproduction")
     machine = with_gpus(root / "bin", 0, 0)
     done = call(machine, "mlm-experiment", *ARGUMENTS, root / "runs", ends=0)
-    return Finished(root / "runs", done.stdout, machine)
+    return Finished(root / "runs", done.out, machine)
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_there_are_three_complete_runs_and_each_verifies(finished: Finished) -> 
     assert len(directories) == len(NAMES)
     for path in directories:
         done = call(finished.machine, "mlm-verify", "run", path, ends=0)
-        assert f"ok {read_digest(path)[:16]} {path}" in done.stdout
+        assert f"ok {read_digest(path)[:16]} {path}" in done.out
 
 
 def test_the_runs_form_a_chain(finished: Finished) -> None:
@@ -242,7 +243,7 @@ def test_a_second_call_finds_everything_and_writes_nothing(finished: Finished) -
     before = snapshot(finished.runs)
     digests = [read_digest(finished.directory(name)) for name in NAMES]
     done = call(finished.machine, "mlm-experiment", *ARGUMENTS, finished.runs, ends=0)
-    said = (done.stdout + done.stderr).splitlines()
+    said = (done.out + done.err).splitlines()
     assert sorted(line for line in said if line.startswith("already complete: ")) == sorted(
         f"already complete: {finished.directory(name)}" for name in NAMES
     )
@@ -263,7 +264,7 @@ def reproduction(finished: Finished, tmp_path: Path) -> Iterator[Path]:
 def test_a_lost_report_is_built_again_and_nothing_else(finished: Finished, reproduction: Path) -> None:
     shutil.rmtree(reproduction / "report")
     before, digest = snapshot(finished.runs), read_digest(reproduction)
-    call(finished.machine, "mlm-experiment", *ARGUMENTS, finished.runs, ends=0)
+    call(finished.machine, "mlm-experiment", *ARGUMENTS, finished.runs, ends=0, prepare=take_quick_steps)
     after = snapshot(finished.runs)
     assert {name: after[name] for name in before} == before
     assert str(reproduction / "report" / "index.html") in after
@@ -277,8 +278,8 @@ def test_an_evaluation_that_is_there_is_not_made_again_and_keeps_its_name(
         (reproduction / name).unlink()
     path = reproduction / "evaluations" / "355m-wikitext103.json"
     path.write_text(json.dumps(json_of(path) | {"task": "heldout-perplexity", "perplexity": 123.5, "partial": False}))
-    done = call(finished.machine, "mlm-experiment", *ARGUMENTS, finished.runs, ends=0)
-    assert "mlm-eval" not in done.stdout
+    done = call(finished.machine, "mlm-experiment", *ARGUMENTS, finished.runs, ends=0, prepare=take_quick_steps)
+    assert "mlm-eval" not in done.out
     found = {r.quantity: (r.value, r.note) for r in read_records(reproduction / "records.jsonl") if r.kind == "scaled"}
     assert found["heldout_perplexity"] == (123.5, "")
     assert "wikitext103_perplexity" not in found
@@ -292,7 +293,7 @@ def start(finished: Finished, with_data: Path) -> Iterator[Callable[[], "subproc
 
     def start() -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            program("mlm-experiment", *ARGUMENTS, with_data),
+            [Path(sys.executable).with_name("mlm-experiment"), *ARGUMENTS, with_data],
             env=finished.machine, cwd=ROOT, start_new_session=True, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
@@ -325,8 +326,8 @@ def test_after_a_kill_in_training_the_same_command_finishes(
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(300)
     run = unfinished(with_data)
-    assert call(finished.machine, "mlm-verify", "run", run).returncode == 6
-    call(finished.machine, "mlm-experiment", *ARGUMENTS, with_data, ends=0)
+    assert call(finished.machine, "mlm-verify", "run", run).code == 6
+    call(finished.machine, "mlm-experiment", *ARGUMENTS, with_data, ends=0, prepare=take_quick_steps)
     for name in NAMES:
         check_seal((with_data / name).resolve())
     whole = finished.directory("355m-smoke")
@@ -393,14 +394,14 @@ def test_a_step_that_fails_passes_its_exit_code_on(tmp_path: Path, source: str, 
     recipe.write_text(RECIPE.format(source=source.format(folder=tmp_path / "texts")))
     runs = tmp_path / "runs"
     machine = with_gpus(tmp_path / "bin", 0, 0) | {"HOME": str(tmp_path)}
-    done = call(machine, "mlm-experiment", *ARGUMENTS, runs, "--data", recipe, ends=code)
-    assert words in done.stderr
+    done = call(machine, "mlm-experiment", *ARGUMENTS, runs, "--data", recipe, ends=code, prepare=take_quick_steps)
+    assert words in done.err
     assert not runs.exists() or list(runs.iterdir()) == []
 
 
 def test_a_damaged_dataset_stops_the_sequence_before_training(finished: Finished, with_data: Path) -> None:
     (dataset,) = with_data.glob("data-smoke-*")
     (dataset / "COMPLETE").write_text("{")
-    done = call(finished.machine, "mlm-experiment", *ARGUMENTS, with_data, ends=6)
-    assert "COMPLETE" in done.stderr
+    done = call(finished.machine, "mlm-experiment", *ARGUMENTS, with_data, ends=6, prepare=take_quick_steps)
+    assert "COMPLETE" in done.err
     assert not list(with_data.glob("355m-smoke*"))

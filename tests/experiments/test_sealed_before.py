@@ -6,14 +6,13 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from engine.run.directory import read_metrics
+from tests.commands import Program
 
 PACKED = Path(__file__).with_name("sealed_at_ba375c5.tar.gz")
 
@@ -30,16 +29,11 @@ def sealed(tmp_path: Path) -> Path:
 def call(sealed: Path, program: str, *arguments: str) -> str:
     """What a command says there, on either stream; it must succeed."""
     clean = {name: value for name, value in os.environ.items() if name not in ("MLM_DATA_DIR", "RANK", "WORLD_SIZE")}
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name(program)), *arguments],
-        cwd=sealed,
-        env=clean | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(sealed / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    environment = clean | {"HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(sealed / "cache")}
+    process = Program(program, *arguments, environment=environment, folder=sealed)
+    out, err = process.communicate(600)
+    assert process.wait() == 0, err
+    return out + err
 
 
 def only(sealed: Path, pattern: str) -> Path:

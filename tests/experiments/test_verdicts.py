@@ -181,12 +181,12 @@ def test_the_commands(tmp_path: Path) -> None:
     machine = with_gpus(tmp_path / "bin", 0, 0)
     runs = tmp_path / "runs"
     done = call(machine, "mlm-experiment", "run", "--all", "--mode", "simulate", "--runs", runs, ends=0)
-    assert re.fullmatch(r"cost: \d+ experiments one after the other, [^\n]+\n", done.stderr)
+    assert re.fullmatch(r"cost: \d+ experiments one after the other, [^\n]+\n", done.err)
     unfinished = RunDirectory.begin(runs, "unfinished", "experiment", {"mode": "measure"}, {})
     write_records(unfinished.path / RECORDS, [])
     whole = call(machine, "mlm-experiment", "compare", "--all", "--results", runs)
-    assert (whole.returncode, whole.stderr) == (0, ""), whole.stdout
-    head, *papers, total, left_out, how = whole.stdout.splitlines()
+    assert (whole.code, whole.err) == (0, ""), whole.out
+    head, *papers, total, left_out, how = whole.out.splitlines()
     names = head.split()[1:]
     assert names == [*(one for one in get_args(Outcome) if one != "INCONSISTENT"), "claims"]
     counts = {line[: head.index("REPRODUCED") - 2].strip(): [*map(int, line.split()[-len(names) :])] for line in papers}
@@ -194,19 +194,17 @@ def test_the_commands(tmp_path: Path) -> None:
     assert [*map(int, total.split()[1:])] == [sum(column) for column in zip(*counts.values(), strict=True)]
     assert int(total.split()[-1]) == len(every_claim())
     assert (left_out, "--rows" in how) == ("left out: 1 directories that were never finished", True)
-    rows = call(machine, "mlm-experiment", "compare", "--all", "--rows", "--results", runs).stdout.splitlines()
+    rows = call(machine, "mlm-experiment", "compare", "--all", "--rows", "--results", runs).out.splitlines()
     assert rows[: len(papers) + 2] == [head, *papers, total]
     for place, outcome in enumerate(names[:-1]):
         shown = sum(f"  {outcome}  " in line for line in rows[len(papers) + 3 :])
         assert shown == int(total.split()[1 + place]), outcome
     planted(runs, value=60)
     done = call(machine, "mlm-experiment", "compare", "--all", "--results", runs, ends=3)
-    assert [line.split()[0] for line in done.stdout.splitlines() if "  DIVERGED  " in line][1:] == [
-        "2021/figure-11/b=8/4"
-    ]
-    assert done.stderr == "error: 2021/figure-11/b=8/4: the number found here is beyond the claim's tolerance\n"
+    assert [line.split()[0] for line in done.out.splitlines() if "  DIVERGED  " in line][1:] == ["2021/figure-11/b=8/4"]
+    assert done.err == "error: 2021/figure-11/b=8/4: the number found here is beyond the claim's tolerance\n"
     done = call(machine, "mlm-experiment", "list", "--results", runs, ends=0)
-    assert "1 DIVERGED" in done.stdout
+    assert "1 DIVERGED" in done.out
 
 
 @pytest.mark.parametrize(
@@ -222,5 +220,5 @@ def test_the_commands(tmp_path: Path) -> None:
 )
 def test_a_mistake_gets_a_sentence(arguments: list[str], code: int, said: str, tmp_path: Path) -> None:
     done = call(with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", *arguments, ends=code)
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert said in done.err
+    assert done.err.count("\n") == 1

@@ -1,16 +1,15 @@
 """`mlm-verify`: what is on disk is what was written, or the file that is not is named."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from lineage.digest import read_digest, seal
 from lineage.run import RunDirectory
-from tests.commands import call
+from tests.commands import Outcome, call
 
 
-def verify(path: Path) -> "subprocess.CompletedProcess[str]":
+def verify(path: Path) -> Outcome:
     return call({}, "mlm-verify", "run", path, "--quiet")
 
 
@@ -30,8 +29,8 @@ def run(tmp_path: Path) -> RunDirectory:
 def test_every_sealed_directory_is_said_to_be_ok(run: RunDirectory) -> None:
     done = verify(run.path.parent / "work")
     checkpoint = run.path / "checkpoints" / "iter_1"
-    assert done.returncode == 0
-    assert done.stdout.splitlines() == [
+    assert done.code == 0
+    assert done.out.splitlines() == [
         f"ok {read_digest(checkpoint)[:16]} {checkpoint.resolve()}",
         f"ok {run.digest[:16]} {run.path.resolve()}",
     ]
@@ -42,10 +41,10 @@ def test_a_changed_file_is_named(run: RunDirectory, name: str) -> None:
     with (run.path / name).open("ab") as file:
         file.write(b"x")
     done = verify(run.path)
-    assert done.returncode == 6
-    assert name in done.stderr
-    assert "changed" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.code == 6
+    assert name in done.err
+    assert "changed" in done.err
+    assert done.err.count("\n") == 1
 
 
 def test_a_report_with_a_seal_of_its_own_is_checked_by_it(run: RunDirectory) -> None:
@@ -53,18 +52,18 @@ def test_a_report_with_a_seal_of_its_own_is_checked_by_it(run: RunDirectory) -> 
     report.mkdir()
     (report / "index.html").write_text("page")
     seal(report)
-    assert verify(run.path).returncode == 0
+    assert verify(run.path).code == 0
     (report / "index.html").write_text("edited page")
     done = verify(run.path)
-    assert done.returncode == 6
-    assert "report/index.html" in done.stderr
+    assert done.code == 6
+    assert "report/index.html" in done.err
 
 
 def test_an_unfinished_run_is_not_ok(run: RunDirectory) -> None:
     (run.path / "COMPLETE").unlink()
     done = verify(run.path)
-    assert done.returncode == 6
-    assert "did not finish" in done.stderr
+    assert done.code == 6
+    assert "did not finish" in done.err
 
 
 def test_what_a_killed_writer_left_hidden_is_no_failure(run: RunDirectory) -> None:
@@ -73,12 +72,12 @@ def test_what_a_killed_writer_left_hidden_is_no_failure(run: RunDirectory) -> No
     (leftover / "weights").write_bytes(b"weights")
     seal(leftover)
     (leftover / "weights").unlink()
-    assert verify(run.path).returncode == 0
+    assert verify(run.path).code == 0
 
 
 @pytest.mark.parametrize("name", ["nowhere", "file"])
 def test_what_is_not_a_directory_is_bad_input(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("")
     done = verify(tmp_path / name)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "is not a directory" in done.stderr
+    assert (done.code, done.out) == (2, "")
+    assert "is not a directory" in done.err

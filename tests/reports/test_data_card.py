@@ -153,10 +153,10 @@ def test_the_command_ends_with_6_for_a_bad_benchmark(tmp_path: Path) -> None:
     path, bench = write_reproduction(tmp_path), write_benchmarks(tmp_path)
     command = ("mlm-report", "build", path, "--bench", bench, "--quiet")
     good = call({}, *command)
-    assert (good.returncode, good.stderr) == (0, "")
+    assert (good.code, good.err) == (0, "")
     (bench / "bad.json").write_text("{")
     bad = call({}, *command, ends=6)
-    assert "bad.json" in bad.stderr
+    assert "bad.json" in bad.err
     html = (path / "report" / "index.html").read_text(encoding="utf-8")
     assert "A benchmark cannot be shown: bad.json" in html
     assert '<figure id="bench-train"' in html

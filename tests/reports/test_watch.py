@@ -22,13 +22,13 @@ def shown(run: Path) -> str:
 def test_a_finished_run_is_printed_once(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     done = call({}, "mlm-report", "watch", run)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"{run.name}: complete" in done.stdout
-    assert "40 of 40" in done.stdout
-    assert "5.00" in done.stdout  # training loss
-    assert "24.39" in done.stdout  # validation perplexity
-    assert "2,048 tokens/s" in done.stdout
-    assert "0:20" in done.stdout
+    assert (done.code, done.err) == (0, "")
+    assert f"{run.name}: complete" in done.out
+    assert "40 of 40" in done.out
+    assert "5.00" in done.out  # training loss
+    assert "24.39" in done.out  # validation perplexity
+    assert "2,048 tokens/s" in done.out
+    assert "0:20" in done.out
 
 
 def test_a_run_in_progress_has_a_time_left(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_what_is_no_run_is_refused_in_one_sentence(case: str, tmp_path: Path) ->
     if case == "damaged":
         (run / "manifest.json").write_text("{", encoding="utf-8")
     done = call({}, "mlm-report", "watch", target, ends=code)
-    assert sentence in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert sentence in done.err
+    assert len(done.err.splitlines()) == 1
 
 
 def test_a_name_is_not_read_as_markup(tmp_path: Path) -> None:

@@ -115,7 +115,8 @@ class LocalExecutor:
 
 
 def _start() -> _Worker:
-    context = get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["data_pipeline.pipeline"])  # imported once for all of them
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
     held = signal.pthread_sigmask(

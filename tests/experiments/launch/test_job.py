@@ -84,9 +84,9 @@ def test_the_command_writes_the_files_and_says_what_to_do(tmp_path: Path) -> Non
     machine = with_gpus(tmp_path / "bin", 0, 0)
     out = tmp_path / "out here"
     done = call(machine, "mlm-experiment", "launch", manifest_file("2.5b"), "--out", out, "--set", "nodes=4")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "4 nodes × 16 ranks, tp 2 × pp 1 × dp 32" in done.stdout
-    assert f"sbatch '{out}/slurm.sh'" in done.stdout
+    assert (done.code, done.err) == (0, "")
+    assert "4 nodes × 16 ranks, tp 2 × pp 1 × dp 32" in done.out
+    assert f"sbatch '{out}/slurm.sh'" in done.out
     assert sorted(path.name for path in out.iterdir()) == ["slurm.sh", "torchrun.sh"]
 
 
@@ -98,5 +98,5 @@ def test_a_refused_job_leaves_nothing(tmp_path: Path, arguments: list[str], word
     done = call(
         with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", "launch", *arguments, "--out", tmp_path / "out", ends=2
     )
-    assert words in done.stderr
+    assert words in done.err
     assert not (tmp_path / "out").exists()

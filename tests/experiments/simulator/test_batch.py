@@ -17,7 +17,7 @@ def answers(tmp_path: Path, *lines: str) -> list[dict[str, str]]:
     rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
     rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
     done = call({}, "mlm-experiment", "simulate", str(rows), "--out", str(out))
-    assert (done.returncode, done.stderr) == (0, f"cost: predicts {len(lines) - 1} rows\n")
+    assert (done.code, done.err) == (0, f"cost: predicts {len(lines) - 1} rows\n")
     with out.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
@@ -63,7 +63,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path, command:
     rows.write_text(f"{HEADER}\n{GOOD}\n", encoding="utf-8")
     words = [str(rows) if word == "ROWS" else word for word in command]
     done = call({}, "mlm-experiment", *words, "--out", str(tmp_path / "file" / "below"), ends=2)
-    assert "cannot be written" in done.stderr
+    assert "cannot be written" in done.err
 
 
 @pytest.mark.parametrize(
@@ -80,5 +80,5 @@ def test_an_unreadable_file_is_one_sentence(tmp_path: Path, content: bytes | Non
     if content is not None:
         rows.write_bytes(content)
     done = call({}, "mlm-experiment", "simulate", str(rows), "--out", str(out), ends=2)
-    assert words in done.stderr
+    assert words in done.err
     assert not out.exists()

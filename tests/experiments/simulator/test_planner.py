@@ -68,8 +68,8 @@ def test_what_fits_nowhere_is_said() -> None:
 )
 def test_the_command(arguments: list[str], code: int, words: str) -> None:
     done = call({}, "mlm-experiment", "plan", *arguments, "--quiet", ends=code)
-    assert words in done.stdout + done.stderr
-    assert (done.stderr == "") == (code == 0)
+    assert words in done.out + done.err
+    assert (done.err == "") == (code == 0)
 
 
 def test_a_planted_machine_is_recovered(tmp_path: Path) -> None:
@@ -103,9 +103,9 @@ def test_a_planted_machine_is_recovered(tmp_path: Path) -> None:
 
 def test_this_machine_is_measured(tmp_path: Path) -> None:
     done = call({}, "mlm-experiment", "plan", "8.3b", "--twin", "--mine", "--quiet", folder=tmp_path)
-    assert done.stderr == ""
-    assert done.returncode == 0
-    assert "measured: runs/this-machine.toml" in done.stdout
+    assert done.err == ""
+    assert done.code == 0
+    assert "measured: runs/this-machine.toml" in done.out
     found = load_cluster(str(tmp_path / "runs" / "this-machine.toml"))
     assert found.max_gpus == (len(list_gpus()) or available_cores())
     assert found.constants.matmul_flops_per_second.value > 1e8
