@@ -169,11 +169,11 @@ def _verdict(experiment: Experiment, claim: Claim, records: list[Record], result
         shown += f"; {record.note}" if record.note in (FITTED, HELD_OUT) else ""
         return Verdict(experiment.name, claim, "SIMULATED", record, shown)
     good = claim.agrees(record.value)
-    said = {"digits": "the printed digits", "exact": "no tolerance"}.get(claim.tolerance, claim.tolerance)
+    said = {"digits": "the printed digits"}.get(claim.tolerance, f"{claim.tolerance} ({claim.because})")
     asked = "" if claim.relation == "=" else f", the claim says {claim.relation}"
     return Verdict(
         experiment.name, claim, HELD[record.kind][not good], record,
-        f"{shown}{asked}, {'within' if good else 'beyond'} {said} ({claim.because})",
+        f"{shown}{asked}, {'within' if good else 'beyond'} {said}",
     )  # fmt: skip
 
 
