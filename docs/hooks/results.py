@@ -1,5 +1,7 @@
 """The page of results, written from what is kept under `results/` when the site is built."""
 
+import base64
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from experiments.verdicts import count_outcomes, judge, load_results
 from reports.benchmarks import load_benchmarks
 from reports.exhibit import Table
 from reports.load import load_reproduction
+from reports.render import figure_bytes
 from reports.tables import comparison_tables, models_tables
 
 MARK = "<!-- generated: results -->"
@@ -25,7 +28,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if MARK not in markdown:
         return markdown
     results = Path(config.config_file_path).parent / "results"
-    parts = [*_reproduction(results), *_verdicts(results), *_benchmarks(results), *_faults(results)]
+    parts = [*_reproduction(results), *_verdicts(results), *_engines(results), *_benchmarks(results), *_faults(results)]
     return markdown.replace(MARK, "\n\n".join(parts))
 
 
@@ -54,6 +57,17 @@ def _benchmarks(results: Path) -> Iterator[str]:
         yield f"### {one.title}"
         yield " ".join(one.caption)
         yield from (table.markdown for table in one.tables)
+        yield f"```sh\n{one.command}\n```"
+
+
+def _engines(results: Path) -> Iterator[str]:
+    yield "## Beside other engines"
+    yield "The same weights and samples in two engines ([how](other-engines.md))."
+    for one in load_benchmarks(results / "against").exhibits:
+        figure = base64.b64encode(figure_bytes(one, "svg")).decode("ascii")
+        yield f"### {one.title}"
+        yield " ".join(one.caption)
+        yield f'<img src="data:image/svg+xml;base64,{figure}" alt="{html.escape(one.alt)}">'
         yield f"```sh\n{one.command}\n```"
 
 

@@ -37,8 +37,7 @@ def record_trace(
                 ranks = on_ranks(_record_rank, chosen, kind, work, chosen, draw, directory)
             unnamed = sorted({name for rank in ranks for name in rank})
             setting = f"{config.name}, {chosen.name}, {iterations} iterations"
-            precision = "bf16" if config.train.precision == "bf16" else "fp32"
-            trace = Trace(engine=described(engine), precision=precision, setting=setting, unnamed=unnamed)
+            trace = Trace(engine=described(engine), precision=config.train.precision, setting=setting, unnamed=unnamed)
             finish_trace(directory, trace)
     return trace
 

@@ -7,7 +7,7 @@ same step with moved weights, as `tolerance` says; the trace that another is hel
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pydantic import Field
 from safetensors import SafetensorError
@@ -37,7 +37,8 @@ class Trace(Document):
 
     engine: str
     """With its version."""
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: str = "fp32"
+    """bf16, or a format that is no coarser than fp32."""
     setting: str = ""
     """Configuration, layout and the like, in words."""
     unnamed: list[str] = Field(default_factory=list)

@@ -1,5 +1,6 @@
 """Traces: any module is recorded in our names, shards are merged or refused, and the page says what was found."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -177,3 +178,20 @@ def test_a_step_is_recorded_by_the_command(verify: Command, config: Path, tmp_pa
     zero = verify("trace", "megatron-core", config, tmp_path / "zero", "--layout", "dp2-zero1")
     assert (zero.code, zero.error.endswith("leave zero1 out")) == (2, True)
     assert not (tmp_path / "zero").exists()
+
+
+def test_the_example_of_the_documentation_records_a_module_of_others(
+    verify: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    page = (Path(__file__).parents[3] / "docs" / "other-engines.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    config = transformers.GPT2Config(n_layer=1, n_embd=24, n_head=12, n_positions=8, vocab_size=16)
+    names = {"model": transformers.GPT2LMHeadModel(config).eval(), "tokens": torch.arange(8).view(2, 4)}
+    monkeypatch.chdir(tmp_path)
+    exec(example, names)
+    found = assemble(read_draw(tmp_path / "their-trace", 0)["rank-0"])
+    assert found[0, "output of layers.0"].shape == (4, 2, 24)
+    assert found[0, "gradient of layers.0.self_attention.query_key_value.weight"].shape == (72, 24)
+    assert verify("diff", "their-trace", "their-trace").error.endswith("record it with --draws 4")
