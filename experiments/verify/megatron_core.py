@@ -8,6 +8,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,8 +38,18 @@ SEED = 1234
 
 
 def core(name: str) -> Any:
-    """A module of the package."""
-    return import_extra(f"megatron.core.{name}", "test")
+    """A module of the package. Raises BadInput where the package is missing, or has other names than those known."""
+    import_extra("megatron.core", "test")
+    try:
+        return import_module(f"megatron.core.{name}")
+    except ImportError as error:
+        raise _moved(error) from error
+
+
+def _moved(error: Exception) -> BadInput:
+    return BadInput(
+        f"megatron-core {version('megatron-core')} has other names than the version tried, {TRIED}: {error}"
+    )
 
 
 class _OnCpu(TorchFunctionMode):
@@ -75,9 +86,7 @@ def make_it_run_on_cpus() -> None:
         for name in ("_get_cuda_rng_state", "_set_cuda_rng_state"):
             getattr(random, name)
     except AttributeError as error:
-        raise BadInput(
-            f"megatron-core {version('megatron-core')} has other names than the version tried, {TRIED}: {error}"
-        ) from error
+        raise _moved(error) from error
     cuda: Any = torch.cuda
     random._get_cuda_rng_state = cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)

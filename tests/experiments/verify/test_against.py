@@ -107,12 +107,17 @@ def test_what_cannot_be_compared_is_refused(
 def test_a_package_that_is_missing_or_has_other_names_is_said(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine_class("megatron-core")
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "megatron.core.tensor_parallel.random", None)
+        patch.setitem(sys.modules, "megatron.core", None)
         with pytest.raises(BadInput, match=r"this needs megatron: pip install 'mlm-repro\[test\]'"):
+            engine_class("megatron-core")
+    moved = r"has other names than the version tried, 0\.16\.1: .*"
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "megatron.core.tensor_parallel.random", None)
+        with pytest.raises(BadInput, match=f"{moved}random"):
             engine_class("megatron-core")
     with monkeypatch.context() as patch:
         patch.delattr(sys.modules["megatron.core.transformer.torch_norm"], "WrappedTorchNorm")
-        with pytest.raises(BadInput, match=r"has other names than the version tried, 0\.16\.1: .*WrappedTorchNorm"):
+        with pytest.raises(BadInput, match=f"{moved}WrappedTorchNorm"):
             engine_class("megatron-core")
 
 
