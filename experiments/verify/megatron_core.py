@@ -1,6 +1,6 @@
 """Megatron-Core's GPTModel, its data order, optimizer, clipping and schedule, on CPU ranks, as an engine.
 
-`make_it_run_on_cpus` changes the imported package from outside; nothing of it is edited on disk.
+`make_it_run_on_cpus` changes the imported package from outside, in the process of a rank; no file of it is edited.
 """
 
 import copy
@@ -67,26 +67,29 @@ class _OnCpu(TorchFunctionMode):
         return answer
 
 
-def make_it_run_on_cpus() -> None:
-    """Import the package with the changes of `PATCHES`; once for this process and those that it forks.
+def import_package() -> None:
+    """Import what is used of the package, so that forked ranks have it.
 
     Raises BadInput where it is not installed, or where a name of it has moved.
     """
-    warnings.filterwarnings("ignore", module=r"megatron\..*")
-    logging.getLogger("megatron.core").setLevel(logging.ERROR)
-    torch.compiler.set_stance("force_eager")
-    try:
-        random: Any = core("tensor_parallel.random")
-        norm = core("transformer.torch_norm").WrappedTorchNorm
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         for name in ("models.gpt", "optimizer_param_scheduler", "datasets.blended_megatron_dataset_builder"):
             core(name)
-        if isinstance(norm.__new__, partial):  # it was here before
-            return
-        norm.__new__ = partial(_layer_norm, norm.__new__)
-        for name in ("_get_cuda_rng_state", "_set_cuda_rng_state"):
-            getattr(random, name)
+    try:
+        core("transformer.torch_norm").WrappedTorchNorm.__new__  # noqa: B018
+        core("tensor_parallel.random")._get_cuda_rng_state, core("tensor_parallel.random")._set_cuda_rng_state
     except AttributeError as error:
         raise _moved(error) from error
+
+
+def make_it_run_on_cpus() -> None:
+    """Make the changes of `PATCHES` in this process, which should be a rank that was forked for it."""
+    warnings.filterwarnings("ignore")
+    logging.getLogger("megatron.core").setLevel(logging.ERROR)
+    torch.compiler.set_stance("force_eager")
+    random, norm = core("tensor_parallel.random"), core("transformer.torch_norm").WrappedTorchNorm
+    norm.__new__ = partial(_layer_norm, norm.__new__)
     cuda: Any = torch.cuda
     random._get_cuda_rng_state = cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
@@ -118,11 +121,12 @@ class MegatronCore(Engine):
 
     @classmethod
     def prepare(cls) -> None:
-        make_it_run_on_cpus()
+        import_package()
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         if layout.schedule != "1f1b" or layout.recompute != "none":
             raise BadInput("megatron-core is run with 1F1B and without recomputation: name tp, pp, dp, sp or zero1")
+        make_it_run_on_cpus()
         self.work, self.layout, self.train = work, layout, work.config.train
         if not torch.distributed.is_initialized():
             torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
