@@ -15,6 +15,7 @@ import torch
 
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
 from engine.config import ModelConfig, RunConfig
+from engine.data.dataset import DatasetFacts
 from engine.inputs import TrainingInputs
 from engine.launch.mesh import build_mesh
 from engine.model.gpt2 import GPT2
@@ -217,6 +218,15 @@ def initial_weights(model: ModelConfig, seed: int, nudges: bool = False) -> Weig
             if weight.dim() == 1:
                 weight.add_(model.init_std * torch.randn(weight.shape, generator=generator))
     return weights
+
+
+def token_files(
+    config: RunConfig, facts: DatasetFacts | None, iterations: int, folder: Path
+) -> tuple[tuple[Path, float], ...]:
+    """The dataset's training files with their weights; without one, random tokens written to `folder`."""
+    if facts:
+        return tuple(zip(facts.prefixes("train"), facts.weights, strict=True))
+    return ((write_random_tokens(config, iterations, folder / "random"), 1.0),)
 
 
 def write_random_tokens(config: RunConfig, iterations: int, prefix: Path) -> Path:

@@ -20,7 +20,7 @@ EXAMPLE = "tp2-pp2-dp2-chunks2-sp-recompute"
 
 
 class LayoutDiffers(UserError):
-    """A layout does not compute what the serial run computes: exit code 3."""
+    """A layout or another engine does not compute what it is held against: exit code 3."""
 
     exit_code = 3
 

@@ -12,7 +12,7 @@ from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.data.dataset import DatasetFacts
 from engine.launch.forked import RanksFailed, run_forked
-from experiments.verify.engines import Ours, Work, write_random_tokens
+from experiments.verify.engines import Ours, Work, token_files
 from experiments.verify.parity import SERIAL, TOLERANCE, LayoutDiffers, ParityLayout, choose_layouts
 from experiments.verify.tensors import (
     Array,
@@ -67,10 +67,7 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int) -> No
     announce(f"{1 + len(chosen)} trainings of {iterations} iterations in float64, on up to {most} processes")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        if facts:
-            tokens = tuple(zip(facts.prefixes("train"), facts.weights, strict=True))
-        else:
-            tokens = ((write_random_tokens(config, iterations, Path(folder) / "random"), 1.0),)
+        tokens = token_files(config, facts, iterations, Path(folder))
         outcomes = list(_compare_all(Work(config, iterations, tokens, facts.tokenizer if facts else None), chosen))
     wrong = [outcome for outcome in outcomes if outcome.finding]
     if wrong:

@@ -11,7 +11,7 @@ from typing import Any
 from engine.config import RunConfig
 from engine.data.dataset import DatasetFacts
 from engine.launch.forked import RanksFailed, run_forked
-from experiments.verify.engines import Engine, Work, initial_weights, write_random_tokens
+from experiments.verify.engines import Engine, Work, initial_weights, token_files
 from experiments.verify.parity import SERIAL, LayoutDiffers, ParityLayout, misfit, parse_layout
 from lineage.errors import BadInput
 
@@ -65,10 +65,7 @@ def shared_work(
         raise BadInput(f"{chosen.name} does not fit: {reason}")
     weights = initial_weights(config.model, config.train.seed, nudges)
     with tempfile.TemporaryDirectory() as folder:
-        if facts:
-            tokens = tuple(zip(facts.prefixes("train"), facts.weights, strict=True))
-        else:
-            tokens = ((write_random_tokens(config, iterations, Path(folder) / "random"), 1.0),)
+        tokens = token_files(config, facts, iterations, Path(folder))
         yield Work(config, iterations, tokens, facts.tokenizer if facts else None, weights, first_rate), chosen
 
 
