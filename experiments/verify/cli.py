@@ -82,7 +82,7 @@ def trace(
     out: Annotated[Path, typer.Argument(help="New directory.")],
     layout: Layout = "serial",
     iterations: Annotated[int, typer.Option("--iterations", min=1, help="Recorded, from the first.")] = 2,
-    draws: Annotated[int, typer.Option("--draws", min=0, help="Runs with moved weights, for tolerances.")] = 0,
+    draws: Annotated[int, typer.Option("--draws", min=0, max=9, help="Runs with moved weights, for tolerances.")] = 0,
     dropout: Annotated[float, typer.Option("--dropout", min=0, max=0.9, help="With an engine's own masks.")] = 0.0,
     overrides: Overrides = None,
     twin: Twin = False,

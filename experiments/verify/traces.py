@@ -104,11 +104,15 @@ def compare_traces(reference: Path, other: Path) -> Compared:
     """
     precision = read_trace(reference).precision
     read_trace(other)
-    draws = [read_draw(reference, int(path.name[5:])) for path in sorted(reference.glob("draw-[1-9]*"))]
+    draws = [read_draw(reference, int(path.name[5:])) for path in sorted(reference.glob("draw-[1-9]"))]
     if not draws:
         raise BadInput(f"{reference} has no draws to take tolerances from: record it with --draws 4")
     whole = _assemble(reference, read_draw(reference, 0))
     moved = [_assemble(reference, draw) for draw in draws]
+    if any(
+        {key: array.shape for key, array in draw.items()} != {key: whole[key].shape for key in whole} for draw in moved
+    ):
+        raise IntegrityFailure(f"{reference}: its draws do not have the tensors of the step")
     ranks = read_draw(other, 0)
     theirs = _assemble(other, ranks)
     order = computation_order(tensor for _, tensor in whole)
@@ -117,6 +121,8 @@ def compare_traces(reference: Path, other: Path) -> Compared:
         key: tensor_tolerance(key[1], array, [draw[key] for draw in moved], layers, precision)
         for key, array in whole.items() if key in theirs
     }  # fmt: skip
+    if not allowed:
+        raise BadInput(f"{reference} and {other} have no tensor in common")
     differences = [
         compare(piece, whole[key], rank, allowed[key])
         for rank, pieces in ranks.items() for piece in pieces if (key := (piece.iteration, piece.tensor)) in allowed

@@ -159,6 +159,8 @@ def test_traces_that_cannot_be_compared_are_refused(verify: Command, tmp_path: P
     )  # fmt: skip
     nothing = verify("diff", good, tmp_path)
     assert (nothing.code, nothing.error) == (2, f"error: {tmp_path} is not a trace: it has no trace.json")
+    another = verify("diff", good, write(tmp_path / "another", {"mean loss": 1.0}))
+    assert (another.code, another.error.endswith("have no tensor in common")) == (2, True)
     write_rank(single, 0, 2, [Piece(0, "loss", (1,), np.ones(4))])
     overlapping = verify("diff", good, single)
     assert overlapping.code == 6
@@ -167,6 +169,9 @@ def test_traces_that_cannot_be_compared_are_refused(verify: Command, tmp_path: P
     damaged = verify("diff", good, single)
     assert damaged.code == 6
     assert "rank-1.safetensors is not what a rank recorded" in damaged.error
+    (good / "draw-1" / "rank-1.safetensors").unlink()
+    half = verify("diff", good, good)
+    assert (half.code, half.error) == (6, f"error: {good}: its draws do not have the tensors of the step")
 
 
 def test_a_step_is_recorded_by_the_command(verify: Command, config: Path, tmp_path: Path) -> None:
