@@ -9,6 +9,7 @@ import pytest
 
 import experiments.verify.cli
 from tests.commands import Command, Outcome
+from tests.ranks import take_a_step
 
 CONFIG = """
 name = "tiny"
@@ -27,6 +28,11 @@ learning_rate = 1e-2
 warmup_iterations = 2
 precision = "fp32"
 """
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ready() -> None:
+    take_a_step()  # what libraries prepare at first use, once for all ranks
 
 
 @pytest.fixture
