@@ -80,6 +80,7 @@ def _exhibit(result: Benchmark, file: str) -> Exhibit:
     elif result.benchmark == "against":
         from reports.figures import against
 
+        caption = [f"{', '.join(setting_lines(result)).capitalize()}.", *caption]
         draw = partial(against.draw, result)
         alt = f"Differences of two engines in each iteration, under their tolerance. {' '.join(caption)}"
     elif any(case.axis for case in result.cases):
