@@ -177,9 +177,7 @@ class Ours(Engine):
         return self.gradient.loss
 
     def gradients(self) -> Named:
-        for group in self.training.optimizer.groups:
-            named = zip(group.parameters, group.gradients, strict=True)
-            yield from ((parameter.name, value) for parameter, value in named)
+        return ((parameter.name, value) for parameter, value in self.training.optimizer.gradients())
 
     def update(self, iteration: int) -> tuple[float, float]:
         rate = self.work.rate(iteration)
