@@ -68,6 +68,17 @@ class SharedMemoryGroup(ProcessGroup):
 
         self._exchange(flat, reduce)
 
+    def reduce(self, tensors: list[torch.Tensor], options: Any) -> None:  # type: ignore[override]
+        """`dist.reduce` of one contiguous tensor: the sum, on its root alone."""
+
+        def add(part: torch.Tensor, theirs: torch.Tensor, start: int) -> None:
+            if self._rank == options.rootRank:
+                torch.add(theirs[0], theirs[1], out=part)
+                for other in theirs[2:]:
+                    part += other
+
+        self._exchange(tensors[0].data.view(-1), add)
+
     def allgather(self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor], options: Any) -> None:  # type: ignore[override]
         """`dist.all_gather` of one contiguous tensor."""
         flat = [output.data.view(-1) for output in outputs[0]]

@@ -16,7 +16,8 @@ class FlatGroup:
     """Parameters that share a weight decay, laid out as views of one flat tensor; so are their gradients.
 
     In fp16 and bf16, unless `is_pure`, the optimizer works on fp32 copies and has the gradient in fp32.
-    The optimizer's part, `master` and its moments, is divided over `owners`; an axis of size 1 keeps it whole.
+    The optimizer's part, `master` and its moments, is divided over `owners`; an axis of size 1 keeps it whole. Of a
+    reduced gradient the owner's part alone is defined.
     """
 
     def __init__(self, parameters: list[ShardedParameter], weight_decay: float, owners: Axis, is_pure: bool) -> None:
@@ -65,6 +66,12 @@ class FlatGroup:
             yield flat[offset : offset + count].view(parameter.local.shape)
             offset += count
 
+    def owned(self, start: int, end: int) -> list[tuple[int, torch.Tensor]]:
+        """A stretch of the gradient in parts, each with the owner that updates its weights."""
+        each = self.own.stop - self.own.start
+        cuts = [(owner, max(start, owner * each), min(end, owner * each + each)) for owner in range(self.owners.size)]
+        return [(owner, self.main_gradient[first:last]) for owner, first, last in cuts if first < last]
+
     def pieces(self, own: torch.Tensor) -> list[torch.Tensor]:
         """The parts, one per parameter and flat, of a tensor that lies as `master` does; empty where others own it."""
         pieces, offset = [], -self.own.start
@@ -107,16 +114,14 @@ class FlatOptimizer(ABC):
         )  # fmt: skip
 
     def gradient_norm(self) -> float:
-        """Norm of the whole gradient over tensor- and pipeline-parallel ranks, counting shared parameters once."""
+        """Norm of the whole gradient, over every rank that holds a part of it, counting shared parameters once."""
         squares = torch.zeros((), dtype=torch.float64, device=self.groups[0].master.device)
         for group in self.groups:
-            counted = [
-                gradient
-                for parameter, gradient in zip(group.parameters, group.gradients, strict=True)
-                if parameter.is_counted
-            ]
+            pieces = group.pieces(group.own_gradient)
+            counted = [piece for parameter, piece in zip(group.parameters, pieces, strict=True) if parameter.is_counted]
             if counted:
                 squares += torch.nn.utils.get_total_norm(counted).double() ** 2
+        squares = self.groups[0].owners.all_reduce(squares)
         return math.sqrt(self.mesh.pp.all_reduce(self.mesh.tp.all_reduce(squares)).item())
 
     @torch.no_grad()
@@ -137,6 +142,12 @@ class FlatOptimizer(ABC):
             for tensor in (group.exp_avg, group.exp_avg_sq):
                 tensor.zero_()
         self.steps = 0
+
+    def gradients(self) -> Iterator[tuple[ShardedParameter, torch.Tensor]]:
+        """Each parameter's whole reduced gradient; a collective."""
+        for group in self.groups:
+            whole = group.owners.all_gather(group.own_gradient, dim=0)
+            yield from zip(group.parameters, group.views(whole), strict=True)
 
     def state(self) -> Iterator[tuple[ShardedParameter, str, torch.Tensor]]:
         """(parameter, what, tensor) for both moments and, in mixed precision, the master weights; a collective."""

@@ -28,7 +28,10 @@ class Reducer(Protocol):
         """The next gradient of each of these parameters is its last in this iteration."""
 
     def finish(self, divisor: float) -> None:
-        """Every gradient is the sum over microbatches and the mean over ranks, divided by `divisor`."""
+        """Every gradient is the sum over microbatches and the mean over ranks, divided by `divisor`.
+
+        Where the optimizer is divided that holds of the part that this rank owns; the rest is not defined.
+        """
 
 
 @dataclass
@@ -43,8 +46,10 @@ class _Bucket:
     """Whether parts of it come from other ranks of the model first: then it is reduced at the end."""
     is_copy: bool
     """Whether it is the last stage's tied embedding, which the first stage reduces for both."""
+    owned: list[tuple[int, torch.Tensor]]
+    """Its parts by the data-parallel rank that alone needs their sum; none where every rank needs all of it."""
     waiting: int = 0
-    work: dist.Work | None = None
+    works: list[dist.Work] = field(default_factory=list)
     is_launched: bool = False
 
 
@@ -55,7 +60,9 @@ class GradientReducer:
     An iteration's first gradient of a parameter becomes the flat one's part, those of later microbatches are added as
     they are made. In the last backward pass of a chunk (`arm`) each bucket's all-reduce starts when its last parameter
     has its gradient; not where ranks share memory, for there the processor that would carry it out is the one that
-    computes. With `measures_noise`, `local_square` is known after `finish`.
+    computes. Under ZeRO stage 1 a bucket's parts are reduced to their owners alone, a reduce-scatter (Rajbhandari et
+    al. 2020, Section 7); the tied embedding's sum goes to every rank. With `measures_noise`, `local_square` is known
+    after `finish`.
     """
 
     groups: Sequence[FlatGroup]
@@ -69,6 +76,7 @@ class GradientReducer:
     def __post_init__(self) -> None:
         for group in self.groups:
             views = dict(zip(map(id, group.parameters), group.gradients, strict=True))
+            is_divided = group.owners.size > 1
             for members in _in_buckets(group.parameters, self._is_tied):
                 first, last = members[0], members[-1]
                 start = views[id(first)].storage_offset()
@@ -79,6 +87,7 @@ class GradientReducer:
                     [views[id(parameter)] for parameter in members if parameter.is_counted],
                     any(self._is_tied(parameter) or self._is_summed(parameter) for parameter in members),
                     any(self._is_tied(parameter) and parameter.is_copy for parameter in members),
+                    group.owned(start, end) if is_divided and not self._is_tied(first) else [],
                 )
                 self._buckets.append(bucket)
                 for parameter in members:
@@ -97,7 +106,7 @@ class GradientReducer:
             for parameter in group.parameters:
                 parameter.local.grad = None
         for bucket in self._buckets:
-            bucket.waiting, bucket.work, bucket.is_launched = bucket.size, None, False
+            bucket.waiting, bucket.works, bucket.is_launched = bucket.size, [], False
 
     def arm(self, parameters: Sequence[ShardedParameter]) -> None:
         """The next gradient of each of these parameters is its last in this iteration."""
@@ -164,19 +173,29 @@ class GradientReducer:
         if not bucket.is_launched and not bucket.is_copy:
             if self.measures_noise and bucket.counted:
                 self.local_square += torch.nn.utils.get_total_norm(bucket.counted).double() ** 2
-            if self.mesh.dp.shared_memory:
-                self.mesh.dp.all_reduce(bucket.gradient)
-            elif self.mesh.dp.size > 1:
-                bucket.work = dist.all_reduce(bucket.gradient, group=self.mesh.dp.group, async_op=True)
+            if self.mesh.dp.size > 1:
+                bucket.works = self._reduce(bucket)
         bucket.is_launched = True
+
+    def _reduce(self, bucket: _Bucket) -> list[dist.Work]:
+        """Begin to add up the bucket over data-parallel ranks; what is to be waited for."""
+        dp = self.mesh.dp
+        if dp.shared_memory:
+            for owner, part in bucket.owned:
+                dp.reduce(part, owner)
+            if not bucket.owned:
+                dp.all_reduce(bucket.gradient)
+            return []
+        works = [dist.reduce(part, group=dp.group, group_dst=owner, async_op=True) for owner, part in bucket.owned]
+        return works or [dist.all_reduce(bucket.gradient, group=dp.group, async_op=True)]
 
     def _wait(self, buckets: Sequence[_Bucket]) -> None:
         for bucket in buckets:
             self._launch(bucket)
         for bucket in buckets:
-            if bucket.work is not None:
-                with self.mesh.waiting:
-                    bucket.work.wait()
+            with self.mesh.waiting:
+                for work in bucket.works:
+                    work.wait()
 
 
 def _in_buckets(

@@ -45,11 +45,11 @@ class Axis:
                 dist.all_reduce(tensor, op, group=self.shared_memory or self.group)
         return tensor
 
-    def reduce(self, tensor: torch.Tensor) -> None:
-        """Add up on the axis' first rank, in place; what the others hold afterwards is not defined."""
+    def reduce(self, tensor: torch.Tensor, owner: int = 0) -> None:
+        """Add up on one rank of the axis, in place; what the others hold afterwards is not defined."""
         if self.size > 1:
             with self.waiting:
-                dist.reduce(tensor, group=self.group, group_dst=0)
+                dist.reduce(tensor, group=self.shared_memory or self.group, group_dst=owner)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Give every rank of the axis the first one's values, in place."""

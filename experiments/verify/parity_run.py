@@ -188,8 +188,8 @@ def train_and_show(work: Work, layout: ParityLayout, take: Callable[[Piece, str]
             gradient = step.gradient(microbatches)
         inputs.streams.commit()
         show("mean loss", gradient.loss)
-        for parameter in reversed(model.parameters):
-            show(f"gradient of {parameter.name}", parameter.local.grad, parameter_start(parameter))
+        for parameter, whole in step.optimizer.gradients():
+            show(f"gradient of {parameter.name}", whole, parameter_start(parameter))
         show("gradient norm", gradient.norm)
         step.update(gradient, learning_rate(train, iteration + 1))
         for parameter in model.parameters:

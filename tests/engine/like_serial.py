@@ -23,7 +23,7 @@ def trained(
         gradient = step.gradient(batch(iteration))
         losses.append(gradient.loss)
         norms.append(gradient.norm)
-        gradients = {p.name: p.gather(p.local.grad.clone()).numpy() for p in model.parameters}
+        gradients = {p.name: p.gather(whole.clone()).numpy() for p, whole in step.optimizer.gradients()}
         step.update(gradient, learning_rate(train, iteration + 1))
     weights = {p.name: p.gather(p.local.data).numpy() for p in model.parameters}
     return {"losses": losses, "norms": norms, "gradients": gradients, "weights": weights}

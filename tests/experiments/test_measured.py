@@ -24,7 +24,7 @@ MODEL = ModelConfig(
     ("parallel", "whole", "layers"),
     [
         (ParallelConfig(), 2, 0),
-        (ParallelConfig(shard_optimizer=True), 3, 0),
+        (ParallelConfig(shard_optimizer=True), 2, 0),
         (ParallelConfig(shard_parameters=True), 2, 1),
     ],
     ids=["data parallel", "stage 1", "stage 3"],
@@ -32,7 +32,8 @@ MODEL = ModelConfig(
 def test_every_byte_of_data_parallelism_and_zero_is_accounted_for(
     parallel: ParallelConfig, whole: int, layers: int
 ) -> None:
-    """Gradients reduced (2Ψ) and, in stage 1, weights gathered (Ψ). In stage 3 each pass gathers twice, scatters once.
+    """Gradients reduced (2Ψ); in stage 1 scattered (Ψ), then weights gathered (Ψ). In stage 3 a pass gathers twice,
+    scatters once.
 
     The embedding and the last norm stay gathered between a pass's forward and backward.
     """
