@@ -79,8 +79,8 @@ class GradientReducer:
             is_divided = group.owners.size > 1
             for members in _in_buckets(group.parameters, self._is_tied):
                 first, last = members[0], members[-1]
-                start = views[id(first)].storage_offset()
-                end = views[id(last)].storage_offset() + views[id(last)].numel()
+                start = int(views[id(first)].storage_offset())
+                end = int(views[id(last)].storage_offset()) + views[id(last)].numel()
                 bucket = _Bucket(
                     group.main_gradient[start:end],
                     len(members),

@@ -6,6 +6,7 @@ the sequence is divided.
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from engine.parallel.mesh import Axis
 
@@ -42,6 +43,21 @@ class _Gather(torch.autograd.Function):
         return ctx.axis.reduce_scatter(gradient), None
 
 
+class _GatheredLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, axis: Axis) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.axis, ctx.has_bias = axis, bias is not None
+        return F.linear(axis.all_gather(x, dim=0), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        rows, whole = gradient.flatten(0, 1), ctx.axis.all_gather(x, dim=0).flatten(0, 1)
+        to_bias = rows.sum(dim=0) if ctx.has_bias else None
+        return ctx.axis.reduce_scatter(gradient @ weight), rows.T @ whole, to_bias, None
+
+
 class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, axis: Axis) -> torch.Tensor:
@@ -58,6 +74,15 @@ def enter_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool) 
     if axis.size == 1:
         return x
     return _Gather.apply(x, axis) if sequence_parallel else _Copy.apply(x, axis)
+
+
+def gathered_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, axis: Axis) -> torch.Tensor:
+    """xAᵀ + b of a divided sequence, [s/t, b, in] → [s, b, out/t].
+
+    The whole input is gathered again in the backward pass instead of kept (arXiv 2205.05198, Section 4.2.2).
+    """
+    product: torch.Tensor = _GatheredLinear.apply(x, weight, bias, axis)
+    return product
 
 
 def leave_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool) -> torch.Tensor:

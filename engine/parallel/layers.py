@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.parallel.collectives import enter_tensor_parallel, leave_tensor_parallel
+from engine.parallel.collectives import enter_tensor_parallel, gathered_linear, leave_tensor_parallel
 from engine.parallel.mesh import Axis
 
 
@@ -31,8 +31,10 @@ class ColumnParallelLinear(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.empty(out_features // axis.size)) if bias else None)
 
     def forward(self, x: torch.Tensor, add_bias: bool = True) -> torch.Tensor:
-        x = enter_tensor_parallel(x, self.axis, self.sequence_parallel)
-        return F.linear(x, self.weight, self.bias if add_bias else None)
+        bias = self.bias if add_bias else None
+        if self.sequence_parallel and self.axis.size > 1:
+            return gathered_linear(x, self.weight, bias, self.axis)
+        return F.linear(enter_tensor_parallel(x, self.axis, sequence_parallel=False), self.weight, bias)
 
 
 class RowParallelLinear(nn.Module):

@@ -78,10 +78,9 @@ def test_recomputation_adds_one_all_reduce_a_layer() -> None:
 def test_sequence_parallelism_gathers_and_scatters_instead() -> None:
     calls = run_ranks(count_calls, 2, Layout(tp=2), ParallelConfig(tp=2, sequence_parallel=True))[0]
     assert calls["all_reduce", ACTIVATION] == 0
-    embedding_or_head = 1
-    gathers = 4 * MODEL.num_layers + 2 * embedding_or_head
-    assert calls["all_gather", ACTIVATION // 2] == gathers * MICROBATCHES
-    assert calls["reduce_scatter_single", ACTIVATION] == gathers * MICROBATCHES
+    each_way, inputs_again = 4 * MODEL.num_layers + 2, 2 * MODEL.num_layers  # two of embedding and head
+    assert calls["all_gather", ACTIVATION // 2] == (each_way + inputs_again) * MICROBATCHES
+    assert calls["reduce_scatter_single", ACTIVATION] == each_way * MICROBATCHES
 
 
 @pytest.mark.parametrize("scatter_gather", [True, False])
