@@ -1,6 +1,7 @@
 """The published claims and the experiments that answer them, read from the files beside this one. Imports no torch."""
 
 import csv
+import math
 import re
 from decimal import Decimal
 from fnmatch import fnmatchcase
@@ -15,7 +16,7 @@ from lineage.errors import BadInput
 
 HERE = Path(__file__).parent
 CLAIMS = HERE / "claims"
-
+TOLERANCE = re.compile(r"digits|exact|±\d+(\.\d+)?|\d+(\.\d+)?%|-\d+(\.\d+)?\+\d+(\.\d+)?|-\d+(\.\d+)?%\+\d+(\.\d+)?%")
 
 PAPERS = {
     "2019": "The 2019 paper: Megatron-LM",
@@ -48,10 +49,16 @@ class Claim(Config):
     value: Decimal
     """With the digits that were printed."""
     unit: str
-    protocol: str
+    protocol: str = Field(min_length=1)
     """How it was measured, as far as the source says."""
+    relation: Literal["=", "<=", ">=", "order", "ratio", "sign"]
+    """What a number found here must be to the value: equal, at most, at least, equal to the place named as best, equal
+    up to a factor, of the same sign."""
     tolerance: str
-    """`5%`: of the value; `±0.5`: in the claim's unit; `digits`: half a unit of the last printed digit."""
+    """`5%`: of the value; `±0.5`: in the claim's unit; `-1+2`, `-1%+2%`: more above than below; `digits`: half a unit
+    of the last printed digit; `exact`: none. Of a ratio `50%` is a factor of 1.5."""
+    because: str = Field(min_length=1)
+    """Why the tolerance is what it is."""
     confidence: Literal["seen", "vec", "dig", "derived"]
     """seen: read in the source; vec: exact from its vector graphics; dig: digitised from a bitmap; derived: worked out
     of numbers that were seen."""
@@ -59,8 +66,8 @@ class Claim(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not re.fullmatch(r"digits|±\d+(\.\d+)?|\d+(\.\d+)?%", self.tolerance):
-            raise ValueError(f"tolerance = {self.tolerance!r} is none of 5%, ±0.5, digits")
+        if not TOLERANCE.fullmatch(self.tolerance):
+            raise ValueError(f"tolerance = {self.tolerance!r} is none of 5%, ±0.5, -1+2, -1%+2%, digits, exact")
         return self
 
     @property
@@ -74,13 +81,35 @@ class Claim(Config):
         return f"{self.source} {self.where}"
 
     @property
-    def allowed(self) -> float:
-        """How far a number may lie from the claim, in the claim's unit."""
-        if self.tolerance == "digits":
-            return float(Decimal(1).scaleb(int(self.value.as_tuple().exponent)) / 2)
-        if self.tolerance.startswith("±"):
-            return float(self.tolerance[1:])
-        return abs(float(self.value)) * float(self.tolerance[:-1]) / 100
+    def bounds(self) -> tuple[float, float]:
+        """The least and the greatest number that agrees with the claim."""
+        value = float(self.value)
+        below, above = self._tolerances()
+        match self.relation:
+            case "sign":
+                return (math.ulp(0.0), math.inf) if value > 0 else (-math.inf, -math.ulp(0.0))
+            case "ratio":
+                return value / (1 + below / value), value + above
+            case "<=":
+                return -math.inf, value + above
+            case ">=":
+                return value - below, math.inf
+        return value - below, value + above
+
+    def agrees(self, number: float) -> bool:
+        """Whether a number is to the claim what its relation says, within its tolerance and rounding of floats."""
+        low, high = self.bounds
+        slack = 1e-9 * max(abs(end) for end in (low, high, 1e-3) if math.isfinite(end))
+        return low - slack <= number <= high + slack if self.relation != "sign" else low <= number <= high
+
+    def _tolerances(self) -> tuple[float, float]:
+        """How far below and above the value a number may lie, in the claim's unit."""
+        if self.tolerance in ("digits", "exact"):
+            half = float(Decimal(1).scaleb(int(self.value.as_tuple().exponent)) / 2)
+            return (half, half) if self.tolerance == "digits" else (0.0, 0.0)
+        ends = [float(number) for number in re.findall(r"[\d.]+", self.tolerance)]
+        unit = abs(float(self.value)) / 100 if "%" in self.tolerance else 1.0
+        return ends[0] * unit, ends[-1] * unit
 
 
 class Part(Config):

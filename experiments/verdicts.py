@@ -168,11 +168,12 @@ def _verdict(experiment: Experiment, claim: Claim, records: list[Record], result
             shown += f"; published lies {side} {record.low:.4g} to {record.high:.4g}"
         shown += f"; {record.note}" if record.note in (FITTED, HELD_OUT) else ""
         return Verdict(experiment.name, claim, "SIMULATED", record, shown)
-    good = abs(deviation) <= claim.allowed * (1 + 1e-9)
-    tolerance = "the printed digits" if claim.tolerance == "digits" else claim.tolerance
+    good = claim.agrees(record.value)
+    said = {"digits": "the printed digits", "exact": "no tolerance"}.get(claim.tolerance, claim.tolerance)
+    asked = "" if claim.relation == "=" else f", the claim says {claim.relation}"
     return Verdict(
         experiment.name, claim, HELD[record.kind][not good], record,
-        f"{shown}, {'within' if good else 'beyond'} {tolerance}",
+        f"{shown}{asked}, {'within' if good else 'beyond'} {said} ({claim.because})",
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.mesh import serial_mesh
 from evaluation.generate import generate
 from evaluation.scoring import ScoringModel
-from experiments.measured.zero import MODEL, RANKS, iteration
+from experiments.measured.traffic import of_layer
 from experiments.sealed import Line
 from lineage.atomic import write_json
 from lineage.digest import sha256_file
@@ -89,19 +89,10 @@ def answers(checkpoint: Path, tp: int) -> Answers:
     return logits.numpy(), [generate(scored, text, NEW_TOKENS, None) for text in tokens.tolist()]
 
 
-def collectives_per_layer() -> float:
-    """All-reduces of a layer's activations in a forward and a backward pass, by the bytes that two more layers add."""
-    parallel, batch = ParallelConfig(tp=RANKS), RANKS
-    deep, shallow = (
-        run_forked(reduced_bytes, RANKS, MODEL.model_copy(update={"num_layers": layers}), parallel, batch)[0]
-        for layers in (4, 2)
-    )
-    return (deep - shallow) / 2 / (4 * batch * MODEL.seq_length * MODEL.hidden_size)
-
-
-def reduced_bytes(model: ModelConfig, parallel: ParallelConfig, batch: int) -> int:
-    """Bytes of the tensors that this rank all-reduces in an iteration."""
-    return iteration(model, parallel, batch).found["allreduce_", RANKS]
+def collectives_per_layer() -> int:
+    """Collectives of a layer's activations in a forward and a backward pass."""
+    _, whole = run_forked(of_layer, WIDTHS[-1], ParallelConfig(tp=WIDTHS[-1]))[0]
+    return whole.calls.total()
 
 
 def _digest(path: Path) -> str:

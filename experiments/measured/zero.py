@@ -4,28 +4,18 @@ Each is beside its closed form: memory as `engine.costs` has it; bytes sent as R
 the 2021 paper (Sections 2.3 and 3.3.1) have them. The counts depend on no clock and on no link.
 """
 
-from collections import Counter
-from dataclasses import replace
-from typing import Any
-
 import torch
-from torch.distributed import ProcessGroup
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from engine.costs import fullest_rank, parameter_count
 from engine.launch.forked import run_forked
 from engine.launch.mesh import build_mesh
-from engine.model.microbatch import PipelineInput
 from engine.parallel.layout import Layout
 from engine.step import build_step
+from experiments.measured.traffic import MODEL, iteration
 from experiments.sealed import Line
 from lineage.progress import Progress, announce
 
-MODEL = ModelConfig(
-    num_layers=4, hidden_size=64, num_heads=4, seq_length=32, vocab_size=96, padded_vocab_size=96, dropout=0.0
-)
 RANKS = 4
 BATCHES = (4, 8, 16)
 """Sequences of an iteration over all ranks; a microbatch is one."""
@@ -40,48 +30,6 @@ STAGES = {1: "optimizer states", 3: "optimizer states, gradients and parameters"
 """As the ZeRO paper names them."""
 
 
-REPORTED = 3
-"""Most numbers that an iteration reduces besides tensors: loss, gradient norm and a flag. They are not counted."""
-
-
-class CollectiveBytes(TorchDispatchMode):
-    """Bytes of the tensors that this rank's collectives and messages are about, by operation and size of group."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Counter[tuple[str, int]] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if str(func).startswith("c10d."):
-            name = str(func).removeprefix("c10d.").split(".")[0]
-            leaves = tree_leaves(args)
-            tensors = [
-                leaf.numel() * leaf.element_size()
-                for leaf in leaves
-                if isinstance(leaf, torch.Tensor) and leaf.numel() > REPORTED
-            ]
-            groups = [
-                each for each in leaves if isinstance(each, torch.ScriptObject) and "ProcessGroup" in str(each._type())
-            ]
-            if tensors:
-                size = ProcessGroup.unbox(groups[0]).size()
-                self.found[name, size] += max(tensors) * (size if name == "allgather_" else 1)  # it has a list of parts
-        return func(*args, **(kwargs or {}))
-
-    @property
-    def sent(self) -> float:
-        """Bytes that this rank sends, collectives by rings (2021 paper, Section 3.3.1: an all-reduce is 2(d − 1)/d)."""
-        total = 0.0
-        for (name, size), count in self.found.items():
-            if name == "send":
-                total += count
-            elif "reduce_scatter" in name or "allgather" in name or "broadcast" in name:
-                total += count * (size - 1) / size
-            elif name == "allreduce_":
-                total += 2 * count * (size - 1) / size
-        return total
-
-
 def measure_sent_bytes() -> list[Line]:
     """Megabytes that a rank sends in an iteration, the mean over ranks, at several batches; ratios of ZeRO's stages.
 
@@ -92,8 +40,8 @@ def measure_sent_bytes() -> list[Line]:
     announce(f"{len(LAYOUTS)} layouts of {RANKS} processes, an iteration at each of {len(BATCHES)} batches")
     with Progress("zero", len(LAYOUTS), "layouts") as progress:
         for name, parallel in LAYOUTS.items():
-            by_rank = run_forked(sent_bytes, RANKS, MODEL, parallel)
-            for batch, sent in zip(BATCHES, zip(*by_rank, strict=True), strict=True):
+            for batch in BATCHES:
+                sent = [rank.sent for rank in run_forked(iteration, RANKS, MODEL, parallel, batch)]
                 position = {"series": name, "quantity": "sent_megabytes", "x": float(batch), "x_name": "global_batch"}
                 measured = sum(sent) / RANKS
                 at_least.setdefault(name, measured)
@@ -104,7 +52,7 @@ def measure_sent_bytes() -> list[Line]:
             progress.advance()
     for stage, series in STAGES.items():
         ratio = at_least[f"ZeRO stage {stage}"] / at_least["data parallel"]
-        lines.append({"series": series, "quantity": "communication_ratio", "kind": "scaled", "value": ratio,
+        lines.append({"series": series, "quantity": "communication_ratio", "kind": "measured", "value": ratio,
                       "note": "one microbatch to a rank"})  # fmt: skip
     return lines
 
@@ -124,24 +72,6 @@ def account(model: ModelConfig, parallel: ParallelConfig, batch: int) -> float:
         return 2 * activations * ring
     passes = batch // RANKS
     return 4 * parameter_count(model) * ring * (3 * passes if parallel.shard_parameters else 2)
-
-
-def sent_bytes(model: ModelConfig, parallel: ParallelConfig) -> list[float]:
-    """What this rank sends in one iteration of each of `BATCHES`."""
-    return [iteration(model, parallel, batch).sent for batch in BATCHES]
-
-
-def iteration(model: ModelConfig, parallel: ParallelConfig, batch: int) -> CollectiveBytes:
-    """This rank's collectives and messages of one iteration in fp32, in microbatches of one sequence."""
-    ranks = torch.distributed.get_world_size()
-    local = build_mesh(Layout(tp=parallel.tp, pp=parallel.pp, dp=ranks // parallel.tp // parallel.pp))
-    axes = {name: replace(getattr(local, name), shared_memory=None) for name in ("tp", "pp", "dp", "embedding")}
-    mesh = replace(local, **axes)  # as ranks of several machines: all goes over links, where it is counted
-    _, step = build_step(model, TrainConfig(precision="fp32"), parallel, mesh)
-    tokens = torch.zeros(1, model.seq_length + 1, dtype=torch.int64)
-    with CollectiveBytes() as counted:
-        step.run([PipelineInput(tokens[:, :-1], tokens[:, 1:])] * (batch // mesh.dp.size), 1e-4)
-    return counted
 
 
 def measure_held_bytes() -> list[Line]:

@@ -1,0 +1,182 @@
+"""What ranks send in an iteration: collectives and messages of the training step, logged as gloo ranks call them.
+
+Ranks are taken for machines of their own: no memory is shared. The counts depend on no clock and on no link.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from engine.config import ModelConfig, ParallelConfig, TrainConfig
+from engine.launch.forked import run_forked
+from engine.launch.mesh import build_mesh
+from engine.model.microbatch import PipelineInput
+from engine.parallel.layout import Layout
+from engine.step import build_step
+from experiments.sealed import Line
+from lineage.progress import announce
+
+MODEL = ModelConfig(
+    num_layers=4, hidden_size=64, num_heads=8, seq_length=32, vocab_size=96, padded_vocab_size=128, dropout=0.0
+)
+ELEMENT = 4
+"""Bytes of one of its numbers, in fp32."""
+BSH = MODEL.seq_length * MODEL.hidden_size
+"""Elements of a microbatch of one sequence between layers."""
+WIDTHS = (2, 4, 8)
+"""Tensor-parallel ranks that collectives are counted at."""
+REPORTED = 3
+"""Most numbers that an iteration reduces besides tensors: loss, gradient norm and a flag. They are not counted."""
+
+
+class Traffic(TorchDispatchMode):
+    """This rank's collectives and messages, and the bytes that they are about, by operation and size of group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[tuple[str, int]] = Counter()
+        self.bytes: Counter[tuple[str, int]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(func).startswith("c10d."):
+            name = str(func).removeprefix("c10d.").split(".")[0].strip("_")
+            leaves = tree_leaves(args)
+            tensors = [
+                leaf.numel() * leaf.element_size()
+                for leaf in leaves
+                if isinstance(leaf, torch.Tensor) and leaf.numel() > REPORTED
+            ]
+            groups = [
+                each for each in leaves if isinstance(each, torch.ScriptObject) and "ProcessGroup" in str(each._type())
+            ]
+            if tensors:
+                size = ProcessGroup.unbox(groups[0]).size()
+                self.calls[name, size] += 1
+                self.bytes[name, size] += max(tensors) * (size if name == "allgather" else 1)  # it has a list of parts
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def sent(self) -> float:
+        """Bytes that this rank sends, collectives by rings: an all-reduce 2(d − 1)/d of its tensor, half of that what
+        leaves or finds it divided (2021 paper, Section 3.3.1). Of a reduction to one rank the mean over ranks.
+        """
+        total = 0.0
+        for (name, size), count in self.bytes.items():
+            if name == "send":
+                total += count
+            elif "reduce_scatter" in name or name in ("reduce", "allgather", "allgather_base", "broadcast"):
+                total += count * (size - 1) / size
+            elif name == "allreduce":
+                total += 2 * count * (size - 1) / size
+        return total
+
+
+def iteration(model: ModelConfig, parallel: ParallelConfig, batch: int, trains: bool = True) -> Traffic:
+    """This rank's traffic of one iteration in fp32, or of its forward passes alone, in microbatches of one sequence."""
+    ranks = torch.distributed.get_world_size()
+    layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=ranks // parallel.tp // parallel.pp)
+    local = build_mesh(layout, parallel.sequence_parallel)
+    axes = {name: replace(getattr(local, name), shared_memory=None) for name in ("tp", "pp", "dp", "embedding")}
+    mesh = replace(local, **axes)
+    partitioned, step = build_step(model, TrainConfig(precision="fp32"), parallel, mesh)
+    tokens = torch.zeros(1, model.seq_length + 1, dtype=torch.int64)
+    microbatches = [PipelineInput(tokens[:, :-1], tokens[:, 1:])] * (batch // mesh.dp.size)
+    with Traffic() as counted:
+        if trains:
+            step.run(microbatches, 1e-4)
+        else:
+            partitioned.evaluate(microbatches)
+    return counted
+
+
+def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
+    """On one tensor-parallel rank, what a layer adds in forward passes alone and in a whole iteration."""
+    whole = []
+    for trains in (False, True):
+        deep, shallow = (iteration(with_layers(layers), parallel, 1, trains) for layers in (4, 2))
+        layer = Traffic()
+        for kept, more, fewer in ((layer.calls, deep.calls, shallow.calls), (layer.bytes, deep.bytes, shallow.bytes)):
+            kept.update({key: (more[key] - fewer[key]) // 2 for key in more})
+        whole.append(layer)
+    return whole[0], whole[1]
+
+
+def with_layers(layers: int) -> ModelConfig:
+    """The model at another depth."""
+    return MODEL.model_copy(update={"num_layers": layers})
+
+
+def measure_traffic() -> list[Line]:
+    """What tensor, sequence, pipeline and data parallelism send, in counts and in multiples of b·s·h."""
+    announce(f"small models on 2 to {2 * max(WIDTHS)} processes, an iteration of each layout")
+    parts = (_tensor(), _sequence(), _pipeline(), _interleaved(), _batches())
+    note = f"{MODEL.num_layers} layers of {MODEL.hidden_size}, sequences of {MODEL.seq_length}, gloo, fp32"
+    return [{"kind": "measured", "note": note} | line for line in chain(*parts)]
+
+
+def _tensor() -> list[Line]:
+    lines: list[Line] = []
+    for tp in WIDTHS:
+        forward, whole = run_forked(of_layer, tp, ParallelConfig(tp=tp))[0]
+        elements = whole.sent / ELEMENT / BSH / ((tp - 1) / tp)
+        lines.append({"series": "tensor parallel", "x": float(tp), "x_name": "tp", "quantity": "layer_elements",
+                      "value": elements})  # fmt: skip
+    counts = {"all_reduces_forward": forward.calls.total(), "all_reduces": whole.calls.total()}
+    counts["all_reduces_backward"] = counts["all_reduces"] - counts["all_reduces_forward"]
+    return lines + [{"series": "tensor parallel", "quantity": name, "value": value} for name, value in counts.items()]
+
+
+def _sequence() -> list[Line]:
+    tp = WIDTHS[0]
+    forward, whole = run_forked(of_layer, tp, ParallelConfig(tp=tp, sequence_parallel=True))[0]
+    plain, _ = run_forked(of_layer, tp, ParallelConfig(tp=tp))[0]
+    lines: list[Line] = [{"quantity": "forward_traffic_ratio", "value": forward.sent / plain.sent}]
+    for name, word in (("all_gathers", "allgather"), ("reduce_scatters", "reduce_scatter")):
+        first, both = (sum(n for (op, _), n in each.calls.items() if word in op) for each in (forward, whole))
+        lines.append({"quantity": f"{name}_forward", "value": first})
+        lines.append({"quantity": f"{name}_backward", "value": both - first})
+    return [{"series": "tensor and sequence parallel"} | line for line in lines]
+
+
+def _pipeline() -> list[Line]:
+    """Elements that cross a border for each microbatch: the first stage sends forward, the last one back."""
+    batch, lines = 4, []
+    first, last = run_forked(iteration, 2, MODEL, ParallelConfig(pp=2), batch)
+    for way, rank in (("forward", first), ("backward", last)):
+        value = rank.bytes["send", 2] / ELEMENT / BSH / batch
+        lines.append({"series": "pipeline parallel", "quantity": f"border_elements_{way}", "value": value})
+    for tp in (WIDTHS[0], WIDTHS[-1]):
+        rank = run_forked(iteration, 2 * tp, MODEL, ParallelConfig(pp=2, tp=tp), batch)[0]
+        value = rank.bytes["send", 2] / ELEMENT / BSH / batch
+        lines.append({"series": "pipeline parallel, scatter/gather", "quantity": "border_elements_forward",
+                      "x": float(tp), "x_name": "tp", "value": value})  # fmt: skip
+    return lines
+
+
+def _interleaved() -> list[Line]:
+    """What a stage between others sends, over what it sends with one chunk."""
+    pp, batch = 4, 4
+    model, lines = with_layers(16), []
+    plain = run_forked(iteration, pp, model, ParallelConfig(pp=pp), batch)[1].bytes["send", pp]
+    for chunks in (2, 4):
+        parallel = ParallelConfig(pp=pp, chunks=chunks, schedule="interleaved")
+        sent = run_forked(iteration, pp, model, parallel, batch)[1].bytes["send", pp]
+        lines.append({"series": "interleaved", "quantity": "border_traffic_ratio", "x": float(chunks),
+                      "x_name": "chunks", "value": sent / plain})  # fmt: skip
+    return lines
+
+
+def _batches() -> list[Line]:
+    """What four microbatches to a rank send, over what one does."""
+    lines = []
+    for series, parallel in (("data parallel", ParallelConfig()), ("tensor parallel", ParallelConfig(tp=2))):
+        each = 2 // parallel.tp
+        many, one = (run_forked(iteration, 2, MODEL, parallel, count * each)[0].sent for count in (4, 1))
+        lines.append({"series": series, "quantity": "traffic_of_four_microbatches", "value": many / one})
+    return lines
