@@ -204,7 +204,8 @@ class Experiment(Config):
     ablation: Ablation | None = None
     """What `mlm-experiment ablate` trains for it."""
     measures: Literal[
-        "", "bubble", "parameters", "products", "tensor-parallel", "zero-communication", "zero-memory"
+        "", "activations", "bubble", "parameters", "products", "schedules", "tensor-parallel", "traffic", "words",
+        "zero-communication", "zero-memory",
     ] = ""  # fmt: skip
     """What `mlm-experiment run` measures for it on this machine (`experiments.measured`)."""
     not_run: str = ""

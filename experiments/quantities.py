@@ -61,10 +61,6 @@ def _training_days_equation_4(row: Row, first: Row) -> float:
     return 8 * float(row["tokens"]) * parameters / flops_per_second / 86400
 
 
-def _speedup(row: Row, first: Row) -> float:
-    return published_value(row, "examples_per_second") / published_value(first, "examples_per_second")
-
-
 def bert_of(row: Row) -> ModelConfig:
     """The BERT of a row's shape."""
     workload = workload_of(row)
@@ -116,7 +112,6 @@ FORMULAS: dict[str, Callable[[Row, Row], float]] = {
     "training_days_equation_4": _training_days_equation_4,
     "bubble_fraction": _bubble_fraction,
     "relative_throughput": _relative_throughput,  # 2021 paper, Equation 1 on Figure 7
-    "speedup": _speedup,
     "bubble_share": _bubble_share,  # GPipe, Section 2.3
     "state_gigabytes": _state_gigabytes,  # ZeRO, Section 3.1 and Table 1
     "activation_gigabytes": _activation_gigabytes,  # ZeRO, Section 3.2

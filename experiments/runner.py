@@ -18,7 +18,7 @@ from experiments.simulator.workload import Workload
 from experiments.verdicts import FITTED, HELD_OUT, NOT_RUN, RECORDS
 from lineage.atomic import write_json
 from lineage.digest import sha256_json
-from lineage.errors import BadInput, HardwareMissing
+from lineage.errors import BadInput, DataMissing, HardwareMissing
 from lineage.progress import announce, is_quiet
 from lineage.records import Record, write_records
 from lineage.run import RunDirectory
@@ -160,8 +160,14 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path) -> None:
             if mode != "simulate" and experiment.measures:
                 from experiments.measured.run import format_measured, run_measured
 
-                run, records = run_measured(experiment, runs)
-                print(f"{experiment.name}: measured on this machine; {run.path}\n{format_measured(records)}")
+                try:
+                    run, records = run_measured(experiment, runs)
+                except DataMissing as missing:
+                    if not several:
+                        raise
+                    print(f"{experiment.name}: left out; {missing}")
+                else:
+                    print(f"{experiment.name}: measured on this machine; {run.path}\n{format_measured(records)}")
 
 
 def _reproduce(experiment: Experiment, mode: str, runs: Path) -> None:

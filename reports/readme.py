@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lineage.atomic import write_text
-from lineage.errors import BadInput
+from lineage.errors import BadInput, Diverged
 from lineage.files import ReproductionSummary, read_document
 from lineage.progress import format_duration
 from lineage.records import Record, read_records
@@ -92,7 +92,7 @@ def _output(commands: str) -> str:
             program, *arguments = shlex.split(line.removeprefix("$ "))
             command = [str(Path(sys.executable).with_name(program)), *arguments]
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-            if done.returncode:
+            if done.returncode not in (0, Diverged.exit_code):  # a number that diverged is shown, not an error
                 raise BadInput(f"{line.removeprefix('$ ')} failed: {done.stderr.strip()}")
             output = done.stdout
     return "".join(f"{line.rstrip()}\n" for line in output.splitlines())

@@ -122,6 +122,34 @@ def run_schedule(
     return slept
 
 
+SCHEDULES: dict[str, tuple[ScheduleName, int, int, int]] = {
+    "all forward, all backward": ("gpipe", 4, 1, 8),
+    "default": ("1f1b", 4, 1, 8),
+    "interleaved": ("interleaved", 4, 2, 8),
+    "default, 175B": ("1f1b", 8, 1, 64),
+    "interleaved, 175B": ("interleaved", 8, 3, 64),
+}
+"""Schedule, p, v and m of the 2021 paper's Figures 3 and 4 and of the 2022 paper's GPT-3 (Table 3)."""
+
+
+def measure_schedules() -> list[Line]:
+    """Bubble, and most activations in flight in microbatches of the whole stage, of each of `SCHEDULES`."""
+    announce("pipelines of 4 and 8 processes whose stages sleep")
+    lines: list[Line] = []
+    for series, (name, pp, chunks, count) in SCHEDULES.items():
+        ranks = [slept for (slept,) in run_forked(run_schedule, pp, name, pp, chunks, [count])]
+        ideal, peak = count * chunks * (FORWARD + BACKWARD), ranks[0].peak / chunks
+        values = {"bubble_fraction": max(rank.units for rank in ranks) / ideal - 1, "microbatches_in_flight": peak,
+                  "layers_in_flight_share": peak / pp}  # fmt: skip
+        note = f"{pp} processes whose stages sleep, schedule {name}, {chunks} chunks, {count} microbatches"
+        lines += [{"series": series, "quantity": quantity, "value": value, "kind": "measured", "note": note}
+                  for quantity, value in values.items()]  # fmt: skip
+    whole, divided = (line["value"] for line in lines if line["quantity"] == "bubble_fraction" and line["series"]
+                      in ("default", "interleaved"))  # fmt: skip
+    return [*lines, {"series": "interleaved", "quantity": "bubble_reduction", "value": whole / divided,
+                     "kind": "measured", "note": "of the bubbles above"}]  # fmt: skip
+
+
 def bubbles(name: ScheduleName, cases: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
     """(Slowest rank's time) / (m · (t_f + t_b)) − 1 of pipelines of p ranks with m microbatches, by (p, m)."""
     counts: dict[int, set[int]] = {}

@@ -13,13 +13,13 @@ from experiments.simulator.workload import checked_config
 from lineage.progress import Progress, announce
 
 
-def built_parameters(config: ModelConfig) -> int:
-    """Numbers in the whole model, built without memory for its values."""
-    return sum(math.prod(parameter.global_shape) for parameter in parameters_of(config))
+def built_parameters(config: ModelConfig, part: str = "") -> int:
+    """Numbers in the whole model, or in the modules whose names begin with `part`; built without their values."""
+    return sum(math.prod(each.global_shape) for each in parameters_of(config) if each.name.startswith(part))
 
 
 def measure_built(experiment: Experiment) -> list[Line]:
-    """Billions of parameters of every model that the experiment counts."""
+    """Billions of parameters of every model that the experiment counts, and those of its layers alone."""
     lines: list[Line] = []
     for part in experiment.parts:
         rows = workload_rows(part.workloads)
@@ -28,10 +28,14 @@ def measure_built(experiment: Experiment) -> list[Line]:
             for row in rows:
                 is_bert = "bert_parameters" in part.computed
                 config = bert_of(row) if is_bert else checked_config(workload_of(row)).model
-                lines.append({
-                    "series": row["series"], "x": x_of(part, row), "x_name": part.x,
-                    "quantity": "bert_parameters" if is_bert else "parameters",
-                    "kind": "measured", "value": built_parameters(config) / 1e9, "note": "counted in the built model",
-                })  # fmt: skip
+                for quantity, start in (
+                    ("bert_parameters" if is_bert else "parameters", ""),
+                    ("layer_parameters", "layers."),
+                ):
+                    lines.append({
+                        "series": row["series"], "x": x_of(part, row), "x_name": part.x, "quantity": quantity,
+                        "kind": "measured", "value": built_parameters(config, start) / 1e9,
+                        "note": "counted in the built model",
+                    })  # fmt: skip
                 progress.advance()
     return lines

@@ -1,12 +1,29 @@
 """Runs what an experiment measures on this machine. Torch is imported only where it measures."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from experiments.catalogue import Experiment
 from experiments.sealed import Line, seal_numbers
 from lineage.records import Record
 from lineage.run import RunDirectory
+
+MEASUREMENTS = {
+    "activations": "activations:measure_activations",
+    "bubble": "bubble:measure_bubbles",
+    "parameters": "built:measure_built",
+    "products": "products:measure_products",
+    "schedules": "bubble:measure_schedules",
+    "tensor-parallel": "huggingface:measure_huggingface",
+    "traffic": "traffic:measure_traffic",
+    "words": "words:measure_words",
+    "zero-communication": "zero:measure_sent_bytes",
+    "zero-memory": "zero:measure_held_bytes",
+}
+"""Module and function of each name that experiment.toml may have as `measures`."""
+BY_PARTS = ("bubble", "parameters")
+"""Those that measure the workloads of the experiment's parts."""
 
 
 def run_measured(experiment: Experiment, runs: Path) -> tuple[RunDirectory, list[Record]]:
@@ -25,29 +42,7 @@ def format_measured(records: Sequence[Record]) -> str:
 
 
 def _measure(experiment: Experiment) -> list[Line]:
-    match experiment.measures:
-        case "bubble":
-            from experiments.measured.bubble import measure_bubbles
-
-            return measure_bubbles(experiment)
-        case "parameters":
-            from experiments.measured.built import measure_built
-
-            return measure_built(experiment)
-        case "products":
-            from experiments.measured.products import measure_products
-
-            return measure_products()
-        case "zero-memory":
-            from experiments.measured.zero import measure_held_bytes
-
-            return measure_held_bytes()
-        case "zero-communication":
-            from experiments.measured.zero import measure_sent_bytes
-
-            return measure_sent_bytes()
-        case "tensor-parallel":
-            from experiments.measured.huggingface import measure_huggingface
-
-            return measure_huggingface()
-    raise ValueError(f"nothing measures {experiment.measures!r}")
+    module, function = MEASUREMENTS[experiment.measures].split(":")
+    measure = getattr(import_module(f"experiments.measured.{module}"), function)
+    lines: list[Line] = measure(experiment) if experiment.measures in BY_PARTS else measure()
+    return lines

@@ -1,19 +1,26 @@
-"""What experiments measure without training is what their closed forms say, and is sealed as a scaled number."""
+"""What experiments measure without training is what their closed forms say; what is wrong turns its verdict."""
 
+from collections import Counter
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.config import ModelConfig, ParallelConfig
 from engine.costs import parameter_count
 from engine.launch.forked import run_forked
-from experiments.catalogue import find_experiment
-from experiments.measured import huggingface, run, zero
+from engine.parallel import layers
+from engine.pipeline.executor import PipelineExecutor
+from experiments.catalogue import find_experiment, load_experiments
+from experiments.measured import activations, huggingface, run, traffic
 from experiments.measured.products import measure_products
 from experiments.runner import run_named
+from experiments.sealed import Line, seal_numbers
 from experiments.verdicts import judge, load_results
-from lineage.errors import HardwareMissing
+from lineage.errors import DataMissing, HardwareMissing
 from lineage.records import read_records
+from tests.commands import ROOT
 
 MODEL = ModelConfig(
     num_layers=4, hidden_size=16, num_heads=4, seq_length=8, vocab_size=20, padded_vocab_size=20, dropout=0.0
@@ -44,7 +51,7 @@ def test_every_byte_of_data_parallelism_and_zero_is_accounted_for(
 
 
 def sent_by(parallel: ParallelConfig, batches: tuple[int, ...]) -> list[float]:
-    return [zero.iteration(MODEL, parallel, batch).sent for batch in batches]
+    return [traffic.iteration(MODEL, parallel, batch).sent for batch in batches]
 
 
 def test_a_layer_all_reduces_four_times_and_a_border_is_crossed_twice() -> None:
@@ -58,7 +65,7 @@ def test_a_layer_all_reduces_four_times_and_a_border_is_crossed_twice() -> None:
 
 
 def layerless(batch: int) -> float:
-    return zero.iteration(MODEL.model_copy(update={"num_layers": 2}), ParallelConfig(tp=2), batch).sent
+    return traffic.iteration(MODEL.model_copy(update={"num_layers": 2}), ParallelConfig(tp=2), batch).sent
 
 
 def test_a_divided_model_of_hugging_face_is_the_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,3 +116,96 @@ def test_what_zero_s_table_says_is_computed(tmp_path: Path) -> None:
         outcomes = [one.outcome for one in judge([experiment], load_results([tmp_path]))]
         assert set(outcomes) <= {"CONSISTENT", "NOT_RUN"}
         assert outcomes.count("CONSISTENT") == {"zero/memory": 4, "gpipe/bubble": 12}[name]
+
+
+def outcomes(name: str, lines: list[Line], folder: Path) -> dict[str, str]:
+    """What becomes of the experiment's claims by these measured numbers; those without one are left out."""
+    note = {"kind": "measured", "note": ""}
+    seal_numbers(find_experiment(name), "planted", [note | line for line in lines], {}, folder)
+    return {one.claim.id: one.outcome for one in judge([find_experiment(name)], load_results([folder])) if one.record}
+
+
+def test_a_wrong_count_of_collectives_turns_its_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "WIDTHS", (2,))
+    right = outcomes("2021/communication", traffic._tensor(), tmp_path / "right")
+    assert set(right.values()) == {"REPRODUCED"}
+    leave = layers.leave_tensor_parallel
+    monkeypatch.setattr(
+        layers, "leave_tensor_parallel", lambda x, axis, divided: leave(leave(x, axis, divided), axis, divided)
+    )
+    wrong = outcomes("2021/communication", traffic._tensor(), tmp_path / "wrong")
+    assert wrong == right | dict.fromkeys(right, "DIVERGED") | {
+        name: "REPRODUCED" for name in right if name.endswith("/backward")
+    }
+
+
+def test_a_layout_that_sends_twice_the_bytes_turns_its_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "WIDTHS", (2,))
+    assert set(outcomes("2021/communication", traffic._pipeline(), tmp_path / "right").values()) == {"REPRODUCED"}
+    begin = PipelineExecutor.__init__
+
+    def whole(self: PipelineExecutor, chunks: Any, mesh: Any, scatter_gather: bool) -> None:
+        begin(self, chunks, mesh, scatter_gather=False)
+
+    monkeypatch.setattr(PipelineExecutor, "__init__", whole)
+    found = outcomes("2021/communication", traffic._pipeline(), tmp_path / "wrong")
+    assert {name for name, outcome in found.items() if outcome == "DIVERGED"} == {"2021/section-4.1/scatter-gather/2"}
+
+
+def test_a_claim_changed_by_one_in_its_last_digit_turns_its_verdict() -> None:
+    """Of every kept measured number that is held to the printed digits, changed to the side where it does not lie."""
+    results = load_results([ROOT / "results" / "ablations"])
+    changed = Counter[str]()
+    for experiment in load_experiments().values():
+        kept = {one.claim.id: one for one in judge([experiment], results) if one.outcome == "REPRODUCED"}
+        shifted = experiment.model_copy()
+        claims = []
+        for one in kept.values():
+            claim = one.claim
+            if one.record and claim.relation == "=" and claim.tolerance in ("digits", "exact"):
+                unit = Decimal(1).scaleb(int(claim.value.as_tuple().exponent))
+                way = 1 if float(claim.value) >= one.record.value else -1
+                claims.append(claim.model_copy(update={"value": claim.value + way * unit}))
+        shifted.__dict__["claims"] = tuple(claims)
+        changed.update(one.outcome for one in judge([shifted], results))
+    assert set(changed) == {"DIVERGED"}
+    assert changed["DIVERGED"] >= 80
+
+
+def test_what_a_layer_keeps_is_table_2_of_the_2022_paper() -> None:
+    scores = 80
+    (none, selective, full, ours) = activations.bytes_per_sbh("GPT-3", False, activations.FORMS)
+    assert [none, selective, full] == pytest.approx([34 + scores, 34, 2], rel=0.005)
+    assert 30 < ours < 34, "this engine makes scores and masks again"
+    for divided in run_forked(activations.bytes_per_sbh, 2, "GPT-3", True, activations.FORMS):
+        assert divided[:3] == pytest.approx([(34 + scores) / 2, 34 / 2, 2 / 2], rel=0.005)
+        assert divided[3] == pytest.approx(ours / 2, rel=0.005)
+
+
+def test_products_that_are_made_again_are_counted() -> None:
+    """Selective recomputation repeats 4Bs²h, a third of what the 2022 paper's Equation 8 adds."""
+    values = {(one["series"], one["quantity"]): one["value"] for one in activations._flops("MT-NLG")}
+    assert values["MT-NLG", "model_flops_coefficient"] == pytest.approx(72)
+    assert values["MT-NLG", "recomputed_flops_coefficient"] == pytest.approx(96)
+    s, _, h, _ = activations.SHAPES["MT-NLG"]
+    assert values["MT-NLG", "selective_flops_overhead_percent"] == pytest.approx(100 * 4 * s / (72 * h + 12 * s))
+
+
+def test_words_and_sub_words_of_the_published_file_are_counted(published: Path, tmp_path: Path) -> None:
+    run_named([find_experiment("2019/words")], "here", tmp_path)
+    found = judge([find_experiment("2019/words")], load_results([tmp_path]))
+    assert [one.outcome for one in found] == ["REPRODUCED"] * 3
+
+
+def test_files_that_are_not_here_leave_one_experiment_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def missing(experiment: Any) -> Any:
+        raise DataMissing("put the file there and name it in MLM_DATA_DIR")
+
+    monkeypatch.setattr(run, "_measure", missing)
+    words = find_experiment("2019/words")
+    with pytest.raises(DataMissing):
+        run_named([words], "here", tmp_path)
+    run_named([words, words], "here", tmp_path)
+    assert "2019/words: left out; put the file there" in capfd.readouterr().out

@@ -1,0 +1,220 @@
+"""Bytes that a transformer layer keeps for its backward pass, by what autograd saves; products that are made again.
+
+The layer is the 2022 paper's (arXiv:2205.05198, Sections 3 to 5) in plain torch: every score is kept, in 16 bits, and a
+byte for each element of a dropout mask. Its divided products are the engine's. Shapes: s sequence, b microbatch, h
+hidden, a heads, t tensor-parallel ranks.
+"""
+
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from engine.checkpoint.checkpoint import TrainingState, save_checkpoint
+from engine.config import ModelConfig, ParallelConfig, Recompute, RunConfig, TrainConfig
+from engine.costs import parameter_count
+from engine.launch.forked import run_forked
+from engine.launch.mesh import build_mesh
+from engine.model.gpt2 import GPT2
+from engine.model.transformer import TransformerLayer
+from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
+from engine.parallel.layout import Layout
+from engine.parallel.mesh import ParallelMesh, serial_mesh
+from engine.rng import Dropout
+from engine.step import build_step
+from experiments.measured.traffic import MODEL
+from experiments.sealed import Line
+from lineage.progress import announce
+
+TENSOR_RANKS = 8
+"""As in all of the paper's runs (Section 6)."""
+SHAPES = {"GPT-3": (2048, 96, 12288, 12), "MT-NLG": (2048, 128, 20480, 3)}
+"""s, a, h and layers of a rank as published (Section 5, Table 3)."""
+SMALL = {"GPT-3": (256, 32, 512), "MT-NLG": (256, 32, 640)}
+"""s, a and h with the same as/h, which is all that bytes per sbh depend on."""
+FORMS = ("none", "selective", "full")
+"""What is computed again: nothing, the scores, or the layer."""
+PROBABILITY = 0.1
+CONFIGURATIONS = {
+    "no parallelism": ("none", 1, False),
+    "tensor parallel": ("none", TENSOR_RANKS, False),
+    "tensor and sequence parallel": ("none", TENSOR_RANKS, True),
+    "tensor parallel, selective recomputation": ("selective", TENSOR_RANKS, False),
+    "tensor and sequence parallel, selective recomputation": ("selective", TENSOR_RANKS, True),
+    "full recomputation": ("full", 1, False),
+}
+"""Rows of Table 2: what is computed again, on how many ranks, and whether the sequence is divided."""
+
+
+class PlainLayer(nn.Module):
+    """x + dropout(attention(LN(x))), then x + dropout(MLP(LN(x))): [s, b, h] → [s, b, h], [s/t, b, h] where divided."""
+
+    def __init__(self, h: int, heads: int, mesh: ParallelMesh, form: str = "none") -> None:
+        super().__init__()
+        self.heads, self.form = heads // mesh.tp.size, form
+        divided = (mesh.tp, mesh.sequence_parallel)
+        self.qkv, self.out = ColumnParallelLinear(h, 3 * h, *divided), RowParallelLinear(h, h, *divided)
+        self.up, self.down = ColumnParallelLinear(h, 4 * h, *divided), RowParallelLinear(4 * h, h, *divided)
+        self.norms = nn.ModuleList([nn.LayerNorm(h), nn.LayerNorm(h)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.form == "full":
+            return checkpoint(self.layer, x, use_reentrant=True)
+        return self.layer(x)
+
+    def layer(self, x: torch.Tensor) -> torch.Tensor:
+        """The computation."""
+        qkv = self.qkv(self.norms[0](x))
+        scores = partial(checkpoint, self.attend, use_reentrant=True) if self.form == "selective" else self.attend
+        x = x + _dropped(self.out(scores(qkv)))
+        return x + _dropped(self.down(F.gelu(self.up(self.norms[1](x)), approximate="tanh")))
+
+    def attend(self, qkv: torch.Tensor) -> torch.Tensor:
+        """Heads' outputs [s, b, h/t] from queries, keys and values [s, b, 3h/t]."""
+        s, b, columns = qkv.shape
+        query, key, value = qkv.view(s, b * self.heads, 3, -1).permute(2, 1, 0, 3).unbind(0)  # each [b·a/t, s, d]
+        hidden = torch.full((s, s), float("-inf"), dtype=qkv.dtype, device=qkv.device).triu(1)
+        scores = torch.baddbmm(hidden, query, key.transpose(1, 2), alpha=query.size(2) ** -0.5)
+        return torch.bmm(_dropped(torch.softmax(scores, dim=-1)), value).transpose(0, 1).reshape(s, b, columns // 3)
+
+
+def _dropped(x: torch.Tensor) -> torch.Tensor:
+    return torch.native_dropout(x, PROBABILITY, True)[0]
+
+
+def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
+    """Bytes of the storages that autograd saves in a forward pass, the layer's parameters left out."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if (storage := tensor.untyped_storage()).data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = layer(*inputs)
+    del output
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def bytes_per_sbh(shape: str, sequence_parallel: bool, forms: tuple[str, ...]) -> list[float]:
+    """What this rank keeps of a layer for each element of the undivided sbh, in bf16, with each of `forms`.
+
+    Last what this engine's own layer keeps.
+    """
+    s, heads, h = SMALL[shape]
+    tp = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    mesh = build_mesh(Layout(tp=tp), sequence_parallel)
+    rows = s // tp if mesh.sequence_parallel else s
+    x = torch.zeros(rows, 1, h, dtype=torch.bfloat16, requires_grad=True)
+    kept = [kept_bytes(PlainLayer(h, heads, mesh, form).bfloat16(), x) for form in forms]
+    config = ModelConfig(num_layers=1, hidden_size=h, num_heads=heads, seq_length=s)
+    ours = TransformerLayer(config, mesh, 0).bfloat16()
+    kept.append(kept_bytes(ours, x, Dropout(PROBABILITY, 1, 0, (0,))))
+    return [count / (s * h) for count in kept]
+
+
+def measure_activations() -> list[Line]:
+    """Table 2 of the 2022 paper and what its text makes of it; FLOPs of recomputation; bytes of a checkpoint."""
+    announce(f"a layer on 1 and {TENSOR_RANKS} processes, and models without their values")
+    lines: list[Line] = []
+    for shape in SHAPES:
+        lines += _kept(shape) + _flops(shape)
+    return [*lines, _checkpoint()]
+
+
+def _kept(shape: str) -> list[Line]:
+    found: dict[tuple[str, int, bool], float] = {}
+    own: dict[tuple[int, bool], float] = {}
+    for tp, sequence_parallel in ((1, False), (TENSOR_RANKS, False), (TENSOR_RANKS, True)):
+        *values, ours = run_forked(bytes_per_sbh, tp, shape, sequence_parallel, FORMS)[0]
+        found |= {(form, tp, sequence_parallel): value for form, value in zip(FORMS, values, strict=True)}
+        own[tp, sequence_parallel] = ours
+    rows = {name: found[key] for name, key in CONFIGURATIONS.items()}
+    s, heads, h = SMALL[shape]
+    note = f"autograd's saved tensors in bf16; s {s}, {heads} heads, h {h}: as/h as published"
+    base = {"kind": "measured", "note": note}
+    lines: list[Line] = [
+        base | {"series": f"{shape}, {name}", "quantity": "kept_bytes_per_element", "value": value}
+        for name, value in rows.items()
+    ]
+    lines += [
+        base | {"series": f"{shape}, this engine's layer, t = {tp}{', sequence parallel' if divided else ''}",
+                "quantity": "kept_bytes_per_element", "value": value}
+        for (tp, divided), value in own.items()
+    ]  # fmt: skip
+    whole, tensor, both = rows["no parallelism"], rows["tensor parallel"], rows[tuple(CONFIGURATIONS)[4]]
+    scores = whole - found["selective", 1, False]
+    full = rows["full recomputation"]
+    stage = SHAPES[shape][3]
+    told = {
+        "score_bytes_per_element": scores,
+        "selective_activation_saving_percent": 100 * scores / whole,
+        "memory_reduction": tensor / both,
+        "memory_percent_of_baseline": 100 * both / tensor,
+        "full_recomputation_percent_of_baseline": 100 * full / tensor,
+        "memory_over_full_recomputation": both / full,
+        "layers_per_checkpoint": min(range(1, stage + 1), key=lambda n: stage / n * full + n * whole),
+    }
+    return lines + [base | {"series": shape, "quantity": name, "value": value} for name, value in told.items()]
+
+
+def _flops(shape: str) -> list[Line]:
+    """Products of an iteration by torch's counter, in a layer of the published shape and in a model of four."""
+    s, heads, h, _ = SHAPES[shape]
+    config = ModelConfig(num_layers=4, hidden_size=h, num_heads=heads, seq_length=s, dropout=0.0)
+    layers, v = config.num_layers, config.padded_vocab_size
+    with torch.device("meta"):
+        x = torch.zeros(s, 1, h, dtype=torch.bfloat16, requires_grad=True)
+        none, selective, full = (_counted(PlainLayer(h, heads, serial_mesh(), form).bfloat16(), x) for form in FORMS)
+        tokens = torch.zeros(1, s, dtype=torch.long)
+        plain, again = (
+            _counted(GPT2(config, serial_mesh("meta"), recompute=Recompute(each)).bfloat16(), tokens, tokens)
+            for each in (0, 1)
+        )
+    scores, form = 1 + s / (6 * h), layers * s * h**2
+    values = {
+        (shape, "model_flops_coefficient"): plain / form / (scores + v / (12 * h * layers)),
+        (shape, "recomputed_flops_coefficient"): full / (s * h**2) / scores,
+        (f"{shape}, this engine's model", "recomputed_flops_coefficient"): again
+        / form
+        / (scores + v / (16 * h * layers)),
+        (shape, "selective_flops_overhead_percent"): 100 * (selective / none - 1),
+    }
+    note = "products counted in layers of the published shape, on no device"
+    return [
+        {"series": series, "kind": "measured", "note": note, "quantity": name, "value": value}
+        for (series, name), value in values.items()
+    ]
+
+
+def _counted(module: nn.Module, *inputs: Any) -> int:
+    with FlopCounterMode(display=False) as counter:
+        module(*inputs).sum().backward()
+    return int(counter.get_total_flops())
+
+
+def _checkpoint() -> Line:
+    """Terabytes of a checkpoint of the 1T model by the bytes that a parameter takes in one that is written."""
+    train = TrainConfig(precision="fp16")
+    mesh = serial_mesh()
+    model = MODEL.model_copy(update={"hidden_size": 256})
+    partitioned, step = build_step(model, train, ParallelConfig(), mesh)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "tokenizer").mkdir()
+        config = RunConfig(name="size", model=model, train=train)
+        save_checkpoint(Path(folder), config, TrainingState(0, 0), partitioned.parameters, step.optimizer, mesh,
+                        Path(folder) / "tokenizer")  # fmt: skip
+        written = sum(path.stat().st_size for path in Path(folder).rglob("*.safetensors"))
+    trillion = ModelConfig(num_layers=128, hidden_size=25600, num_heads=160, seq_length=2048)
+    each = written / parameter_count(model)
+    return {"series": "1T", "quantity": "checkpoint_terabytes", "kind": "measured",
+            "value": each * parameter_count(trillion) / 1e12,
+            "note": f"{each:.2f} bytes a parameter in one of {parameter_count(model):,} parameters"}  # fmt: skip
