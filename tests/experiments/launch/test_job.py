@@ -58,7 +58,7 @@ def test_what_slurm_would_misread_is_refused(values: dict[str, Any], words: str)
     ("values", "words"),
     [
         ({"nodes": 3, "ranks_per_node": 3}, "tp = 8 does not divide the 9 ranks"),
-        ({"cluster": "dgx-2h-v100"}, "GiB of memory; a GPU has 32.0"),
+        ({"cluster": "dgx-2h-v100", "overrides": ["parallel.recompute=none"]}, "GiB of memory; a GPU has 32.0"),
         ({"cluster": "dgx-a100-80g"}, "ranks_per_node = 16, but a node of dgx-a100-80g has 8"),
         ({"cluster": "nowhere"}, "no cluster 'nowhere'"),
         ({"model": "9b"}, "no model '9b'"),
