@@ -104,17 +104,14 @@ def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
-def bytes_per_sbh(shape: str, sequence_parallel: bool, forms: tuple[str, ...]) -> list[float]:
-    """What this rank keeps of a layer for each element of the undivided sbh, in bf16, with each of `forms`.
-
-    Last what this engine's own layer keeps.
-    """
+def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
+    """What this rank keeps for each element of sbh, in bf16: of the layer in each of `FORMS`, then of this engine's."""
     s, heads, h = SMALL[shape]
     tp = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     mesh = build_mesh(Layout(tp=tp), sequence_parallel)
     rows = s // tp if mesh.sequence_parallel else s
     x = torch.zeros(rows, 1, h, dtype=torch.bfloat16, requires_grad=True)
-    kept = [kept_bytes(PlainLayer(h, heads, mesh, form).bfloat16(), x) for form in forms]
+    kept = [kept_bytes(PlainLayer(h, heads, mesh, form).bfloat16(), x) for form in FORMS]
     config = ModelConfig(num_layers=1, hidden_size=h, num_heads=heads, seq_length=s)
     ours = TransformerLayer(config, mesh, 0).bfloat16()
     kept.append(kept_bytes(ours, x, Dropout(PROBABILITY, 1, 0, (0,))))
@@ -132,28 +129,21 @@ def measure_activations() -> list[Line]:
 
 def _kept(shape: str) -> list[Line]:
     found: dict[tuple[str, int, bool], float] = {}
-    own: dict[tuple[int, bool], float] = {}
-    for tp, sequence_parallel in ((1, False), (TENSOR_RANKS, False), (TENSOR_RANKS, True)):
-        *values, ours = run_forked(bytes_per_sbh, tp, shape, sequence_parallel, FORMS)[0]
-        found |= {(form, tp, sequence_parallel): value for form, value in zip(FORMS, values, strict=True)}
-        own[tp, sequence_parallel] = ours
+    for tp, divided in ((1, False), (TENSOR_RANKS, False), (TENSOR_RANKS, True)):
+        values = run_forked(bytes_per_sbh, tp, shape, divided)[0]
+        found |= {(form, tp, divided): value for form, value in zip((*FORMS, "ours"), values, strict=True)}
     rows = {name: found[key] for name, key in CONFIGURATIONS.items()}
     s, heads, h = SMALL[shape]
     note = f"autograd's saved tensors in bf16; s {s}, {heads} heads, h {h}: as/h as published"
     base = {"kind": "measured", "note": note}
+    rows |= {f"this engine's layer, t = {tp}{', sequence parallel' if divided else ''}": value
+             for (form, tp, divided), value in found.items() if form == "ours"}  # fmt: skip
     lines: list[Line] = [
         base | {"series": f"{shape}, {name}", "quantity": "kept_bytes_per_element", "value": value}
         for name, value in rows.items()
     ]
-    lines += [
-        base | {"series": f"{shape}, this engine's layer, t = {tp}{', sequence parallel' if divided else ''}",
-                "quantity": "kept_bytes_per_element", "value": value}
-        for (tp, divided), value in own.items()
-    ]  # fmt: skip
     whole, tensor, both = rows["no parallelism"], rows["tensor parallel"], rows[tuple(CONFIGURATIONS)[4]]
-    scores = whole - found["selective", 1, False]
-    full = rows["full recomputation"]
-    stage = SHAPES[shape][3]
+    scores, full, stage = whole - found["selective", 1, False], rows["full recomputation"], SHAPES[shape][3]
     told = {
         "score_bytes_per_element": scores,
         "selective_activation_saving_percent": 100 * scores / whole,
@@ -179,13 +169,11 @@ def _flops(shape: str) -> list[Line]:
             _counted(GPT2(config, serial_mesh("meta"), recompute=Recompute(each)).bfloat16(), tokens, tokens)
             for each in (0, 1)
         )
-    scores, form = 1 + s / (6 * h), layers * s * h**2
+    scores, form, logits = 1 + s / (6 * h), layers * s * h**2, v / (h * layers)
     values = {
-        (shape, "model_flops_coefficient"): plain / form / (scores + v / (12 * h * layers)),
+        (shape, "model_flops_coefficient"): plain / form / (scores + logits / 12),
         (shape, "recomputed_flops_coefficient"): full / (s * h**2) / scores,
-        (f"{shape}, this engine's model", "recomputed_flops_coefficient"): again
-        / form
-        / (scores + v / (16 * h * layers)),
+        (f"{shape}, this engine's model", "recomputed_flops_coefficient"): again / form / (scores + logits / 16),
         (shape, "selective_flops_overhead_percent"): 100 * (selective / none - 1),
     }
     note = "products counted in layers of the published shape, on no device"

@@ -1,12 +1,11 @@
 """Bytes that a rank holds and sends under ZeRO, data, tensor and pipeline parallelism, counted on gloo ranks.
 
-Each is beside its closed form: memory as `engine.costs` has it; bytes sent as Rajbhandari et al. 2020 (Section 7) and
-the 2021 paper (Sections 2.3 and 3.3.1) have them. The counts depend on no clock and on no link.
+What is held stands beside `engine.costs`. The counts depend on no clock and on no link.
 """
 
 import torch
 
-from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
+from engine.config import ParallelConfig, Precision, TrainConfig
 from engine.costs import fullest_rank, parameter_count
 from engine.launch.forked import run_forked
 from engine.launch.mesh import build_mesh
@@ -46,32 +45,13 @@ def measure_sent_bytes() -> list[Line]:
                 measured = sum(sent) / RANKS
                 at_least.setdefault(name, measured)
                 note = f"{RANKS} ranks, {parameter_count(MODEL):,} parameters in fp32"
-                counted = account(MODEL, parallel, batch) / 1e6
                 lines.append(position | {"kind": "scaled", "value": measured / 1e6, "note": note})
-                lines.append(position | {"kind": "computed", "value": counted, "note": note})
             progress.advance()
     for stage, series in STAGES.items():
         ratio = at_least[f"ZeRO stage {stage}"] / at_least["data parallel"]
         lines.append({"series": series, "quantity": "communication_ratio", "kind": "measured", "value": ratio,
                       "note": "one microbatch to a rank"})  # fmt: skip
     return lines
-
-
-def account(model: ModelConfig, parallel: ParallelConfig, batch: int) -> float:
-    """Bytes in fp32 that one of `RANKS` ranks sends in an iteration, by the papers.
-
-    Of Ψ parameters data parallelism and ZeRO stage 1 send 2Ψ, stage 3 sends 3Ψ in each pass over a microbatch, all
-    times (d − 1)/d. A microbatch of b sequences costs tensor parallelism 8bsh(t − 1)/t a layer, and a pipeline bsh at
-    each border and as much on the way back.
-    """
-    ring = (RANKS - 1) / RANKS
-    activations = 4 * batch * model.seq_length * model.hidden_size
-    if parallel.tp > 1:
-        return 8 * activations * ring * model.num_layers
-    if parallel.pp > 1:
-        return 2 * activations * ring
-    passes = batch // RANKS
-    return 4 * parameter_count(model) * ring * (3 * passes if parallel.shard_parameters else 2)
 
 
 def measure_held_bytes() -> list[Line]:

@@ -174,10 +174,10 @@ def test_a_claim_changed_by_one_in_its_last_digit_turns_its_verdict() -> None:
 
 def test_what_a_layer_keeps_is_table_2_of_the_2022_paper() -> None:
     scores = 80
-    (none, selective, full, ours) = activations.bytes_per_sbh("GPT-3", False, activations.FORMS)
+    (none, selective, full, ours) = activations.bytes_per_sbh("GPT-3", False)
     assert [none, selective, full] == pytest.approx([34 + scores, 34, 2], rel=0.005)
     assert 30 < ours < 34, "this engine makes scores and masks again"
-    for divided in run_forked(activations.bytes_per_sbh, 2, "GPT-3", True, activations.FORMS):
+    for divided in run_forked(activations.bytes_per_sbh, 2, "GPT-3", True):
         assert divided[:3] == pytest.approx([(34 + scores) / 2, 34 / 2, 2 / 2], rel=0.005)
         assert divided[3] == pytest.approx(ours / 2, rel=0.005)
 
