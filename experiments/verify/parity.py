@@ -1,17 +1,10 @@
-"""Whether a layout computes what the serial run computes: which layouts there are, and how tensors are compared.
-
-Imports no torch. Shapes: activations are [s, B, h] with B the sequences of the global batch; every tensor is compared
-as the whole model has it, piece by piece as the ranks hold it.
-"""
+"""The ways to divide a model that are held against the serial run, by their names. Imports no torch."""
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Literal
 
 from engine.config import ParallelConfig, RunConfig
 from engine.model.stages import split_layers
@@ -24,7 +17,6 @@ TOLERANCE = 1e-10
 """Largest absolute difference from the serial run, in float64, of any element of any tensor."""
 
 EXAMPLE = "tp2-pp2-dp2-chunks2-sp-recompute"
-Array = NDArray[np.float64]
 
 
 class LayoutDiffers(UserError):
@@ -156,103 +148,3 @@ def choose_layouts(
         if reason := misfit(layout, config):
             raise BadInput(f"{layout.name} does not fit: {reason}")
     return chosen, {}
-
-
-class Piece(NamedTuple):
-    """Part of a tensor as one rank computed it."""
-
-    iteration: int
-    tensor: str
-    start: tuple[int, ...]
-    """Where the part begins in the whole tensor."""
-    value: Array
-
-
-def computation_order(num_layers: int, parameters: Sequence[str]) -> list[str]:
-    """Names of an iteration's tensors as they come to be: forward pass, loss, gradients backward, update."""
-    return [
-        "output of embedding",
-        *[f"output of layers.{layer}" for layer in range(num_layers)],
-        "output of final_layernorm",
-        "loss",
-        "mean loss",
-        *[f"gradient of {name}" for name in reversed(parameters)],
-        "gradient norm",
-        *[f"updated {name}" for name in parameters],
-    ]
-
-
-def assemble(pieces: Iterable[Piece]) -> dict[tuple[int, str], Array]:
-    """Whole tensors by (iteration, name) from the pieces of a serial run, which cover each tensor once."""
-    assembled: dict[tuple[int, str], list[Piece]] = {}
-    for piece in pieces:
-        assembled.setdefault((piece.iteration, piece.tensor), []).append(piece)
-    whole = {}
-    for key, parts in assembled.items():
-        ends = [[a + n for a, n in zip(part.start, part.value.shape, strict=True)] for part in parts]
-        whole[key] = np.full(np.max(ends, axis=0) if ends[0] else (), np.nan)
-        for part, end in zip(parts, ends, strict=True):
-            whole[key][tuple(map(slice, part.start, end))] = part.value
-    return whole
-
-
-class Difference(NamedTuple):
-    """How far a tensor of one iteration is from the serial run's."""
-
-    largest: float
-    """Infinite where a value is no number or the tensor is missing."""
-    iteration: int
-    tensor: str
-    where: str
-    elements: int
-    """Elements that were compared."""
-
-    @property
-    def is_within(self) -> bool:
-        """Whether it keeps to the tolerance."""
-        return self.largest <= TOLERANCE
-
-    def sentence(self) -> str:
-        """What differs, by how much and where."""
-        return (
-            f"{self.tensor} in iteration {self.iteration + 1} differs from the serial run by {self.largest:.1e} "
-            f"{self.where}"
-        )
-
-
-def compare(piece: Piece, whole: Array, rank: str) -> Difference:
-    """The largest difference of a piece from the serial run's tensor; `rank` names who computed it."""
-    end = tuple(a + n for a, n in zip(piece.start, piece.value.shape, strict=True))
-    expected = whole[tuple(map(slice, piece.start, end))]
-    if expected.shape != piece.value.shape:
-        where = f"on {rank}: it lies at {list(piece.start)} to {list(end)} of {list(whole.shape)}"
-        return Difference(np.inf, piece.iteration, piece.tensor, where, 0)
-    distance = np.abs(piece.value - expected)
-    distance = np.where(np.isnan(distance), np.inf, distance)
-    place = np.unravel_index(int(distance.argmax()), distance.shape)
-    index = [int(a + n) for a, n in zip(piece.start, place, strict=True)]
-    where = f"at {index} on {rank}" if index else f"on {rank}"
-    return Difference(float(distance[place]), piece.iteration, piece.tensor, where, piece.value.size)
-
-
-def merge(differences: Iterable[Difference], reference: dict[tuple[int, str], Array]) -> list[Difference]:
-    """One difference per tensor of the reference, the largest; infinite if parts of it were never compared."""
-    merged_parts: dict[tuple[int, str], list[Difference]] = {key: [] for key in reference}
-    for difference in differences:
-        merged_parts[difference.iteration, difference.tensor].append(difference)
-    merged = []
-    for (iteration, tensor), parts in merged_parts.items():
-        elements = sum(part.elements for part in parts)
-        if not any(part.largest == np.inf for part in parts) and elements < reference[iteration, tensor].size:
-            where = f"as ranks computed only {elements} of its {reference[iteration, tensor].size} elements"
-            merged.append(Difference(np.inf, iteration, tensor, where, elements))
-        else:
-            merged.append(max(parts)._replace(elements=elements))
-    return merged
-
-
-def first_difference(differences: Iterable[Difference], order: Sequence[str]) -> Difference | None:
-    """The first tensor beyond the tolerance in order of computation."""
-    place = {tensor: number for number, tensor in enumerate(order)}
-    beyond = [difference for difference in differences if not difference.is_within]
-    return min(beyond, key=lambda difference: (difference.iteration, place[difference.tensor]), default=None)

@@ -1,0 +1,161 @@
+"""Records what a training step of any torch module computes, by hooks, in the names and the order of this engine.
+
+A name map says which modules and parameters are which, and how theirs lie; those of the engines that are known here are
+in `names/`. Shapes: b microbatch, s sequence, h hidden, n heads, d head dim.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiments.verify.tensors import OUTPUT, OUTPUT_GRADIENT, Piece
+from lineage.config import Config, load_config
+from lineage.errors import BadInput
+
+SHIPPED = Path(__file__).parent / "names"
+WRAPPERS = re.compile(r"^((module|_orig_mod|model)\.)+")
+
+
+class NameMap(Config):
+    """Names of an engine's modules and parameters for ours; `*` stands for one part between dots, `**` for any."""
+
+    outputs: dict[str, str]
+    """Module → ours, of modules whose output is a tensor [s, b, ...], or a tuple that begins with one."""
+    parameters: dict[str, str]
+    """Parameter → ours."""
+    batch_first: bool = False
+    """Whether their activations are [b, s, ...]."""
+    transposed: tuple[str, ...] = ()
+    """Ends of the names of weights that lie [in, out]."""
+    grouped: tuple[str, ...] = ()
+    """Ends of the names whose rows are [3, n, d], where ours are [n, 3, d]."""
+    columns: tuple[str, ...] = ()
+    """Ends of our names of outputs whose last dim is divided over tensor-parallel ranks."""
+    divided: dict[str, int] = {}
+    """Ends of our names of parameters and the dim that is divided over tensor-parallel ranks."""
+
+    def ours(self, name: str, table: dict[str, str], first_layer: int) -> str | None:
+        """Our name for theirs; None if the map has none. Their layers are counted from `first_layer`."""
+        name = WRAPPERS.sub("", name)
+        for pattern, ours in table.items():
+            if match := re.fullmatch(re.escape(pattern).replace(r"\*\*", "(.+)").replace(r"\*", "([^.]+)"), name):
+                parts = iter(match.groups())
+                named = re.sub(r"\*+", lambda _: next(parts), ours)
+                return re.sub(r"^layers\.(\d+)", lambda one: f"layers.{int(one[1]) + first_layer}", named)
+        return None
+
+
+def read_names(name: str) -> NameMap:
+    """The map of an engine that is known here, or that in a TOML file. Raises BadInput where it is none."""
+    path = SHIPPED / f"{name}.toml"
+    if not path.is_file() and not (path := Path(name)).is_file():
+        known = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.toml")))
+        raise BadInput(f"there is no name map {name}: give a TOML file or one of {known}")
+    return load_config(path, NameMap)
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Where a rank is in its layout."""
+
+    tp: int = 1
+    tp_rank: int = 0
+    sequence_parallel: bool = False
+    first_layer: int = 0
+    """Number of the first layer that its module has, where that is counted from 0."""
+
+
+class Recorder:
+    """Hands every tensor of this rank's step to `take`, as part of the whole tensor.
+
+    `heads` are those of the parts that are `grouped`.
+    """
+
+    def __init__(
+        self, names: NameMap, take: Callable[[Piece], None], place: RankPlace | None = None, heads: int = 1
+    ) -> None:
+        self.names, self.take, self.place, self.heads = names, take, place or RankPlace(), heads
+        self.iteration = 0
+
+    def show(self, tensor: str, value: Any, start: tuple[int, ...] = ()) -> None:
+        """Record a tensor or a number, from `start` in the whole; bf16 and fp16 become fp32."""
+        array = torch.as_tensor(value, dtype=None if isinstance(value, torch.Tensor) else torch.float64).detach()
+        array = array if array.dtype == torch.float64 else array.float()
+        copied = array.cpu().clone(memory_format=torch.contiguous_format).numpy()
+        self.take(Piece(self.iteration, tensor, start or (0,) * copied.ndim, copied))
+
+    def watch(self, module: nn.Module, starts: Sequence[int], scale: float = 1.0) -> Callable[[], None]:
+        """Record outputs and their gradients, × `scale`, until what is returned is called.
+
+        The n-th call of a module belongs to the microbatch whose sequences begin at `starts[n]` of the global batch;
+        what is computed again in the backward pass is left out.
+        """
+        hooks = []
+        for name, child in module.named_modules():
+            if (ours := self.names.ours(name, self.names.outputs, self.place.first_layer)) is not None:
+                hooks.append(child.register_forward_hook(self._hook(ours, iter(starts), scale)))
+
+        def end() -> None:
+            for hook in hooks:
+                hook.remove()
+
+        return end
+
+    def _hook(self, name: str, starts: Iterator[int], scale: float) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            if torch._C._current_graph_task_id() != -1:  # within a backward pass
+                return
+            tensor = output[0] if isinstance(output, tuple) else output
+            first = next(starts)
+            self._show_output(OUTPUT + name, tensor, first)
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: self._show_output(OUTPUT_GRADIENT + name, gradient * scale, first))
+
+        return hook
+
+    def _show_output(self, name: str, value: torch.Tensor, first: int) -> None:
+        value = value.detach().transpose(0, 1) if self.names.batch_first else value.detach()  # [s, b, ...]
+        start = [0, first, *[0] * (value.dim() - 2)]
+        if name.endswith(self.names.grouped) and self.names.grouped:
+            value = value.unflatten(-1, (3, self.heads, -1)).transpose(-3, -2).flatten(-3)
+        if name.endswith(self.names.columns) and self.names.columns:
+            start[-1] = self.place.tp_rank * value.size(-1)
+        elif self.place.sequence_parallel:
+            start[0] = self.place.tp_rank * value.size(0)
+        self.show(name, value, tuple(start))
+
+    def unnamed(self, parameters: Sequence[str]) -> list[str]:
+        """The parameters that the map does not have."""
+        return [name for name in parameters if self._ours(name) is None]
+
+    def parameter(self, kind: str, name: str, value: torch.Tensor) -> None:
+        """Record what belongs to a parameter of that name of theirs; nothing where the map does not have it."""
+        if (ours := self._ours(name)) is not None:
+            value = self.in_our_order(ours, value.detach())
+            self.show(f"{kind}{ours}", value, self.start(ours, value))
+
+    def start(self, ours: str, value: torch.Tensor) -> tuple[int, ...]:
+        """Where this rank's part of a parameter begins in the whole."""
+        divided = next((dim for end, dim in self.names.divided.items() if ours.endswith(end)), None)
+        return tuple(self.place.tp_rank * size if dim == divided else 0 for dim, size in enumerate(value.shape))
+
+    def in_our_order(self, ours: str, value: torch.Tensor) -> torch.Tensor:
+        """A parameter of theirs as a view in our order; writing there writes the parameter where it is not grouped."""
+        value = value.T if self.names.transposed and ours.endswith(self.names.transposed) else value
+        if self.names.grouped and ours.endswith(self.names.grouped):
+            value = value.unflatten(0, (3, self.heads, -1)).transpose(0, 1).flatten(0, 2)
+        return value
+
+    def in_their_order(self, ours: str, value: torch.Tensor) -> torch.Tensor:
+        """The inverse of `in_our_order`."""
+        if self.names.grouped and ours.endswith(self.names.grouped):
+            value = value.unflatten(0, (self.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+        return value.T if self.names.transposed and ours.endswith(self.names.transposed) else value
+
+    def _ours(self, name: str) -> str | None:
+        return self.names.ours(name, self.names.parameters, self.place.first_layer)

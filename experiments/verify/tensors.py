@@ -1,0 +1,161 @@
+"""Tensors that a training step computes: the parts that ranks hold, the whole, their order, and how far two are apart.
+
+Imports no torch. Whole activations are [s, B, h] with B the sequences of the global batch; weights are as this engine
+has them whole. A part says where in the whole it begins.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lineage.errors import IntegrityFailure
+
+Array = NDArray[np.floating[Any]]
+Key = tuple[int, str]
+"""Iteration, from 0, and name."""
+OUTPUT, OUTPUT_GRADIENT = "output of ", "gradient of output of "
+PHASES = (OUTPUT, "loss", "mean loss", OUTPUT_GRADIENT, "gradient of ", "gradient norm", "learning rate",
+          "exp_avg of ", "exp_avg_sq of ", "updated ")  # fmt: skip
+"""How names begin, in the order of an iteration."""
+
+
+class Piece(NamedTuple):
+    """Part of a tensor as one rank computed it."""
+
+    iteration: int
+    tensor: str
+    start: tuple[int, ...]
+    """Where the part begins in the whole tensor."""
+    value: Array
+
+    @property
+    def end(self) -> tuple[int, ...]:
+        """Where it ends."""
+        return tuple(a + n for a, n in zip(self.start, self.value.shape, strict=True))
+
+
+def computation_order(seen: Iterable[str]) -> list[str]:
+    """Names of an iteration's tensors as they come to be: forward pass, loss, gradients backward, update.
+
+    `seen` are the names, those of the forward pass and those of the updated weights each in their order.
+    """
+    names = list(dict.fromkeys(seen))
+    outputs = [name.removeprefix(OUTPUT) for name in names if name.startswith(OUTPUT)]
+    weights = [name.removeprefix("updated ") for name in names if name.startswith("updated ")]
+    place = {OUTPUT + name: number for number, name in enumerate(outputs)}
+    place |= {OUTPUT_GRADIENT + name: -number for number, name in enumerate(outputs)}
+    for number, name in enumerate(weights):
+        place[f"gradient of {name}"] = -number
+        place |= {phase + name: number for phase in PHASES[-3:]}
+    return sorted(names, key=lambda name: (_phase(name), place.get(name, 0)))
+
+
+def _phase(name: str) -> int:
+    prefixes = sorted(PHASES, key=len, reverse=True)
+    return PHASES.index(next(prefix for prefix in prefixes if name.startswith(prefix)))
+
+
+def assemble(pieces: Iterable[Piece]) -> dict[Key, Array]:
+    """Whole tensors by (iteration, name). Of a part that several ranks hold the last is taken.
+
+    Raises IntegrityFailure where parts of a tensor overlap or leave a hole.
+    """
+    parts: dict[Key, dict[tuple[tuple[int, ...], tuple[int, ...]], Piece]] = {}
+    for piece in pieces:
+        parts.setdefault((piece.iteration, piece.tensor), {})[piece.start, piece.end] = piece
+    whole = {}
+    for key, boxes in parts.items():
+        check_cover(key, list(boxes))
+        shape = np.max([end for _, end in boxes], axis=0).astype(int)
+        whole[key] = np.empty(shape, next(iter(boxes.values())).value.dtype)
+        for (start, end), piece in boxes.items():
+            whole[key][tuple(map(slice, start, end))] = piece.value
+    return whole
+
+
+def check_cover(key: Key, boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
+    """Raise IntegrityFailure unless the boxes (start, end), all different, cover one box from the origin once."""
+    what = f"{key[1]} in iteration {key[0] + 1}"
+    if len({len(start) for start, _ in boxes}) > 1:
+        raise IntegrityFailure(f"the shards of {what} have different numbers of dims")
+    for number, (start, end) in enumerate(boxes):
+        for other_start, other_end in boxes[:number]:
+            if all(max(a, c) < min(b, d) for a, b, c, d in zip(start, end, other_start, other_end, strict=True)):
+                raise IntegrityFailure(
+                    f"shards of {what} overlap: {list(other_start)} to {list(other_end)} and {list(start)} to "
+                    f"{list(end)}"
+                )
+    shape = np.max([end for _, end in boxes], axis=0)
+    held = sum(int(np.prod(np.subtract(end, start))) for start, end in boxes)
+    if held != int(np.prod(shape)):
+        raise IntegrityFailure(f"shards of {what} hold {held} of its {int(np.prod(shape))} elements: some are missing")
+
+
+class Difference(NamedTuple):
+    """How far a tensor of one iteration is from the reference's."""
+
+    largest: float
+    """Infinite where a value is no number or the tensor is missing."""
+    iteration: int
+    tensor: str
+    where: str
+    elements: int
+    """Elements that were compared."""
+    tolerance: float
+
+    @property
+    def is_within(self) -> bool:
+        """Whether it keeps to the tolerance."""
+        return self.largest <= self.tolerance
+
+    def sentence(self, reference: str) -> str:
+        """What differs from the named reference, by how much and where."""
+        return (
+            f"{self.tensor} in iteration {self.iteration + 1} differs from {reference} by {self.largest:.1e} "
+            f"{self.where}"
+        )
+
+
+def compare(piece: Piece, whole: Array, rank: str, tolerance: float) -> Difference:
+    """The largest difference of a piece from the reference's tensor; `rank` names who computed it."""
+    expected = whole[tuple(map(slice, piece.start, piece.end))] if len(piece.start) == whole.ndim else np.empty(0)
+    if expected.shape != piece.value.shape:
+        where = f"on {rank}: it lies at {list(piece.start)} to {list(piece.end)} of {list(whole.shape)}"
+        return Difference(np.inf, piece.iteration, piece.tensor, where, 0, tolerance)
+    distance = np.abs(piece.value.astype(np.float64) - expected)
+    distance = np.where(np.isnan(distance), np.inf, distance)
+    place = np.unravel_index(int(distance.argmax()), distance.shape)
+    index = [int(a + n) for a, n in zip(piece.start, place, strict=True)]
+    where = f"at {index} on {rank}" if index else f"on {rank}"
+    return Difference(float(distance[place]), piece.iteration, piece.tensor, where, piece.value.size, tolerance)
+
+
+def merge(differences: Iterable[Difference], reference: Mapping[Key, Array]) -> list[Difference]:
+    """One difference per tensor of the reference, the largest; infinite if parts of it were never compared."""
+    merged_parts: dict[Key, list[Difference]] = {key: [] for key in reference}
+    for difference in differences:
+        merged_parts[difference.iteration, difference.tensor].append(difference)
+    merged = []
+    for (iteration, tensor), parts in merged_parts.items():
+        elements = sum(part.elements for part in parts)
+        if not any(part.largest == np.inf for part in parts) and elements < reference[iteration, tensor].size:
+            where = f"as ranks computed only {elements} of its {reference[iteration, tensor].size} elements"
+            merged.append(Difference(np.inf, iteration, tensor, where, elements, 0.0))
+        else:
+            merged.append(max(parts)._replace(elements=elements))
+    return merged
+
+
+def first_difference(differences: Iterable[Difference], order: Sequence[str]) -> Difference | None:
+    """The first tensor beyond its tolerance in order of computation."""
+    place = {tensor: number for number, tensor in enumerate(order)}
+    beyond = [difference for difference in differences if not difference.is_within]
+    return min(beyond, key=lambda difference: (difference.iteration, place[difference.tensor]), default=None)
+
+
+def layers_of(names: Iterable[str]) -> int:
+    """Layers of the network that has tensors of these names."""
+    return 1 + max((int(match[1]) for name in names if (match := re.search(r"\blayers\.(\d+)", name))), default=-1)
