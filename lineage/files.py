@@ -139,6 +139,74 @@ class LearningRate(Document):
         return self
 
 
+AGAINST = "against.json"
+
+
+class AgainstCurve(Document):
+    """A number of each iteration in two engines."""
+
+    quantity: Literal["loss", "norm", "rate"]
+    ours: list[Finite]
+    theirs: list[Finite]
+    tolerance: list[Finite]
+    """How far they may be apart in each iteration."""
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> "AgainstCurve":
+        if not len(self.ours) == len(self.theirs) == len(self.tolerance) > 0:
+            raise ValueError("the curves are not of one length")
+        return self
+
+    @property
+    def differences(self) -> list[float]:
+        """Distance in each iteration."""
+        return [abs(a - b) for a, b in zip(self.ours, self.theirs, strict=True)]
+
+    @property
+    def largest(self) -> tuple[int, float, float]:
+        """Iteration, from 1, of the largest share of its tolerance; distance and tolerance there."""
+        found = self.differences
+        worst = max(range(len(found)), key=lambda at: found[at] / (self.tolerance[at] or 1e-300))
+        return worst + 1, found[worst], self.tolerance[worst]
+
+
+class Against(Document):
+    """What `mlm-verify against` writes: a training in this engine and the same in another."""
+
+    benchmark: Literal["against"]
+    name: str
+    engine: str
+    """The other one, with its version."""
+    layout: str
+    precision: str
+    formula: str
+    """Of the tolerance."""
+    factor: Positive
+    draws: int
+    """Runs of the other engine with moved weights, from which the tolerance is."""
+    patches: list[str]
+    """What was changed in the other engine to run."""
+    curves: list[AgainstCurve]
+    weights: dict[str, tuple[float, Finite]]
+    """Largest distance of each tensor at the end, and its tolerance."""
+    environment: Environment = Environment()
+
+    @property
+    def beyond(self) -> list[str]:
+        """What is beyond its tolerance, in words."""
+        found = [
+            f"the {curve.quantity} of iteration {at + 1} by {distance:.1e}, tolerance {allowed:.1e}"
+            for curve in self.curves
+            for at, (distance, allowed) in enumerate(zip(curve.differences, curve.tolerance, strict=True))
+            if not distance <= allowed
+        ]
+        return found + [
+            f"{name} at the end by {distance:.1e}, tolerance {allowed:.1e}"
+            for name, (distance, allowed) in self.weights.items()
+            if not distance <= allowed
+        ]
+
+
 class Step(Document, frozen=False):
     """A line of metrics.jsonl: an iteration, or the mean of several that end there. Guards add what they saw of it."""
 

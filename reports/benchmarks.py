@@ -7,7 +7,8 @@ from pathlib import Path
 
 from lineage.benchmark import Benchmark, parse_benchmark, sentences, setting_lines, tables
 from lineage.errors import BadInput, UserError
-from lineage.files import LearningRate, Timeline, parse_document, read_values
+from lineage.files import AGAINST, Against, LearningRate, Timeline, parse_document, read_values
+from reports.against import against_exhibit
 from reports.exhibit import Draw, Exhibit, Section, Table
 from reports.files import Problem, file_name
 from reports.learning_rate import rate_curve_exhibit
@@ -37,12 +38,12 @@ class Benchmarks:
 
 
 def load_benchmarks(directory: Path) -> Benchmarks:
-    """Every JSON file of a folder. Raises BadInput if it is not a folder."""
+    """Every JSON file of a folder, and the record of every run of `mlm-verify against` in it. Raises BadInput if it is not a folder."""
     if not directory.is_dir():
         raise BadInput(f"{directory} is not a directory of benchmark results")
     exhibits: list[Exhibit] = []
     problems, commits = [], []
-    for path in sorted(directory.glob("*.json")):
+    for path in sorted([*directory.glob("*.json"), *directory.glob(f"*/{AGAINST}")]):
         try:
             exhibit, commit = _read(path)
             taken = exhibit.name in {other.name for other in exhibits}
@@ -57,8 +58,11 @@ def load_benchmarks(directory: Path) -> Benchmarks:
 
 
 def _read(path: Path) -> tuple[Exhibit, str]:
-    """The exhibit and the commit of a file, which is a benchmark's or a learning-rate finder's."""
+    """The exhibit and the commit of a file: a benchmark's, a learning-rate finder's or of two engines."""
     values = read_values(path)
+    if isinstance(values, dict) and values.get("benchmark") == "against":
+        found = parse_document(values, Against, path.name)
+        return against_exhibit("bench-against", found), str(found.environment.source.get("commit") or "")
     if isinstance(values, dict) and values.get("benchmark") == "learning-rate":
         curve = parse_document(values, LearningRate, path.name)
         return rate_curve_exhibit("bench-learning-rate", curve), str(curve.environment.source.get("commit") or "")

@@ -1,8 +1,9 @@
 """Other programs as contenders, given this engine's initial weights: transformers' GPT-2 and nanoGPT's."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from engine.config import ModelConfig
 from experiments.bench.contender import Contender, Step
 from experiments.bench.sizes import BenchSize
 from lineage.extras import import_extra
@@ -11,22 +12,44 @@ if TYPE_CHECKING:
     import torch
 
 
-def build_huggingface(contender: Contender, size: BenchSize) -> Step:
-    """A step of transformers' GPT2LMHeadModel."""
-    import torch
+Loss = Callable[["torch.nn.Module", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+"""(model, token ids [b, s], targets [b, s]) → mean loss."""
+
+
+def huggingface(config: ModelConfig) -> "tuple[torch.nn.Module, Loss]":
+    """transformers' GPT2LMHeadModel, with its own initial values, and its loss."""
     from torch.nn import functional as F
 
     from engine.formats.huggingface import their_config
 
     transformers = import_extra("transformers", "bench")
-    config = transformers.GPT2Config(**their_config(size.model), bos_token_id=0, eos_token_id=0)
-    model = transformers.GPT2LMHeadModel(config)
-    weights = _their_weights(size)
-    model.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**their_config(config), bos_token_id=0, eos_token_id=0)
+    )  # fmt: skip
 
-    def loss(module: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def loss(module: "torch.nn.Module", tokens: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
         logits = module(input_ids=tokens, use_cache=False).logits
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    return model, loss
+
+
+def parameter_groups(model: "torch.nn.Module", weight_decay: float) -> list[dict[str, Any]]:
+    """The model's parameters as such programs give them to AdamW: those of one dim are not decayed."""
+    parameters = list(model.parameters())
+    return [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
+    ]
+
+
+def build_huggingface(contender: Contender, size: BenchSize) -> Step:
+    """A step of transformers' GPT2LMHeadModel."""
+    import torch
+
+    model, loss = huggingface(size.model)
+    weights = _their_weights(size)
+    model.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
 
     def set_dropout(probability: float, iteration: int, places: range) -> None:
         for module in model.modules():
@@ -48,12 +71,13 @@ def build_nanogpt(contender: Contender, size: BenchSize) -> Step:
         whole = weights[f"transformer.{name}"]
         with torch.no_grad():
             parameter.copy_(whole.T if ".c_" in name and whole.dim() == 2 else whole)
+    return _step(contender, size, model, call, lambda probability, *_: set_probability(probability))
 
-    def loss(module: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        value: torch.Tensor = module(tokens, targets)
-        return value
 
-    return _step(contender, size, model, loss, lambda probability, *_: set_probability(probability))
+def call(model: "torch.nn.Module", tokens: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
+    """The loss of a model that returns it."""
+    value: torch.Tensor = model(tokens, targets)
+    return value
 
 
 def _their_weights(size: BenchSize) -> "dict[str, torch.Tensor]":
@@ -74,7 +98,7 @@ def _step(
     contender: Contender,
     size: BenchSize,
     model: "torch.nn.Module",
-    loss: "Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]",
+    loss: Loss,
     set_dropout: Callable[[float, int, range], None],
 ) -> Step:
     """An iteration as such programs write it; on several ranks under DistributedDataParallel."""
@@ -88,12 +112,8 @@ def _step(
     model.to(device).train()
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
-            {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
-        ],
-        lr=train.learning_rate, betas=(train.adam_beta1, train.adam_beta2), eps=train.adam_epsilon,
-        fused=contender.is_tuned,
+        parameter_groups(model, train.weight_decay), lr=train.learning_rate,
+        betas=(train.adam_beta1, train.adam_beta2), eps=train.adam_epsilon, fused=contender.is_tuned,
     )  # fmt: skip
     module = DistributedDataParallel(model) if ranks > 1 else model
     if contender.is_compiled:

@@ -37,6 +37,59 @@ def parallel(
     run_parity(resolved, layouts, ranks, iterations)
 
 
+class Other(StrEnum):
+    """Engines that ours is held against."""
+
+    MEGATRON_CORE = "megatron-core"
+    TRANSFORMERS = "transformers"
+    NANOGPT = "nanogpt"
+
+
+Configuration = Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")]
+Layout = Annotated[str, typer.Option("--layout", help="serial, or a name such as tp2, dp2, tp2-sp, pp2, dp2-zero1.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]
+Twin = Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")]
+
+
+@app.command()
+def against(
+    engine: Annotated[Other, typer.Argument(help="The other engine.")],
+    config: Configuration,
+    layout: Layout = "serial",
+    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Of each training.")] = 20,
+    overrides: Overrides = None,
+    twin: Twin = False,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the sealed run.")] = Path("runs"),
+) -> None:
+    """Train in this engine and in another from the same weights on the same samples; compare every iteration.
+
+    The tolerance is measured on the other engine. Without data.dataset the tokens are random. Exit code 3 where a loss,
+    a gradient norm or a weight at the end is beyond it; the run is kept either way.
+    """
+    from engine.cli import read_run_config
+
+    resolved = read_run_config(config, overrides or [], twin)
+
+    from experiments.verify.against import keep, run_against
+    from experiments.verify.parity import LayoutDiffers
+    from reports.against import closest, measured, summary
+
+    result = run_against(resolved, engine.value, layout, iterations)
+    place = keep(result, resolved, out)
+    print("\n".join(measured(result)))
+    print(f"{'iteration':>9}  {'loss, ours':>12}  {'theirs':>12}  {'difference':>10}  {'tolerance':>10}")
+    loss = result.curves[0]
+    for at in sorted({*range(0, len(loss.ours), -(-len(loss.ours) // 20)), len(loss.ours) - 1}):
+        print(f"{at + 1:9}  {loss.ours[at]:12.7f}  {loss.theirs[at]:12.7f}  {loss.differences[at]:10.1e}  "
+              f"{loss.tolerance[at]:10.1e}")  # fmt: skip
+    for row in closest(result).rows:
+        print(f"{row[0]}, {row[1]}: {row[2]}, tolerance {row[3]}")
+    print(f"written: {place}")
+    if result.beyond:
+        raise LayoutDiffers(" ".join(summary(result)))
+    print(summary(result)[-1])
+
+
 class ChaosRecipe(StrEnum):
     """What is disturbed."""
 

@@ -3,6 +3,7 @@
 Each is built on every rank of its layout. What it computes in an iteration goes to a recorder, where there is one.
 """
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -100,11 +101,11 @@ class Engine(ABC):
     @torch.no_grad()
     def move_weights(self, draw: int) -> None:
         """Move every weight w to w(1 + δ), δ drawn evenly from ± the unit round-off of its number format."""
-        for number, (_, parameter) in enumerate(self.parameters()):
-            generator = torch.Generator().manual_seed(draw * 100_003 + number)
-            noise = torch.rand(parameter.shape, generator=generator).to(parameter.device).mul_(2).sub_(1)
-            unit = torch.finfo(parameter.dtype).eps / 2
-            parameter.copy_(parameter.double() * (1 + unit * noise.double()))
+        for name, parameter in self.parameters():
+            ours = self.names.ours(name, self.names.parameters, self.place.first_layer) or name
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{ours} {draw}".encode()))
+            moves = torch.rand(parameter.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
+            parameter.copy_(parameter.double() * (1 + torch.finfo(parameter.dtype).eps / 2 * moves))
 
 
 class Ours(Engine):

@@ -1,0 +1,263 @@
+"""Megatron-Core's GPTModel, its data order, optimizer, clipping and schedule, on CPU ranks, as an engine.
+
+`make_it_run_on_cpus` changes the imported package from outside; nothing of it is edited on disk.
+"""
+
+import copy
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from engine.data.batches import place_groups
+from engine.optim.precision import DTYPES
+from experiments.verify.engines import Engine, StepResult, Work
+from experiments.verify.parity import ParityLayout
+from experiments.verify.recorder import RankPlace, Recorder, read_names
+from lineage.errors import BadInput
+from lineage.extras import import_extra
+
+PATCHES = (
+    "tensors that it makes on `cuda` or moves there are made and stay on the CPU, and their type says cuda",
+    "torch.cuda.current_device is the CPU, torch.cuda.synchronize waits for nothing",
+    "the generator states that it keeps for dropout are those of the CPU's generator",
+    "torch.compile, with which it fuses bias and GeLU, leaves functions as they are",
+    "its layer norm without Apex and Transformer Engine takes sequence parallelism, with its gradients marked",
+)
+"""What is changed in it, in words."""
+TRIED = ("0.16.1",)
+SEED = 1234
+core = partial(import_extra, extra="test")
+
+
+class _OnCpu(TorchFunctionMode):
+    """Calls that name `cuda`, answered on the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") == "cuda":
+            kwargs["device"] = "cpu"
+        if func is torch.Tensor.cuda:
+            return args[0]
+        answer = func(*args, **kwargs)
+        if func is torch.Tensor.type and isinstance(answer, str):
+            return answer.replace("torch.", "torch.cuda.", 1)
+        return answer
+
+
+def make_it_run_on_cpus() -> None:
+    """Import the package with the changes of `PATCHES`; once for this process and those that it forks.
+
+    Raises BadInput where it is not installed, or where a name of it has moved.
+    """
+    warnings.filterwarnings("ignore", module=r"megatron\..*")
+    logging.getLogger("megatron.core").setLevel(logging.ERROR)
+    torch.compiler.set_stance("force_eager")
+    try:
+        random, norm = core("megatron.core.tensor_parallel.random"), core("megatron.core.transformer.torch_norm")
+        for name in ("models.gpt", "optimizer", "optimizer_param_scheduler", "distributed", "pipeline_parallel",
+                     "datasets.gpt_dataset", "datasets.blended_megatron_dataset_builder"):  # fmt: skip
+            core(f"megatron.core.{name}")
+        if getattr(norm.WrappedTorchNorm, "takes_sequence_parallel", False):
+            return
+        norm.WrappedTorchNorm.__new__ = partial(_layer_norm, norm.WrappedTorchNorm.__new__)
+        norm.WrappedTorchNorm.takes_sequence_parallel = True
+        random._get_cuda_rng_state, random._set_cuda_rng_state  # noqa: B018
+    except AttributeError as error:
+        raise BadInput(
+            f"megatron-core {version('megatron-core')} has other names than the versions tried, {', '.join(TRIED)}: "
+            f"{error}"
+        ) from error
+    random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()
+    torch.cuda.manual_seed = torch.manual_seed
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    torch.cuda.synchronize = lambda *_: None
+    _OnCpu().__enter__()
+
+
+def _layer_norm(make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+    plain = copy.copy(config)
+    plain.sequence_parallel = plain.persist_layer_norm = False
+    norm: torch.nn.Module = make(cls, plain, *args, **kwargs)
+    for parameter in norm.parameters():
+        parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    return norm
+
+
+class MegatronCore(Engine):
+    """GPTModel under DistributedDataParallel, with get_megatron_optimizer and OptimizerParamScheduler.
+
+    With `shard_optimizer` the optimizer is its DistributedOptimizer. Every row of the vocabulary takes part in its
+    softmax, so the configuration's vocabulary must be as large as its padded one.
+    """
+
+    names = read_names("megatron-core")
+
+    def __init__(self, work: Work, layout: ParityLayout) -> None:
+        make_it_run_on_cpus()
+        if layout.schedule != "1f1b" or layout.recompute != "none":
+            raise BadInput("megatron-core is run with 1F1B and without recomputation: name tp, pp, dp, sp or zero1")
+        self.work, self.layout, self.train = work, layout, work.config.train
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        self.state = core("megatron.core.parallel_state")
+        if not self.state.model_parallel_is_initialized():
+            self.state.initialize_model_parallel(layout.tp, layout.pp)
+        core("megatron.core.tensor_parallel").model_parallel_cuda_manual_seed(SEED)
+        self.dp_rank = self.state.get_data_parallel_rank()
+        stage = self.state.get_pipeline_model_parallel_rank()
+        self.place = RankPlace(
+            layout.tp, self.state.get_tensor_model_parallel_rank(), layout.sequence_parallel,
+            stage * (work.config.model.num_layers // layout.pp),
+        )  # fmt: skip
+        self.config = self._config()
+        self.gpt = self._build()
+        dtype = self.config.params_dtype
+        if work.initial:
+            self.load(work.initial, work)
+        module = self.gpt.to(dtype)
+        if dtype != torch.float32:
+            module = core("megatron.core.transformer.module").Float16Module(self.config, module)
+        self.model = self._distribute(module)
+        self.optimizer, self.scheduler = self._optimize()
+        self.samples = self._samples()
+
+    def _config(self) -> Any:
+        model, layout = self.work.config.model, self.layout
+        dtype = DTYPES[self.train.precision]
+        return core("megatron.core.transformer").TransformerConfig(
+            num_layers=model.num_layers, hidden_size=model.hidden_size, num_attention_heads=model.num_heads,
+            hidden_dropout=model.dropout, attention_dropout=model.dropout, layernorm_epsilon=1e-5,
+            init_method_std=model.init_std, tensor_model_parallel_size=layout.tp,
+            pipeline_model_parallel_size=layout.pp, sequence_parallel=layout.sequence_parallel,
+            params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype == torch.bfloat16, bias_activation_fusion=True,
+            bias_dropout_fusion=True, masked_softmax_fusion=False, gradient_accumulation_fusion=False,
+            persist_layer_norm=False, use_cpu_initialization=False,
+            finalize_model_grads_func=core("megatron.core.distributed").finalize_model_grads,
+        )  # fmt: skip
+
+    def _build(self) -> Any:
+        model = self.work.config.model
+        layer = core("megatron.core.models.gpt.gpt_layer_specs").get_gpt_layer_local_spec()
+        return core("megatron.core.models.gpt").GPTModel(
+            self.config, layer, model.padded_vocab_size, model.seq_length,
+            pre_process=self.state.is_pipeline_first_stage(), post_process=self.state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=True, position_embedding_type="learned_absolute",
+        )  # fmt: skip
+
+    def _distribute(self, module: Any) -> Any:
+        distributed = core("megatron.core.distributed")
+        config = distributed.DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, use_distributed_optimizer=self.layout.shard_optimizer
+        )
+        return distributed.DistributedDataParallel(self.config, config, module)
+
+    def _optimize(self) -> tuple[Any, Any]:
+        train, dtype = self.train, self.config.params_dtype
+        optimizers = core("megatron.core.optimizer")
+        config = optimizers.OptimizerConfig(
+            optimizer="adam", lr=train.learning_rate, min_lr=train.min_learning_rate, weight_decay=train.weight_decay,
+            adam_beta1=train.adam_beta1, adam_beta2=train.adam_beta2, adam_eps=train.adam_epsilon,
+            clip_grad=train.clip_gradient, bf16=dtype == torch.bfloat16, params_dtype=dtype,
+            use_distributed_optimizer=self.layout.shard_optimizer,
+        )  # fmt: skip
+        optimizer = optimizers.get_megatron_optimizer(config, [self.model])
+        batch = train.global_batch_size
+        scheduler = core("megatron.core.optimizer_param_scheduler").OptimizerParamScheduler(
+            optimizer, init_lr=0.0, max_lr=train.learning_rate, min_lr=train.min_learning_rate,
+            lr_warmup_steps=train.warmup_iterations * batch, lr_decay_steps=train.iterations * batch,
+            lr_decay_style=train.decay, start_wd=train.weight_decay, end_wd=train.weight_decay, wd_incr_steps=0,
+            wd_incr_style="constant",
+        )  # fmt: skip
+        return optimizer, scheduler
+
+    def _samples(self) -> Any:
+        """Its GPTDataset over the token files; of several, its BlendedDataset."""
+        config, model = core("megatron.core.datasets.gpt_dataset"), self.work.config.model
+        prefixes = [str(prefix) for prefix, _ in self.work.tokens]
+        weights = [weight for _, weight in self.work.tokens] if len(prefixes) > 1 else None
+        described = config.GPTDatasetConfig(
+            random_seed=self.train.seed, sequence_length=model.seq_length, blend=(prefixes, weights), split="1,0,0",
+            path_to_cache=str(Path(prefixes[0]).parent / "index"), reset_position_ids=False,
+            reset_attention_mask=False, eod_mask_loss=False,
+            tokenizer=SimpleNamespace(eod=0, pad=None, vocab_size=model.vocab_size, unique_identifiers={}),
+        )  # fmt: skip
+        builder = core("megatron.core.datasets.blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
+        count = self.work.iterations * self.train.global_batch_size
+        return builder(config.GPTDataset, [count, 0, 0], lambda: True, described).build()[0]
+
+    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """By GPTModel's names."""
+        return ((name, parameter) for name, parameter in self.gpt.named_parameters())
+
+    def take_weights(self) -> None:
+        """fp32 copies follow the model, once there are any."""
+        if hasattr(self, "optimizer"):
+            self.optimizer.reload_model_params()
+
+    def step(self, iteration: int, recorder: Recorder | None = None) -> StepResult:
+        """One iteration as its pre-training loop makes it."""
+        train, dp = self.train, self.layout.dp
+        groups = list(place_groups(train.global_batch_size, train.microbatch_size, self.dp_rank, dp))
+        starts = [places[0] for places in groups]
+        numbers = iter([[iteration * train.global_batch_size + place for place in places] for places in groups])
+        end = recorder.watch(self.gpt, starts, len(groups)) if recorder else lambda: None
+        losses: list[torch.Tensor] = []
+        self.model.train()
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+        def forward(data: Any, model: Any) -> tuple[torch.Tensor, Any]:
+            items = [self.samples[number] for number in next(data)]
+            tokens, labels, positions = (
+                torch.stack([item[key] for item in items]) for key in ("tokens", "labels", "position_ids")
+            )
+            return model(tokens, positions, None, labels=labels), mean
+
+        def mean(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            loss = output.float().mean()
+            if recorder:
+                recorder.show("loss", loss.view(1), (starts[len(losses)] // train.microbatch_size,))
+            losses.append(loss.detach().double())
+            return loss, {}
+
+        core("megatron.core.pipeline_parallel").get_forward_backward_func()(
+            forward_step_func=forward, data_iterator=numbers, model=[self.model], num_microbatches=len(groups),
+            seq_length=self.work.config.model.seq_length, micro_batch_size=train.microbatch_size,
+        )  # fmt: skip
+        end()
+        loss = torch.stack(losses).mean() / self.layout.dp if losses else torch.zeros((), dtype=torch.float64)
+        torch.distributed.all_reduce(loss, group=self.state.get_data_parallel_group())
+        torch.distributed.all_reduce(loss, group=self.state.get_pipeline_model_parallel_group())
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        if recorder:
+            for name, parameter in reversed(list(self.gpt.named_parameters())):
+                recorder.parameter("gradient of ", name, parameter.main_grad)
+        _, norm, _ = self.optimizer.step()
+        self.scheduler.step(increment=train.global_batch_size)
+        if recorder:
+            for tensor, number in (("mean loss", loss), ("gradient norm", norm), ("learning rate", rate)):
+                recorder.show(tensor, float(number))
+            self._show_state(recorder)
+        return StepResult(loss.item(), float(norm), rate)
+
+    def _show_state(self, recorder: Recorder) -> None:
+        for name, parameter in self.gpt.named_parameters():
+            state = next((
+                one.optimizer.state[main] for one in self.optimizer.chained_optimizers
+                if (main := getattr(parameter, "main_param", parameter)) in one.optimizer.state
+            ), {})  # fmt: skip
+            for what in ("exp_avg", "exp_avg_sq"):
+                if what in state:
+                    recorder.parameter(f"{what} of ", name, state[what])
+            recorder.parameter("updated ", name, parameter)
