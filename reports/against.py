@@ -41,8 +41,10 @@ def summary(result: Against) -> list[str]:
     number = len(result.curves[0].ours)
     beyond = result.beyond
     loss = next(curve for curve in result.curves if curve.quantity == "loss")
-    verdict = f"Beyond the tolerance: {beyond[0]} ({len(beyond)} such numbers)." if beyond else (
-        "Every loss, gradient norm and learning rate, and every weight at the end, is within the tolerance."
+    verdict = (
+        f"Beyond the tolerance: {beyond[0]} ({len(beyond)} such numbers)."
+        if beyond
+        else ("Every loss, gradient norm and learning rate, and every weight at the end, is within the tolerance.")
     )
     return [
         f"{number} iterations of {result.name} on {result.layout} in {result.precision}, from the same weights on the "
@@ -53,7 +55,7 @@ def summary(result: Against) -> list[str]:
 
 def closest(result: Against) -> Table:
     """Of each quantity where it comes closest to its tolerance, and the tensor that does at the end."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for curve in result.curves:
         at, distance, allowed = curve.largest
         rows.append((QUANTITIES[curve.quantity], f"iteration {at}", f"{distance:.1e}", f"{allowed:.1e}"))

@@ -38,7 +38,7 @@ class Benchmarks:
 
 
 def load_benchmarks(directory: Path) -> Benchmarks:
-    """Every JSON file of a folder, and the record of every run of `mlm-verify against` in it. Raises BadInput if it is not a folder."""
+    """Every JSON file of a folder and every run of `mlm-verify against` in it. Raises BadInput if it is no folder."""
     if not directory.is_dir():
         raise BadInput(f"{directory} is not a directory of benchmark results")
     exhibits: list[Exhibit] = []

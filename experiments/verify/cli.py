@@ -13,16 +13,22 @@ app = CommandLine(help="Prove that runs are unchanged and that layouts agree.", 
 app.command()(run)
 
 
+Configuration = Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")]
+Layout = Annotated[str, typer.Option("--layout", help="serial, or a name such as tp2, dp2, tp2-sp, pp2, dp2-zero1.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]
+Twin = Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")]
+
+
 @app.command()
 def parallel(
-    config: Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")],
+    config: Configuration,
     layouts: Annotated[
         str, typer.Option("--layouts", help="all, or names such as tp2,pp2-gpipe,tp2-pp2-dp2-chunks2-sp-recompute.")
     ] = "all",
     ranks: Annotated[int, typer.Option("--ranks", min=1, help="Most processes of a layout.")] = 8,
     iterations: Annotated[int, typer.Option("--iterations", min=1, help="Optimizer steps of each run.")] = 3,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")] = None,
-    twin: Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")] = False,
+    overrides: Overrides = None,
+    twin: Twin = False,
 ) -> None:
     """Train a few iterations serially and on each layout; compare losses, gradients and weights in float64.
 
@@ -37,23 +43,9 @@ def parallel(
     run_parity(resolved, layouts, ranks, iterations)
 
 
-class Other(StrEnum):
-    """Engines that ours is held against."""
-
-    MEGATRON_CORE = "megatron-core"
-    TRANSFORMERS = "transformers"
-    NANOGPT = "nanogpt"
-
-
-Configuration = Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")]
-Layout = Annotated[str, typer.Option("--layout", help="serial, or a name such as tp2, dp2, tp2-sp, pp2, dp2-zero1.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]
-Twin = Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")]
-
-
 @app.command()
 def against(
-    engine: Annotated[Other, typer.Argument(help="The other engine.")],
+    engine: Annotated[str, typer.Argument(help="megatron-core, transformers or nanogpt.")],
     config: Configuration,
     layout: Layout = "serial",
     iterations: Annotated[int, typer.Option("--iterations", min=1, help="Of each training.")] = 20,
@@ -74,7 +66,7 @@ def against(
     from experiments.verify.parity import LayoutDiffers
     from reports.against import closest, measured, summary
 
-    result = run_against(resolved, engine.value, layout, iterations)
+    result = run_against(resolved, engine, layout, iterations)
     place = keep(result, resolved, out)
     print("\n".join(measured(result)))
     print(f"{'iteration':>9}  {'loss, ours':>12}  {'theirs':>12}  {'difference':>10}  {'tolerance':>10}")
@@ -88,6 +80,62 @@ def against(
     if result.beyond:
         raise LayoutDiffers(" ".join(summary(result)))
     print(summary(result)[-1])
+
+
+@app.command()
+def trace(
+    engine: Annotated[str, typer.Argument(help="ours, megatron-core, transformers or nanogpt.")],
+    config: Configuration,
+    out: Annotated[Path, typer.Argument(help="New directory.")],
+    layout: Layout = "serial",
+    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Recorded, from the first.")] = 2,
+    draws: Annotated[int, typer.Option("--draws", min=0, help="Runs with moved weights, for tolerances.")] = 0,
+    dropout: Annotated[float, typer.Option("--dropout", min=0, max=0.9, help="With an engine's own masks.")] = 0.0,
+    overrides: Overrides = None,
+    twin: Twin = False,
+) -> None:
+    """Record what an engine computes: activations, gradients, the optimizer's state and the weights.
+
+    A trace that others are held against needs --draws 4. Other modules are recorded by
+    experiments.verify.recorder.Recorder, with a name map in TOML.
+    """
+    from engine.cli import read_run_config
+
+    resolved = read_run_config(config, overrides or [], twin)
+
+    from experiments.verify.trace_run import record_trace
+
+    made = record_trace(resolved, engine, layout, iterations, draws, out, dropout)
+    if made.unnamed:
+        print(f"not in the name map: {', '.join(made.unnamed)}")
+    print(f"written: {out} ({made.engine}; {made.setting})")
+
+
+@app.command()
+def diff(
+    reference: Annotated[Path, typer.Argument(help="Trace with draws.")],
+    other: Annotated[Path, typer.Argument(help="Trace that is held against it.")],
+    out: Annotated[Path | None, typer.Option("--out", help="HTML page with every tensor.")] = None,
+) -> None:
+    """Name the first tensor, in order of computation, in which two traces differ beyond rounding: exit code 3."""
+    from experiments.verify.diff_page import write_page
+    from experiments.verify.parity import LayoutDiffers
+    from experiments.verify.traces import compare_traces, read_trace
+
+    found = compare_traces(reference, other)
+    for directory in (reference, other):
+        if unnamed := read_trace(directory).unnamed:
+            print(f"{directory} does not have, for want of a name: {', '.join(unnamed)}")
+    for directory, only in zip((reference, other), found.only, strict=True):
+        if only:
+            print(f"only in {directory}: {', '.join(only)}")
+    beyond = sum(not row.is_within for row in found.rows)
+    print(f"{len(found.rows)} tensors compared, {beyond} beyond their tolerance")
+    if out:
+        write_page(out, (str(reference), str(other)), found)
+        print(f"written: {out}")
+    if found.first:
+        raise LayoutDiffers(f"{found.first.sentence(str(reference))}, tolerance {found.first.tolerance:.1e}")
 
 
 class ChaosRecipe(StrEnum):

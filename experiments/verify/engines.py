@@ -5,7 +5,8 @@ Each is built on every rank of its layout. What it computes in an iteration goes
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,14 +44,12 @@ class Work:
     initial: Weights | None = None
     """Weights to begin with; without them those of the seed."""
     first_rate: int = 1
-    """Step of the schedule whose rate the first update takes."""
+    """Step of the schedule whose rate the first update takes; 0 in Megatron-Core."""
 
     def rate(self, iteration: int) -> float:
         """Learning rate of the update of `iteration`, from 0."""
-        step = iteration + self.first_rate
-        return learning_rate(self.config.train, step) if step else self.config.train.learning_rate * (
-            not self.config.train.warmup_iterations
-        )
+        train, step = self.config.train, iteration + self.first_rate
+        return learning_rate(train, step) if step else 0.0 if train.warmup_iterations else train.learning_rate
 
 
 class StepResult(NamedTuple):
@@ -63,47 +62,91 @@ class StepResult(NamedTuple):
     rate: float
 
 
+Named = Iterable[tuple[str, torch.Tensor]]
+"""Tensors of a rank by the engine's own names."""
+
+
 class Engine(ABC):
     """One rank of an engine."""
 
     names: NameMap
     place: RankPlace
+    work: Work
+    package = ""
+    """What is installed for it."""
+    patches: tuple[str, ...] = ()
+    """What is changed in it to run here, in words."""
 
     @abstractmethod
-    def parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """This rank's parameters by the engine's own names, in the order of the forward pass."""
+    def __init__(self, work: Work, layout: ParityLayout) -> None:
+        """Built with the weights that the work begins with. Raises BadInput for a layout that it does not run on."""
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Import what it needs, once for all ranks that are forked."""
+        return
 
     @abstractmethod
+    def parameters(self) -> Named:
+        """Parameters in the order of the forward pass."""
+
+    @abstractmethod
+    def backward(self, iteration: int, recorder: Recorder | None) -> float:
+        """Forward and backward passes of an iteration, from 0; the mean loss of the global batch."""
+
+    @abstractmethod
+    def gradients(self) -> Named:
+        """Reduced gradients, not yet clipped."""
+
+    @abstractmethod
+    def update(self, iteration: int) -> tuple[float, float]:
+        """Clip and update; norm of the gradient, and learning rate."""
+
+    @abstractmethod
+    def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
+        """(parameter, `exp_avg` or `exp_avg_sq`, tensor) of the optimizer."""
+
     def step(self, iteration: int, recorder: Recorder | None = None) -> StepResult:
-        """Train one iteration, from 0."""
+        """Train one iteration."""
+        loss = self.backward(iteration, recorder)
+        if recorder:
+            for name, value in self.gradients():
+                recorder.parameter("gradient of ", name, value)
+        norm, rate = self.update(iteration)
+        if recorder:
+            for tensor, number in (("mean loss", loss), ("gradient norm", norm), ("learning rate", rate)):
+                recorder.show(tensor, number)
+            for name, what, value in self.state():
+                recorder.parameter(f"{what} of ", name, value)
+            self.show_weights(recorder)
+        return StepResult(loss, norm, rate)
 
-    @abstractmethod
-    def take_weights(self) -> None:
-        """Make what the optimizer keeps of the weights follow the parameters."""
+    def show_weights(self, recorder: Recorder) -> None:
+        """Record the parameters."""
+        for name, value in self.parameters():
+            recorder.parameter("updated ", name, value)
 
-    def recorder(self, work: Work, take: Callable[[Piece], None]) -> Recorder:
+    def recorder(self, take: Callable[[Piece], None]) -> Recorder:
         """What records this engine."""
-        return Recorder(self.names, take, self.place, work.config.model.num_heads)
+        return Recorder(self.names, take, self.place, self.work.config.model.num_heads)
 
     @torch.no_grad()
-    def load(self, whole: Weights, work: Work) -> None:
+    def load(self, whole: Weights) -> None:
         """Take over weights."""
-        recorder = self.recorder(work, lambda piece: None)
+        recorder = self.recorder(lambda piece: None)
         for name, parameter in self.parameters():
-            ours = self.names.ours(name, self.names.parameters, self.place.first_layer)
-            if ours is not None:
+            if (ours := recorder.ours(name)) is not None:
                 lies = recorder.in_our_order(ours, parameter)
                 box = zip(recorder.start(ours, lies), lies.shape, strict=True)
                 part = whole[ours][tuple(slice(start, start + size) for start, size in box)]
                 parameter.copy_(recorder.in_their_order(ours, part))
-        self.take_weights()
 
     @torch.no_grad()
     def move_weights(self, draw: int) -> None:
         """Move every weight w to w(1 + δ), δ drawn evenly from ± the unit round-off of its number format."""
+        recorder = self.recorder(lambda piece: None)
         for name, parameter in self.parameters():
-            ours = self.names.ours(name, self.names.parameters, self.place.first_layer) or name
-            generator = torch.Generator().manual_seed(zlib.crc32(f"{ours} {draw}".encode()))
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{recorder.ours(name)} {draw}".encode()))
             moves = torch.rand(parameter.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
             parameter.copy_(parameter.double() * (1 + torch.finfo(parameter.dtype).eps / 2 * moves))
 
@@ -113,67 +156,64 @@ class Ours(Engine):
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         config = layout.configure(work.config)
-        self.work, self.train = work, config.train
-        self.mesh = build_mesh(layout_of(config, layout.world_size), config.parallel.sequence_parallel)
+        self.work, self.mesh = work, build_mesh(layout_of(config, layout.world_size), layout.sequence_parallel)
         self.place = RankPlace(layout.tp, self.mesh.tp.rank, self.mesh.sequence_parallel)
-        self.model, self._step = build_step(config.model, config.train, config.parallel, self.mesh)
+        self.model, self.training = build_step(config.model, config.train, config.parallel, self.mesh)
         divided = {parameter.name: parameter.dim for parameter in self.model.parameters if parameter.dim is not None}
         self.names = read_names("ours").model_copy(update={"divided": divided})
         tokens = [(TokenFile(prefix), weight) for prefix, weight in work.tokens]
         self.inputs = TrainingInputs(config, work.iterations, tokens, work.tokenizer, self.mesh)
         if work.initial:
-            self.load(work.initial, work)
+            self.load(work.initial)
+            for group in self.training.optimizer.groups:
+                group.master.copy_(group.flat[group.own])
 
-    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def parameters(self) -> Named:
         """By the whole model's names."""
         return ((parameter.name, parameter.local.data) for parameter in self.model.parameters)
 
-    def take_weights(self) -> None:
-        """fp32 copies follow the model."""
-        for group in self._step.optimizer.groups:
-            group.master.copy_(group.flat[group.own])
-
-    def step(self, iteration: int, recorder: Recorder | None = None) -> StepResult:
-        """One iteration of the trainer, without files."""
+    def backward(self, iteration: int, recorder: Recorder | None) -> float:
+        """Every schedule takes a chunk through its microbatches in order."""
         microbatches = self.inputs.of(iteration)
         firsts = [microbatch.places[0] for microbatch in microbatches]
-        ends = [self._watch(chunk, firsts, recorder) for chunk in self.model.chunks] if recorder else []
-        gradient = self._step.gradient(microbatches)
-        for end in ends:
-            end()
+        with ExitStack() as watches:
+            for chunk in self.model.chunks if recorder else ():
+                watches.callback(self._watch(chunk, firsts, recorder))
+            self.gradient = self.training.gradient(microbatches)
         self.inputs.streams.commit()
-        rate = self.work.rate(iteration)
-        if recorder:
-            for group in self._step.optimizer.groups:
-                for parameter, value in zip(group.parameters, group.gradients, strict=True):
-                    recorder.parameter("gradient of ", parameter.name, value)
-            for tensor, number in (("mean loss", gradient.loss), ("gradient norm", gradient.norm),
-                                   ("learning rate", rate)):  # fmt: skip
-                recorder.show(tensor, number)
-        self._step.update(gradient, rate)
-        if recorder:
-            for parameter, what, value in self._step.optimizer.state():
-                if what != "master":
-                    recorder.parameter(f"{what} of ", parameter.name, value)
-            for parameter in self.model.parameters:
-                recorder.parameter("updated ", parameter.name, parameter.local)
-        return StepResult(gradient.loss, gradient.norm, rate)
+        return self.gradient.loss
 
-    def _watch(self, chunk: Any, firsts: list[int], recorder: Recorder) -> Callable[[], None]:
-        """Every schedule takes a chunk through its microbatches in order; the loss is not a module's output."""
+    def gradients(self) -> Named:
+        """The flat groups' parts."""
+        for group in self.training.optimizer.groups:
+            named = zip(group.parameters, group.gradients, strict=True)
+            yield from ((parameter.name, value) for parameter, value in named)
+
+    def update(self, iteration: int) -> tuple[float, float]:
+        """As the trainer does."""
+        rate = self.work.rate(iteration)
+        self.training.update(self.gradient, rate)
+        return self.gradient.norm, rate
+
+    def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
+        """Both moments."""
+        return ((parameter.name, what, value) for parameter, what, value in self.training.optimizer.state()
+                if what != "master")  # fmt: skip
+
+    def _watch(self, chunk: Any, firsts: list[int], recorder: Any) -> Callable[[], None]:
+        """The loss is no module's output."""
         end_hooks, batch_loss, waiting = recorder.watch(chunk, firsts), chunk.batch_loss, iter(firsts)
 
         def watched_loss(*args: Any) -> torch.Tensor:
             value: torch.Tensor = batch_loss(*args)
-            recorder.show("loss", value.view(1), (next(waiting) // self.train.microbatch_size,))
+            recorder.loss(value, next(waiting), self.work.config.train.microbatch_size)
             return value
-
-        vars(chunk)["batch_loss"] = watched_loss
 
         def end() -> None:
             del vars(chunk)["batch_loss"]
             end_hooks()
 
+        vars(chunk)["batch_loss"] = watched_loss
         return end
 
 

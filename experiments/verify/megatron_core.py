@@ -5,7 +5,6 @@
 
 import copy
 import logging
-import os
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -19,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from engine.data.batches import place_groups
 from engine.optim.precision import DTYPES
-from experiments.verify.engines import Engine, StepResult, Work
+from experiments.verify.engines import Engine, Named, Work
 from experiments.verify.parity import ParityLayout
 from experiments.verify.recorder import RankPlace, Recorder, read_names
 from lineage.errors import BadInput
@@ -33,9 +32,13 @@ PATCHES = (
     "its layer norm without Apex and Transformer Engine takes sequence parallelism, with its gradients marked",
 )
 """What is changed in it, in words."""
-TRIED = ("0.16.1",)
+TRIED = "0.16.1"
 SEED = 1234
-core = partial(import_extra, extra="test")
+
+
+def core(name: str) -> Any:
+    """A module of the package."""
+    return import_extra(f"megatron.core.{name}", "test")
 
 
 class _OnCpu(TorchFunctionMode):
@@ -62,26 +65,25 @@ def make_it_run_on_cpus() -> None:
     logging.getLogger("megatron.core").setLevel(logging.ERROR)
     torch.compiler.set_stance("force_eager")
     try:
-        random, norm = core("megatron.core.tensor_parallel.random"), core("megatron.core.transformer.torch_norm")
-        for name in ("models.gpt", "optimizer", "optimizer_param_scheduler", "distributed", "pipeline_parallel",
-                     "datasets.gpt_dataset", "datasets.blended_megatron_dataset_builder"):  # fmt: skip
-            core(f"megatron.core.{name}")
-        if getattr(norm.WrappedTorchNorm, "takes_sequence_parallel", False):
+        random: Any = core("tensor_parallel.random")
+        norm = core("transformer.torch_norm").WrappedTorchNorm
+        for name in ("models.gpt", "optimizer_param_scheduler", "datasets.blended_megatron_dataset_builder"):
+            core(name)
+        if isinstance(norm.__new__, partial):  # it was here before
             return
-        norm.WrappedTorchNorm.__new__ = partial(_layer_norm, norm.WrappedTorchNorm.__new__)
-        norm.WrappedTorchNorm.takes_sequence_parallel = True
-        random._get_cuda_rng_state, random._set_cuda_rng_state  # noqa: B018
+        norm.__new__ = partial(_layer_norm, norm.__new__)
+        for name in ("_get_cuda_rng_state", "_set_cuda_rng_state"):
+            getattr(random, name)
     except AttributeError as error:
         raise BadInput(
-            f"megatron-core {version('megatron-core')} has other names than the versions tried, {', '.join(TRIED)}: "
-            f"{error}"
+            f"megatron-core {version('megatron-core')} has other names than the version tried, {TRIED}: {error}"
         ) from error
-    random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    cuda: Any = torch.cuda
+    random._get_cuda_rng_state = cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
-    torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()
-    torch.cuda.manual_seed = torch.manual_seed
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
-    torch.cuda.synchronize = lambda *_: None
+    cuda.manual_seed = torch.manual_seed
+    cuda.current_device = lambda: torch.device("cpu")
+    cuda.synchronize = lambda *_: None
     _OnCpu().__enter__()
 
 
@@ -102,32 +104,33 @@ class MegatronCore(Engine):
     """
 
     names = read_names("megatron-core")
+    package = "megatron-core"
+    patches = PATCHES
+
+    @classmethod
+    def prepare(cls) -> None:
+        """The package, changed."""
+        make_it_run_on_cpus()
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
-        make_it_run_on_cpus()
         if layout.schedule != "1f1b" or layout.recompute != "none":
             raise BadInput("megatron-core is run with 1F1B and without recomputation: name tp, pp, dp, sp or zero1")
         self.work, self.layout, self.train = work, layout, work.config.train
         if not torch.distributed.is_initialized():
             torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-        self.state = core("megatron.core.parallel_state")
-        if not self.state.model_parallel_is_initialized():
-            self.state.initialize_model_parallel(layout.tp, layout.pp)
-        core("megatron.core.tensor_parallel").model_parallel_cuda_manual_seed(SEED)
-        self.dp_rank = self.state.get_data_parallel_rank()
-        stage = self.state.get_pipeline_model_parallel_rank()
-        self.place = RankPlace(
-            layout.tp, self.state.get_tensor_model_parallel_rank(), layout.sequence_parallel,
-            stage * (work.config.model.num_layers // layout.pp),
-        )  # fmt: skip
+        self.groups = core("parallel_state")
+        self.groups.initialize_model_parallel(layout.tp, layout.pp)
+        core("tensor_parallel").model_parallel_cuda_manual_seed(SEED)
+        first_layer = self.groups.get_pipeline_model_parallel_rank() * (work.config.model.num_layers // layout.pp)
+        tp_rank = self.groups.get_tensor_model_parallel_rank()
+        self.place = RankPlace(layout.tp, tp_rank, layout.sequence_parallel, first_layer)
         self.config = self._config()
         self.gpt = self._build()
-        dtype = self.config.params_dtype
         if work.initial:
-            self.load(work.initial, work)
-        module = self.gpt.to(dtype)
-        if dtype != torch.float32:
-            module = core("megatron.core.transformer.module").Float16Module(self.config, module)
+            self.load(work.initial)
+        module = self.gpt.to(self.config.params_dtype)
+        if self.config.bf16:
+            module = core("transformer.module").Float16Module(self.config, module)
         self.model = self._distribute(module)
         self.optimizer, self.scheduler = self._optimize()
         self.samples = self._samples()
@@ -135,7 +138,7 @@ class MegatronCore(Engine):
     def _config(self) -> Any:
         model, layout = self.work.config.model, self.layout
         dtype = DTYPES[self.train.precision]
-        return core("megatron.core.transformer").TransformerConfig(
+        return core("transformer").TransformerConfig(
             num_layers=model.num_layers, hidden_size=model.hidden_size, num_attention_heads=model.num_heads,
             hidden_dropout=model.dropout, attention_dropout=model.dropout, layernorm_epsilon=1e-5,
             init_method_std=model.init_std, tensor_model_parallel_size=layout.tp,
@@ -143,20 +146,20 @@ class MegatronCore(Engine):
             params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype == torch.bfloat16, bias_activation_fusion=True,
             bias_dropout_fusion=True, masked_softmax_fusion=False, gradient_accumulation_fusion=False,
             persist_layer_norm=False, use_cpu_initialization=False,
-            finalize_model_grads_func=core("megatron.core.distributed").finalize_model_grads,
+            finalize_model_grads_func=core("distributed").finalize_model_grads,
         )  # fmt: skip
 
     def _build(self) -> Any:
         model = self.work.config.model
-        layer = core("megatron.core.models.gpt.gpt_layer_specs").get_gpt_layer_local_spec()
-        return core("megatron.core.models.gpt").GPTModel(
+        layer = core("models.gpt.gpt_layer_specs").get_gpt_layer_local_spec()
+        return core("models.gpt").GPTModel(
             self.config, layer, model.padded_vocab_size, model.seq_length,
-            pre_process=self.state.is_pipeline_first_stage(), post_process=self.state.is_pipeline_last_stage(),
+            pre_process=self.groups.is_pipeline_first_stage(), post_process=self.groups.is_pipeline_last_stage(),
             share_embeddings_and_output_weights=True, position_embedding_type="learned_absolute",
         )  # fmt: skip
 
     def _distribute(self, module: Any) -> Any:
-        distributed = core("megatron.core.distributed")
+        distributed = core("distributed")
         config = distributed.DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, use_distributed_optimizer=self.layout.shard_optimizer
         )
@@ -164,7 +167,7 @@ class MegatronCore(Engine):
 
     def _optimize(self) -> tuple[Any, Any]:
         train, dtype = self.train, self.config.params_dtype
-        optimizers = core("megatron.core.optimizer")
+        optimizers = core("optimizer")
         config = optimizers.OptimizerConfig(
             optimizer="adam", lr=train.learning_rate, min_lr=train.min_learning_rate, weight_decay=train.weight_decay,
             adam_beta1=train.adam_beta1, adam_beta2=train.adam_beta2, adam_eps=train.adam_epsilon,
@@ -173,7 +176,7 @@ class MegatronCore(Engine):
         )  # fmt: skip
         optimizer = optimizers.get_megatron_optimizer(config, [self.model])
         batch = train.global_batch_size
-        scheduler = core("megatron.core.optimizer_param_scheduler").OptimizerParamScheduler(
+        scheduler = core("optimizer_param_scheduler").OptimizerParamScheduler(
             optimizer, init_lr=0.0, max_lr=train.learning_rate, min_lr=train.min_learning_rate,
             lr_warmup_steps=train.warmup_iterations * batch, lr_decay_steps=train.iterations * batch,
             lr_decay_style=train.decay, start_wd=train.weight_decay, end_wd=train.weight_decay, wd_incr_steps=0,
@@ -183,7 +186,7 @@ class MegatronCore(Engine):
 
     def _samples(self) -> Any:
         """Its GPTDataset over the token files; of several, its BlendedDataset."""
-        config, model = core("megatron.core.datasets.gpt_dataset"), self.work.config.model
+        config, model = core("datasets.gpt_dataset"), self.work.config.model
         prefixes = [str(prefix) for prefix, _ in self.work.tokens]
         weights = [weight for _, weight in self.work.tokens] if len(prefixes) > 1 else None
         described = config.GPTDatasetConfig(
@@ -192,23 +195,20 @@ class MegatronCore(Engine):
             reset_attention_mask=False, eod_mask_loss=False,
             tokenizer=SimpleNamespace(eod=0, pad=None, vocab_size=model.vocab_size, unique_identifiers={}),
         )  # fmt: skip
-        builder = core("megatron.core.datasets.blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
+        builder = core("datasets.blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
         count = self.work.iterations * self.train.global_batch_size
         return builder(config.GPTDataset, [count, 0, 0], lambda: True, described).build()[0]
 
-    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def parameters(self) -> Named:
         """By GPTModel's names."""
-        return ((name, parameter) for name, parameter in self.gpt.named_parameters())
+        return self.gpt.named_parameters()
 
-    def take_weights(self) -> None:
-        """fp32 copies follow the model, once there are any."""
-        if hasattr(self, "optimizer"):
-            self.optimizer.reload_model_params()
-
-    def step(self, iteration: int, recorder: Recorder | None = None) -> StepResult:
-        """One iteration as its pre-training loop makes it."""
+    def backward(self, iteration: int, recorder: Recorder | None) -> float:
+        """As its pre-training loop."""
         train, dp = self.train, self.layout.dp
-        groups = list(place_groups(train.global_batch_size, train.microbatch_size, self.dp_rank, dp))
+        groups = list(
+            place_groups(train.global_batch_size, train.microbatch_size, self.groups.get_data_parallel_rank(), dp)
+        )
         starts = [places[0] for places in groups]
         numbers = iter([[iteration * train.global_batch_size + place for place in places] for places in groups])
         end = recorder.watch(self.gpt, starts, len(groups)) if recorder else lambda: None
@@ -227,37 +227,35 @@ class MegatronCore(Engine):
         def mean(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             loss = output.float().mean()
             if recorder:
-                recorder.show("loss", loss.view(1), (starts[len(losses)] // train.microbatch_size,))
+                recorder.loss(loss, starts[len(losses)], train.microbatch_size)
             losses.append(loss.detach().double())
             return loss, {}
 
-        core("megatron.core.pipeline_parallel").get_forward_backward_func()(
+        core("pipeline_parallel").get_forward_backward_func()(
             forward_step_func=forward, data_iterator=numbers, model=[self.model], num_microbatches=len(groups),
             seq_length=self.work.config.model.seq_length, micro_batch_size=train.microbatch_size,
         )  # fmt: skip
         end()
-        loss = torch.stack(losses).mean() / self.layout.dp if losses else torch.zeros((), dtype=torch.float64)
-        torch.distributed.all_reduce(loss, group=self.state.get_data_parallel_group())
-        torch.distributed.all_reduce(loss, group=self.state.get_pipeline_model_parallel_group())
-        rate = float(self.optimizer.param_groups[0]["lr"])
-        if recorder:
-            for name, parameter in reversed(list(self.gpt.named_parameters())):
-                recorder.parameter("gradient of ", name, parameter.main_grad)
-        _, norm, _ = self.optimizer.step()
-        self.scheduler.step(increment=train.global_batch_size)
-        if recorder:
-            for tensor, number in (("mean loss", loss), ("gradient norm", norm), ("learning rate", rate)):
-                recorder.show(tensor, float(number))
-            self._show_state(recorder)
-        return StepResult(loss.item(), float(norm), rate)
+        total = torch.stack(losses).mean() / dp if losses else torch.zeros((), dtype=torch.float64)
+        for group in (self.groups.get_data_parallel_group(), self.groups.get_pipeline_model_parallel_group()):
+            torch.distributed.all_reduce(total, group=group)
+        return total.item()
 
-    def _show_state(self, recorder: Recorder) -> None:
+    def gradients(self) -> Named:
+        """Those that DistributedDataParallel keeps; with its distributed optimizer only parts of them are reduced."""
+        return ((name, parameter.main_grad) for name, parameter in self.gpt.named_parameters())
+
+    def update(self, iteration: int) -> tuple[float, float]:
+        """The scheduler moves on after the update, so that the first update has the rate of step 0."""
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        _, norm, _ = self.optimizer.step()
+        self.scheduler.step(increment=self.train.global_batch_size)
+        return float(norm), rate
+
+    def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Both moments."""
+        kept = {id(main): state for one in self.optimizer.chained_optimizers
+                for main, state in one.optimizer.state.items()}  # fmt: skip
         for name, parameter in self.gpt.named_parameters():
-            state = next((
-                one.optimizer.state[main] for one in self.optimizer.chained_optimizers
-                if (main := getattr(parameter, "main_param", parameter)) in one.optimizer.state
-            ), {})  # fmt: skip
-            for what in ("exp_avg", "exp_avg_sq"):
-                if what in state:
-                    recorder.parameter(f"{what} of ", name, state[what])
-            recorder.parameter("updated ", name, parameter)
+            state = kept.get(id(getattr(parameter, "main_param", parameter)), {})
+            yield from ((name, what, state[what]) for what in ("exp_avg", "exp_avg_sq") if what in state)

@@ -33,7 +33,6 @@ PATIENCE = 20
 """How many times the serial run's seconds a layout may take, beside two minutes."""
 
 Reference = dict[Key, Array]
-THE_SERIAL_RUN = "the serial run"
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,8 @@ def _compare_one(
         return Outcome(layout, None, failure.sentence, time.monotonic() - start)
     differences = merge([difference for rank in by_rank for difference in rank], reference)
     first = first_difference(differences, order)
-    return Outcome(layout, max(differences), first.sentence(THE_SERIAL_RUN) if first else None, time.monotonic() - start)
+    finding = first.sentence("the serial run") if first else None
+    return Outcome(layout, max(differences), finding, time.monotonic() - start)
 
 
 def _serial_pieces(work: Work) -> list[Piece]:
@@ -144,7 +144,7 @@ def train_and_show(work: Work, layout: ParityLayout, take: Callable[[Piece, str]
     engine = Ours(work, layout)
     mesh = engine.mesh
     place = f"tp {mesh.tp.rank}, pp {mesh.pp.rank}, dp {mesh.dp.rank}"
-    recorder = engine.recorder(work, lambda piece: take(piece, place))
+    recorder = engine.recorder(lambda piece: take(piece, place))
     for recorder.iteration in range(work.iterations):
         engine.step(recorder.iteration, recorder)
 

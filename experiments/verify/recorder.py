@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from experiments.verify.tensors import OUTPUT, OUTPUT_GRADIENT, Piece
@@ -36,7 +37,7 @@ class NameMap(Config):
     """Ends of the names whose rows are [3, n, d], where ours are [n, 3, d]."""
     columns: tuple[str, ...] = ()
     """Ends of our names of outputs whose last dim is divided over tensor-parallel ranks."""
-    divided: dict[str, int] = {}
+    divided: dict[str, int] = Field(default_factory=dict)
     """Ends of our names of parameters and the dim that is divided over tensor-parallel ranks."""
 
     def ours(self, name: str, table: dict[str, str], first_layer: int) -> str | None:
@@ -44,8 +45,7 @@ class NameMap(Config):
         name = WRAPPERS.sub("", name)
         for pattern, ours in table.items():
             if match := re.fullmatch(re.escape(pattern).replace(r"\*\*", "(.+)").replace(r"\*", "([^.]+)"), name):
-                parts = iter(match.groups())
-                named = re.sub(r"\*+", lambda _: next(parts), ours)
+                named = re.sub(r"\*+", "{}", ours).format(*match.groups())
                 return re.sub(r"^layers\.(\d+)", lambda one: f"layers.{int(one[1]) + first_layer}", named)
         return None
 
@@ -106,36 +106,39 @@ class Recorder:
 
         return end
 
+    def loss(self, value: torch.Tensor, first: int, microbatch_size: int) -> None:
+        """Record a microbatch's mean loss; `first` is the place of its first sequence in the global batch."""
+        self.show("loss", value.view(1), (first // microbatch_size,))
+
     def _hook(self, name: str, starts: Iterator[int], scale: float) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             if torch._C._current_graph_task_id() != -1:  # within a backward pass
                 return
-            tensor = output[0] if isinstance(output, tuple) else output
-            first = next(starts)
+            tensor, first = output[0] if isinstance(output, tuple) else output, next(starts)
             self._show_output(OUTPUT + name, tensor, first)
             if tensor.requires_grad:
-                tensor.register_hook(lambda gradient: self._show_output(OUTPUT_GRADIENT + name, gradient * scale, first))
+                tensor.register_hook(lambda values: self._show_output(OUTPUT_GRADIENT + name, values * scale, first))
 
         return hook
 
     def _show_output(self, name: str, value: torch.Tensor, first: int) -> None:
         value = value.detach().transpose(0, 1) if self.names.batch_first else value.detach()  # [s, b, ...]
         start = [0, first, *[0] * (value.dim() - 2)]
-        if name.endswith(self.names.grouped) and self.names.grouped:
+        if name.endswith(self.names.grouped):
             value = value.unflatten(-1, (3, self.heads, -1)).transpose(-3, -2).flatten(-3)
-        if name.endswith(self.names.columns) and self.names.columns:
+        if name.endswith(self.names.columns):
             start[-1] = self.place.tp_rank * value.size(-1)
         elif self.place.sequence_parallel:
             start[0] = self.place.tp_rank * value.size(0)
         self.show(name, value, tuple(start))
 
-    def unnamed(self, parameters: Sequence[str]) -> list[str]:
-        """The parameters that the map does not have."""
-        return [name for name in parameters if self._ours(name) is None]
+    def ours(self, name: str) -> str | None:
+        """Our name for a parameter of theirs; None if the map has none."""
+        return self.names.ours(name, self.names.parameters, self.place.first_layer)
 
     def parameter(self, kind: str, name: str, value: torch.Tensor) -> None:
         """Record what belongs to a parameter of that name of theirs; nothing where the map does not have it."""
-        if (ours := self._ours(name)) is not None:
+        if (ours := self.ours(name)) is not None:
             value = self.in_our_order(ours, value.detach())
             self.show(f"{kind}{ours}", value, self.start(ours, value))
 
@@ -145,17 +148,14 @@ class Recorder:
         return tuple(self.place.tp_rank * size if dim == divided else 0 for dim, size in enumerate(value.shape))
 
     def in_our_order(self, ours: str, value: torch.Tensor) -> torch.Tensor:
-        """A parameter of theirs as a view in our order; writing there writes the parameter where it is not grouped."""
-        value = value.T if self.names.transposed and ours.endswith(self.names.transposed) else value
-        if self.names.grouped and ours.endswith(self.names.grouped):
+        """A parameter of theirs in our order."""
+        value = value.T if ours.endswith(self.names.transposed) else value
+        if ours.endswith(self.names.grouped):
             value = value.unflatten(0, (3, self.heads, -1)).transpose(0, 1).flatten(0, 2)
         return value
 
     def in_their_order(self, ours: str, value: torch.Tensor) -> torch.Tensor:
         """The inverse of `in_our_order`."""
-        if self.names.grouped and ours.endswith(self.names.grouped):
+        if ours.endswith(self.names.grouped):
             value = value.unflatten(0, (self.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
-        return value.T if self.names.transposed and ours.endswith(self.names.transposed) else value
-
-    def _ours(self, name: str) -> str | None:
-        return self.names.ours(name, self.names.parameters, self.place.first_layer)
+        return value.T if ours.endswith(self.names.transposed) else value

@@ -1,7 +1,8 @@
 """transformers' GPT-2 and nanoGPT's on one rank, trained by torch's AdamW and clipping, as engines."""
 
+from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -10,7 +11,7 @@ from engine.inputs import TrainingInputs
 from engine.parallel.mesh import serial_mesh
 from experiments.bench.nanogpt import nanogpt
 from experiments.bench.peers import Loss, call, huggingface, parameter_groups
-from experiments.verify.engines import Engine, StepResult, Work
+from experiments.verify.engines import Engine, Named, Work
 from experiments.verify.parity import SERIAL, ParityLayout
 from experiments.verify.recorder import RankPlace, Recorder, read_names
 from lineage.errors import BadInput
@@ -28,7 +29,7 @@ class TorchPeer(Engine):
         self.work, self.place, self.names = work, RankPlace(), read_names(self.map_name)
         self.model, self.loss = self.build()
         if work.initial:
-            self.load(work.initial, work)
+            self.load(work.initial)
         self.optimizer = torch.optim.AdamW(
             parameter_groups(self.model, train.weight_decay), lr=1.0, betas=(train.adam_beta1, train.adam_beta2),
             eps=train.adam_epsilon,
@@ -36,55 +37,54 @@ class TorchPeer(Engine):
         tokens = [(TokenFile(prefix), weight) for prefix, weight in work.tokens]
         self.inputs = TrainingInputs(work.config, work.iterations, tokens, work.tokenizer, serial_mesh())
 
+    @abstractmethod
     def build(self) -> tuple[torch.nn.Module, Loss]:
         """The module and its loss."""
-        raise NotImplementedError
 
-    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def parameters(self) -> Named:
         """By the module's own names."""
-        yield from self.model.named_parameters()
+        return self.model.named_parameters()
 
-    def take_weights(self) -> None:
-        """The optimizer works on the parameters themselves."""
-
-    def step(self, iteration: int, recorder: Recorder | None = None) -> StepResult:
-        """Forward and backward of every microbatch, clipping, AdamW."""
-        train, microbatches = self.work.config.train, self.inputs.of(iteration)
-        count, rate = len(microbatches), self.work.rate(iteration)
-        end = recorder.watch(self.model, [one.places[0] for one in microbatches], count) if recorder else lambda: None
+    def backward(self, iteration: int, recorder: Recorder | None) -> float:
+        """One microbatch after the other."""
+        microbatches, total = self.inputs.of(iteration), 0.0
+        starts = [one.places[0] for one in microbatches]
+        end = recorder.watch(self.model, starts, len(starts)) if recorder else lambda: None
         self.optimizer.zero_grad()
-        total = 0.0
-        for number, one in enumerate(microbatches):
+        for one, start in zip(microbatches, starts, strict=True):
             loss = self.loss(self.model, one.tokens, one.targets)
             if recorder:
-                recorder.show("loss", loss.view(1), (number,))
-            (loss / count).backward()
-            total += loss.item() / count
+                recorder.loss(loss, start, self.work.config.train.microbatch_size)
+            (loss / len(starts)).backward()
+            total += loss.item() / len(starts)
         end()
-        if recorder:
-            for name, parameter in self.model.named_parameters():
-                recorder.parameter("gradient of ", name, parameter.grad)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), train.clip_gradient or float("inf")).item()
+        return total
+
+    def gradients(self) -> Named:
+        """Those of the parameters."""
+        return (
+            (name, parameter.grad) for name, parameter in self.model.named_parameters() if parameter.grad is not None
+        )
+
+    def update(self, iteration: int) -> tuple[float, float]:
+        """Clipping, then AdamW."""
+        limit, rate = self.work.config.train.clip_gradient or float("inf"), self.work.rate(iteration)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
-        if recorder:
-            self._show_update(recorder, {"mean loss": total, "gradient norm": norm, "learning rate": rate})
-        return StepResult(total, norm, rate)
+        return norm, rate
 
-    def _show_update(self, recorder: Recorder, numbers: dict[str, Any]) -> None:
-        for tensor, number in numbers.items():
-            recorder.show(tensor, number)
+    def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Both moments."""
         for name, parameter in self.model.named_parameters():
-            for what in ("exp_avg", "exp_avg_sq"):
-                recorder.parameter(f"{what} of ", name, self.optimizer.state[parameter][what])
-            recorder.parameter("updated ", name, parameter)
+            yield from ((name, what, self.optimizer.state[parameter][what]) for what in ("exp_avg", "exp_avg_sq"))
 
 
 class Transformers(TorchPeer):
     """transformers' GPT2LMHeadModel."""
 
-    map_name = "transformers"
+    map_name = package = "transformers"
 
     def build(self) -> tuple[torch.nn.Module, Loss]:
         """The module and its loss."""

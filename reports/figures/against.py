@@ -20,7 +20,9 @@ def draw(result: Against, narrow: bool = False) -> "Figure":
         iterations = range(1, len(curve.ours) + 1)
         floor = min([value for value in (*curve.differences, *curve.tolerance) if value > 0], default=1e-12) / 2
         band = {"color": LIGHT["dropped"], "alpha": 0.5, "linewidth": 0}
-        axes.fill_between(iterations, floor, [max(value, floor) for value in curve.tolerance], label="tolerance", **band)
+        axes.fill_between(
+            iterations, floor, [max(value, floor) for value in curve.tolerance], label="tolerance", **band
+        )
         differences = [max(value, floor) for value in curve.differences]
         axes.plot(iterations, differences, ".", color=LIGHT["model-2"], markersize=3, label="difference")
         axes.set_yscale("log")

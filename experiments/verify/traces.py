@@ -1,0 +1,137 @@
+"""Traces on disk: what the ranks of an engine recorded, and how far one trace is from another. Imports no torch.
+
+A trace is a directory with `trace.json` and `draw-D/rank-R.safetensors`, a tensor in it for each part, named by its
+place in the order of recording, iteration, start in the whole and name. Draw 0 is the step itself, further ones are the
+same step with moved weights, as `tolerance` says; the trace that another is held against needs some.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from experiments.verify.tensors import (
+    Array,
+    Difference,
+    Key,
+    Piece,
+    assemble,
+    compare,
+    computation_order,
+    first_difference,
+    layers_of,
+    merge,
+)
+from experiments.verify.tolerance import tensor_tolerance
+from lineage.errors import BadInput, IntegrityFailure
+from lineage.files import Document, read_document, write_document
+
+DESCRIPTION = "trace.json"
+
+
+class Trace(Document):
+    """trace.json: what was recorded."""
+
+    engine: str
+    """With its version."""
+    setting: str = ""
+    """Layout, number format and the like, in words."""
+    unnamed: list[str] = Field(default_factory=list)
+    """Parameters that the name map does not have, so that they are not in the trace."""
+
+
+class Compared(NamedTuple):
+    """Two traces side by side."""
+
+    first: Difference | None
+    """The first tensor beyond its tolerance; None where all are within."""
+    rows: list[Difference]
+    """Every tensor that both have, in order of computation."""
+    only: tuple[list[str], list[str]]
+    """Tensors that the one or the other alone has."""
+
+
+def write_rank(directory: Path, draw: int, rank: int, pieces: Iterable[Piece]) -> None:
+    """Write what a rank recorded."""
+    path = directory / f"draw-{draw}" / f"rank-{rank}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    named = {
+        f"{number:06} {one.iteration} {','.join(map(str, one.start))} {one.tensor}": one.value
+        for number, one in enumerate(pieces)
+    }
+    save_file(named, path)
+
+
+def finish_trace(directory: Path, trace: Trace) -> None:
+    """Write what was recorded, after the ranks have."""
+    write_document(directory / DESCRIPTION, trace)
+
+
+def read_trace(directory: Path) -> Trace:
+    """What was recorded. Raises BadInput where there is no trace, IntegrityFailure where it is damaged."""
+    if not (directory / DESCRIPTION).is_file():
+        raise BadInput(f"{directory} is not a trace: it has no {DESCRIPTION}")
+    return read_document(directory / DESCRIPTION, Trace)
+
+
+def read_draw(directory: Path, draw: int) -> dict[str, list[Piece]]:
+    """What each rank recorded, by the name of its file. Raises IntegrityFailure for a file that is damaged."""
+    paths = sorted(
+        (directory / f"draw-{draw}").glob("rank-*.safetensors"), key=lambda path: (len(path.name), path.name)
+    )
+    return {path.stem: list(_read_pieces(path)) for path in paths}
+
+
+def _read_pieces(path: Path) -> Iterable[Piece]:
+    try:
+        for name, value in sorted(load_file(path).items()):
+            _, iteration, start, tensor = name.split(" ", 3)
+            yield Piece(int(iteration), tensor, tuple(map(int, filter(None, start.split(",")))), value)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise IntegrityFailure(f"{path} is not what a rank recorded: {error}") from error
+
+
+def compare_traces(reference: Path, other: Path) -> Compared:
+    """Every tensor of `other` beside that of `reference`, whose draws give the tolerances.
+
+    Raises BadInput where a trace is none or the reference has no draws, IntegrityFailure where shards overlap or leave
+    holes.
+    """
+    for directory in (reference, other):
+        read_trace(directory)
+    draws = [read_draw(reference, int(path.name[5:])) for path in sorted(reference.glob("draw-[1-9]*"))]
+    if not draws:
+        raise BadInput(f"{reference} has no draws to take tolerances from: record it with --draws 4")
+    whole = _assemble(reference, read_draw(reference, 0))
+    moved = [_assemble(reference, draw) for draw in draws]
+    ranks = read_draw(other, 0)
+    theirs = _assemble(other, ranks)
+    order = computation_order(tensor for _, tensor in whole)
+    layers = layers_of(order)
+    allowed = {
+        key: tensor_tolerance(array, [draw[key] for draw in moved], layers)
+        for key, array in whole.items() if key in theirs
+    }  # fmt: skip
+    differences = [
+        compare(piece, whole[key], rank, allowed[key])
+        for rank, pieces in ranks.items() for piece in pieces if (key := (piece.iteration, piece.tensor)) in allowed
+    ]  # fmt: skip
+    rows = merge(differences, {key: whole[key] for key in allowed})
+    place = {tensor: number for number, tensor in enumerate(order)}
+    rows.sort(key=lambda row: (row.iteration, place[row.tensor]))
+    return Compared(first_difference(rows, order), rows, (_only(whole, theirs), _only(theirs, whole)))
+
+
+def _assemble(directory: Path, ranks: dict[str, list[Piece]]) -> dict[Key, Array]:
+    try:
+        return assemble(piece for pieces in ranks.values() for piece in pieces)
+    except IntegrityFailure as error:
+        raise IntegrityFailure(f"{directory}: {error}") from error
+
+
+def _only(these: Iterable[Key], others: Iterable[Key]) -> list[str]:
+    found = {tensor for _, tensor in others}
+    return list(dict.fromkeys(tensor for _, tensor in these if tensor not in found))
