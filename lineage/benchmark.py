@@ -20,6 +20,9 @@ from lineage.numbers import MISSING, show, size_bytes
 if TYPE_CHECKING:
     import pandas as pd
 
+AGAINST = "against.json"
+"""The result of `mlm-verify against` in its run."""
+
 Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
 NotNegative = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
 Positive = Annotated[PositiveFloat, Field(allow_inf_nan=False)]

@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from lineage.benchmark import Benchmark, parse_benchmark, sentences, setting_lines, tables
+from lineage.benchmark import AGAINST, Benchmark, parse_benchmark, sentences, setting_lines, tables
 from lineage.errors import BadInput, UserError
-from lineage.files import AGAINST, Against, LearningRate, Timeline, parse_document, read_values
-from reports.against import against_exhibit
+from lineage.files import LearningRate, Timeline, parse_document, read_values
 from reports.exhibit import Draw, Exhibit, Section, Table
 from reports.files import Problem, file_name
 from reports.learning_rate import rate_curve_exhibit
@@ -58,11 +57,8 @@ def load_benchmarks(directory: Path) -> Benchmarks:
 
 
 def _read(path: Path) -> tuple[Exhibit, str]:
-    """The exhibit and the commit of a file: a benchmark's, a learning-rate finder's or of two engines."""
+    """The exhibit and the commit of a file, which is a benchmark's or a learning-rate finder's."""
     values = read_values(path)
-    if isinstance(values, dict) and values.get("benchmark") == "against":
-        found = parse_document(values, Against, path.name)
-        return against_exhibit("bench-against", found), str(found.environment.source.get("commit") or "")
     if isinstance(values, dict) and values.get("benchmark") == "learning-rate":
         curve = parse_document(values, LearningRate, path.name)
         return rate_curve_exhibit("bench-learning-rate", curve), str(curve.environment.source.get("commit") or "")
@@ -81,6 +77,11 @@ def _exhibit(result: Benchmark, file: str) -> Exhibit:
 
         draw, data = partial(pipeline_schedule.draw, timelines), timeline_data(timelines, "measured")
         caption, alt = [PLAN_RULE, *caption], timeline_alt(timelines)
+    elif result.benchmark == "against":
+        from reports.figures import against
+
+        draw = partial(against.draw, result)
+        alt = f"Differences of two engines in each iteration, under their tolerance. {' '.join(caption)}"
     elif any(case.axis for case in result.cases):
         from reports.figures import benchmark_curves
 

@@ -3,19 +3,23 @@
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from engine.config import RunConfig
-from experiments.verify.engines import Engine, Ours, StepResult, Work
-from experiments.verify.parity import ParityLayout
+from experiments.verify.engines import Engine, StepResult, Work
+from experiments.verify.parity import LayoutDiffers, ParityLayout
 from experiments.verify.tensors import Array, Key, Piece, assemble, compare
 from experiments.verify.tolerance import DRAWS, FORMULA, curve_tolerance, factor, tensor_tolerance
 from experiments.verify.work import described, engine_class, on_ranks, shared_work
-from lineage.benchmark import Environment
+from lineage.benchmark import AGAINST, Benchmark, Case, Environment, Ratio, Series, TextTable, write_benchmark
 from lineage.environment import describe_environment
-from lineage.files import AGAINST, Against, AgainstCurve, write_document
 from lineage.progress import announce
 from lineage.run import RunDirectory
+
+QUANTITIES = {"loss": "loss", "norm": "gradient norm", "rate": "learning rate"}
+MOST = 1e9
+"""Times a tolerance; what is further beyond, or is no number, counts as that."""
 
 
 class Trained(NamedTuple):
@@ -30,49 +34,85 @@ class Trained(NamedTuple):
         return [getattr(step, quantity) for step in self.steps]
 
 
-def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) -> Against:
-    """Both trainings. Raises BadInput for what cannot be compared, LayoutDiffers where ranks fail."""
+def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) -> Benchmark:
+    """Both trainings: a case for each quantity, and one for the weights at the end; a ratio is a difference's share of
+    its tolerance.
+
+    Raises BadInput for what cannot be compared, LayoutDiffers where ranks fail or a loss is no number.
+    """
     kind, layers = engine_class(theirs), config.model.num_layers
     torch.set_num_threads(1)
     with shared_work(config, layout, iterations, first_rate=int(theirs != "megatron-core")) as (work, chosen):
         announce(f"{2 + DRAWS} trainings of {iterations} iterations, each on {chosen.world_size} processes")
         first, *draws = [_train(kind, work, chosen, draw) for draw in range(1 + DRAWS)]
-        ours = _train(Ours, work, chosen, 0)
-    curves = [
-        AgainstCurve.model_validate({
-            "quantity": quantity, "ours": ours.curve(quantity), "theirs": first.curve(quantity),
-            "tolerance": curve_tolerance(first.curve(quantity), [draw.curve(quantity) for draw in draws], layers),
-        })
-        for quantity in StepResult._fields
-    ]  # fmt: skip
-    differences = [
-        compare(Piece(*key, (0,) * whole.ndim, ours.weights[key]), whole, "",
-                tensor_tolerance(whole, [draw.weights[key] for draw in draws], layers))
-        for key, whole in first.weights.items()
-    ]  # fmt: skip
-    return Against(
-        benchmark="against", name=config.name, engine=described(theirs), layout=chosen.name,
-        precision=config.train.precision, formula=FORMULA, factor=factor(layers), draws=DRAWS,
-        patches=list(kind.patches), curves=curves,
-        weights={one.tensor.removeprefix("updated "): (one.largest, one.tolerance) for one in differences},
+        ours = _train(engine_class("ours"), work, chosen, 0)
+    cases = [_case(quantity, name, ours, first, draws, theirs, layers) for quantity, name in QUANTITIES.items()]
+    shares = []
+    for key, whole in first.weights.items():
+        allowed = tensor_tolerance(whole, [draw.weights[key] for draw in draws], layers)
+        distance = compare(Piece(*key, (0,) * whole.ndim, ours.weights[key]), whole, "", allowed).largest
+        shares.append(_share(key[1].removeprefix("updated "), [distance], [allowed]))
+    loss = cases[0].series[2].samples
+    return Benchmark(
+        benchmark="against",
+        title=f"{described(theirs)} beside this engine: {config.name}, {chosen.name}, {config.train.precision}",
+        cases=[*cases, Case(name="weights at the end", ratios=shares)],
+        disagreements=[
+            f"{case.name}: {ratio.name} is beyond the tolerance, {ratio.value:.3g} times as large"
+            for case in cases for ratio in case.ratios if not ratio.is_reached
+        ] + [f"weights at the end: {ratio.name} is beyond the tolerance" for ratio in shares if not ratio.is_reached],
+        notes=[
+            f"Tolerance {FORMULA}, the factor before the bracket being {factor(layers):.1f}: S is how far {DRAWS} runs "
+            f"of {theirs} come from its first when every weight is moved by up to a unit round-off before every "
+            "iteration (experiments/verify/tolerance.py).",
+            "A ratio is the largest share of the tolerance that a difference takes.",
+            *[f"Changed in {theirs} to run on CPUs: {patch}." for patch in kind.patches],
+        ],
+        setting={"iterations": iterations, "largest difference of the losses": f"{max(loss):.2g}"},
         environment=Environment.model_validate(describe_environment()),
     )  # fmt: skip
 
 
-def keep(result: Against, config: RunConfig, runs: Path) -> Path:
-    """A sealed run with the record, its figure and its tables; the same work is found again."""
-    from reports.against import against_exhibit
-    from reports.exhibit_files import write_exhibit
-    from reports.render import render_all
+def _case(
+    quantity: str, name: str, ours: Trained, first: Trained, draws: list[Trained], theirs: str, layers: int
+) -> Case:  # fmt: skip
+    mine, others = ours.curve(quantity), first.curve(quantity)
+    if not np.isfinite([mine, others]).all():
+        raise LayoutDiffers(f"the {name} is no longer a number in one of the two trainings")
+    allowed = curve_tolerance(others, [draw.curve(quantity) for draw in draws], layers)
+    apart = [abs(a - b) for a, b in zip(mine, others, strict=True)]
+    curves = {"ours": mine, theirs: others, "difference": apart, "tolerance": allowed}
+    series = [Series(contender=each, measure=name, samples=values) for each, values in curves.items()]
+    return Case(name=name, series=series, ratios=[_share("all iterations", apart, allowed)])
 
-    name = f"against-{result.engine.split()[0]}-{result.name}-{result.layout}-{result.precision}"
-    asked = {"engine": result.engine, "layout": result.layout, "iterations": len(result.curves[0].ours)}
-    what = asked | {"tolerance": result.formula} | config.model_dump(mode="json")
+
+def _share(name: str, distances: list[float], allowed: list[float]) -> Ratio:
+    """The largest share of its tolerance that a difference takes."""
+    shares = [
+        distance / most if most else MOST * bool(distance) for distance, most in zip(distances, allowed, strict=True)
+    ]
+    return Ratio(name=name, value=min(max(shares), MOST), goal=1.0, less_is_better=True)
+
+
+def iteration_table(result: Benchmark) -> TextTable:
+    """Losses of about twenty iterations."""
+    curves = {series.contender: series.samples for series in result.cases[0].series}
+    count = len(curves["ours"])
+    shown = sorted({*range(0, count, -(-count // 20)), count - 1})
+    rows = [
+        (str(at + 1), *(f"{curve[at]:.{'1e' if name in ('difference', 'tolerance') else '7f'}}"
+                        for name, curve in curves.items()))
+        for at in shown
+    ]  # fmt: skip
+    return TextTable(("iteration", *curves), rows, 0, "loss")
+
+
+def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
+    """A sealed run `name` with the result; the same work is found again."""
+    what = {"title": result.title, "setting": result.setting, "notes": result.notes} | config.model_dump(mode="json")
     run = RunDirectory.begin(runs, name, "against", what, {}, frozenset({"data"}))
     if not run.is_complete:
-        write_document(run.path / AGAINST, result)
-        exhibit = against_exhibit("against", result)
-        write_exhibit(run.path, exhibit, render_all([exhibit], exhibit.title)[0]["against"])
+        write_benchmark(run.path / AGAINST, result)
         run.complete()
     return run.path
 

@@ -62,24 +62,17 @@ def against(
 
     resolved = read_run_config(config, overrides or [], twin)
 
-    from experiments.verify.against import keep, run_against
+    from experiments.bench.show import show, show_rows
+    from experiments.verify.against import iteration_table, keep, run_against
     from experiments.verify.parity import LayoutDiffers
-    from reports.against import closest, measured, summary
 
     result = run_against(resolved, engine, layout, iterations)
-    place = keep(result, resolved, out)
-    print("\n".join(measured(result)))
-    print(f"{'iteration':>9}  {'loss, ours':>12}  {'theirs':>12}  {'difference':>10}  {'tolerance':>10}")
-    loss = result.curves[0]
-    for at in sorted({*range(0, len(loss.ours), -(-len(loss.ours) // 20)), len(loss.ours) - 1}):
-        print(f"{at + 1:9}  {loss.ours[at]:12.7f}  {loss.theirs[at]:12.7f}  {loss.differences[at]:10.1e}  "
-              f"{loss.tolerance[at]:10.1e}")  # fmt: skip
-    for row in closest(result).rows:
-        print(f"{row[0]}, {row[1]}: {row[2]}, tolerance {row[3]}")
-    print(f"written: {place}")
-    if result.beyond:
-        raise LayoutDiffers(" ".join(summary(result)))
-    print(summary(result)[-1])
+    show_rows(iteration_table(result))
+    show(result)
+    name = f"against-{engine}-{resolved.name}-{layout}-{resolved.train.precision}-{iterations}"
+    print(f"written: {keep(result, name, resolved, out)}")
+    if result.disagreements:
+        raise LayoutDiffers(f"{result.disagreements[0]} ({len(result.disagreements)} such)")
 
 
 @app.command()

@@ -4,12 +4,11 @@ Each is built on every rank of its layout. What it computes in an iteration goes
 """
 
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -66,18 +65,17 @@ Named = Iterable[tuple[str, torch.Tensor]]
 """Tensors of a rank by the engine's own names."""
 
 
-class Engine(ABC):
+class Engine(Protocol):
     """One rank of an engine."""
 
     names: NameMap
     place: RankPlace
     work: Work
-    package = ""
+    package: str = ""
     """What is installed for it."""
     patches: tuple[str, ...] = ()
     """What is changed in it to run here, in words."""
 
-    @abstractmethod
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         """Built with the weights that the work begins with. Raises BadInput for a layout that it does not run on."""
 
@@ -86,23 +84,18 @@ class Engine(ABC):
         """Import what it needs, once for all ranks that are forked."""
         return
 
-    @abstractmethod
     def parameters(self) -> Named:
         """Parameters in the order of the forward pass."""
 
-    @abstractmethod
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         """Forward and backward passes of an iteration, from 0; the mean loss of the global batch."""
 
-    @abstractmethod
     def gradients(self) -> Named:
         """Reduced gradients, not yet clipped."""
 
-    @abstractmethod
     def update(self, iteration: int) -> tuple[float, float]:
         """Clip and update; norm of the gradient, and learning rate."""
 
-    @abstractmethod
     def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
         """(parameter, `exp_avg` or `exp_avg_sq`, tensor) of the optimizer."""
 
@@ -169,7 +162,6 @@ class Ours(Engine):
                 group.master.copy_(group.flat[group.own])
 
     def parameters(self) -> Named:
-        """By the whole model's names."""
         return ((parameter.name, parameter.local.data) for parameter in self.model.parameters)
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
@@ -184,19 +176,16 @@ class Ours(Engine):
         return self.gradient.loss
 
     def gradients(self) -> Named:
-        """The flat groups' parts."""
         for group in self.training.optimizer.groups:
             named = zip(group.parameters, group.gradients, strict=True)
             yield from ((parameter.name, value) for parameter, value in named)
 
     def update(self, iteration: int) -> tuple[float, float]:
-        """As the trainer does."""
         rate = self.work.rate(iteration)
         self.training.update(self.gradient, rate)
         return self.gradient.norm, rate
 
     def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
-        """Both moments."""
         return ((parameter.name, what, value) for parameter, what, value in self.training.optimizer.state()
                 if what != "master")  # fmt: skip
 
@@ -231,11 +220,11 @@ def initial_weights(model: ModelConfig, seed: int, nudges: bool = False) -> Weig
 
 
 def write_random_tokens(config: RunConfig, iterations: int, prefix: Path) -> Path:
-    """Random tokens, keyed by the seed, as a token file of documents that samples run across."""
+    """Random tokens, few of them frequent as in text: a file of documents that samples run across."""
     random = np.random.RandomState(config.train.seed)
     vocab_size, length = config.model.text_vocab_size, max(config.model.seq_length * 2 // 3, 1)
     documents = iterations * config.train.global_batch_size * 2 + 2
     with TokenFileWriter(prefix, token_dtype(vocab_size)) as writer:
         for _ in range(documents):
-            writer.add_document(random.randint(0, vocab_size, length))
+            writer.add_document((vocab_size ** random.random_sample(length) - 1).astype(np.int64))
     return prefix

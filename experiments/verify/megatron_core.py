@@ -109,7 +109,6 @@ class MegatronCore(Engine):
 
     @classmethod
     def prepare(cls) -> None:
-        """The package, changed."""
         make_it_run_on_cpus()
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
@@ -200,7 +199,6 @@ class MegatronCore(Engine):
         return builder(config.GPTDataset, [count, 0, 0], lambda: True, described).build()[0]
 
     def parameters(self) -> Named:
-        """By GPTModel's names."""
         return self.gpt.named_parameters()
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
@@ -242,7 +240,6 @@ class MegatronCore(Engine):
         return total.item()
 
     def gradients(self) -> Named:
-        """Those that DistributedDataParallel keeps; with its distributed optimizer only parts of them are reduced."""
         return ((name, parameter.main_grad) for name, parameter in self.gpt.named_parameters())
 
     def update(self, iteration: int) -> tuple[float, float]:
@@ -253,7 +250,6 @@ class MegatronCore(Engine):
         return float(norm), rate
 
     def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Both moments."""
         kept = {id(main): state for one in self.optimizer.chained_optimizers
                 for main, state in one.optimizer.state.items()}  # fmt: skip
         for name, parameter in self.gpt.named_parameters():

@@ -42,7 +42,6 @@ class TorchPeer(Engine):
         """The module and its loss."""
 
     def parameters(self) -> Named:
-        """By the module's own names."""
         return self.model.named_parameters()
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
@@ -61,7 +60,6 @@ class TorchPeer(Engine):
         return total
 
     def gradients(self) -> Named:
-        """Those of the parameters."""
         return (
             (name, parameter.grad) for name, parameter in self.model.named_parameters() if parameter.grad is not None
         )
@@ -76,7 +74,6 @@ class TorchPeer(Engine):
         return norm, rate
 
     def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Both moments."""
         for name, parameter in self.model.named_parameters():
             yield from ((name, what, self.optimizer.state[parameter][what]) for what in ("exp_avg", "exp_avg_sq"))
 
@@ -87,7 +84,7 @@ class Transformers(TorchPeer):
     map_name = package = "transformers"
 
     def build(self) -> tuple[torch.nn.Module, Loss]:
-        """The module and its loss."""
+        """Hugging Face's module."""
         return huggingface(self.work.config.model)
 
 
@@ -97,5 +94,5 @@ class NanoGPT(TorchPeer):
     map_name = "nanogpt"
 
     def build(self) -> tuple[torch.nn.Module, Loss]:
-        """The module and its loss."""
+        """The benchmarks' module."""
         return nanogpt(self.work.config.model)[0], call

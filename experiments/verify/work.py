@@ -16,10 +16,10 @@ from experiments.verify.parity import SERIAL, LayoutDiffers, ParityLayout, misfi
 from lineage.errors import BadInput
 
 ENGINES = {
-    "ours": "engines:Ours",
-    "megatron-core": "megatron_core:MegatronCore",
-    "transformers": "torch_peers:Transformers",
-    "nanogpt": "torch_peers:NanoGPT",
+    "ours": "experiments.verify.engines:Ours",
+    "megatron-core": "experiments.verify.megatron_core:MegatronCore",
+    "transformers": "experiments.verify.torch_peers:Transformers",
+    "nanogpt": "experiments.verify.torch_peers:NanoGPT",
 }
 LONGEST_SECONDS = 24 * 3600
 
@@ -29,7 +29,7 @@ def engine_class(name: str) -> type[Engine]:
     if name not in ENGINES:
         raise BadInput(f"there is no engine {name!r}; there are {', '.join(ENGINES)}")
     module, _, attribute = ENGINES[name].partition(":")
-    kind: type[Engine] = getattr(import_module(f"experiments.verify.{module}"), attribute)
+    kind: type[Engine] = getattr(import_module(module), attribute)
     kind.prepare()
     return kind
 

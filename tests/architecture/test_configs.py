@@ -21,6 +21,7 @@ CLUSTERS = sorted((ROOT / "experiments" / "clusters").rglob("*.toml"))  # looked
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*/*/ex*.toml"))  # looked at in tests/experiments/test_catalogue.py
 UNANSWERED = ROOT / "experiments" / "unanswered.toml"  # looked at in tests/experiments/test_verdicts.py
 JOBS = sorted((ROOT / "experiments" / "jobs").glob("*.toml"))  # looked at in tests/experiments/launch
+NAME_MAPS = set((ROOT / "experiments" / "verify" / "names").glob("*.toml"))  # in tests/experiments/verify
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
 
 
@@ -38,7 +39,7 @@ def names(paths: list[Path]) -> list[str]:
 def test_every_configuration_is_looked_at_here() -> None:
     tests_own = {path for path in source_files() if path.relative_to(ROOT).parts[0] in ("tests", "results")}
     shipped = {path for path in source_files() if path.suffix == ".toml"} - tests_own - {ROOT / "pyproject.toml"}
-    assert shipped == {*MODELS, *RECIPES, *CLUSTERS, *EXPERIMENTS, *JOBS, UNANSWERED}
+    assert shipped == {*MODELS, *RECIPES, *CLUSTERS, *EXPERIMENTS, *JOBS, UNANSWERED, *NAME_MAPS}
     assert len(MODELS) == 19
     assert len(RECIPES) >= 4
 

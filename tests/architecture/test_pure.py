@@ -28,10 +28,9 @@ PURE = {
         "evaluation.cli",
     ],
     "experiments": [
-        module_name(path)
-        for path in modules("experiments")
-        if path.parent.name not in ("chaos", "measured") and path.name != "parity_run.py"
-    ],
+        module_name(path) for path in modules("experiments") if path.parent.name not in ("chaos", "measured", "verify")
+    ]
+    + [*says_so("experiments/verify"), "experiments.verify.cli"],
     "reports": [module_name(path) for path in modules("reports")],
 }
 
@@ -65,7 +64,7 @@ START_WITHOUT = {
         ["run", "2021/figure-11", "--mode", "plan"],
     ],
     "mlm-report": [["build", "--help"]],
-    "mlm-verify": [["run", "--help"], ["parallel", "--help"], ["chaos", "--help"]],
+    "mlm-verify": [["run", "--help"], ["parallel", "--help"], ["chaos", "--help"], ["against", "--help"]],
 }
 
 

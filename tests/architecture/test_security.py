@@ -20,6 +20,7 @@ STARTERS = {f"subprocess.{name}" for name in ("run", "Popen", "call", "check_cal
 UNPICKLER = "torch_files.py"
 """The one file that reads pickles, with `weights_only=True`."""
 TRUSTED_MARKUP = {
+    "experiments/verify/diff_page.py": ["theme_css() + STYLE"],
     "reports/page.py": [
         "theme_css() + (folder / 'page.css').read_text(encoding='utf-8')",
         "''.join(((folder / name).read_text(encoding='utf-8') for name in SCRIPTS))",

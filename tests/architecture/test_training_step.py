@@ -9,8 +9,10 @@ from tests.architecture.rooms import ROOMS, ROOT
 
 HOME = ROOT / "engine" / "step.py"
 OPTIMIZERS = ROOT / "engine" / "optim"
-PEERS = ROOT / "experiments" / "bench" / "peers.py"
-"""Other libraries' loops, which benchmarks run beside ours."""
+PEERS = tuple(
+    ROOT / "experiments" / place for place in ("bench/peers.py", "verify/megatron_core.py", "verify/torch_peers.py")
+)
+"""Other libraries' loops, which run beside ours."""
 
 
 def training_calls(source: str) -> Iterator[str]:
@@ -29,7 +31,7 @@ def test_nothing_else_trains(room: str) -> None:
     others = {
         path.relative_to(ROOT).as_posix(): calls
         for path in (ROOT / room).rglob("*.py")
-        if path not in (HOME, PEERS) and not path.is_relative_to(OPTIMIZERS)
+        if path not in (HOME, *PEERS) and not path.is_relative_to(OPTIMIZERS)
         if (calls := list(training_calls(path.read_text(encoding="utf-8"))))
     }
     assert others == {}
