@@ -49,7 +49,7 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
     cases = [_case(quantity, name, ours, first, draws, theirs, layers) for quantity, name in QUANTITIES.items()]
     shares = []
     for key, whole in first.weights.items():
-        allowed = tensor_tolerance(whole, [draw.weights[key] for draw in draws], layers)
+        allowed = tensor_tolerance(key[1], whole, [draw.weights[key] for draw in draws], layers, config.train.precision)
         distance = compare(Piece(*key, (0,) * whole.ndim, ours.weights[key]), whole, "", allowed).largest
         shares.append(_share(key[1].removeprefix("updated "), [distance], [allowed]))
     loss = cases[0].series[2].samples
@@ -64,7 +64,7 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
         notes=[
             f"Tolerance {FORMULA}, the factor before the bracket being {factor(layers):.1f}: S is how far {DRAWS} runs "
             f"of {theirs} come from its first when every weight is moved by up to a unit round-off before every "
-            "iteration (experiments/verify/tolerance.py).",
+            "iteration, u the unit round-off of the format that x is held in (experiments/verify/tolerance.py).",
             "A ratio is the largest share of the tolerance that a difference takes.",
             *[f"Changed in {theirs} to run on CPUs: {patch}." for patch in kind.patches],
         ],

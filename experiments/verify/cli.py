@@ -101,7 +101,7 @@ def trace(
     made = record_trace(resolved, engine, layout, iterations, draws, out, dropout)
     if made.unnamed:
         print(f"not in the name map: {', '.join(made.unnamed)}")
-    print(f"written: {out} ({made.engine}; {made.setting})")
+    print(f"written: {out} ({made.engine}; {made.setting} in {made.precision})")
 
 
 @app.command()

@@ -5,13 +5,14 @@ evenly from ± u, the unit round-off of the weights' number format (Monte Carlo 
 CSD-970002). How far these runs come from the first is the spread, S, of a number or of a tensor's elements. What two
 engines compute may then differ by
 
-    T = TAIL · √R · (S + u₃₂ · |x|),    R = 2 · (8L + 4)
+    T = TAIL · √R · (S + u₃₂ · |x|) + 2u · |x|,    R = 2 · (8L + 4)
 
 R is how many results are rounded one after the other on the way from the input to the loss and back in a network of L
 layers: of a layer two layer norms, four products and two additions; an embedding, a layer norm, a product and the loss.
 A run of the spread has one of these roundings; independent ones add up as √R (Higham & Mary 2019, SIAM J. Sci. Comput.
 41). TAIL is because `DRAWS` runs show the width of a distribution and not its end. |x| is the largest element, u₃₂ the
-unit round-off of fp32, in which all are recorded. Over iterations S is the largest so far: differences grow and do not
+unit round-off of fp32. The last term is for the format in which x itself is held: two values that are as good as equal
+may be rounded to neighbours. Over iterations S is the largest so far: differences grow and do not
 shrink.
 """
 
@@ -24,7 +25,9 @@ from numpy.typing import ArrayLike
 DRAWS = 4
 TAIL = 4.0
 UNIT_FP32 = 2.0**-24
-FORMULA = "T = 4·√(2(8L + 4))·(S + 2⁻²⁴·|x|)"
+FORMULA = "T = 4·√(2(8L + 4))·(S + 2⁻²⁴·|x|) + 2u·|x|"
+HELD_IN_BF16 = ("output of ", "gradient of output of ", "updated ")
+"""How the names of tensors begin that a run in bf16 has in bf16; it has all others in fp32."""
 
 
 def factor(num_layers: int) -> float:
@@ -32,16 +35,21 @@ def factor(num_layers: int) -> float:
     return TAIL * math.sqrt(2 * (8 * num_layers + 4))
 
 
-def tensor_tolerance(first: ArrayLike, draws: Sequence[ArrayLike], num_layers: int) -> float:
+def tensor_tolerance(
+    tensor: str, first: ArrayLike, draws: Sequence[ArrayLike], num_layers: int, precision: str
+) -> float:
     """T of a tensor from the reference's and those of its further runs."""
     base = np.asarray(first, np.float64)
     spread = max((float(np.abs(np.asarray(one, np.float64) - base).max()) for one in draws if base.size), default=0.0)
-    return factor(num_layers) * (spread + UNIT_FP32 * float(np.abs(base).max(initial=0.0)))
+    unit = 2.0**-8 if precision == "bf16" and tensor.startswith(HELD_IN_BF16) else UNIT_FP32
+    size = float(np.abs(base).max(initial=0.0))
+    return factor(num_layers) * (spread + UNIT_FP32 * size) + 2 * unit * size
 
 
 def curve_tolerance(first: ArrayLike, draws: Sequence[ArrayLike], num_layers: int) -> list[float]:
-    """T of each number of a curve over iterations, S being the largest so far."""
+    """T of each number of a curve over iterations, held in fp32, S being the largest so far."""
     base = np.asarray(first, np.float64)
     spread = np.max([np.abs(np.asarray(one, np.float64) - base) for one in draws], axis=0)
-    allowed = factor(num_layers) * (np.maximum.accumulate(spread) + UNIT_FP32 * np.abs(base))
+    size = UNIT_FP32 * np.abs(base)
+    allowed = factor(num_layers) * (np.maximum.accumulate(spread) + size) + 2 * size
     return [float(value) for value in allowed]

@@ -15,6 +15,7 @@ from experiments.verify.engines import Engine, Named, Work
 from experiments.verify.parity import SERIAL, ParityLayout
 from experiments.verify.recorder import RankPlace, Recorder, read_names
 from lineage.errors import BadInput
+from lineage.extras import import_extra
 
 
 class TorchPeer(Engine):
@@ -82,6 +83,11 @@ class Transformers(TorchPeer):
     """transformers' GPT2LMHeadModel."""
 
     map_name = package = "transformers"
+
+    @classmethod
+    def prepare(cls) -> None:
+        """The library."""
+        import_extra("transformers.models.gpt2.modeling_gpt2", "bench")
 
     def build(self) -> tuple[torch.nn.Module, Loss]:
         """Hugging Face's module."""

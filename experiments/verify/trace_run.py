@@ -36,8 +36,9 @@ def record_trace(
             for draw in range(draws + 1):
                 ranks = on_ranks(_record_rank, chosen, kind, work, chosen, draw, directory)
             unnamed = sorted({name for rank in ranks for name in rank})
-            setting = f"{config.name}, {chosen.name}, {config.train.precision}, {iterations} iterations"
-            trace = Trace(engine=described(engine), setting=setting, unnamed=unnamed)
+            setting = f"{config.name}, {chosen.name}, {iterations} iterations"
+            precision = "bf16" if config.train.precision == "bf16" else "fp32"
+            trace = Trace(engine=described(engine), precision=precision, setting=setting, unnamed=unnamed)
             finish_trace(directory, trace)
     return trace
 

@@ -7,7 +7,7 @@ same step with moved weights, as `tolerance` says; the trace that another is hel
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 from safetensors import SafetensorError
@@ -37,8 +37,9 @@ class Trace(Document):
 
     engine: str
     """With its version."""
+    precision: Literal["fp32", "bf16"] = "fp32"
     setting: str = ""
-    """Layout, number format and the like, in words."""
+    """Configuration, layout and the like, in words."""
     unnamed: list[str] = Field(default_factory=list)
     """Parameters that the name map does not have, so that they are not in the trace."""
 
@@ -100,8 +101,8 @@ def compare_traces(reference: Path, other: Path) -> Compared:
     Raises BadInput where a trace is none or the reference has no draws, IntegrityFailure where shards overlap or leave
     holes.
     """
-    for directory in (reference, other):
-        read_trace(directory)
+    precision = read_trace(reference).precision
+    read_trace(other)
     draws = [read_draw(reference, int(path.name[5:])) for path in sorted(reference.glob("draw-[1-9]*"))]
     if not draws:
         raise BadInput(f"{reference} has no draws to take tolerances from: record it with --draws 4")
@@ -112,7 +113,7 @@ def compare_traces(reference: Path, other: Path) -> Compared:
     order = computation_order(tensor for _, tensor in whole)
     layers = layers_of(order)
     allowed = {
-        key: tensor_tolerance(array, [draw[key] for draw in moved], layers)
+        key: tensor_tolerance(key[1], array, [draw[key] for draw in moved], layers, precision)
         for key, array in whole.items() if key in theirs
     }  # fmt: skip
     differences = [

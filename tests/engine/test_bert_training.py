@@ -19,7 +19,8 @@ from engine.parallel.mesh import serial_mesh
 from engine.run.directory import read_metrics, read_summary
 from engine.train import train
 from experiments.verify import parity_run
-from experiments.verify.parity import assemble
+from experiments.verify.engines import Work, write_random_tokens
+from experiments.verify.tensors import assemble
 from lineage.errors import BadInput
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import assert_same_training, small_config
@@ -69,8 +70,8 @@ def test_parity_trains_a_bert_on_random_pairs(tmp_path: Path) -> None:
     config = RunConfig(name="bert", model=TINY)
     train = config.train.model_copy(update={"global_batch_size": 4, "microbatch_size": 2, "precision": "fp64"})
     config = config.model_copy(update={"train": train})
-    tokens = ((parity_run._write_tokens(config, 2, tmp_path / "random"), 1.0),)
-    whole = assemble(parity_run._serial_pieces(parity_run.Work(config, 2, tokens, None)))
+    tokens = ((write_random_tokens(config, 2, tmp_path / "random"), 1.0),)
+    whole = assemble(parity_run._serial_pieces(Work(config, 2, tokens, None)))
     names = {tensor for _, tensor in whole}
     assert {"output of embedding", "output of layers.1", "gradient of order_head.weight", "loss"} <= names
     assert len({float(whole[iteration, "mean loss"]) for iteration in range(2)}) == 2

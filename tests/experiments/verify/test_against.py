@@ -1,0 +1,128 @@
+"""`mlm-verify against`: engines that train alike are within the tolerance, one with a fault is not."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.cli import read_run_config
+from experiments.verify.against import run_against
+from experiments.verify.tolerance import curve_tolerance, factor, tensor_tolerance
+from experiments.verify.work import engine_class
+from lineage.benchmark import AGAINST, read_benchmark
+from lineage.digest import check_seal
+from lineage.errors import BadInput
+from reports.benchmarks import load_benchmarks
+from reports.render import render_all
+from tests.commands import Command
+from tests.experiments.verify import faults
+from tests.experiments.verify.faults import Fault
+
+
+@pytest.mark.parametrize(
+    ("engine", "layout", "precision"),
+    [
+        ("megatron-core", "tp2-sp", "fp32"),
+        ("megatron-core", "dp2-zero1", "fp32"),
+        ("megatron-core", "serial", "bf16"),
+        ("transformers", "serial", "fp32"),
+        ("nanogpt", "serial", "fp32"),
+    ],
+)
+def test_engines_that_train_alike_agree(engine: str, layout: str, precision: str, config: Path) -> None:
+    resolved = read_run_config(config, [f"train.precision={precision}"])
+    result = run_against(resolved, engine, layout, 3)
+    assert result.disagreements == []
+    shares = [ratio.value for case in result.cases for ratio in case.ratios]
+    assert len(shares) == 3 + 28
+    assert 0 < max(shares) <= 1
+    curves = {series.contender: series.samples for series in result.cases[0].series}
+    assert curves["ours"][0] != curves["ours"][1]
+    assert any("cuda" in note for note in result.notes) == (engine == "megatron-core")
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        (faults.mask_words, "loss: all iterations"),
+        (faults.decay_biases, "weights at the end: layers.0.input_layernorm.weight"),
+    ],
+)
+def test_an_engine_with_a_fault_is_beyond_the_tolerance(
+    fault: Fault, found: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine_class("megatron-core")
+    fault(monkeypatch)
+    result = run_against(read_run_config(config, ["train.seed=7"]), "megatron-core", "serial", 3)
+    assert any(sentence.startswith(found) for sentence in result.disagreements)
+
+
+def test_the_run_is_sealed_with_a_record_that_reports_draw(verify: Command, config: Path, tmp_path: Path) -> None:
+    arguments = ("against", "nanogpt", config, "--iterations", 3, "--out", tmp_path / "runs")
+    done = verify(*arguments)
+    assert done.code == 0, done.err
+    (run,) = [path for path in (tmp_path / "runs").iterdir() if not path.is_symlink()]
+    assert done.out.splitlines()[-1] == f"written: {run}"
+    check_seal(run)
+    kept = read_benchmark(run / AGAINST)
+    assert [case.name for case in kept.cases] == ["loss", "gradient norm", "learning rate", "weights at the end"]
+    assert verify(*arguments).out.splitlines()[-1] == f"written: {run}"  # the same run again
+    shown = load_benchmarks(tmp_path / "runs")
+    assert shown.problems == ()
+    drawings, _ = render_all(shown.exhibits, "kept")
+    assert b"difference of the gradient norm" in next(iter(drawings.values())).svg
+
+
+def test_the_command_ends_with_code_3_where_engines_differ(
+    verify: Command, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine_class("megatron-core")
+    faults.clip_by_local_norm(monkeypatch)
+    done = verify("against", "megatron-core", config, "--layout", "tp2", "--iterations", 1, "--out", tmp_path / "runs")
+    assert done.code == 3
+    assert done.error.startswith("error: gradient norm: all iterations is beyond the tolerance, ")
+    assert len(list((tmp_path / "runs").iterdir())) == 2  # kept all the same, with its link
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["mamba"], "there is no engine 'mamba'; there are ours, megatron-core, transformers, nanogpt"),
+        (["nanogpt", "--layout", "dp2"], "nanogpt is run on one rank, in fp32 and without dropout"),
+        (["nanogpt", "--layout", "tp3"], "tp3 does not fit: tp = 3 does not divide the 4 attention heads"),
+        (["megatron-core", "--layout", "tp2-recompute"], "megatron-core is run with 1F1B and without recomputation"),
+        (["nanogpt", "--set", "train.precision=fp16"], "precision fp16 is not compared"),
+        (["nanogpt", "--set", "train.optimizer=lamb"], "other engines are held against a GPT-2 with Adam"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    arguments: list[str], sentence: str, verify: Command, config: Path, tmp_path: Path
+) -> None:
+    done = verify("against", arguments[0], config, *arguments[1:], "--out", tmp_path / "runs")
+    assert done.code == 2
+    assert done.error.startswith(f"error: {sentence}")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_package_that_is_missing_or_has_other_names_is_said(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine_class("megatron-core")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "megatron.core.tensor_parallel.random", None)
+        with pytest.raises(BadInput, match=r"this needs megatron: pip install 'mlm-repro\[test\]'"):
+            engine_class("megatron-core")
+    with monkeypatch.context() as patch:
+        patch.delattr(sys.modules["megatron.core.transformer.torch_norm"], "WrappedTorchNorm")
+        with pytest.raises(BadInput, match=r"has other names than the version tried, 0\.16\.1: .*WrappedTorchNorm"):
+            engine_class("megatron-core")
+
+
+def test_the_tolerance_is_the_formula() -> None:
+    assert factor(2) == pytest.approx(4 * 40**0.5)
+    spread, size, unit = 3e-6, 2.0, 2**-24
+    first, draws = [1.0, -size], [[1.0 + spread / 2, -size], [1.0, -size - spread]]
+    for tensor, precision, held in (("loss", "bf16", unit), ("updated w", "bf16", 2**-8), ("updated w", "fp32", unit)):
+        expected = factor(2) * (spread + size * unit) + 2 * held * size
+        assert tensor_tolerance(tensor, first, draws, 2, precision) == pytest.approx(expected)
+    curve = curve_tolerance([4.0, 2.0, 1.0], [[4.0, 2.0 + spread, 1.0], [4.0, 2.0, 1.0]], 2)
+    spreads = zip([0.0, spread, spread], [4.0, 2.0, 1.0], strict=True)  # it does not shrink
+    assert curve == pytest.approx([factor(2) * (s + x * unit) + 2 * unit * x for s, x in spreads])
