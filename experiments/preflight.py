@@ -1,6 +1,6 @@
 """Checks of a machine before days of training: versions, clocks, matrix products, all-reduce, disk.
 
-Torch is imported on ranks alone.
+`python -m experiments.preflight OPTIONS` is one rank of it, under torchrun or Slurm. Torch is imported on ranks alone.
 """
 
 import os
@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import typer
 
 from engine.launch.local import launch
 from lineage import VERSION
+from lineage.command import run_command
 from lineage.environment import available_cores, list_gpus, source_state
 from lineage.errors import HardwareMissing
 from lineage.progress import announce, format_bytes
@@ -230,7 +233,7 @@ def _write(runs: Path) -> tuple[float, str]:
     return WRITTEN_BYTES / seconds, "" if right else "a file read back differs from what was written"
 
 
-def _rank(runs: Path, needed_bytes: int) -> None:
+def _rank(runs: Annotated[Path, typer.Option()], needed_bytes: Annotated[int, typer.Option()] = 0) -> None:
     """One rank's part; rank 0 prints the table."""
     import torch.distributed as dist
 
@@ -254,3 +257,9 @@ def _rank(runs: Path, needed_bytes: int) -> None:
         print(format_checks(done), flush=True)
     if failures := [check.failure for check in done if check.failure]:
         raise HardwareMissing("; ".join(failures))
+
+
+if __name__ == "__main__":
+    app = typer.Typer()
+    app.command()(_rank)
+    run_command(app)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from lineage.digest import check_seal, seal, sha256_json
 from lineage.errors import BadInput
 from lineage.files import Step
 from lineage.run import RunDirectory
-from tests.engine.small_run import curve, mlm_train, ranks_of, small_config, write_toml
+from tests.commands import Program
+from tests.engine.small_run import curve, finish, ranks_of, small_config, write_toml
 
 Numbers = list[tuple[str, int, float]]
 """Name, iteration and value."""
@@ -240,13 +242,18 @@ def test_a_missing_library_is_told_before_training(
     assert not list(tmp_path.glob("small-*/metrics.jsonl"))
 
 
-def test_on_two_ranks_a_missing_library_is_one_sentence(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def put_first(folder: Path) -> None:
+    """Find `wandb` there."""
+    sys.path.insert(0, str(folder))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "wandb"]:
+        del sys.modules[name]
+
+
+def test_on_two_ranks_a_missing_library_is_one_sentence(dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "wandb.py").write_text("raise ImportError('broken')\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     toml = write_toml(tmp_path / "small.toml", dataset)
-    code, out, err = mlm_train("run", toml, "--runs", tmp_path, "--ranks", 2, "--set", 'record.loggers=["wandb"]')
+    command = ("run", toml, "--runs", tmp_path, "--ranks", 2, "--set", 'record.loggers=["wandb"]')
+    code, out, err = finish(Program("mlm-train", *command, prepare=partial(put_first, tmp_path)))
     assert (code, out) == (2, "")
     assert [line for line in err.splitlines() if "wandb" in line] == [
         "error: this needs wandb: pip install 'mlm-repro[wandb]' (broken)"

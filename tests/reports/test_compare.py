@@ -39,10 +39,10 @@ def test_results_stand_beside_each_other_also_of_a_run_in_progress(tmp_path: Pat
     assert results["validation perplexity"] == [1000 / 41, 1000 / 11]
     assert results["validation perplexity, whole split"] == [1000 / 41, None]
     done = run_compare(one, other)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "+1.25" in done.stdout
-    assert "1.2500" in done.stdout
-    assert "settings, inputs, code and machine are equal" in done.stdout
+    assert (done.code, done.err) == (0, "")
+    assert "+1.25" in done.out
+    assert "1.2500" in done.out
+    assert "settings, inputs, code and machine are equal" in done.out
 
 
 def test_two_reproductions_are_compared_by_their_records(tmp_path: Path) -> None:
@@ -68,13 +68,13 @@ def test_what_cannot_be_compared_is_refused_in_a_sentence(tmp_path: Path) -> Non
         ((run, tmp_path), 2, "is not a run directory"),
     ):
         done = run_compare(*arguments, ends=code)
-        assert sentence in done.stderr
-        assert len(done.stderr.splitlines()) == 1
+        assert sentence in done.err
+        assert len(done.err.splitlines()) == 1
 
 
 def test_a_damaged_part_is_named_and_the_rest_compared(tmp_path: Path) -> None:
     one, other = write_run(tmp_path / "a"), write_run(tmp_path / "b")
     (other / "summary.json").write_text("{", encoding="utf-8")
     done = run_compare(one, other, ends=6)
-    assert "The summary of small-0123abcd cannot be shown" in done.stderr
-    assert "training loss" in done.stdout
+    assert "The summary of small-0123abcd cannot be shown" in done.err
+    assert "training loss" in done.out
