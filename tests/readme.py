@@ -38,7 +38,8 @@ def readme_commands() -> list[str]:
 
 def at_smoke_size(command: str, scratch: Path) -> list[str]:
     """The command with the smoke run's directories, the smallest sizes, and its output files in `scratch`."""
-    command = command.replace("recipes/twin.toml", "recipes/smoke.toml").replace("-twin", "-smoke")
+    command = command.replace("recipes/twin.toml", "recipes/smoke.toml")
+    command = re.sub("(?<!-)-twin", "-smoke", command)
     command = command.replace("runs/reproduce-8.3b", "runs/reproduce-8.3b-smoke")
     for option in ("--json", "--out"):
         command = command.replace(f"{option} ", f"{option} {scratch}/")
@@ -47,7 +48,6 @@ def at_smoke_size(command: str, scratch: Path) -> list[str]:
     match Path(words[0]).name, words[1]:
         case "mlm-train", _:
             words = [*words, *SMOKE_TRAINING, "--set=name=355m-readme", f"--runs={scratch}"]
-            words[words.index("--smoke")] = "--twin"
         case "mlm-eval", _:
             words += ["--limit", "40"]
     return words
