@@ -1,6 +1,6 @@
 """Checks of a machine before days of training: versions, clocks, matrix products, all-reduce, disk.
 
-`python -m experiments.preflight OPTIONS` is one rank of it, under torchrun or Slurm. Torch is imported on ranks alone.
+`python -m experiments.preflight OPTIONS` is one rank of it, under torchrun or Slurm. Importing it imports no torch.
 """
 
 import os

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(DEAREST)))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The process that commands are forked from starts before a test starts one of its own, which has imported less."""
+    if len({item.path for item in session.items}) > 1:
+        forkserver.ensure_running()
+
+
 @pytest.fixture(scope="session")
 def published() -> Path:
     """The directory of published files; a test that uses it is about those files and nothing else will do."""
@@ -72,7 +79,7 @@ def made_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
     """Call the entry point of a command in this process, with the words of a command line.
 
     `ends` is the exit code it must have, where a test says one.
@@ -80,14 +87,14 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
     def call(main: Callable[[], object], *words: object, ends: int | None = None) -> Outcome:
         monkeypatch.setattr(sys, "argv", [*map(str, words)])
-        capsys.readouterr()
+        capfd.readouterr()
         handler = signal.getsignal(signal.SIGINT)
         try:
             with pytest.raises(SystemExit) as ended:
                 main()
         finally:
             signal.signal(signal.SIGINT, handler)
-        out, err = capsys.readouterr()
+        out, err = capfd.readouterr()
         assert "Traceback" not in err
         code = int(ended.value.code or 0)
         assert ends in (None, code), err

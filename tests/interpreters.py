@@ -9,6 +9,7 @@ came of it. Exit code 1 where a test failed.
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,10 +20,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from packaging.requirements import Requirement
-
 from lineage.atomic import write_json, write_text
-from lineage.environment import cpu_name, source_state
 from tests.architecture.rooms import ROOT
 
 KEPT = ROOT / "results" / "interpreters.json"
@@ -47,7 +45,7 @@ def requirements() -> list[str]:
     """What the package needs but torch, and what runs its tests."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     runners = [text for text in project["optional-dependencies"]["test"] if text.startswith(("pytest", "hypothesis"))]
-    return [text for text in (*project["dependencies"], *runners) if Requirement(text).name != "torch"]
+    return [text for text in (*project["dependencies"], *runners) if not re.match(r"torch\b", text)]
 
 
 def make_environment(version: str) -> Path | None:
@@ -80,8 +78,6 @@ def run_tests(python: Path, tests: list[str]) -> dict[str, Any]:
         "skipped": counts["skipped"],
         "seconds": round(time.monotonic() - start),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "commit": source_state()["commit"],
-        "processor": cpu_name(),
     }
 
 
@@ -94,6 +90,9 @@ def is_modified() -> bool:
 
 def keep(record: dict[str, Any]) -> None:
     """Put a record in the place of the one of the same versions and tests, and write the page's lines anew."""
+    from lineage.environment import cpu_name, source_state  # needs packages; without --keep any Python will do
+
+    record |= {"commit": source_state()["commit"], "processor": cpu_name()}
     same = ("python", "torch", "tests")
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else []
     records = [one for one in kept if any(one[name] != record[name] for name in same)] + [record]

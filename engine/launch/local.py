@@ -31,11 +31,13 @@ def default_ranks(config: RunConfig) -> int:
 def launch(work: Callable[[], object], ranks: int) -> int:
     """Do `work` in `ranks` forked processes that find each other; returns the exit code.
 
-    What this process has imported the ranks have too, so it imports what they need first, and touches no GPU. When one
-    fails the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive this process,
+    Torch is imported once, here; what else this process has imported the ranks have too. It touches no GPU. When
+    one fails the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive this process,
     however it ends. One thread per rank. Raises Interrupted if it was stopped before training began or a signal ended a
     rank.
     """
+    from engine.launch.rendezvous import STACK_SIGNAL
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -66,7 +68,7 @@ def launch(work: Callable[[], object], ranks: int) -> int:
         return code
     finally:
         hanging = [process.pid for process in processes if process.exitcode is None and process.pid]
-        for number in (signal.SIGUSR1, signal.SIGCONT):  # the first is rendezvous.STACK_SIGNAL
+        for number in (STACK_SIGNAL, signal.SIGCONT):
             for pid in hanging:
                 os.kill(pid, number)
         time.sleep(STACK_SECONDS if hanging else 0)

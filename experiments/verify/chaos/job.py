@@ -60,9 +60,14 @@ def warm_up(folder: Path) -> None:
 
 def _leave_out() -> None:
     """What takes long and writes nothing is left out: figures are blank, the machine's rate is not measured."""
+    leave_figures_blank()
+    reproduction.matrix_gflops = lambda ranks: None
+
+
+def leave_figures_blank() -> None:
+    """Draw nothing on pages that this process builds."""
     blank = render.Drawing((render.Markup("<svg></svg>"),), b"<svg/>", b"blank")
     page.render_all = lambda exhibits, title: ({exhibit.name: blank for exhibit in exhibits if exhibit.draw}, b"blank")
-    reproduction.matrix_gflops = lambda ranks: None
 
 
 def _settle(place: Path, log: Path) -> None:

@@ -1,14 +1,12 @@
 """`mlm-verify` in this process, whose forked ranks inherit what a test has planted."""
 
-import signal
-import sys
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import experiments.verify.cli
-from tests.commands import Command, Outcome
+from tests.commands import Command
 from tests.ranks import take_a_step
 
 CONFIG = """
@@ -44,15 +42,6 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def verify(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Command]:
-    """The command: how it ended and what it said."""
-
-    def verify(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["mlm-verify", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            experiments.verify.cli.main()
-        return Outcome(int(end.value.code or 0), *capfd.readouterr())
-
-    old = signal.getsignal(signal.SIGINT)
-    yield verify
-    signal.signal(signal.SIGINT, old)
+def verify(command: Command) -> Command:
+    """The command in this process: how it ended and what it said."""
+    return partial(command, experiments.verify.cli.main, "mlm-verify")
