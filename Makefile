@@ -20,7 +20,7 @@ test: $(READY) ## Run the tests, three files at a time: some wait more than they
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-published: $(READY) ## Run the tests about the published files, which lie in MLM_DATA_DIR
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m published
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m published $(shell grep -rlwE 'published|reference' tests --include='test_*.py')
 
 # the nearest thing to another processor that one machine can try
 OTHER_PROCESSOR := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 NUMBA_CPU_NAME=generic MKL_CBWR=COMPATIBLE \
@@ -29,11 +29,11 @@ BY_PROCESSOR := $(patsubst %,tests/engine/test_%.py,kernels cross_entropy dropou
 	$(patsubst %,tests/data_pipeline/test_%.py,clean_exact language_exact minhash fast_bpe similarity near_duplicates lsh \
 	samples_megatron)
 
-test-other-processor: $(READY) ## Kernels, layouts and exact data with another machine's vector extensions
-	OMP_NUM_THREADS=1 $(OTHER_PROCESSOR) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(BY_PROCESSOR)
+test-other-processor: $(READY) ## Kernels for processors, layouts and exact data with another machine's vector extensions
+	OMP_NUM_THREADS=1 $(OTHER_PROCESSOR) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -k 'not cuda' $(BY_PROCESSOR)
 
-test-pythons: $(READY) ## Tests that need no torch, with the other Pythons that are here
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.interpreters 3.12 3.13
+test-pythons: ## Tests that need no torch, with the other Pythons that are here
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.interpreters 3.12 3.13
 
 wheel: $(READY) ## Build the wheel and use it in an empty environment, away from the clone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/test_wheel.py

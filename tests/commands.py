@@ -103,8 +103,6 @@ def _run(
     arguments: list[str], environment: dict[str, str], folder: Path, files: list[Path],
     prepare: Callable[[], object] | None,
 ) -> None:  # fmt: skip
-    from tests.imported import COMMANDS
-
     os.setsid()
     os.chdir(folder)
     os.environ.clear()
@@ -113,6 +111,8 @@ def _run(
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(descriptor, number)
         os.close(descriptor)
+    from tests.imported import COMMANDS
+
     sys.argv = arguments
     if prepare:
         prepare()

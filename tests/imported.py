@@ -1,22 +1,27 @@
-"""Every command with what it imports late, and a training step taken: what forked processes find ready."""
+"""Every command with what it imports late, and a training step taken: what forked processes find ready.
+
+Where torch is not installed, only what needs none.
+"""
 
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
-
-from tests.ranks import take_a_step
+from importlib.util import find_spec
 
 COMMANDS: dict[str, Callable[[], object]] = {
     script.name: script.load() for script in entry_points(group="console_scripts") if script.name.startswith("mlm-")
 }
 LATE = (
-    "data_pipeline.pipeline", "engine.train", "engine.lr_finder", "evaluation.evaluate",
-    "experiments.verify.parity_run",
-    "experiments.reproduce.reproduction", "experiments.simulator.simulate", "reports.page", "matplotlib.figure",
-    "matplotlib.backends.backend_agg", "matplotlib.backends.backend_pdf", "matplotlib.backends.backend_svg",
+    "data_pipeline.pipeline", "experiments.reproduce.reproduction", "experiments.simulator.simulate", "reports.page",
+    "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_pdf",
+    "matplotlib.backends.backend_svg",
 )  # fmt: skip
+LATE_WITH_TORCH = ("engine.train", "engine.lr_finder", "evaluation.evaluate", "experiments.verify.parity_run")
 
 
 for module in LATE:
     import_module(module)
-take_a_step()
+if find_spec("torch"):
+    for module in LATE_WITH_TORCH:
+        import_module(module)
+    import_module("tests.ranks").take_a_step()

@@ -48,6 +48,8 @@ def at_smoke_size(command: str, scratch: Path) -> list[str]:
     match Path(words[0]).name, words[1]:
         case "mlm-train", _:
             words = [*words, *SMOKE_TRAINING, "--set=name=355m-readme", f"--runs={scratch}"]
+        case "mlm-verify", "against":
+            words += ["--iterations", "3"]
         case "mlm-eval", _:
             words += ["--limit", "40"]
     return words

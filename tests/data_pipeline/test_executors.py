@@ -105,7 +105,7 @@ def one(folder: Path) -> Path:
     return build(folder, config_for(f"jsonl:{folder / 'corpus.jsonl'}", "shard_bytes=65536"), "one")
 
 
-@pytest.mark.parametrize(("workers", "shard_bytes"), [(1, 131072), (2, 65536), (5, 65536), (1, 1 << 20)])
+@pytest.mark.parametrize(("workers", "shard_bytes"), [(1, 131072), (2, 65536), (3, 65536), (1, 1 << 20)])
 def test_workers_and_shards_change_nothing(folder: Path, one: Path, workers: int, shard_bytes: int) -> None:
     config = config_for(f"jsonl:{folder / 'corpus.jsonl'}", f"workers={workers}", f"shard_bytes={shard_bytes}")
     other = build(folder, config, f"{workers}-{shard_bytes}")

@@ -37,7 +37,7 @@ def peak_bytes(folder: Path, name: str) -> int:
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
-    small, large = 3_000_000, 27_000_000
+    small, large = 2_000_000, 14_000_000
     write_corpus(tmp_path / "small.jsonl", small)
     write_corpus(tmp_path / "large.jsonl", large)
     grown = peak_bytes(tmp_path, "large.jsonl") - peak_bytes(tmp_path, "small.jsonl")

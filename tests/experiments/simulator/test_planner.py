@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from engine.cli import read_run_config
+from experiments.simulator import measure
 from experiments.simulator.cluster import load_cluster, machine_of
 from experiments.simulator.cluster_file import cluster_toml
 from experiments.simulator.compute import matmul_seconds
@@ -101,8 +102,15 @@ def test_a_planted_machine_is_recovered(tmp_path: Path) -> None:
     assert load_cluster(str(tmp_path / "own.toml")) == cluster
 
 
+def measure_briefly() -> None:
+    """Make it so in this process."""
+    measure.SECONDS_PER_MEASUREMENT = 0.02
+    measure.SHAPES = measure.SHAPES[:3]
+
+
 def test_this_machine_is_measured(tmp_path: Path) -> None:
-    done = call({}, "mlm-experiment", "plan", "8.3b", "--twin", "--mine", "--quiet", folder=tmp_path)
+    arguments = ("plan", "8.3b", "--twin", "--mine", "--quiet")
+    done = call({}, "mlm-experiment", *arguments, folder=tmp_path, prepare=measure_briefly)
     assert done.err == ""
     assert done.code == 0
     assert "measured: runs/this-machine.toml" in done.out
