@@ -201,6 +201,8 @@ class Experiment(Config):
     """Small workloads of the same kind, in `proxy-runs.csv`, that are measured on this machine beside the simulator."""
     reproduction: str = ""
     """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
+    extrapolates: str = ""
+    """Series that is predicted from the claims about the others (`experiments.scaling_law`)."""
     ablation: Ablation | None = None
     """What `mlm-experiment ablate` trains for it."""
     measures: Literal[
@@ -221,7 +223,7 @@ class Experiment(Config):
 
     def produces(self, quantity: str) -> bool:
         """Whether a run of it gives numbers of this quantity."""
-        return bool(self.reproduction or self.ablation or self.measures) or any(
+        return bool(self.reproduction or self.extrapolates or self.ablation or self.measures) or any(
             quantity in (*part.simulated, *part.computed) for part in self.parts
         )
 

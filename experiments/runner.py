@@ -10,6 +10,7 @@ from experiments.quantities import FORMULAS, RATIOS, Simulated, quantity_of
 from experiments.reproduce.plan import make_plan, print_plan
 from experiments.reproduce.reproduction import reproduce
 from experiments.reproduce.steps import format_steps
+from experiments.scaling_law import extrapolated
 from experiments.simulator.cluster import Cluster, load_cluster
 from experiments.simulator.measurements import COLUMNS, fitted_workloads, workload_of
 from experiments.simulator.simulate import Prediction
@@ -38,6 +39,8 @@ def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, in
         numbers += _computed(part, rows)
         for line in _simulated(part, rows, clusters):
             (refused if "reason" in line else numbers).append({"experiment": experiment.name} | line)
+    if experiment.extrapolates:
+        numbers += extrapolated(experiment.claims, experiment.extrapolates)
     numbers = [{"experiment": experiment.name} | line for line in numbers]
     config = {
         "experiment": experiment.model_dump(mode="json"),
@@ -148,7 +151,7 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path) -> None:
                 "`--mode simulate` predicts it"
             )
         else:
-            if mode not in ("scaled", "here") and experiment.parts:
+            if mode not in ("scaled", "here") and (experiment.parts or experiment.extrapolates):
                 run, numbers, refused = run_experiment(experiment, runs)
                 what = "simulated or computed, not measured"
                 print(f"{experiment.name}: {numbers} numbers {what}; {refused} rows cannot run; {run.path}")

@@ -26,6 +26,7 @@ _UNWANTED = (
     re.compile(r"<metadata>.*?</metadata>", re.DOTALL),
     re.compile(r"<style[^>]*>.*?</style>", re.DOTALL),
     re.compile(r' id="[A-Za-z.]+_\d+"'),
+    re.compile(r"(?<=\d\.\d\d)\d+"),  # of coordinates, in points
     re.compile(r"\n\s*"),
 )
 FORMATS = ("svg", "png", "pdf")
@@ -131,7 +132,7 @@ def _save(figure: "Figure", form: str) -> bytes:
 def _inline(svg: bytes, alt: str, layout: str) -> Markup:
     text = svg.decode("utf-8")
     text = text[text.index("<svg") :]
-    for pattern, replacement in zip(_UNWANTED, ("", "", "", " "), strict=True):
+    for pattern, replacement in zip(_UNWANTED, ("", "", "", "", " "), strict=True):
         text = pattern.sub(replacement, text)
     head, body = text.split(">", 1)
     match = re.search(r'viewBox="[^"]*"', head)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SIZE = (4.5, 3.45)
 DASHES = (0, (4, 2.2))
-HATCHES = ("////", "....", "\\\\\\\\", "xxxx", "||||")
+HATCHES = ("////", "----", "\\\\\\\\", "xxxx", "||||")
 KEY_CHARACTERS = 66
 """Letters of the key that fit beside each other."""
 
