@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -16,7 +16,7 @@ from evaluation.compare import paired_difference
 from evaluation.heldout import file_cloze, file_perplexity
 from evaluation.layouts import ONE_RANK, is_first_rank, parse_layout, start_ranks
 from evaluation.protocol import Encoder, Result, Task
-from evaluation.tables import print_conventions, print_differences, print_finetuned, print_result
+from evaluation.tables import print_conventions, print_differences, print_finetuned, print_identified, print_result
 from evaluation.tasks import TASKS, check_task_name
 from lineage.atomic import write_json, write_text
 from lineage.command import CommandLine, run_command
@@ -176,6 +176,31 @@ def compare_command(
             "second": _dump(second_results),
         },
     )
+
+
+@app.command("identify")
+@_scores
+def identify_command(
+    ckpt: Checkpoint,
+    claimed: Annotated[str, typer.Option(help="The number, with the digits that were printed.")],
+    options: Options,
+    task: Annotated[
+        Literal["wikitext103", "lambada"], typer.Option(help="Whose conventions are tried.")
+    ] = "wikitext103",
+    budget: Annotated[float, typer.Option(min=1, help="Most tokens to score, in costs of the dearest protocol.")] = 1.5,
+    json: Json = None,
+) -> None:
+    """Which conventions give a claimed number within its rounding: every one is derived from windows scored once."""
+    _refuse_directories(json)
+    if options.limit is not None:
+        raise BadInput("a number is identified on the whole test: leave out --limit")
+    settings = options.settings()
+    from evaluation.identify import identify
+
+    found = identify(ckpt, claimed, task, settings, budget)
+    if is_first_rank():
+        print_identified(Console(), found)
+        _write(json, asdict(found))
 
 
 @app.command("generate")

@@ -187,4 +187,6 @@ def take(scores: Scores, places: NDArray[np.int64], requests: Sequence[Request])
     counts = np.array([request.num_scored for request in requests], dtype=np.int64)
     ends = (scores.starts + scores.num_scored)[places]
     chosen = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
-    return Scores(scores.log_probabilities[chosen], scores.greedy[chosen], scores.greedy_allowed[chosen], counts)
+    columns = (scores.log_probabilities, scores.greedy, scores.among_best, scores.greedy_allowed)
+    nll, *flags = (column[chosen] for column in columns)
+    return Scores(nll, flags[0], flags[1], flags[2], counts)

@@ -4,7 +4,7 @@ Sources: `lm_eval/tasks/wikitext`, `lm_eval/tasks/lambada`, `lm_eval/utils.py ge
 `lm_eval/api/model.py _encode_pair`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -13,20 +13,23 @@ from evaluation.detokenize import NAME, detokenize_wikitext
 from evaluation.documents import RunningText, count_original_tokens, lm_eval_documents
 from evaluation.perplexity import Stream
 from evaluation.protocol import Block, Encoder, Request, Tokens
+from evaluation.windows import Window
+
+
+def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
+    """Disjoint windows over a document that score every token but the first.
+
+    Each sees the token before what it scores; the last one is extended to the left to a full context.
+    """
+    for first in range(1, num_tokens, seq_length):
+        stop = min(first + seq_length, num_tokens)
+        yield Window(0 if first == 1 else stop - seq_length - 1, first, stop)
 
 
 def rolling_requests(document: Sequence[int], end_of_text: int, seq_length: int) -> list[Request]:
-    """A document's sub-words, each scored once, after one end-of-text token.
-
-    Windows are disjoint and each sees the token before it; the last one is extended to the left to a full context.
-    """
+    """A document's sub-words, each scored once, after one end-of-text token."""
     tokens: Tokens = np.asarray([end_of_text, *document], dtype=np.int64)
-    requests = []
-    for first in range(1, len(tokens), seq_length):
-        stop = min(first + seq_length, len(tokens))
-        start = 0 if first == 1 else stop - seq_length - 1
-        requests.append(Request(tokens[start:stop], stop - first))
-    return requests
+    return [Request(tokens[w.start : w.stop], w.num_scored) for w in rolling_windows(len(tokens), seq_length)]
 
 
 def document_stream(text: RunningText, tokenizer: Encoder, seq_length: int) -> Stream:

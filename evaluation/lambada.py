@@ -16,24 +16,31 @@ from lineage.errors import IntegrityFailure
 NUM_EXAMPLES = 5153
 
 
+def openai_passages(path: Path) -> list[str]:
+    """The texts of OpenAI's file."""
+    text = read_official(path, TEST_SETS["lambada"].sha256, "OpenAI's LAMBADA test file lambada_test.jsonl")
+    return _all_of([str(json.loads(line)["text"]) for line in text.split("\n") if line])
+
+
+def standard_passages(path: Path) -> list[str]:
+    """The original authors' plain text, lower-cased and tokenised."""
+    name = "the original LAMBADA test file lambada_test_plain_text.txt"
+    text = read_official(path, TEST_SETS["lambada-standard"].sha256, name)
+    return _all_of([line for line in text.split("\n") if line])
+
+
 def openai_lambada(
     name: str, path: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None, rule: ClozeRule = STRICT
 ) -> ClozeTask:
     """OpenAI's file (lm-evaluation-harness's `lambada_openai`) by a rule."""
-    digest = TEST_SETS["lambada"].sha256
-    text = read_official(path, digest, "OpenAI's LAMBADA test file lambada_test.jsonl")
-    passages = _all_of([str(json.loads(line)["text"]) for line in text.split("\n") if line])
-    return ClozeTask(
-        SourceText(name, "LAMBADA test file (OpenAI)", digest), passages, rule, tokenizer, seq_length, limit
-    )
+    source = SourceText(name, "LAMBADA test file (OpenAI)", TEST_SETS["lambada"].sha256)
+    return ClozeTask(source, openai_passages(path), rule, tokenizer, seq_length, limit)
 
 
 def standard_lambada(name: str, path: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None) -> ClozeTask:
-    """The original authors' plain text, lower-cased and tokenised, by the strict rule."""
-    digest = TEST_SETS["lambada-standard"].sha256
-    text = read_official(path, digest, "the original LAMBADA test file lambada_test_plain_text.txt")
-    source = SourceText(name, "LAMBADA test file (original plain text)", digest)
-    return ClozeTask(source, _all_of([line for line in text.split("\n") if line]), STRICT, tokenizer, seq_length, limit)
+    """The original authors' plain text by the strict rule."""
+    source = SourceText(name, "LAMBADA test file (original plain text)", TEST_SETS["lambada-standard"].sha256)
+    return ClozeTask(source, standard_passages(path), STRICT, tokenizer, seq_length, limit)
 
 
 def _all_of(passages: list[str]) -> list[str]:

@@ -39,7 +39,9 @@ class Scores:
     log_probabilities: NDArray[np.float64]
     """Of the token, in nats."""
     greedy: NDArray[np.bool_]
-    """Whether the token was the model's most likely one."""
+    """Whether the token was the model's most likely one, and of equally likely ones the first."""
+    among_best: NDArray[np.bool_]
+    """Whether no token was likelier."""
     greedy_allowed: NDArray[np.bool_]
     """Whether it was the most likely one of those that are not banned."""
     num_scored: NDArray[np.int64]

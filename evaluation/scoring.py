@@ -154,11 +154,13 @@ def _in_request_order(
 ) -> Scores:
     starts = np.cumsum(counts) - counts
     total = int(counts.sum())
-    scores = Scores(np.empty(total), np.empty(total, np.bool_), np.empty(total, np.bool_), counts)
+    greedy, among_best, allowed = np.empty((3, total), np.bool_)
+    scores = Scores(np.empty(total), greedy, among_best, allowed, counts)
     for batch, part in by_batch.items():
         places = np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in batches[batch]])
         scores.log_probabilities[places] = part.log_probabilities
         scores.greedy[places] = part.greedy
+        scores.among_best[places] = part.among_best
         scores.greedy_allowed[places] = part.greedy_allowed
     return scores
 
@@ -191,14 +193,15 @@ def score_batch(
             rows.split(size), torch.from_numpy(targets).to(device).split(size), strict=True
         )
     ]  # fmt: skip
-    log_probabilities, greedy, allowed = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-    return Scores(log_probabilities, greedy, allowed, counts)
+    columns = [torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)]
+    return Scores(columns[0], columns[1], columns[2], columns[3], counts)
 
 
 def score_rows(
     model: ScoringModel, hidden: Tensor, targets: Tensor, banned: NDArray[np.int64] | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probability of each target [n], whether it is the best and the best allowed, from states [n, h]."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each target [n] from states [n, h]: log-probability, whether it is the first of the best, one of them, and the
+    first of those allowed."""
     axis = model.mesh.tp
     logits = model.network.logits(hidden)  # [n, v/t]
     start = axis.rank * logits.size(1)
@@ -210,6 +213,7 @@ def score_rows(
     target = logits.gather(1, places.masked_fill(elsewhere, 0)[:, None]).squeeze(1)
     target = axis.all_reduce(target.masked_fill_(elsewhere, 0.0))
     highest = axis.all_reduce(logits.amax(dim=1), dist.ReduceOp.MAX)
+    among_best = target == highest
     greedy = allowed = _is_first_best(logits, start, targets, target, highest, axis)
     if banned is not None:
         columns = torch.from_numpy(banned).to(targets)
@@ -220,7 +224,7 @@ def score_rows(
         allowed = _is_first_best(logits, start, targets, target, highest_allowed, axis)
         logits[:, columns] = kept
     total = axis.all_reduce(logits.sub_(highest[:, None]).exp_().sum(dim=1))
-    return target.double() - highest.double() - total.double().log(), greedy, allowed
+    return target.double() - highest.double() - total.double().log(), greedy, among_best, allowed
 
 
 def _is_first_best(logits: Tensor, start: int, targets: Tensor, target: Tensor, highest: Tensor, axis: Axis) -> Tensor:

@@ -3,10 +3,11 @@
 Below the folder each evaluation has a directory, named by a digest of all that its bits depend on, and each process
 that computes for it adds one file of records:
 
-    index u32, tokens u32, CRC-32 of the rest u32, log-probabilities f64[tokens], greedy u8[tokens], allowed u8[tokens]
+    index u32, tokens u32, CRC-32 of the rest u32, log-probabilities f64[tokens], greedy u8[tokens],
+    among the best u8[tokens], allowed u8[tokens]
 
 A record is trusted if its checksum is right; what follows a wrong one in a file, such as the torn end that a kill
-leaves, is computed again. WikiText-103 takes 2.6 MiB and LAMBADA 64 KiB; beyond LARGEST_BYTES the evaluations that were
+leaves, is computed again. WikiText-103 takes 2.9 MiB and LAMBADA 70 KiB; beyond LARGEST_BYTES the evaluations that were
 used longest ago are removed.
 """
 
@@ -28,7 +29,7 @@ from lineage.digest import sha256_json
 
 LARGEST_BYTES = 256 * 2**20
 HEADER = struct.Struct("<III")
-BYTES_PER_TOKEN = 10
+BYTES_PER_TOKEN = 11
 SUFFIX = ".scores"
 
 
@@ -79,7 +80,7 @@ class StoredScores:
     def add(self, batch: int, scores: Scores) -> None:
         """Keep a batch; it outlives the process from now on."""
         body = scores.log_probabilities.astype("<f8").tobytes() + scores.greedy.tobytes()
-        body += scores.greedy_allowed.tobytes()
+        body += scores.among_best.tobytes() + scores.greedy_allowed.tobytes()
         lengths = struct.pack("<II", batch, len(scores.greedy))
         record = lengths + struct.pack("<I", zlib.crc32(lengths + body)) + body
         try:
@@ -126,7 +127,7 @@ def _parse(data: bytes, num_scored: Sequence[NDArray[np.int64]]) -> dict[int, Sc
         if batch >= len(num_scored) or count != num_scored[batch].sum():
             break
         log_probabilities = np.frombuffer(body, "<f8", count)
-        greedy, allowed = np.frombuffer(body, np.bool_, 2 * count, 8 * count).reshape(2, count)
-        parsed[batch] = Scores(log_probabilities, greedy, allowed, num_scored[batch])
+        greedy, among_best, allowed = np.frombuffer(body, np.bool_, 3 * count, 8 * count).reshape(3, count)
+        parsed[batch] = Scores(log_probabilities, greedy, among_best, allowed, num_scored[batch])
         start = end
     return parsed

@@ -1,6 +1,7 @@
 """Results on a terminal."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -9,6 +10,9 @@ from rich.table import Table
 from evaluation.compare import Difference
 from evaluation.finetune.tasks import FineTuned
 from evaluation.protocol import ClozeResult, PerplexityResult, Result
+
+if TYPE_CHECKING:
+    from evaluation.identify import Combination, Identified
 
 
 def print_result(console: Console, result: Result) -> None:
@@ -89,6 +93,27 @@ def _print_remarks(console: Console, results: Mapping[str, Result]) -> None:
     more = f" (and {len(warnings) - 1} more such warnings)" if len(warnings) > 1 else ""
     for remark in (*dict.fromkeys(notes), *(warning + more for warning in warnings[:1])):
         console.print(f"WARNING: {remark}", style="bold", soft_wrap=True, markup=False, highlight=False)
+
+
+def print_identified(console: Console, found: "Identified") -> None:
+    """The conventions that give a claim, or none; what was not scored; what it cost."""
+    given = f"given by {len(found.matches)}" if found.matches else "none"
+    lines = [f"{found.claimed}: {given} of {found.num_scored:,} combinations scored; {found.num_combinations:,} differ"]
+    lines += [f"{number}. {_combination(match)}" for number, match in enumerate(found.matches, 1)]
+    if len(found.matches) > 1:
+        lines.append(f"They differ in: {', '.join(found.separates)}.")
+    if not found.matches:
+        lines += ["Nearest of those scored:", *map(_combination, found.nearest)]
+    if found.open:
+        lines.append(f"{len(found.open):,} more may give it and were not scored (a larger --budget does); the nearest:")
+        lines += [f"about {_combination(one)}" for one in found.open[:3]]
+    share = f"{found.tokens / found.dearest:.2f} times the dearest protocol's {found.dearest:,}"
+    lines.append(f"{found.tokens:,} tokens scored, {share}")
+    console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
+
+
+def _combination(found: "Combination") -> str:
+    return f"{found.value:.6g}  " + "; ".join(f"{axis}: {value}" for axis, value in found.axes.items())
 
 
 def print_finetuned(console: Console, result: FineTuned) -> None:

@@ -79,7 +79,7 @@ def section(name: str) -> str:
     right = np.ones(counts.sum(), dtype=bool)
     provenance = Provenance(kind="computed", checkpoint="", checkpoint_digest="", tokenizer_digest="", dtype="float32",
                             seconds=0.0, environment={})  # fmt: skip
-    result = task.result(Scores(np.full(counts.sum(), -1.0), right, right, counts), provenance)
+    result = task.result(Scores(np.full(counts.sum(), -1.0), right, right, right, counts), provenance)
     title = TASKS[name].title
     return (
         f"## {name}\n\n{title[0].upper()}{title[1:]}.\n\n```text\n{diagram(task, tokenizer)}\n```\n\n"

@@ -68,7 +68,7 @@ def made_up_scores(requests: Sequence[Request], nll_per_token: float, greedy: Se
     """Scores in which every token costs the same and all tokens of a request are right or wrong as given."""
     counts = np.array([request.num_scored for request in requests])
     right = np.repeat(np.array(greedy), counts)
-    return Scores(np.full(counts.sum(), -nll_per_token), right, right, counts)
+    return Scores(np.full(counts.sum(), -nll_per_token), right, right, right, counts)
 
 
 def tiny_config(vocab_size: int = 61, seq_length: int = 32) -> ModelConfig:

@@ -47,7 +47,7 @@ def one_at_a_time(requests: Sequence[Request]) -> Scores:
             greedy.append((logits.argmax(1) == targets)[-request.num_scored :].numpy())
             counts.append(request.num_scored)
     best = np.concatenate(greedy)
-    return Scores(np.concatenate(log_probabilities), best, best, np.array(counts))
+    return Scores(np.concatenate(log_probabilities), best, best, best, np.array(counts))
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16, None])

@@ -48,7 +48,7 @@ def store_in(folder: Path) -> ScoreStore:
 
 
 def assert_same_bits(one: Scores, other: Scores) -> None:
-    for name in ("log_probabilities", "greedy", "greedy_allowed", "num_scored"):
+    for name in ("log_probabilities", "greedy", "among_best", "greedy_allowed", "num_scored"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
