@@ -256,6 +256,14 @@ def finetune_command(
     _write(json, asdict(result))
 
 
+@app.command("harness", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def harness_command(context: typer.Context) -> None:
+    """lm-evaluation-harness's command line; its model mlm is this engine: --model mlm --model_args pretrained=DIR."""
+    from evaluation.harness_model import run_harness
+
+    run_harness(context.args)
+
+
 @app.command("list")
 def list_command() -> None:
     """The protocols and what sets them apart."""

@@ -1,6 +1,7 @@
 """Fixtures: no published files, made files that pass for them, a run."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from evaluation.documents import RunningText
 from evaluation.protocol import SourceText
 from lineage.digest import sha256_file
 from tests.commands import Command
-from tests.made_data import PASSAGES
+from tests.made_data import PASSAGES, wikitext
 
 Evaluated = Callable[..., Any]
 
@@ -42,6 +43,24 @@ def made_passes_for_published(made_data: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(wikitext103, "NUM_LM_EVAL_WORDS", text.num_lm_eval_words)
     monkeypatch.setattr(lambada, "NUM_EXAMPLES", PASSAGES)
     return text
+
+
+@pytest.fixture
+def nine_articles(
+    made_passes_for_published: RunningText, made_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Nine articles that pass for WikiText-103's test file."""
+    data, file = tmp_path / "data", TEST_SETS["wikitext103"]
+    shutil.copytree(made_data, data)
+    content = wikitext(9, seed=1)
+    (data / file.place).write_bytes(content.encode())
+    running = RunningText.of_wikitext(SourceText("made", "made", ""), content)
+    monkeypatch.setenv("MLM_DATA_DIR", str(data))
+    monkeypatch.setitem(TEST_SETS, "wikitext103", replace(file, sha256=sha256_file(data / file.place)))
+    monkeypatch.setattr(wikitext103, "TEST_FILE_SHA256", TEST_SETS["wikitext103"].sha256)
+    monkeypatch.setattr(wikitext103, "NUM_ORIGINAL_TOKENS", running.num_original_tokens)
+    monkeypatch.setattr(wikitext103, "NUM_LM_EVAL_WORDS", running.num_lm_eval_words)
+    return content
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ import json
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,8 @@ import torch
 
 from data_pipeline.contamination.testsets import TEST_SETS
 from data_pipeline.tokens.tokenizer import Tokenizer
-from evaluation import wikitext103
 from evaluation.detokenize import detokenize_wikitext
-from evaluation.documents import RunningText, lm_eval_documents
-from evaluation.protocol import SourceText
-from lineage.digest import sha256_file
+from evaluation.documents import lm_eval_documents
 from tests.commands import Command
 from tests.evaluation.conftest import Evaluated
 from tests.evaluation.test_outsiders_on_hf import harness_metrics
@@ -50,24 +46,6 @@ LEFT_OPEN = {
     "plain text": ("lambada-standard", "perplexity", 3, STRICT | {"text": "lambada-standard"}),
 }  # fmt: skip
 """Protocol of ours, its number, digits after the point, what is to be named."""
-
-
-@pytest.fixture
-def text(
-    made_passes_for_published: RunningText, made_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> str:
-    """Nine articles that pass for WikiText-103's test file."""
-    data, file = tmp_path / "data", TEST_SETS["wikitext103"]
-    shutil.copytree(made_data, data)
-    content = wikitext(9, seed=1)
-    (data / file.place).write_bytes(content.encode())
-    running = RunningText.of_wikitext(SourceText("made", "made", ""), content)
-    monkeypatch.setenv("MLM_DATA_DIR", str(data))
-    monkeypatch.setitem(TEST_SETS, "wikitext103", replace(file, sha256=sha256_file(data / file.place)))
-    monkeypatch.setattr(wikitext103, "TEST_FILE_SHA256", TEST_SETS["wikitext103"].sha256)
-    monkeypatch.setattr(wikitext103, "NUM_ORIGINAL_TOKENS", running.num_original_tokens)
-    monkeypatch.setattr(wikitext103, "NUM_LM_EVAL_WORDS", running.num_lm_eval_words)
-    return content
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +92,7 @@ def identify(directory: Path, evaluated: Evaluated) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_convention_is_named(
-    name: str, text: str, directory: Path, evaluated: Evaluated, identify: Callable[..., Any]
+    name: str, nine_articles: str, directory: Path, evaluated: Evaluated, identify: Callable[..., Any]
 ) -> None:
     protocol, quantity, digits, convention = PLANTED[name]
     number = evaluated(protocol, "--ckpt", directory)[quantity]
@@ -131,7 +109,7 @@ def test_a_planted_convention_is_named(
 
 @pytest.mark.parametrize("name", LEFT_OPEN)
 def test_what_the_budget_leaves_open_is_said_and_a_larger_one_settles_it(
-    name: str, text: str, directory: Path, evaluated: Evaluated, identify: Callable[..., Any]
+    name: str, nine_articles: str, directory: Path, evaluated: Evaluated, identify: Callable[..., Any]
 ) -> None:
     protocol, quantity, digits, convention = LEFT_OPEN[name]
     claimed, task = f"{evaluated(protocol, '--ckpt', directory)[quantity]:.{digits}f}", protocol.partition("-")[0]
@@ -199,17 +177,19 @@ def plain_loop(text: str, model: Any, tokenizer: Any, where: Path) -> float:
 )  # fmt: skip
 def test_what_another_program_printed_is_identified(
     program: Callable[..., float], digits: int, convention: dict[str, str],
-    text: str, directory: Path, identify: Callable[..., Any], tmp_path: Path,
+    nine_articles: str, directory: Path, identify: Callable[..., Any], tmp_path: Path,
 ) -> None:  # fmt: skip
     pytest.importorskip("accelerate")
     model = transformers.GPT2LMHeadModel.from_pretrained(directory).eval()
     tokenizer = transformers.GPT2TokenizerFast.from_pretrained(directory)
-    claimed = f"{program(text, model, tokenizer, tmp_path / 'pages.jsonl'):.{digits}f}"
+    claimed = f"{program(nine_articles, model, tokenizer, tmp_path / 'pages.jsonl'):.{digits}f}"
     found = identify(claimed)
     assert convention.items() <= found["matches"][0]["axes"].items(), (claimed, found["matches"], found["open"][:2])
     assert found["tokens"] <= 1.5 * found["dearest"]
 
 
 @pytest.mark.parametrize("claimed", ["many", "-3", "0", "inf", "nan"])
-def test_a_claim_that_is_no_number_is_refused(claimed: str, directory: Path, text: str, mlm_eval: Command) -> None:
+def test_a_claim_that_is_no_number_is_refused(
+    claimed: str, directory: Path, nine_articles: str, mlm_eval: Command
+) -> None:
     assert "the claim" in mlm_eval("identify", "--ckpt", directory, f"--claimed={claimed}", ends=2).err

@@ -1,0 +1,137 @@
+"""This engine as a model of lm-evaluation-harness, and Megatron-LM's protocols as its tasks: `mlm-eval harness`.
+
+lm-evaluation-harness (0.4) looks for no models in other packages' entry points. So the model `mlm` is put into its
+registry and the folder of task files onto its path, and then its own command line runs.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluation.checkpoints import native_checkpoint
+from evaluation.evaluate import share, take
+from evaluation.generate import Sampling, generate
+from evaluation.harness import rolling_requests
+from evaluation.models import load_checkpoint
+from evaluation.perplexity import LONGEST_WINDOW
+from evaluation.protocol import Request, Scores, Tokens
+from evaluation.scoring import score
+from evaluation.store import ScoreStore
+from evaluation.windows import sliding_windows
+from lineage.environment import user_cache
+from lineage.errors import BadInput
+from lineage.extras import import_extra
+
+TASK_FILES = Path(__file__).parent / "harness_tasks"
+NEW_TOKENS = 256
+"""Most tokens of an answer where a task does not say (lm-evaluation-harness's default)."""
+
+
+class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: ignore[misc]
+    """A checkpoint that `mlm-eval` reads; its batches change no score beyond the last bits."""
+
+    backend = "causal"
+
+    def __init__(
+        self,
+        pretrained: str,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        vocab: str | None = None,
+        heads: int | None = None,
+        workers: int | None = None,
+    ) -> None:
+        """`vocab` and `heads` are for Megatron-LM's checkpoints. Computes where `mlm-eval` does, whatever the device.
+
+        lm-evaluation-harness names a device and a largest batch without being asked.
+        """
+        super().__init__()
+        with native_checkpoint(Path(pretrained), Path(vocab) if vocab else None, heads) as native:
+            self._loaded = load_checkpoint(native)
+        self._workers, self._batch_size = workers, None if batch_size in ("auto", None) else int(batch_size or 1)
+        self.tokenizer = self._loaded.tokenizer
+
+    @property
+    def eot_token_id(self) -> int:
+        """End-of-text, which comes before what has no context."""
+        return self.tokenizer.end_of_text
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What requests are kept under."""
+        return self.tokenizer.digest
+
+    def tok_encode(self, string: str, **_: Any) -> list[int]:
+        """Sub-words of a text; there are no others to add."""
+        return self.tokenizer.encode(string)
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Of whole texts: in disjoint windows after end-of-text, or with Megatron-LM's stride where a task says."""
+        made = [self._windows(request.args[0]) for request in requests]
+        answers = [-math.fsum(scores.nll) for scores in self._score(made)]
+        return self._kept("loglikelihood_rolling", [request.args for request in requests], answers)
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Greedy, or sampled where a task says so; up to one of its stops, end-of-text or its number of tokens."""
+        answers = [self._generate(*request.args) for request in requests]
+        return self._kept("generate_until", [request.args for request in requests], answers)
+
+    def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
+        context = self._loaded.model.seq_length
+        if (longest := max(len(continuation) for *_, continuation in requests)) > context:
+            raise BadInput(f"a continuation of {longest} sub-words does not fit the model's context of {context}")
+        made = [[_request([*before, *after][-context - 1 :], len(after))] for _, before, after in requests]
+        answers = [(-float(scores.nll[0]), bool(scores.all_greedy[0])) for scores in self._score(made)]
+        return self._kept("loglikelihood", [asked for asked, *_ in requests], answers)
+
+    def _windows(self, text: str | dict[str, Any]) -> list[Request]:
+        context = self._loaded.model.seq_length
+        if isinstance(text, str):
+            return rolling_requests(self.tok_encode(text), self.eot_token_id, context)
+        tokens: Tokens = np.asarray(self.tok_encode(text["text"]), dtype=np.int64)
+        window = min(LONGEST_WINDOW, context)
+        stride = max(1, window * text["stride"] // LONGEST_WINDOW)
+        return [Request(tokens[w.start : w.stop], w.num_scored) for w in sliding_windows(len(tokens), window, stride)]
+
+    def _score(self, made: Sequence[Sequence[Request]]) -> list[Scores]:
+        shared, places = share(made)
+        store = ScoreStore(user_cache("scores"), self._loaded.digest, self.tokenizer.digest)
+        scores = score(self._loaded.model, shared, self._batch_size, self._workers, store=store)
+        return [take(scores, mine, requests) for mine, requests in zip(places, made, strict=True)]
+
+    def _generate(self, context: str, settings: dict[str, Any]) -> str:
+        until = settings.get("until") or []
+        most = int(settings.get("max_gen_toks", NEW_TOKENS))
+        if (room := self._loaded.model.seq_length - most) < 1:
+            raise BadInput(f"{most} new tokens leave no room for a prompt in the model's context")
+        temperature = float(settings.get("temperature") or 0.0)
+        sampling = Sampling(temperature, settings.get("top_k"), settings.get("top_p")) if temperature else None
+        prompt = self.tok_encode(context)[-room:] or [self.eot_token_id]
+        tokens = generate(self._loaded.model, prompt, most, self.eot_token_id, sampling)
+        answer = self.tokenizer.decode(tokens[:-1] if tokens[-1:] == [self.eot_token_id] else tokens)
+        for stop in [until] if isinstance(until, str) else until:
+            answer = answer.split(stop)[0] if stop else answer
+        return answer
+
+    def _kept(self, kind: str, asked: Sequence[Any], answers: list[Any]) -> list[Any]:
+        for key, answer in zip(asked, answers, strict=True):
+            self.cache_hook.add_partial(kind, key, answer)
+        return answers
+
+
+def _request(tokens: Sequence[int], num_scored: int) -> Request:
+    return Request(np.asarray(tokens, dtype=np.int64), num_scored)
+
+
+def run_harness(arguments: Sequence[str]) -> None:
+    """lm-evaluation-harness's own command line, with the model `mlm` and this suite's tasks."""
+    registry = import_extra("lm_eval.api.registry", "eval")
+    registry.model_registry.register("mlm", target=f"{__name__}:Model")
+    where = [] if "--include_path" in arguments else ["--include_path", str(TASK_FILES)]
+    sys.argv = ["lm_eval", *arguments, *where]
+    import_extra("lm_eval.__main__", "eval").cli_evaluate()

@@ -1,0 +1,35 @@
+"""What the task files of this folder say in Python: Megatron-LM's texts and divisors."""
+
+from typing import Any
+
+from datasets import Dataset
+
+from data_pipeline.contamination.testsets import find_test_set
+from evaluation.cloze import split_last_word
+from evaluation.detokenize import detokenize_wikitext
+from evaluation.lambada import openai_passages
+from evaluation.wikitext103 import read_wikitext103
+
+Rows = dict[str, Dataset]
+
+
+def wikitext103(**_: Any) -> Rows:
+    """The test file, whole and detokenized, with its words."""
+    text = read_wikitext103("wikitext103", find_test_set("wikitext103"))
+    return {"test": Dataset.from_list([{"text": detokenize_wikitext(text.text), "words": text.num_original_tokens}])}
+
+
+def strided(row: dict[str, Any]) -> dict[str, Any]:
+    """A text in windows of 32 new tokens."""
+    return {"text": row["text"], "stride": 32}
+
+
+def per_word(row: dict[str, Any], results: list[float]) -> dict[str, tuple[float, int]]:
+    """The summed log-probability and its divisors: words, and words less one as Megatron-LM's program has it."""
+    return {"word_perplexity": (results[0], row["words"]), "adjusted_perplexity": (results[0], row["words"] - 1)}
+
+
+def lambada(**_: Any) -> Rows:
+    """OpenAI's passages, cut before the last word as `--strict-lambada` does."""
+    cut = map(split_last_word, openai_passages(find_test_set("lambada")))
+    return {"test": Dataset.from_list([{"context": context, "word": word} for context, word in cut])}

@@ -1,0 +1,104 @@
+"""lm-evaluation-harness with this engine as its model: Megatron-LM's protocols, and its own stock tasks."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from data_pipeline.tokens.tokenizer import Tokenizer
+from tests.commands import Command
+from tests.evaluation.conftest import Evaluated
+
+transformers = pytest.importorskip("transformers")
+lm_eval = pytest.importorskip("lm_eval")
+
+STOCK = Path(lm_eval.__file__).parent / "tasks"
+CONTEXT = 64
+
+
+@pytest.fixture(scope="module")
+def directory(made_data: Path, made_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(2)
+    end = made_tokenizer.end_of_text
+    config = transformers.GPT2Config(
+        vocab_size=made_tokenizer.vocab_size, bos_token_id=end, eos_token_id=end,
+        n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=2, initializer_range=0.3,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("harness") / "gpt2"
+    transformers.GPT2LMHeadModel(config).save_pretrained(path)
+    for name in ("vocab.json", "merges.txt"):
+        shutil.copy(made_data / "gpt2-bpe" / name, path)
+    return path
+
+
+def test_megatron_s_protocols_give_mlm_eval_s_printed_numbers(
+    nine_articles: str, directory: Path, mlm_eval: Command, evaluated: Evaluated
+) -> None:
+    names = "megatron_wikitext103,megatron_lambada"
+    arguments = ("--model", "mlm", "--model_args", f"pretrained={directory},workers=1", "--tasks", names)
+    printed = mlm_eval("harness", *arguments, "--batch_size", "auto", ends=0).out
+    perplexity, cloze = (evaluated(name, "--ckpt", directory) for name in ("wikitext103", "lambada"))
+    rows = {row[5]: row[7] for line in printed.splitlines() if len(row := line.replace(" ", "").split("|")) > 8}
+    expected = {
+        "word_perplexity": perplexity["perplexity"],
+        "adjusted_perplexity": perplexity["megatron"]["adjusted ppl"],
+        "perplexity": cloze["perplexity"],
+        "acc": cloze["accuracy"],
+    }
+    for name, value in expected.items():
+        assert len(decimals := rows[name].partition(".")[2]) >= 2
+        assert rows[name] == f"{value:.{len(decimals)}f}"
+
+
+def questions() -> list[dict[str, Any]]:
+    """Rows with the columns of all three tasks."""
+    return [
+        {
+            "question": f"Which word follows {word}?",
+            "answer": f"It is {word}. #### {number}",
+            "answerKey": "AB"[number % 2],
+            "choices": {"text": [f"{word} and", "another word"], "label": ["A", "B"]},
+            "page": f" = {word} = \n a page of {word} , " * 20,
+        }
+        for number, word in enumerate(("cat", "river", "old hills", "Łódź", "green"))
+    ]
+
+
+@pytest.mark.parametrize("name", ["arc/arc_easy", "gsm8k/gsm8k", "wikitext/wikitext"])
+def test_stock_tasks_give_what_its_own_model_gives(name: str, directory: Path, tmp_path: Path) -> None:
+    """`loglikelihood`, `generate_until` and `loglikelihood_rolling`, on rows of a local file."""
+    pytest.importorskip("accelerate")
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    from evaluation.harness_model import Model
+
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in questions()))
+    task = load_yaml(STOCK / f"{name}.yaml", resolve_func=True)
+    task = {key: value for key, value in task.items() if key not in ("dataset_name", "tag", "fewshot_config")} | {
+        "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(rows)}},
+        "test_split": "test", "training_split": None, "validation_split": None, "fewshot_split": None, "num_fewshot": 0,
+    }  # fmt: skip
+    if "generation_kwargs" in task:
+        task["generation_kwargs"] |= {"max_gen_toks": 12, "until": ["\n", "ing"]}
+    tokenizer = transformers.GPT2TokenizerFast.from_pretrained(directory)
+    model = transformers.GPT2LMHeadModel.from_pretrained(directory).eval()
+    theirs = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, max_length=CONTEXT, device="cpu")
+    answers: list[Any] = []
+    for one in (Model(str(directory), workers=1), theirs):
+        manager = lm_eval.tasks.TaskManager(include_defaults=False)
+        done = lm_eval.simple_evaluate(one, tasks=[dict(task)], task_manager=manager, bootstrap_iters=0)
+        (samples,) = done["samples"].values()
+        answers.append(([sample["resps"] for sample in samples], done["results"][task["task"]]))
+    (ours, our_results), (others, their_results) = answers
+    flat = [torch.utils._pytree.tree_leaves(each) for each in (ours, others)]
+    assert len(flat[0]) == len(flat[1]) >= len(questions())
+    for mine, other in zip(*flat, strict=True):
+        assert mine == (pytest.approx(other, rel=1e-4) if isinstance(other, float) else other)
+    assert our_results == {
+        k: pytest.approx(v, rel=1e-4) if isinstance(v, float) else v for k, v in their_results.items()
+    }
