@@ -27,7 +27,7 @@ from evaluation.evaluate import Settings, share, take
 from evaluation.harness import rolling_windows
 from evaluation.lambada import openai_passages, standard_passages
 from evaluation.models import EvaluatedCheckpoint, load_checkpoint
-from evaluation.perplexity import UNCHANGED, Detokenizer
+from evaluation.perplexity import UNCHANGED
 from evaluation.protocol import LARGEST_EXPONENT, Request, Scores, Tokens
 from evaluation.scoring import ScoringModel, score
 from evaluation.stop_words import stop_word_tokens
@@ -155,9 +155,7 @@ def identify(checkpoint: Path, claimed: str, task: str, settings: Settings, budg
     return Identified(claimed, matches, open_, scored[:3], different, len(scored), scorer.tokens, space.dearest)
 
 
-DETOKENIZERS: dict[str, Detokenizer] = {
-    detokenizer.name: detokenizer for detokenizer in (MEGATRON, UNCHANGED, INVERTIBLE, ROWS)
-}
+DETOKENIZERS = {each.name: each for each in (MEGATRON, UNCHANGED, INVERTIBLE, ROWS)}
 UNKNOWN = {"as it stands": "<unk>", "left out": "", "the word unk": "unk", "end-of-text": "\0"}
 """What a text has for each `<unk>`."""
 JOINED = {"one text": (False, False), "one text after end-of-text": (False, True),
@@ -292,7 +290,7 @@ class _WikiText:
 
     def _make_texts(self, text: RunningText) -> Iterator[_Text]:
         tokenizer = self._scorer.evaluated.tokenizer
-        seen: dict[tuple[str, bytes], None] = {}
+        seen: set[tuple[str, bytes]] = set()
         pieces = {False: [text.text], True: list(lm_eval_documents(text.text))}
         for rewriting, unknown, joined in product(DETOKENIZERS, UNKNOWN, JOINED):
             apart, begins = JOINED[joined]
@@ -305,7 +303,7 @@ class _WikiText:
             for precision in self._scorer.precisions:
                 key = precision, b"|".join(ids.tobytes() for ids in documents)
                 if key not in seen:
-                    seen[key] = None
+                    seen.add(key)
                     axes = {"text": rewriting, "unknown": unknown, "joined": joined, "precision": precision}
                     if len(seen) == 1:
                         first = axes
@@ -416,7 +414,7 @@ class _Lambada:
         for text in self._texts:
             for rule, scores in text.scores.items():
                 errors = 0.0 if text.complete else STANDARD_ERRORS
-                spread = errors * (mean_standard_error(scores.nll) or 0.0)
+                spread = min(LARGEST_EXPONENT, errors * (mean_standard_error(scores.nll) or 0.0))
                 for measure, weight in {"the target": len(scores.nll), "sub-words": len(scores.greedy)}.items():
                     value = math.exp(min(LARGEST_EXPONENT, float(scores.nll.sum()) / weight))
                     axes = text.axes | {"target": rule, "number": f"perplexity of {measure}"}

@@ -25,6 +25,8 @@ PAPERS = {
     "2022": "The 2022 paper: sequence parallelism",
     "gpipe": "GPipe",
     "gpt-2": "GPT-2",
+    "gpt2": "GPT-2's released weights",
+    "megatron": "Megatron-LM's released weights",
     "huggingface": "Tensor parallelism for Hugging Face models",
     "simulators": "Simulators of training",
     "transformer-xl": "Transformer-XL on many machines",
@@ -206,8 +208,8 @@ class Experiment(Config):
     ablation: Ablation | None = None
     """What `mlm-experiment ablate` trains for it."""
     measures: Literal[
-        "", "activations", "bubble", "parameters", "products", "schedules", "tensor-parallel", "traffic", "words",
-        "zero-communication", "zero-memory",
+        "", "activations", "bubble", "parameters", "products", "released", "schedules", "tensor-parallel", "traffic",
+        "words", "zero-communication", "zero-memory",
     ] = ""  # fmt: skip
     """What `mlm-experiment run` measures for it on this machine (`experiments.measured`)."""
     not_run: str = ""

@@ -182,11 +182,32 @@ def run_(
         RunMode, typer.Option(help="auto: what this machine can do; here: what it can measure.")
     ] = RunMode.AUTO,
     runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
+    limit: Annotated[int | None, typer.Option(min=1, help="Of released weights: windows or examples a test.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Of released weights: print plan and cost.")] = False,
 ) -> None:
     """Produce the numbers of a published table or figure, or print what would run."""
     from experiments.runner import run_named
 
-    run_named(_chosen(name, every), mode.value, runs)
+    chosen = _chosen(name, every)
+    if limit or dry_run:
+        if [experiment.measures for experiment in chosen] != ["released"]:
+            raise BadInput("--limit and --dry-run are for experiments on released weights")
+        from experiments.measured.released import plan_released
+
+        print(plan_released(chosen[0], limit))
+    if not dry_run:
+        run_named(chosen, mode.value, runs, limit)
+
+
+@app.command()
+def adopt(
+    records: Annotated[Path, typer.Argument(help="A run directory with sealed records, made elsewhere.")],
+    runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
+) -> None:
+    """Take over sealed records that were made on another machine; says on which, and from which commit."""
+    from experiments.sealed import adopt_records
+
+    print(adopt_records(records, runs))
 
 
 @app.command()

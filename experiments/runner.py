@@ -120,7 +120,7 @@ def _predict(row: Row, clusters: dict[str, Cluster]) -> tuple[Workload, Predicti
     return workload, predict(clusters[name], [workload])[0]
 
 
-def run_named(experiments: Sequence[Experiment], mode: str, runs: Path) -> None:
+def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: int | None = None) -> None:
     """Do what `mode` says for each experiment and print what came of it; of several, those that train are left out.
 
     Raises HardwareMissing where published machines are asked for that this is not.
@@ -164,7 +164,7 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path) -> None:
                 from experiments.measured.run import format_measured, run_measured
 
                 try:
-                    run, records = run_measured(experiment, runs)
+                    run, records = run_measured(experiment, runs, limit)
                 except DataMissing as missing:
                     if not several:
                         raise

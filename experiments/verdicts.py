@@ -20,6 +20,8 @@ ORDER: tuple[Kind, ...] = ("measured", "computed", "scaled", "simulated")
 NEVER: dict[str, frozenset[Kind]] = {"simulate": frozenset({"measured", "scaled"}), "scaled": frozenset({"measured"})}
 """Kinds that a run of this mode cannot have made."""
 
+STAND_IN = "a stand-in for the released weights"
+"""What the record of other weights, or of a part of the test, begins its note with."""
 FITTED, HELD_OUT = "the cost model was fitted on this row", "held out of the cost model's fit"
 """What the record of a simulated number notes."""
 
@@ -161,7 +163,9 @@ def _verdict(experiment: Experiment, claim: Claim, records: list[Record], result
     deviation = record.value - float(claim.value)
     shown = f"{100 * deviation / float(claim.value):+.1f} %" if claim.value else f"{deviation:+.3g}"
     if record.kind == "scaled":
-        return Verdict(experiment.name, claim, "NOT_RUN", record, "the number is of a smaller model or machine")
+        smaller = "the number is of a smaller model or machine"
+        reason = f"the number is of {STAND_IN}" if record.note.startswith(STAND_IN) else smaller
+        return Verdict(experiment.name, claim, "NOT_RUN", record, reason)
     if record.kind == "simulated":
         if record.low is not None and record.high is not None:
             side = "inside" if record.low <= claim.value <= record.high else "outside"

@@ -14,6 +14,7 @@ MEASUREMENTS = {
     "bubble": "bubble:measure_bubbles",
     "parameters": "built:measure_built",
     "products": "products:measure_products",
+    "released": "released:measure_released",
     "schedules": "bubble:measure_schedules",
     "tensor-parallel": "huggingface:measure_huggingface",
     "traffic": "traffic:measure_traffic",
@@ -22,14 +23,14 @@ MEASUREMENTS = {
     "zero-memory": "zero:measure_held_bytes",
 }
 """Module and function of each name that experiment.toml may have as `measures`."""
-BY_PARTS = ("bubble", "parameters")
-"""Those that measure the workloads of the experiment's parts."""
+OF_EXPERIMENT = ("bubble", "parameters", "released")
+"""Those that are told whose numbers are measured."""
 
 
-def run_measured(experiment: Experiment, runs: Path) -> tuple[RunDirectory, list[Record]]:
+def run_measured(experiment: Experiment, runs: Path, limit: int | None = None) -> tuple[RunDirectory, list[Record]]:
     """A sealed run of what was measured, and its records; the same numbers are found again."""
     name = f"experiment-{experiment.name.replace('/', '-')}-measured"
-    return seal_numbers(experiment, name, _measure(experiment), {}, runs)
+    return seal_numbers(experiment, name, _measure(experiment, limit), {}, runs)
 
 
 def format_measured(records: Sequence[Record]) -> str:
@@ -41,8 +42,9 @@ def format_measured(records: Sequence[Record]) -> str:
     )
 
 
-def _measure(experiment: Experiment) -> list[Line]:
+def _measure(experiment: Experiment, limit: int | None) -> list[Line]:
     module, function = MEASUREMENTS[experiment.measures].split(":")
     measure = getattr(import_module(f"experiments.measured.{module}"), function)
-    lines: list[Line] = measure(experiment) if experiment.measures in BY_PARTS else measure()
+    given = (experiment,) if experiment.measures in OF_EXPERIMENT else ()
+    lines: list[Line] = measure(*given, **({"limit": limit} if experiment.measures == "released" else {}))
     return lines

@@ -1,0 +1,160 @@
+"""Released checkpoints by the protocols that published numbers name: GPT-2's four sizes and Megatron-LM's 345M.
+
+A checkpoint is found under MLM_MODELS_DIR, in the hub's cache, or asked of the hub. Its numbers are `measured` only if
+it is the released one: the hub's cache names a large file by its SHA-256, which is compared with the content. No other
+digest of these files is known here, so weights from MLM_MODELS_DIR are a stand-in, whose numbers answer no claim.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from data_pipeline.contamination.testsets import TEST_SETS, find_test_set
+from data_pipeline.reading.hub import hub_is_reachable
+from engine.costs import parameter_count
+from evaluation.checkpoints import HUB_FILES, native_checkpoint
+from evaluation.documents import RunningText
+from evaluation.evaluate import MakeTask, Settings, evaluate, file_task, named_task, share
+from evaluation.models import load_checkpoint
+from evaluation.official import read_official
+from evaluation.perplexity import LONGEST_WINDOW, PerplexityTask, sliding_stream
+from evaluation.protocol import Encoder, SourceText
+from evaluation.scoring import score
+from evaluation.tasks import TASKS
+from evaluation.wikitext103 import MEGATRON
+from evaluation.windows import STRIDES_PER_WINDOW, evenly_spread
+from experiments.catalogue import Experiment
+from experiments.sealed import Line
+from experiments.verdicts import STAND_IN
+from lineage.digest import sha256_file
+from lineage.errors import DataMissing
+from lineage.progress import format_duration
+from lineage.records import Kind
+
+MODELS_VARIABLE = "MLM_MODELS_DIR"
+GPT2 = {
+    "wikitext103_perplexity": ("wikitext103", "perplexity", 1),
+    "lambada_perplexity": ("lambada", "perplexity", 1),
+    "lambada_accuracy": ("lambada-stopword-filter", "accuracy", 100),
+}
+"""By quantity: protocol, field of its result, and what the claim's unit multiplies it by."""
+HARNESS = {
+    "lambada_openai_perplexity": ("lambada-lm-eval", "perplexity", 1),
+    "lambada_openai_accuracy": ("lambada-lm-eval", "accuracy", 1),
+}
+MEGATRON_LM = {
+    "lambada_accuracy": ("lambada", "accuracy", 100),
+    "wikitext103_validation_perplexity": ("wikitext103-valid", "perplexity", 1),
+}
+MODELS = {
+    "gpt2/released": {
+        "gpt2": {"117M": GPT2, "GPT-2 117M": HARNESS},
+        "gpt2-medium": {"345M": GPT2},
+        "gpt2-large": {"762M": GPT2},
+        "gpt2-xl": {"1542M": GPT2},
+    },
+    "megatron/released-345m": {"megatron-345m": {"released 345M": MEGATRON_LM}},
+}
+"""By experiment and directory: the claims' series with their protocols."""
+TRIAL_WINDOWS = 2
+
+
+def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:
+    """A number for each quantity of each model that is found; with a limit, of a part of each test.
+
+    Raises DataMissing where no model or no test file is found.
+    """
+    lines: list[Line] = []
+    for name, path, is_released in _found(experiment):
+        series = MODELS[experiment.name][name]
+        done = evaluate(path, _tasks(name, experiment), Settings(limit=limit))
+        weights = ", ".join(f"{file.name} {sha256_file(file)[:16]}" for file in _weights(path))
+        for title, quantities in series.items():
+            for quantity, (protocol, field, factor) in quantities.items():
+                if protocol in done.missing:
+                    raise DataMissing(done.missing[protocol])
+                result = done.done[protocol].result
+                kind: Kind = "measured" if is_released and not result.partial else "scaled"
+                note = f"{result.protocol}; {weights}"
+                note = note if kind == "measured" else f"{STAND_IN}{', partial' if result.partial else ''}: {note}"
+                value = factor * getattr(result, field)
+                lines.append({"series": title, "quantity": quantity, "value": value, "kind": kind, "note": note})
+    return lines
+
+
+def plan_released(experiment: Experiment, limit: int | None = None) -> str:
+    """What would be scored, with its time on this machine from a short trial; what is not here, with why."""
+    lines = []
+    for name, path, is_released in _found(experiment):
+        with native_checkpoint(path) as native:
+            evaluated = load_checkpoint(native)
+            tasks = {task: make(evaluated, limit) for task, make in _tasks(name, experiment).items()}
+        requests, _ = share([task.requests for task in tasks.values()])
+        tokens = sum(len(request.tokens) - 1 for request in requests)
+        trial = [requests[i] for i in evenly_spread(len(requests), TRIAL_WINDOWS)]
+        started = time.monotonic()
+        score(evaluated.model, trial)
+        rate = sum(len(request.tokens) - 1 for request in trial) / (time.monotonic() - started)
+        lines.append(
+            f"{name}: {path}, {'the released one' if is_released else STAND_IN}; "
+            f"{parameter_count(evaluated.model.network.config):,} parameters; {', '.join(tasks)}; {tokens:,} tokens, "
+            f"about {format_duration(tokens / rate)} at {rate:,.0f} tokens/s"
+        )
+    return "\n".join(lines)
+
+
+def _tasks(name: str, experiment: Experiment) -> dict[str, MakeTask]:
+    quantities = [each for many in MODELS[experiment.name][name].values() for each in many.values()]
+    return {
+        protocol: file_task(_validation, find_test_set(protocol)) if protocol not in TASKS else named_task(protocol)
+        for protocol, *_ in quantities
+    }
+
+
+def _validation(path: Path, tokenizer: Encoder, seq_length: int, limit: int | None) -> PerplexityTask:
+    """Megatron-LM's recipe on the validation file."""
+    digest = TEST_SETS["wikitext103-valid"].sha256
+    content = read_official(path, digest, "WikiText-103's file wiki.valid.tokens")
+    text = RunningText.of_wikitext(SourceText("wikitext103-valid", "WikiText-103 validation file", digest), content)
+    window = min(LONGEST_WINDOW, seq_length)
+    stream = sliding_stream(text, MEGATRON, tokenizer, window, max(1, window // STRIDES_PER_WINDOW))
+    return PerplexityTask(text, stream, tokenizer, limit=limit)
+
+
+def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:
+    """Each model that is here, and whether it is the released one. Raises DataMissing where none is."""
+    missing = []
+    for name in MODELS[experiment.name]:
+        root = os.environ.get(MODELS_VARIABLE)
+        if root and (Path(root) / name).is_dir():
+            yield name, Path(root) / name, False
+        elif name.startswith("gpt2") and (path := _from_hub(f"openai-community/{name}")):
+            yield name, path, all(_is_of_the_hub(file) for file in _weights(path))
+        else:
+            missing.append(name)
+            print(f"{name}: not under ${MODELS_VARIABLE}, and the hub does not have it here: left out")
+    if len(missing) == len(MODELS[experiment.name]):
+        raise DataMissing(
+            f"none of {', '.join(missing)} is under ${MODELS_VARIABLE} or from the hub; with one: "
+            f"mlm-experiment run {experiment.name}"
+        )
+
+
+def _from_hub(repository: str) -> Path | None:
+    from huggingface_hub import snapshot_download
+
+    try:
+        offline = not hub_is_reachable()
+        return Path(snapshot_download(repository, allow_patterns=HUB_FILES, local_files_only=offline))
+    except Exception:  # the hub's client raises errors of many libraries
+        return None
+
+
+def _weights(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.suffix in (".safetensors", ".bin", ".pt"))
+
+
+def _is_of_the_hub(file: Path) -> bool:
+    """Whether a file of the hub's cache has the content that its name, the hub's SHA-256 of it, stands for."""
+    return file.resolve().name == sha256_file(file)

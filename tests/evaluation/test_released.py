@@ -1,0 +1,88 @@
+"""`mlm-experiment run gpt2/released`: found weights become sealed records and verdicts; a stand-in answers no claim."""
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from experiments.catalogue import find_experiment
+from experiments.cli import main
+from experiments.measured import released
+from experiments.verdicts import STAND_IN, Verdict, judge, load_results
+from lineage.digest import sha256_file
+from lineage.records import read_records
+from tests.commands import Command
+from tests.evaluation.test_harness import directory  # noqa: F401
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def mlm_experiment(command: Command) -> Command:
+    return partial(command, main, "mlm-experiment")
+
+
+@pytest.fixture
+def models(directory: Path, nine_articles: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
+    folder = tmp_path / "models"
+    shutil.copytree(directory, folder / "gpt2")
+    monkeypatch.setenv("MLM_MODELS_DIR", str(folder))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setattr(released, "_from_hub", lambda repository: None)
+    return folder
+
+
+def verdicts(runs: Path) -> dict[str, Verdict]:
+    found = judge([find_experiment("gpt2/released")], load_results([runs]))
+    return {verdict.claim.id: verdict for verdict in found}
+
+
+def test_a_stand_in_is_scored_and_answers_nothing(models: Path, tmp_path: Path, mlm_experiment: Command) -> None:
+    plan = mlm_experiment("run", "gpt2/released", "--dry-run", "--limit", 9, "--runs", tmp_path / "runs", ends=0).out
+    assert "wikitext103, lambada, lambada-stopword-filter, lambada-lm-eval" in plan
+    assert "tokens/s" in plan
+    assert "gpt2-xl: not under $MLM_MODELS_DIR" in plan
+    assert not (tmp_path / "runs").exists()
+    mlm_experiment("run", "gpt2/released", "--limit", 9, "--runs", tmp_path / "runs", ends=0)
+    run = tmp_path / "runs" / "experiment-gpt2-released-measured"
+    records = read_records(run / "records.jsonl")
+    assert [record.kind for record in records] == ["scaled"] * 5
+    digest = sha256_file(models / "gpt2" / "model.safetensors")[:16]
+    assert all(record.note.startswith(STAND_IN) and digest in record.note for record in records)
+    found = verdicts(tmp_path / "runs")
+    assert {verdict.outcome for verdict in found.values()} == {"NOT_RUN"}
+    assert STAND_IN in found["gpt-2/table-3/117m/wikitext103-ppl"].reason
+    adopted = mlm_experiment("adopt", run, "--runs", tmp_path / "others", ends=0).out
+    assert "cores, from commit" in adopted
+    assert verdicts(tmp_path / "others").keys() == found.keys()
+    (run / "records.jsonl").write_text("")
+    mlm_experiment("adopt", run, "--runs", tmp_path / "more", ends=3)
+
+
+def test_the_hub_s_own_file_is_measured_and_another_under_its_name_is_not(
+    models: Path, tmp_path: Path, mlm_experiment: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    shutil.move(models / "gpt2", cache)
+    weights = cache / "model.safetensors"
+    blob = tmp_path / sha256_file(weights)
+    weights.rename(blob)
+    weights.symlink_to(blob)
+    monkeypatch.setattr(released, "_from_hub", lambda repository: cache if repository.endswith("/gpt2") else None)
+    mlm_experiment("run", "gpt2/released", "--runs", tmp_path / "runs", ends=0)
+    assert verdicts(tmp_path / "runs")["gpt-2/table-3/117m/wikitext103-ppl"].outcome == "DIVERGED"
+    weights.unlink()
+    weights.symlink_to(blob.rename(tmp_path / ("0" * 64)))
+    mlm_experiment("run", "gpt2/released", "--limit", 3, "--runs", tmp_path / "later", ends=0)
+    assert {verdict.outcome for verdict in verdicts(tmp_path / "later").values()} == {"NOT_RUN"}
+
+
+def test_without_weights_the_reason_names_the_command(models: Path, tmp_path: Path, mlm_experiment: Command) -> None:
+    shutil.rmtree(models / "gpt2")
+    done = mlm_experiment("run", "gpt2/released", "--runs", tmp_path / "runs")
+    assert done.code not in (0, 1)
+    assert "mlm-experiment run gpt2/released" in done.err
+    (tmp_path / "runs").mkdir()
+    assert "`mlm-experiment run gpt2/released`" in verdicts(tmp_path / "runs")["gpt-2/table-3/345m/lambada-acc"].reason
