@@ -25,8 +25,6 @@ PAPERS = {
     "2022": "The 2022 paper: sequence parallelism",
     "gpipe": "GPipe",
     "gpt-2": "GPT-2",
-    "gpt2": "GPT-2's released weights",
-    "megatron": "Megatron-LM's released weights",
     "huggingface": "Tensor parallelism for Hugging Face models",
     "simulators": "Simulators of training",
     "transformer-xl": "Transformer-XL on many machines",

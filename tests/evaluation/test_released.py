@@ -58,7 +58,7 @@ def test_a_stand_in_is_scored_and_answers_nothing(models: Path, tmp_path: Path, 
     assert "cores, from commit" in adopted
     assert verdicts(tmp_path / "others").keys() == found.keys()
     (run / "records.jsonl").write_text("")
-    mlm_experiment("adopt", run, "--runs", tmp_path / "more", ends=3)
+    mlm_experiment("adopt", run, "--runs", tmp_path / "more", ends=6)
 
 
 def test_the_hub_s_own_file_is_measured_and_another_under_its_name_is_not(

@@ -95,7 +95,7 @@ def test_an_experiment_that_measures_seals_scaled_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     line = {"series": "optimizer states", "quantity": "communication_ratio", "kind": "scaled", "value": 1.5}
-    monkeypatch.setattr(run, "_measure", lambda name: [line])
+    monkeypatch.setattr(run, "_measure", lambda name, limit: [line])
     experiment = find_experiment("zero/communication")
     for _ in range(2):
         run_named([experiment], "auto", tmp_path)
@@ -200,7 +200,7 @@ def test_words_and_sub_words_of_the_published_file_are_counted(published: Path, 
 def test_files_that_are_not_here_leave_one_experiment_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def missing(experiment: Any) -> Any:
+    def missing(experiment: Any, limit: int | None) -> Any:
         raise DataMissing("put the file there and name it in MLM_DATA_DIR")
 
     monkeypatch.setattr(run, "_measure", missing)
