@@ -77,7 +77,7 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     pipeline = _pipeline_seconds(workloads, layer, head, message)
     parameters = (12 * w.h * w.h * np.ceil(w.layers / w.p) + (w.v + w.s) * w.h) / w.t
     most = np.ceil(w.layers / w.p)
-    for place in np.flatnonzero(w.llama):
+    for place in np.flatnonzero(w.llama).tolist():
         parameters[place] = stage_parameters(workloads[place]).max()
         most[place] = stage_blocks(workloads[place])[0].max()
     gradient_bytes = np.where(w.llama == 1, 4.0, machine.element_bytes)
