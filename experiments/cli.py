@@ -124,20 +124,27 @@ def simulate(
 
 @app.command("plan")
 def plan_(
-    model: Annotated[str, typer.Argument(help="A shipped model, such as 8.3b or ptd-p/145.6b, or a TOML file.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A shipped model, such as 8.3b or ptd-p/145.6b, a TOML file, or a Hugging Face config.json."
+        ),
+    ],
     gpus: Annotated[int | None, typer.Option(min=1, help="GPUs, or ranks where there are none.")] = None,
     cluster: Annotated[str | None, typer.Option(help="A shipped cluster, such as dgx-2h-v100, or a TOML file.")] = None,
     mine: Annotated[bool, typer.Option("--mine", help="Measure this machine, in a minute, and plan it.")] = False,
     twin: Annotated[bool, typer.Option("--twin", help="Plan the model's laptop size.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Say where the time of the first layout goes.")] = False,
 ) -> None:
     """Rank the layouts of a model that fit a cluster: time, days per epoch, GPU-hours, with intervals."""
     from engine.cli import read_run_config
+    from experiments.simulator import planner
     from experiments.simulator.cluster import load_cluster
-    from experiments.simulator.planner import format_plan, ranked_layouts
 
     if (cluster is None) == (not mine):
         raise BadInput("name a cluster with --cluster, or measure this machine with --mine")
-    config = read_run_config(model, twin=twin)
+    hub = model.endswith(".json")
+    planned = planner.model_of_hub(Path(model)) if hub else planner.model_of_run(read_run_config(model, twin=twin))
     if cluster:
         machine = load_cluster(cluster)
     else:
@@ -150,14 +157,17 @@ def plan_(
     wanted = gpus or machine.max_gpus
     if wanted is None:
         raise BadInput(f"say how many GPUs of {machine.title} with --gpus")
-    print(format_plan(config, machine, ranked_layouts(config, machine, wanted)))
+    choices = planner.ranked_layouts(planned, machine, wanted)
+    print(planner.format_plan(planned, machine, choices))
+    if explain:
+        print(f"\n{planner.explain(machine, choices[0])}\n\n{planner.picture(choices)}")
 
 
 @app.command()
 def calibrate(
-    out: Annotated[Path, typer.Option(help="Folder for constants and figure.")] = Path("runs/calibration"),
+    out: Annotated[Path, typer.Option(help="Folder for constants.")] = Path("runs/calibration"),
 ) -> None:
-    """Fit the simulator on measured iterations; print its errors on those left out, and draw them."""
+    """Fit the simulator on measured iterations; print its errors on those left out."""
     from experiments.simulator.validate import calibrate as run
 
     run(out)

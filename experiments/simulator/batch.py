@@ -14,7 +14,8 @@ from lineage.errors import BadInput
 from lineage.progress import announce
 
 INPUTS = ("cluster", *COLUMNS)
-RESULTS = ("iteration_ms", "low_ms", "high_ms", "tflops_per_gpu", "memory_gib", "memory_bytes", "fits", "reason")
+RESULTS = ("iteration_ms", "low_ms", "high_ms", "tflops_per_gpu", "memory_gib", "memory_bytes",
+           "probability_fits", "fits", "reason")  # fmt: skip
 
 
 def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
@@ -72,8 +73,8 @@ def _predict(rows: list[dict[str, str]]) -> list[Prediction]:
 
 
 def _cells(prediction: Prediction) -> tuple[str, ...]:
-    if prediction.reason:
-        return ("",) * 6 + ("false", prediction.reason)
-    p = prediction
+    p, fits = prediction, "false" if prediction.reason else "true"
+    if not p.seconds:
+        return ("",) * 7 + (fits, p.reason)
     numbers = (1e3 * p.seconds, 1e3 * p.low_seconds, 1e3 * p.high_seconds, p.tflops_per_gpu, p.memory_bytes / 2**30)
-    return (*(f"{number:.6g}" for number in numbers), str(p.memory_bytes), "true", "")
+    return (*(f"{number:.6g}" for number in numbers), str(p.memory_bytes), f"{p.probability_fits:.4f}", fits, p.reason)

@@ -33,22 +33,42 @@ BOUNDS = {
     "host_layer_seconds": (0.0, 1e-2),
     "host_collective_seconds": (0.0, 1e-3),
     "host_microbatch_seconds": (0.0, 3e-2),
-    "host_iteration_seconds": (0.0, 5e-2),
+    "host_iteration_seconds": (0.0, 0.1),
     "host_exponent": (1.0, 10.0),
     "collective_slowdown": (1.0, 3.0),
     "network_efficiency": (0.2, 1.0),
     "network_latency_seconds": (0.0, 1e-3),
     "network_share": (0.125, 1.0),
     "gradient_overlap": (0.0, 1.0),
+    "flash_efficiency": (0.05, 1.0),
+    "tensor_network_share": (0.05, 1.0),
+    "tensor_step_seconds": (0.0, 1e-2),
+    "pipeline_step_seconds": (0.0, 1e-2),
+    "stall_seconds": (0.0, 1.0),
 }
-"""The constants that are fitted on the A100 sets, with what is possible for each."""
+"""The constants that are fitted, with what is possible for each."""
+H100_ONLY = (
+    "flash_efficiency",
+    "tensor_network_share",
+    "tensor_step_seconds",
+    "pipeline_step_seconds",
+    "stall_seconds",
+)
+A100_CONSTANTS = tuple(name for name in BOUNDS if name not in H100_ONLY)
+"""Those that the A100 sets, of a software without fused attention, are fitted with."""
+H100_STATED = {"host_collective_seconds": 0.0, "host_microbatch_seconds": 0.0, "host_exponent": 10.0,
+               "matmul_half_size": 178.0, "collective_slowdown": 1.0}  # fmt: skip
+"""Host times are a layer's as a whole, and overlap with the device's; the set does not tell the others apart."""
+H100_CONSTANTS = tuple(name for name in BOUNDS if name not in H100_STATED)
+"""Those that the H100 set is fitted with."""
 SOFTWARE_OF_2019 = ("memory_efficiency", "host_layer_seconds", "collective_slowdown", "network_share")
 """The constants that are fitted again on the 2019 paper: its kernels were not fused, its host code was slower, and
 sixteen GPUs share a node's adapters. All others are those of the A100 fit."""
 START = {"matmul_efficiency": 0.85, "matmul_half_size": 100.0, "memory_efficiency": 0.8, "host_layer_seconds": 1e-3,
          "host_collective_seconds": 3e-5, "host_microbatch_seconds": 3e-3, "host_iteration_seconds": 1e-3,
          "host_exponent": 3.0, "collective_slowdown": 1.3, "network_efficiency": 0.8, "network_latency_seconds": 1e-5,
-         "network_share": 0.3, "gradient_overlap": 0.5}  # fmt: skip
+         "network_share": 0.3, "gradient_overlap": 0.5, "flash_efficiency": 0.3, "pipeline_step_seconds": 1e-3,
+         "tensor_network_share": 0.5, "tensor_step_seconds": 1e-4, "stall_seconds": 0.3}  # fmt: skip
 """Where the fit starts, whatever the cluster's file holds."""
 NODE_START = {"node_latency_seconds": 5e-5, "node_rank_latency_seconds": 5e-6, "node_bus_bytes_per_second": 2e11}
 NODE_BOUNDS = {
@@ -76,7 +96,12 @@ class HeldOut:
 
 
 def fit(
-    machine: Machine, names: Iterable[str], observations: Sequence[Observation], weights: Floats, scale: float = SOFT
+    machine: Machine,
+    names: Iterable[str],
+    observations: Sequence[Observation],
+    weights: Floats,
+    scale: float = SOFT,
+    loss: str = "soft_l1",
 ) -> Machine:
     """The machine with the named constants moved, within their bounds, to where weighted log errors are least."""
     values = published_values(observations)
@@ -84,7 +109,7 @@ def fit(
     def errors(trial: Machine) -> Floats:
         return weights * np.log(predicted(trial, observations) / values)
 
-    return least(machine, tuple(names), BOUNDS, errors, scale)
+    return least(machine, tuple(names), BOUNDS, errors, scale, loss)
 
 
 def fit_node(machine: Machine, measured: Sequence[AllReduce]) -> Machine:
@@ -106,8 +131,9 @@ def least(
     bounds: dict[str, tuple[float, float]],
     errors: Callable[[Machine], Floats],
     scale: float = SOFT,
+    loss: str = "soft_l1",
 ) -> Machine:
-    """The machine with the named constants moved, within `bounds`, to where `errors` are least in the soft L1 sense."""
+    """The machine with the named constants moved, within `bounds`, to where `errors` are least by `loss`."""
     low, high = (np.array([bounds[name][side] for name in names]) for side in (0, 1))
     start = np.array([getattr(machine, name) for name in names])
     unit = np.where(start > 0, start, high / 100)
@@ -120,7 +146,7 @@ def least(
         lambda point: errors(moved(point)),
         np.clip(start, low + margin, high - margin) / unit,
         bounds=(low / unit, high / unit),
-        loss="soft_l1",
+        loss=loss,
         f_scale=scale,
         ftol=1e-7,
         max_nfev=100,
@@ -140,7 +166,17 @@ def fit_a100(machine: Machine) -> Machine:
     """All fitted constants of an A100 cluster, from `START`."""
     alone = fit_node(machine, [timed for timed in all_reduces() if timed.gpu == "a100"])
     rows, weights = a100_rows()
-    return fit(alone.replaced(**START), BOUNDS, rows, weights)
+    return fit(alone.replaced(**_start(A100_CONSTANTS)), A100_CONSTANTS, rows, weights)
+
+
+def fit_h100(machine: Machine, rows: Sequence[Observation]) -> Machine:
+    """All fitted constants of the H100 cluster and nanotron of 2024, from `START`."""
+    start = machine.replaced(**_start(H100_CONSTANTS), **H100_STATED)
+    return fit(start, H100_CONSTANTS, rows, np.ones(len(rows)), 0.06, "cauchy")
+
+
+def _start(names: Iterable[str]) -> dict[str, float]:
+    return {name: START[name] for name in names}
 
 
 def fit_v100(machine: Machine, rows: Sequence[Observation] | None = None) -> Machine:
@@ -176,7 +212,7 @@ def cross_validate(machine: Machine, folds: NDArray[np.int64]) -> dict[str, Held
     with Progress("cross-validation", FOLDS, "fits") as progress:
         for fold in range(FOLDS):
             kept, left = np.flatnonzero(held != fold), np.flatnonzero(held == fold)
-            fitted = fit(machine, BOUNDS, [rows[i] for i in kept], weights[kept])
+            fitted = fit(machine, A100_CONSTANTS, [rows[i] for i in kept], weights[kept])
             out = [rows[i] for i in left]
             ratios[left] = published_values(out) / predicted(fitted, out)
             progress.advance()

@@ -68,17 +68,41 @@ class Constants(Config, Generic[Number]):
     network_latency_seconds: Number
     """Added for each rank of an all-reduce between nodes."""
     network_share: Number
-    """Share of a node's adapters in use by gradients when several ranks of a data-parallel group share the node."""
+    """Share of the adapters beyond one that gradients use where several ranks of a data-parallel group share a node."""
     gradient_overlap: Number
-    """Share of the last backward pass that hides gradient reduction, where there is no pipeline."""
+    """Share of the last backward pass that hides gradient reduction; of a GPT-2, where there is no pipeline."""
+    flash_efficiency: Number
+    """Share of the peak that fused attention reaches, by the products that a causal mask leaves."""
+    tensor_network_share: Number
+    """Share of the network that one tensor-parallel group larger than a node reaches of what gradients reach."""
+    tensor_step_seconds: Number
+    """Added to a layer's pass for each tensor-parallel rank beyond a node."""
+    pipeline_step_seconds: Number
+    """Added to a layer's pass for each tensor-parallel rank but one where the pipeline crosses nodes."""
+    stall_seconds: Number
+    """What a message between stages takes where it stalls."""
+    stall_nodes: Number
+    """Of n nodes the chance of stalls is 1 − exp(−rate − (n / this)²), as of any pair of them; 0 where none did."""
+    stall_rate: Number
+    memory_share: Number
+    """Share of the memory that a run of a llama can fill, the rest being lost to buffers and fragments."""
+    memory_error: Number
+    """Standard deviation of the logarithm of measured over computed memory."""
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out_former(cls, values: Any) -> Any:
-        """Files of earlier versions state the bytes of a parameter, which `engine.costs` knows."""
+    def _of_earlier_versions(cls, values: Any) -> Any:
+        """Their files state the bytes of a parameter, which `engine.costs` knows, and not what was unknown."""
         if not isinstance(values, dict):
             return values
-        return {name: value for name, value in values.items() if name != "state_bytes_per_parameter"}
+        known = {name: value for name, value in values.items() if name != "state_bytes_per_parameter"}
+        return {name: {"value": value, "kind": "counted", "source": "not measured"} for name, value in UNKNOWN} | known
+
+
+UNKNOWN = (("flash_efficiency", 0.4), ("tensor_network_share", 1.0),
+           ("tensor_step_seconds", 0.0), ("pipeline_step_seconds", 0.0), ("stall_seconds", 0.0),
+           ("stall_nodes", 0.0), ("stall_rate", 0.0), ("memory_share", 1.0), ("memory_error", 0.08))  # fmt: skip
+"""Values of constants that a file may leave out."""
 
 
 class Interval(Config):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from experiments.simulator.cluster import FOLDER, Cluster, Constant, Constants, Interval, Intervals, Machine
+from experiments.simulator.cluster import FOLDER, UNKNOWN, Cluster, Constant, Constants, Interval, Intervals, Machine
 
 FITTED = FOLDER / "fitted"
 
@@ -22,7 +22,8 @@ def fitted_constants(
     machine: Machine, sources: Mapping[str, tuple[str, str]], otherwise: tuple[str, str]
 ) -> dict[str, Constant]:
     """Every constant that is not a datasheet's, rounded, with kind and source by name."""
-    names = [name for name in Constants.model_fields if name not in DATASHEET]
+    left_out = {*DATASHEET, *(name for name, _ in UNKNOWN if name not in sources)}
+    names = [name for name in Constants.model_fields if name not in left_out]
     return {
         name: Constant(value=rounded(getattr(machine, name)), kind=kind, source=source)  # type: ignore[arg-type]
         for name in names

@@ -16,11 +16,22 @@ def node_all_reduce_seconds(machine: Machine, ranks: Floats, sent_bytes: Floats)
 
 
 def tensor_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) -> Floats:
-    """All-reduce of one tensor-parallel group; a group larger than a node has the node's network to itself."""
+    """All-reduce of one tensor-parallel group; a group larger than a node has the node's network to itself.
+
+    An all-gather and a reduce-scatter, which sequence parallelism has in its place, take as long. Between nodes the
+    latency of the steps is the host's (`tensor_latency_seconds`).
+    """
     inside = node_all_reduce_seconds(machine, w.t, sent_bytes) * machine.collective_slowdown
     network = machine.network_bytes_per_second * machine.network_efficiency
-    across = machine.network_latency_seconds * w.t + 2 * (w.t - 1) / w.t * sent_bytes / network
+    across = 2 * (w.t - 1) / w.t * sent_bytes / (network * machine.tensor_network_share)
     return np.where(w.t == 1, 0.0, np.where(w.t <= machine.gpus_per_node, inside, across))
+
+
+def tensor_latency_seconds(machine: Machine, w: Workloads) -> Floats:
+    """Latency of the steps of a layer's tensor-parallel collectives in one direction, which data cannot hide."""
+    outside = np.maximum(w.t - machine.gpus_per_node, 0.0)
+    beside_pipeline = np.where((w.p > 1) & (w.gpus > machine.gpus_per_node), machine.pipeline_step_seconds, 0.0)
+    return outside * machine.tensor_step_seconds + (w.t - 1) * beside_pipeline
 
 
 def stage_message_seconds(machine: Machine, w: Workloads) -> Floats:
@@ -37,15 +48,32 @@ def stage_message_seconds(machine: Machine, w: Workloads) -> Floats:
 
 
 def gradient_all_reduce_seconds(machine: Machine, w: Workloads, gradient_bytes: Floats) -> Floats:
-    """All-reduce of a rank's gradients over its data-parallel group.
+    """All-reduce of a rank's gradients over its data-parallel group; with ZeRO 1 parameters are gathered besides.
 
-    Across nodes, the groups that share a node (one per tensor-parallel rank) share its adapters, and where several
-    ranks of one group share a node only `network_share` of them is in use.
+    Between nodes the groups that share a node (one per tensor-parallel rank) share its adapters. Where ranks of one
+    group share a node too, rings collide on few adapters: with one group `network_share` of them is in use, all where
+    each GPU is of another group; between, measured times rise late, here with the fourth power. Bandwidth in use never
+    falls with the groups, so gradients never take longer for being divided further.
     """
-    inside = node_all_reduce_seconds(machine, w.d, gradient_bytes)
     groups = np.minimum(w.t, machine.gpus_per_node)
-    used = np.where(w.t < machine.gpus_per_node, machine.network_share, 1.0)
-    network = machine.network_bytes_per_second * machine.network_efficiency * used / groups
+    apart = ((groups - 1) / np.maximum(machine.gpus_per_node - 1, 1)) ** 4
+    used = (machine.network_share + (1 - machine.network_share) * apart) / groups
+    network = machine.network_bytes_per_second * machine.network_efficiency * used
+    inside = node_all_reduce_seconds(machine, w.d, gradient_bytes)
     across = machine.network_latency_seconds * w.d + 2 * (w.d - 1) / w.d * gradient_bytes / network
-    seconds = np.where(w.d * w.t <= machine.gpus_per_node, inside, across)
+    seconds = np.where(w.d * w.t <= machine.gpus_per_node, inside, across) * (1 + w.zero / 2)
     return np.where(w.d == 1, 0.0, seconds)
+
+
+def stalls_seconds(machine: Machine, w: Workloads) -> Floats:
+    """What an iteration takes longer where messages between stages of several nodes stall, one after the other."""
+    each = np.where(w.p > 2, 4.0, 2.0) * w.m + 2 * (w.p - 1)
+    return np.where((w.p > 1) & (w.gpus > machine.gpus_per_node), each * machine.stall_seconds, 0.0)
+
+
+def stall_probability(machine: Machine, w: Workloads) -> Floats:
+    """Chance that they do: it grows with the pairs of nodes, one of which suffices."""
+    nodes = w.gpus / machine.gpus_per_node
+    several = (w.p > 1) & (nodes > 1) & (machine.stall_nodes > 0)
+    rate = machine.stall_rate + (nodes / max(machine.stall_nodes, 1.0)) ** 2
+    return np.where(several, 1 - np.exp(-rate), 0.0)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.simulator.cluster import Machine
-from experiments.simulator.collectives import tensor_all_reduce_seconds
+from experiments.simulator.collectives import tensor_all_reduce_seconds, tensor_latency_seconds
 from experiments.simulator.workload import Floats, Workloads
 
 HIDDEN_FORWARD, HIDDEN_BACKWARD = 11.0, 17.0
@@ -21,6 +21,13 @@ SCORES_FORWARD, SCORES_BACKWARD = 4.5, 5.5
 """The same per attention score: masked softmax (read, write; backward read twice, write), dropout with its mask."""
 ACCUMULATED = 3.0
 """Elements moved per parameter and microbatch: its gradient is read and added to the sum (read, write)."""
+ACCUMULATED_BYTES = 10.0
+"""The same of a llama, whose sums are in fp32."""
+LLAMA_HIDDEN, LLAMA_INNER, LLAMA_BACKWARD = 12.0, 3.0, 1.6
+"""Elements moved per element of [s, b, h] and [s, b, f] of a llama's forward pass, all divided by tensor parallelism:
+two norms and residuals, rotary positions; the gate's activation and product. Backward moves so many times that."""
+FLASH_BACKWARD = 2.5
+"""Products of fused attention's backward pass over those of forward: scores are computed again (Dao et al. 2022)."""
 LOGITS_BYTES = 24.0
 """Per logit: written, converted to fp32, exponentiated, and back."""
 OPTIMIZER_BYTES = 40.0
@@ -49,33 +56,50 @@ def bytes_seconds(machine: Machine, moved_bytes: Floats) -> Floats:
     return moved_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
 
 
-def layer_passes(machine: Machine, w: Workloads) -> Passes:
-    """One transformer layer with its tensor-parallel all-reduces, two in each direction (2019 paper, Figure 4)."""
+SHARP = 10.0
+"""How sharply the host's lead over the device turns on where the device takes longer."""
+
+
+def layer_passes(machine: Machine, w: Workloads) -> tuple[Passes, Floats]:
+    """One transformer layer with its tensor-parallel all-reduces, two in each direction (2019 paper, Figure 4), a
+    llama's as all-gathers and reduce-scatters with one more all-gather backward; and how far the host runs ahead of the
+    device, from 0 to 1.
+    """
+    llama = w.llama == 1
     tokens, elements = w.b * w.s, w.b * w.s * w.h * machine.element_bytes
     linears = (
-        matmul_seconds(machine, tokens, 3 * w.h / w.t, w.h)
+        matmul_seconds(machine, tokens, (1 + 2 * w.keys) * w.h / w.t, w.h)
         + matmul_seconds(machine, tokens, w.h, w.h / w.t)
-        + matmul_seconds(machine, tokens, 4 * w.h / w.t, w.h)
-        + matmul_seconds(machine, tokens, w.h, 4 * w.h / w.t)
+        + matmul_seconds(machine, tokens, (1 + w.llama) * w.f / w.t, w.h)
+        + matmul_seconds(machine, tokens, w.h, w.f / w.t)
     )
     width = w.h / w.heads
     products = matmul_seconds(machine, w.s, w.s, width) + matmul_seconds(machine, w.s, width, w.s)
     attention = products * w.b * w.heads / w.t
     scores = w.b * w.heads * w.s * w.s / w.t * machine.element_bytes
-    all_reduces = 2 * tensor_all_reduce_seconds(machine, w, elements)
+    all_reduce = tensor_all_reduce_seconds(machine, w, elements)
 
     def moved(hidden: float, divided: float, per_score: float) -> Floats:
         return bytes_seconds(machine, elements * (hidden + divided / w.t) + scores * per_score)
 
     accumulated = bytes_seconds(machine, 12 * w.h * w.h / w.t * machine.element_bytes * ACCUMULATED)
     core = attention + bytes_seconds(machine, scores * SCORES_FORWARD)
-    forward = linears + attention + moved(HIDDEN_FORWARD, DIVIDED_FORWARD, SCORES_FORWARD) + all_reduces
-    backward = 2 * (linears + attention) + moved(HIDDEN_BACKWARD, DIVIDED_BACKWARD, SCORES_BACKWARD) + all_reduces
-    again = w.full * forward + w.selective * core
+    forward = linears + attention + moved(HIDDEN_FORWARD, DIVIDED_FORWARD, SCORES_FORWARD) + 2 * all_reduce
+    backward = 2 * (linears + attention) + moved(HIDDEN_BACKWARD, DIVIDED_BACKWARD, SCORES_BACKWARD) + 2 * all_reduce
+    backward = backward + accumulated + w.full * forward + w.selective * core
+
+    flash = 2 * w.b * w.s * w.s * w.h / w.t / (machine.matmul_flops_per_second * machine.flash_efficiency)
+    parameters = 2 * w.h * w.h * (1 + w.keys) + 3 * w.h * w.f
+    streamed = bytes_seconds(machine, elements / w.t * (LLAMA_HIDDEN + LLAMA_INNER * w.f / w.h))
+    summed = bytes_seconds(machine, parameters / w.t * ACCUMULATED_BYTES)
+    forward = np.where(llama, linears + flash + streamed + 2 * all_reduce, forward)
+    again = 2 * linears + FLASH_BACKWARD * flash + LLAMA_BACKWARD * streamed + summed + 3 * all_reduce
+    backward = np.where(llama, again, backward)
+
     host = machine.host_layer_seconds + np.where(w.t > 1, 2 * machine.host_collective_seconds, 0.0)
-    return Passes(
-        _overlapped(machine, host, forward), _overlapped(machine, host * (2 + w.full), backward + accumulated + again)
-    )
+    host = host + tensor_latency_seconds(machine, w)
+    passes = Passes(_overlapped(machine, host, forward), _overlapped(machine, host * (2 + w.full), backward))
+    return passes, 1 / (1 + (3 * host / (forward + backward)) ** SHARP)
 
 
 def head_passes(machine: Machine, w: Workloads) -> Passes:

@@ -20,7 +20,8 @@ from experiments.simulator.workload import Floats, Workload, checked_config, flo
 from lineage.errors import BadInput
 
 COLUMNS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "vocab", "tp", "dp", "pp",
-           "chunks", "recompute")  # fmt: skip
+           "chunks", "recompute", "family", "ffn_hidden", "kv_heads", "tied", "zero",
+           "num_microbatches")  # fmt: skip
 """Columns of a workload in files."""
 LARGEST_CELL = 1e9
 ITERATIONS_PER_EPOCH = next(int(one.value) for one in every_claim() if one.id == "2019/text/iterations-per-epoch")
@@ -54,6 +55,30 @@ def single_node() -> list[Observation]:
 def multi_node() -> list[Observation]:
     """61 iterations on 64 to 512 A100s."""
     return _times("vtrain-multi-node.csv")
+
+
+def ultrascale() -> list[dict[str, str]]:
+    """1,271 configurations on 1 to 64 nodes of 8 H100s, 627 that ran and 644 that failed, for whatever reason."""
+    return read_rows(HERE / "ultrascale-h100.csv")
+
+
+def costed(rows: Sequence[dict[str, str]]) -> list[tuple[dict[str, str], Workload]]:
+    """The rows that do not contradict themselves, each with its workload."""
+    return [(row, workload) for row in rows for workload in [workload_of(row)] if not _refused(workload)]
+
+
+def h100_rows(rows: Sequence[tuple[dict[str, str], Workload]]) -> list[Observation]:
+    """The iteration times of those that ran."""
+    return [Observation("ultrascale-h100", workload, "iteration_seconds", float(row["iteration_ms"]) / 1e3)
+            for row, workload in rows if row["status"] == "ran"]  # fmt: skip
+
+
+def _refused(workload: Workload) -> str:
+    try:
+        checked_config(workload)
+    except BadInput as error:
+        return str(error)
+    return ""
 
 
 def ptd_p_table_1() -> list[Observation]:
@@ -97,17 +122,21 @@ def all_reduces() -> list[AllReduce]:
 def workload_of(row: dict[str, str]) -> Workload:
     """The workload in a row's cells; absent or empty ones take their defaults.
 
-    Raises BadInput naming a column that has no default and is empty, or is not a whole number.
+    A row that states `ffn_hidden` and no family is a llama's, which computes nothing again. Raises BadInput naming a
+    column that has no default and is empty, or is not a whole number.
     """
     values: dict[str, Any] = {}
     for name in COLUMNS:
         cell = (row.get(name) or "").strip()
-        if name == "recompute" and cell:
+        if name in ("recompute", "family") and cell:
             values[name] = cell.lower()
         elif cell:
             values[name] = _whole(name, cell)
         elif name not in Workload._field_defaults:
             raise BadInput(f"{name} is empty")
+    values.setdefault("family", "llama" if values.get("ffn_hidden") else "gpt2")
+    if values["family"] == "llama":
+        values.setdefault("recompute", "none")
     return Workload(**values)
 
 

@@ -1,15 +1,19 @@
 """Layouts of a model on a cluster, ranked by the simulator. Imports no torch."""
 
+import json
+import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from engine.config import RunConfig
 from engine.costs import parameter_count, tokens_trained
-from experiments.simulator.cluster import Cluster
+from engine.pipeline.schedule import ideal_bubble
+from experiments.simulator.cluster import Cluster, machine_of
 from experiments.simulator.measurements import ITERATIONS_PER_EPOCH
-from experiments.simulator.simulate import Prediction, simulate
-from experiments.simulator.workload import Workload
-from lineage.errors import HardwareMissing
+from experiments.simulator.simulate import Prediction, iteration_parts, simulate
+from experiments.simulator.workload import Workload, layer_parameters
+from lineage.errors import BadInput, HardwareMissing
 from lineage.progress import announce
 
 EPOCH_TOKENS = ITERATIONS_PER_EPOCH * 512 * 1024
@@ -17,6 +21,11 @@ EPOCH_TOKENS = ITERATIONS_PER_EPOCH * 512 * 1024
 MOST_CHUNKS = 8
 LARGEST_MICRO_BATCH = 64
 SHOWN = 10
+GPT2_CHOICES = tuple({"recompute": mode} for mode in ("none", "selective", "full"))
+LLAMA_CHOICES = ({"zero": 0}, {"zero": 1})
+HUB_LLAMAS = ("llama", "mistral", "qwen2")
+"""Architectures of Hugging Face that are llamas but for biases."""
+HUB_BATCH, HUB_SEQUENCE = 256, 4096
 
 
 class Choice(NamedTuple):
@@ -26,68 +35,155 @@ class Choice(NamedTuple):
     prediction: Prediction
 
 
-def ranked_layouts(config: RunConfig, cluster: Cluster, gpus: int) -> list[Choice]:
-    """Every layout that divides and fits, fastest first; batch and model are the run's.
+class Model(NamedTuple):
+    """What is planned."""
+
+    name: str
+    template: Workload
+    """Its sizes and batch, in any layout."""
+    parameters: int
+    tokens: int
+    """Of the whole training; 0 where nobody says."""
+    run: RunConfig | None = None
+    """What memory is counted of, if not a llama."""
+
+
+def model_of_run(config: RunConfig) -> Model:
+    """A run of this engine."""
+    tokens = tokens_trained(config.model, config.train)
+    return Model(config.name, Workload.of_run(config, 1), parameter_count(config.model), tokens, config)
+
+
+def model_of_hub(path: Path) -> Model:
+    """A llama of a Hugging Face `config.json`, with a batch of 256 sequences of at most 4,096 tokens.
+
+    Raises BadInput for a file that is none, lacks a size, or is of another architecture.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        family = values["model_type"]
+        if family not in HUB_LLAMAS:
+            raise BadInput(f"{path}: model_type = {family!r} cannot be costed: {', '.join(HUB_LLAMAS)} can")
+        heads = int(values["num_attention_heads"])
+        template = Workload(
+            1, HUB_BATCH, 1, int(values["hidden_size"]), heads, int(values["num_hidden_layers"]),
+            min(int(values["max_position_embeddings"]), HUB_SEQUENCE), 1, 1, 1, int(values["vocab_size"]),
+            recompute="none", family="llama", ffn_hidden=int(values["intermediate_size"]),
+            kv_heads=int(values.get("num_key_value_heads") or heads),
+            tied=int(values.get("tie_word_embeddings", False)),
+        )  # fmt: skip
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise BadInput(f"{path} is no config.json of a model that can be planned: {error!r}") from error
+    embeddings = (2 - template.tied) * template.vocab * template.hidden + template.hidden
+    parameters = template.layers * layer_parameters(template) + embeddings
+    return Model(path.parent.resolve().name, template, parameters, 0)
+
+
+def ranked_layouts(model: Model, cluster: Cluster, gpus: int) -> list[Choice]:
+    """Every layout that divides and likely fits, by throughput times the chance that it fits; the batch is the model's.
 
     Raises HardwareMissing with a reason where none does.
     """
-    workloads = list(possible_layouts(config, cluster, gpus))
+    workloads = list(possible_layouts(model.template, cluster, gpus))
     announce(f"predicts {len(workloads):,} layouts")
-    predictions = simulate(cluster, workloads, config)
+    predictions = simulate(cluster, workloads, model.run)
     choices = [Choice(*pair) for pair in zip(workloads, predictions, strict=True) if not pair[1].reason]
     if not choices:
         why = f"; of one, {predictions[-1].reason}" if predictions else ": none divides the batch and model"
-        raise HardwareMissing(f"no layout of {config.name} on {gpus} GPUs can run{why}")
-    return sorted(choices, key=lambda choice: choice.prediction.seconds)
+        raise HardwareMissing(f"no layout of {model.name} on {gpus} GPUs can run{why}")
+    return sorted(choices, key=lambda choice: choice.prediction.seconds / choice.prediction.probability_fits)
 
 
-def possible_layouts(config: RunConfig, cluster: Cluster, gpus: int) -> Iterator[Workload]:
+def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterator[Workload]:
     """Layouts in which everything divides evenly and tensor parallelism stays in a node (2021 paper, Takeaway 1)."""
-    model, batch = config.model, config.train.global_batch_size
+    t, llama = template, template.family == "llama"
     for tp in _divisors(gpus, int(cluster.constants.gpus_per_node.value)):
-        if model.num_heads % tp:
+        if t.heads % tp or t.inner % tp:
             continue
-        for pp in _divisors(gpus // tp, model.num_layers):
+        for pp in _divisors(gpus // tp, t.layers):
             dp = gpus // (tp * pp)
-            if model.num_layers % pp or batch % dp:
+            if t.layers % pp or t.global_batch % dp:
                 continue
-            for micro_batch in _divisors(batch // dp, LARGEST_MICRO_BATCH):
-                for chunks in range(1, MOST_CHUNKS + 1 if pp > 1 else 2):
-                    if model.num_layers % (pp * chunks) or (chunks > 1 and batch // (dp * micro_batch) % pp):
+            for micro_batch in _divisors(t.global_batch // dp, LARGEST_MICRO_BATCH):
+                for chunks in range(1, MOST_CHUNKS + 1 if pp > 1 and not llama else 2):
+                    if t.layers % (pp * chunks) or (chunks > 1 and t.global_batch // (dp * micro_batch) % pp):
                         continue
-                    for recompute in ("none", "selective", "full"):
-                        yield Workload(
-                            gpus, batch, micro_batch, model.hidden_size, model.num_heads, model.num_layers,
-                            model.seq_length, tp, dp, pp, model.padded_vocab_size, chunks, recompute,
-                        )  # fmt: skip
+                    layout = {"gpus": gpus, "micro_batch": micro_batch, "tp": tp, "dp": dp, "pp": pp, "chunks": chunks}
+                    for changed in LLAMA_CHOICES[: 1 + (dp > 1)] if llama else GPT2_CHOICES:
+                        yield t._replace(**layout, **changed)  # type: ignore[arg-type]
 
 
-def format_plan(config: RunConfig, cluster: Cluster, choices: Sequence[Choice]) -> str:
-    """The fastest layouts as a table, with what the whole run takes; every number in it is simulated."""
-    gpus = choices[0].workload.gpus
-    tokens = tokens_trained(config.model, config.train)
-    per_iteration = config.train.global_batch_size * config.model.seq_length
+def explain(cluster: Cluster, choice: Choice) -> str:
+    """Where the iteration's time goes and what limits it; every number is simulated.
+
+    Communication is what the iteration would save if that were free; the bubble is its closed form.
+    """
+    machine, w = machine_of(cluster), choice.workload
+    parts = iteration_parts(machine, [w])
+    silent = machine.replaced(collective_slowdown=0.0, host_collective_seconds=0.0, tensor_network_share=1e9,
+                              tensor_step_seconds=0.0, pipeline_step_seconds=0.0)  # fmt: skip
+    near = machine.replaced(link_bytes_per_second=1e30, network_bytes_per_second=1e30)
+    pipeline, tensor, messages = (
+        float(one.pipeline[0]) for one in (parts, iteration_parts(silent, [w]), iteration_parts(near, [w]))
+    )
+    bubble = ideal_bubble("interleaved" if w.chunks > 1 else "1f1b", w.pp, w.chunks, w.microbatches)
+    total, gradients, optimizer, host, stalls = (
+        float(part[0]) for part in (parts.total, parts.gradients, parts.optimizer, parts.host, parts.stalls)
+    )
+    shares = {"tensor-parallel communication": pipeline - tensor, "pipeline messages": pipeline - messages,
+              "pipeline bubble": pipeline * bubble / (1 + bubble), "data-parallel communication": gradients,
+              "optimizer": optimizer, "host, between iterations": host, "stalls between nodes": stalls}  # fmt: skip
+    shares = {"computation": total - sum(shares.values())} | shares
+    lines = [f"where the {total:.4g} s of the first layout go"]
+    lines += [f"  {name:<32}{seconds:>10.4g} s {seconds / total:>7.1%}  {'█' * round(40 * seconds / total)}"
+              for name, seconds in shares.items() if seconds > 0]  # fmt: skip
+    most = max(shares, key=lambda name: shares[name])
+    chance = choice.prediction.probability_fits
+    return "\n".join([*lines, f"limited by {most}; fits with a chance of {chance:.0%}"])
+
+
+def picture(choices: Sequence[Choice]) -> str:
+    """Seconds of an iteration against the layout: the fastest of each (tp, pp)."""
+    best: dict[tuple[int, int], float] = {}
+    for w, p in choices:
+        best[w.tp, w.pp] = min(best.get((w.tp, w.pp), math.inf), p.seconds)
+    fastest = min(best.values())
+    lines = [f"  tp {tp:>3} × pp {pp:>3} {'█' * min(60, round(12 * seconds / fastest))} {seconds:.4g} s"
+             for (tp, pp), seconds in sorted(best.items(), key=lambda pair: pair[1])[:SHOWN]]  # fmt: skip
+    return "\n".join(["fastest iteration of each tensor- and pipeline-parallel size", *lines])
+
+
+def format_plan(model: Model, cluster: Cluster, choices: Sequence[Choice]) -> str:
+    """The best layouts as a table, with what the whole run takes; every number in it is simulated."""
+    template, gpus = model.template, choices[0].workload.gpus
+    per_iteration = template.global_batch * template.seq
+    tokens = model.tokens or EPOCH_TOKENS
+    llama = template.family == "llama"
+    whose = "nanotron's" if llama else "as --dry-run has it, this engine's"
     lines = [
-        f"{config.name}: {parameter_count(config.model):,} parameters, {tokens:,} tokens in batches of "
-        f"{config.train.global_batch_size}, on {gpus} of {cluster.title}",
+        f"{model.name}: {model.parameters:,} parameters, {tokens:,} tokens in batches of "
+        f"{template.global_batch}, on {gpus} of {cluster.title}",
         f"simulated, with 90 % intervals ({_interval_source(cluster, gpus)}); an epoch is {EPOCH_TOKENS / 1e9:.1f} "
         "billion tokens (2019 paper)",
-        f"memory is that of this engine's fullest rank in {cluster.precision}, as --dry-run has it; TFLOP/s count the "
-        "whole of attention and layers that are computed again (2021 paper, Equation 3); times are those of a GPT-2",
-        f"{'tp':>3}{'pp':>4}{'dp':>5}{'micro':>7}{'chunks':>8}  {'recompute':<10}{'s/iteration':>12}{'90 %':>17}"
-        f"{'TFLOP/s/GPU':>13}{'GiB':>7}{'bytes':>16}{'days/epoch':>12}{'days':>9}{'GPU-hours':>12}",
+        f"memory is that of {whose} fullest rank in {cluster.precision}; TFLOP/s count the whole of attention and "
+        f"layers that are computed again (2021 paper, Equation 3); times are a {'llama' if llama else 'GPT-2'}'s",
+        "the order is by throughput times the chance that memory suffices",
+        f"{'tp':>3}{'pp':>4}{'dp':>5}{'micro':>7}{'chunks':>8}{'zero':>6}  {'recompute':<10}{'s/iteration':>12}"
+        f"{'90 %':>17}{'TFLOP/s/GPU':>13}{'GiB':>7}{'fits':>6}{'bytes':>16}{'days/epoch':>12}{'days':>9}"
+        f"{'GPU-hours':>12}",
     ]
     for w, p in choices[:SHOWN]:
         run_seconds = p.seconds * tokens / per_iteration
         lines.append(
-            f"{w.tp:>3}{w.pp:>4}{w.dp:>5}{w.micro_batch:>7}{w.chunks:>8}  {w.recompute:<10}{p.seconds:>12.4g}"
+            f"{w.tp:>3}{w.pp:>4}{w.dp:>5}{w.micro_batch:>7}{w.chunks:>8}{w.zero:>6}  {w.recompute:<10}"
+            f"{p.seconds:>12.4g}"
             f"{f'{p.low_seconds:.4g} to {p.high_seconds:.4g}':>17}{p.tflops_per_gpu:>13.3g}"
-            f"{p.memory_bytes / 2**30:>7.1f}{p.memory_bytes:>16,}"
+            f"{p.memory_bytes / 2**30:>7.1f}{p.probability_fits:>6.0%}{p.memory_bytes:>16,}"
             f"{p.seconds * EPOCH_TOKENS / per_iteration / 86400:>12.3g}{run_seconds / 86400:>9.3g}"
             f"{run_seconds / 3600 * gpus:>12,.0f}"
         )
     if len(choices) > SHOWN:
-        lines.append(f"and {len(choices) - SHOWN} slower layouts that fit")
+        lines.append(f"and {len(choices) - SHOWN} further layouts that fit")
     return "\n".join(lines)
 
 

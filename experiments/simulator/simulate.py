@@ -1,22 +1,36 @@
 """Iteration time, TFLOP/s and memory of workloads on a cluster. Imports no torch."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from engine.config import RunConfig
 from engine.costs import fullest_rank
 from engine.model.stages import split_layers
-from experiments.simulator.cluster import Cluster, Machine, machine_of
-from experiments.simulator.collectives import gradient_all_reduce_seconds, stage_message_seconds
+from experiments.simulator.cluster import Cluster, Interval, Machine, machine_of
+from experiments.simulator.collectives import (
+    gradient_all_reduce_seconds,
+    stage_message_seconds,
+    stall_probability,
+    stalls_seconds,
+)
 from experiments.simulator.compute import Passes, head_passes, layer_passes, optimizer_seconds
+from experiments.simulator.llama import memory_bytes, stage_blocks, stage_parameters
 from experiments.simulator.timeline import makespan_seconds, order_of
 from experiments.simulator.workload import Floats, Workload, Workloads, checked_config, flops_of
 from lineage.errors import BadInput
 from lineage.progress import Progress
+
+CERTAIN = 0.75
+"""Chance of stalls from which they are predicted: one that does not come is a larger relative error than one that is
+not foreseen."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +42,13 @@ class Parts:
     gradients: Floats
     """Of their reduction, what computation does not hide."""
     optimizer: Floats
+    host: Floats
+    """Outside microbatches."""
+    stalls: Floats
+    """Of messages between nodes; 0 but where they are `CERTAIN`."""
     total: Floats
+    ahead: Floats
+    """How far the host runs ahead of the device, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -36,30 +56,40 @@ class Prediction:
     """What a workload takes, or why it cannot run."""
 
     reason: str = ""
-    """Empty where it runs."""
+    """Empty where it runs. Where memory alone does not suffice, the numbers are there all the same."""
     seconds: float = 0.0
     low_seconds: float = 0.0
     high_seconds: float = 0.0
     tflops_per_gpu: float = 0.0
     """By the papers' count (2021 paper, Equation 3), which has the whole of attention, over time and GPUs."""
     memory_bytes: int = 0
-    """Of the fullest rank of this engine (`engine.costs`)."""
+    """Of the fullest rank of this engine (`engine.costs`), of a llama that of nanotron (`experiments.simulator.llama`).
+    """
+    probability_fits: float = 0.0
+    """That memory suffices."""
 
 
 def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     """Time of every workload. They must have been checked (`checked_config`)."""
     w = Workloads.of(workloads)
-    layer, head = layer_passes(machine, w), head_passes(machine, w)
+    (layer, ahead), head = layer_passes(machine, w), head_passes(machine, w)
     message = stage_message_seconds(machine, w)
     pipeline = _pipeline_seconds(workloads, layer, head, message)
     parameters = (12 * w.h * w.h * np.ceil(w.layers / w.p) + (w.v + w.s) * w.h) / w.t
-    reduction = gradient_all_reduce_seconds(machine, w, parameters * machine.element_bytes)
-    last_backward = w.layers * layer.backward + head.backward
-    hidden = np.where(w.p == 1, machine.gradient_overlap * last_backward, 0.0)
-    gradients = np.maximum(reduction - hidden, 0.0)
-    optimizer = optimizer_seconds(machine, parameters)
-    total = pipeline + gradients + optimizer + machine.host_iteration_seconds
-    return Parts(pipeline, gradients, optimizer, total)
+    most = np.ceil(w.layers / w.p)
+    for place in np.flatnonzero(w.llama).tolist():
+        parameters[place] = stage_parameters(workloads[place]).max()
+        most[place] = stage_blocks(workloads[place])[0].max()
+    gradient_bytes = np.where(w.llama == 1, 4.0, machine.element_bytes)
+    reduction = gradient_all_reduce_seconds(machine, w, parameters * gradient_bytes)
+    last_backward = most * layer.backward + head.backward
+    hidden = np.where((w.p == 1) | (w.llama == 1), machine.gradient_overlap * last_backward, 0.0)
+    gradients = np.maximum(reduction - hidden, reduction / (most + 1))
+    optimizer = optimizer_seconds(machine, parameters / np.where(w.zero == 1, w.d, 1.0))
+    host = np.full(len(workloads), machine.host_iteration_seconds)
+    stalls = np.where(stall_probability(machine, w) > CERTAIN, stalls_seconds(machine, w), 0.0)
+    total = pipeline + gradients + optimizer + host + stalls
+    return Parts(pipeline, gradients, optimizer, host, stalls, total, ahead)
 
 
 def stage_passes(like: Workload, layer: Passes, head: Passes, message_seconds: Floats) -> Passes:
@@ -67,12 +97,16 @@ def stage_passes(like: Workload, layer: Passes, head: Passes, message_seconds: F
 
     All times are of the same `n` workloads, which have the layers and the pipeline of `like`.
     """
-    counts = _layer_counts(like.layers, like.pp, like.chunks)
+    if like.family == "llama":
+        counts, heads = stage_blocks(like)
+    else:
+        counts = _layer_counts(like.layers, like.pp, like.chunks)
+        heads = np.arange(len(counts)) == len(counts) - 1
     forward, backward = np.multiply.outer(layer.forward, counts), np.multiply.outer(layer.backward, counts)
     forward[:, :-1] += message_seconds[:, None]
     backward[:, 1:] += message_seconds[:, None]
-    forward[:, -1] += head.forward
-    backward[:, -1] += head.backward
+    forward += np.multiply.outer(head.forward, heads)
+    backward += np.multiply.outer(head.backward, heads)
     return Passes(forward, backward)
 
 
@@ -89,46 +123,82 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | N
     GPT-2's in any case.
     """
     predictions, runnable = [Prediction()] * len(workloads), []
+    machine = machine_of(cluster)
     with Progress("workloads checked", len(workloads), "workloads") as progress:
         for place, workload in enumerate(workloads):
             try:
                 config = checked_config(workload, cluster.precision, run)
-                runnable.append((place, workload, _fitting_bytes(cluster, workload, config)))
+                if cluster.max_gpus and workload.gpus > cluster.max_gpus:
+                    raise BadInput(f"{workload.gpus} GPUs are more than the cluster's {cluster.max_gpus}")
+                runnable.append((place, workload, config))
             except BadInput as error:
                 predictions[place] = Prediction(reason=str(error))
             progress.advance()
-    seconds = iteration_parts(machine_of(cluster), [workload for _, workload, _ in runnable]).total
-    for (place, workload, memory), total in zip(runnable, seconds.tolist(), strict=True):
-        one_node = workload.gpus <= cluster.constants.gpus_per_node.value
+    chosen = [workload for _, workload, _ in runnable]
+    w, parts = Workloads.of(chosen), iteration_parts(machine, chosen)
+    smooth, stalled, chance = parts.total - parts.stalls, stalls_seconds(machine, w), stall_probability(machine, w)
+    for at, (place, workload, config) in enumerate(runnable):
+        one_node = workload.gpus <= machine.gpus_per_node
         interval = cluster.intervals.one_node if one_node else cluster.intervals.several_nodes
+        low, high = time_interval(interval, smooth[at], stalled[at], chance[at])
+        total = float(parts.total[at])
         predictions[place] = Prediction(
             seconds=total,
-            low_seconds=total * interval.low,
-            high_seconds=total * interval.high,
+            low_seconds=low,
+            high_seconds=high,
             tflops_per_gpu=flops_of(workload) / (total * workload.gpus * 1e12),
-            memory_bytes=memory,
+            **_memory(machine, workload, config, float(parts.ahead[at])),
         )
     return predictions
+
+
+def time_interval(interval: Interval, seconds: float, stalled: float, chance: float) -> tuple[float, float]:
+    """Where nine in ten measurements lie, of which `chance` take `stalled` longer.
+
+    The interval's factors are taken as the 5th and 95th percentile of two halves of lognormals about 1.
+    """
+    if chance == 0.0:
+        return float(seconds * interval.low), float(seconds * interval.high)
+    z = NormalDist().inv_cdf(0.95)
+    widths = (max(-math.log(min(interval.low, 0.99)), 0.01) / z, max(math.log(max(interval.high, 1.01)), 0.01) / z)
+    widest = math.log(interval.low) * 4, math.log1p(stalled / seconds) + math.log(max(interval.high, 1.01)) * 4
+    times = seconds * np.exp(np.linspace(*widest, 2000))
+
+    def below(center: float) -> Floats:
+        logs = np.log(times / center)
+        return ndtr(logs / np.where(logs < 0, *widths))
+
+    share = (1 - chance) * below(seconds) + chance * below(seconds + stalled)
+    low, high = np.interp((0.05, 0.95), share, times)
+    return float(low), float(high)
+
+
+def _memory(machine: Machine, workload: Workload, config: RunConfig, ahead: float) -> dict[str, Any]:
+    """Bytes of the fullest rank, the chance that they are there, and what is said where they are not."""
+    if workload.family == "llama":
+        rank, sure = "a pipeline rank", memory_bytes(workload, 0.0)
+        needed = memory_bytes(workload, ahead)
+    else:
+        fullest = fullest_rank(config.model, config.train, config.parallel, workload.dp)
+        needed = sure = fullest.total
+        rank = f"pipeline rank {fullest.rank}"
+    has = machine.memory_bytes * (machine.memory_share if workload.family == "llama" else 1.0)
+    needed = min(needed, max(sure, has))  # what is freed late is given back where memory is short
+    chance = NormalDist().cdf(math.log(has / sure) / machine.memory_error)
+    reason = f"{rank} needs {sure / 2**30:.1f} GiB of memory; a GPU has {has / 2**30:.1f}" if sure > has else ""
+    return {"memory_bytes": round(needed), "probability_fits": chance, "reason": reason}
 
 
 def _pipeline_seconds(workloads: Sequence[Workload], layer: Passes, head: Passes, message_seconds: Floats) -> Floats:
     """From the first forward to the last backward; workloads of one depth and schedule are walked together."""
     seconds = np.empty(len(workloads))
-    alike: dict[tuple[int, ...], list[int]] = {}
+    alike: dict[tuple[Any, ...], list[int]] = {}
     for place, workload in enumerate(workloads):
-        alike.setdefault((workload.layers, workload.pp, workload.chunks, workload.microbatches), []).append(place)
-    for (_, *schedule), places in alike.items():
+        schedule = (workload.pp, workload.chunks, workload.microbatches)
+        sizes = (workload.hidden, workload.inner, workload.vocab) if workload.family == "llama" else ()
+        alike.setdefault((schedule, workload.layers, *sizes), []).append(place)
+    for (schedule, *_), places in alike.items():
         of_layer, of_head = (Passes(*(times[places] for times in passes)) for passes in (layer, head))
         stages = stage_passes(workloads[places[0]], of_layer, of_head, message_seconds[places])
         seconds[places] = makespan_seconds(order_of(*schedule), *stages)
     return seconds
-
-
-def _fitting_bytes(cluster: Cluster, workload: Workload, config: RunConfig) -> int:
-    if cluster.max_gpus and workload.gpus > cluster.max_gpus:
-        raise BadInput(f"{workload.gpus} GPUs are more than the cluster's {cluster.max_gpus}")
-    needed, has = fullest_rank(config.model, config.train, config.parallel, workload.dp), cluster.constants.memory_bytes
-    if needed.total > has.value:
-        sizes = f"{needed.total / 2**30:.1f} GiB of memory; a GPU has {has.value / 2**30:.1f}"
-        raise BadInput(f"pipeline rank {needed.rank} needs {sizes}")
-    return needed.total

@@ -1,14 +1,12 @@
-"""Calibration in one command: fit, cross-validate, hold against the papers, write and draw. Imports no torch."""
+"""Calibration in one command: fit, cross-validate, hold against the papers, and write. Imports no torch."""
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from experiments.simulator.calibrate import (
-    BOUNDS,
+    A100_CONSTANTS,
     FOLDS,
     NODE_BOUNDS,
     SOFTWARE_OF_2019,
@@ -23,6 +21,7 @@ from experiments.simulator.calibrate import (
 )
 from experiments.simulator.cluster import Interval, Machine, load_cluster, machine_of
 from experiments.simulator.cluster_file import FITTED, fitted_constants, fitted_toml, rounded
+from experiments.simulator.h100 import H100, calibrate_h100
 from experiments.simulator.measurements import (
     Observation,
     megatron_2019,
@@ -46,7 +45,7 @@ TABLE = ("micro-benchmark", "vTrain's NCCL all-reduces inside one {} server")
 
 
 def calibrate(out: Path) -> None:
-    """Fit both clusters, write their files below `out`, draw predicted against measured and print every error.
+    """Fit the clusters, write their files below `out`, and print every error.
 
     The files are what `experiments/clusters/fitted` holds. Raises BadInput when `out` cannot be a folder.
     """
@@ -61,29 +60,22 @@ def calibrate(out: Path) -> None:
     by_model = cross_validate(machine, model_folds(rows))
     start = v100_start(machine)
     machine_2019, left_out = fit_v100(start), v100_left_out(start)
-    files = {A100: a100_file(machine, by_row), V100: v100_file(machine_2019, left_out)}
+    h100_text, h100_line = calibrate_h100()
+    files = {A100: a100_file(machine, by_row), V100: v100_file(machine_2019, left_out), H100: h100_text}
     for name, text in files.items():
         write_text(out / f"{name}.toml", text)
     _print_errors(machine, machine_2019, by_row, by_model)
-    panels = []
-    for name, part in (("single node", single_node()), ("several nodes", multi_node())):
-        seconds = published_values(part)
-        panels.append(Panel(f"A100, {name}, left out", seconds, seconds / by_row[name].ratios, "s"))
-    for title, fitted, part in (
-        ("2021 paper, Table 1", machine, ptd_p_table_1()),
-        ("2019 paper, Figure 1", machine_2019, _of("figure-1")),
-    ):
-        panels.append(Panel(title, published_values(part), predicted(fitted, part), "TFLOP/s per GPU"))
-    draw(out / "predicted-against-measured.svg", panels)
+    print(h100_line)
     for name, text in files.items():
-        shipped = (FITTED / f"{name}.toml").read_text(encoding="utf-8")
+        path = FITTED / f"{name}.toml"
+        shipped = path.read_text(encoding="utf-8") if path.is_file() else ""
         print(f"{name}: the shipped constants are {'these' if text == shipped else 'others'}")
-    print(f"constants and figure: {out}")
+    print(f"constants: {out}")
 
 
 def v100_start(machine: Machine) -> Machine:
     """The DGX-2H with the A100 fit's constants."""
-    shared = {name: getattr(machine, name) for name in BOUNDS}
+    shared = {name: getattr(machine, name) for name in A100_CONSTANTS}
     return machine_of(load_cluster(V100)).replaced(**shared, node_rank_latency_seconds=0.0)
 
 
@@ -149,40 +141,3 @@ def _heading(title: str) -> str:
 def _line(title: str, errors: Floats) -> str:
     size = np.abs(errors)
     return f"{title:<32}{len(errors):>6}{size.mean():>14.1%}{np.median(size):>9.1%}{errors.mean():>+9.1%}"
-
-
-class Panel(NamedTuple):
-    """One set of values."""
-
-    title: str
-    measured: Floats
-    predicted: Floats
-    unit: str
-
-
-def draw(path: Path, panels: Sequence[Panel]) -> None:
-    """An SVG with a panel per set: a point per row, the line of equality, and 10 % to either side."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = path.name
-    from matplotlib import pyplot
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    figure, places = pyplot.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.0), layout="constrained")
-    for place, panel in zip(places, panels, strict=True):
-        low = float(min(panel.measured.min(), panel.predicted.min())) / 1.2
-        high = float(max(panel.measured.max(), panel.predicted.max())) * 1.2
-        for factor, style in ((1.0, "-"), (1.1, ":"), (1 / 1.1, ":")):
-            place.plot([low, high], [low * factor, high * factor], style, color="0.5", linewidth=0.8)
-        place.plot(panel.measured, panel.predicted, "o", markersize=3, alpha=0.6)
-        place.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=panel.title,
-                  xlabel=f"measured ({panel.unit})", ylabel=f"simulated ({panel.unit})")  # fmt: skip
-        for axis in (place.xaxis, place.yaxis):
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-            axis.set_minor_formatter(NullFormatter())
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    pyplot.close(figure)
-    write_text(path, buffer.getvalue())

@@ -39,6 +39,19 @@ class Workload(NamedTuple):
     recompute: str = "full"
     scatter_gather: bool = True
     """Whether messages between stages are divided over the tensor-parallel ranks (2021 paper, Section 4.1)."""
+    family: str = "gpt2"
+    """`gpt2`, or `llama`: gated MLP, RMSNorm, rotary positions, fused attention, sequence parallelism
+    (`experiments.simulator.llama`)."""
+    ffn_hidden: int = 0
+    """Width between the products of the MLP; 0 for 4h."""
+    kv_heads: int = 0
+    """Heads of keys and values; 0 for as many as of queries."""
+    tied: int = 1
+    """Whether the output head is the embedding, 0 or 1."""
+    zero: int = 0
+    """Stage of ZeRO, 0 or 1."""
+    num_microbatches: int = 0
+    """Microbatches as a file states them, which must be those of the batch; 0 where it does not."""
 
     @classmethod
     def of_run(cls, config: RunConfig, gpus: int) -> "Workload":
@@ -54,6 +67,11 @@ class Workload(NamedTuple):
     def microbatches(self) -> int:
         """Microbatches of one data-parallel rank in an iteration."""
         return self.global_batch // (self.micro_batch * self.dp)
+
+    @property
+    def inner(self) -> int:
+        """Width between the products of the MLP."""
+        return self.ffn_hidden or 4 * self.hidden
 
     @property
     def padded_vocab(self) -> int:
@@ -77,19 +95,41 @@ def checked_config(workload: Workload, precision: Precision = "fp16", run: RunCo
         raise BadInput(f"{computations:,} passes in one iteration are more than the {MOST_COMPUTATIONS:,} it may have")
     if w.tp * w.pp * w.dp != w.gpus:
         raise BadInput(f"tp × pp × dp = {w.tp} × {w.pp} × {w.dp} = {w.tp * w.pp * w.dp} is not the {w.gpus} GPUs")
+    if w.num_microbatches not in (0, w.microbatches):
+        raise BadInput(
+            f"num_microbatches = {w.num_microbatches}, but a batch of {w.global_batch} is {w.microbatches} microbatches"
+            f" of {w.micro_batch} on {w.dp} ranks"
+        )
     layout_of(config, w.gpus)
     split_layers(w.layers, w.pp, w.chunks)
     check_schedule(config.parallel.schedule, w.pp, w.chunks, w.microbatches)
+    _check_family(w)
     return config
+
+
+def _check_family(w: Workload) -> None:
+    if w.family not in ("gpt2", "llama"):
+        raise BadInput(f"family = {w.family!r} cannot be costed: gpt2 and llama can")
+    if w.zero not in (0, 1) or w.tied not in (0, 1):
+        raise BadInput(f"zero = {w.zero} and tied = {w.tied} must each be 0 or 1")
+    if w.inner < 1 or w.kv_heads < 0 or w.inner % w.tp or w.heads % (w.kv_heads or w.heads):
+        raise BadInput(f"ffn_hidden = {w.inner} must divide over tp = {w.tp}, and heads over kv_heads")
+    if w.family == "llama" and (w.recompute != "none" or w.chunks > 1):
+        raise BadInput("a llama is costed with recompute = none and chunks = 1")
+    if w.family == "gpt2" and (w.inner != 4 * w.hidden or w.kv_heads not in (0, w.heads) or not w.tied or w.zero):
+        raise BadInput("a gpt2 has ffn_hidden = 4 × hidden, as many kv_heads as heads, tied = 1 and zero = 0")
 
 
 @lru_cache(maxsize=4096)  # a fit asks for the same rows thousands of times
 def flops_of(workload: Workload) -> float:
     """Floating-point operations of an iteration's matrix products, those that are computed again among them.
 
-    Raises BadInput as `checked_config`.
+    Of a llama, 6 of each parameter that multiplies and 12Lhs of attention per token. Raises BadInput as
+    `checked_config`.
     """
     config = checked_config(workload)
+    if workload.family == "llama":
+        return llama_flops(workload)
     return flops_per_iteration(config.model, config.train, recompute=workload.recompute == "full")
 
 
@@ -103,6 +143,18 @@ def _values(w: Workload, precision: Precision, run: RunConfig | None) -> dict[st
               "recompute": w.recompute, "scatter_gather": w.scatter_gather}  # fmt: skip
     changed = {"model": sizes | words, "train": batch, "parallel": layout}
     return values | {section: values.get(section, {}) | new for section, new in changed.items()}
+
+
+def layer_parameters(w: Workload) -> int:
+    """Of one layer of a llama: queries, keys, values, output; gate, up and down; two norms."""
+    keys = w.hidden * (w.kv_heads or w.heads) // w.heads
+    return 2 * w.hidden * (w.hidden + keys) + 3 * w.hidden * w.inner + 2 * w.hidden
+
+
+def llama_flops(w: Workload) -> float:
+    """Of an iteration's matrix products, with the whole of attention."""
+    multiplied = w.layers * (layer_parameters(w) - 2 * w.hidden) + w.vocab * w.hidden
+    return w.global_batch * w.seq * (6.0 * multiplied + 12.0 * w.layers * w.hidden * w.seq)
 
 
 @dataclass(frozen=True)
@@ -130,6 +182,13 @@ class Workloads:
     """1 where attention is computed again, otherwise 0."""
     message_share: Floats
     """Share of an activation that a rank sends to the next stage."""
+    f: Floats
+    """Width between the products of the MLP."""
+    keys: Floats
+    """Heads of keys and values over heads of queries."""
+    llama: Floats
+    """1 for a llama, otherwise 0."""
+    zero: Floats
 
     @classmethod
     def of(cls, rows: Sequence[Workload]) -> Self:
@@ -137,7 +196,8 @@ class Workloads:
         columns = [
             [w.gpus, w.micro_batch, w.seq, w.hidden, w.heads, w.layers, w.padded_vocab, w.tp, w.pp, w.dp, w.chunks,
              w.microbatches, w.recompute == "full", w.recompute == "selective",
-             1 / w.tp if w.scatter_gather else 1.0]
+             1 / w.tp if w.scatter_gather else 1.0, w.inner, (w.kv_heads or w.heads) / w.heads, w.family == "llama",
+             w.zero]
             for w in rows
         ]  # fmt: skip
         table = np.array(columns, np.float64).reshape(len(rows), len(fields(cls)))

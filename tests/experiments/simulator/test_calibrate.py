@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.simulator.calibrate import (
-    BOUNDS,
+    A100_CONSTANTS,
     SOFTWARE_OF_2019,
     HeldOut,
     a100_rows,
@@ -68,7 +68,7 @@ def test_the_papers_rows_are_predicted_without_having_been_fitted_on() -> None:
 def test_the_fit_from_the_shipped_constants_stays_there() -> None:
     """Fitting again moves no prediction by more than a percent: the file is the fit's answer, not somebody's."""
     rows, weights = a100_rows()
-    again = fit(A100_MACHINE, BOUNDS, rows, weights)
+    again = fit(A100_MACHINE, A100_CONSTANTS, rows, weights)
     assert predicted(again, rows) == pytest.approx(predicted(A100_MACHINE, rows), rel=0.01)
     again = fit_v100(v100_start(A100_MACHINE))
     assert predicted(again, v100_rows()) == pytest.approx(predicted(V100_MACHINE, v100_rows()), rel=0.01)
@@ -109,6 +109,6 @@ def test_all_reduces_inside_a_server_are_timed() -> None:
 
 
 def test_what_the_2019_fit_may_not_move_is_the_a100_s() -> None:
-    for name in BOUNDS:
+    for name in A100_CONSTANTS:
         if name not in SOFTWARE_OF_2019:
             assert getattr(V100_MACHINE, name) == getattr(A100_MACHINE, name)

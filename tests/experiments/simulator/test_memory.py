@@ -14,7 +14,7 @@ from experiments.launch.job import Job
 from experiments.simulator.batch import simulate_file
 from experiments.simulator.cluster import load_cluster
 from experiments.simulator.measurements import COLUMNS
-from experiments.simulator.planner import Choice, format_plan, ranked_layouts
+from experiments.simulator.planner import Choice, format_plan, model_of_run, ranked_layouts
 from experiments.simulator.simulate import simulate
 from experiments.simulator.workload import Workload
 from lineage.config import load_config, override_config
@@ -36,7 +36,7 @@ def dry_run_bytes(config: RunConfig, ranks: int, capsys: pytest.CaptureFixture[s
 def plan_bytes(config: RunConfig, workload: Workload) -> int:
     (prediction,) = simulate(CLUSTER, [workload], config)
     assert not prediction.reason
-    row = format_plan(config, CLUSTER, [Choice(workload, prediction)]).splitlines()[-1]
+    row = format_plan(model_of_run(config), CLUSTER, [Choice(workload, prediction)]).splitlines()[-1]
     return int(row.split()[-4].replace(",", ""))
 
 
@@ -88,7 +88,7 @@ def test_a_run_that_shards_its_optimizer(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize("name", ["8.3b", "transformer-xl-75m"])
 def test_what_a_plan_chooses_is_what_the_engine_would_hold(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     config = read_run_config(find_file(name, Shipped.MODEL))
-    for w, prediction in ranked_layouts(config, CLUSTER, 8)[::40]:
+    for w, prediction in ranked_layouts(model_of_run(config), CLUSTER, 8)[::40]:
         layout = {"tp": w.tp, "pp": w.pp, "chunks": w.chunks, "recompute": w.recompute}
         overrides = [f"parallel.{key}={value}" for key, value in layout.items()]
         overrides.append(f"parallel.schedule={'interleaved' if w.chunks > 1 else '1f1b'}")

@@ -1,5 +1,6 @@
 """`mlm-experiment plan`: the fastest layout that fits comes first, and this machine can be measured."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from experiments.simulator.measure import (
     Measured,
     as_cluster,
 )
-from experiments.simulator.planner import possible_layouts, ranked_layouts
+from experiments.simulator.planner import model_of_run, possible_layouts, ranked_layouts
 from experiments.simulator.simulate import iteration_parts, simulate
 from experiments.simulator.workload import checked_config
 from lineage.environment import available_cores, list_gpus
@@ -27,11 +28,11 @@ from tests.commands import call
 
 
 def test_the_first_layout_is_the_fastest_of_all_that_fit() -> None:
-    config, cluster = read_run_config("8.3b"), load_cluster("dgx-2h-v100")
-    choices = ranked_layouts(config, cluster, 64)
-    tried = simulate(cluster, list(possible_layouts(config, cluster, 64)))
-    fitting = [one.seconds for one in tried if not one.reason]
-    assert [choice.prediction.seconds for choice in choices] == sorted(fitting)
+    model, cluster = model_of_run(read_run_config("8.3b")), load_cluster("dgx-2h-v100")
+    choices = ranked_layouts(model, cluster, 64)
+    tried = simulate(cluster, list(possible_layouts(model.template, cluster, 64)))
+    fitting = [one.seconds / one.probability_fits for one in tried if not one.reason]
+    assert [choice.prediction.seconds / choice.prediction.probability_fits for choice in choices] == sorted(fitting)
     assert 0 < len(fitting) < len(tried)  # some do not fit 32 GiB
     assert all(choice.prediction.memory_bytes <= 32 * 2**30 for choice in choices)
     assert len({choice.workload for choice in choices}) == len(choices)
@@ -40,15 +41,15 @@ def test_the_first_layout_is_the_fastest_of_all_that_fit() -> None:
 
 
 def test_tensor_parallelism_stays_in_a_node() -> None:
-    config = read_run_config("ptd-p/18.4b")
-    layouts = list(possible_layouts(config, load_cluster("dgx-a100-80g"), 256))
+    template = model_of_run(read_run_config("ptd-p/18.4b")).template
+    layouts = list(possible_layouts(template, load_cluster("dgx-a100-80g"), 256))
     assert {one.tp for one in layouts} == {1, 2, 4, 8}
     assert {one.recompute for one in layouts} == {"none", "selective", "full"}
     assert {one.gpus for one in layouts} == {256}
 
 
 def test_what_fits_nowhere_is_said() -> None:
-    config = read_run_config("8.3b")
+    config = model_of_run(read_run_config("8.3b"))
     with pytest.raises(HardwareMissing, match="GiB of memory; a GPU has 32"):
         ranked_layouts(config, load_cluster("dgx-2h-v100"), 1)
     with pytest.raises(HardwareMissing, match="none divides"):
@@ -60,6 +61,8 @@ def test_what_fits_nowhere_is_said() -> None:
     [
         (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "512"], 0, "days/epoch"),
         (["8.3b", "--twin", "--cluster", "cpu"], 0, "8.3b-twin"),
+        (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "512", "--explain"], 0, "limited by"),
+        (["ptd-p/145.6b", "--cluster", "dgx-a100-80g", "--gpus", "1536", "--explain"], 0, "pipeline bubble"),
         (["8.3b", "--cluster", "dgx-2h-v100"], 2, "--gpus"),
         (["8.3b", "--gpus", "8"], 2, "--mine"),
         (["8.3b", "--cluster", "dgx", "--gpus", "8"], 2, "dgx-a100-80g"),
@@ -118,3 +121,23 @@ def test_this_machine_is_measured(tmp_path: Path) -> None:
     assert found.max_gpus == (len(list_gpus()) or available_cores())
     assert found.constants.matmul_flops_per_second.value > 1e8
     assert 0.3 < found.intervals.one_node.low <= found.intervals.one_node.high < 3
+
+
+def test_a_llama_of_hugging_face_is_planned(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32,
+             "intermediate_size": 14336, "max_position_embeddings": 8192, "vocab_size": 128256}  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", **sizes}), encoding="utf-8")
+    done = call({}, "mlm-experiment", "plan", str(path), "--cluster", "h100", "--gpus", "64", "--explain", "--quiet")
+    assert "8,030,261,248 parameters" in done.out  # as Hugging Face counts Llama 3 8B
+    shares = [
+        float(line.split("%")[0].split()[-1])
+        for line in done.out.splitlines()
+        if " s " in line and "%" in line and line.startswith("  ")
+    ]
+    assert sum(shares) == pytest.approx(100, abs=1)
+    for broken in ({"model_type": "mamba", **sizes}, {"model_type": "llama"}):
+        path.write_text(json.dumps(broken), encoding="utf-8")
+        assert (
+            str(path) in call({}, "mlm-experiment", "plan", str(path), "--cluster", "h100", "--gpus", "64", ends=2).err
+        )

@@ -56,7 +56,8 @@ def test_what_cannot_run_is_answered_with_the_reason(a100: Cluster, changed: dic
     prediction = predict(a100, **changed)
     assert words in prediction.reason
     assert "\n" not in prediction.reason
-    assert prediction == Prediction(reason=prediction.reason)
+    if "memory" not in words:  # what does not fit is predicted all the same
+        assert prediction == Prediction(reason=prediction.reason)
 
 
 def test_a_small_machine_says_how_small_it_is() -> None:
