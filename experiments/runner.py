@@ -121,7 +121,8 @@ def _predict(row: Row, clusters: dict[str, Cluster]) -> tuple[Workload, Predicti
 
 
 def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: int | None = None) -> None:
-    """Do what `mode` says for each experiment and print what came of it; of several, those that train are left out.
+    """Do what `mode` says for each experiment and print what came of it; of several, those that train or that score
+    released weights are left out.
 
     Raises HardwareMissing where published machines are asked for that this is not.
     """
@@ -140,6 +141,8 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: i
             if not several:
                 raise BadInput(f"{experiment.name} is about models trained here: {sentence}")
             print(f"{experiment.name}: left out; {sentence}")
+        elif several and experiment.measures == "released":
+            print(f"{experiment.name}: left out; `mlm-experiment run {experiment.name}` scores released weights")
         elif mode == "plan":
             print(f"{experiment.name}: {experiment.title}\n{format_rows(experiment)}")
         elif mode == "here" and not (experiment.proxies or experiment.measures):

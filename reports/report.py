@@ -123,11 +123,11 @@ def _catalogue(
         exhibit = catalogue_exhibit(numbers)
         missing = (Markup('<p class="missing">{}</p>').format(printable(sentence)) for sentence in sentences)
         exhibit = replace(exhibit, body=Markup("").join(missing))
-        papers.setdefault(experiment.name.split("/")[0], []).append(exhibit)
+        papers.setdefault(experiment.claims[0].paper, []).append(exhibit)
     known = {experiment.name for experiment in experiments.values()}
     stray = [problem.sentence for problem in runs.problems if problem.part not in known]
     return tuple(
-        Section(f"paper-{paper}", PAPERS.get(paper, paper), numbered, problems=stray if place == 0 else ())
+        Section(f"paper-{paper}", PAPERS[paper], numbered, problems=stray if place == 0 else ())
         for place, (paper, numbered) in enumerate(papers.items())
     )
 
