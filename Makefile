@@ -35,7 +35,7 @@ test-other-processor: $(READY) ## Kernels for processors, layouts and exact data
 test-pythons: ## Tests that need no torch, with the other Pythons that are here
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.interpreters 3.12 3.13
 
-wheel: $(READY) ## Build the wheel and use it in an empty environment, away from the clone
+wheel: $(READY) ## Build the wheel, use it in an empty environment away from the clone, and run README there
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/test_wheel.py
 
 lint: $(READY) ## Check style and types

@@ -1,10 +1,13 @@
-"""The wheel in an empty environment, away from the clone: everything is inside and works. `make wheel` runs this.
+"""The wheel in an empty environment, away from the clone: everything is inside and works, as README says it.
+
+`make wheel` runs this.
 
 Dependencies are those of the environment that runs the test: the empty one sees them, and not the clone.
 """
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +19,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from tests.architecture.rooms import ROOMS, ROOT, command_names, source_files
+from tests.readme_commands import at_smoke_size, readme_commands
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -63,7 +67,7 @@ class Place:
 
     def call(self, line: str) -> "subprocess.CompletedProcess[str]":
         """Run a command of the wheel in the folder."""
-        name, *arguments = line.split()
+        name, *arguments = shlex.split(line)
         command = [str(self.python.with_name(name)), *arguments]
         return subprocess.run(
             command, cwd=self.work, env=self.variables, capture_output=True, text=True, timeout=1500, check=False
@@ -159,6 +163,12 @@ def test_a_reproduction_goes_to_its_report(place: Place, reproduced: Path) -> No
 @pytest.mark.parametrize("line", CALLS_AFTERWARDS)
 def test_a_command_works_on_what_was_made(place: Place, reproduced: Path, line: str) -> None:
     done = place.call(line)
+    assert (done.returncode, bool(done.stdout)) == (0, True), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("line", readme_commands())
+def test_a_command_of_readme_works(place: Place, reproduced: Path, line: str, tmp_path: Path) -> None:
+    done = place.call(at_smoke_size(line, tmp_path))
     assert (done.returncode, bool(done.stdout)) == (0, True), done.stdout + done.stderr
 
 
