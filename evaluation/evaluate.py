@@ -18,9 +18,8 @@ from evaluation.memory import NoMemory, remembering, score_with_memory
 from evaluation.models import EvaluatedCheckpoint, load_checkpoint
 from evaluation.protocol import Encoder, Losses, Provenance, Request, Result, Sample, Scores, Task
 from evaluation.scoring import score
-from evaluation.store import ScoreStore
 from evaluation.tasks import build_task
-from lineage.environment import describe_environment, user_cache
+from lineage.environment import describe_environment
 from lineage.errors import DataMissing
 from lineage.progress import Progress, announce
 
@@ -131,7 +130,7 @@ def _run(
             settings.workers,
             progress.advance,
             banned=banned,
-            store=ScoreStore(user_cache("scores"), evaluated.digest, evaluated.tokenizer.digest),
+            store=evaluated.store,
             on_resumed=progress.start_at,
         )
         mine = iter(places)

@@ -29,7 +29,7 @@ def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
 def rolling_requests(document: Sequence[int], end_of_text: int, seq_length: int) -> list[Request]:
     """A document's sub-words, each scored once, after one end-of-text token."""
     tokens: Tokens = np.asarray([end_of_text, *document], dtype=np.int64)
-    return [Request(tokens[w.start : w.stop], w.num_scored) for w in rolling_windows(len(tokens), seq_length)]
+    return [Request.of_window(tokens, w) for w in rolling_windows(len(tokens), seq_length)]
 
 
 def document_stream(text: RunningText, tokenizer: Encoder, seq_length: int) -> Stream:

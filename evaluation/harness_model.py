@@ -20,9 +20,7 @@ from evaluation.models import load_checkpoint
 from evaluation.perplexity import LONGEST_WINDOW
 from evaluation.protocol import Request, Scores, Tokens
 from evaluation.scoring import score
-from evaluation.store import ScoreStore
 from evaluation.windows import sliding_windows
-from lineage.environment import user_cache
 from lineage.errors import BadInput
 from lineage.extras import import_extra
 
@@ -96,12 +94,11 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         tokens: Tokens = np.asarray(self.tok_encode(text["text"]), dtype=np.int64)
         window = min(LONGEST_WINDOW, context)
         stride = max(1, window * text["stride"] // LONGEST_WINDOW)
-        return [Request(tokens[w.start : w.stop], w.num_scored) for w in sliding_windows(len(tokens), window, stride)]
+        return [Request.of_window(tokens, w) for w in sliding_windows(len(tokens), window, stride)]
 
     def _score(self, made: Sequence[Sequence[Request]]) -> list[Scores]:
         shared, places = share(made)
-        store = ScoreStore(user_cache("scores"), self._loaded.digest, self.tokenizer.digest)
-        scores = score(self._loaded.model, shared, self._batch_size, self._workers, store=store)
+        scores = score(self._loaded.model, shared, self._batch_size, self._workers, store=self._loaded.store)
         return [take(scores, mine, requests) for mine, requests in zip(places, made, strict=True)]
 
     def _generate(self, context: str, settings: dict[str, Any]) -> str:

@@ -31,11 +31,9 @@ from evaluation.perplexity import UNCHANGED
 from evaluation.protocol import LARGEST_EXPONENT, Request, Scores, Tokens
 from evaluation.scoring import ScoringModel, score
 from evaluation.stop_words import stop_word_tokens
-from evaluation.store import ScoreStore
 from evaluation.uncertainty import mean_standard_error
 from evaluation.wikitext103 import INVERTIBLE, MEGATRON, ROWS, read_wikitext103
 from evaluation.windows import STRIDES_PER_WINDOW, Window, evenly_spread, sliding_windows
-from lineage.environment import user_cache
 from lineage.errors import BadInput
 from lineage.progress import Progress, announce
 
@@ -113,11 +111,10 @@ class Scorer:
         shared, (places,) = share([requests])
         self.tokens += cost(shared)
         model = self.evaluated.model if precision == self.precisions[0] else self.other
-        store = ScoreStore(user_cache("scores"), self.evaluated.digest, self.evaluated.tokenizer.digest)
         with Progress("identify", len(shared), "windows", quiet=not model.mesh.is_first) as progress:
             scores = score(
                 model, shared, self.settings.batch_size, self.settings.workers, progress.advance,
-                self.banned if banned else None, store, progress.start_at,
+                self.banned if banned else None, self.evaluated.store, progress.start_at,
             )  # fmt: skip
         return take(scores, places, requests)
 
@@ -243,7 +240,7 @@ class _WikiText:
                 self._score(text, FIRST)
         windows, tokens = self._first.windows(FINE[0], self._context), self._first.documents[0]
         chosen = [windows[i][1] for i in evenly_spread(len(windows), max(1, int(SAMPLES["windows"] * len(windows))))]
-        requests = [Request(tokens[w.start : w.stop], w.num_scored) for w in chosen]
+        requests = [Request.of_window(tokens, w) for w in chosen]
         fine = self._scorer(self._first.axes["precision"], requests)
         half = sum(self._half[w.first_scored - 1 : w.stop - 1].sum() for w in chosen)
         self._fine_gain = float(fine.log_probabilities.sum() / half)
@@ -322,7 +319,7 @@ class _WikiText:
 
     def _score(self, text: _Text, names: Sequence[str]) -> bool:
         merged = self._merged(text, names)
-        requests = [Request(text.documents[d][w.start : w.stop], w.num_scored) for (d, _), w in merged.items()]
+        requests = [Request.of_window(text.documents[d], w) for (d, _), w in merged.items()]
         scores = self._scorer(text.axes["precision"], requests)
         places = dict(zip(merged, scores.starts, strict=True))
         for name in names:

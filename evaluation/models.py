@@ -11,7 +11,9 @@ from engine.launch.mesh import local_device
 from engine.model.stage_model import CausalModel
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from evaluation.scoring import ScoringModel
+from evaluation.store import ScoreStore
 from lineage.digest import content_digest, is_sealed
+from lineage.environment import user_cache
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 from lineage.records import Kind
 from lineage.run import RunDirectory
@@ -27,6 +29,11 @@ class EvaluatedCheckpoint:
     model: ScoringModel
     kind: Kind
     """`scaled` for a shrunk twin of a published model, `measured` otherwise."""
+
+    @property
+    def store(self) -> ScoreStore:
+        """Where its scores are kept from one evaluation to the next."""
+        return ScoreStore(user_cache("scores"), self.digest, self.tokenizer.digest)
 
     def training_dataset(self) -> Path:
         """The dataset directory the checkpoint was trained on: where its run says, or beside the run.

@@ -75,8 +75,7 @@ def sliding_stream(
     windows = sliding_windows(len(tokens), seq_length, stride)
 
     def request(number: int) -> Request:
-        window = windows[number]
-        return Request(tokens[window.start : window.stop], window.num_scored)
+        return Request.of_window(tokens, windows[number])
 
     if text.articles:
         sizes = _share_out(len(tokens), [len(ids) for ids in tokenizer.encode_batch(cut_articles(text, detokenized))])

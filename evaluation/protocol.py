@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluation.windows import Window
 from lineage.config import Config
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.records import Kind
@@ -30,6 +31,11 @@ class Request:
     def __post_init__(self) -> None:
         if not 1 <= self.num_scored < len(self.tokens):
             raise BadInput(f"{self.num_scored} of {len(self.tokens)} tokens cannot be scored")
+
+    @classmethod
+    def of_window(cls, tokens: Tokens, window: Window) -> Self:
+        """What a window over the tokens sees and scores."""
+        return cls(tokens[window.start : window.stop], window.num_scored)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from evaluation.detokenize import detokenize_wikitext
 from evaluation.documents import lm_eval_documents
 from tests.commands import Command
 from tests.evaluation.conftest import Evaluated
-from tests.evaluation.test_outsiders_on_hf import harness_metrics
+from tests.evaluation.test_outsiders_on_hf import harness_metrics, strided_perplexity
 from tests.made_data import wikitext
 
 transformers = pytest.importorskip("transformers")
@@ -135,21 +135,8 @@ def harness_wikitext(text: str, model: Any, tokenizer: Any, where: Path) -> floa
 
 
 def transformers_recipe(text: str, model: Any, tokenizer: Any, where: Path) -> float:
-    """The strided loop of transformers' docs/source/en/perplexity.md, its stride half of the context."""
-    rows = [row if row.strip() else "" for row in text.splitlines(keepends=True)]
-    ids = tokenizer("\n\n".join(rows), return_tensors="pt").input_ids
-    total, count, previous = 0.0, 0, 0
-    for begin in range(0, ids.size(1), CONTEXT // 2):
-        end = min(begin + CONTEXT, ids.size(1))
-        labels = ids[:, begin:end].clone()
-        labels[:, : -(end - previous)] = -100
-        with torch.no_grad():
-            loss = model(ids[:, begin:end], labels=labels).loss
-        scored = int((labels != -100).sum()) - 1
-        total, count, previous = total + loss.item() * scored, count + scored, end
-        if end == ids.size(1):
-            break
-    return math.exp(total / count)
+    """Its stride is half of the context."""
+    return strided_perplexity(text, model, tokenizer, CONTEXT)
 
 
 def plain_loop(text: str, model: Any, tokenizer: Any, where: Path) -> float:

@@ -163,22 +163,28 @@ def test_lambada_is_lm_evaluation_harness_s(
     assert strict.perplexity != pytest.approx(result.perplexity, rel=1e-3)  # the newline examples differ
 
 
-def test_strided_perplexity_is_that_of_hugging_face_s_recipe(outsider: Any, directory: Path, made_data: Path) -> None:
-    """The loop of transformers' docs/source/en/perplexity.md, on the first rows."""
-    text = (made_data / "wikitext-103" / "wiki.test.tokens").read_bytes().decode()[:6000]
+def strided_perplexity(text: str, model: Any, tokenizer: Any, context: int) -> float:
+    """The strided loop of transformers' docs/source/en/perplexity.md, its stride half of the context."""
     rows = [row if row.strip() else "" for row in text.splitlines(keepends=True)]
-    ids = transformers.GPT2TokenizerFast.from_pretrained(directory)("\n\n".join(rows), return_tensors="pt").input_ids
+    ids = tokenizer("\n\n".join(rows), return_tensors="pt").input_ids
     nll_sum, num_tokens, previous_end = 0.0, 0, 0
-    for begin in range(0, ids.size(1), CONTEXT // 2):
-        end = min(begin + CONTEXT, ids.size(1))
+    for begin in range(0, ids.size(1), context // 2):
+        end = min(begin + context, ids.size(1))
         targets = ids[:, begin:end].clone()
         targets[:, : -(end - previous_end)] = -100
         with torch.no_grad():
-            loss = outsider(ids[:, begin:end], labels=targets).loss
+            loss = model(ids[:, begin:end], labels=targets).loss
         num_loss_tokens = int((targets != -100).sum()) - 1
         nll_sum, num_tokens, previous_end = nll_sum + loss.item() * num_loss_tokens, num_tokens + num_loss_tokens, end
         if end == ids.size(1):
             break
+    return math.exp(nll_sum / num_tokens)
+
+
+def test_strided_perplexity_is_that_of_hugging_face_s_recipe(outsider: Any, directory: Path, made_data: Path) -> None:
+    """On the first rows."""
+    text = (made_data / "wikitext-103" / "wiki.test.tokens").read_bytes().decode()[:6000]
+    theirs = strided_perplexity(text, outsider, transformers.GPT2TokenizerFast.from_pretrained(directory), CONTEXT)
 
     def make(tokenizer: Tokenizer) -> Task:
         running = RunningText.of_wikitext(source("wikitext103-huggingface"), text)
@@ -186,7 +192,7 @@ def test_strided_perplexity_is_that_of_hugging_face_s_recipe(outsider: Any, dire
         return PerplexityTask(running, stream, tokenizer, divisor="transformers labels")
 
     result = ours(directory, make).result
-    assert result.perplexity == pytest.approx(math.exp(nll_sum / num_tokens), rel=1e-4)
+    assert result.perplexity == pytest.approx(theirs, rel=1e-4)
 
 
 def test_rolling_windows_are_lm_evaluation_harness_s() -> None:
