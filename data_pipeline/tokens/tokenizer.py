@@ -1,6 +1,6 @@
 """GPT-2's byte-level BPE: the published vocabulary, or one of any size trained on text; also vocabularies of words.
 
-Text is encoded by `fast_bpe.py`, which is held against Hugging Face `tokenizers` when a vocabulary is first used.
+Text is encoded by fastokens, which is held against Hugging Face `tokenizers` when a vocabulary is first used.
 
 No special token is recognised in text: the literal `<|endoftext|>` is split like any other characters, as in
 Megatron-LM; only the pipeline writes the end-of-text token.
@@ -172,15 +172,15 @@ class Tokenizer:
         return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
 
     def _fast(self) -> Callable[[str], NDArray[np.int32]]:
-        from data_pipeline.fast.bpe import FastBpe
+        from fastokens import Tokenizer as Encoder
 
         contents = [json.loads(backend.to_str()) for backend in (self._backend, _byte_level({}, []))]
-        (vocabulary, merges), _ = [
-            (content["model"].pop("vocab"), content["model"].pop("merges")) for content in contents
-        ]
+        for content in contents:
+            del content["model"]["vocab"], content["model"]["merges"]
         if contents[0] != contents[1]:
             raise BadInput("this tokenizer.json asks for more than GPT-2's byte-level BPE")
-        return FastBpe(vocabulary, merges).encode
+        encoder = Encoder.from_json_str(self._content())
+        return lambda text: np.frombuffer(encoder.encode_batch_flat([text])[0], np.int32)
 
 
 @lru_cache(maxsize=2)
