@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -99,14 +99,20 @@ def lr_find(
 def export_(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint or run directory.")],
     out: Annotated[Path, typer.Argument(help="New directory.")],
+    format_: Annotated[
+        Literal["huggingface", "torch-dist"],
+        typer.Option("--format", help="torch-dist is Megatron-Core's, in files of torch's distributed checkpoint."),
+    ] = "huggingface",
 ) -> None:
-    """Write a checkpoint as a Hugging Face directory; what `shard-hf` divided is merged into the files it came from."""
+    """Write a checkpoint's weights in another format; what `shard-hf` divided is merged into the files it came from."""
     from engine.checkpoint.checkpoint import resolve_checkpoint
     from engine.formats.huggingface import export_huggingface
     from engine.formats.huggingface_shards import is_sharded, merge_huggingface
+    from engine.formats.torch_dist import export_torch_dist
 
     _announce_conversion(resolve_checkpoint(checkpoint))
-    print(f"written: {(merge_huggingface if is_sharded(checkpoint) else export_huggingface)(checkpoint, out)}")
+    to_huggingface = merge_huggingface if is_sharded(checkpoint) else export_huggingface
+    print(f"written: {(export_torch_dist if format_ == 'torch-dist' else to_huggingface)(checkpoint, out)}")
 
 
 @app.command("shard-hf")
@@ -124,7 +130,7 @@ def shard_hf(
 
 @app.command("import")
 def import_(
-    directory: Annotated[Path, typer.Argument(help="Hugging Face GPT-2 or Megatron-LM save directory.")],
+    directory: Annotated[Path, typer.Argument(help="Hugging Face GPT-2, Megatron-LM save or torch_dist directory.")],
     out: Annotated[Path, typer.Argument(help="New checkpoint directory.")],
     vocab: Annotated[
         Path | None, typer.Option("--vocab", help="Folder with vocab.json and merges.txt; Megatron-LM's needs one.")

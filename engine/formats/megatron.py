@@ -1,5 +1,7 @@
 """Megatron-LM checkpoints (`mp_rank_*/model_optim_rng.pt`), checkpoint versions 0 to 3, any tp and pp.
 
+Megatron-Core's `torch_dist` checkpoints are read by `torch_dist.py` as if they were one such file.
+
 Sources: Megatron-LM `megatron/checkpointing.py`, `tools/checkpoint_util.py`; names and row orders in `megatron_names`.
 Tensors that every tensor-parallel rank holds whole are taken from the first one.
 """
@@ -17,13 +19,14 @@ from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig
 from engine.formats import Imported, check_tensors, check_vocabulary, digests, is_tied, parameters_of
 from engine.formats.megatron_names import HEAD, our_names, reorder_query_key_value, require_gpt2
+from engine.formats.torch_dist import METADATA, TRACKER, files_of, read_torch_dist
 from engine.formats.torch_files import read_torch_file
-from engine.formats.vocabulary import read_vocabulary_files
+from engine.formats.vocabulary import VOCABULARY, read_vocabulary_files
 from engine.parallel.sharding import ShardedParameter
 from lineage.config import parse_config
 from lineage.errors import BadInput, IntegrityFailure
 
-TRACKER, FILE = "latest_checkpointed_iteration.txt", "model_optim_rng.pt"
+FILE = "model_optim_rng.pt"
 WORDS, POSITIONS = "embedding.word_embeddings.weight", "embedding.position_embeddings.weight"
 
 
@@ -45,19 +48,25 @@ class RankFile:
 
 
 def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None) -> Imported:
-    """Read the newest checkpoint in Megatron-LM's `--save` directory, with GPT-2's vocabulary from `vocab`.
+    """Read the newest checkpoint in Megatron-LM's `--save` directory, with GPT-2's vocabulary from there or `vocab`.
+
+    A directory of torch's distributed checkpoint with Megatron-Core's names can be given by itself.
 
     Sizes come from the tensors and are held against the file's arguments; a file without arguments (2019, NVIDIA's
     released models) does not say its number of `heads`. Every row of the word embedding is kept; those beyond the
     vocabulary are padding. Raises BadInput for a model that is not this GPT-2 or for what must be given, and
     IntegrityFailure for files that are damaged or do not fit together, naming the file and the tensor.
     """
+    if vocab is None and (directory / VOCABULARY).is_file():
+        vocab = directory
     if vocab is None:
         raise BadInput(f"{directory} is a Megatron-LM checkpoint, which has no vocabulary: give --vocab")
     tokenizer, vocabulary_files = read_vocabulary_files(vocab)
-    grid = _find_files(_newest(directory))
+    newest = directory if (directory / METADATA).is_file() else _newest(directory)
+    grid = _find_files(newest)
     files = [[_read_rank(path) for path in stage] for stage in grid]
     first = files[0][0]
+    paths = files_of(newest) or [path for stage in grid for path in stage]
     for file in (file for stage in files for file in stage):
         if (file.version, file.args is None) != (first.version, first.args is None):
             raise IntegrityFailure(f"{file.path} is not of the same checkpoint as {first.path}")
@@ -71,11 +80,12 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
         tensors=tensors,
         tokenizer=tokenizer,
         origin={
-            "format": f"Megatron-LM checkpoint version {first.version}",
+            "format": "Megatron-LM checkpoint "
+            + (f"version {first.version}" if first.path.name == FILE else "torch_dist"),
             "tp": len(files[0]),
             "pp": len(files),
             "iteration": first.iteration,
-            "files": digests([path for stage in grid for path in stage], directory) | digests(vocabulary_files, vocab),
+            "files": digests(paths, directory) | digests(vocabulary_files, vocab),
         },
     )
 
@@ -95,7 +105,9 @@ def _newest(directory: Path) -> Path:
 
 
 def _find_files(directory: Path) -> list[list[Path]]:
-    """The file of every rank, by pipeline stage and then tensor-parallel rank."""
+    """The file of every rank, by pipeline stage and then tensor-parallel rank; a distributed checkpoint is one file."""
+    if (directory / METADATA).is_file():
+        return [[directory / METADATA]]
     ranks: dict[tuple[int, int], Path] = {}
     for folder in directory.iterdir():
         if match := re.fullmatch(r"mp_rank_([0-9]{2,3})(?:_([0-9]{3}))?", folder.name):
@@ -113,7 +125,7 @@ def _find_files(directory: Path) -> list[list[Path]]:
 
 
 def _read_rank(path: Path) -> RankFile:
-    content = read_torch_file(path)
+    content = read_torch_dist(path.parent) if path.name == METADATA else read_torch_file(path)
     if not isinstance(content, dict):
         raise IntegrityFailure(f"{path} does not hold a Megatron-LM checkpoint")
     if "model" not in content:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from engine.formats import check_output, write_checkpoint
 from engine.formats.huggingface import CONFIG, INDEX, WEIGHTS, read_huggingface
-from engine.formats.megatron import TRACKER, read_megatron
+from engine.formats.megatron import read_megatron
+from engine.formats.torch_dist import METADATA, TRACKER
 from lineage.errors import BadInput
 
 
@@ -18,14 +19,14 @@ def import_checkpoint(directory: Path, out: Path, vocab: Path | None = None, hea
     if vocab is not None and not vocab.is_dir():
         raise BadInput(f"there is no vocabulary directory {vocab}")
     check_output(out)
-    if (directory / TRACKER).is_file():
+    if any((directory / name).is_file() for name in (TRACKER, METADATA)):
         imported = read_megatron(directory, vocab, heads)
     elif (directory / CONFIG).is_file() and any((directory / name).is_file() for name in (WEIGHTS, INDEX)):
         imported = read_huggingface(directory, vocab, heads)
     else:
         raise BadInput(
-            f"{directory} is neither a Megatron-LM save directory ({TRACKER}) nor a Hugging Face one "
-            f"({CONFIG} with {WEIGHTS})"
+            f"{directory} is neither a Megatron-LM save directory ({TRACKER}), nor a distributed checkpoint "
+            f"({METADATA}), nor a Hugging Face directory ({CONFIG} with {WEIGHTS})"
         )
     write_checkpoint(out, imported)
     return out

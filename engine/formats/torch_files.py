@@ -5,9 +5,10 @@ Nothing that a file names is imported or called: `torch.load(weights_only=True)`
 """
 
 import argparse
+import pickle
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -56,7 +57,7 @@ Name = Callable[..., Any] | tuple[Callable[..., Any], str]
 
 
 @contextmanager
-def _only(names: list[Name]) -> Iterator[None]:
+def only(names: list[Name]) -> Iterator[None]:
     """Files may name these; what other libraries have allowed in this process is put aside meanwhile."""
     others = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
@@ -77,14 +78,42 @@ def read_torch_file(path: Path) -> Any:
     names: list[Name] = [argparse.Namespace]
     names += [(Unread, name) for name in UNREAD]
     try:
-        with _only(names):
+        with only(names):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # a damaged file makes torch raise nearly anything
-        text = str(error)
-        if match := re.search(r"GLOBAL (\S+?)[,.;:]?(?:\s|$)", text):
-            name = match[1] if "." in match[1] else f"builtins.{match[1]}"
-            raise IntegrityFailure(
-                f"{path} asks to call {name}, which no checkpoint needs: nothing in it was run"
-            ) from error
-        reason = (text.strip().splitlines() or [type(error).__name__])[0]
-        raise IntegrityFailure(f"{path} cannot be read as a PyTorch file: {reason[:200]}") from error
+        if match := re.search(r"GLOBAL (\S+?)[,.;:]?(?:\s|$)", str(error)):
+            raise _refused(path, match[1] if "." in match[1] else f"builtins.{match[1]}") from error
+        raise IntegrityFailure(f"{path} cannot be read as a PyTorch file: {first_line(error)}") from error
+
+
+def read_pickle(path: Path, known: Mapping[str, Any], unread: re.Pattern[str]) -> Any:
+    """The content of a pickled file that names nothing but `known`; what is `unread` becomes objects that keep nothing.
+
+    Raises as `read_torch_file` does.
+    """
+
+    class Restricted(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            full = f"{module}.{name}"
+            if full in known:
+                return known[full]
+            if unread.fullmatch(full):
+                return Unread
+            raise _refused(path, full)
+
+    try:
+        with path.open("rb") as file:
+            return Restricted(file).load()
+    except IntegrityFailure:
+        raise
+    except Exception as error:  # a damaged file makes pickle raise nearly anything
+        raise IntegrityFailure(f"{path} cannot be read: {first_line(error)}") from error
+
+
+def _refused(path: Path, name: str) -> IntegrityFailure:
+    return IntegrityFailure(f"{path} asks to call {name}, which no checkpoint needs: nothing in it was run")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,219 @@
+"""Weights in files of torch's distributed checkpoint (`.distcp`), as Megatron-Core's `torch_dist` format names them.
+
+Every tensor is whole, whatever the layout it was written at; the layers of one kind are one tensor, [num_layers, ...].
+Layer norms have the names of Transformer Engine, which keeps them in the linear layer after them. Sources:
+megatron-core 0.16.1, `dist_checkpointing/strategies/torch.py`; torch, `distributed/checkpoint/filesystem.py`.
+"""
+
+import argparse
+import math
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as distributed
+from torch.distributed.checkpoint import filesystem, metadata
+
+from data_pipeline.tokens.tokenizer import Tokenizer
+from engine.checkpoint.checkpoint import load_for_inference
+from engine.config import ModelConfig
+from engine.formats import check_output, new_output
+from engine.formats.megatron_names import FUSED, IN_LAYER
+from engine.formats.torch_files import first_line, only, read_pickle, read_torch_file
+from engine.formats.vocabulary import write_vocabulary
+from lineage.atomic import write_json, write_text
+from lineage.errors import BadInput, IntegrityFailure
+
+METADATA, COMMON, CONFIG = ".metadata", "common.pt", "metadata.json"
+TRACKER, RELEASE = "latest_checkpointed_iteration.txt", "release"
+CLASSES = (metadata.Metadata, metadata.MetadataIndex, metadata.TensorStorageMetadata, metadata.ChunkStorageMetadata,
+           metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING, metadata.BytesStorageMetadata,
+           metadata.StorageMeta, filesystem._StorageInfo, torch.serialization._get_layout)  # fmt: skip
+"""What says where a tensor lies."""
+NUMBERS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16,
+           torch.int8, torch.uint8, torch.bool)  # fmt: skip
+KNOWN: dict[str, Any] = {f"{each.__module__}.{each.__qualname__}": each for each in CLASSES}
+KNOWN |= {"torch.Size": torch.Size} | {str(each): each for each in NUMBERS}
+NOT_READ = re.compile(r"pathlib\.\w+|torch\.distributed\.checkpoint\.planner\.\w+|megatron\.core\.[\w.]+\.MCore\w+")
+"""What a metadata file holds besides: plans of the process that wrote it."""
+STATEFUL = ("self_attention.linear_qkv", "self_attention.linear_proj", "self_attention.core_attention",
+            "mlp.linear_fc1", "mlp.linear_fc2")  # fmt: skip
+"""Modules of a layer of which Megatron-Core wants an `_extra_state`; without FP8 it is nothing."""
+STACKED = re.compile(r"(.*\blayers)\.([a-z].*)")
+OPTIMIZER = re.compile(r"(.*\.)?optimizer\..*")
+
+
+class _Reader(distributed.FileSystemReader):
+    """Torch's reader with metadata that were read before."""
+
+    def __init__(self, directory: Path, known: metadata.Metadata) -> None:
+        super().__init__(directory)
+        self.known = known
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
+        return self.known
+
+
+def read_torch_dist(directory: Path) -> dict[str, Any]:
+    """The weights in `directory` as one rank's file of a Megatron-LM checkpoint: `model`, `args`, `iteration`.
+
+    The optimizer's tensors and pickled objects are left where they are. Raises IntegrityFailure for metadata that
+    name other than tensors and their places, for parts that overlap, leave holes or are not there.
+    """
+    known = _read_metadata(directory / METADATA)
+    wanted = {
+        name: tensor
+        for name, tensor in known.state_dict_metadata.items()
+        if isinstance(tensor, metadata.TensorStorageMetadata) and not OPTIMIZER.fullmatch(name)
+    }
+    there = sum(file.stat().st_size for file in files_of(directory))
+    claimed = sum(math.prod(tensor.size) * tensor.properties.dtype.itemsize for tensor in wanted.values())
+    if claimed > there:
+        raise IntegrityFailure(f"{directory}: its tensors have {claimed:,} bytes, its files only {there:,}")
+    for name, tensor in wanted.items():
+        _check_parts(directory, name, tensor)
+    tensors = {name: torch.empty(tensor.size, dtype=tensor.properties.dtype) for name, tensor in wanted.items()}
+    try:
+        with only([]), _alone():
+            distributed.load(dict(tensors), storage_reader=_Reader(directory, known), no_dist=True)
+    except (Exception, distributed.CheckpointException) as error:  # a damaged file makes torch raise nearly anything
+        cause = error.failures[0][0] if isinstance(error, distributed.CheckpointException) else error
+        raise IntegrityFailure(f"{directory} cannot be read: {first_line(cause)}") from error
+    common = read_torch_file(directory / COMMON) if (directory / COMMON).is_file() else {}
+    kept = {key: common[key] for key in ("args", "iteration") if key in common} if isinstance(common, dict) else {}
+    return {"model": _unstack(tensors), "checkpoint_version": 3, **kept}
+
+
+def files_of(directory: Path) -> list[Path]:
+    """The files of a distributed checkpoint."""
+    return [path for path in (directory / METADATA, directory / COMMON) if path.is_file()] + sorted(
+        directory.glob("*.distcp")
+    )
+
+
+def export_torch_dist(checkpoint: Path, out: Path) -> Path:
+    """Write a checkpoint's weights (or those of a run's newest) as Megatron-Core's `--save` directory `out`; return it.
+
+    Megatron-Core loads it at any layout, without an optimizer's state, as a released model; so does torch's own loader.
+    Every weight keeps its value and number format. Raises BadInput for what is no GPT-2 or where `out` cannot be
+    written, IntegrityFailure if the checkpoint is incomplete or changed.
+    """
+    check_output(out)
+    loaded = load_for_inference(checkpoint, as_stored=True)
+    config = loaded.config
+    if config.family != "gpt2":
+        raise BadInput(f"{loaded.directory} is a {config.family}; only GPT-2 is written in Megatron-Core's format")
+    layers: dict[str, list[torch.Tensor]] = defaultdict(list)
+    for name, weight in loaded.model.named_parameters():
+        layers[_core_name(name)].append(weight.detach())
+    weights = {name: torch.stack(each) if STACKED.match(name) else each[0] for name, each in layers.items()}
+    extra = {
+        f"decoder.layers.{module}._extra_state/shard_{layer}_{config.num_layers}": [None]
+        for module in STATEFUL
+        for layer in range(config.num_layers)
+    }
+    with new_output(out) as temporary:
+        folder = temporary / RELEASE
+        folder.mkdir()
+        writer = distributed.FileSystemWriter(folder)
+        with _alone():
+            distributed.save(weights | extra, storage_writer=writer, no_dist=True)
+        common = {"args": argparse.Namespace(**_arguments(config)), "checkpoint_version": 3.0, "iteration": 0}
+        torch.save(common, folder / COMMON)
+        write_json(folder / CONFIG, {"sharded_backend": "torch_dist", "sharded_backend_version": 1,
+                                     "common_backend": "torch", "common_backend_version": 1})  # fmt: skip
+        write_text(temporary / TRACKER, RELEASE)
+        if (loaded.directory / "tokenizer").is_dir() and not Tokenizer.load(loaded.directory / "tokenizer").is_of_words:
+            write_vocabulary(loaded.directory / "tokenizer", temporary, config.seq_length)
+    return out
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Torch warns of a process that is no rank although it was told so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _core_name(name: str) -> str:
+    """Our global name → Megatron-Core's; the layers of one kind have one."""
+    if name.startswith("embedding."):
+        return name
+    inner = re.sub(r"^layers\.\d+\.", "", name)
+    if inner == name:
+        return f"decoder.{name}"
+    module, _, kind = inner.rpartition(".")
+    fused = {ours: theirs for theirs, ours in FUSED.items()}.get(f"{module}.")
+    return f"decoder.layers.{fused}{kind}" if fused else f"decoder.layers.{IN_LAYER[module][-1]}.{kind}"
+
+
+def _arguments(config: ModelConfig) -> dict[str, Any]:
+    """What Megatron-LM takes from a checkpoint's arguments."""
+    return {
+        "num_layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "ffn_hidden_size": config.inner_size,
+        "num_attention_heads": config.num_heads,
+        "seq_length": config.seq_length,
+        "max_position_embeddings": config.seq_length,
+        "padded_vocab_size": config.padded_vocab_size,
+        "hidden_dropout": config.dropout,
+        "attention_dropout": config.dropout,
+        "init_method_std": config.init_std,
+        "position_embedding_type": "learned_absolute",
+        "add_position_embedding": True,
+        "untie_embeddings_and_output_weights": False,
+        "normalization": "LayerNorm",
+        "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 1,
+    }
+
+
+def _read_metadata(path: Path) -> metadata.Metadata:
+    known = read_pickle(path, KNOWN, NOT_READ)
+    try:
+        if not isinstance(known, metadata.Metadata):
+            raise TypeError("it does not describe a checkpoint")
+        for index, info in known.storage_data.items():
+            if not re.fullmatch(r"\w[\w.-]*", info.relative_path):
+                raise ValueError(f"{index.fqn} lies at {info.relative_path!r}, which is not a file of the directory")
+    except (TypeError, ValueError, AttributeError) as error:
+        raise IntegrityFailure(f"{path} cannot be read: {error}") from error
+    return known
+
+
+def _check_parts(directory: Path, name: str, tensor: metadata.TensorStorageMetadata) -> None:
+    """Parts must cover the tensor, each element once."""
+    starts = np.array([part.offsets for part in tensor.chunks], np.int64)
+    sizes = np.array([part.sizes for part in tensor.chunks], np.int64)
+    whole, ends = np.array(tensor.size, np.int64), starts + sizes
+    if (
+        starts.shape != (len(tensor.chunks), len(whole))
+        or (starts < 0).any()
+        or (sizes < 0).any()
+        or (ends > whole).any()
+    ):
+        raise IntegrityFailure(f"{directory}: a part of tensor {name!r} lies outside it")
+    common = (starts[:, None] < ends[None]) & (starts[None] < ends[:, None])
+    if np.count_nonzero(common.all(-1)) > len(tensor.chunks):
+        raise IntegrityFailure(f"{directory}: parts of tensor {name!r} overlap")
+    if sizes.prod(1).sum() != whole.prod():
+        raise IntegrityFailure(f"{directory}: parts of tensor {name!r} leave a hole")
+
+
+def _unstack(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A tensor for each layer."""
+    single: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if match := STACKED.fullmatch(name):
+            single |= {f"{match[1]}.{number}.{match[2]}": layer for number, layer in enumerate(tensor)}
+        else:
+            single[name] = tensor
+    return single
