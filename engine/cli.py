@@ -1,6 +1,7 @@
 """`mlm-train`: train a configuration, resume a run, look at a schedule, export and import weights."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from engine.pipeline.schedule import compute_orders, ideal_bubble, parse_schedul
 from engine.run.directory import begin_run, read_begun_run
 from engine.twin import shrink
 from lineage.command import CommandLine, run_command
-from lineage.config import load_config, override_config
+from lineage.config import load_config, override_config, to_toml
 from lineage.digest import bytes_below, sha256_json
 from lineage.errors import BadInput
 from lineage.progress import announce, format_bytes
@@ -167,6 +168,49 @@ def schedule(
     print(f"most activations in flight, chunks per rank: {peaks}")
 
 
+@app.command("from-megatron", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def from_megatron_(context: typer.Context) -> None:
+    """Translate Megatron-LM's command line, or a script that has it, into a configuration (TOML).
+
+    `mlm-train from-megatron pretrain.sh` or `mlm-train from-megatron --num-layers 24 …`. Nothing of a script is run.
+    """
+    from engine.formats.megatron_flags import from_megatron, script_or_arguments
+
+    translated = from_megatron(script_or_arguments(context.args))
+    print(to_toml(translated.config), end="")
+    for title, flags in (("of the data, which mlm-data makes", translated.data),
+                         ("without effect on what is computed", translated.without_effect)):  # fmt: skip
+        print("".join(f"# {title}: {flag}\n" for flag in flags), end="")
+    for sentence in translated.missing:
+        print(f"WARNING: {sentence}", file=sys.stderr)
+
+
+@app.command("to-megatron")
+def to_megatron_(
+    config: Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")],
+    overrides: Overrides = None,
+    twin: Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")] = False,
+) -> None:
+    """Print the flags with which Megatron-LM trains a configuration."""
+    from engine.formats.megatron_flags import to_megatron
+
+    line = to_megatron(read_run_config(config, overrides or [], twin))
+    print(shlex.join(line.words))
+    for key in line.missing:
+        print(f"WARNING: Megatron-LM has no {key}", file=sys.stderr)
+
+
+@app.command()
+def diff(
+    first: Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")],
+    second: Annotated[Path, typer.Argument(help="Another one.")],
+) -> None:
+    """Say what two configurations do differently."""
+    from engine.differences import describe_differences
+
+    print("\n".join(describe_differences(read_run_config(first), read_run_config(second))))
+
+
 def read_run_config(model: str | Path, overrides: Sequence[str] = (), twin: bool = False) -> RunConfig:
     """The configuration of a shipped model or a TOML file; overrides apply after shrinking when it is a twin."""
     path = find_file(model, Shipped.MODEL)
@@ -247,7 +291,22 @@ def _on_ranks(work: Callable[[], None], ranks: int) -> None:
 def main() -> None:
     """Entry point."""
     keep_large_buffers()
-    run_command(app, default="run", verbs=("run", "resume", "schedule", "export", "import", "shard-hf", "lr-find"))
+    run_command(
+        app,
+        default="run",
+        verbs=(
+            "run",
+            "resume",
+            "schedule",
+            "export",
+            "import",
+            "shard-hf",
+            "lr-find",
+            "from-megatron",
+            "to-megatron",
+            "diff",
+        ),
+    )
 
 
 def program() -> None:

@@ -6,6 +6,7 @@ model.
 """
 
 import difflib
+import json
 import os
 import tomllib
 from collections.abc import Sequence
@@ -44,6 +45,17 @@ def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
     for override in overrides:
         values = _merge(values, _parse_override(override))
     return parse_config(values, type(config), "--set")
+
+
+def to_toml(config: BaseModel) -> str:
+    """What differs from the defaults, as the TOML file that gives the configuration."""
+    lines, sections = [], []
+    for key, value in config.model_dump(mode="json", exclude_defaults=True).items():
+        if isinstance(value, dict):
+            sections += ["", f"[{key}]", *(f"{name} = {json.dumps(each)}" for name, each in value.items())]
+        else:
+            lines.append(f"{key} = {json.dumps(value)}")
+    return "\n".join([*lines, *sections]) + "\n"
 
 
 def parse_config(values: dict[str, Any], model: type[ConfigT], where: str) -> ConfigT:

@@ -1,0 +1,57 @@
+"""What two configurations do differently, in the order of what it means. Imports no torch."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from engine.config import RunConfig
+from engine.costs import flops_per_token, parameter_count, tokens_trained
+from engine.optim.schedule import learning_rate
+
+KEPT = ("validation_", "checkpoint_", "keep_")
+"""Beginnings of the keys of `train` that decide what is written down, not what is computed."""
+MEANINGS = ("another model", "another training", "other data", "the same numbers but for rounding",
+            "the same numbers")  # fmt: skip
+
+
+def describe_differences(first: RunConfig, second: RunConfig) -> list[str]:
+    """Lines for people: keys that differ under what that means, then what follows from them."""
+    keys = [_flatten(config.model_dump(mode="json")) for config in (first, second)]
+    found: dict[str, list[str]] = {meaning: [] for meaning in MEANINGS}
+    for key in keys[0].keys() | keys[1].keys():
+        before, after = (each.get(key) for each in keys)
+        if before != after:
+            found[_meaning(key)].append(f"  {key}: {before} → {after}")
+    lines = [line for meaning, group in found.items() if group for line in (meaning, *sorted(group))]
+    follows = [
+        f"  {name}: {before:{form}} → {after:{form}}"
+        for (name, form, before), (_, _, after) in zip(_quantities(first), _quantities(second), strict=True)
+        if before != after
+    ]
+    return [*lines, *(["what follows", *follows] if follows else [])] or ["nothing differs"]
+
+
+def _meaning(key: str) -> str:
+    section, _, name = key.partition(".")
+    if section == "train":
+        return MEANINGS[4] if name.startswith(KEPT) else MEANINGS[1]
+    return {"model": MEANINGS[0], "data": MEANINGS[2], "parallel": MEANINGS[3]}.get(section, MEANINGS[4])
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _quantities(config: RunConfig) -> Iterator[tuple[str, str, float]]:
+    """(name, format, value)"""
+    model, train = config.model, config.train
+    tokens = tokens_trained(model, train)
+    yield "parameters", ",", parameter_count(model)
+    yield "tokens trained", ",", tokens
+    yield "FLOPs", ".3e", tokens * flops_per_token(model)
+    yield "tokens of a whole batch", ",", train.global_batch_size * model.seq_length
+    for part in (1, 2, 3, 4):
+        iteration = max(1, train.iterations * part // 4)
+        yield f"learning rate after {part}/4 of the training", ".3e", learning_rate(train, iteration)

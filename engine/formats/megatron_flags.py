@@ -1,0 +1,363 @@
+"""Megatron-LM's command line for GPT pre-training as a configuration of this engine, and back.
+
+Flags, their older names and their defaults: Megatron-LM `megatron/arguments.py` of v1.0, v2.6 and 2026.
+"""
+
+import re
+import shlex
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data_pipeline.tokens.tokenizer import padded_vocab_size
+from engine.config import ParallelConfig, RunConfig, TrainConfig
+from engine.data.batch_schedule import BatchSchedule
+from lineage.config import parse_config
+from lineage.errors import BadInput
+
+VALUES: dict[str, tuple[str, Any]] = {
+    "num-layers": ("model.num_layers", None),
+    "hidden-size": ("model.hidden_size", None),
+    "num-attention-heads": ("model.num_heads", None),
+    "seq-length": ("model.seq_length", None),
+    "hidden-dropout": ("model.dropout", "0.1"),
+    "init-method-std": ("model.init_std", "0.02"),
+    "global-batch-size": ("train.global_batch_size", None),
+    "micro-batch-size": ("train.microbatch_size", None),
+    "train-iters": ("train.iterations", None),
+    "lr": ("train.learning_rate", None),
+    "min-lr": ("train.min_learning_rate", "0"),
+    "lr-warmup-iters": ("train.warmup_iterations", "0"),
+    "lr-decay-style": ("train.decay", "linear"),
+    "optimizer": ("train.optimizer", "adam"),
+    "weight-decay": ("train.weight_decay", "0.01"),
+    "clip-grad": ("train.clip_gradient", "1.0"),
+    "adam-beta1": ("train.adam_beta1", "0.9"),
+    "adam-beta2": ("train.adam_beta2", "0.999"),
+    "adam-eps": ("train.adam_epsilon", "1e-08"),
+    "seed": ("train.seed", "1234"),
+    "eval-interval": ("train.validation_interval", "1000"),
+    "save-interval": ("train.checkpoint_interval", "1000"),
+    "tensor-model-parallel-size": ("parallel.tp", "1"),
+    "pipeline-model-parallel-size": ("parallel.pp", "1"),
+    "num-virtual-stages-per-pipeline-rank": ("parallel.chunks", "1"),
+    "recompute-granularity": ("parallel.recompute", "none"),
+    "recompute-num-layers": ("parallel.recompute_layers", "1"),
+}
+"""Flags with a value that is ours: key, and Megatron-LM's default; None where it has none."""
+
+SWITCHES: dict[str, tuple[str, Any]] = {
+    "fp16": ("train.precision", "fp16"),
+    "bf16": ("train.precision", "bf16"),
+    "sequence-parallel": ("parallel.sequence_parallel", True),
+    "use-distributed-optimizer": ("parallel.shard_optimizer", True),
+    "no-scatter-gather-tensors-in-pipeline": ("parallel.scatter_gather", False),
+    "recompute-activations": ("parallel.recompute", "selective"),
+    "checkpoint-activations": ("parallel.recompute", "full"),
+}
+"""Flags without a value: key, and what they set."""
+
+FORMER = {
+    "batch-size": "micro-batch-size",
+    "model-parallel-size": "tensor-model-parallel-size",
+    "warmup": "lr-warmup-fraction",
+    "checkpoint-num-layers": "recompute-num-layers",
+    "activations-checkpoint-num-layers": "recompute-num-layers",
+    "activations-checkpoint-method": "recompute-method",
+}
+"""Older names of flags."""
+
+SAME = {
+    "position-embedding-type": "learned_absolute", "normalization": "LayerNorm", "layernorm-epsilon": "1e-5",
+    "norm-epsilon": "1e-5", "context-parallel-size": "1", "expert-model-parallel-size": "1",
+    "dataloader-type": "single", "recompute-method": "uniform", "tokenizer-type": "GPT2BPETokenizer",
+    "weight-decay-incr-style": "constant",
+    "hysteresis": "2", "loss-scale-window": "1000",
+}  # fmt: skip
+"""Flags with a counterpart at one value alone."""
+
+LOGGERS = {"tensorboard-dir": "tensorboard", "wandb-project": "wandb"}
+GPT2_VOCABULARY = 50257
+WHERE = "the arguments"
+ASSIGNMENT = re.compile(r"""(?m)^\s*(?:export\s+)?(\w+)=(?:\(([^)]*)\)|"([^"]*)"|'([^']*)'|(\S*))""")
+"""Of a shell script: name, then the array, the quoted or the plain value."""
+DATA = re.compile(
+    r"((train|valid|test)-)?data-path|data-args-path|split|vocab-file|merge-file|tokenizer-model|mock-data"
+)
+NO_EFFECT = re.compile(
+    r"accumulate-allreduce-grads-in-fp32|apply-query-key-layer-scaling|async-save|attention-backend|"
+    r"attention-softmax-in-fp32|auto-detect-ckpt-format|ckpt-\w+|cpu-offloading.*|data-cache-path|data-impl|DDP-impl|"
+    r"dist-ckpt-.*|distribute-(checkpointed|saved)-activations|distributed-\S+|empty-unused-memory-level|exit-.*|"
+    r"load|local-rank|log-.*|manual-gc.*|mmap-warmup|openai-gelu|no-(async-tensor-model-parallel-allreduce|bias-dropout-fusion|"
+    r"contiguous-buffers-in-local-ddp|gradient-accumulation-fusion|load-optim|load-rng|masked-softmax-fusion|"
+    r"persist-layer-norm|query-key-layer-scaling|save-optim|save-rng)|num-dataset-builder-threads|num-workers|overlap-.*|"
+    r"profile.*|recompute-modules|save|standalone-embedding-stage|tensorboard-(log|queue)\S*|timing-.*|transformer-impl|"
+    r"use-(checkpoint-args|checkpoint-opt_param-scheduler|contiguous-buffers-in-local-ddp|cpu-initialization|dist-ckpt|"
+    r"flash-attn|legacy-models|mcore-models|ring-exchange-p2p|tp-pp-dp-mapping)|wandb-(exp-name|save-dir)|te-rng-tracker"
+)
+"""Flags that change where things lie, what is printed or how fast it goes, or say what is always so here."""
+
+
+class Translation(NamedTuple):
+    """A command line as a configuration."""
+
+    config: RunConfig
+    data: list[str]
+    """Flags about the data: `mlm-data run` makes them, `data.dataset` names them."""
+    without_effect: list[str]
+    missing: list[str]
+    """What has no counterpart and changes what is computed, with its reason."""
+
+
+class CommandLine(NamedTuple):
+    """A configuration as Megatron-LM's flags."""
+
+    words: list[str]
+    missing: list[str]
+    """Keys without a flag."""
+
+
+def read_script(text: str) -> list[str]:
+    """The arguments that a shell script gives to `pretrain_gpt.py`, or a text of arguments alone.
+
+    Nothing is run. Variables and arrays that the script sets are put in; what else begins with `$` stays.
+    """
+    text = re.sub(r"\\\n", " ", re.sub(r"(?m)(^|\s)#.*$", r"\1", text))
+    text = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", text)
+    known: dict[str, str] = {}
+
+    def expand(words: str) -> str:
+        """A variable may hold others."""
+        for _ in range(5):
+            words = re.sub(r"\$\{?(\w+)(?:\[[@*]\]|:-([^}]*))?\}?",
+                           lambda match: known.get(match[1], match[2] or match[0]), words)  # fmt: skip
+        return words
+
+    for match in ASSIGNMENT.finditer(text):
+        value = next(value for value in match.groups()[1:] if value is not None)
+        known[match[1]] = expand(" ".join(value.split()))
+    commands = re.findall(r"""pretrain_\w+\.py["']?[ \t]+(.*--.*)""", expand(text))
+    words = _split(commands[-1].rstrip("\"' \t") if commands else text)
+    end = next((at for at, word in enumerate(words) if re.match(r"[;&|>]|\d>", word)), len(words))
+    return [word for word in words[:end] if word != "$@"]
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise BadInput(f"the script cannot be read: {error}") from error
+
+
+def from_megatron(words: Sequence[str]) -> Translation:
+    """What Megatron-LM would train with these arguments.
+
+    Raises BadInput for a value that cannot be, or a flag that is needed and not there.
+    """
+    flags = _flags(words)
+    shown = {name: " ".join([f"--{name}", *texts]) for name, texts in flags.items()}
+    given = _Given(flags)
+    missing = _count_in_iterations(given)
+    values: dict[str, dict[str, Any]] = {"model": {}, "train": {"precision": "fp32"}, "parallel": {}}
+    for name, (key, default) in VALUES.items():
+        _put(values, key, given.text(name, default))
+    for name, (key, value) in SWITCHES.items():
+        if given.has(name):
+            _put(values, key, value)
+    missing += _derive(values, given)
+    loggers = [logger for flag, logger in LOGGERS.items() if given.has(flag)]
+    data, without_effect = [], []
+    for name in flags.keys() - given.taken:
+        if DATA.fullmatch(name):
+            data.append(shown[name])
+        elif NO_EFFECT.fullmatch(name) or (name in SAME and _equal(SAME[name], flags[name])):
+            without_effect.append(shown[name])
+        else:
+            missing.append(f"{shown[name]} has no counterpart")
+    run = {"name": "megatron", **values, "record": {"loggers": loggers}}
+    return Translation(parse_config(run, RunConfig, WHERE), sorted(data), sorted(without_effect), sorted(missing))
+
+
+class _Given:
+    """Flags, and which of them were asked for."""
+
+    def __init__(self, flags: dict[str, list[str]]) -> None:
+        self.flags, self.taken = dict(flags), set[str]()
+
+    def has(self, name: str) -> bool:
+        """Whether the flag is there."""
+        self.taken.add(name)
+        return name in self.flags
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """The flag's value as it is written. Raises BadInput where there is none, several, or a variable."""
+        values = self.flags[name] if self.has(name) else [] if default is None else [default]
+        if len(values) != 1 or values[0].startswith("$"):
+            raise BadInput(f"--{name} needs one value, and the arguments say {' '.join(values) or 'nothing'}")
+        return values[0]
+
+    def number(self, name: str, default: str | None = None) -> float:
+        """The flag's value."""
+        text = self.text(name, default)
+        try:
+            return float(text)
+        except ValueError as error:
+            raise BadInput(f"--{name} is {text!r}, not a number") from error
+
+
+def _count_in_iterations(given: _Given) -> list[str]:
+    """Puts iterations in place of samples and fractions; what of the schedule has no counterpart."""
+    flags = given.flags
+    flags.setdefault("global-batch-size", [given.text("micro-batch-size")])
+    rampup = [int(text) for text in flags["rampup-batch-size"]] if given.has("rampup-batch-size") else None
+    train = {
+        "global_batch_size": given.text("global-batch-size"),
+        "microbatch_size": given.text("micro-batch-size"),
+        "rampup_batch_size": rampup,
+    }
+    batches = BatchSchedule(parse_config(train, TrainConfig, WHERE))
+    for samples, iterations in (("train-samples", "train-iters"), ("lr-warmup-samples", "lr-warmup-iters"),
+                                ("lr-decay-samples", "lr-decay-iters")):  # fmt: skip
+        if given.has(samples):
+            count = int(given.number(samples))
+            flags[iterations] = [str(bisect_left(range(count + 1), count, key=batches.samples_before))]
+    last = given.number("train-iters")
+    end = given.number("lr-decay-iters", str(last))
+    if given.has("lr-warmup-fraction"):
+        flags["lr-warmup-iters"] = [str(round(given.number("lr-warmup-fraction") * end))]
+    if end == last:
+        return []
+    return [f"the learning rate falls until iteration {end:.0f}; here it falls until the end"]
+
+
+def _derive(values: dict[str, dict[str, Any]], given: _Given) -> list[str]:
+    """Puts in what follows from several flags; what of them has no counterpart."""
+    model, train, parallel = values["model"], values["train"], values["parallel"]
+    if rampup := given.flags.get("rampup-batch-size"):
+        train["rampup_batch_size"] = rampup
+    train["validation_samples"] = max(1, int(given.number("eval-iters", "100")) * int(train["global_batch_size"]))
+    if given.has("num-layers-per-virtual-pipeline-stage"):
+        stages = int(parallel["pp"]) * int(given.number("num-layers-per-virtual-pipeline-stage"))
+        parallel["chunks"] = int(model["num_layers"]) // stages
+    if int(parallel["chunks"]) > 1:
+        parallel["schedule"] = "interleaved"
+    if given.flags.get("recompute-method") == ["uniform"] and parallel["recompute"] == "none":
+        parallel["recompute"] = "full"  # what the older name of the flag said
+    model["vocab_size"] = int(given.number("vocab-size", str(GPT2_VOCABULARY)))
+    multiple = int(given.number("make-vocab-size-divisible-by", "128"))
+    model["padded_vocab_size"] = padded_vocab_size(model["vocab_size"], multiple, int(parallel["tp"]))
+    return [
+        f"--{name} {given.text(name)} has no counterpart: {why}"
+        for name, must, why in (
+            ("attention-dropout", model["dropout"], "one dropout is for both here"),
+            ("ffn-hidden-size", str(4 * int(model["hidden_size"])), "it is four times the hidden size"),
+            ("max-position-embeddings", model["seq_length"], "it is the sequence length"),
+        )
+        if given.has(name) and not _equal(must, [given.text(name)])
+    ]
+
+
+def to_megatron(config: RunConfig) -> CommandLine:
+    """The flags with which Megatron-LM trains this; reading them gives the configuration again.
+
+    Raises BadInput for another model than GPT-2.
+    """
+    if config.model.family != "gpt2":
+        raise BadInput(f"a {config.model.family} is not trained by pretrain_gpt.py")
+    values = config.model_dump(mode="json")
+    model, train, parallel = config.model, config.train, config.parallel
+    flags = {name: str(_get(values, key)) for name, (key, _) in VALUES.items()}
+    if parallel.chunks == 1:
+        del flags["num-virtual-stages-per-pipeline-rank"]
+    if parallel.recompute == "none":
+        del flags["recompute-granularity"]
+    if parallel.recompute == "full":
+        flags["recompute-method"] = "uniform"
+    else:
+        del flags["recompute-num-layers"]
+    flags["lr-decay-style"] = train.decay.removeprefix("clipped-")
+    flags |= {
+        "max-position-embeddings": str(model.seq_length),
+        "attention-dropout": str(model.dropout),
+        "lr-decay-iters": str(train.iterations),
+        "eval-iters": str(-(-train.validation_samples // train.global_batch_size)),
+        "make-vocab-size-divisible-by": str(
+            128 if padded_vocab_size(model.vocab_size, 128, parallel.tp) == model.padded_vocab_size
+            else model.padded_vocab_size // parallel.tp
+        ),
+        "vocab-size": str(model.vocab_size),
+    }  # fmt: skip
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    if train.rampup_batch_size:
+        words += ["--rampup-batch-size", *map(str, train.rampup_batch_size)]
+    for name in ("fp16", "bf16", "sequence-parallel", "use-distributed-optimizer",
+                 "no-scatter-gather-tensors-in-pipeline"):  # fmt: skip
+        key, value = SWITCHES[name]
+        words += [f"--{name}"] * (_get(values, key) == value)
+    for flag, logger in LOGGERS.items():
+        words += [f"--{flag}", config.name] * (logger in config.record.loggers)
+    return CommandLine(words, _without_flag(config))
+
+
+def _without_flag(config: RunConfig) -> list[str]:
+    """What the configuration asks for that Megatron-LM does not do."""
+    train, parallel, usual = config.train, config.parallel, ParallelConfig()
+    return [
+        sentence
+        for is_so, sentence in (
+            (train.decay == "clipped-cosine", "train.decay = 'clipped-cosine', of 2019: cosine takes its place"),
+            (train.decay == "exponential", "train.decay = 'exponential'"),
+            (train.optimizer != "adam", f"train.optimizer = '{train.optimizer}'"),
+            (train.precision in ("fp64", "fp16-pure"), f"train.precision = '{train.precision}'"),
+            (train.skip_spikes, "train.skip_spikes"),
+            (parallel.schedule == "gpipe" and parallel.pp > 1, "parallel.schedule = 'gpipe'"),
+            (parallel.shard_parameters != usual.shard_parameters, "parallel.shard_parameters"),
+            (config.data.dataset is not None, "data.dataset: give --data-path and --split"),
+            (config.record.noise_scale, "record.noise_scale"),
+        )
+        if is_so
+    ]
+
+
+def _flags(words: Iterable[str]) -> dict[str, list[str]]:
+    """Values by flag, under its present name; the last of a name counts."""
+    flags: dict[str, list[str]] = {}
+    values: list[str] = []
+    for word in words:
+        if match := re.fullmatch(r"--([A-Za-z][\w-]*)(?:=(.*))?", word):
+            name = match[1].replace("_", "-")
+            values = [] if match[2] is None else [match[2]]
+            flags[FORMER.get(name, name)] = values
+        elif flags:
+            values.append(word)
+        else:
+            raise BadInput(f"{word!r} comes before the first flag: give pretrain_gpt.py's arguments, or one script")
+    return flags
+
+
+def _equal(text: str, values: list[str]) -> bool:
+    try:
+        return len(values) == 1 and (text == values[0] or float(text) == float(values[0]))
+    except ValueError:
+        return False
+
+
+def _put(values: dict[str, dict[str, Any]], key: str, value: Any) -> None:
+    section, _, name = key.partition(".")
+    values[section][name] = value
+
+
+def _get(values: dict[str, Any], key: str) -> Any:
+    section, _, name = key.partition(".")
+    return values[section][name]
+
+
+def script_or_arguments(given: Sequence[str]) -> list[str]:
+    """The arguments themselves, or those in a script that is named alone."""
+    if len(given) == 1 and not given[0].startswith("--"):
+        try:
+            return read_script(Path(given[0]).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{given[0]} cannot be read: {error}") from error
+    return list(given)

@@ -1,0 +1,165 @@
+"""Megatron-LM's command lines become configurations, and those command lines that become the same configurations."""
+
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from engine.cli import main, read_run_config
+from engine.config import RunConfig
+from engine.formats.megatron_flags import from_megatron, read_script, to_megatron
+from lineage.config import load_config
+from lineage.errors import BadInput
+from tests.commands import Command
+
+SCRIPTS: dict[str, str] = tomllib.loads(Path(__file__).with_name("megatron_scripts.toml").read_text(encoding="utf-8"))
+TABLE_1 = [name for name in SCRIPTS if "table_1" in name]
+SMALL = (
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+    "--micro-batch-size 2 --train-iters 9 --lr 1e-3"
+)
+
+
+def config_of(name: str) -> RunConfig:
+    return from_megatron(shlex.split(SCRIPTS[name])).config
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_second_translation_gives_the_first(name: str) -> None:
+    config = config_of(name)
+    line = to_megatron(config)
+    assert from_megatron(line.words).config == config
+    assert to_megatron(from_megatron(line.words).config) == line
+
+
+def test_the_scripts_of_2019_and_of_gpt_3() -> None:
+    first = config_of("v1.0:examples/pretrain_gpt2.sh")
+    assert (first.model.num_layers, first.model.hidden_size, first.model.num_heads, first.model.seq_length) == (
+        24,
+        1024,
+        16,
+        1024,
+    )
+    assert (first.train.microbatch_size, first.train.warmup_iterations, first.train.precision) == (8, 3200, "fp16")
+    assert (first.train.learning_rate, first.train.min_learning_rate, first.train.decay) == (1.5e-4, 1e-5, "cosine")
+    assert (first.parallel.recompute, first.train.validation_samples) == ("full", 80)
+    largest = config_of("v2.0:examples/pretrain_gpt3_175B.sh")
+    assert largest.train.rampup_batch_size == (16, 16, 5859375)
+    assert (largest.parallel.tp, largest.parallel.pp, largest.train.adam_beta2) == (8, 16, 0.95)
+    # 146,484,375 samples in batches of 1,536, and 3,814,697 iterations' worth less while the batch grows
+    assert 146_484_375 / 1536 < largest.train.iterations < 146_484_375 / 1536 + 5_859_375 / 16
+
+
+@pytest.mark.parametrize("name", TABLE_1)
+def test_the_published_table_has_the_scripts_models(name: str) -> None:
+    recipes = {path.stem: load_config(path, RunConfig) for path in Path("experiments/models/ptd-p").glob("*.toml")}
+    script = config_of(name)
+    same = [recipe for recipe in recipes.values()
+            if recipe.model.model_dump(include={"num_layers", "hidden_size", "num_heads", "seq_length"})
+            == script.model.model_dump(include={"num_layers", "hidden_size", "num_heads", "seq_length"})]  # fmt: skip
+    assert len(same) == 1
+    assert (same[0].parallel.tp, same[0].parallel.pp) == (script.parallel.tp, script.parallel.pp)
+
+
+@pytest.mark.parametrize("model", ["355m", "2.5b", "8.3b"])
+def test_ours_go_there_and_come_back(model: str) -> None:
+    config = read_run_config(model)
+    line = to_megatron(config)
+    back = from_megatron(line.words).config
+    lost = {"clipped-cosine": "cosine"}
+    expected = config.model_copy(update={
+        "name": "megatron", "data": back.data,
+        "train": config.train.model_copy(update={"decay": lost.get(config.train.decay, config.train.decay),
+                                                 "keep_checkpoints": back.train.keep_checkpoints}),
+    })  # fmt: skip
+    assert back == expected
+    assert ("clipped" in " ".join(line.missing)) == (config.train.decay in lost)
+
+
+SCRIPT = r"""
+#!/bin/bash
+# trains --num-layers 1 of nothing
+export LAYERS=2
+GPUS=${SLURM_GPUS:-8}
+MODEL=(
+    --num-layers $LAYERS   # two
+    --hidden-size 64 --num-attention-heads 4
+    --seq-length 32
+)
+OPTIONS=" \
+    --micro-batch-size 2 --lr 1e-3 \
+    --train-iters 9 --save $1 --num-workers ${GPUS}"
+torchrun --nproc_per_node $GPUS "/opt/pretrain_gpt.py" "${MODEL[@]}" \
+    $OPTIONS --log-interval 1 2>&1 | tee --append log
+"""
+
+
+def test_a_script_is_read_and_not_run(tmp_path: Path, command: Command) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT + f"touch {tmp_path / 'run'}\n")
+    done = command(main, "mlm-train", "from-megatron", path)
+    assert (done.code, done.err) == (0, "")
+    (tmp_path / "config.toml").write_text(done.out)
+    assert load_config(tmp_path / "config.toml", RunConfig) == from_megatron(shlex.split(SMALL)).config
+    assert "# without effect on what is computed: --num-workers 8\n" in done.out
+    assert not (tmp_path / "run").exists()
+    assert read_script("--lr 1 --fp16") == ["--lr", "1", "--fp16"]
+
+
+def test_what_has_no_counterpart_is_said(command: Command) -> None:
+    done = command(main, "mlm-train", "from-megatron", *shlex.split(SMALL),
+                   "--swiglu", "--position-embedding-type", "rope", "--ffn-hidden-size", 100, "--use-flash-attn",
+                   "--norm-epsilon", "0.00001", "--lr-decay-iters", 8)  # fmt: skip
+    assert done.code == 0
+    said = [line.removeprefix("WARNING: ") for line in done.err.splitlines()]
+    assert said == [
+        "--ffn-hidden-size 100 has no counterpart: it is four times the hidden size",
+        "--position-embedding-type rope has no counterpart",
+        "--swiglu has no counterpart",
+        "the learning rate falls until iteration 8; here it falls until the end",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (SMALL.replace("--lr 1e-3", ""), "--lr needs one value, and the arguments say nothing"),
+        (SMALL.replace("9", "$ITERATIONS"), "--train-iters needs one value, and the arguments say $ITERATIONS"),
+        (SMALL.replace("9", "nine"), "--train-iters is 'nine', not a number"),
+        (SMALL.replace("64", "63"), "hidden_size = 63 is not a multiple of num_heads = 4"),
+        (SMALL + " --rampup-batch-size 2 2", "rampup_batch_size"),
+        (SMALL + " --lr-warmup-samples many", "--lr-warmup-samples is 'many', not a number"),
+        ("train --lr 1", "'train' comes before the first flag"),
+        ("nowhere.sh", "nowhere.sh cannot be read"),
+    ],
+)
+def test_bad_arguments_get_one_sentence(words: str, said: str, command: Command) -> None:
+    done = command(main, "mlm-train", "from-megatron", *shlex.split(words))
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert said in done.err
+
+
+def test_another_family_is_refused() -> None:
+    with pytest.raises(BadInput, match="a bert is not trained by"):
+        to_megatron(read_run_config("bert-336m"))
+
+
+def test_differences_are_told_by_what_they_mean(tmp_path: Path, command: Command) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text('extends = "experiments/models/355m.toml"\n[model]\nnum_layers = 12\n[train]\nseed = 5\n'
+                     "checkpoint_interval = 7\n[parallel]\npp = 2\n")  # fmt: skip
+    assert command(main, "mlm-train", "diff", "355m", "355m").out == "nothing differs\n"
+    done = command(main, "mlm-train", "diff", "355m", other)
+    assert done.code == 0
+    assert done.out.splitlines()[:8] == [
+        "another model",
+        "  model.num_layers: 24 → 12",
+        "another training",
+        "  train.seed: 1234 → 5",
+        "the same numbers but for rounding",
+        "  parallel.pp: 1 → 2",
+        "the same numbers",
+        "  train.checkpoint_interval: 5000 → 7",
+    ]
+    assert "  parameters: 355,788,800 → 204,634,112" in done.out
