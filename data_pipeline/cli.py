@@ -96,6 +96,18 @@ def inspect(
 
 
 @app.command()
+def trace(
+    run: Annotated[Path, typer.Argument(help="Training run.")],
+    step: Annotated[int, typer.Option(help="Iteration, as metrics.jsonl counts them.", min=1)],
+) -> None:
+    """Print the text that a training run saw in an iteration: documents, places in them, data-parallel ranks."""
+    from data_pipeline.tokens.inspect_sample import trace_iteration
+
+    for line in trace_iteration(run, step):
+        print(line)
+
+
+@app.command()
 def stats(directory: Annotated[Path, typer.Argument(help="What `run` or a verb wrote.")]) -> None:
     """Print the attrition ledger: what each stage kept and dropped, and why."""
     from data_pipeline.ledger import format_ledger
@@ -138,4 +150,4 @@ def _open(dataset: Path) -> Path:
 
 def main() -> None:
     """Entry point."""
-    run_command(app, "run", ("run", *(stage.verb for stage in STAGES), "overlap", "inspect", "stats"))
+    run_command(app, "run", ("run", *(stage.verb for stage in STAGES), "overlap", "inspect", "trace", "stats"))

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.checkpoint import load_for_inference
-from engine.data.dataset import DATED_FILES
 from engine.launch.mesh import local_device
 from engine.model.stage_model import CausalModel
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from evaluation.scoring import ScoringModel
 from evaluation.store import ScoreStore
-from lineage.digest import content_digest, is_sealed
+from lineage.data_files import dataset_digest
+from lineage.digest import is_sealed
 from lineage.environment import user_cache
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 from lineage.records import Kind
@@ -47,7 +47,7 @@ class EvaluatedCheckpoint:
         except (BadInput, KeyError, TypeError) as error:
             raise DataMissing(f"the run of checkpoint {self.directory} does not name its dataset") from error
         for dataset in (named, run.parent / named.name):
-            if is_sealed(dataset) and content_digest(dataset, without=DATED_FILES) == digest:
+            if is_sealed(dataset) and dataset_digest(dataset) == digest:
                 return dataset
         raise DataMissing(f"the dataset {named} that {run.name} was trained on is not here")
 

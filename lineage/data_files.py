@@ -1,10 +1,21 @@
 """Schemas of the files of a dataset: its ledger and its data card."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
+from lineage.digest import content_digest
 from lineage.files import Document
+
+DATED_FILES = frozenset({"manifest.json", "ledger.json"})
+"""Files that say when and how fast a dataset was made, not what it is."""
+
+
+def dataset_digest(directory: Path) -> str:
+    """Digest of what a dataset is: the same for one built again from the same text."""
+    return content_digest(directory, without=DATED_FILES)
+
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]

@@ -1,11 +1,19 @@
-"""The text of a training sample, with the documents it was packed from."""
+"""The text of training samples, one of a dataset or those of an iteration, with the documents they were packed from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
-from data_pipeline.tokens.samples import PackedSamples
+import orjson
+
+from data_pipeline.tokens.samples import BlendedSamples, PackedSamples, Piece
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import Tokenizer
-from lineage.errors import BadInput
+from lineage.data_files import dataset_digest
+from lineage.digest import is_sealed
+from lineage.errors import BadInput, DataMissing
+from lineage.files import Step, TrainingSummary, parse_document, read_document
+from lineage.run import RunDirectory
 
 
 def show_sample(
@@ -25,7 +33,71 @@ def show_sample(
         f"=== sample {number:,} of {len(samples):,} in one epoch with seed {seed}: "
         f"{tokens:,} tokens of {len(pieces):,} documents"
     )
+    yield from _show(pieces, token_file, tokenizer)
+
+
+def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
+    """Lines that show what a training run saw in `iteration`, as its metrics.jsonl counts them, from 1.
+
+    Every sequence of the global batch has its place there and, of a complete run, the data-parallel rank that took it.
+    Raises BadInput for a run without that iteration or whose samples are no packed documents, DataMissing where its
+    dataset is not.
+    """
+    manifest = RunDirectory.open(run).manifest
+    config = manifest["config"]
+    if config["model"]["family"] != "gpt2":
+        raise BadInput(f"{run} trains a {config['model']['family']}, whose samples are not packed documents")
+    step, taken = _taken(run, iteration, config["train"])
+    datasets = _datasets(run, manifest)
+    parts = [(TokenFile(directory / "train_text_document"), weight) for directory, weight in datasets]
+    order = config["model"]["seq_length"], config["train"]["seed"]
+    samples = PackedSamples(parts[0][0], taken, *order) if len(parts) == 1 else BlendedSamples(parts, taken, *order)
+    tokenizer = Tokenizer.load(datasets[0][0] / "tokenizer")
+    micro, dp = config["train"]["microbatch_size"], _data_parallel_ranks(run)
+    assert step.samples is not None
+    assert step.batch_size is not None
+    for place in range(step.batch_size):
+        number = step.samples - step.batch_size + place
+        dataset = int(samples.datasets[number]) if isinstance(samples, BlendedSamples) else 0
+        rank = f", data-parallel rank {place // micro % dp}" if dp else ""
+        yield f"=== iteration {iteration:,}, sequence {place:,}{rank}: sample {number:,}, of {datasets[dataset][0]}"
+        yield from _show(samples.pieces(number), parts[dataset][0], tokenizer)
+
+
+def _show(pieces: Iterable[Piece], token_file: TokenFile, tokenizer: Tokenizer) -> Iterator[str]:
     for document, start, part in pieces:
         end, size = start + len(part), int(token_file.sizes[document])
         yield f"--- document {document:,}, tokens {start:,} to {end - 1:,} of {size:,}"
         yield tokenizer.decode(part)
+
+
+def _taken(run: Path, iteration: int, train: dict[str, Any]) -> tuple[Step, int]:
+    """The iteration's line, and the samples of the whole training, by which they are shuffled."""
+    try:
+        lines = [orjson.loads(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{run} has no metrics that can be read: {error}") from error
+    steps = {line["iteration"]: line for line in lines if line.get("kind") == "train"}
+    if iteration not in steps:
+        raise BadInput(f"{run} has no iteration {iteration:,}: its metrics go to {max(steps, default=0):,}")
+    last = steps[max(steps)]
+    left = train["iterations"] - last["iteration"]
+    if left and last["batch_size"] != train["global_batch_size"]:
+        raise BadInput(f"{run} is not complete and its batch still grows: its samples are not known yet")
+    return parse_document(steps[iteration], Step, "metrics.jsonl"), last["samples"] + left * last["batch_size"]
+
+
+def _datasets(run: Path, manifest: dict[str, Any]) -> list[tuple[Path, float]]:
+    """The datasets that the run was trained on, with their weights."""
+    named, digests = manifest["config"]["data"]["dataset"], manifest["parents"]
+    datasets = [(Path(named), 1.0)] if isinstance(named, str) else [(Path(name), weight) for name, weight in named]
+    for number, (directory, _) in enumerate(datasets, 1):
+        expected = digests["dataset" if len(datasets) == 1 else f"dataset {number}"]
+        if not is_sealed(directory) or dataset_digest(directory) != expected:
+            raise DataMissing(f"the dataset {directory} that {run.name} was trained on is not here")
+    return datasets
+
+
+def _data_parallel_ranks(run: Path) -> int | None:
+    path = run / "summary.json"
+    return read_document(path, TrainingSummary).layout.dp if path.is_file() else None

@@ -119,6 +119,10 @@ class BlendedSamples:
             for (token_file, _), weight, count in zip(parts, weights, used, strict=True)
         ]
 
+    def pieces(self, number: int) -> Iterator[Piece]:
+        """The documents, or parts of them, of the dataset that the `number`-th sample in training order is from."""
+        return self._parts[self.datasets[number]].pieces(int(self.numbers[number]))
+
     def sample(self, number: int) -> NDArray[np.int64]:
         """The `number`-th sample in training order, [s + 1] token ids."""
         return self._parts[self.datasets[number]].sample(int(self.numbers[number]))

@@ -9,14 +9,11 @@ from data_pipeline.tokens.samples import normalized
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import FILE_NAME, padded_vocab_size
 from engine.config import ModelConfig
-from lineage.data_files import DataCard
-from lineage.digest import content_digest, is_sealed, sha256_file, sha256_json
+from lineage.data_files import DataCard, dataset_digest
+from lineage.digest import is_sealed, sha256_file, sha256_json
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 from lineage.files import read_document
 from lineage.verified import check_seal_once
-
-DATED_FILES = frozenset({"manifest.json", "ledger.json"})
-"""Files that say when and how fast a dataset was made, not what it is."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class DatasetFacts:
         return cls(
             directories,
             tuple(normalized([weight for _, weight in parts]).tolist()),
-            tuple(content_digest(directory, without=DATED_FILES) for directory in directories),
+            tuple(map(dataset_digest, directories)),
             *vocabularies[0][:2],
         )
 

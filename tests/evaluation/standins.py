@@ -12,14 +12,14 @@ from torch.nn import functional as F
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.checkpoint import TrainingState, save_checkpoint
 from engine.config import DataSection, ModelConfig, RunConfig, TwinScale
-from engine.data.dataset import DATED_FILES
 from engine.model.gpt2 import GPT2
 from engine.optim.adam import FlatAdamW
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
 from evaluation.protocol import Request, Scores
 from evaluation.scoring import ScoringModel
-from lineage.digest import content_digest, seal
+from lineage.data_files import dataset_digest
+from lineage.digest import seal
 from lineage.run import RunDirectory
 
 SENTENCE = "the cat sat on a mat and saw another dog run over green hills while old rivers slept below"
@@ -103,7 +103,7 @@ def write_dataset(directory: Path) -> str:
     (directory / "documents" / "valid.jsonl").write_text("".join(lines), encoding="utf-8")
     Tokenizer.train(documents, 300).save(directory / "tokenizer")
     seal(directory)
-    return content_digest(directory, without=DATED_FILES)
+    return dataset_digest(directory)
 
 
 def write_run(root: Path, *, twin: bool = True, zero: bool = False) -> Path:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.checkpoint import complete_checkpoints
-from engine.data.dataset import DATED_FILES
 from engine.run.directory import read_metrics
-from lineage.digest import check_seal, content_digest, is_sealed, sealed_files, sha256_json
+from lineage.data_files import dataset_digest
+from lineage.digest import check_seal, is_sealed, sealed_files, sha256_json
 from lineage.records import read_records
 
 TIMED = {
@@ -43,7 +43,7 @@ def outcome(runs: Path) -> dict[str, str]:
         if path.suffix == ".csv" and path.stem not in OF_THE_MACHINE
     }
     return {
-        "data": content_digest(dataset, without=DATED_FILES),
+        "data": dataset_digest(dataset),
         "train": sha256_json([final.name, tensors, losses]),
         "evaluate": sha256_json([evaluations, records]),
         "report": sha256_json([path.name for path in page]),
