@@ -9,10 +9,11 @@ from lineage.benchmark import AGAINST, Benchmark, parse_benchmark, sentences, se
 from lineage.errors import BadInput, UserError
 from lineage.files import LearningRate, Timeline, parse_document, read_values
 from reports.exhibit import Draw, Exhibit, Section, Table
-from reports.files import Problem, file_name
-from reports.learning_rate import rate_curve_exhibit
+from reports.figures import pipeline_schedule
+from reports.figures.benchmarks import draw_axes, draw_differences, draw_goals, draw_rates
+from reports.files import Problem, Problems, file_name
 from reports.markup import folded
-from reports.numbers import exact, printable
+from reports.numbers import MISSING, exact, printable
 from reports.pipelines import PLAN_RULE, timeline_alt, timeline_data
 
 DATA_HEADS = ("case", "axis", "at", "contender", "measure", "unit", "kind", "round", "value", "goal")
@@ -31,9 +32,7 @@ class Benchmarks:
     @property
     def section(self) -> Section:
         """Its part of the page."""
-        return Section(
-            "benchmarks", "Benchmarks", self.exhibits, problems=[problem.sentence for problem in self.problems]
-        )
+        return Section("benchmarks", "Benchmarks", self.exhibits, (), [problem.sentence for problem in self.problems])
 
 
 def load_benchmarks(directory: Path) -> Benchmarks:
@@ -41,7 +40,7 @@ def load_benchmarks(directory: Path) -> Benchmarks:
     if not directory.is_dir():
         raise BadInput(f"{directory} is not a directory of benchmark results")
     exhibits: list[Exhibit] = []
-    problems, commits = [], []
+    problems, commits = Problems(), []
     for path in sorted([*directory.glob("*.json"), *directory.glob(f"*/{AGAINST}")]):
         try:
             exhibit, commit = _read(path)
@@ -49,9 +48,9 @@ def load_benchmarks(directory: Path) -> Benchmarks:
             exhibits.append(replace(exhibit, name=f"{exhibit.name}-{len(exhibits) + 1}") if taken else exhibit)
             commits.append(commit)
         except UserError as error:
-            problems.append(Problem("benchmarks", f"A benchmark cannot be shown: {error}.", damaged=True))
+            problems.add("benchmarks", f"A benchmark cannot be shown: {error}.")
     if not exhibits and not problems:
-        problems.append(Problem("benchmarks", f"There are no benchmark results in {directory.name}.", damaged=False))
+        problems.add("benchmarks", f"There are no benchmark results in {directory.name}.", damaged=False)
     resolved = directory.resolve()
     return Benchmarks(f"{resolved.parent.name}/{resolved.name}", tuple(exhibits), tuple(problems), tuple(commits))
 
@@ -59,11 +58,44 @@ def load_benchmarks(directory: Path) -> Benchmarks:
 def _read(path: Path) -> tuple[Exhibit, str]:
     """The exhibit and the commit of a file, which is a benchmark's or a learning-rate finder's."""
     values = read_values(path)
+    result: Benchmark | LearningRate
     if isinstance(values, dict) and values.get("benchmark") == "learning-rate":
-        curve = parse_document(values, LearningRate, path.name)
-        return rate_curve_exhibit("bench-learning-rate", curve), str(curve.environment.source.get("commit") or "")
-    result = parse_benchmark(values, path.name)
-    return _exhibit(result, path.name), str(result.environment.source.get("commit") or "")
+        result = parse_document(values, LearningRate, path.name)
+        exhibit = _rates_exhibit(result)
+    else:
+        result = parse_benchmark(values, path.name)
+        exhibit = _exhibit(result, path.name)
+    return exhibit, str(result.environment.source.get("commit") or "")
+
+
+def _rates_exhibit(result: LearningRate) -> Exhibit:
+    """A learning-rate finder's curve, what it says of the learning rate, and a line of data for each iteration."""
+    row = (printable(result.name), result.optimizer, str(result.global_batch_size), _rate(result.steepest_rate),
+           _rate(result.lowest_rate), _rate(result.suggestion))  # fmt: skip
+    lines = [tuple(map(exact, line)) for line in zip(result.rates, result.losses, result.smoothed, strict=True)]
+    caption = ["The loss never fell below that of the first learning rate: nothing is suggested."]
+    if result.suggestion is not None:
+        caption = [
+            f"With {result.optimizer} the smoothed loss is lowest at {_rate(result.lowest_rate)}; a tenth of "
+            f"that, {_rate(result.suggestion)}, is suggested.",
+            f"The sweep reached {_rate(result.rates[-1])} in {len(result.rates)} iterations of batch "
+            f"{result.global_batch_size}, seed {result.seed}.",
+        ]
+    return Exhibit(
+        "bench-learning-rate",
+        "Learning-rate finder",
+        [*caption, result.environment.sentence],
+        Table(("learning_rate", "loss", "smoothed_loss"), lines, 0),
+        shlex.join(result.environment.argv),
+        partial(draw_rates, result),
+        f"Loss over a rising learning rate, as it was and smoothed. {' '.join(caption)}",
+        (Table(("run", "optimizer", "batch", "falls fastest at", "lowest at", "suggested"), [row], 2),),
+        folded("How it was measured", result.notes),
+    )
+
+
+def _rate(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.3g}"
 
 
 def _exhibit(result: Benchmark, file: str) -> Exhibit:
@@ -73,26 +105,16 @@ def _exhibit(result: Benchmark, file: str) -> Exhibit:
         parse_document(case.timeline, Timeline, f"{file}, {case.name}") for case in result.cases if case.timeline
     ]
     if timelines:
-        from reports.figures import pipeline_schedule
-
         draw, data = partial(pipeline_schedule.draw, timelines), timeline_data(timelines, "measured")
         caption, alt = [PLAN_RULE, *caption], timeline_alt(timelines)
     elif result.benchmark == "against":
-        from reports.figures import against
-
         caption = [f"{', '.join(setting_lines(result)).capitalize()}.", *caption]
-        draw = partial(against.draw, result)
-        alt = f"Differences of two engines in each iteration, under their tolerance. {' '.join(caption)}"
+        draw = partial(draw_differences, result)
+        alt = "Differences of two engines in each iteration, under their tolerance."
     elif any(case.axis for case in result.cases):
-        from reports.figures import benchmark_curves
-
-        draw = partial(benchmark_curves.draw, result)
-        alt = f"What was measured along each axis, beside limits and closed forms. {' '.join(caption)}"
+        draw, alt = partial(draw_axes, result), "What was measured along each axis, beside limits and closed forms."
     elif any(ratio.goal is not None for case in result.cases for ratio in case.ratios):
-        from reports.figures import goals
-
-        draw = partial(goals.draw, result)
-        alt = f"Each ratio as a share of its goal, with least and most of the rounds. {' '.join(caption)}"
+        draw, alt = partial(draw_goals, result), "Each ratio as a share of its goal, with least and most of the rounds."
     return Exhibit(
         f"bench-{file_name(result.benchmark)}",
         result.title,
@@ -100,7 +122,7 @@ def _exhibit(result: Benchmark, file: str) -> Exhibit:
         data,
         shlex.join(result.environment.argv),
         draw,
-        alt,
+        f"{alt} {' '.join(caption)}" if draw else "",
         tuple(Table(*rows) for rows in tables(result)),
         folded("How it was measured", [*setting_lines(result), *result.notes]),
     )

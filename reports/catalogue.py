@@ -1,9 +1,12 @@
 """The tables and figures that the experiments catalogue names, each with a layer for every kind of number it has."""
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from statistics import fmean
 from typing import NamedTuple
+
+import pandas as pd
 
 from experiments.catalogue import Ablation, Experiment
 from experiments.verdicts import HELD, Results, Verdict
@@ -75,6 +78,17 @@ class Numbers(NamedTuple):
     verdicts: Sequence[Verdict]
 
     @property
+    def frame(self) -> pd.DataFrame:
+        """A row for each published number, its text the digits that were printed, then for each made here."""
+        claims = self.experiment.claims
+        rows = [
+            *((c.quantity, c.series, "published", c.x, c.value, str(c.value), None, None) for c in claims),
+            *((r.quantity, r.series, r.kind, r.x, r.value, _text(r), r.low, r.high) for r in self.records),
+        ]
+        frame = pd.DataFrame(rows, columns=["quantity", "series", "kind", "x", "value", "text", "low", "high"])
+        return frame.astype(dict.fromkeys(("x", "value", "low", "high"), float))
+
+    @property
     def x_name(self) -> str:
         """What stands on its x axis."""
         names = [part.x for part in self.experiment.parts] + [record.x_name for record in self.records]
@@ -109,22 +123,14 @@ def layers_of(numbers: Numbers, quantity: str) -> list[Layer]:
 
     Several of ours at a place become a mean with its spread; of several published the catalogue's first is drawn.
     """
-    claims = [claim for claim in numbers.experiment.claims if claim.quantity == quantity and claim.x is not None]
-    ours = [record for record in numbers.records if record.quantity == quantity and record.x is not None]
-    series = list(dict.fromkeys([claim.series for claim in claims] + [record.series for record in ours]))
-    layers = []
-    for rank, name in enumerate(series):
-        first: dict[float, Point] = {}
-        for claim in claims:
-            if claim.series == name and claim.x is not None:
-                first.setdefault(claim.x, Point(claim.x, float(claim.value)))
-        layers += [Layer(name, rank, "published", tuple(first[x] for x in sorted(first)))] if first else []
-        for kind in dict.fromkeys(record.kind for record in ours if record.series == name):
-            mine = [record for record in ours if (record.series, record.kind) == (name, kind)]
-            places = sorted({record.x for record in mine if record.x is not None})
-            merged = tuple(_point(x, [record for record in mine if record.x == x]) for x in places)
-            layers.append(Layer(name, rank, kind, merged))
-    return sorted(layers, key=lambda layer: layer.kind != "published")
+    frame = numbers.frame
+    shown = frame[(frame["quantity"] == quantity) & frame["x"].notna()]
+    series = list(shown["series"].unique())
+    layers = [
+        Layer(name, series.index(name), kind, tuple(_point(float(x), kind, at) for x, at in part.groupby("x")))
+        for (name, kind), part in shown.groupby(["series", "kind"], sort=False)
+    ]
+    return sorted(layers, key=lambda layer: (layer.kind != "published", layer.rank))
 
 
 def named(quantity: str) -> str:
@@ -134,27 +140,24 @@ def named(quantity: str) -> str:
 
 def _drawn(numbers: Numbers) -> str:
     """The quantity with most places on the x axis, a published one with numbers of ours first; empty for a table."""
-    places: dict[str, set[tuple[str, float]]] = {}
-    points = [(claim.quantity, claim.series, claim.x) for claim in numbers.experiment.claims]
-    points += [(record.quantity, record.series, record.x) for record in numbers.records]
-    for quantity, series, x in points:
-        if x is not None:
-            places.setdefault(quantity, set()).add((series, x))
+    frame = numbers.frame.dropna(subset="x").drop_duplicates(["quantity", "series", "x"])
+    places = {quantity: len(part) for quantity, part in frame.groupby("quantity", sort=False) if len(part) > 1}
+    if numbers.experiment.chart == "table" or not places:
+        return ""
+    if numbers.experiment.ablation and "validation_loss" in places:
+        return "validation_loss"
     ours = {record.quantity for record in numbers.records}
     published = {claim.quantity for claim in numbers.experiment.claims}
-    drawn = [quantity for quantity, at in places.items() if len(at) > 1]
-    if numbers.experiment.chart == "table" or not drawn:
-        return ""
-    if numbers.experiment.ablation and "validation_loss" in drawn:
-        return "validation_loss"
-    return max(drawn, key=lambda quantity: (quantity in published, quantity in ours, len(places[quantity])))
+    return max(places, key=lambda quantity: (quantity in published, quantity in ours, places[quantity]))
 
 
-def _point(x: float, records: Sequence[Record]) -> Point:
-    if len(records) == 1:
-        return Point(x, records[0].value, records[0].low, records[0].high)
-    values = [record.value for record in records]
-    return Point(x, fmean(values), min(values), max(values), len(values))
+def _point(x: float, kind: Kind, at: pd.DataFrame) -> Point:
+    """What is drawn at a place: the catalogue's first published number, or the mean of those made here."""
+    values = at["value"].tolist()
+    if kind != "published" and len(values) > 1:
+        return Point(x, fmean(values), min(values), max(values), len(values))
+    low, high = (None if math.isnan(end) else float(end) for end in at.iloc[0][["low", "high"]])
+    return Point(x, values[0], low, high)
 
 
 def _data(numbers: Numbers) -> Table:
@@ -179,33 +182,24 @@ def _data(numbers: Numbers) -> Table:
 
 def _table(numbers: Numbers, without: set[str]) -> Table:
     """A row for each series and place with a published number, a column for each quantity and kind."""
-    claims = [claim for claim in numbers.experiment.claims if claim.quantity not in without]
-    wanted = list(dict.fromkeys(claim.quantity for claim in claims))
-    ours = [record for record in numbers.records if record.quantity in wanted]
-    columns: list[tuple[str, Kind]] = []
-    for quantity in wanted:
-        kinds = dict.fromkeys(record.kind for record in ours if record.quantity == quantity)
-        columns += [(quantity, kind) for kind in ("published", *kinds)]
-    cells: dict[tuple[str, float | None], dict[tuple[str, Kind], list[str]]] = {}
-    for claim in claims:
-        cells.setdefault((claim.series, claim.x), {}).setdefault((claim.quantity, "published"), []).append(
-            str(claim.value)
-        )
-    for record in ours:
-        if row := cells.get((record.series, record.x)):
-            row.setdefault((record.quantity, record.kind), []).append(_found(record))
-    positioned = any(x is not None for _, x in cells)
-    rows = [
-        [series, *([MISSING if x is None else show_place(x)] if positioned else []),
-         *("; ".join(dict.fromkeys(row.get(column, [MISSING]))) for column in columns)]
-        for (series, x), row in cells.items()
-    ]  # fmt: skip
-    position = [POSITIONS.get(numbers.x_name, numbers.x_name)] if positioned else []
-    heads = ["", *position, *(f"{named(quantity)} {KIND_GLYPHS[kind]} {kind}" for quantity, kind in columns)]
+    wanted = list(dict.fromkeys(c.quantity for c in numbers.experiment.claims if c.quantity not in without))
+    shown = numbers.frame[lambda frame: frame["quantity"].isin(wanted)]
+    columns = sorted(
+        dict.fromkeys(zip(shown["quantity"], shown["kind"], strict=True)), key=lambda c: wanted.index(c[0])
+    )
+    positioned = bool(shown["x"][shown["kind"] == "published"].notna().any())
+    rows = []
+    for (series, x), row in shown.groupby(["series", "x"], sort=False, dropna=False):
+        if "published" in set(row["kind"]):
+            texts = row.groupby(["quantity", "kind"])["text"].unique()
+            position = [MISSING if math.isnan(x) else show_place(x)] if positioned else []
+            rows.append([series, *position, *("; ".join(texts.get(column, [MISSING])) for column in columns)])
+    place = [POSITIONS.get(numbers.x_name, numbers.x_name)] if positioned else []
+    heads = ["", *place, *(f"{named(quantity)} {KIND_GLYPHS[kind]} {kind}" for quantity, kind in columns)]
     return Table(heads, rows)
 
 
-def _found(record: Record) -> str:
+def _text(record: Record) -> str:
     interval = "" if record.low is None or record.high is None else f" ({show(record.low)} to {show(record.high)})"
     return f"{show(record.value)}{interval}"
 
@@ -244,46 +238,37 @@ def _repeats(layers: Iterable[Layer]) -> list[str]:
 
 
 def _arms(numbers: Numbers) -> list[str]:
-    """Of an ablation: its question, how each arm ended, and how it was trained."""
+    """Of an ablation: its question, how each arm ended, where it diverged, and how it was trained."""
     ablation = numbers.experiment.ablation
     if ablation is None or not numbers.records:
         return []
-    if ablation.learning_rates or ablation.finder:
-        return [ablation.question, *_over_rates(ablation, numbers.records)]
-    ends = []
-    for arm in ablation.arms:
-        mine = [record for record in numbers.records if record.series == arm.name]
-        losses = [record.value for record in mine if record.quantity == "validation_loss"]
-        lost = sum(record.value for record in mine if record.quantity == "diverged")
-        spread = f" ({min(losses):.3f} to {max(losses):.3f})" if len(losses) > 1 else ""
-        loss = f"{fmean(losses):.3f}{spread}" if losses else "no number"
-        ends.append(f"{arm.name} {loss}" + (f", {lost:g} of {len(ablation.seeds)} seeds diverged" if lost else ""))
-    seeds = ", ".join(map(str, ablation.seeds))
-    trained = f"{ablation.train['iterations']:,} iterations of batch {ablation.train['global_batch_size']}"
-    return [ablation.question, f"Validation loss after {trained}, seeds {seeds}: {'; '.join(ends)}."]
-
-
-def _over_rates(ablation: Ablation, records: Sequence[Record]) -> list[str]:
-    """Of a sweep over learning rates: where each arm's loss is lowest, and where it diverges."""
+    frame = numbers.frame[lambda frame: frame["kind"] != "published"]
+    ends = [f"{arm.name} {_end(ablation, frame[frame['series'] == arm.name])}" for arm in ablation.arms]
     seeds = f"seeds {', '.join(map(str, ablation.seeds))}"
-    said = []
-    for arm in ablation.arms:
-        mine = [record for record in records if record.series == arm.name]
-        if ablation.finder:
-            rates = [record.value for record in mine if record.quantity == "lowest_loss_rate"]
-            said.append(f"{arm.name} {' and '.join(f'{rate:.3g}' for rate in rates) or 'nowhere'}")
-            continue
-        losses = {
-            rate: [record.value for record in mine if (record.quantity, record.x) == ("validation_loss", rate)]
-            for rate in ablation.learning_rates
-        }
-        means = {rate: fmean(values) for rate, values in losses.items() if values}
-        shown = ", ".join(f"{loss:.3f} at {rate:g}" for rate, loss in means.items())
-        lost = [f"{record.x:g}" for record in mine if record.quantity == "diverged" and record.value]
-        said.append(f"{arm.name} {shown}" + (f", diverged at {', '.join(dict.fromkeys(lost))}" if lost else ""))
-    what = "The smoothed loss is lowest at" if ablation.finder else "Validation loss at the end, mean of"
     trained = f"{ablation.train['iterations']:,} iterations of batch {ablation.train['global_batch_size']}"
-    return [f"{what} {seeds}, {trained}: {'; '.join(said)}."]
+    what = f"Validation loss after {trained}, {seeds}"
+    if ablation.finder or ablation.learning_rates:
+        of = "The smoothed loss is lowest at" if ablation.finder else "Validation loss at the end, mean of"
+        what = f"{of} {seeds}, {trained}"
+    return [ablation.question, f"{what}: {'; '.join(ends)}."]
+
+
+def _end(ablation: Ablation, arm: pd.DataFrame) -> str:
+    """How an arm ended: the rate of its lowest loss, its loss at each rate, or its loss over the seeds."""
+    rates, losses, lost = (
+        arm[arm["quantity"] == quantity] for quantity in ("lowest_loss_rate", "validation_loss", "diverged")
+    )
+    if ablation.finder:
+        return " and ".join(f"{rate:.3g}" for rate in rates["value"]) or "nowhere"
+    if ablation.learning_rates:
+        means = losses.groupby("x")["value"].mean()
+        shown = ", ".join(f"{loss:.3f} at {rate:g}" for rate, loss in means.items())
+        at = ", ".join(f"{rate:g}" for rate in lost[lost["value"] > 0]["x"].unique())
+        return shown + (f", diverged at {at}" if at else "")
+    loss, count = losses["value"], lost["value"].sum()
+    spread = f" ({loss.min():.3f} to {loss.max():.3f})" if len(loss) > 1 else ""
+    ended = f"{loss.mean():.3f}{spread}" if len(loss) else "no number"
+    return ended + (f", {count:g} of {len(ablation.seeds)} seeds diverged" if count else "")
 
 
 def _agreement(verdicts: Sequence[Verdict]) -> list[str]:

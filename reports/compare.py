@@ -11,13 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from lineage.errors import BadInput
-from lineage.files import Step
 from lineage.records import Record
 from lineage.run import RunDirectory
 from reports.files import Problem
 from reports.load import load_reproduction
 from reports.numbers import MISSING, show
-from reports.training_runs import Training, read_training
+from reports.training_runs import CURVES, Training, read_training
 from reports.watch import sparkline
 
 ENVIRONMENT = ("mlm_repro", "source", "python", "platform", "cpu", "cores", "gpus", "packages", "variables")
@@ -120,12 +119,15 @@ def _read_side(directory: Path) -> Side:
     manifest, name = run.manifest, run.path.name
     if manifest.get("kind") == "training":
         training = read_training(run.path, name)
-        curves = _training_curves(training)
+        curves = {title: ys for field, title in CURVES.items() if (ys := training.points(field)[1])}
         return Side(name, "training", manifest, dict(_training_values(training)), curves, training.problems)
     if manifest.get("kind") == "reproduction":
         reproduction = load_reproduction(run.path)
         own = [record for record in reproduction.records if record.kind != "published"]
-        return Side(name, "reproduction", manifest, dict(_last_values(own)), _record_curves(own), reproduction.problems)
+        last = {title: values[-1] for title, values in _by_quantity(own).items()}
+        curves = _by_quantity([record for record in own if record.x is not None])
+        curves = {title: values for title, values in curves.items() if len(values) > 1}
+        return Side(name, "reproduction", manifest, last, curves, reproduction.problems)
     raise BadInput(f"{directory} is neither a training run nor a reproduction but {manifest.get('kind')!s}")
 
 
@@ -144,45 +146,13 @@ def _training_values(training: Training) -> Iterator[tuple[str, float]]:
             yield "largest rank, MB", max(summary.memory.measured_bytes) / 1e6
 
 
-def _training_curves(training: Training) -> dict[str, tuple[float, ...]]:
-    def values(field: str) -> tuple[float, ...]:
-        numbers = (_number(step, field) for step in training.steps)
-        return tuple(value for value in numbers if value is not None)
-
-    curves = {
-        "training loss": values("loss"),
-        "validation perplexity": tuple(validation.perplexity for validation in training.validations),
-        "gradient norm": values("gradient_norm"),
-        "tokens per second": values("tokens_per_second"),
-    }
-    return {name: curve for name, curve in curves.items() if curve}
-
-
-def _number(step: Step, field: str) -> float | None:
-    value: float | None = getattr(step, field)
-    return value
-
-
-def _last_values(records: list[Record]) -> Iterator[tuple[str, float]]:
-    """The value of each quantity, of a curve its last."""
-    last: dict[str, tuple[float, float]] = {}
+def _by_quantity(records: list[Record]) -> dict[str, tuple[float, ...]]:
+    """The values of each quantity by ascending x."""
+    pairs: dict[str, list[tuple[float, float]]] = {}
     for record in records:
-        name, x = _name(record), record.x or 0.0
-        if name not in last or x >= last[name][0]:
-            last[name] = (x, record.value)
-    yield from ((name, value) for name, (_, value) in last.items())
-
-
-def _record_curves(records: list[Record]) -> dict[str, tuple[float, ...]]:
-    points: dict[str, list[tuple[float, float]]] = {}
-    for record in records:
-        if record.x is not None:
-            points.setdefault(_name(record), []).append((record.x, record.value))
-    return {name: tuple(y for _, y in sorted(values)) for name, values in points.items() if len(values) > 1}
-
-
-def _name(record: Record) -> str:
-    return f"{record.series} {record.quantity.replace('_', ' ')}"
+        title = f"{record.series} {record.quantity.replace('_', ' ')}"
+        pairs.setdefault(title, []).append((record.x or 0.0, record.value))
+    return {title: tuple(y for _, y in sorted(mine, key=lambda pair: pair[0])) for title, mine in pairs.items()}
 
 
 def _table(title: str, names: tuple[str, str]) -> Table:

@@ -1,18 +1,14 @@
 """Evaluation results as the evaluation room wrote them: every convention of a perplexity side by side."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from pydantic import Field
 
-from lineage.errors import UserError
-from lineage.files import Document, read_document
+from lineage.files import Document
 from lineage.records import Kind
 from reports.exhibit import Table
-from reports.files import Problem
-from reports.numbers import MISSING, show
+from reports.numbers import show
 
 EVALUATIONS = "evaluations"
 CONVENTIONS = ("perplexity", "per sub-word", "per original word", "per lm-eval word", "bits per byte")
@@ -25,6 +21,11 @@ class Block(Document):
     title: str
     num_scored: Annotated[int, Field(ge=0)] = 0
     nll: float = 0.0
+
+    @property
+    def loss(self) -> float | None:
+        """Nats per sub-word; None where nothing was scored."""
+        return self.nll / self.num_scored if self.num_scored else None
 
 
 class Evaluation(Document):
@@ -57,56 +58,48 @@ class Evaluation(Document):
         return self.perplexity_standard_error
 
     @property
-    def conventions(self) -> tuple[float | None, ...]:
-        """Values in the order of CONVENTIONS."""
-        words = (self.subword_perplexity, self.original_token_perplexity, self.lm_eval_word_perplexity)
-        return (self.perplexity, *words, self.bits_per_byte)
+    def cells(self) -> tuple[str, ...]:
+        """As text what CONVENTIONS names, or for a last-word test what LAST_WORD names."""
+        first = show(self.perplexity) + ("" if self.spread is None else f" ± {show(self.spread)}")
+        if self.accuracy is None:
+            words = (self.subword_perplexity, self.original_token_perplexity, self.lm_eval_word_perplexity)
+            return (first, *map(show, (*words, self.bits_per_byte)))
+        error = "" if self.standard_error is None else f" ± {100 * self.standard_error:.2f}"
+        correct = f"{show(self.num_correct)} of {show(self.num_examples)}"
+        return f"{100 * self.accuracy:.2f}{error} %", correct, first
+
+    @property
+    def articles(self) -> list[tuple[str, str, str]]:
+        """Title, sub-words scored and loss per sub-word of each."""
+        return [(block.title, show(block.num_scored), show(block.loss)) for block in self.blocks]
 
 
-@dataclass(frozen=True)
-class Row:
-    """One evaluation as the page shows it."""
-
-    model: str
-    result: Evaluation
-    cells: tuple[str, ...]
-    articles: tuple[tuple[str, str, str], ...]
-    """Title, sub-words scored and loss per sub-word."""
-
-
-def load_evaluations(directory: Path) -> tuple[dict[str, Evaluation], list[Problem]]:
-    """The results of a reproduction by file stem, and a sentence for each that cannot be used."""
-    evaluations, problems = {}, []
-    for path in sorted((directory / EVALUATIONS).glob("*.json")):
-        try:
-            evaluations[path.stem] = read_document(path, Evaluation)
-        except UserError as error:
-            problems.append(Problem(EVALUATIONS, f"An evaluation cannot be shown: {error}.", damaged=True))
-    return evaluations, problems
-
-
-def evaluation_rows(evaluations: dict[str, Evaluation], order: Sequence[str]) -> tuple[list[Row], list[Row]]:
-    """Perplexities of texts and last-word tests, each by model size."""
-    rows = [_row(stem.removesuffix(f"-{result.task}"), result) for stem, result in evaluations.items()]
+def with_models(evaluations: Mapping[str, Evaluation], order: Sequence[str]) -> list[tuple[str, Evaluation]]:
+    """Each result with its model, which its file stem begins with, in the models' order."""
+    named = [(stem.removesuffix(f"-{result.task}"), result) for stem, result in evaluations.items()]
     places = {name: place for place, name in enumerate(order)}
-    rows.sort(key=lambda row: (row.result.task, places.get(row.model, len(places)), row.model))
-    texts = [row for row in rows if row.result.accuracy is None]
-    return texts, [row for row in rows if row.result.accuracy is not None]
+    return sorted(named, key=lambda pair: (places.get(pair[0], len(places)), pair[0]))
 
 
-def evaluations_tables(evaluations: dict[str, Evaluation], order: Sequence[str]) -> list[Table]:
+def by_protocol(evaluations: Mapping[str, Evaluation], order: Sequence[str]) -> list[tuple[str, Evaluation]]:
+    """Perplexities of texts, then last-word tests, each by protocol and model."""
+    return sorted(with_models(evaluations, order), key=lambda pair: (pair[1].accuracy is not None, pair[1].task))
+
+
+def evaluations_tables(evaluations: Mapping[str, Evaluation], order: Sequence[str]) -> list[Table]:
     """Perplexities by convention and last-word tests as the page shows them."""
-    groups = zip(
-        ("Perplexity", "Last word"), (CONVENTIONS, LAST_WORD), evaluation_rows(evaluations, order), strict=True
-    )
-    return [
-        Table(("model", "protocol", "kind", *heads, "checkpoint"), [_line(row) for row in rows], 3, title)
-        for title, heads, rows in groups
-        if rows
-    ]
+    tables = []
+    for title, heads, is_cloze in (("Perplexity", CONVENTIONS, False), ("Last word", LAST_WORD, True)):
+        rows = [
+            (model, result.task, f"{result.kind}{', partial' if result.partial else ''}", *result.cells,
+             result.checkpoint_digest[:16])
+            for model, result in by_protocol(evaluations, order) if (result.accuracy is not None) == is_cloze
+        ]  # fmt: skip
+        tables += [Table(("model", "protocol", "kind", *heads, "checkpoint"), rows, 3, title)] if rows else []
+    return tables
 
 
-def evaluations_data(evaluations: dict[str, Evaluation]) -> Table:
+def evaluations_data(evaluations: Mapping[str, Evaluation]) -> Table:
     """A line for each result, numbers as recorded."""
     fields = [name for name in Evaluation.model_fields if name not in ("protocol", "checkpoint", "blocks")]
     rows = [
@@ -114,24 +107,3 @@ def evaluations_data(evaluations: dict[str, Evaluation]) -> Table:
         for stem, evaluation in evaluations.items()
     ]
     return Table(["evaluation", *fields], rows, 3)
-
-
-def _line(row: Row) -> tuple[str, ...]:
-    result = row.result
-    kind = f"{result.kind}{', partial' if result.partial else ''}"
-    return row.model, result.task, kind, *row.cells, result.checkpoint_digest[:16]
-
-
-def _row(model: str, result: Evaluation) -> Row:
-    perplexity = show(result.perplexity) + ("" if result.spread is None else f" ± {show(result.spread)}")
-    if result.accuracy is None:
-        cells = (perplexity, *map(show, result.conventions[1:]))
-    else:
-        error = "" if result.standard_error is None else f" ± {100 * result.standard_error:.2f}"
-        correct = f"{show(result.num_correct)} of {show(result.num_examples)}"
-        cells = (f"{100 * result.accuracy:.2f}{error} %", correct, perplexity)
-    articles = tuple(
-        (block.title, show(block.num_scored), show(block.nll / block.num_scored) if block.num_scored else MISSING)
-        for block in result.blocks
-    )
-    return Row(model, result, cells, articles)

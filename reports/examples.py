@@ -8,12 +8,11 @@ from markupsafe import Markup
 
 from lineage.files import Example, ExampleHead
 from reports.curves import Curve, model_order
-from reports.evaluations import Evaluation
+from reports.evaluations import Evaluation, with_models
 from reports.exhibit import Exhibit, Section, Table
-from reports.figures import article_perplexity
+from reports.figures.curves import draw_articles
 from reports.files import file_name
-from reports.kept_examples import EXAMPLES
-from reports.load import Reproduction
+from reports.load import EXAMPLES, Reproduction
 from reports.markup import template_environment
 from reports.numbers import MISSING, exact, printable, show
 from reports.reproduced import make_command, own_kind
@@ -22,18 +21,14 @@ from reports.reproduced import make_command, own_kind
 def detail_section(reproduction: Reproduction) -> Section:
     """What the evaluations hold below their totals."""
     order = model_order(reproduction)
-    named = sorted(
-        ((stem.removesuffix(f"-{result.task}"), result) for stem, result in reproduction.evaluations.items()),
-        key=lambda pair: (order.index(pair[0]) if pair[0] in order else len(order), pair[0]),
-    )
-    examples = reproduction.examples
+    named, head = with_models(reproduction.evaluations, order), reproduction.head
     exhibits = [
         *([_protocols(reproduction, named)] if named else []),
         *_articles(reproduction, named, order),
-        *([_browser(reproduction, examples.head, examples.found)] if examples.head and examples.found else []),
+        *([_browser(reproduction, head, reproduction.examples)] if head and reproduction.examples else []),
     ]
-    problems = [problem.sentence for problem in examples.problems]
-    if not examples.head and not problems:
+    problems = reproduction.problems_of(EXAMPLES)
+    if not head and not problems:
         problems.append(f"This reproduction keeps no examples ({EXAMPLES}).")
     title = "Evaluation by checkpoint, article and example"
     return Section("evaluation-detail", title, exhibits, (), problems)
@@ -69,22 +64,19 @@ def _headline(result: Evaluation | None) -> str:
 
 
 def _articles(reproduction: Reproduction, named: list[tuple[str, Evaluation]], order: list[str]) -> list[Exhibit]:
+    """A figure for each protocol whose text has articles."""
     exhibits = []
     for task in dict.fromkeys(result.task for _, result in named):
+        mine = {model: result for model, result in named if result.task == task and model in order}
         losses = {
-            model: by_model
-            for model, result in named
-            if result.task == task and model in order and len(by_model := _losses(result)) > 1
+            model: {place: block.loss for place, block in enumerate(result.blocks) if block.loss is not None}
+            for model, result in mine.items()
         }
+        losses = {model: articles for model, articles in losses.items() if len(articles) > 1}
         if losses:
-            titles = {m: [block.title for block in result.blocks] for m, result in named if result.task == task}
+            titles = {model: [block.title for block in result.blocks] for model, result in mine.items()}
             exhibits.append(_articles_exhibit(reproduction, task, losses, titles, order))
     return exhibits
-
-
-def _losses(result: Evaluation) -> dict[int, float]:
-    """Nats per sub-word of the articles that were scored, by their place."""
-    return {place: block.nll / block.num_scored for place, block in enumerate(result.blocks) if block.num_scored}
 
 
 def _articles_exhibit(
@@ -99,21 +91,20 @@ def _articles_exhibit(
     places = sorted(losses[leader], key=lambda place: losses[leader][place])
     curves = []
     for model, articles in losses.items():
-        points = [
-            (float(x), math.exp(min(articles[place], 700.0))) for x, place in enumerate(places) if place in articles
-        ]
-        if points:
-            xs, ys = zip(*points, strict=True)
-            curves.append(Curve(model, kind, order.index(model), xs, ys))
+        if xs := [float(x) for x, place in enumerate(places) if place in articles]:
+            ys = [math.exp(min(articles[place], 700.0)) for place in places if place in articles]
+            curves.append(Curve(model, kind, order.index(model), tuple(xs), tuple(ys)))
     rows = [
-        [kind, model, titles[model][place], exact(articles[place])]
+        [kind, model, titles[model][place], exact(loss)]
         for model, articles in losses.items()
-        for place in articles
+        for place, loss in articles.items()
     ]
-    easy, hard = (printable(titles[leader][places[end]].strip()) for end in (0, -1))
-    values = [math.exp(min(losses[leader][places[end]], 700.0)) for end in (0, -1)]
+    ends = [
+        f"{printable(titles[leader][place].strip())} ({show(math.exp(min(losses[leader][place], 700.0)))})"
+        for place in (places[0], places[-1])
+    ]
     caption = [
-        f"Articles in the order of {leader}: from {easy} ({show(values[0])}) to {hard} ({show(values[1])}).",
+        f"Articles in the order of {leader}: from {ends[0]} to {ends[1]}.",
         "The same model, the same tokenizer: how hard a text is differs by article.",
     ]
     return Exhibit(
@@ -122,7 +113,7 @@ def _articles_exhibit(
         caption,
         Table(("kind", "model", "article", "nats per sub-word"), rows, 3),
         make_command(reproduction, "table-3"),
-        partial(article_perplexity.draw, curves),
+        partial(draw_articles, curves),
         f"Perplexity per sub-word of {len(places)} articles for {len(curves)} models. {caption[0]}",
     )
 
@@ -130,21 +121,13 @@ def _articles_exhibit(
 def _browser(reproduction: Reproduction, head: ExampleHead, examples: Sequence[Example]) -> Exhibit:
     kind = own_kind(reproduction)
     rows = [
-        [
-            kind,
-            str(example.index),
-            example.context,
-            example.target,
-            model,
-            "yes" if right else "no",
-            exact(log_probability),
-        ]
-        for example in examples
-        for model, right, log_probability in zip(head.models, example.correct, example.log_probability, strict=True)
+        [kind, str(one.index), one.context, one.target, model, "yes" if right else "no", exact(log_probability)]
+        for one in examples
+        for model, right, log_probability in zip(head.models, one.correct, one.log_probability, strict=True)
     ]
-    right = [sum(example.correct[place] for example in examples) for place in range(len(head.models))]
     counts = "; ".join(
-        f"{model} {count:,} of {len(examples):,}" for model, count in zip(head.models, right, strict=True)
+        f"{model} {sum(one.correct[place] for one in examples):,} of {len(examples):,}"
+        for place, model in enumerate(head.models)
     )
     template = template_environment().get_template("examples.html")
     return Exhibit(

@@ -6,7 +6,7 @@ from pathlib import Path
 from lineage.atomic import write_bytes
 from lineage.errors import BadInput
 from reports.exhibit import Exhibit
-from reports.render import FORMATS, Drawing, figure_bytes, write_drawing
+from reports.render import CANVASES, Drawing, figure_bytes
 
 TEXTS = ("csv", "md", "tex")
 
@@ -16,7 +16,8 @@ def write_exhibit(folder: Path, exhibit: Exhibit, drawing: Drawing | None) -> No
     for form in TEXTS if exhibit.tables else TEXTS[:1]:
         (folder / f"{exhibit.name}.{form}").write_bytes(_text(exhibit, form))
     if drawing:
-        write_drawing(folder, exhibit.name, drawing)
+        (folder / f"{exhibit.name}.svg").write_bytes(drawing.svg)
+        (folder / f"{exhibit.name}.png").write_bytes(drawing.png)
 
 
 def export_exhibit(exhibits: Iterable[Exhibit], name: str, form: str, folder: Path) -> Path:
@@ -29,11 +30,11 @@ def export_exhibit(exhibits: Iterable[Exhibit], name: str, form: str, folder: Pa
     if wanted not in by_name:
         raise BadInput(f"there is no figure or table {name!r}; there are {', '.join(sorted(by_name))}")
     exhibit = by_name[wanted]
-    forms = ("csv", *(TEXTS[1:] if exhibit.tables else ()), *(FORMATS if exhibit.draw else ()))
+    forms = ("csv", *(TEXTS[1:] if exhibit.tables else ()), *(CANVASES if exhibit.draw else ()))
     if form not in forms:
         raise BadInput(f"{wanted} has no {form!r}; it can be written as {', '.join(forms)}")
     path = folder / f"{wanted}.{form}"
-    write_bytes(path, figure_bytes(exhibit, form) if form in FORMATS else _text(exhibit, form))
+    write_bytes(path, figure_bytes(exhibit, form) if form in CANVASES else _text(exhibit, form))
     return path
 
 

@@ -1,18 +1,17 @@
 """Runs of the catalogue's experiments, and where every number on the page came from."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from experiments.catalogue import load_experiments
-from experiments.verdicts import NOT_RUN, Results, load_results
+from experiments.verdicts import Results, load_results
 from lineage.digest import is_sealed
 from lineage.errors import BadInput, UserError
-from lineage.files import one_line
+from lineage.files import Manifest, one_line, read_document
 from lineage.records import Record
 from lineage.run import MANIFEST, RunDirectory
-from reports.files import Problem
+from reports.files import Problem, Problems
 from reports.load import RECORDS, SUMMARY, newest_reproduction
 
 
@@ -20,17 +19,31 @@ from reports.load import RECORDS, SUMMARY, newest_reproduction
 class Origin:
     """A run behind numbers on the page."""
 
-    name: str
-    kind: str
-    created: str
-    commit: str
-    """Empty where it was not recorded."""
-    is_dirty: bool
-    config_digest: str
-    inputs: dict[str, str]
-    """Digest of each input."""
-    hardware: str
-    seeds: tuple[int, ...]
+    path: Path
+    manifest: Manifest
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the directory that the run was written to."""
+        return f"{self.manifest.name}-{self.manifest.identity[:8]}"
+
+    @property
+    def created(self) -> str:
+        """When it was begun."""
+        return self.manifest.created.replace("T", " ").replace("+00:00", " UTC")
+
+    @property
+    def commit(self) -> str:
+        """Empty where it was not recorded."""
+        return str(self.manifest.environment.source.get("commit") or "")
+
+    @property
+    def hardware(self) -> str:
+        """Processor, cores and GPUs; empty where they were not recorded."""
+        started = self.manifest.environment
+        cores = f"{started.cores} cores" if started.cores else ""
+        return ", ".join(part for part in (started.cpu, cores, *started.gpus) if part)
 
 
 @dataclass(frozen=True)
@@ -39,36 +52,14 @@ class ExperimentRuns:
 
     results: Results
     origins: tuple[Origin, ...]
+    """Those that have records here."""
     problems: tuple[Problem, ...]
     """Each under the name of its experiment."""
-    given: bool
-    """Whether there was any run of an experiment, good or bad."""
-    directories: tuple[Path, ...] = ()
-    """Of the runs that have records here."""
 
 
-def origin_of(manifest: dict[str, Any], records: Iterable[Record]) -> Origin:
-    """Where the numbers of a run came from, as its manifest says."""
-    environment = manifest.get("environment", {})
-    source = environment.get("source", {})
-    cores = environment.get("cores")
-    hardware = [str(environment.get("cpu") or ""), f"{cores} cores" if cores else "", *environment.get("gpus", [])]
-    return Origin(
-        run_name(manifest),
-        str(manifest.get("kind", "")),
-        str(manifest.get("created", "")).replace("T", " ").replace("+00:00", " UTC"),
-        str(source.get("commit") or ""),
-        bool(source.get("dirty")),
-        str(manifest.get("config_digest", "")),
-        {str(name): str(digest) for name, digest in manifest.get("parents", {}).items()},
-        ", ".join(part for part in hardware if part),
-        tuple(sorted({record.seed for record in records if record.seed is not None})),
-    )
-
-
-def run_name(manifest: dict[str, Any]) -> str:
-    """The name of the directory that the run was written to."""
-    return f"{manifest.get('name', '')}-{str(manifest.get('identity', ''))[:8]}"
+def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
+    """The seeds behind some records."""
+    return tuple(sorted({record.seed for record in records if record.seed is not None}))
 
 
 def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
@@ -103,25 +94,22 @@ def load_experiment_runs(paths: Iterable[Path]) -> ExperimentRuns:
     known = load_experiments()
     records: list[Record] = []
     refused: dict[tuple[str, str, float | None], str] = {}
-    origins, directories, problems, given = [], [], [], False
+    origins, problems = [], Problems()
     for path in paths:
-        given = True
         name = path.name
         try:
-            manifest = RunDirectory.open(path).manifest
-            name = str(manifest["config"]["experiment"]["name"])
-            read = _read(path, name, name in known)
-        except (UserError, KeyError, TypeError, AttributeError) as error:
-            problems.append(Problem(name, f"The run {path.name} is left out: {one_line(error)}.", damaged=True))
+            run = RunDirectory.open(path).path
+            origin = Origin(run, read_document(run / MANIFEST, Manifest))
+            name = str(origin.manifest.config["experiment"]["name"])
+            results = _read(origin, name, name in known, problems)
+        except (UserError, KeyError, TypeError) as error:
+            problems.add(name, f"The run {path.name} is left out: {one_line(error)}.")
             continue
-        problems += read.problems
-        records += read.results.records
-        refused = read.results.refused | refused
-        if read.results.records:
-            origins.append(origin_of(manifest, read.results.records))
-            directories.append(path.resolve())
-    results = Results(tuple(records), refused, ())
-    return ExperimentRuns(results, tuple(origins), tuple(problems), given, tuple(directories))
+        records += results.records
+        refused = results.refused | refused
+        if results.records:
+            origins.append(replace(origin, seeds=seeds_of(results.records)))
+    return ExperimentRuns(Results(tuple(records), refused, ()), tuple(origins), tuple(problems))
 
 
 def _kind(path: Path) -> str:
@@ -146,30 +134,28 @@ def _newest_experiments(folder: Path) -> list[Path]:
     return [*linked, *(path for path in others if path.name.rpartition("-")[0] + "-" not in names)]
 
 
-def _read(path: Path, experiment: str, is_known: bool) -> ExperimentRuns:
-    def problem(sentence: str, damaged: bool) -> ExperimentRuns:
-        return ExperimentRuns(Results((), {}, ()), (), (Problem(experiment, sentence, damaged),), True)
-
+def _read(origin: Origin, experiment: str, is_known: bool, problems: Problems) -> Results:
+    """What a run holds that may be shown."""
+    run, path = f"The run {origin.path.name}", origin.path
     if not is_known:
-        return problem(f"The run {path.name} is left out: there is no experiment {experiment} now.", False)
-    if not is_sealed(path):
-        return problem(f"The run {path.name} has not finished: its numbers are left out.", False)
-    if not (path / RECORDS).is_file():
-        return problem(f"The run {path.name} has no result records ({RECORDS}).", True)
-    results = load_results([path])
-    kept, problems = [], []
-    for record in results.records:
-        reason = _refusal(record, experiment, run_name(RunDirectory(path).manifest))
-        if reason:
-            sentence = f"A number of {path.name} ({record.series}, {record.quantity}) is left out: {reason}."
-            problems.append(Problem(experiment, sentence, damaged=True))
-        else:
-            kept.append(record)
-    if not results.records:
-        has_reasons = (path / NOT_RUN).is_file() and results.refused
-        why = "none of its rows can run" if has_reasons else "it is empty"
-        problems.append(Problem(experiment, f"The run {path.name} holds no numbers: {why}.", damaged=False))
-    return ExperimentRuns(Results(tuple(kept), results.refused, ()), (), tuple(problems), True)
+        problems.add(experiment, f"{run} is left out: there is no experiment {experiment} now.", damaged=False)
+    elif not is_sealed(path):
+        problems.add(experiment, f"{run} has not finished: its numbers are left out.", damaged=False)
+    elif not (path / RECORDS).is_file():
+        problems.add(experiment, f"{run} has no result records ({RECORDS}).")
+    else:
+        results, kept = load_results([path]), []
+        for record in results.records:
+            if reason := _refusal(record, experiment, origin.name):
+                what = f"A number of {path.name} ({record.series}, {record.quantity})"
+                problems.add(experiment, f"{what} is left out: {reason}.")
+            else:
+                kept.append(record)
+        if not results.records:
+            why = "none of its rows can run" if results.refused else "it is empty"
+            problems.add(experiment, f"{run} holds no numbers: {why}.", damaged=False)
+        return Results(tuple(kept), results.refused, ())
+    return Results((), {}, ())
 
 
 def _refusal(record: Record, experiment: str, run: str) -> str | None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from lineage.data_files import Ledger
 from lineage.records import Kind, Record
 from reports.curves import Curve, Ordering, orderings
-from reports.figures.training_loss import mean_window
+from reports.figures.curves import mean_window
 from reports.load import Reproduction
 from reports.numbers import percent, show
 from reports.tables import BENCHMARKS, FALLBACKS, is_partial
@@ -113,10 +113,7 @@ def figure_6_alt(curves: Sequence[Curve]) -> str:
 def training_loss_alt(curves: Sequence[Curve]) -> str:
     """Text alternative of the training loss."""
     ends = "; ".join(
-        f"{curve.series} falls from {show(curve.y[0])} to {show(curve.final)}"
-        if curve.final < curve.y[0]
-        else f"{curve.series} goes from {show(curve.y[0])} to {show(curve.final)}"
-        for curve in curves
+        f"{c.series} {'falls' if c.final < c.y[0] else 'goes'} from {show(c.y[0])} to {show(c.final)}" for c in curves
     )
     return f"Line chart of training loss against iterations. {ends}."
 

@@ -4,22 +4,19 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from lineage.config import parse_config
 from lineage.data_files import DataCard, Ledger
 from lineage.digest import MARKER, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
-from lineage.errors import BadInput, UserError
-from lineage.files import ReproductionSummary, one_line, read_document
+from lineage.errors import BadInput
+from lineage.files import Example, ExampleHead, Manifest, ReproductionSummary, one_line, read_document
 from lineage.records import Record
 from lineage.run import MANIFEST, RunDirectory
-from reports.evaluations import EVALUATIONS, Evaluation, load_evaluations
-from reports.files import Problem
-from reports.kept_examples import EXAMPLES, Examples, read_examples
+from reports.evaluations import EVALUATIONS, Evaluation
+from reports.files import Problem, Problems, reason
 from reports.training_runs import Training, read_training
 
 SUMMARY, RECORDS, LEDGER, DATASET = "summary.json", "records.jsonl", "ledger.json", "dataset.json"
-TRAINING = "training"
+EXAMPLES, TRAINING = "examples.jsonl", "training"
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class Reproduction:
     """Everything a page is made from."""
 
     directory: Path
-    manifest: dict[str, Any]
+    manifest: Manifest
     digest: str | None
     """The run's digest; None for a run that has not been completed."""
     summary: ReproductionSummary
@@ -38,7 +35,9 @@ class Reproduction:
     """By file stem."""
     trainings: dict[str, Training]
     """What is kept of the runs, by model."""
-    examples: Examples
+    head: ExampleHead | None
+    """Of the examples; None where none are kept."""
+    examples: tuple[Example, ...]
     problems: tuple[Problem, ...]
 
     @property
@@ -80,32 +79,22 @@ def load_reproduction(directory: Path) -> Reproduction:
         raise BadInput(f"{directory} is not a directory")
     if not (directory / SUMMARY).is_file():
         raise BadInput(f"{directory} is not a reproduction: it has no {SUMMARY}")
-    manifest = RunDirectory.open(directory).manifest
+    manifest = read_document(RunDirectory.open(directory).path / MANIFEST, Manifest)
     summary = read_document(directory / SUMMARY, ReproductionSummary)
-    problems = list(_seal_problems(directory))
-    records, refused = _read_records(directory / RECORDS, {model.run for model in summary.models})
-    problems += refused
-    ledger = None
-    if (directory / LEDGER).is_file():
-        try:
-            ledger = read_document(directory / LEDGER, Ledger)
-        except UserError as error:
-            problems.append(Problem(LEDGER, f"The data ledger cannot be shown: {error}.", damaged=True))
-    else:
-        problems.append(Problem(LEDGER, f"This reproduction has no data ledger ({LEDGER}).", damaged=False))
-    card = None
-    if (directory / DATASET).is_file():
-        try:
-            card = read_document(directory / DATASET, DataCard)
-        except UserError as error:
-            problems.append(Problem(DATASET, f"The data card cannot be shown: {error}.", damaged=True))
-    evaluations, unreadable = load_evaluations(directory)
-    problems += unreadable
+    problems = Problems(_seal_problems(directory))
+    records = _read_records(directory / RECORDS, {model.run for model in summary.models}, problems)
+    ledger = problems.document(directory / LEDGER, Ledger, LEDGER, "The data ledger")
+    if not (directory / LEDGER).is_file():
+        problems.add(LEDGER, f"This reproduction has no data ledger ({LEDGER}).", damaged=False)
+    card = problems.document(directory / DATASET, DataCard, DATASET, "The data card")
+    evaluations = {
+        path.stem: evaluation
+        for path in sorted((directory / EVALUATIONS).glob("*.json"))
+        if (evaluation := problems.document(path, Evaluation, EVALUATIONS, "An evaluation"))
+    }
     folders = {model.name: directory / TRAINING / model.name for model in summary.models}
     trainings = {name: read_training(folder, name) for name, folder in folders.items() if folder.is_dir()}
     problems += [problem for training in trainings.values() for problem in training.problems]
-    examples = read_examples(directory)
-    problems += examples.problems
     return Reproduction(
         directory,
         manifest,
@@ -116,7 +105,7 @@ def load_reproduction(directory: Path) -> Reproduction:
         card,
         evaluations,
         trainings,
-        examples,
+        *_read_examples(directory / EXAMPLES, problems),
         tuple(problems),
     )
 
@@ -135,25 +124,46 @@ def refusal(record: Record, known_runs: set[str]) -> str | None:
     return None
 
 
-def _read_records(path: Path, known_runs: set[str]) -> tuple[list[Record], list[Problem]]:
-    if not path.is_file():
-        return [], [Problem(RECORDS, f"This reproduction has no result records ({RECORDS}).", damaged=False)]
-    records: list[Record] = []
-    problems: list[Problem] = []
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+def _read_records(path: Path, known_runs: set[str], problems: Problems) -> list[Record]:
+    def accept(line: bytes) -> Record:
         try:
-            record = parse_config(json.loads(line), Record, f"line {number}")
-            reason = refusal(record, known_runs)
-        except (ValueError, UserError, RecursionError) as error:
-            reason = f"it is not a record ({one_line(error)})"
-        if reason is None:
-            records.append(record)
-        else:
-            sentence = f"Line {number} of {RECORDS} is left out: {reason}."
-            problems.append(Problem(RECORDS, sentence, damaged=True))
-    if not records and not problems:
-        problems.append(Problem(RECORDS, f"The result records ({RECORDS}) are empty.", damaged=False))
-    return records, problems
+            record = Record.model_validate(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"it is not a record ({one_line(error)})") from error
+        if refused := refusal(record, known_runs):
+            raise BadInput(refused)
+        return record
+
+    if not path.is_file():
+        problems.add(RECORDS, f"This reproduction has no result records ({RECORDS}).", damaged=False)
+        return []
+    lines = path.read_bytes().splitlines()
+    if not lines:
+        problems.add(RECORDS, f"The result records ({RECORDS}) are empty.", damaged=False)
+    return problems.lines(RECORDS, RECORDS, lines, accept)
+
+
+def _read_examples(path: Path, problems: Problems) -> tuple[ExampleHead | None, tuple[Example, ...]]:
+    """What each model made of each example of a last-word test."""
+    if not path.is_file():
+        return None, ()
+    first, *rest = path.read_bytes().splitlines() or [b""]
+    try:
+        head = ExampleHead.model_validate(json.loads(first))
+    except (ValueError, RecursionError) as error:
+        said = f"The examples cannot be shown: the first line of {EXAMPLES} is no head ({reason(error)})."
+        problems.add(EXAMPLES, said)
+        return None, ()
+
+    def accept(line: bytes) -> Example:
+        example = Example.model_validate(json.loads(line))
+        if not len(example.correct) == len(example.log_probability) == len(head.models):
+            raise BadInput(f"it has not one answer for each of {len(head.models)} models")
+        return example
+
+    if not rest:
+        problems.add(EXAMPLES, f"There are no examples in {EXAMPLES}.", damaged=False)
+    return head, tuple(problems.lines(EXAMPLES, EXAMPLES, rest, accept, first=2))
 
 
 def _seal_problems(directory: Path) -> Iterator[Problem]:

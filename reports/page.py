@@ -10,15 +10,14 @@ from lineage.cells import SOURCES, describe_sources
 from lineage.digest import seal
 from reports import data_card, findings, tables
 from reports.curves import model_order
-from reports.evaluations import CONVENTIONS, EVALUATIONS, LAST_WORD, evaluation_rows
+from reports.evaluations import by_protocol
 from reports.exhibit_files import write_exhibit
-from reports.load import DATASET, LEDGER, MARKER, RECORDS
 from reports.markup import template_environment
 from reports.render import Drawing, render_all
 from reports.report import Report
 from reports.reproduced import figure_6_curves, own_kind
 from reports.style import KIND_GLYPHS, KIND_MEANINGS, theme_css
-from reports.verdict_table import GLYPHS, OUTCOMES, origin_table
+from reports.verdict_table import GLYPHS, OUTCOMES
 
 REPORT = "report"
 SCRIPTS = ("page.js", "examples.js")
@@ -42,7 +41,8 @@ def build_report(report: Report) -> Path:
         (directory / "report.pdf").write_bytes(pdf)
         for exhibit in exhibits:
             write_exhibit(figures, exhibit, drawings.get(exhibit.name))
-        write_json(directory / SOURCES, describe_sources(report.reproduction.directory, report.runs))
+        own, *others = (origin.path for origin in report.origins)
+        write_json(directory / SOURCES, describe_sources(own, others))
         seal(directory)
     return target / "index.html"
 
@@ -56,56 +56,35 @@ def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
 
 def _context(report: Report) -> dict[str, Any]:
     reproduction = report.reproduction
-    summary, manifest = reproduction.summary, reproduction.manifest
+    summary, card, ledger = reproduction.summary, reproduction.card, reproduction.ledger
     folder = Path(__file__).parent / "templates"
-    source_state = manifest.get("environment", {}).get("source", {})
     ours = own_kind(reproduction)
     table_3 = reproduction.select("2019/table-3")
     order = model_order(reproduction)
-    texts, clozes = evaluation_rows(reproduction.evaluations, order)
-    named = {model.name for model in summary.models}
+    named = {model.name for model in summary.models} | {record.series for record in table_3}
     return {
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
         "script": Markup("".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)),
+        "report": report,
         "run": reproduction,
         "summary": summary,
-        "created": str(manifest.get("created", "")).replace("T", " ").replace("+00:00", " UTC"),
-        "commit": summary.commit or source_state.get("commit") or "",
-        "dirty": bool(source_state.get("dirty")),
-        "packages": manifest.get("environment", {}).get("packages", {}),
-        "identity": str(manifest.get("identity", "")),
-        "parents": manifest.get("parents", {}),
+        "exhibits": report.exhibits,
         "ours": ours,
         "meanings": KIND_MEANINGS,
         "limits": findings.scale_limits(reproduction),
         "findings": [
             findings.ordering_finding(figure_6_curves(reproduction), reproduction.select("2019/figure-6")),
             findings.evaluation_finding(table_3),
-            findings.data_finding(reproduction.ledger, ours),
+            findings.data_finding(ledger, ours),
         ],
-        "report": report,
-        "exhibits": report.exhibits,
         "outcomes": OUTCOMES,
         "outcome_glyphs": GLYPHS,
-        "origins": origin_table(report.origins),
-        "series": [name for name in order if name in named or any(r.series == name for r in table_3)],
+        "series": [name for name in order if name in named],
         "benchmarks": tables.compare(table_3, tables.BENCHMARKS),
         "fallbacks": tables.compare(table_3, tables.FALLBACKS),
-        "shape_columns": [title for _, title in tables.SHAPE],
-        "shapes": tables.shapes(summary.models, ours),
-        "trainings": tables.trainings(summary.models),
         "provenance": tables.provenance(reproduction),
-        "card": reproduction.card,
-        "card_settings": data_card.settings(reproduction.card) if reproduction.card else [],
-        "card_files": data_card.files(reproduction.card) if reproduction.card else [],
-        "shards": data_card.shards(reproduction.ledger.shards) if reproduction.ledger else [],
-        "conventions": CONVENTIONS,
-        "last_word": LAST_WORD,
-        "texts": texts,
-        "clozes": clozes,
-        "marker_problems": reproduction.problems_of(MARKER),
-        "record_problems": reproduction.problems_of(RECORDS),
-        "ledger_problems": reproduction.problems_of(LEDGER),
-        "card_problems": reproduction.problems_of(DATASET),
-        "evaluation_problems": reproduction.problems_of(EVALUATIONS),
+        "card_settings": data_card.settings(card) if card else [],
+        "card_files": data_card.files(card) if card else [],
+        "shards": data_card.shards(ledger.shards) if ledger else [],
+        "evaluations": by_protocol(reproduction.evaluations, order),
     }

@@ -5,31 +5,30 @@ import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup, escape
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf, PdfPages
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
 
 from lineage.progress import Progress
 from reports.exhibit import Exhibit
 from reports.style import LIGHT, figure_style, follow_theme
 
-if TYPE_CHECKING:
-    from matplotlib.backends.backend_pdf import PdfPages
-    from matplotlib.figure import Figure
-
 _METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
     "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
 }
-_UNWANTED = (
-    re.compile(r"<metadata>.*?</metadata>", re.DOTALL),
-    re.compile(r"<style[^>]*>.*?</style>", re.DOTALL),
-    re.compile(r' id="[A-Za-z.]+_\d+"'),
-    re.compile(r"(?<=\d\.\d\d)\d+"),  # of coordinates, in points
-    re.compile(r"\n\s*"),
+_UNWANTED = re.compile(
+    r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>"
+    r'| id="[A-Za-z.]+_\d+"'
+    r"|(?<=\d\.\d\d)\d+",  # of coordinates, in points
+    re.DOTALL,
 )
-FORMATS = ("svg", "png", "pdf")
+CANVASES = {"svg": FigureCanvasSVG, "png": FigureCanvasAgg, "pdf": FigureCanvasPdf}
+"""By the forms that a figure is written in."""
 CAPTION_INCHES = 0.16
 """Height of a line of a caption in the PDF."""
 
@@ -49,8 +48,6 @@ def render_all(exhibits: Iterable[Exhibit], title: str) -> tuple[dict[str, Drawi
 
     The same input gives the same bytes.
     """
-    from matplotlib.backends.backend_pdf import PdfPages
-
     drawings, buffer = {}, io.BytesIO()
     drawn = [exhibit for exhibit in exhibits if exhibit.draw]
     metadata = {"Title": title, **_METADATA["pdf"]}
@@ -61,7 +58,7 @@ def render_all(exhibits: Iterable[Exhibit], title: str) -> tuple[dict[str, Drawi
     return drawings, buffer.getvalue()
 
 
-def _render(exhibit: Exhibit, pages: "PdfPages") -> Drawing:
+def _render(exhibit: Exhibit, pages: PdfPages) -> Drawing:
     figure = _draw(exhibit, exhibit.column)
     with figure_style(f"{exhibit.name}-wide"):
         svg = _save(figure, "svg")
@@ -76,27 +73,21 @@ def _render(exhibit: Exhibit, pages: "PdfPages") -> Drawing:
     return Drawing((_inline(svg, exhibit.alt, "wide"), _inline(narrow, exhibit.alt, "narrow")), svg, png)
 
 
-def write_drawing(directory: Path, name: str, drawing: Drawing) -> None:
-    """Write NAME.svg and NAME.png."""
-    (directory / f"{name}.svg").write_bytes(drawing.svg)
-    (directory / f"{name}.png").write_bytes(drawing.png)
-
-
 def figure_bytes(exhibit: Exhibit, form: str) -> bytes:
-    """The figure alone in one of FORMATS."""
+    """The figure alone in one of the forms of CANVASES."""
     figure = _draw(exhibit, exhibit.column)
     with figure_style(f"{exhibit.name}-wide"):
         return _save(figure, form)
 
 
-def _draw(exhibit: Exhibit, narrow: bool) -> "Figure":
+def _draw(exhibit: Exhibit, narrow: bool) -> Figure:
     if exhibit.draw is None:
         raise ValueError(f"{exhibit.name} has no figure")
     with figure_style(exhibit.name):
         return exhibit.draw(narrow)
 
 
-def _write_under(figure: "Figure", exhibit: Exhibit) -> None:
+def _write_under(figure: Figure, exhibit: Exhibit) -> None:
     """Make room below a finished drawing for title and caption."""
     width, height = figure.get_size_inches()
     text = f"{exhibit.title}. {' '.join(exhibit.caption)}"
@@ -111,29 +102,18 @@ def _write_under(figure: "Figure", exhibit: Exhibit) -> None:
     figure.text(0.1 / width, top, "\n".join(lines), va="top", fontsize=8, linespacing=1.35, color=LIGHT["ink"])
 
 
-def _save(figure: "Figure", form: str) -> bytes:
+def _save(figure: Figure, form: str) -> bytes:
     """Laid out and drawn in one pass; `savefig` draws a figure that has a layout twice."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.backends.backend_pdf import FigureCanvasPdf
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    buffer, metadata = io.BytesIO(), _METADATA.get(form)
+    buffer = io.BytesIO()
     figure.set_dpi(160)
     figure.set_facecolor(LIGHT["paper"])
-    if form == "svg":
-        FigureCanvasSVG(figure).print_svg(buffer, metadata=metadata)
-    elif form == "png":
-        FigureCanvasAgg(figure).print_png(buffer)
-    else:
-        FigureCanvasPdf(figure).print_pdf(buffer, metadata=metadata)
+    getattr(CANVASES[form](figure), f"print_{form}")(buffer, metadata=_METADATA.get(form))
     return buffer.getvalue()
 
 
 def _inline(svg: bytes, alt: str, layout: str) -> Markup:
     text = svg.decode("utf-8")
-    text = text[text.index("<svg") :]
-    for pattern, replacement in zip(_UNWANTED, ("", "", "", "", " "), strict=True):
-        text = pattern.sub(replacement, text)
+    text = re.sub(r"\n\s*", " ", _UNWANTED.sub("", text[text.index("<svg") :]))
     head, body = text.split(">", 1)
     match = re.search(r'viewBox="[^"]*"', head)
     view_box = match[0] if match else ""

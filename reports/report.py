@@ -13,7 +13,7 @@ from reports.benchmarks import Benchmarks
 from reports.catalogue import catalogue_exhibit, experiment_numbers
 from reports.examples import detail_section
 from reports.exhibit import Exhibit, Section
-from reports.experiment_runs import ExperimentRuns, Origin, origin_of
+from reports.experiment_runs import ExperimentRuns, Origin, seeds_of
 from reports.files import Problem
 from reports.load import MARKER, Reproduction
 from reports.numbers import printable
@@ -35,11 +35,10 @@ class Report:
     outcomes: tuple[OutcomeRow, ...]
     claims: tuple[ClaimRow, ...]
     origins: tuple[Origin, ...]
+    """The reproduction, then the runs of experiments."""
     commits: tuple[str, ...]
     """A line for each commit behind the page."""
     problems: tuple[Problem, ...]
-    runs: tuple[Path, ...]
-    """Directories of the experiments' runs behind the page."""
     command: str
     """Makes the page again."""
 
@@ -54,7 +53,8 @@ def assemble(
     reproduction: Reproduction, runs: ExperimentRuns, benchmarks: Benchmarks | None, mixed_commits: bool, command: str
 ) -> Report:
     """Put a page together. Raises BadInput if its results are of different commits and `mixed_commits` is not set."""
-    origins = (origin_of(reproduction.manifest, reproduction.records), *runs.origins)
+    own = Origin(reproduction.directory, reproduction.manifest, seeds_of(reproduction.records))
+    origins = (own, *runs.origins)
     commits = _commits(origins, benchmarks)
     if len(commits) > 1 and not mixed_commits:
         raise BadInput(
@@ -63,28 +63,27 @@ def assemble(
         )
     experiments = load_experiments()
     verdicts = _verdicts(experiments, reproduction, runs.results)
-    catalogue = _catalogue(experiments, verdicts, runs) if runs.given else ()
+    catalogue = _catalogue(experiments, verdicts, runs) if runs.origins or runs.problems else ()
     exhibits = reproduction_exhibits(reproduction)
-    homes = {record.source: origins[0].name for record in reproduction.records}
-    claims = claim_rows(verdicts, {**homes, **{origin.name: origin.name for origin in runs.origins}})
+    homes = {record.source: own.name for record in reproduction.records}
+    claims = claim_rows(verdicts, homes | {origin.name: origin.name for origin in runs.origins})
     places = {each.name for section in catalogue for each in section.exhibits} | exhibits.keys()
     outcomes = outcome_rows(verdicts, {name: each.title for name, each in experiments.items()}, places)
     title = "What became of every published claim"
     exhibits["verdicts"] = Exhibit("verdicts", title, (), verdict_table(claims), tables=(outcome_table(outcomes),))
-    own = (training_section(reproduction), detail_section(reproduction))
-    sections = (*own, *((benchmarks.section,) if benchmarks else ()))
+    sections = [training_section(reproduction), detail_section(reproduction)]
+    sections += [benchmarks.section] if benchmarks else []
     problems = (*reproduction.problems, *runs.problems, *(benchmarks.problems if benchmarks else ()))
     return Report(
         reproduction,
         exhibits,
         catalogue,
-        sections,
+        tuple(sections),
         tuple(outcomes),
         tuple(claims),
         origins,
         commits,
         problems,
-        runs.directories,
         command,
     )
 

@@ -11,38 +11,24 @@ from typing import Any, NamedTuple
 
 from lineage.records import Kind
 
-LIGHT = {
-    "paper": "#fcfbf8",
-    "raised": "#f5f2ea",
-    "ink": "#1d1c19",
-    "muted": "#625e55",
-    "rule": "#dbd6ca",
-    "model-0": "#d55e00",
-    "model-1": "#008f68",
-    "model-2": "#0072b2",
-    "model-3": "#b0578a",
-    "model-4": "#8a6d00",
-    "kept": "#33658a",
-    "dropped": "#b8ae9a",
-    "good": "#006b4f",
-    "alert": "#9a3b00",
+PALETTE = {
+    "paper": ("#fcfbf8", "#16171a"),
+    "raised": ("#f5f2ea", "#1f2125"),
+    "ink": ("#1d1c19", "#ebe8e1"),
+    "muted": ("#625e55", "#a9a59b"),
+    "rule": ("#dbd6ca", "#383a3f"),
+    "model-0": ("#d55e00", "#f0883e"),
+    "model-1": ("#008f68", "#2cc296"),
+    "model-2": ("#0072b2", "#56b4e9"),
+    "model-3": ("#b0578a", "#dd94bd"),
+    "model-4": ("#8a6d00", "#e6c04a"),
+    "kept": ("#33658a", "#6ea4c9"),
+    "dropped": ("#b8ae9a", "#6d675b"),
+    "good": ("#006b4f", "#4fd0a8"),
+    "alert": ("#9a3b00", "#f2a071"),
 }
-DARK = {
-    "paper": "#16171a",
-    "raised": "#1f2125",
-    "ink": "#ebe8e1",
-    "muted": "#a9a59b",
-    "rule": "#383a3f",
-    "model-0": "#f0883e",
-    "model-1": "#2cc296",
-    "model-2": "#56b4e9",
-    "model-3": "#dd94bd",
-    "model-4": "#e6c04a",
-    "kept": "#6ea4c9",
-    "dropped": "#6d675b",
-    "good": "#4fd0a8",
-    "alert": "#f2a071",
-}
+"""Each colour on a light page and on a dark one."""
+LIGHT = {name: light for name, (light, _) in PALETTE.items()}
 MARKERS = ("o", "s", "^", "D", "v")
 KIND_GLYPHS: dict[Kind, str] = {"published": "○", "scaled": "●", "measured": "■", "computed": "△", "simulated": "◇"}
 KIND_MEANINGS: dict[Kind, str] = {
@@ -69,7 +55,7 @@ def look(rank: int) -> Look:
 
 def theme_css() -> str:
     """Custom properties for both themes: the system's choice, unless the page's switch set `data-theme`."""
-    light, dark = ("".join(f"--{name}:{value};" for name, value in theme.items()) for theme in (LIGHT, DARK))
+    light, dark = ("".join(f"--{name}:{pair[place]};" for name, pair in PALETTE.items()) for place in (0, 1))
     return (
         f":root{{color-scheme:light;{light}}}\n"
         f"@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light])"

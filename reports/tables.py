@@ -1,6 +1,7 @@
 """The tables of the page and the CSV files beside it."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,17 +21,17 @@ FALLBACKS = {
     "heldout_perplexity": ("Held-out perplexity", "not WikiText-103; lower is better"),
     "heldout_cloze_accuracy": ("Held-out cloze accuracy", "not LAMBADA; higher is better"),
 }
-SHAPE = (
-    ("num_layers", "layers"),
-    ("hidden_size", "hidden"),
-    ("num_heads", "heads"),
-    ("seq_length", "sequence"),
-    ("vocab_size", "vocabulary"),
-    ("parameters", "parameters"),
-    ("global_batch_size", "batch"),
-    ("iterations", "iterations"),
-    ("learning_rate", "learning rate"),
-)
+SHAPE = {
+    "num_layers": "layers",
+    "hidden_size": "hidden",
+    "num_heads": "heads",
+    "seq_length": "sequence",
+    "vocab_size": "vocabulary",
+    "parameters": "parameters",
+    "global_batch_size": "batch",
+    "iterations": "iterations",
+    "learning_rate": "learning rate",
+}
 RECORD_FIELDS = (
     "experiment series quantity kind x_name x value low high unit source digest seed note".split()  # noqa: SIM905
 )
@@ -59,15 +60,6 @@ class Measure:
     sources: tuple[str, ...]
     rows: dict[str, tuple[tuple[Entry, ...], ...]]
     """For each series, the entries of each column."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A row of the model table."""
-
-    name: str
-    kind: Kind
-    cells: tuple[str, ...]
 
 
 OURS = "this reproduction"
@@ -105,50 +97,37 @@ def is_partial(record: Record) -> bool:
     return "partial" in record.note.lower()
 
 
-def shapes(models: Iterable[ReproducedModel], ours: Kind) -> list[Shape]:
-    """Published and trained configuration of each model."""
-    rows = []
-    for model in models:
-        kinds: tuple[tuple[Kind, ModelShape], ...] = (("published", model.published), (ours, model.trained))
-        rows += [
-            Shape(model.name, kind, tuple(_setting(key, getattr(shape, key)) for key, _ in SHAPE))
-            for kind, shape in kinds
-        ]
-    return rows
-
-
-def trainings(models: Iterable[ReproducedModel]) -> list[list[str]]:
-    """Name, run, tokens, seed, time, tokens per second, checkpoint digest."""
-    return [
-        [
+def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
+    """Shapes, published and trained, and training runs as the page shows them."""
+    shapes = [
+        (model.name, kind, *(_setting(key, getattr(shape, key)) for key in SHAPE))
+        for model, kind, shape in _shapes(models, ours)
+    ]
+    runs = [
+        (
             model.name,
+            ours,
             model.run or MISSING,
             show(model.tokens),
             MISSING if model.seed is None else str(model.seed),
             duration(model.train_seconds),
             MISSING if model.tokens_per_second is None else f"{model.tokens_per_second:,.0f}",
             (model.checkpoint_digest or MISSING)[:16],
-        ]
+        )
         for model in models
     ]
-
-
-def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
-    """Shapes and training runs as the page shows them."""
+    heads = ("model", "kind", "run", "tokens", "seed", "time", "tokens/s", "checkpoint")
     return [
-        Table(
-            ("model", "kind", *(title for _, title in SHAPE)),
-            [(row.name, row.kind, *row.cells) for row in shapes(models, ours)],
-            2,
-            "Published and trained shapes",
-        ),
-        Table(
-            ("model", "kind", "run", "tokens", "seed", "time", "tokens/s", "checkpoint"),
-            [(row[0], ours, *row[1:]) for row in trainings(models)],
-            3,
-            "Training runs",
-        ),
+        Table(("model", "kind", *SHAPE.values()), shapes, 2, "Published and trained shapes"),
+        Table(heads, runs, 3, "Training runs"),
     ]
+
+
+def _shapes(models: Iterable[ReproducedModel], ours: Kind) -> Iterator[tuple[ReproducedModel, Kind, ModelShape]]:
+    """Of each model the published configuration, then the trained one."""
+    for model in models:
+        yield model, "published", model.published
+        yield model, ours, model.trained
 
 
 def attrition_table(ledger: Ledger) -> Table:
@@ -169,11 +148,10 @@ def attrition_table(ledger: Ledger) -> Table:
 
 def provenance(reproduction: Reproduction) -> list[dict[str, Any]]:
     """The records grouped by where they came from."""
-    groups: dict[tuple[str, Kind, str, str, str], int] = {}
-    for record in reproduction.records:
-        seed = MISSING if record.seed is None else str(record.seed)
-        key = (record.experiment, record.kind, record.source, (record.digest or MISSING)[:16], seed)
-        groups[key] = groups.get(key, 0) + 1
+    groups = Counter(
+        (r.experiment, r.kind, r.source, (r.digest or MISSING)[:16], MISSING if r.seed is None else str(r.seed))
+        for r in reproduction.records
+    )
     fields = ("experiment", "kind", "source", "digest", "seed")
     return [{**dict(zip(fields, key, strict=True)), "count": count} for key, count in sorted(groups.items())]
 
@@ -202,15 +180,17 @@ def ledger_data(ledger: Ledger) -> Table:
 
 def models_data(models: Sequence[ReproducedModel], ours: Kind) -> Table:
     """A line for each model's published and trained configuration, with how the trained one was trained."""
-    training = ["run", "tokens", "seed", "train_seconds", "tokens_per_second", "checkpoint_digest"]
-    keys = [key for key, _ in SHAPE]
-    rows: list[list[str]] = []
-    for model in models:
-        rows.append([model.name, "published", *(_plain(getattr(model.published, key)) for key in keys)])
-        rows[-1] += [""] * len(training)
-        rows.append([model.name, ours, *(_plain(getattr(model.trained, key)) for key in keys)])
-        rows[-1] += [_plain(getattr(model, name)) for name in training]
-    return Table(["model", "kind", *keys, *training], rows, 2)
+    training = ("run", "tokens", "seed", "train_seconds", "tokens_per_second", "checkpoint_digest")
+    rows = [
+        [
+            model.name,
+            kind,
+            *(_plain(getattr(shape, key)) for key in SHAPE),
+            *(_plain(getattr(model, name)) if kind == ours else "" for name in training),
+        ]
+        for model, kind, shape in _shapes(models, ours)
+    ]
+    return Table(("model", "kind", *SHAPE, *training), rows, 2)
 
 
 def _entry(record: Record) -> Entry:

@@ -7,23 +7,15 @@ from lineage.numbers import size_bytes
 from lineage.records import Kind
 from reports.curves import Curve, model_order
 from reports.exhibit import Exhibit, Section, Table
-from reports.figures import rank_memory, training_panels
-from reports.figures.rank_memory import RankMemory
+from reports.figures import rank_memory
+from reports.figures.curves import draw_panels
 from reports.load import Reproduction
 from reports.numbers import exact, percent, show
 from reports.pipelines import pipeline_exhibits
 from reports.reproduced import make_command, own_kind
-from reports.training_runs import Training
+from reports.training_runs import CURVES, Training
 
-CURVES = ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "model_tflops")
-PANELS = {
-    "loss": "training loss",
-    "validation": "validation perplexity",
-    "learning_rate": "learning rate",
-    "gradient_norm": "gradient norm",
-    "tokens_per_second": "tokens per second",
-    "model_tflops": "TFLOP/s of the model",
-}
+OF_STEPS = [field for field in CURVES if field != "perplexity"]
 UTILISATION = "share of matrix products’ rate"
 
 Limits = Mapping[str, float]
@@ -54,17 +46,17 @@ def curves_exhibit(
 ) -> Exhibit:
     """Six panels with a curve of each run; `ranks` has the place that decides its look."""
     panels: dict[str, list[Curve]] = {}
-    for field, title in PANELS.items():
-        drawn = (_curve(name, kind, ranks[name], training, field) for name, training in trainings.items())
-        if curves := [curve for curve in drawn if curve]:
+    for field, title in CURVES.items():
+        drawn = [Curve(name, kind, ranks[name], *training.points(field)) for name, training in trainings.items()]
+        if curves := [curve for curve in drawn if curve.x]:
             panels[title] = curves
-    ends = [f"{curve.series} from {show(curve.y[0])} to {show(curve.final)}" for curve in panels[PANELS["loss"]]]
+    ends = [f"{curve.series} from {show(curve.y[0])} to {show(curve.final)}" for curve in panels[CURVES["loss"]]]
     caption = [
         f"Training loss, in nats per token: {'; '.join(ends)}.",
         "Faint lines are what was recorded, strong ones a running mean.",
     ]
     if all(limits.get(name) for name in trainings):
-        rates = panels.pop(PANELS["model_tflops"])
+        rates = panels.pop(CURVES["model_tflops"])
         panels[UTILISATION] = [
             Curve(c.series, kind, c.rank, c.x, tuple(1e3 * y / limits[c.series] for y in c.y)) for c in rates
         ]
@@ -79,21 +71,9 @@ def curves_exhibit(
         caption,
         _curves_data(trainings, kind),
         command,
-        partial(training_panels.draw, panels),
+        partial(draw_panels, panels),
         f"{len(panels)} line charts over iterations: {', '.join(panels)}. {caption[0]}",
     )
-
-
-def _curve(name: str, kind: Kind, rank: int, training: Training, field: str) -> Curve | None:
-    if field == "validation":
-        points = [(float(validation.iteration), validation.perplexity) for validation in training.validations]
-    else:
-        values = [(float(step.iteration), getattr(step, field)) for step in training.steps]
-        points = [(x, y) for x, y in values if y is not None]
-    if not points:
-        return None
-    xs, ys = zip(*points, strict=True)
-    return Curve(name, kind, rank, xs, ys)
 
 
 def _curves_data(trainings: Mapping[str, Training], kind: Kind) -> Table:
@@ -102,30 +82,24 @@ def _curves_data(trainings: Mapping[str, Training], kind: Kind) -> Table:
         validated = {validation.iteration: validation.perplexity for validation in training.validations}
         steps = {step.iteration: step for step in training.steps}
         for iteration in sorted({*validated, *steps}):
-            values = [getattr(steps[iteration], field) if iteration in steps else None for field in CURVES]
+            values = [getattr(steps[iteration], field) if iteration in steps else None for field in OF_STEPS]
             rows.append([kind, name, str(iteration), *map(exact, values), exact(validated.get(iteration))])
-    return Table(("kind", "model", "iteration", *CURVES, "validation_perplexity"), rows, 2)
+    return Table(("kind", "model", "iteration", *OF_STEPS, "validation_perplexity"), rows, 2)
 
 
 def _memory(trainings: Mapping[str, Training], kind: Kind, command: str) -> Sequence[Exhibit]:
-    memories = {
-        name: (training.summary.layout, training.summary.memory)
-        for name, training in trainings.items()
-        if training.summary and training.summary.memory and training.summary.memory.measured_bytes
-    }
+    summaries = {name: training.summary for name, training in trainings.items() if training.summary}
+    memories = {name: own.memory for name, own in summaries.items() if own.memory and own.memory.measured_bytes}
     if not memories:
         return ()
     rows, data, sentences = [], [], []
-    for name, (layout, memory) in memories.items():
+    for name, memory in memories.items():
         peak, formula = max(memory.measured_bytes), memory.closed_form_bytes
         sizes = (size_bytes(formula), size_bytes(peak))
-        rows.append((name, str(layout), memory.measured_by, *sizes, percent(peak, formula)))
+        rows.append((name, str(summaries[name].layout), memory.measured_by, *sizes, percent(peak, formula)))
         data.append(["computed", name, "", str(formula)])
         data += [[kind, name, str(rank), str(value)] for rank, value in enumerate(memory.measured_bytes)]
         sentences.append(f"{name} {sizes[1]} measured, {sizes[0]} by the formula")
-    drawn = [
-        RankMemory(name, memory.closed_form_bytes, memory.measured_bytes) for name, (_, memory) in memories.items()
-    ]
     caption = [
         "The closed form counts the parameters, gradients, optimizer state and activations of the first pipeline rank;",
         "what is measured is how far a rank's memory grew from before the model was built to after one iteration,",
@@ -139,7 +113,7 @@ def _memory(trainings: Mapping[str, Training], kind: Kind, command: str) -> Sequ
             caption,
             Table(("kind", "model", "rank", "bytes"), data, 2),
             command,
-            partial(rank_memory.draw, drawn),
+            partial(rank_memory.draw, memories),
             f"Bars of memory per rank: {'; '.join(sentences)}.",
             (Table(heads, rows, 3),),
         )

@@ -1,18 +1,29 @@
 """A training run's own files, read while it trains or afterwards: metrics, summary, timeline of one iteration."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter
 
-from lineage.errors import UserError
-from lineage.files import Step, Timeline, TrainingSummary, Validation, one_line, read_document
-from reports.files import Problem
+from lineage.files import Step, Timeline, TrainingSummary, Validation
+from reports.files import Problem, Problems
 
 METRICS, SUMMARY, TIMELINE = "metrics.jsonl", "summary.json", "timeline.json"
+LINE: TypeAdapter[Step | Validation] = TypeAdapter(Annotated[Step | Validation, Field(discriminator="kind")])
+CURVES = {
+    "loss": "training loss",
+    "perplexity": "validation perplexity",
+    "learning_rate": "learning rate",
+    "gradient_norm": "gradient norm",
+    "tokens_per_second": "tokens per second",
+    "model_tflops": "TFLOP/s of the model",
+}
+"""What is drawn of a run, by field."""
+
+Points = tuple[tuple[float, ...], tuple[float, ...]]
+"""x and y of a curve."""
 
 
 @dataclass(frozen=True)
@@ -27,44 +38,37 @@ class Training:
     timeline: Timeline | None
     problems: tuple[Problem, ...]
 
+    def points(self, field: str) -> Points:
+        """Iterations and values of a field of the steps, where it is known, or of the validations' `perplexity`."""
+        lines = self.validations if field == "perplexity" else self.steps
+        pairs = [(float(line.iteration), value) for line in lines if (value := getattr(line, field)) is not None]
+        return tuple(x for x, _ in pairs), tuple(y for _, y in pairs)
+
 
 def read_training(directory: Path, part: str) -> Training:
     """The files of a run, or of what was kept of one; `part` names it in the problems.
 
     A last line that is not whole is one that is being written, and is left out.
     """
-    lines: dict[str, list[Any]] = {"train": [], "validation": [], "final-validation": []}
-    problems = list(_read_metrics(directory / METRICS, part, lines))
-    summary = timeline = None
-    try:
-        if (directory / SUMMARY).is_file():
-            summary = read_document(directory / SUMMARY, TrainingSummary)
-    except UserError as error:
-        problems.append(Problem(part, f"The summary of {part} cannot be shown: {error}.", damaged=True))
-    try:
-        if (directory / TIMELINE).is_file():
-            timeline = read_document(directory / TIMELINE, Timeline)
-    except UserError as error:
-        problems.append(Problem(part, f"The timeline of {part} cannot be shown: {error}.", damaged=True))
-    final = lines["final-validation"]
-    steps, validations = tuple(lines["train"]), tuple(lines["validation"])
-    return Training(steps, validations, final[-1] if final else None, summary, timeline, tuple(problems))
-
-
-def _read_metrics(path: Path, part: str, by_kind: dict[str, list[Any]]) -> Iterator[Problem]:
-    """Add each line to those of its kind; a sentence for each that is none."""
-    if not path.is_file():
-        yield Problem(part, f"{part} has written no metrics yet ({METRICS}).", damaged=False)
-        return
-    text = path.read_text(encoding="utf-8", errors="replace")
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            values: Any = json.loads(line)
-            model = Step if values["kind"] == "train" else Validation
-            by_kind[values["kind"]].append(model.model_validate(values))
-        except (ValueError, TypeError, KeyError, ValidationError, RecursionError) as error:
-            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else one_line(error)
-            yield Problem(part, f"Line {number} of the metrics of {part} is left out: {reason}.", damaged=True)
-    if not lines:
-        yield Problem(part, f"The metrics of {part} are empty: its first iteration has not ended.", damaged=False)
+    problems = Problems()
+    lines: list[Step | Validation] = []
+    if (path := directory / METRICS).is_file():
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1].splitlines()
+        lines = problems.lines(
+            part, f"the metrics of {part}", whole, lambda line: LINE.validate_python(json.loads(line))
+        )
+        if not whole:
+            problems.add(part, f"The metrics of {part} are empty: its first iteration has not ended.", damaged=False)
+    else:
+        problems.add(part, f"{part} has written no metrics yet ({METRICS}).", damaged=False)
+    validations = [line for line in lines if isinstance(line, Validation)]
+    finals = [line for line in validations if line.kind == "final-validation"]
+    return Training(
+        tuple(line for line in lines if isinstance(line, Step)),
+        tuple(line for line in validations if line.kind == "validation"),
+        finals[-1] if finals else None,
+        problems.document(directory / SUMMARY, TrainingSummary, part, f"The summary of {part}"),
+        problems.document(directory / TIMELINE, Timeline, part, f"The timeline of {part}"),
+        tuple(problems),
+    )

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from experiments.verdicts import Outcome, Verdict
 from reports.exhibit import Table
-from reports.experiment_runs import Origin
 from reports.numbers import MISSING, show
 
 OUTCOMES: dict[Outcome, str] = {
@@ -56,16 +55,16 @@ def outcome_rows(verdicts: Sequence[Verdict], titles: dict[str, str], exhibits: 
     counts: dict[str, Counter[str]] = {}
     for verdict in verdicts:
         counts.setdefault(verdict.experiment or NOBODY, Counter())[verdict.outcome] += 1
-    rows = []
-    for name, count in counts.items():
-        exhibit = name.replace("/", "-")
-        title = titles.get(name, "Claims that no experiment answers")
-        rows.append(
-            OutcomeRow(
-                name, title, exhibit if exhibit in exhibits else "", tuple(count[verdict] for verdict in OUTCOMES)
-            )
+    places = {name: name.replace("/", "-") for name in counts}
+    return [
+        OutcomeRow(
+            name,
+            titles.get(name, "Claims that no experiment answers"),
+            places[name] if places[name] in exhibits else "",
+            tuple(count[outcome] for outcome in OUTCOMES),
         )
-    return rows
+        for name, count in counts.items()
+    ]
 
 
 def claim_rows(verdicts: Sequence[Verdict], origins: dict[str, str]) -> list[ClaimRow]:
@@ -99,21 +98,3 @@ def outcome_table(rows: Sequence[OutcomeRow]) -> Table:
     """How many claims of each experiment came out how, for a file."""
     heads = ("experiment", *(outcome.replace("_", " ") for outcome in OUTCOMES))
     return Table(heads, [(row.experiment, *map(str, row.counts)) for row in rows])
-
-
-def origin_table(origins: Sequence[Origin]) -> list[dict[str, str]]:
-    """Run, commit, digests, hardware and seed of each origin, as the page shows them."""
-    return [
-        {
-            "name": origin.name,
-            "kind": origin.kind,
-            "created": origin.created or "not recorded",
-            "commit": origin.commit[:12] or "not recorded",
-            "dirty": "with uncommitted changes" if origin.is_dirty else "",
-            "config": origin.config_digest,
-            "data": "; ".join(f"{name} {digest[:16]}" for name, digest in origin.inputs.items()) or "reads no data",
-            "hardware": origin.hardware or "not recorded",
-            "seeds": ", ".join(map(str, origin.seeds)) or "none drawn",
-        }
-        for origin in origins
-    ]

@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from lineage.records import Kind
-from reports.figures.marks import plain_log_ticks
+from reports.figures.marks import DASHES, blank, plain_log_ticks
 from reports.numbers import compact
 from reports.style import KIND_GLYPHS, LIGHT, look
 
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-SIZE = (4.5, 3.45)
-DASHES = (0, (4, 2.2))
+HEIGHT = 3.45
 HATCHES = ("////", "----", "\\\\\\\\", "xxxx", "||||")
 KEY_CHARACTERS = 66
 """Letters of the key that fit beside each other."""
@@ -44,7 +44,7 @@ class Layer:
     points: tuple[Point, ...]
 
 
-def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str, narrow: bool = True) -> "Figure":
+def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str, narrow: bool = True) -> Figure:
     """Every layer over x, which is logarithmic where its places multiply: published open and dashed, ours filled."""
     figure, axes = _begin(x_label, y_label)
     places = sorted({point.x for layer in layers for point in layer.points})
@@ -59,7 +59,7 @@ def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str, narrow: boo
         xs, ys = [point.x for point in layer.points], [point.value for point in layer.points]
         _whiskers(axes, xs, layer.points, color)
         axes.plot(xs, ys, color=color, marker=marker, **_line(layer.kind))
-    _finish(figure, axes, layers, [_series_key(layer) for layer in _one_per_series(layers)])
+    _finish(figure, axes, layers, bars=False)
     if "loss" in y_label:  # which has no meaningful zero
         values = [point.value for layer in layers for point in layer.points]
         axes.set_ylim(bottom=0.97 * min(point.low or point.value for layer in layers for point in layer.points))
@@ -68,7 +68,7 @@ def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str, narrow: boo
     return figure
 
 
-def draw_bars(layers: Sequence[Layer], x_label: str, y_label: str, narrow: bool = True) -> "Figure":
+def draw_bars(layers: Sequence[Layer], x_label: str, y_label: str, narrow: bool = True) -> Figure:
     """A group of bars at each place and series: published hatched and open, ours solid."""
     figure, axes = _begin(x_label, y_label)
     groups = list(dict.fromkeys((layer.rank, point.x) for layer in layers for point in layer.points))
@@ -78,33 +78,32 @@ def draw_bars(layers: Sequence[Layer], x_label: str, y_label: str, narrow: bool 
         color, place = look(layer.rank).color, layer.rank % len(HATCHES)
         offset = (kinds.index(layer.kind) - (len(kinds) - 1) / 2) * width
         xs = [groups.index((layer.rank, point.x)) + offset for point in layer.points]
-        open_bar: dict[str, Any] = {"facecolor": LIGHT["paper"], "edgecolor": color, "hatch": HATCHES[place]}
-        solid: dict[str, Any] = {"facecolor": (color, 1 - 0.45 * (place % 2)), "edgecolor": color}
-        axes.bar(xs, [point.value for point in layer.points], 0.88 * width, linewidth=0.9, zorder=3,
-                 **(open_bar if layer.kind == "published" else solid))  # fmt: skip
+        is_open = layer.kind == "published"
+        fill: Any = {"facecolor": LIGHT["paper"], "hatch": HATCHES[place]} if is_open else {"facecolor": _solid(layer)}
+        values = [point.value for point in layer.points]
+        axes.bar(xs, values, 0.88 * width, edgecolor=color, linewidth=0.9, zorder=3, **fill)
         _whiskers(axes, xs, layer.points, LIGHT["ink"])
     axes.set_xticks(range(len(groups)), [compact(x) for _, x in groups])
     axes.grid(axis="x", visible=False)
-    _finish(figure, axes, layers, [_bar_key(layer) for layer in _one_per_series(layers)])
+    _finish(figure, axes, layers, bars=True)
     return figure
 
 
-def _begin(x_label: str, y_label: str) -> "tuple[Figure, Axes]":
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=SIZE, layout="constrained")
+def _begin(x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    figure = blank(True, HEIGHT)
     axes = figure.add_subplot()
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     return figure, axes
 
 
-def _finish(figure: "Figure", axes: "Axes", layers: Sequence[Layer], series: "list[Artist]") -> None:
+def _finish(figure: Figure, axes: Axes, layers: Sequence[Layer], bars: bool) -> None:
+    """Scale and key: a handle for each series, then one for each kind."""
     top = max(max(point.value, point.high or point.value) for layer in layers for point in layer.points)
     axes.set_ylim(0, top * 1.06 if top else 1)
-    bars = bool(axes.patches)
-    kinds = list(dict.fromkeys(layer.kind for layer in layers))
-    handles = series + [_kind_key(kind, bars) for kind in kinds]
+    kinds = dict.fromkeys(layer.kind for layer in layers)
+    series = {layer.series: layer for layer in reversed(layers)}.values()
+    handles = [_series_key(layer, bars) for layer in reversed(series)] + [_kind_key(kind, bars) for kind in kinds]
     widest = max(len(str(handle.get_label())) for handle in handles)
     columns = max(1, min(len(handles), KEY_CHARACTERS // (widest + 6)))
     figure.legend(handles=handles, loc="outside upper left", ncols=columns, columnspacing=1.2, handlelength=2.4)
@@ -119,7 +118,7 @@ def _line(kind: Kind) -> dict[str, Any]:
     return {"linestyle": style, "linewidth": 2.2 if kind == "measured" else 1.3, "markersize": 3.4, "zorder": 4}
 
 
-def _whiskers(axes: "Axes", xs: Sequence[float], points: Sequence[Point], color: str) -> None:
+def _whiskers(axes: Axes, xs: Sequence[float], points: Sequence[Point], color: str) -> None:
     """Intervals of simulated numbers, spreads of measured ones."""
     for x, point in zip(xs, points, strict=True):
         if point.low is not None and point.high is not None:
@@ -135,28 +134,20 @@ def _multiply(places: Sequence[float]) -> bool:
     return min(factors) >= 1.9 or (places[-1] > 100 * places[0] and max(factors) < 1.01 * min(factors))
 
 
-def _one_per_series(layers: Sequence[Layer]) -> list[Layer]:
-    return list({layer.series: layer for layer in reversed(layers)}.values())[::-1]
+def _solid(layer: Layer) -> tuple[str, float]:
+    """Colour of the bars of a series' own numbers; every other series is paler."""
+    return look(layer.rank).color, 1 - 0.45 * (layer.rank % len(HATCHES) % 2)
 
 
-def _series_key(layer: Layer) -> "Artist":
-    from matplotlib.lines import Line2D
-
+def _series_key(layer: Layer, bars: bool) -> Artist:
     color, marker = look(layer.rank)
+    if bars:
+        hatch = HATCHES[layer.rank % len(HATCHES)]
+        return Patch(facecolor=_solid(layer), edgecolor=color, hatch=hatch, label=layer.series)
     return Line2D([], [], color=color, marker=marker, markersize=5, linewidth=0, label=layer.series)
 
 
-def _bar_key(layer: Layer) -> "Artist":
-    from matplotlib.patches import Patch
-
-    color, place = look(layer.rank).color, layer.rank % len(HATCHES)
-    return Patch(facecolor=(color, 1 - 0.45 * (place % 2)), edgecolor=color, hatch=HATCHES[place], label=layer.series)
-
-
-def _kind_key(kind: Kind, bars: bool) -> "Artist":
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
+def _kind_key(kind: Kind, bars: bool) -> Artist:
     color = LIGHT["muted"]
     label = f"{KIND_GLYPHS[kind]} {'scaled twin' if kind == 'scaled' else kind}"
     label += ", 9 in 10 within" if kind == "simulated" else ""

@@ -1,27 +1,25 @@
 """Figure 6 of the 2019 paper: validation perplexity over training, published and ours on one axis."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.axes._secondary_axes import SecondaryAxis
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 
 from reports.curves import Curve
-from reports.figures.marks import blank, end_label, end_labels, key_line, plain_log_ticks, plot_curve
+from reports.figures.marks import DASHES, blank, end_labels, key_line, plain_log_ticks, plot_curve
 from reports.numbers import compact
 from reports.style import LIGHT
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axes._secondary_axes import SecondaryAxis
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 CLOSE_UP_FROM = 0.25
 """The close-ups leave out the first quarter of training, where the curves fall steeply."""
 
 
-def draw(curves: Sequence[Curve], narrow: bool = False) -> "Figure":
+def draw(curves: Sequence[Curve], narrow: bool = False) -> Figure:
     """Both layers over the share of training on one logarithmic axis, and each layer close up on a linear one."""
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     layout = ConstrainedLayoutEngine(wspace=0.06, hspace=0.08)
     published = [curve for curve in curves if curve.kind == "published"]
     ours = [curve for curve in curves if curve.kind != "published"]
@@ -42,13 +40,12 @@ def draw(curves: Sequence[Curve], narrow: bool = False) -> "Figure":
     return figure
 
 
-def _overlay(axes: "Axes", published: Sequence[Curve], ours: Sequence[Curve]) -> None:
+def _overlay(axes: Axes, published: Sequence[Curve], ours: Sequence[Curve]) -> None:
     for curve in [*published, *ours]:
         plot_curve(axes, curve.share, curve.y, curve, markers=9)
     plain_log_ticks(axes)
-    lowest = min(min(curve.y) for curve in [*published, *ours])
-    highest = max(max(curve.y) for curve in [*published, *ours])
-    axes.set_ylim(lowest / 1.25, highest * 1.25)
+    values = [value for curve in [*published, *ours] for value in curve.y]
+    axes.set_ylim(min(values) / 1.25, max(values) * 1.25)
     axes.set_xlim(0, 1.0)
     axes.set_ylabel("validation perplexity (logarithmic)")
     _label_iterations(axes, ours or published)
@@ -56,12 +53,10 @@ def _overlay(axes: "Axes", published: Sequence[Curve], ours: Sequence[Curve]) ->
         top = axes.secondary_xaxis("top")
         _label_iterations(top, published)
         axes.spines["top"].set_visible(True)
-    end_labels(axes, [end_label(curve) for curve in [*published, *ours]], gap=0.05)
+    end_labels(axes, [(curve, curve.final) for curve in [*published, *ours]], gap=0.05)
 
 
-def _close_up(axes: "Axes", name: str, layer: Sequence[Curve]) -> None:
-    from matplotlib.ticker import FuncFormatter
-
+def _close_up(axes: Axes, name: str, layer: Sequence[Curve]) -> None:
     for curve in layer:
         kept = [(x, y) for x, y in zip(curve.share, curve.y, strict=True) if x >= CLOSE_UP_FROM]
         xs, ys = zip(*kept, strict=True)
@@ -70,26 +65,19 @@ def _close_up(axes: "Axes", name: str, layer: Sequence[Curve]) -> None:
     axes.set_xlim(CLOSE_UP_FROM, 1.0)
     axes.margins(y=0.12)
     axes.autoscale(axis="y")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
+    axes.yaxis.set_major_formatter(lambda value, _: compact(value))
     _label_iterations(axes, layer, CLOSE_UP_FROM)
     axes.set_ylabel("perplexity (linear)")
-    end_labels(axes, [end_label(curve) for curve in layer], gap=0.11)
+    end_labels(axes, [(curve, curve.final) for curve in layer], gap=0.11)
 
 
-def _key(published: Sequence[Curve], ours: Sequence[Curve]) -> "list[Line2D]":
-    from matplotlib.lines import Line2D
-
+def _key(published: Sequence[Curve], ours: Sequence[Curve]) -> list[Line2D]:
     neutral: dict[str, Any] = {"color": LIGHT["muted"], "marker": "o"}
     handles = [key_line(curve) for curve in ours or published]
     if ours:
         handles.append(Line2D([], [], **neutral, linewidth=2, markersize=5, label=f"solid: {_name(ours)}"))
     if published:
-        dashed: dict[str, Any] = {
-            "linewidth": 1.1,
-            "linestyle": (0, (4, 2.2)),
-            "markersize": 4.2,
-            "markerfacecolor": "none",
-        }
+        dashed: dict[str, Any] = {"linewidth": 1.1, "linestyle": DASHES, "markersize": 4.2, "markerfacecolor": "none"}
         handles.append(Line2D([], [], **neutral, **dashed, label="dashed, open: published"))
     return handles
 
@@ -99,7 +87,7 @@ def _name(ours: Sequence[Curve]) -> str:
     return "scaled twins" if kinds == ["scaled"] else " and ".join(kinds)
 
 
-def _label_iterations(axes: "Axes | SecondaryAxis", layer: Sequence[Curve], first: float = 0.0) -> None:
+def _label_iterations(axes: Axes | SecondaryAxis, layer: Sequence[Curve], first: float = 0.0) -> None:
     """Tick every quarter of training, labelled with iterations where all curves of the layer are equally long."""
     name = "published" if layer[0].kind == "published" else _name(layer)
     lengths = {curve.last_x for curve in layer}

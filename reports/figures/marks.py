@@ -1,38 +1,29 @@
 """Marks that several figures share: labels at the ends of curves, plain ticks, the key."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Literal
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
 
 from reports.curves import Curve
 from reports.numbers import compact, show
 from reports.style import LIGHT, look
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-
 WIDTHS = {True: 4.5, False: 10.6}
 """Inches of a figure on a narrow page and on a wide one."""
+DASHES = (0, (4, 2.2))
+"""Of the lines of published and computed numbers, and of thresholds."""
 
 
-def blank(narrow: bool, height: float, layout: Any = "constrained") -> "Figure":
+def blank(narrow: bool, height: float, layout: Any = "constrained") -> Figure:
     """An empty figure as wide as its page, `height` inches high."""
-    from matplotlib.figure import Figure
-
     return Figure(figsize=(WIDTHS[narrow], height), layout=layout)
 
 
-class EndLabel(NamedTuple):
-    """A name to stand at the right of the axes, level with y if there is room."""
-
-    y: float
-    text: str
-    color: str
-
-
-def plot_curve(axes: "Axes", xs: Sequence[float], ys: Sequence[float], curve: Curve, markers: int = 10) -> None:
+def plot_curve(axes: Axes, xs: Sequence[float], ys: Sequence[float], curve: Curve, markers: int = 10) -> None:
     """Draw a curve in its model's look: published thin, dashed, open markers; otherwise solid, filled markers.
 
     Larger models have thinner lines, so that a curve under another still shows.
@@ -44,7 +35,7 @@ def plot_curve(axes: "Axes", xs: Sequence[float], ys: Sequence[float], curve: Cu
         ys,
         color=color,
         linewidth=1.1 if published else max(1.2, 2.5 - 0.45 * curve.rank),
-        linestyle=(0, (4, 2.2)) if published else "-",
+        linestyle=DASHES if published else "-",
         marker=marker,
         markersize=(4.2 if published else 5.0) + (1.0 if marker == "^" else 0.0),
         markerfacecolor=LIGHT["paper"] if published else color,
@@ -56,52 +47,43 @@ def plot_curve(axes: "Axes", xs: Sequence[float], ys: Sequence[float], curve: Cu
     )
 
 
-def end_labels(axes: "Axes", labels: Sequence[EndLabel], gap: float = 0.05) -> None:
-    """Name curves at their ends, moved apart to `gap` of the axes' height, with a hairline where moved."""
+def end_labels(axes: Axes, ends: Sequence[tuple[Curve, float]], gap: float = 0.05) -> None:
+    """Name curves at the values they end at, moved apart to `gap` of the axes' height, with a hairline where moved."""
     transform = axes.transData + axes.transAxes.inverted()
-    ordered = sorted(labels, key=lambda label: label.y)
+    ordered = sorted(ends, key=lambda end: end[1])
     right = axes.get_xlim()[1]
-    levels = [float(transform.transform((right, label.y))[1]) for label in ordered]
-    for label, level, place in zip(ordered, levels, _spread(levels, gap), strict=True):
+    levels = [float(transform.transform((right, value))[1]) for _, value in ordered]
+    for (curve, value), level, place in zip(ordered, levels, _spread(levels, gap), strict=True):
+        color = look(curve.rank).color
         axes.annotate(
-            label.text,
+            f"{curve.series} {show(value)}",
             xy=(1.0, level),
             xytext=(1.035, place),
             xycoords="axes fraction",
             textcoords="axes fraction",
-            color=label.color,
+            color=color,
             fontsize=8.8,
             fontweight="bold",
             va="center",
             ha="left",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": label.color, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 1},
+            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 1},
         )
 
 
-def end_label(curve: Curve, value: float | None = None) -> EndLabel:
-    """Name and last value of a curve, or of what is drawn for it."""
-    level = curve.final if value is None else value
-    return EndLabel(level, f"{curve.series} {show(level)}", look(curve.rank).color)
-
-
-def key_line(curve: Curve) -> "Line2D":
+def key_line(curve: Curve) -> Line2D:
     """A handle for a key that names the model by colour and marker."""
-    from matplotlib.lines import Line2D
-
     color, marker = look(curve.rank)
     return Line2D([], [], color=color, marker=marker, markersize=5, linewidth=2, label=curve.series)
 
 
-def plain_log_ticks(axes: "Axes") -> None:
-    """Label a logarithmic y axis with plain numbers at 1, 2 and 5 of each decade."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=20))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.tick_params(which="minor", length=0)
+def plain_log_ticks(axes: Axes, which: Literal["x", "y"] = "y") -> None:
+    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 of each decade."""
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
+    axis.set_major_formatter(lambda value, _: compact(float(f"{value:.6g}")))
+    axis.set_minor_locator(NullLocator())
 
 
 def _spread(levels: Sequence[float], gap: float) -> list[float]:

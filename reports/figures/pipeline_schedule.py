@@ -1,15 +1,15 @@
 """A pipeline schedule: the order that the engine runs, and beside it what each rank was measured to do."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from lineage.files import Computation, Timeline
 from reports.figures.marks import blank
 from reports.style import LIGHT
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 AXES_POINTS = {False: 690.0, True: 270.0}
 """Width of the axes on a wide and on a narrow page, about."""
@@ -17,13 +17,11 @@ CHARACTER = 0.66
 """Width of a digit or letter over the size of its type."""
 
 
-def draw(timelines: Sequence[Timeline], narrow: bool = False) -> "Figure":
+def draw(timelines: Sequence[Timeline], narrow: bool = False) -> Figure:
     """Two bands for each timeline, planned above measured: forward dark, backward light and hatched.
 
     The number is that of the microbatch; with several chunks their letter follows, and later chunks have an inner rule.
     """
-    from matplotlib.patches import Patch
-
     lines = sum(2 * timeline.pp for timeline in timelines)
     height = 0.9 + 0.95 * len(timelines) + (0.2 if narrow else 0.24) * lines
     figure = blank(narrow, height)
@@ -46,36 +44,23 @@ def milliseconds(ranks: Sequence[Sequence[Computation]]) -> list[list[Computatio
     return [[(op, number, chunk, 1e3 * start, 1e3 * end) for op, number, chunk, start, end in rank] for rank in ranks]
 
 
-def _band(
-    axes: "Axes", title: str, ranks: Sequence[Sequence[Computation]], chunks: int, narrow: bool
-) -> None:  # fmt: skip
-    from matplotlib.ticker import MaxNLocator
-
+def _band(axes: Axes, title: str, ranks: Sequence[Sequence[Computation]], chunks: int, narrow: bool) -> None:
     last = max(end for rank in ranks for *_, end in rank)
     size = (4.6 if len(ranks) > 2 else 5.4) if narrow else 6.8
     for place, rank in enumerate(ranks):
         for op, number, chunk, start, end in rank:
             forward = op == "F"
-            axes.barh(
-                place,
-                end - start,
-                left=start,
-                height=0.86,
-                facecolor=LIGHT["kept" if forward else "dropped"],
-                edgecolor=LIGHT["paper" if forward else "ink"],
-                hatch="" if forward else "////",
-                linewidth=0.4,
-            )
+            ink, fill = LIGHT["paper" if forward else "ink"], LIGHT["kept" if forward else "dropped"]
+            hatch = "" if forward else "////"
+            axes.barh(place, end - start, left=start, height=0.86, facecolor=fill, edgecolor=ink, hatch=hatch,
+                      linewidth=0.4)  # fmt: skip
             if chunk:
-                axes.plot([start, end], [place - 0.3] * 2, color=LIGHT["paper" if forward else "ink"], linewidth=0.9)
+                axes.plot([start, end], [place - 0.3] * 2, color=ink, linewidth=0.9)
             label = f"{number}{chr(ord('a') + chunk % 26)}" if chunks > 1 else str(number)
             if (end - start) / last * AXES_POINTS[narrow] >= CHARACTER * size * len(label) + 1.5:
-                box = None if forward else {"facecolor": LIGHT["dropped"], "edgecolor": "none", "pad": 0.6}
-                color = LIGHT["paper" if forward else "ink"]
-                axes.text(
-                    (start + end) / 2, place, label, ha="center", va="center_baseline", fontsize=size, color=color,
-                    bbox=box,
-                )  # fmt: skip
+                box = None if forward else {"facecolor": fill, "edgecolor": "none", "pad": 0.6}
+                axes.text((start + end) / 2, place, label, ha="center", va="center_baseline", fontsize=size, color=ink,
+                          bbox=box)  # fmt: skip
     axes.set_title(title)
     axes.set_xlim(0, last)
     axes.set_ylim(len(ranks) - 0.5, -0.5)

@@ -5,8 +5,8 @@ import pytest
 from lineage.numbers import show, size_bytes
 from lineage.records import Kind, Record
 from reports.curves import Curve, build_curves, orderings
+from reports.figures.curves import running_mean
 from reports.figures.marks import _spread
-from reports.figures.training_loss import running_mean
 from reports.findings import ordering_caption, ordering_finding
 from reports.numbers import accuracy, compact, exact
 

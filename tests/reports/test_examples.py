@@ -9,8 +9,7 @@ import pytest
 from lineage.atomic import write_text
 from lineage.digest import seal
 from reports.examples import detail_section
-from reports.kept_examples import EXAMPLES, read_examples
-from reports.load import load_reproduction
+from reports.load import EXAMPLES, load_reproduction
 from tests.reports.conftest import Built
 from tests.reports.reproduction import HOSTILE, evaluation, write_reproduction
 from tests.reports.trained import example_lines
@@ -77,6 +76,7 @@ def test_damaged_examples_are_said(text: str, sentence: str, damaged: bool, tmp_
 
 
 def test_none_kept_is_said_and_is_no_problem(tmp_path: Path) -> None:
-    assert read_examples(tmp_path).problems == ()
-    section = detail_section(load_reproduction(write_reproduction(tmp_path)))
+    reproduction = load_reproduction(write_reproduction(tmp_path))
+    assert reproduction.problems_of(EXAMPLES) == []
+    section = detail_section(reproduction)
     assert section.problems == [f"This reproduction keeps no examples ({EXAMPLES})."]
