@@ -1,7 +1,7 @@
 """Prediction of a passage's last word, by rules that differ in what the last word is and when it is right."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +14,9 @@ from evaluation.protocol import (
     Losses,
     Provenance,
     Request,
-    Sample,
     Scores,
     SourceText,
-    Tokens,
-    misload_warnings,
+    Task,
     perplexity,
 )
 from evaluation.stop_words import stop_word_tokens
@@ -83,11 +81,10 @@ LM_EVAL = ClozeRule(
 )
 
 
-class ClozeTask:
+class ClozeTask(Task):
     """The task for a list of passages and one rule."""
 
     unit = "examples"
-    with_memory = False
 
     def __init__(
         self,
@@ -105,64 +102,42 @@ class ClozeTask:
         """
         if not passages:
             raise BadInput(f"{source.title} has no passage to score")
-        self._source, self._passages, self._rule = source, passages, rule
-        self._vocab_size = tokenizer.vocab_size
-        self.banned: Tokens | None = stop_word_tokens(tokenizer) if rule.filters_stop_words else None
         examples = rule.encode(tokenizer, passages)
-        self._num_tokens = sum(len(tokens) for tokens, _ in examples)
-        self._chosen = evenly_spread(len(examples), limit)
-        if (longest := max(examples[index][1] for index in self._chosen)) > seq_length:
+        chosen = evenly_spread(len(examples), limit)
+        mine = [examples[number] for number in chosen]
+        if (longest := max(count for _, count in mine)) > seq_length:
             raise BadInput(f"a target of {longest} sub-words does not fit the model's context of {seq_length}")
-        self.requests = [
-            Request(np.asarray(tokens[-(seq_length + 1) :], dtype=np.int64), num_scored)
-            for tokens, num_scored in (examples[index] for index in self._chosen)
-        ]
-        self._num_truncated = sum(len(examples[index][0]) > seq_length + 1 for index in self._chosen)
+        requests = [Request(np.asarray(ids[-(seq_length + 1) :], dtype=np.int64), count) for ids, count in mine]
+        super().__init__(source, tokenizer, requests, chosen, len(passages))
+        self.banned = stop_word_tokens(tokenizer) if rule.filters_stop_words else None
+        self._passages, self._rule = passages, rule
+        self._num_tokens = sum(len(ids) for ids, _ in examples)
+        self._num_truncated = sum(len(ids) > seq_length + 1 for ids, _ in mine)
 
-    @property
-    def name(self) -> str:
-        return self._source.task
-
-    @property
-    def note(self) -> str:
-        return self._source.note
+    def text(self, place: int) -> str:
+        """The passage."""
+        return self._passages[self.chosen[place]]
 
     def losses(self, scores: Scores) -> Losses:
         """One element per example."""
-        names = [str(index) for index in self._chosen]
-        return Losses(names, scores.nll, np.ones(len(names)), self._correct(scores))
-
-    def samples(self, scores: Scores) -> Iterator[Sample]:
-        """One per example, with the rule's verdict; its text is the passage."""
-        for index, request, start, correct in zip(
-            self._chosen, self.requests, scores.starts, self._correct(scores), strict=True
-        ):
-            yield Sample.of(self.name, index, self._passages[index], request, scores, int(start), bool(correct))
+        names = [str(number) for number in self.chosen]
+        return Losses(names, scores.nll, np.ones(len(names)), self.correct(scores))
 
     def result(self, scores: Scores, provenance: Provenance) -> ClozeResult:
         """Accuracy over examples; the perplexity is of the whole target."""
         losses = scores.nll
-        nll = math.fsum(losses)
-        num_examples = len(self._chosen)
-        num_scored = len(scores.log_probabilities)
-        num_correct = int(self._correct(scores).sum())
+        num_examples, num_correct = len(losses), int(self.correct(scores).sum())
         accuracy = num_correct / num_examples
-        target_perplexity = perplexity(nll, num_examples)
+        target_perplexity = perplexity(math.fsum(losses), num_examples)
         spread = mean_standard_error(losses)
-        partial = num_examples < len(self._passages)
+        cut = f"; {self._num_truncated} examples cut at the left to the model's context" if self._num_truncated else ""
         return ClozeResult(
-            **provenance.model_dump(),
-            task=self.name,
-            protocol=self._describe(provenance.dtype, partial),
-            partial=partial,
-            note=self.note,
-            warnings=misload_warnings(perplexity(nll, num_scored), self._vocab_size),
-            data_digest=self._source.digest,
+            **self.facts(scores, provenance),
+            protocol=f"{self.source.title}; {self._rule.sentence}; {provenance.dtype}{cut}{self.part}",
             perplexity=target_perplexity,
             perplexity_standard_error=None if spread is None else target_perplexity * spread,
             num_original_tokens=len(self._passages),
             num_tokens=self._num_tokens,
-            num_scored_tokens=num_scored,
             accuracy=accuracy,
             standard_error=math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1)),
             num_examples=num_examples,
@@ -170,14 +145,10 @@ class ClozeTask:
             num_truncated=self._num_truncated,
         )
 
-    def _correct(self, scores: Scores) -> NDArray[np.bool_]:
+    def correct(self, scores: Scores) -> NDArray[np.bool_]:
+        """The examples that the rule calls right."""
         if not self._rule.filters_stop_words:
             return scores.all_greedy
         right = scores.greedy.copy()
         right[scores.starts] = scores.greedy_allowed[scores.starts]
         return np.logical_and.reduceat(right, scores.starts)
-
-    def _describe(self, dtype: str, partial: bool) -> str:
-        part = f"; only {len(self._chosen)} of {len(self._passages)} examples" if partial else ""
-        cut = f"; {self._num_truncated} examples cut at the left to the model's context" if self._num_truncated else ""
-        return f"{self._source.title}; {self._rule.sentence}; {dtype}{cut}{part}"

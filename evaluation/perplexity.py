@@ -4,7 +4,7 @@ What is scored (`Stream`) is a matter of the protocol; what the summed loss is d
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,10 +19,9 @@ from evaluation.protocol import (
     PerplexityResult,
     Provenance,
     Request,
-    Sample,
     Scores,
+    Task,
     Tokens,
-    misload_warnings,
     perplexity,
 )
 from evaluation.uncertainty import ratio_standard_error
@@ -115,11 +114,10 @@ def _stretches(num_targets: int, size: int, num_original_tokens: int) -> list[Bl
     ]
 
 
-class PerplexityTask:
+class PerplexityTask(Task):
     """The task for one text and one stream of it."""
 
     unit = "windows"
-    banned: Tokens | None = None
 
     def __init__(
         self,
@@ -131,25 +129,15 @@ class PerplexityTask:
         with_memory: bool = False,
     ) -> None:
         """`limit` scores only that many windows, spread evenly over the text; with memory, the first ones."""
-        self.with_memory = with_memory
-        self._text, self._source, self._tokenizer = text, text.source, tokenizer
-        self.stream = stream
-        self._num_original_tokens = text.num_original_tokens
+        chosen: Sequence[int] = evenly_spread(len(stream.requests), limit)
+        if with_memory:
+            chosen = range(len(chosen))
+        requests = [stream.requests[index] for index in chosen]
+        super().__init__(text.source, tokenizer, requests, chosen, len(stream.requests))
+        self.with_memory, self.stream = with_memory, stream
+        self._text, self._divisor, self._num_original_tokens = text, divisor, text.num_original_tokens
         if self._num_original_tokens < 2:
             raise BadInput(f"{text.source.title} is too short to measure a perplexity on")
-        self._divisor = divisor
-        self._chosen = evenly_spread(len(stream.requests), limit)
-        if with_memory:
-            self._chosen = list(range(len(self._chosen)))
-        self.requests = [stream.requests[index] for index in self._chosen]
-
-    @property
-    def name(self) -> str:
-        return self._source.task
-
-    @property
-    def note(self) -> str:
-        return self._source.note
 
     def losses(self, scores: Scores) -> Losses:
         """One element per block of which something was scored, weighted so that all weights add up to the divisor."""
@@ -164,42 +152,29 @@ class PerplexityTask:
             weight=weight * (self._divided(scores)[1] / weight.sum()),
         )
 
-    def samples(self, scores: Scores) -> Iterator[Sample]:
-        """One per window; its text is what it scores."""
-        for index, request, start in zip(self._chosen, self.requests, scores.starts, strict=True):
-            text = self._tokenizer.decode(request.tokens[-request.num_scored :])
-            yield Sample.of(self.name, index, text, request, scores, int(start))
+    def text(self, place: int) -> str:
+        """What a window scores."""
+        return self.tokenizer.decode(self.requests[place].tokens[-self.requests[place].num_scored :])
 
     def result(self, scores: Scores, provenance: Provenance) -> PerplexityResult:
         """Perplexity = exp(summed loss / words), with the columns of every convention beside it."""
         text, stream = self._text, self.stream
-        nll = math.fsum(scores.nll)
-        num_targets = sum(block.num_targets for block in stream.blocks)
-        num_scored = len(scores.log_probabilities)
-        share = self._share(scores)
-        partial = len(self.requests) < len(stream.requests)
-        loss = nll / num_scored
-        subword = perplexity(nll, num_scored)
-        token_ratio = num_targets / (self._num_original_tokens - 1)
+        nll, num_scored = math.fsum(scores.nll), len(scores.log_probabilities)
+        share, loss = self._share(scores), nll / num_scored
+        token_ratio = sum(block.num_targets for block in stream.blocks) / (self._num_original_tokens - 1)
         divided, normaliser = self._divided(scores)
         losses = self.losses(scores)
         return PerplexityResult(
-            **provenance.model_dump(),
-            task=self.name,
-            protocol=self._describe(provenance.dtype, partial),
-            partial=partial,
-            note=self.note,
-            warnings=misload_warnings(subword, self._tokenizer.vocab_size),
-            data_digest=self._source.digest,
+            **self.facts(scores, provenance),
+            protocol=self._describe(provenance.dtype),
             perplexity=perplexity(divided, normaliser),
             log_perplexity_standard_error=ratio_standard_error(losses.nll, losses.weight),
             num_original_tokens=self._num_original_tokens,
             num_lm_eval_words=text.num_lm_eval_words,
             num_tokens=stream.num_tokens,
-            num_scored_tokens=num_scored,
             normaliser=normaliser,
             loss_per_token=loss,
-            subword_perplexity=subword,
+            subword_perplexity=perplexity(nll, num_scored),
             original_token_perplexity=perplexity(nll, self._num_original_tokens * share),
             lm_eval_word_perplexity=perplexity(nll, text.num_lm_eval_words * share),
             bits_per_byte=nll / math.log(2) / (text.num_bytes * share),
@@ -217,7 +192,7 @@ class PerplexityTask:
     def _divided(self, scores: Scores) -> tuple[float, float]:
         """What the protocol divides, and by what."""
         if self._divisor == "transformers labels":
-            labels = scores.num_scored - np.array([index > 0 for index in self._chosen])
+            labels = scores.num_scored - np.array([index > 0 for index in self.chosen])
             return math.fsum(scores.nll / scores.num_scored * labels), float(labels.sum())
         words = {
             "original tokens": self._num_original_tokens,
@@ -241,19 +216,17 @@ class PerplexityTask:
         ]
 
     def _scored_targets(self) -> NDArray[np.int64]:
-        firsts = (self.stream.first_targets[index] for index in self._chosen)
+        firsts = (self.stream.first_targets[index] for index in self.chosen)
         return np.concatenate(
             [np.arange(first, first + request.num_scored) for first, request in zip(firsts, self.requests, strict=True)]
         )
 
-    def _describe(self, dtype: str, partial: bool) -> str:
+    def _describe(self, dtype: str) -> str:
         divisor = {
             "original tokens": f"{self._num_original_tokens} space-separated tokens of the original",
             "lm-eval words": f"{self._text.num_lm_eval_words} words as lm-evaluation-harness counts them",
             "transformers labels": "sub-words scored, one too few in each window but the first",
         }[self._divisor]
         recipe = self.stream.recipe + ("; each window with the memory of those before" if self.with_memory else "")
-        part = (
-            f"; only {len(self.requests)} of {len(self.stream.requests)} windows, divisor pro rata" if partial else ""
-        )
-        return f"{self._source.title}; {recipe}; perplexity = exp(summed loss / {divisor}); {dtype}{part}"
+        part = f"{self.part}, divisor pro rata" if self.partial else ""
+        return f"{self.source.title}; {recipe}; perplexity = exp(summed loss / {divisor}); {dtype}{part}"

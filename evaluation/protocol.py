@@ -4,7 +4,8 @@ A protocol is a named thing: a name stands for one recipe, written out in the re
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -176,23 +177,6 @@ class Sample(Config):
     correct: bool | None = None
     """The protocol's verdict on an example."""
 
-    @classmethod
-    def of(
-        cls, task: str, index: int, text: str, request: Request, scores: Scores, start: int, correct: bool | None = None
-    ) -> Self:
-        """The sample of a request whose scored tokens begin at `start` of the scores."""
-        part = slice(start, start + request.num_scored)
-        return cls(
-            task=task,
-            index=index,
-            text=text,
-            num_context_tokens=len(request.tokens) - request.num_scored,
-            tokens=request.tokens[-request.num_scored :].tolist(),
-            log_probabilities=scores.log_probabilities[part].tolist(),
-            greedy=scores.greedy[part].tolist(),
-            correct=correct,
-        )
-
 
 @dataclass(frozen=True)
 class Losses:
@@ -222,41 +206,6 @@ class Encoder(Protocol):
     def decode(self, ids: Iterable[int]) -> str: ...
 
 
-class Task(Protocol):
-    """One named protocol bound to its text and to a tokenizer."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def unit(self) -> str:
-        """What one request is, in the plural."""
-
-    @property
-    def note(self) -> str:
-        """Empty, or why this is not the task that was asked for."""
-
-    @property
-    def requests(self) -> list[Request]: ...
-
-    @property
-    def with_memory(self) -> bool:
-        """Whether the requests are one text's segments in order, each scored with the memory of those before."""
-
-    @property
-    def banned(self) -> Tokens | None:
-        """Tokens that do not count as predictions."""
-
-    def samples(self, scores: Scores) -> Iterator[Sample]:
-        """Each request with its scores."""
-
-    def losses(self, scores: Scores) -> Losses:
-        """The scores by article or example."""
-
-    def result(self, scores: Scores, provenance: Provenance) -> Result:
-        """Aggregate the scores of `requests`."""
-
-
 @dataclass(frozen=True)
 class SourceText:
     """A text to test on and what may be said about it."""
@@ -265,6 +214,80 @@ class SourceText:
     title: str
     digest: str
     note: str = ""
+
+
+class Task(ABC):
+    """One named protocol bound to its text and to a tokenizer."""
+
+    unit: str
+    """What one request is, in the plural."""
+    with_memory = False
+    """Whether the requests are one text's segments in order, each scored with the memory of those before."""
+    banned: Tokens | None = None
+    """Tokens that do not count as predictions."""
+
+    def __init__(
+        self, source: SourceText, tokenizer: Encoder, requests: list[Request], chosen: Sequence[int], whole: int
+    ) -> None:
+        """`chosen` are the numbers of the requests in the whole test, which has so many."""
+        self.source, self.tokenizer, self.requests, self.chosen = source, tokenizer, requests, chosen
+        self.partial = len(chosen) < whole
+        self.part = f"; only {len(chosen)} of {whole} {self.unit}" if self.partial else ""
+
+    @property
+    def name(self) -> str:
+        """Of the protocol."""
+        return self.source.task
+
+    @property
+    def note(self) -> str:
+        """Empty, or why this is not the task that was asked for."""
+        return self.source.note
+
+    def samples(self, scores: Scores) -> Iterator[Sample]:
+        """Each request with its scores."""
+        correct = self.correct(scores)
+        for place, (number, request, start) in enumerate(zip(self.chosen, self.requests, scores.starts, strict=True)):
+            part = slice(int(start), int(start) + request.num_scored)
+            yield Sample(
+                task=self.name,
+                index=number,
+                text=self.text(place),
+                num_context_tokens=len(request.tokens) - request.num_scored,
+                tokens=request.tokens[-request.num_scored :].tolist(),
+                log_probabilities=scores.log_probabilities[part].tolist(),
+                greedy=scores.greedy[part].tolist(),
+                correct=None if correct is None else bool(correct[place]),
+            )
+
+    def correct(self, scores: Scores) -> NDArray[np.bool_] | None:
+        """Which requests the protocol calls right; None where it calls none so."""
+        return None
+
+    @abstractmethod
+    def text(self, place: int) -> str:
+        """What a sample shows of a request."""
+
+    @abstractmethod
+    def losses(self, scores: Scores) -> Losses:
+        """The scores by article or example."""
+
+    @abstractmethod
+    def result(self, scores: Scores, provenance: Provenance) -> Result:
+        """Aggregate the scores of `requests`."""
+
+    def facts(self, scores: Scores, provenance: Provenance) -> dict[str, Any]:
+        """What a result of any kind says beside its numbers and its protocol."""
+        num_scored = len(scores.log_probabilities)
+        subword = perplexity(math.fsum(scores.nll), num_scored)
+        return provenance.model_dump() | {
+            "task": self.name,
+            "partial": self.partial,
+            "note": self.note,
+            "warnings": misload_warnings(subword, self.tokenizer.vocab_size),
+            "data_digest": self.source.digest,
+            "num_scored_tokens": num_scored,
+        }
 
 
 def perplexity(nll: float, count: float) -> float:
