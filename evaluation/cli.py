@@ -77,6 +77,7 @@ def _scores(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**given: Any) -> None:
+        _refuse_directories(given.get("json"), given.get("samples"))
         command(options=Options(**{name: given.pop(name) for name in added}), **given)
 
     parameters = [*(parameter for name, parameter in own.items() if name != "options"), *added.values()]
@@ -123,7 +124,6 @@ app.command("cloze")(_file_command(file_cloze, "Strict last-word accuracy on you
 @_scores
 def all_command(ckpt: Checkpoint, options: Options, json: Json = None, samples: Samples = None) -> None:
     """Every protocol in one pass, side by side."""
-    _refuse_directories(json, samples)
     settings = options.settings()
     from evaluation.evaluate import evaluate, named_task
 
@@ -150,7 +150,6 @@ def compare_command(
     """Two checkpoints on the same tests: the paired difference with its standard error."""
     for name in task:
         check_task_name(name)
-    _refuse_directories(json)
     settings = options.settings()
     from evaluation.evaluate import evaluate, named_task
 
@@ -191,7 +190,6 @@ def identify_command(
     json: Json = None,
 ) -> None:
     """Which conventions give a claimed number within its rounding: every one is derived from windows scored once."""
-    _refuse_directories(json)
     if options.limit is not None:
         raise BadInput("a number is identified on the whole test: leave out --limit")
     settings = options.settings()
@@ -274,7 +272,6 @@ def list_command() -> None:
 def _report_one(ckpt: Path, task: "MakeTask", settings: "Settings", json: Path | None, samples: Path | None) -> None:
     from evaluation.evaluate import evaluate
 
-    _refuse_directories(json, samples)
     (evaluation,) = evaluate(ckpt, {"task": task}, settings).done.values()
     if not is_first_rank():
         return
@@ -293,10 +290,10 @@ def _dump(results: dict[str, Result]) -> dict[str, Any]:
     return {name: result.model_dump(mode="json") for name, result in results.items()}
 
 
-def _write(path: Path | None, content: Any) -> None:
+def _write(path: Path | None, content: Any, write: Callable[[Path, Any], None] = write_json) -> None:
     if path is not None:
         try:
-            write_json(path, content)
+            write(path, content)
         except OSError as error:
             raise BadInput(f"{path} cannot be written: {error.strerror}") from error
         print(f"written: {path}")
@@ -309,11 +306,7 @@ def _write_samples(path: Path | None, evaluations: "Iterable[Evaluation]") -> No
             for evaluation in evaluations
             for sample in evaluation.samples()
         )
-        try:
-            write_text(path, "".join(lines))
-        except OSError as error:
-            raise BadInput(f"{path} cannot be written: {error.strerror}") from error
-        print(f"written: {path}")
+        _write(path, "".join(lines), write_text)
 
 
 def main() -> None:

@@ -186,6 +186,4 @@ def take(scores: Scores, places: NDArray[np.int64], requests: Sequence[Request])
     counts = np.array([request.num_scored for request in requests], dtype=np.int64)
     ends = (scores.starts + scores.num_scored)[places]
     chosen = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
-    columns = (scores.log_probabilities, scores.greedy, scores.among_best, scores.greedy_allowed)
-    nll, *flags = (column[chosen] for column in columns)
-    return Scores(nll, flags[0], flags[1], flags[2], counts)
+    return Scores._make([*(column[chosen] for column in scores[:-1]), counts])

@@ -48,5 +48,5 @@ def score_with_memory(
         hidden = network.run_stage(batch.tokens, batch)[:, 0]  # [s, h]
         parts.append(score_rows(model, hidden, tokens[0, 1:], None))
         on_progress(1)
-    nll, *flags = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-    return Scores(nll, flags[0], flags[1], flags[2], np.array([segment.num_scored for segment in segments], np.int64))
+    counts = np.array([segment.num_scored for segment in segments], np.int64)
+    return Scores._make([*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)), counts])

@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,9 +39,11 @@ class Request:
         return cls(tokens[window.start : window.stop], window.num_scored)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """A model's answer: one element per scored token, request after request, each request's in order."""
+class Scores(NamedTuple):
+    """A model's answer: one element per scored token, request after request, each request's in order.
+
+    All but the last are columns, a row for each token.
+    """
 
     log_probabilities: NDArray[np.float64]
     """Of the token, in nats."""

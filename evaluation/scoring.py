@@ -153,15 +153,11 @@ def _in_request_order(
     batches: Sequence[Sequence[int]], by_batch: dict[int, Scores], counts: NDArray[np.int64]
 ) -> Scores:
     starts = np.cumsum(counts) - counts
-    total = int(counts.sum())
-    greedy, among_best, allowed = np.empty((3, total), np.bool_)
-    scores = Scores(np.empty(total), greedy, among_best, allowed, counts)
+    scores = Scores._make([np.empty(counts.sum()), *np.empty((3, counts.sum()), np.bool_), counts])
     for batch, part in by_batch.items():
         places = np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in batches[batch]])
-        scores.log_probabilities[places] = part.log_probabilities
-        scores.greedy[places] = part.greedy
-        scores.among_best[places] = part.among_best
-        scores.greedy_allowed[places] = part.greedy_allowed
+        for column, values in zip(scores[:-1], part[:-1], strict=True):
+            column[places] = values
     return scores
 
 
@@ -193,8 +189,7 @@ def score_batch(
             rows.split(size), torch.from_numpy(targets).to(device).split(size), strict=True
         )
     ]  # fmt: skip
-    columns = [torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)]
-    return Scores(columns[0], columns[1], columns[2], columns[3], counts)
+    return Scores._make([*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)), counts])
 
 
 def score_rows(

@@ -79,8 +79,7 @@ class StoredScores:
 
     def add(self, batch: int, scores: Scores) -> None:
         """Keep a batch; it outlives the process from now on."""
-        body = scores.log_probabilities.astype("<f8").tobytes() + scores.greedy.tobytes()
-        body += scores.among_best.tobytes() + scores.greedy_allowed.tobytes()
+        body = scores.log_probabilities.astype("<f8").tobytes() + b"".join(map(bytes, scores[1:-1]))
         lengths = struct.pack("<II", batch, len(scores.greedy))
         record = lengths + struct.pack("<I", zlib.crc32(lengths + body)) + body
         try:
@@ -126,8 +125,7 @@ def _parse(data: bytes, num_scored: Sequence[NDArray[np.int64]]) -> dict[int, Sc
             break
         if batch >= len(num_scored) or count != num_scored[batch].sum():
             break
-        log_probabilities = np.frombuffer(body, "<f8", count)
-        greedy, among_best, allowed = np.frombuffer(body, np.bool_, 3 * count, 8 * count).reshape(3, count)
-        parsed[batch] = Scores(log_probabilities, greedy, among_best, allowed, num_scored[batch])
+        flags = np.frombuffer(body, np.bool_, 3 * count, 8 * count).reshape(3, count)
+        parsed[batch] = Scores._make([np.frombuffer(body, "<f8", count), *flags, num_scored[batch]])
         start = end
     return parsed

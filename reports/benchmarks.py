@@ -32,7 +32,7 @@ class Benchmarks:
     @property
     def section(self) -> Section:
         """Its part of the page."""
-        return Section("benchmarks", "Benchmarks", self.exhibits, (), [problem.sentence for problem in self.problems])
+        return Section("benchmarks", "Benchmarks", self.exhibits, [problem.sentence for problem in self.problems])
 
 
 def load_benchmarks(directory: Path) -> Benchmarks:

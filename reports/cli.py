@@ -2,9 +2,8 @@
 
 import sys
 import time
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,26 +15,6 @@ if TYPE_CHECKING:
     from reports.report import Report
 
 app = CommandLine(help="Make a page, figures and tables from result files.", no_args_is_help=True)
-
-
-class Form(StrEnum):
-    """Files an exhibit can be written as."""
-
-    SVG = "svg"
-    PNG = "png"
-    PDF = "pdf"
-    CSV = "csv"
-    MARKDOWN = "md"
-    LATEX = "tex"
-
-
-class Exchange(StrEnum):
-    """Formats in which others read runs."""
-
-    RO_CRATE = "ro-crate"
-    CROISSANT = "croissant"
-    EVERY_EVAL_EVER = "every-eval-ever"
-
 
 Runs = Annotated[
     list[Path] | None,
@@ -74,7 +53,9 @@ def build(runs: Runs = None, bench: Bench = None, mixed_commits: MixedCommits = 
 def figure(
     name: Annotated[str, typer.Argument(help="A figure or table of the page, such as 2021/figure-12.")],
     runs: Runs = None,
-    form: Annotated[Form, typer.Option("--format", help="What to write.")] = Form.SVG,
+    form: Annotated[
+        Literal["svg", "png", "pdf", "csv", "md", "tex"], typer.Option("--format", help="What to write.")
+    ] = "svg",
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
     bench: Bench = None,
     mixed_commits: MixedCommits = False,
@@ -83,7 +64,7 @@ def figure(
     from reports.exhibit_files import export_exhibit
 
     report = _assemble(runs, bench, mixed_commits)
-    print(export_exhibit(report.all_exhibits, name, form.value, out))
+    print(export_exhibit(report.all_exhibits, name, form, out))
 
 
 def _assemble(runs: list[Path] | None, bench: Path | None, mixed_commits: bool) -> "Report":
@@ -125,7 +106,9 @@ def compare(
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="Directory of a complete run.")],
-    form: Annotated[Exchange, typer.Option("--format", help="What to write.")],
+    form: Annotated[
+        Literal["ro-crate", "croissant", "every-eval-ever"], typer.Option("--format", help="What to write.")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="New folder or file; beside the run, under its name, by default.")
     ] = None,
@@ -139,7 +122,7 @@ def export(
     from reports.exports.export import export
 
     start = time.monotonic()
-    place = export(run, form.value, out)
+    place = export(run, form, out)
     print(f"{place} ({time.monotonic() - start:.1f} s)")
 
 

@@ -31,7 +31,7 @@ def detail_section(reproduction: Reproduction) -> Section:
     if not head and not problems:
         problems.append(f"This reproduction keeps no examples ({EXAMPLES}).")
     title = "Evaluation by checkpoint, article and example"
-    return Section("evaluation-detail", title, exhibits, (), problems)
+    return Section("evaluation-detail", title, exhibits, problems)
 
 
 def _protocols(reproduction: Reproduction, named: list[tuple[str, Evaluation]]) -> Exhibit:

@@ -5,7 +5,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
@@ -31,7 +31,9 @@ class Table:
     @property
     def csv(self) -> str:
         """Comma-separated, under the heads."""
-        return csv_text(self.heads, self.rows)
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerows([self.heads, *self.rows])
+        return buffer.getvalue()
 
     @property
     def markdown(self) -> str:
@@ -97,19 +99,8 @@ class Section:
     name: str
     title: str
     exhibits: Sequence[Exhibit]
-    lead: Sequence[str] = ()
-    """Sentences before the first exhibit."""
     problems: Sequence[str] = ()
     """Sentences on what is missing here, or cannot be shown."""
-
-
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Rows under a header as CSV."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return buffer.getvalue()
 
 
 def _markdown(cells: Iterable[str]) -> str:

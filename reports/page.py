@@ -49,9 +49,7 @@ def build_report(report: Report) -> Path:
 
 def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
     """The HTML text; every value is escaped except drawings and styles made here."""
-    environment = template_environment()
-    environment.globals |= {"drawings": drawings, "glyphs": KIND_GLYPHS, "redraw": report.command}
-    return environment.get_template("page.html").render(_context(report))
+    return template_environment().get_template("page.html").render(_context(report), drawings=drawings)
 
 
 def _context(report: Report) -> dict[str, Any]:
@@ -66,10 +64,12 @@ def _context(report: Report) -> dict[str, Any]:
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
         "script": Markup("".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)),
         "report": report,
+        "redraw": report.command,
         "run": reproduction,
         "summary": summary,
         "exhibits": report.exhibits,
         "ours": ours,
+        "glyphs": KIND_GLYPHS,
         "meanings": KIND_MEANINGS,
         "limits": findings.scale_limits(reproduction),
         "findings": [

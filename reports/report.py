@@ -126,7 +126,7 @@ def _catalogue(
     known = {experiment.name for experiment in experiments.values()}
     stray = [problem.sentence for problem in runs.problems if problem.part not in known]
     return tuple(
-        Section(f"paper-{paper}", PAPERS[paper], numbered, problems=stray if place == 0 else ())
+        Section(f"paper-{paper}", PAPERS[paper], numbered, stray if place == 0 else ())
         for place, (paper, numbered) in enumerate(papers.items())
     )
 

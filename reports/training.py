@@ -38,7 +38,7 @@ def training_section(reproduction: Reproduction) -> Section:
     problems = [problem.sentence for training in trainings.values() for problem in training.problems]
     if not trainings:
         problems.append("This reproduction keeps no curves of its training runs (training/MODEL/metrics.jsonl).")
-    return Section("training", "Training", exhibits, (), problems)
+    return Section("training", "Training", exhibits, problems)
 
 
 def curves_exhibit(

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
+from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
 
 from reports.curves import Curve
 from reports.numbers import compact, show
@@ -87,19 +89,7 @@ def plain_log_ticks(axes: Axes, which: Literal["x", "y"] = "y") -> None:
 
 
 def _spread(levels: Sequence[float], gap: float) -> list[float]:
-    """Ascending levels at least `gap` apart, each group kept about its own middle."""
-    groups: list[list[float]] = []
-    for level in levels:
-        groups.append([level])
-        while len(groups) > 1 and _bottom(groups[-1], gap) - _top(groups[-2], gap) < gap:
-            last = groups.pop()
-            groups[-1] = groups[-1] + last
-    return [_bottom(group, gap) + index * gap for group in groups for index in range(len(group))]
-
-
-def _bottom(group: Sequence[float], gap: float) -> float:
-    return sum(group) / len(group) - gap * (len(group) - 1) / 2
-
-
-def _top(group: Sequence[float], gap: float) -> float:
-    return sum(group) / len(group) + gap * (len(group) - 1) / 2
+    """Ascending levels at least `gap` apart and as near to where they were as that allows, by least squares."""
+    steps = gap * np.arange(len(levels))
+    places: list[float] = (isotonic_regression(np.asarray(levels) - steps).x + steps).tolist()
+    return places
