@@ -106,9 +106,9 @@ class Scorer:
         """The checkpoint's own first."""
         return [str(model.dtype).removeprefix("torch.") for model in (self.evaluated.model, self.other)]
 
-    def __call__(self, precision: str, requests: Sequence[Request], banned: bool = False) -> Scores:
-        """Score requests, of which those of equal tokens are one."""
-        shared, (places,) = share([requests])
+    def __call__(self, precision: str, lists: Sequence[Sequence[Request]], banned: bool = False) -> list[Scores]:
+        """Score lists of requests, of which those of equal tokens are one."""
+        shared, places = share(lists)
         self.tokens += cost(shared)
         model = self.evaluated.model if precision == self.precisions[0] else self.other
         with Progress("identify", len(shared), "windows", quiet=not model.mesh.is_first) as progress:
@@ -116,7 +116,7 @@ class Scorer:
                 model, shared, self.settings.batch_size, self.settings.workers, progress.advance,
                 self.banned if banned else None, self.evaluated.store, progress.start_at,
             )  # fmt: skip
-        return take(scores, places, requests)
+        return [take(scores, mine, requests) for mine, requests in zip(places, lists, strict=True)]
 
 
 def cost(requests: Sequence[Request]) -> int:
@@ -218,15 +218,15 @@ class _Text:
 class _WikiText:
     def __init__(self, scorer: Scorer) -> None:
         self._scorer, self._context = scorer, scorer.evaluated.model.seq_length
-        self._text = read_wikitext103("wikitext103", find_test_set("wikitext103"))
+        text = read_wikitext103("wikitext103", find_test_set("wikitext103"))
         self._words = {
-            "original tokens": self._text.num_original_tokens,
-            "original tokens less one": self._text.num_original_tokens - 1,
-            "lm-eval words": self._text.num_lm_eval_words,
-            "words between white space": len(self._text.text.split()),
-            "bytes": self._text.num_bytes,
+            "original tokens": text.num_original_tokens,
+            "original tokens less one": text.num_original_tokens - 1,
+            "lm-eval words": text.num_lm_eval_words,
+            "words between white space": len(text.text.split()),
+            "bytes": text.num_bytes,
         }
-        self._texts = list(self._make_texts(self._text))
+        self._texts = list(self._make_texts(text))
         self._first = self._texts[0]
         published = [t for t in self._texts if t.axes.items() >= (self._first.axes | {"text": t.axes["text"]}).items()]
         named = [text for text in published if text.axes["text"] != ROWS.name]
@@ -240,10 +240,10 @@ class _WikiText:
                 self._score(text, FIRST)
         windows, tokens = self._first.windows(FINE[0], self._context), self._first.documents[0]
         chosen = [windows[i][1] for i in evenly_spread(len(windows), max(1, int(SAMPLES["windows"] * len(windows))))]
-        requests = [Request.of_window(tokens, w) for w in chosen]
-        fine = self._scorer(self._first.axes["precision"], requests)
+        (fine,) = self._scorer(self._first.axes["precision"], [[Request.of_window(tokens, w) for w in chosen]])
         half = sum(self._half[w.first_scored - 1 : w.stop - 1].sum() for w in chosen)
-        self._fine_gain = float(fine.log_probabilities.sum() / half)
+        coarse = self._first.sums["overlapping by half"]
+        self._fine = replace(coarse, nll=coarse.nll * float(fine.log_probabilities.sum() / half))
 
     def _is_screened(self, text: _Text) -> bool:
         """Whether it has one change, and one that is no trifle."""
@@ -271,9 +271,8 @@ class _WikiText:
             effect = math.prod(effects.get(axis, 1.0) for axis in text.axes.items())
             for name in WINDOWS:
                 if (total := text.sums.get(name)) is None:
-                    nll = effect * self._predicted(name)
-                    like = self._first.sums.get(name, self._first.sums[FIRST[0]])
-                    count = like.count * text.num_targets // self._first.num_targets
+                    like = self._first.sums.get(name, self._fine)
+                    nll, count = effect * like.nll, like.count * text.num_targets // self._first.num_targets
                     total, doubt = _Sum(nll, count, nll / count, nll / count), DOUBT
                 else:
                     doubt = 0.0
@@ -320,7 +319,7 @@ class _WikiText:
     def _score(self, text: _Text, names: Sequence[str]) -> bool:
         merged = self._merged(text, names)
         requests = [Request.of_window(text.documents[d], w) for (d, _), w in merged.items()]
-        scores = self._scorer(text.axes["precision"], requests)
+        (scores,) = self._scorer(text.axes["precision"], [requests])
         places = dict(zip(merged, scores.starts, strict=True))
         for name in names:
             windows = text.windows(name, self._context)
@@ -333,11 +332,6 @@ class _WikiText:
             if text is self._first and name == "overlapping by half":
                 self._half = np.concatenate(parts)
         return True
-
-    def _predicted(self, name: str) -> float:
-        if name in self._first.sums:
-            return self._first.sums[name].nll
-        return self._first.sums["overlapping by half"].nll * self._fine_gain
 
     def _exponents(self, total: _Sum) -> dict[str, float]:
         return {name: total.nll / count for name, count in self._words.items()} | {
@@ -436,9 +430,5 @@ class _Lambada:
     def _score(self, text: _Passages, chosen: Sequence[int]) -> None:
         """Every rule's requests in one pass."""
         requests = [[requests[i] for i in chosen] for requests in text.requests.values()]
-        together, places = share(requests)
-        scores = self._scorer(text.axes["precision"], together, banned=True)
-        text.chosen = list(chosen)
-        text.scores = {
-            rule: take(scores, mine, some) for rule, mine, some in zip(text.requests, places, requests, strict=True)
-        }
+        scores = self._scorer(text.axes["precision"], requests, banned=True)
+        text.chosen, text.scores = list(chosen), dict(zip(text.requests, scores, strict=True))
