@@ -33,7 +33,6 @@ QUANTITIES = {
     "bubble_fraction": "pipeline bubble, share of ideal time",
     "relative_throughput": "throughput relative to microbatch 1",
     "speedup": "times as fast",
-    "training_loss": "training loss",
     "validation_loss": "validation loss at the end",
     "highest_training_loss": "highest training loss",
     "diverged": "share of seeds that diverged",
@@ -63,10 +62,7 @@ POSITIONS = {
     "micro_batch": "microbatch size",
     "heads": "attention heads",
     "machines": "machines of 8 GPUs",
-    "learning_rate": "learning rate",
     "samples": "samples trained on",
-    "microbatches": "microbatches",
-    "n": "n",
 }
 
 
@@ -94,6 +90,11 @@ class Numbers(NamedTuple):
         names = [part.x for part in self.experiment.parts] + [record.x_name for record in self.records]
         return next((name for name in names if name), "")
 
+    @property
+    def x_label(self) -> str:
+        """What its x axis is called."""
+        return POSITIONS.get(self.x_name, self.x_name.replace("_", " "))
+
 
 def catalogue_exhibit(numbers: Numbers) -> Exhibit:
     """The published table or figure redrawn, with what was simulated, computed or measured here over it."""
@@ -109,7 +110,7 @@ def catalogue_exhibit(numbers: Numbers) -> Exhibit:
         caption = [*_arms(numbers), *_agreement(numbers.verdicts)]
         return Exhibit(name, experiment.title, caption, data, command, tables=(table,))
     layers = layers_of(numbers, quantity)
-    x_label = POSITIONS.get(numbers.x_name, numbers.x_name.replace("_", " "))
+    x_label = numbers.x_label
     draw = partial(draw_bars if experiment.chart == "bars" else draw_curves, layers, x_label, named(quantity))
     caption = [*_shapes(layers, x_label), *_arms(numbers), *_repeats(layers), *_agreement(numbers.verdicts)]
     rest = _table(numbers, {quantity})
@@ -194,8 +195,11 @@ def _table(numbers: Numbers, without: set[str]) -> Table:
             texts = row.groupby(["quantity", "kind"])["text"].unique()
             position = [MISSING if math.isnan(x) else show_place(x)] if positioned else []
             rows.append([series, *position, *("; ".join(texts.get(column, [MISSING])) for column in columns)])
-    place = [POSITIONS.get(numbers.x_name, numbers.x_name)] if positioned else []
-    heads = ["", *place, *(f"{named(quantity)} {KIND_GLYPHS[kind]} {kind}" for quantity, kind in columns)]
+    heads = [
+        "",
+        *([numbers.x_label] if positioned else []),
+        *(f"{named(quantity)} {KIND_GLYPHS[kind]} {kind}" for quantity, kind in columns),
+    ]
     return Table(heads, rows)
 
 

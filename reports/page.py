@@ -80,6 +80,8 @@ def _context(report: Report) -> dict[str, Any]:
         "outcomes": OUTCOMES,
         "outcome_glyphs": GLYPHS,
         "series": [name for name in order if name in named],
+        "written": tables.written,
+        "is_partial": tables.is_partial,
         "benchmarks": tables.compare(table_3, tables.BENCHMARKS),
         "fallbacks": tables.compare(table_3, tables.FALLBACKS),
         "provenance": tables.provenance(reproduction),

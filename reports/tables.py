@@ -39,27 +39,14 @@ EXACT = ("x", "value", "low", "high")
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One number of a comparison with what kind of number it is."""
-
-    text: str
-    kind: Kind
-    partial: bool
-    note: str
-
-    def __str__(self) -> str:
-        return f"{self.text} ({self.kind}{', partial' if self.partial else ''})"
-
-
-@dataclass(frozen=True)
 class Measure:
     """A group of columns: one quantity, one column for each published source and one for what was run here."""
 
     title: str
     hint: str
     sources: tuple[str, ...]
-    rows: dict[str, tuple[tuple[Entry, ...], ...]]
-    """For each series, the entries of each column."""
+    rows: dict[str, list[list[Record]]]
+    """For each series, the numbers of each column."""
 
 
 OURS = "this reproduction"
@@ -74,11 +61,10 @@ def compare(records: Sequence[Record], quantities: dict[str, tuple[str, str]]) -
             continue
         published = tuple(dict.fromkeys(record.source for record in chosen if record.kind == "published"))
         sources = (*published, OURS)
-        cells: dict[str, list[list[Entry]]] = {}
+        rows: dict[str, list[list[Record]]] = {record.series: [[] for _ in sources] for record in chosen}
         for record in chosen:
             column = sources.index(record.source if record.kind == "published" else OURS)
-            cells.setdefault(record.series, [[] for _ in sources])[column].append(_entry(record))
-        rows = {series: tuple(tuple(cell) for cell in row) for series, row in cells.items()}
+            rows[record.series][column].append(record)
         measures.append(Measure(title, hint, sources, rows))
     return measures
 
@@ -87,9 +73,18 @@ def comparison_tables(records: Sequence[Record]) -> list[Table]:
     """What `compare` sets side by side, a table for each quantity, each number with its kind."""
     tables = []
     for measure in compare(records, BENCHMARKS | FALLBACKS):
-        rows = [(name, *("; ".join(map(str, cell)) or MISSING for cell in row)) for name, row in measure.rows.items()]
+        rows = [(name, *("; ".join(map(_cell, cell)) or MISSING for cell in row)) for name, row in measure.rows.items()]
         tables.append(Table(("model", *measure.sources), rows, 1, f"{measure.title} ({measure.hint})"))
     return tables
+
+
+def written(record: Record) -> str:
+    """The number of a comparison: an accuracy in per cent, anything else as it is."""
+    return accuracy(record.value, record.unit) if "accuracy" in record.quantity else show(record.value)
+
+
+def _cell(record: Record) -> str:
+    return f"{written(record)} ({record.kind}{', partial' if is_partial(record) else ''})"
 
 
 def is_partial(record: Record) -> bool:
@@ -191,11 +186,6 @@ def models_data(models: Sequence[ReproducedModel], ours: Kind) -> Table:
         for model, kind, shape in _shapes(models, ours)
     ]
     return Table(("model", "kind", *SHAPE, *training), rows, 2)
-
-
-def _entry(record: Record) -> Entry:
-    text = accuracy(record.value, record.unit) if "accuracy" in record.quantity else show(record.value)
-    return Entry(text, record.kind, is_partial(record), record.note)
 
 
 def _setting(key: str, value: float | None) -> str:
