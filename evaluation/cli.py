@@ -157,24 +157,18 @@ def compare_command(
     if not is_first_rank():
         return
     names = [name for name in left.done if name in other.done]
-    if differing := [
-        name for name in names if left.done[name].result.data_digest != other.done[name].result.data_digest
-    ]:
-        raise BadInput(f"{differing[0]}: the two checkpoints were scored on different texts")
-    differences = [paired_difference(name, left.done[name].losses(), other.done[name].losses()) for name in names]
+    results = [{name: evaluations.done[name].result for name in names} for evaluations in (left, other)]
+    for name in names:
+        if results[0][name].data_digest != results[1][name].data_digest:
+            raise BadInput(f"{name}: the two checkpoints were scored on different texts")
+    pairs = [(name, left.done[name], other.done[name]) for name in names]
+    differences = [paired_difference(n, a.task.losses(a.scores), b.task.losses(b.scores)) for n, a, b in pairs]
     console = Console()
-    for evaluations in (left, other):
-        print_conventions(console, {name: evaluations.done[name].result for name in names}, evaluations.missing)
+    for shown, evaluations in zip(results, (left, other), strict=True):
+        print_conventions(console, shown, evaluations.missing)
     print_differences(console, differences)
-    first_results, second_results = ({name: e.done[name].result for name in names} for e in (left, other))
-    _write(
-        json,
-        {
-            "differences": [difference.model_dump(mode="json") for difference in differences],
-            "first": _dump(first_results),
-            "second": _dump(second_results),
-        },
-    )
+    compared = [difference.model_dump(mode="json") for difference in differences]
+    _write(json, {"differences": compared, "first": _dump(results[0]), "second": _dump(results[1])})
 
 
 @app.command("identify")
@@ -304,7 +298,7 @@ def _write_samples(path: Path | None, evaluations: "Iterable[Evaluation]") -> No
         lines = (
             json_text.dumps(sample.model_dump(mode="json"), ensure_ascii=False) + "\n"
             for evaluation in evaluations
-            for sample in evaluation.samples()
+            for sample in evaluation.task.samples(evaluation.scores)
         )
         _write(path, "".join(lines), write_text)
 

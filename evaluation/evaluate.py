@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from engine.parallel.layout import Layout
 from evaluation.checkpoints import native_checkpoint
 from evaluation.memory import NoMemory, remembering, score_with_memory
 from evaluation.models import EvaluatedCheckpoint, load_checkpoint
-from evaluation.protocol import Encoder, Losses, Provenance, Request, Result, Sample, Scores, Task
+from evaluation.protocol import Encoder, Provenance, Request, Result, Scores, Task
 from evaluation.scoring import score
 from evaluation.tasks import build_task
 from lineage.environment import describe_environment
@@ -50,14 +50,6 @@ class Evaluation:
     task: Task
     scores: Scores
     result: Result
-
-    def samples(self) -> Iterator[Sample]:
-        """The result by window or example."""
-        return self.task.samples(self.scores)
-
-    def losses(self) -> Losses:
-        """The result by article or example."""
-        return self.task.losses(self.scores)
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,10 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         context = self._loaded.model.seq_length
         if (longest := max(len(continuation) for *_, continuation in requests)) > context:
             raise BadInput(f"a continuation of {longest} sub-words does not fit the model's context of {context}")
-        made = [[_request([*before, *after][-context - 1 :], len(after))] for _, before, after in requests]
+        made = [
+            [Request(np.asarray([*before, *after][-context - 1 :], dtype=np.int64), len(after))]
+            for _, before, after in requests
+        ]
         answers = [(-float(scores.nll[0]), bool(scores.all_greedy[0])) for scores in self._score(made)]
         return self._kept("loglikelihood", [asked for asked, *_ in requests], answers)
 
@@ -119,10 +122,6 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         for key, answer in zip(asked, answers, strict=True):
             self.cache_hook.add_partial(kind, key, answer)
         return answers
-
-
-def _request(tokens: Sequence[int], num_scored: int) -> Request:
-    return Request(np.asarray(tokens, dtype=np.int64), num_scored)
 
 
 def run_harness(arguments: Sequence[str]) -> None:

@@ -194,10 +194,7 @@ class PerplexityTask(Task):
         if self._divisor == "transformers labels":
             labels = scores.num_scored - np.array([index > 0 for index in self.chosen])
             return math.fsum(scores.nll / scores.num_scored * labels), float(labels.sum())
-        words = {
-            "original tokens": self._num_original_tokens,
-            "lm-eval words": self._text.num_lm_eval_words,
-        }[self._divisor]
+        words = self._text.num_lm_eval_words if self._divisor == "lm-eval words" else self._num_original_tokens
         return math.fsum(scores.nll), words * self._share(scores)
 
     def _share(self, scores: Scores) -> float:

@@ -193,7 +193,7 @@ def _table(numbers: Numbers, without: set[str]) -> Table:
     for (series, x), row in shown.groupby(["series", "x"], sort=False, dropna=False):
         if "published" in set(row["kind"]):
             texts = row.groupby(["quantity", "kind"])["text"].unique()
-            position = [MISSING if math.isnan(x) else show_place(x)] if positioned else []
+            position = [MISSING if math.isnan(x) else f"{x:,g}"] if positioned else []
             rows.append([series, *position, *("; ".join(texts.get(column, [MISSING])) for column in columns)])
     heads = [
         "",
@@ -208,11 +208,6 @@ def _text(record: Record) -> str:
     return f"{show(record.value)}{interval}"
 
 
-def show_place(x: float) -> str:
-    """A place on an x axis."""
-    return f"{x:,g}"
-
-
 def _shapes(layers: Iterable[Layer], x_label: str) -> list[str]:
     """How each published series runs, or peaks."""
     said = []
@@ -225,7 +220,7 @@ def _shapes(layers: Iterable[Layer], x_label: str) -> list[str]:
             verb = "rises" if last > first else "falls" if last < first else "goes"
             said.append(f"{layer.series} {verb} from {exact(first)} to {exact(last)}")
         else:
-            said.append(f"{layer.series} peaks at {exact(top.value)} ({x_label} {show_place(top.x)})")
+            said.append(f"{layer.series} peaks at {exact(top.value)} ({x_label} {top.x:,g})")
     return [f"Published: {'; '.join(said)}."] if said else []
 
 
@@ -291,7 +286,7 @@ def _agreement(verdicts: Sequence[Verdict]) -> list[str]:
     if pairs:
         errors = [(abs(record.value / float(verdict.claim.value) - 1), verdict) for verdict, record in pairs]
         worst, where = max(errors, key=lambda error: error[0])
-        place = "" if where.claim.x is None else f", {show_place(where.claim.x)}"
+        place = "" if where.claim.x is None else f", {where.claim.x:,g}"
         said.append(
             f"Simulated: {100 * fmean(error for error, _ in errors):.1f} % from the published on average over "
             f"{len(errors)}, {100 * worst:.1f} % at most ({where.claim.series}{place})."

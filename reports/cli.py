@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,6 +13,7 @@ from lineage.errors import IntegrityFailure
 from lineage.progress import announce
 
 if TYPE_CHECKING:
+    from reports.files import Problem
     from reports.report import Report
 
 app = CommandLine(help="Make a page, figures and tables from result files.", no_args_is_help=True)
@@ -41,10 +43,8 @@ def build(runs: Runs = None, bench: Bench = None, mixed_commits: MixedCommits = 
     exhibits = report.all_exhibits
     announce(f"draws {sum(bool(exhibit.draw) for exhibit in exhibits)} figures, writes {len(exhibits)} exhibits")
     page = build_report(report)
-    for problem in report.problems:
-        print(f"warning: {problem.sentence}", file=sys.stderr)
+    damaged = _warn(report.problems)
     print(f"{page} ({time.monotonic() - start:.1f} s)")
-    damaged = sum(problem.damaged for problem in report.problems)
     if damaged:
         raise IntegrityFailure(f"{damaged} damaged or refused parts were left out of {page}; the page names them")
 
@@ -81,6 +81,13 @@ def _assemble(runs: list[Path] | None, bench: Path | None, mixed_commits: bool) 
     )
 
 
+def _warn(problems: "Sequence[Problem]") -> int:
+    """Say every problem; how many of them are damage."""
+    for problem in problems:
+        print(f"warning: {problem.sentence}", file=sys.stderr)
+    return sum(problem.damaged for problem in problems)
+
+
 @app.command()
 def compare(
     first: Annotated[Path, typer.Argument(help="A training run or a reproduction.")],
@@ -96,10 +103,7 @@ def compare(
 
     comparison = compare(first, second)
     print_comparison(Console(), comparison)
-    problems = (*comparison.first.problems, *comparison.second.problems)
-    for problem in problems:
-        print(f"warning: {problem.sentence}", file=sys.stderr)
-    if damaged := sum(problem.damaged for problem in problems):
+    if damaged := _warn((*comparison.first.problems, *comparison.second.problems)):
         raise IntegrityFailure(f"{damaged} damaged parts were left out of the comparison")
 
 

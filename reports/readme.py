@@ -15,7 +15,7 @@ from lineage.atomic import write_text
 from lineage.errors import BadInput, Diverged
 from lineage.files import ReproductionSummary, read_document
 from lineage.progress import format_duration
-from lineage.records import Record, read_records
+from lineage.records import read_records
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "reproduce-8.3b"
@@ -41,8 +41,8 @@ def results_block(kept: Kept) -> str:
     """Each model's twin beside the published model."""
     lines = ["| perplexity | twin | published |", "|---|--:|--:|"]
     for name in (model.name for model in kept.summary.models):
-        twin, whole = kept.shown(name, "final_validation_perplexity"), _published_perplexity(kept.records, name)
-        lines.append(f"| {name} | {twin} | {whole} |")
+        twin, whole = "final_validation_perplexity", "validation_perplexity"
+        lines.append(f"| {name} | {kept.shown(name, twin)} | {kept.shown(name, whole, published=True)} |")
     seeds = ", ".join(sorted({str(model.seed) for model in kept.summary.models}))
     return "\n".join([*lines, "", f"Scaled: {kept.summary.hardware}, seed {seeds}."])
 
@@ -96,11 +96,6 @@ def _output(commands: str) -> str:
                 raise BadInput(f"{line.removeprefix('$ ')} failed: {done.stderr.strip()}")
             output = done.stdout
     return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
-
-
-def _published_perplexity(records: list[Record], series: str) -> str:
-    curve = [r for r in records if r.series == series and r.kind == "published" and r.x is not None]
-    return f"{max(curve, key=lambda r: r.x or 0).value:g}"
 
 
 if __name__ == "__main__":
