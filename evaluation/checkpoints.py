@@ -3,7 +3,7 @@
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
@@ -31,7 +31,8 @@ def native_checkpoint(path: Path, vocab: Path | None = None, heads: int | None =
         yield directory
         return
     if vocab is None and (directory / TRACKER).is_file():
-        vocab = _published_vocabulary()
+        with suppress(DataMissing):
+            vocab = find_gpt2_vocabulary()[0].parent
     with tempfile.TemporaryDirectory(prefix="mlm-eval-") as temporary:
         yield import_checkpoint(directory, Path(temporary) / "imported", vocab, heads)
 
@@ -43,13 +44,6 @@ def _is_native(directory: Path) -> bool:
         or is_sealed(directory)
         or (directory / INDEX).is_file()
     )
-
-
-def _published_vocabulary() -> Path | None:
-    try:
-        return find_gpt2_vocabulary()[0].parent
-    except DataMissing:
-        return None
 
 
 def _download(path: Path) -> Path:

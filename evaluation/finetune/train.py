@@ -5,7 +5,7 @@ Shapes: b sequences, s positions, h hidden, c outputs of the new head.
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from engine.optim.flat import FlatGroup
 from engine.optim.gradients import GradientReducer, Reducer
 from engine.optim.schedule import learning_rate
 from engine.parallel.mesh import ParallelMesh, serial_mesh
-from engine.parallel.sharding import ShardedParameter, sharded_parameters
+from engine.parallel.sharding import sharded_parameters
 from engine.rng import Dropout, initial_normal
 from engine.step import TrainingStep
 from evaluation.finetune.encoding import PairEncoder
@@ -63,10 +63,10 @@ class FineTuneModel(nn.Module):
 
 
 class FineTuner:
-    """One task on one checkpoint."""
+    """One task on one checkpoint; what a training step trains (`engine.step.TrainableModel`)."""
 
     def __init__(self, name: str, checkpoint: Path, recipe: Recipe, mesh: ParallelMesh | None = None) -> None:
-        self.mesh = mesh or serial_mesh(local_device())
+        self.mesh = self.storage_mesh = mesh or serial_mesh(local_device())
         loaded = load_for_inference(checkpoint, self.mesh)
         if not isinstance(loaded.model, BERT):
             raise BadInput(f"{checkpoint} is a {loaded.config.family}; a BERT is fine-tuned on {name}")
@@ -78,6 +78,7 @@ class FineTuner:
             head = self.model.head
             head.weight.copy_(initial_normal(recipe.seed, f"{name}.head", tuple(head.weight.shape), 0.02))
             head.bias.zero_()
+        self.parameters = [p for p in sharded_parameters(self.model, self.mesh) if not self._is_idle(p.name)]
 
     def train(self, examples: Sequence[Example], label: str) -> None:
         """Every epoch over the examples, each in its own order."""
@@ -89,13 +90,13 @@ class FineTuner:
             learning_rate=recipe.learning_rate, min_learning_rate=0, weight_decay=recipe.weight_decay,
             precision="fp32", global_batch_size=recipe.batch_size, microbatch_size=recipe.batch_size,
         )  # fmt: skip
-        used = [p for p in sharded_parameters(self.model, self.mesh) if not self._is_idle(p.name)]
-        training = TrainingStep(_Trained(self.mesh, used, self._loss), train)
+        training = TrainingStep(self, train)
         self.model.train()
         with Progress(label, steps, "steps") as progress:
             for step, chosen in enumerate(self._shuffled(len(features))):
                 batch = [features[number] for number in chosen]
-                dropout = Dropout(self.config.dropout, recipe.seed, step, tuple(range(self._rows(batch))))
+                rows = sum(len(feature.sequences) for feature in batch)
+                dropout = Dropout(self.config.dropout, recipe.seed, step, tuple(range(rows)))
                 inputs = self._input(batch, dropout if self.config.dropout else None)
                 gradient = training.run([inputs], learning_rate(train, step + 1))
                 if not gradient.is_finite:
@@ -123,6 +124,22 @@ class FineTuner:
                 predictions += self._scores(self._input(batch)).argmax(dim=1).tolist()
                 progress.advance(len(batch))
         return {"accuracy": accuracy(predictions, [feature.label[0] for feature in features])}
+
+    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> Reducer:
+        """What takes the gradients to the optimizer."""
+        return GradientReducer(groups, self.mesh, measures_noise)
+
+    def forward_backward(
+        self, microbatches: Sequence[PipelineInput], reducer: Reducer, loss_scale: float = 1.0, timeline: object = None
+    ) -> torch.Tensor:
+        """Sum of (loss × sequences), float64; the gradients go to the reducer."""
+        reducer.begin()
+        total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        for microbatch in microbatches:
+            loss = self._loss(microbatch)
+            (loss * loss_scale).backward()
+            total += loss.detach().double() * len(microbatch.tokens)
+        return total
 
     def _features(self, example: Example) -> Iterator["Feature"]:
         length = self.config.seq_length
@@ -188,42 +205,9 @@ class FineTuner:
                 order[start : start + self.recipe.batch_size] for start in range(0, count, self.recipe.batch_size)
             )
 
-    def _rows(self, batch: Sequence["Feature"]) -> int:
-        return sum(len(feature.sequences) for feature in batch)
-
     def _is_idle(self, name: str) -> bool:
         """Whether a parameter takes no part: the heads of pre-training, and of a span task the pooler."""
         return name.startswith(("body.masked_head.", "body.order_head.", *(["body.pooler."] * self.is_span)))
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """A loss and the parameters behind it, as a training step takes them."""
-
-    mesh: ParallelMesh
-    parameters: list[ShardedParameter]
-    loss: Callable[[PipelineInput], torch.Tensor]
-
-    @property
-    def storage_mesh(self) -> ParallelMesh:
-        """The mesh itself."""
-        return self.mesh
-
-    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> Reducer:
-        """What takes the gradients to the optimizer."""
-        return GradientReducer(groups, self.mesh, measures_noise)
-
-    def forward_backward(
-        self, microbatches: Sequence[PipelineInput], reducer: Reducer, loss_scale: float = 1.0, timeline: object = None
-    ) -> torch.Tensor:
-        """Sum of (loss × sequences), float64; the gradients go to the reducer."""
-        reducer.begin()
-        total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
-        for microbatch in microbatches:
-            loss = self.loss(microbatch)
-            (loss * loss_scale).backward()
-            total += loss.detach().double() * len(microbatch.tokens)
-        return total
 
 
 @dataclass(frozen=True)
