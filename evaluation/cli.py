@@ -72,15 +72,16 @@ class Options:
 
 
 def _scores(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with each field of `Options` as an option of its own, after its other parameters."""
+    """The command with each field of `Options` as an option, after its other parameters, in place of `settings`."""
     own, added = (inspect.signature(parameter).parameters for parameter in (command, Options))
 
     @wraps(command)
     def run(**given: Any) -> None:
         _refuse_directories(given.get("json"), given.get("samples"))
-        command(options=Options(**{name: given.pop(name) for name in added}), **given)
+        options = Options(**{name: given.pop(name) for name in added})
+        command(settings=options.settings(), **given)
 
-    parameters = [*(parameter for name, parameter in own.items() if name != "options"), *added.values()]
+    parameters = [*(parameter for name, parameter in own.items() if name != "settings"), *added.values()]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
@@ -88,8 +89,7 @@ def _scores(command: Callable[..., None]) -> Callable[..., None]:
 
 def _named_command(name: str) -> Callable[..., None]:
     @_scores
-    def command(ckpt: Checkpoint, options: Options, json: Json = None, samples: Samples = None) -> None:
-        settings = options.settings()
+    def command(ckpt: Checkpoint, settings: "Settings", json: Json = None, samples: Samples = None) -> None:
         from evaluation.evaluate import named_task
 
         _report_one(ckpt, named_task(name), settings, json, samples)
@@ -100,8 +100,9 @@ def _named_command(name: str) -> Callable[..., None]:
 
 def _file_command(make: Callable[[Path, Encoder, int, int | None], Task], description: str) -> Callable[..., None]:
     @_scores
-    def command(file: TextFile, ckpt: Checkpoint, options: Options, json: Json = None, samples: Samples = None) -> None:
-        settings = options.settings()
+    def command(
+        file: TextFile, ckpt: Checkpoint, settings: "Settings", json: Json = None, samples: Samples = None
+    ) -> None:
         from evaluation.evaluate import file_task
 
         _report_one(ckpt, file_task(make, file), settings, json, samples)
@@ -122,9 +123,8 @@ app.command("cloze")(_file_command(file_cloze, "Strict last-word accuracy on you
 
 @app.command("all")
 @_scores
-def all_command(ckpt: Checkpoint, options: Options, json: Json = None, samples: Samples = None) -> None:
+def all_command(ckpt: Checkpoint, settings: "Settings", json: Json = None, samples: Samples = None) -> None:
     """Every protocol in one pass, side by side."""
-    settings = options.settings()
     from evaluation.evaluate import evaluate, named_task
 
     evaluations = evaluate(ckpt, {name: named_task(name) for name in TASKS}, settings)
@@ -141,7 +141,7 @@ def all_command(ckpt: Checkpoint, options: Options, json: Json = None, samples: 
 def compare_command(
     first: Annotated[Path, typer.Argument(help=CKPT_HELP)],
     second: Annotated[Path, typer.Argument(help="Another.")],
-    options: Options,
+    settings: "Settings",
     task: Annotated[
         list[str], typer.Option("--task", help="A protocol of `mlm-eval list`; may be given several times.")
     ] = ["wikitext103", "lambada"],  # noqa: B006
@@ -150,7 +150,6 @@ def compare_command(
     """Two checkpoints on the same tests: the paired difference with its standard error."""
     for name in task:
         check_task_name(name)
-    settings = options.settings()
     from evaluation.evaluate import evaluate, named_task
 
     left, other = (evaluate(ckpt, {name: named_task(name) for name in task}, settings) for ckpt in (first, second))
@@ -176,7 +175,7 @@ def compare_command(
 def identify_command(
     ckpt: Checkpoint,
     claimed: Annotated[str, typer.Option(help="The number, with the digits that were printed.")],
-    options: Options,
+    settings: "Settings",
     task: Annotated[
         Literal["wikitext103", "lambada"], typer.Option(help="Whose conventions are tried.")
     ] = "wikitext103",
@@ -184,9 +183,8 @@ def identify_command(
     json: Json = None,
 ) -> None:
     """Which conventions give a claimed number within its rounding: every one is derived from windows scored once."""
-    if options.limit is not None:
+    if settings.limit is not None:
         raise BadInput("a number is identified on the whole test: leave out --limit")
-    settings = options.settings()
     from evaluation.identify import identify
 
     found = identify(ckpt, claimed, task, settings, budget)

@@ -1,1 +1,1 @@
-"""One module for each figure; each has a function `draw` that returns a Matplotlib figure."""
+"""Figures by subject: functions that draw for a wide page, or for a narrow one, and return a Matplotlib figure."""
