@@ -2,9 +2,9 @@
 
 import inspect
 import json as json_text
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from functools import wraps
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,8 +14,8 @@ from rich.console import Console
 from engine.launch.allocator import keep_large_buffers
 from evaluation.compare import paired_difference
 from evaluation.heldout import file_cloze, file_perplexity
-from evaluation.layouts import ONE_RANK, is_first_rank, parse_layout, start_ranks
 from evaluation.protocol import Encoder, Result, Task
+from evaluation.settings import Settings, is_first_rank, start_ranks
 from evaluation.tables import print_conventions, print_differences, print_finetuned, print_identified, print_result
 from evaluation.tasks import TASKS, check_task_name
 from lineage.atomic import write_json, write_text
@@ -23,7 +23,7 @@ from lineage.command import CommandLine, run_command
 from lineage.errors import BadInput
 
 if TYPE_CHECKING:
-    from evaluation.evaluate import Evaluation, MakeTask, Settings
+    from evaluation.evaluate import Evaluation, MakeTask
 
 app = CommandLine(help="Evaluate a checkpoint by a named protocol.", no_args_is_help=True)
 
@@ -34,52 +34,21 @@ Json = Annotated[Path | None, typer.Option("--json", help="Also write the result
 Samples = Annotated[
     Path | None, typer.Option("--samples", help="Also write every window or example to this .jsonl file.")
 ]
-Vocab = Annotated[Path | None, typer.Option(help="Folder with vocab.json and merges.txt for a Megatron-LM checkpoint.")]
-Heads = Annotated[
-    int | None, typer.Option(min=1, help="Attention heads of a Megatron-LM checkpoint that does not say.")
-]
-LayoutText = Annotated[
-    str, typer.Option("--layout", help="Ranks that share the model, such as tp=2,pp=2; started here if nobody has.")
-]
 
 
-@dataclass(frozen=True)
-class Options:
-    """How to score: the options of every command that scores."""
-
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Score only so many windows or examples, spread evenly; the result is partial."),
-    ] = None
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Rows per forward pass; by default as many as fit in memory.")
-    ] = None
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes on a CPU; by default one per available core.")
-    ] = None
-    vocab: Vocab = None
-    heads: Heads = None
-    layout: LayoutText = ONE_RANK
-
-    def settings(self) -> "Settings":
-        """The settings, on every rank of the layout."""
-        ranks = parse_layout(self.layout)
-        from evaluation.evaluate import Settings
-
-        start_ranks(ranks, main)
-
-        return Settings(self.limit, self.batch_size, self.workers, self.vocab, self.heads, ranks)
-
-
-def _scores(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with each field of `Options` as an option, after its other parameters, in place of `settings`."""
-    own, added = (inspect.signature(parameter).parameters for parameter in (command, Options))
+def _scores(command: Callable[..., None], names: Sequence[str] = tuple(vars(Settings()))) -> Callable[..., None]:
+    """The command with fields of `Settings` as options, after its other parameters and in place of its `settings`."""
+    own, fields = (inspect.signature(parameter).parameters for parameter in (command, Settings))
+    added = {name: fields[name] for name in names}
 
     @wraps(command)
     def run(**given: Any) -> None:
         _refuse_directories(given.get("json"), given.get("samples"))
-        options = Options(**{name: given.pop(name) for name in added})
-        command(settings=options.settings(), **given)
+        settings = Settings(**{name: given.pop(name) for name in added})
+        import evaluation.evaluate  # noqa: F401  (ranks are forked from a process that has the engine)
+
+        start_ranks(settings.layout, main)
+        command(settings=settings, **given)
 
     parameters = [*(parameter for name, parameter in own.items() if name != "settings"), *added.values()]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -89,7 +58,7 @@ def _scores(command: Callable[..., None]) -> Callable[..., None]:
 
 def _named_command(name: str) -> Callable[..., None]:
     @_scores
-    def command(ckpt: Checkpoint, settings: "Settings", json: Json = None, samples: Samples = None) -> None:
+    def command(ckpt: Checkpoint, settings: Settings, json: Json = None, samples: Samples = None) -> None:
         from evaluation.evaluate import named_task
 
         _report_one(ckpt, named_task(name), settings, json, samples)
@@ -101,7 +70,7 @@ def _named_command(name: str) -> Callable[..., None]:
 def _file_command(make: Callable[[Path, Encoder, int, int | None], Task], description: str) -> Callable[..., None]:
     @_scores
     def command(
-        file: TextFile, ckpt: Checkpoint, settings: "Settings", json: Json = None, samples: Samples = None
+        file: TextFile, ckpt: Checkpoint, settings: Settings, json: Json = None, samples: Samples = None
     ) -> None:
         from evaluation.evaluate import file_task
 
@@ -123,7 +92,7 @@ app.command("cloze")(_file_command(file_cloze, "Strict last-word accuracy on you
 
 @app.command("all")
 @_scores
-def all_command(ckpt: Checkpoint, settings: "Settings", json: Json = None, samples: Samples = None) -> None:
+def all_command(ckpt: Checkpoint, settings: Settings, json: Json = None, samples: Samples = None) -> None:
     """Every protocol in one pass, side by side."""
     from evaluation.evaluate import evaluate, named_task
 
@@ -141,7 +110,7 @@ def all_command(ckpt: Checkpoint, settings: "Settings", json: Json = None, sampl
 def compare_command(
     first: Annotated[Path, typer.Argument(help=CKPT_HELP)],
     second: Annotated[Path, typer.Argument(help="Another.")],
-    settings: "Settings",
+    settings: Settings,
     task: Annotated[
         list[str], typer.Option("--task", help="A protocol of `mlm-eval list`; may be given several times.")
     ] = ["wikitext103", "lambada"],  # noqa: B006
@@ -175,7 +144,7 @@ def compare_command(
 def identify_command(
     ckpt: Checkpoint,
     claimed: Annotated[str, typer.Option(help="The number, with the digits that were printed.")],
-    settings: "Settings",
+    settings: Settings,
     task: Annotated[
         Literal["wikitext103", "lambada"], typer.Option(help="Whose conventions are tried.")
     ] = "wikitext103",
@@ -194,22 +163,19 @@ def identify_command(
 
 
 @app.command("generate")
+@partial(_scores, names=("vocab", "heads", "layout"))
 def generate_command(
     ckpt: Checkpoint,
     prompt: Annotated[str, typer.Option(help="Text to continue; an empty one begins a document.")],
+    settings: Settings,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to add; end-of-text ends earlier.")] = 64,
     temperature: Annotated[float | None, typer.Option(help="Divides the logits; asks for sampling.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this probability.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of sampling.")] = 1234,
     json: Json = None,
-    vocab: Vocab = None,
-    heads: Heads = None,
-    layout: LayoutText = ONE_RANK,
 ) -> None:
     """Continue a text: greedy, or sampled where a temperature, top-k or top-p is given."""
-    _refuse_directories(json)
-    settings = Options(vocab=vocab, heads=heads, layout=layout).settings()
     from evaluation.generate import Sampling, generate_text
 
     is_sampled = any(option is not None for option in (temperature, top_k, top_p))
@@ -261,7 +227,7 @@ def list_command() -> None:
         print(f"{name:<24} {task.title}")
 
 
-def _report_one(ckpt: Path, task: "MakeTask", settings: "Settings", json: Path | None, samples: Path | None) -> None:
+def _report_one(ckpt: Path, task: "MakeTask", settings: Settings, json: Path | None, samples: Path | None) -> None:
     from evaluation.evaluate import evaluate
 
     (evaluation,) = evaluate(ckpt, {"task": task}, settings).done.values()

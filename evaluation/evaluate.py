@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from engine.costs import parameter_count
 from engine.launch.mesh import build_mesh
 from engine.launch.rendezvous import telling_of_lost_ranks
-from engine.parallel.layout import Layout
 from evaluation.checkpoints import native_checkpoint
 from evaluation.memory import NoMemory, remembering, score_with_memory
 from evaluation.models import EvaluatedCheckpoint, load_checkpoint
 from evaluation.protocol import Encoder, Provenance, Request, Result, Scores, Task
 from evaluation.scoring import score
+from evaluation.settings import Settings
 from evaluation.tasks import build_task
 from lineage.environment import describe_environment
 from lineage.errors import DataMissing
@@ -25,22 +25,6 @@ from lineage.progress import Progress, announce
 
 MakeTask = Callable[[EvaluatedCheckpoint, int | None], Task]
 """(checkpoint, limit) → the task for its tokenizer and context."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to evaluate; of these only `limit` changes what is measured."""
-
-    limit: int | None = None
-    """Score only so many windows or examples of each task."""
-    batch_size: int | None = None
-    workers: int | None = None
-    vocab: Path | None = None
-    """Vocabulary of a Megatron-LM checkpoint."""
-    heads: int | None = None
-    """Attention heads of one that does not say."""
-    layout: Layout = field(default_factory=Layout)
-    """Ranks that share the model; this process is one of them."""
 
 
 @dataclass(frozen=True)

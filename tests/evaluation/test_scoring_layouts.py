@@ -13,10 +13,10 @@ from engine.launch.mesh import build_mesh
 from engine.optim.adam import FlatAdamW
 from engine.parallel.layout import Layout
 from engine.pipeline.partition import PartitionedModel
-from evaluation.layouts import parse_layout, start_ranks
 from evaluation.models import load_checkpoint
 from evaluation.protocol import Scores
 from evaluation.scoring import score
+from evaluation.settings import parse_layout, start_ranks
 from evaluation.store import ScoreStore
 from lineage.errors import BadInput
 from lineage.run import RunDirectory
