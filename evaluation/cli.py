@@ -248,10 +248,13 @@ def _dump(results: dict[str, Result]) -> dict[str, Any]:
     return {name: result.model_dump(mode="json") for name, result in results.items()}
 
 
-def _write(path: Path | None, content: Any, write: Callable[[Path, Any], None] = write_json) -> None:
+def _write(path: Path | None, content: dict[str, Any] | str) -> None:
     if path is not None:
         try:
-            write(path, content)
+            if isinstance(content, str):
+                write_text(path, content)
+            else:
+                write_json(path, content)
         except OSError as error:
             raise BadInput(f"{path} cannot be written: {error.strerror}") from error
         print(f"written: {path}")
@@ -264,7 +267,7 @@ def _write_samples(path: Path | None, evaluations: "Iterable[Evaluation]") -> No
             for evaluation in evaluations
             for sample in evaluation.task.samples(evaluation.scores)
         )
-        _write(path, "".join(lines), write_text)
+        _write(path, "".join(lines))
 
 
 def main() -> None:
