@@ -305,19 +305,13 @@ class _WikiText:
                         first = axes
                     yield _Text(axes, documents, sum(axes[axis] != first[axis] for axis in axes))
 
-    def _merged(self, text: _Text, names: Sequence[str]) -> dict[tuple[int, int], Window]:
-        """By document and start, a window that sees and scores all that the named ones do."""
-        merged: dict[tuple[int, int], Window] = {}
-        for name in names:
-            for document, window in text.windows(name, self._context):
-                known = merged.get(key := (document, window.start), window)
-                merged[key] = Window(
-                    window.start, min(known.first_scored, window.first_scored), max(known.stop, window.stop)
-                )
-        return merged
-
     def _score(self, text: _Text, names: Sequence[str]) -> bool:
-        merged = self._merged(text, names)
+        """Score, for each document and start, a window that sees and scores all that the named ones do."""
+        merged: dict[tuple[int, int], Window] = {}
+        for document, window in (each for name in names for each in text.windows(name, self._context)):
+            known = merged.get(key := (document, window.start), window)
+            first = min(known.first_scored, window.first_scored)
+            merged[key] = Window(window.start, first, max(known.stop, window.stop))
         requests = [Request.of_window(text.documents[d], w) for (d, _), w in merged.items()]
         (scores,) = self._scorer(text.axes["precision"], [requests])
         places = dict(zip(merged, scores.starts, strict=True))

@@ -231,7 +231,7 @@ class Task(ABC):
     def __init__(
         self, source: SourceText, tokenizer: Encoder, requests: list[Request], chosen: Sequence[int], whole: int
     ) -> None:
-        """`chosen` are the numbers of the requests in the whole test, which has so many."""
+        """`chosen` are the requests' numbers in the whole test, which has `whole`; `part` says so if not all."""
         self.source, self.tokenizer, self.requests, self.chosen = source, tokenizer, requests, chosen
         self.partial = len(chosen) < whole
         self.part = f"; only {len(chosen)} of {whole} {self.unit}" if self.partial else ""

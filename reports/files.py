@@ -56,7 +56,7 @@ def reason(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return one_line(error)
     first = error.errors()[0]
-    return ": ".join([".".join(map(str, first["loc"]))] * bool(first["loc"]) + [first["msg"]])
+    return ": ".join(part for part in (".".join(map(str, first["loc"])), first["msg"]) if part)
 
 
 def file_name(text: str) -> str:
