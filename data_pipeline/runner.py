@@ -23,7 +23,7 @@ from data_pipeline.work.tasks import NO_ROOM, disk_is_full
 from data_pipeline.work.workspace import FOLDER, Workspace
 from lineage.digest import sha256_file
 from lineage.environment import available_cores
-from lineage.errors import BadInput, DataMissing, Interrupted, UserError
+from lineage.errors import BadInput, DataMissing, Interrupted
 from lineage.lock import locked
 from lineage.progress import announce, format_bytes
 from lineage.run import RunDirectory
@@ -101,34 +101,39 @@ def _open(
 
 
 def _complete(begin: Begin, build: Build, config: DataConfig, executor: str, room: int) -> RunDirectory:
-    """Build in the directory of a run, alone, and seal it; or find it sealed."""
+    """Build in the directory of a run, alone, and seal it; or find it sealed.
+
+    After a mistake nothing is left of a run that this call began; of one that was there before all stays.
+    """
     run = begin()
     if run.is_at_rest and not (run.path / FOLDER).exists():
         return _found(run)
     work = run.path / FOLDER
-    with locked(run.path), _interruptible():
-        try:
-            run = begin()
+    try:
+        with locked(run.path), _interruptible():
             if run.is_complete:
                 shutil.rmtree(work, ignore_errors=True)
                 return _found(run)
-            work.mkdir(mode=0o700, exist_ok=True)
-            _check_room(run.path, work, room)
-            with make_executor(executor, config.workers) as place:
-                build(Workspace(work.resolve(), place), run.path)
-            run.complete()
-            shutil.rmtree(work)
-        except Interrupted:
-            raise
-        except UserError:
-            shutil.rmtree(run.path, ignore_errors=True)
-            raise
-        except OSError as error:
-            if error.errno in NO_ROOM:
-                raise disk_is_full(run.path / FOLDER, error) from error
-            raise Interrupted(f"{run.path} cannot be written: {error}; the same command goes on") from error
-        except KeyboardInterrupt as error:
-            raise Interrupted("interrupted; the same command goes on from what was finished") from error
+            try:
+                work.mkdir(mode=0o700, exist_ok=True)
+                _check_room(run.path, work, room)
+                with make_executor(executor, config.workers) as place:
+                    build(Workspace(work.resolve(), place), run.path)
+                run.complete()
+                shutil.rmtree(work)
+            except BadInput:
+                if run.is_new:
+                    shutil.rmtree(work, ignore_errors=True)
+                raise
+            except OSError as error:
+                if error.errno in NO_ROOM:
+                    raise disk_is_full(work, error) from error
+                raise Interrupted(f"{run.path} cannot be written: {error}; the same command goes on") from error
+            except KeyboardInterrupt as error:
+                raise Interrupted("interrupted; the same command goes on from what was finished") from error
+    except BadInput:
+        run.undo()
+        raise
     return run
 
 

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace `path` with `data`; a reader sees the old content or the new, never a mixture."""
+def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
+    """Put `data` at `path`; a reader sees the old content or the new, never a mixture.
+
+    Unless it `replaces`, what is there stays. Returns whether the data were written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
@@ -18,11 +21,15 @@ def write_bytes(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        if not replaces:
+            os.link(temporary, path)
         os.replace(temporary, path)
-    except BaseException:
+    except FileExistsError:
+        return False
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
     sync_directory(path.parent)
+    return True
 
 
 def write_text(path: Path, text: str) -> None:
@@ -30,9 +37,10 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replace `path` with indented JSON."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+def write_json(path: Path, value: Any, replaces: bool = True) -> bool:
+    """Put indented JSON at `path`, as `write_bytes` does."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return write_bytes(path, text.encode("utf-8"), replaces)
 
 
 @contextmanager

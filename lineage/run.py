@@ -7,16 +7,18 @@ asking for the same work twice finds the first result and changed work never ove
 
 import json
 import os
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from lineage import VERSION
+from lineage.atomic import write_json
 from lineage.digest import is_sealed, read_digest, seal, sha256_json
 from lineage.environment import describe_environment
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import Manifest, StartedWith, write_document
+from lineage.files import Manifest, StartedWith
 from lineage.lock import LOCK
 
 MANIFEST = "manifest.json"
@@ -27,6 +29,10 @@ class RunDirectory:
     """One run on disk."""
 
     path: Path
+    is_new: bool = field(default=False, compare=False)
+    """Whether it was begun by this call."""
+    made_directory: bool = field(default=False, compare=False)
+    """Whether this call made the directory, too."""
 
     @classmethod
     def begin(
@@ -45,44 +51,53 @@ class RunDirectory:
         """
         what = {section: value for section, value in config.items() if section not in without}
         identity = identity_of(kind, what, parents, VERSION)
-        run = cls(root / f"{name}-{identity[:8]}")
-        run._write_manifest(name, kind, identity, config, parents, without)
-        return run
+        return cls(root / f"{name}-{identity[:8]}")._begun(name, kind, identity, config, parents, without)
 
     @classmethod
     def begin_at(cls, path: Path, kind: str, config: dict[str, Any], parents: dict[str, str]) -> "RunDirectory":
         """Open `path` itself for this work. Raises BadInput if it holds anything else."""
-        run, identity = cls(path), identity_of(kind, config, parents, VERSION)
-        if (path / MANIFEST).exists():
-            if run.manifest.get("identity") != identity:
-                raise BadInput(f"{path} holds the result of other work: name another place or remove it")
-        elif path.is_file() or (path.is_dir() and not all(_is_leftover(file) for file in path.iterdir())):
+        identity = identity_of(kind, config, parents, VERSION)
+        is_begun = (path / MANIFEST).exists()
+        if not is_begun and (path.is_file() or (path.is_dir() and not all(map(_is_leftover, path.iterdir())))):
             raise BadInput(f"{path} is in use: name a place that is empty or new")
-        run._write_manifest(path.name, kind, identity, config, parents)
+        run = cls(path)._begun(path.name, kind, identity, config, parents)
+        if run.manifest.get("identity") != identity:
+            raise BadInput(f"{path} holds the result of other work: name another place or remove it")
         return run
 
-    def _write_manifest(
+    def _begun(
         self, name: str, kind: str, identity: str, config: dict[str, Any], parents: dict[str, str],
         without: frozenset[str] = frozenset(),
-    ) -> None:  # fmt: skip
-        """Write what comes first, unless it is there."""
-        if not (self.path / MANIFEST).exists():
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise BadInput(f"the run directory {self.path} cannot be made: {error.strerror}") from error
-            manifest = Manifest(
-                name=name,
-                kind=kind,
-                identity=identity,
-                created=datetime.now(UTC).isoformat(timespec="seconds"),
-                config=config,
-                outside_identity=sorted(without),
-                config_digest=sha256_json(config),
-                parents=parents,
-                environment=StartedWith.model_validate(describe_environment()),
-            )
-            write_document(self.path / MANIFEST, manifest)
+    ) -> "RunDirectory":  # fmt: skip
+        """The run with what comes first, which of several that begin at once one writes."""
+        if (self.path / MANIFEST).exists():
+            return self
+        made = not self.path.exists()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"the run directory {self.path} cannot be made: {error.strerror}") from error
+        manifest = Manifest(
+            name=name,
+            kind=kind,
+            identity=identity,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            config=config,
+            outside_identity=sorted(without),
+            config_digest=sha256_json(config),
+            parents=parents,
+            environment=StartedWith.model_validate(describe_environment()),
+        )
+        is_new = write_json(self.path / MANIFEST, manifest.to_json(), replaces=False)
+        return RunDirectory(self.path, is_new, is_new and made)
+
+    def undo(self) -> None:
+        """Take back what beginning it has made, as far as nothing else lies there."""
+        if self.is_new:
+            (self.path / MANIFEST).unlink(missing_ok=True)
+        if self.made_directory:
+            with suppress(OSError):
+                self.path.rmdir()
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":

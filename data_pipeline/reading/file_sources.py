@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from data_pipeline.reading.lines import COMPRESSED
-from data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines
+from data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines, stamp_of
 from data_pipeline.reading.readers import mend_surrogates
 from data_pipeline.work.workspace import Workspace
 from lineage.digest import MARKER, is_sealed, sha256_file, sha256_json
@@ -106,7 +106,8 @@ class FileSource:
     def _survey(self, name: str, path: Path, progress: Progress) -> tuple[Piece, list[int]]:
         size = path.stat().st_size
         split = name.split("/")[0] if self._kind == "documents" and "/" in name else ""
-        piece = Piece(self._kind, mend_surrogates(name), str(path.resolve()), "", size, split=split)
+        stamp = stamp_of(path)
+        piece = Piece(self._kind, mend_surrogates(name), str(path.resolve()), "", size, split=split, stamp=stamp)
         if self._kind in ("text", "parquet") or path.suffix in COMPRESSED:
             digest, newlines = sha256_file(path), list[int]()
             progress.advance(size)

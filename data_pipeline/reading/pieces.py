@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 GRAIN_BYTES = 1 << 16
@@ -33,10 +34,18 @@ class Piece:
     """Documents after which the piece ends."""
     split: str = ""
     """Name of the split that it is part of, for a corpus that is already split."""
+    stamp: str = ""
+    """`stamp_of` the file when its digest was taken; empty where the file is this suite's own."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
+
+
+def stamp_of(path: Path) -> str:
+    """What changes whenever a file does: its number, size and time of change."""
+    status = path.stat()
+    return f"{status.st_ino}-{status.st_size}-{status.st_ctime_ns}"
 
 
 def choose_shard_bytes(wanted: int | None, total_bytes: int) -> int:

@@ -12,12 +12,13 @@ import orjson
 
 from data_pipeline.document import Document, Malformed, size_bytes
 from data_pipeline.reading.lines import TooCompressed, open_bytes, read_lines, seek_line
-from data_pipeline.reading.pieces import Piece
-from lineage.errors import BadInput
+from data_pipeline.reading.pieces import Piece, stamp_of
+from lineage.errors import BadInput, Interrupted
 
 EXCERPT_CHARACTERS = 300
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BATCH_ROWS = 64
+AGAIN = "the same command reads it again, and what was finished of other files is kept"
 
 Item = Document | Malformed | None
 """A document, something else, or a blank line."""
@@ -52,18 +53,30 @@ class Limit:
 
 
 def read_pieces(pieces: Iterable[Piece], limits: Limits) -> Iterator[Item]:
-    """Everything in the pieces, in order. Raises BadInput for a file that cannot be read or was changed."""
+    """Everything in the pieces, in order.
+
+    Raises BadInput for a file that cannot be read, Interrupted for one that was changed or went away meanwhile.
+    """
     for piece in pieces:
         read = {"parquet": _read_parquet, "text": _read_text}.get(piece.kind, _read_lines)
         taken = 0
         try:
+            _check_stamp(piece)
             for item in read(piece, limits):
                 yield item
                 taken += isinstance(item, Document)
                 if taken == piece.take:
                     break
+            _check_stamp(piece)
         except (OSError, EOFError, zlib.error) as error:
+            if isinstance(error, OSError) and error.errno:  # the content was read once, for its digest
+                raise Interrupted(f"{piece.path} can no longer be read ({error.strerror}); {AGAIN}") from error
             raise BadInput(f"{piece.path} cannot be read: {error}") from error
+
+
+def _check_stamp(piece: Piece) -> None:
+    if piece.stamp and stamp_of(Path(piece.path)) != piece.stamp:
+        raise Interrupted(f"{piece.path} was changed while it was read; {AGAIN}")
 
 
 def pieces_within(limit: Limit, pieces: Iterable[Piece], limits: Limits) -> Iterator[Piece]:

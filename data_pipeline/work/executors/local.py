@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Self
@@ -119,6 +119,7 @@ def _start() -> _Worker:
     context.set_forkserver_preload(["data_pipeline.pipeline"])  # imported once for all of them
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    resource_tracker.ensure_running()  # to start it lets Ctrl-C through again
     held = signal.pthread_sigmask(
         signal.SIG_BLOCK, {signal.SIGINT}
     )  # Ctrl-C is for this process; the new one inherits it
