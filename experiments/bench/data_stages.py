@@ -32,14 +32,14 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage that takes each document by itself: two functions from texts to one answer for each."""
+    """Two functions, of which the second should give the first one's answers."""
 
     name: str
     library: str
-    goal: float
+    goal: float | None
     """Times faster than the library that it should be."""
-    plain: Callable[[Sequence[str]], list[Any]]
-    ours: Callable[[Sequence[str]], list[Any]]
+    plain: Callable[..., list[Any]]
+    ours: Callable[..., list[Any]]
 
 
 def cleaning() -> Stage:
@@ -92,21 +92,24 @@ def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> 
     return Stage("decontaminate", "sets of strings", 12, search(reference_search), search(indexed_search))
 
 
-def plain_grouping(signatures: Sequence[Signature], config: DeduplicateConfig) -> list[Sequence[int]]:
-    """datasketch's index: for each document the earlier ones that share a band with it."""
-    index = MinHashLSH(num_perm=config.num_permutations, params=(config.bands, config.rows))
-    neighbours = []
-    for document, values in enumerate(signatures):
-        minhash = as_sketch(values, config.num_permutations)
-        neighbours.append(index.query(minhash))
-        index.insert(document, minhash, check_duplication=False)
-    return neighbours
+def grouping(config: DeduplicateConfig) -> Stage:
+    """datasketch's index, which has for each document the earlier ones that share a band with it; our buckets of each
+    band. Both of signatures."""
 
+    def plain(signatures: Sequence[Signature]) -> list[Any]:
+        index = MinHashLSH(num_perm=config.num_permutations, params=(config.bands, config.rows))
+        neighbours = []
+        for document, values in enumerate(signatures):
+            minhash = as_sketch(values, config.num_permutations)
+            neighbours.append(index.query(minhash))
+            index.insert(document, minhash, check_duplication=False)
+        return neighbours
 
-def our_grouping(signatures: Sequence[Signature], config: DeduplicateConfig) -> list[Any]:
-    """The buckets of each band."""
-    keys = band_keys(np.stack(signatures), config.bands)
-    return [buckets(np.ascontiguousarray(keys[:, band])) for band in range(config.bands)]
+    def ours(signatures: Sequence[Signature]) -> list[Any]:
+        keys = band_keys(np.stack(signatures), config.bands)
+        return [buckets(np.ascontiguousarray(keys[:, band])) for band in range(config.bands)]
+
+    return Stage("group", "datasketch MinHashLSH", 30, plain, ours)
 
 
 def pairs_of_buckets(bands: Sequence[Any]) -> set[Pair]:
@@ -123,36 +126,37 @@ def pairs_of_queries(queries: Sequence[Sequence[int]]) -> set[Pair]:
     return {(earlier, document) for document, answers in enumerate(queries) for earlier in answers}
 
 
-def plain_verification(texts: Sequence[str], candidates: set[Pair], config: DeduplicateConfig) -> list[tuple[int, int]]:
-    """Each document that goes and the earlier one that is kept for it, by sets of strings."""
-    earlier: dict[int, list[int]] = defaultdict(list)
-    for first, second in sorted(candidates):
-        earlier[second].append(first)
-    gone: dict[int, int] = {}
-    for document in sorted(earlier):
-        mine = shingles(texts[document], config.shingle_characters)
-        for other in earlier[document]:
-            if other in gone:
-                continue
-            if jaccard(shingles(texts[other], config.shingle_characters), mine) >= config.threshold:
-                gone[document] = other
-                break
-    return list(gone.items())
+def verification(config: DeduplicateConfig) -> Stage:
+    """Each document that goes, with the earlier one that is kept for it: by sets of strings from candidate pairs, and
+    component by component from fingerprints."""
 
+    def plain(texts: Sequence[str], candidates: set[Pair]) -> list[Pair]:
+        earlier: dict[int, list[int]] = defaultdict(list)
+        for first, second in sorted(candidates):
+            earlier[second].append(first)
+        gone: dict[int, int] = {}
+        for document in sorted(earlier):
+            mine = shingles(texts[document], config.shingle_characters)
+            for other in earlier[document]:
+                if other in gone:
+                    continue
+                if jaccard(shingles(texts[other], config.shingle_characters), mine) >= config.threshold:
+                    gone[document] = other
+                    break
+        return list(gone.items())
 
-def our_verification(
-    texts: Sequence[str], fingerprints: NDArray[np.uint64], components: NDArray[np.int64], config: DeduplicateConfig
-) -> list[tuple[int, int]]:
-    """The same, component by component."""
-    order = np.argsort(components, kind="stable")
-    bounds = np.flatnonzero(np.diff(components[order], prepend=-1, append=-1))
-    decisions = []
-    for start, end in pairwise(bounds):
-        if end - start > 1:
-            members = order[start:end]
-            decision = resolve(members, fingerprints[members], lambda number: texts[number], config)
-            decisions += [(each.document, each.survivor) for each in decision.decisions]
-    return sorted(decisions)
+    def ours(texts: Sequence[str], fingerprints: NDArray[np.uint64], components: NDArray[np.int64]) -> list[Pair]:
+        order = np.argsort(components, kind="stable")
+        bounds = np.flatnonzero(np.diff(components[order], prepend=-1, append=-1))
+        decisions = []
+        for start, end in pairwise(bounds):
+            if end - start > 1:
+                members = order[start:end]
+                decision = resolve(members, fingerprints[members], lambda number: texts[number], config)
+                decisions += [(each.document, each.survivor) for each in decision.decisions]
+        return sorted(decisions)
+
+    return Stage("verify", "sets of strings", None, plain, ours)
 
 
 def fingerprints_of(signatures: Sequence[Signature], config: DeduplicateConfig) -> NDArray[np.uint64]:

@@ -7,11 +7,12 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.bench.timing import series
 from lineage.benchmark import Series
@@ -23,6 +24,7 @@ PAPER_GIGABYTES = 174
 OFFLINE = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 FEW_DOCUMENTS, FEW_CHARACTERS = 10, (1000, 4000)
 """Of the corpus whose run shows what starting costs, and how long they are."""
+POLL_SECONDS = 0.1
 LEAST_SHARE = 0.25
 """Of what starting takes, which differs from run to run: what costs less is not told apart from it."""
 
@@ -37,22 +39,82 @@ def answers(compared: int, differing: int) -> list[Series]:
     return [series("compared", "answers", "", compared), series("differing", "answers", "", differing)]
 
 
-def write_recipe(path: Path, corpus: Path, vocabulary: str, workers: int) -> Path:
-    """The default recipe on a corpus; `vocabulary` is the TOML of its tokenizer section."""
-    path.write_text(
+def read_texts(corpus: Path) -> tuple[list[str], int]:
+    """The texts of a .jsonl file, and how many lines have none."""
+    from data_pipeline.document import Document
+    from data_pipeline.reading.pieces import Piece
+    from data_pipeline.reading.readers import Limits, read_pieces
+
+    piece = Piece("jsonl", corpus.name, str(corpus), "", corpus.stat().st_size if corpus.is_file() else 0)
+    every = list(read_pieces([piece], Limits()))
+    texts = [each.text for each in every if isinstance(each, Document)]
+    return texts, len(every) - len(texts)
+
+
+class Spent(NamedTuple):
+    """What a program took, with all that it started."""
+
+    cpu_seconds: float
+    seconds: float
+    """Of the clock."""
+    peak_bytes: int
+    """Most resident memory of all processes together."""
+    printed: str
+
+
+def run_program(*arguments: Any, bound: int | None = None) -> Spent:
+    """What a program takes; `bound` is the most data a process may hold. Raises UserError with its last line where it
+    fails."""
+    command = [str(argument) for argument in arguments]
+    limit = (lambda: resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))) if bound else None
+    before, start, peak = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic(), 0
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(command, env=os.environ | OFFLINE, stdout=out, stderr=said, preexec_fn=limit)
+        while process.poll() is None:
+            peak = max(peak, sum(map(_resident_bytes, _family(process.pid))))
+            time.sleep(POLL_SECONDS)
+        seconds, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+        for file in (out, said):
+            file.seek(0)
+        if process.returncode:
+            lines = said.read().strip().splitlines() or ["it said nothing"]
+            raise UserError(f"{Path(command[0]).name} {' '.join(command[1:3])} failed: {lines[-1]}")
+        cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return Spent(cpu_seconds, seconds, peak, out.read())
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and its descendants."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = task.read_text().split()
+        except OSError:
+            continue
+        for child in children:
+            yield from _family(int(child))
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError):  # it has ended
+        return 0
+
+
+def run_pipeline(
+    corpus: Path, vocabulary: str, folder: Path, workers: int = 1, bound: int | None = None
+) -> tuple[Spent, Path]:
+    """What `mlm-data run` takes, every process and file of it included; its dataset."""
+    work = Path(tempfile.mkdtemp(dir=folder))
+    recipe = work / "recipe.toml"
+    recipe.write_text(
         f'name = "bench"\nworkers = {workers}\n[sources]\nnames = [{json.dumps(f"jsonl:{corpus.absolute()}")}]\n'
         f"[tokenizer]\n{vocabulary}\n",
         encoding="utf-8",
     )
-    return path
-
-
-def run_pipeline(corpus: Path, vocabulary: str, folder: Path) -> tuple[float, Path]:
-    """Processor seconds of `mlm-data run` with one worker, every process and file of it included; its dataset."""
-    work = Path(tempfile.mkdtemp(dir=folder))
-    recipe = write_recipe(work / "recipe.toml", corpus, vocabulary, workers=1)
     program = Path(sys.executable).with_name("mlm-data")
-    return _program(program, "run", recipe, "--runs", work / "runs")[0], work / "runs" / "bench"
+    return run_program(program, "run", recipe, "--runs", work / "runs", bound=bound), work / "runs" / "bench"
 
 
 def beyond_starting(seconds: float, starting: float) -> float | None:
@@ -74,8 +136,8 @@ def run_datatrove(corpus: Path, tokenizer: Path, work: Path) -> dict[str, float]
     """Processor seconds of datatrove's stages; None where it or its word tokenizer is not installed."""
     if any(importlib.util.find_spec(name) is None for name in ("datatrove", "spacy")):
         return None
-    printed = _program(sys.executable, "-m", "experiments.bench.data_datatrove", corpus, tokenizer, work)[1]
-    return dict(json.loads(printed.splitlines()[-1]))
+    spent = run_program(sys.executable, "-m", "experiments.bench.data_datatrove", corpus, tokenizer, work)
+    return dict(json.loads(spent.printed.splitlines()[-1]))
 
 
 def datatrove_version() -> str:
@@ -90,15 +152,3 @@ def write_few(path: Path, texts: Sequence[str]) -> Path:
     lines = [json.dumps({"text": each}) + "\n" for text in few for each in (text, f"{text} Indeed.")]
     path.write_text("".join(lines), encoding="utf-8")
     return path
-
-
-def _program(*arguments: Any) -> tuple[float, str]:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [str(argument) for argument in arguments], env=os.environ | OFFLINE, capture_output=True, text=True, check=False
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise UserError(f"{Path(arguments[0]).name} {' '.join(map(str, arguments[1:3]))} failed: {lines[-1]}")
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout

@@ -4,7 +4,6 @@ Shapes: b batch, s sequence, h hidden, n heads, d head dim, v vocabulary; activa
 made on call because torch is imported only then.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.config import ModelConfig
@@ -13,8 +12,8 @@ if TYPE_CHECKING:
     import torch
 
 
-def nanogpt(config: ModelConfig) -> "tuple[torch.nn.Module, Callable[[float], None]]":
-    """The model, called with token ids and targets [b, s] for the mean loss, and what sets its dropout."""
+def nanogpt(config: ModelConfig) -> "torch.nn.Module":
+    """The model, called with token ids and targets [b, s] for the mean loss."""
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -67,11 +66,4 @@ def nanogpt(config: ModelConfig) -> "tuple[torch.nn.Module, Callable[[float], No
             logits = F.linear(self.ln_f(x), self.wte.weight)  # [b, s, v]
             return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    model = Model()
-
-    def set_dropout(probability: float) -> None:
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = probability
-
-    return model, set_dropout
+    return Model()

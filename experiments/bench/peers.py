@@ -1,9 +1,9 @@
 """Other programs as contenders, given this engine's initial weights: transformers' GPT-2 and nanoGPT's."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from engine.config import ModelConfig
+from engine.config import ModelConfig, TrainConfig
 from experiments.bench.contender import Contender, Step
 from experiments.bench.sizes import BenchSize
 from lineage.extras import import_extra
@@ -34,29 +34,25 @@ def huggingface(config: ModelConfig) -> "tuple[torch.nn.Module, Loss]":
     return model, loss
 
 
-def parameter_groups(model: "torch.nn.Module", weight_decay: float) -> list[dict[str, Any]]:
-    """The model's parameters as such programs give them to AdamW: those of one dim are not decayed."""
+def adamw(model: "torch.nn.Module", train: TrainConfig, fused: bool = False) -> "torch.optim.AdamW":
+    """torch's optimizer as such programs set it: parameters of one dim are not decayed."""
+    import torch
+
     parameters = list(model.parameters())
-    return [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
     ]
+    betas = (train.adam_beta1, train.adam_beta2)
+    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon, fused=fused)
 
 
 def build_huggingface(contender: Contender, size: BenchSize) -> Step:
     """A step of transformers' GPT2LMHeadModel."""
-    import torch
-
     model, loss = huggingface(size.model)
     weights = _their_weights(size)
     model.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
-
-    def set_dropout(probability: float, iteration: int, places: range) -> None:
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = probability
-
-    return _step(contender, size, model, loss, set_dropout)
+    return _step(contender, size, model, loss)
 
 
 def build_nanogpt(contender: Contender, size: BenchSize) -> Step:
@@ -65,13 +61,13 @@ def build_nanogpt(contender: Contender, size: BenchSize) -> Step:
 
     from experiments.bench.nanogpt import nanogpt
 
-    model, set_probability = nanogpt(size.model)
+    model = nanogpt(size.model)
     weights = _their_weights(size)
     for name, parameter in model.named_parameters():
         whole = weights[f"transformer.{name}"]
         with torch.no_grad():
             parameter.copy_(whole.T if ".c_" in name and whole.dim() == 2 else whole)
-    return _step(contender, size, model, call, lambda probability, *_: set_probability(probability))
+    return _step(contender, size, model, call)
 
 
 def call(model: "torch.nn.Module", tokens: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
@@ -94,13 +90,7 @@ def _their_weights(size: BenchSize) -> "dict[str, torch.Tensor]":
     }
 
 
-def _step(
-    contender: Contender,
-    size: BenchSize,
-    model: "torch.nn.Module",
-    loss: Loss,
-    set_dropout: Callable[[float, int, range], None],
-) -> Step:
+def _step(contender: Contender, size: BenchSize, model: "torch.nn.Module", loss: Loss) -> Step:
     """An iteration as such programs write it; on several ranks under DistributedDataParallel."""
     import torch
     import torch.distributed as dist
@@ -111,10 +101,8 @@ def _step(
     train, ranks, device = size.train, contender.ranks, local_device()
     model.to(device).train()
     parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model, train.weight_decay), lr=train.learning_rate,
-        betas=(train.adam_beta1, train.adam_beta2), eps=train.adam_epsilon, fused=contender.is_tuned,
-    )  # fmt: skip
+    optimizer = adamw(model, train, fused=contender.is_tuned)
+    dropouts = [each for each in model.modules() if isinstance(each, torch.nn.Dropout)]
     module = DistributedDataParallel(model) if ranks > 1 else model
     if contender.is_compiled:
         module.compile()
@@ -123,9 +111,9 @@ def _step(
     torch.manual_seed(train.seed + rank)
 
     def step(iteration: int, dropout: float) -> float:
-        places = range(rank * share, (rank + 1) * share)
-        set_dropout(dropout, iteration, places)
-        rows = torch.from_numpy(size.batch(iteration))[places.start : places.stop].to(device)
+        for each in dropouts:
+            each.p = dropout
+        rows = torch.from_numpy(size.batch(iteration))[rank * share : (rank + 1) * share].to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=train.precision == "bf16"):
             value = loss(module, rows[:, :-1], rows[:, 1:])
         value.backward()

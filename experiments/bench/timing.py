@@ -6,91 +6,151 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from experiments.bench.contender import Contender, Step
+from engine.config import Precision
+from engine.launch.allocator import keep_large_buffers
+from experiments.bench.contender import Contender
 from experiments.bench.sizes import BenchSize
 from lineage.benchmark import Ratio, Series
 from lineage.errors import UserError
+from lineage.progress import Progress
 
 TIMEOUT_SECONDS = 600.0
 GEMM_WIDTH = 1024
 GEMM_REPEATS, GEMM_TRIES = 8, 4
+K = TypeVar("K")
+T = TypeVar("T")
 Rounds = Annotated[int, typer.Option(min=1, help="How often every contender is measured, in turn.")]
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Iterations of one contender in one round at one dropout probability."""
+    """Iterations of one contender in one round, in processes of its own."""
 
     seconds: list[float]
     """Of every iteration that is not warm-up."""
     losses: list[float]
     """Of every iteration."""
+    peak_bytes: int = 0
+    """Of memory, on the first rank."""
 
 
-@dataclass(frozen=True)
-class Measured(Timed):
-    """One contender in one round, in a process of its own."""
+Measured = Mapping[str, Sequence[Timed]]
+"""What was timed of each contender: one for each round."""
 
-    peak_bytes: int
+
+def in_turn(
+    name: str, rounds: int, measurements: Mapping[K, Callable[[], Any]]
+) -> tuple[dict[K, list[Any]], list[float]]:
+    """What each measurement gave in each round, and the machine's load average after each round.
+
+    A round makes all of them, one after the other: what else the machine does falls on each alike.
+    """
+    taken: dict[K, list[Any]] = {key: [] for key in measurements}
+    load = []
+    with Progress(name, rounds * len(measurements), "measurements") as progress:
+        for _ in range(rounds):
+            for key, measure in measurements.items():
+                taken[key].append(measure())
+                progress.advance(1, ", ".join(map(str, key)) if isinstance(key, tuple) else str(key))
+            load.append(load_average())
+    return taken, load
+
+
+def measure_contender(
+    contender: Contender, size: BenchSize, dropout: float = 0.0, clock: Callable[[], float] = time.perf_counter
+) -> Timed:
+    """One round of a contender, in new processes; as its first rank saw it."""
+    timed: Timed = on_ranks(contender.name, contender.ranks, time_contender, contender, size, dropout, clock)[0]
+    return timed
 
 
 def time_contender(
-    contender: Contender, size: BenchSize, dropouts: Sequence[float], clock: Callable[[], float] = time.perf_counter
-) -> list[Timed]:
-    """On a rank: the iterations of one round, for each dropout probability after the other."""
+    contender: Contender, size: BenchSize, dropout: float = 0.0, clock: Callable[[], float] = time.perf_counter
+) -> Timed:
+    """On a rank: the iterations of one round."""
+    if contender.is_tuned:
+        keep_large_buffers()
     import torch.distributed as dist
 
+    from engine.guard.memory import PeakMemory
+    from engine.launch.mesh import local_device
+
+    memory = PeakMemory(local_device())
     step = contender.build(contender, size)
     barrier: Callable[[], object] = dist.barrier if contender.ranks > 1 else lambda: None
-    per_dropout = size.train.iterations
-    return [
-        _time_step(step, range(number * per_dropout, (number + 1) * per_dropout), size.warm_up, dropout, barrier, clock)
-        for number, dropout in enumerate(dropouts)
-    ]
-
-
-def _time_step(
-    step: Step,
-    iterations: range,
-    warm_up: int,
-    dropout: float,
-    barrier: Callable[[], object],
-    clock: Callable[[], float],
-) -> Timed:
     seconds, losses = [], []
-    for iteration in iterations:
+    for iteration in range(size.train.iterations):
         barrier()
         start = clock()
         losses.append(step(iteration, dropout))
         barrier()
         seconds.append(clock() - start)
-    return Timed(seconds[warm_up:], losses)
+    return Timed(seconds[size.warm_up :], losses, memory.bytes())
 
 
-def gemm_gflops(ranks: int) -> float:
+def cpu_seconds(function: Callable[..., T], *arguments: Any) -> tuple[float, T]:
+    """Processor seconds of this process that a call takes, and its answer."""
+    start = time.process_time()
+    answer = function(*arguments)
+    return time.process_time() - start, answer
+
+
+def device_seconds(run: Callable[[], object], repeats: int = 1) -> float:
+    """Seconds that so many runs take: by a GPU's own clock, elsewhere of the processor."""
+    import torch
+
+    from engine.launch.mesh import local_device
+
+    if local_device().type == "cpu":
+        start = time.process_time()
+        for _ in range(repeats):
+            run()
+        return time.process_time() - start
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    for _ in range(repeats):
+        run()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last)) / 1e3
+
+
+def gemm_gflops(ranks: int = 1, precision: Precision = "fp32", clock: Callable[[], float] = time.perf_counter) -> float:
     """On each of `ranks` ranks at once: billions of floating-point operations a second that all of them together
-    reach in fp32 matrix products, the best of several tries.
+    reach in matrix products, the best of several tries.
     """
     import torch
     import torch.distributed as dist
 
-    a, b, out = (torch.ones(GEMM_WIDTH, GEMM_WIDTH) for _ in range(3))
+    from engine.optim.precision import DTYPES
+
+    a, b, out = (torch.ones(GEMM_WIDTH, GEMM_WIDTH, dtype=DTYPES[precision]) for _ in range(3))
     tries = []
     for _ in range(GEMM_TRIES):
         if ranks > 1:
             dist.barrier()
-        start = time.perf_counter()
+        start = clock()
         for _ in range(GEMM_REPEATS):
             torch.mm(a, b, out=out)
-        seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+        seconds = torch.tensor(clock() - start, dtype=torch.float64)
         if ranks > 1:
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
         tries.append(seconds.item())
     return 2 * GEMM_WIDTH**3 * GEMM_REPEATS * ranks / min(tries) / 1e9
+
+
+def rates(size: BenchSize, measured: Measured) -> dict[str, list[float]]:
+    """Tokens a second of each contender in each round, by its median iteration."""
+    return {name: [size.tokens / median(timed.seconds) for timed in many] for name, many in measured.items()}
+
+
+def first_losses(measured: Measured) -> dict[str, list[float | None]]:
+    """Each contender's of its first round, with none for what is not a number."""
+    return {name: [loss if math.isfinite(loss) else None for loss in many[0].losses] for name, many in measured.items()}
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
@@ -123,17 +183,12 @@ def rounded(value: float) -> float:
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
-def finite(losses: Sequence[float]) -> list[float | None]:
-    """The losses with none for what is not a number."""
-    return [loss if math.isfinite(loss) else None for loss in losses]
-
-
-def differing_losses(case: str, losses: Mapping[str, Sequence[Sequence[float]]], allowed: float) -> list[str]:
+def differing_losses(case: str, measured: Measured, allowed: float) -> list[str]:
     """A sentence for each contender whose losses in some round are not those of the first contender's first round."""
-    first = next(iter(losses))
+    first = next(iter(measured))
     sentences = []
-    for name, rounds in losses.items():
-        gaps = [abs(a - b) for each in rounds for a, b in zip(each, losses[first][0], strict=True)]
+    for name, rounds in measured.items():
+        gaps = [abs(a - b) for each in rounds for a, b in zip(each.losses, measured[first][0].losses, strict=True)]
         if not all(gap <= allowed for gap in gaps):
             sentences.append(f"{case}: losses of {name} differ from those of {first} by up to {max(gaps):.4g}")
     return sentences

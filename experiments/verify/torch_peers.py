@@ -10,7 +10,7 @@ from data_pipeline.tokens.token_file import TokenFile
 from engine.inputs import TrainingInputs
 from engine.parallel.mesh import serial_mesh
 from experiments.bench.nanogpt import nanogpt
-from experiments.bench.peers import Loss, call, huggingface, parameter_groups
+from experiments.bench.peers import Loss, adamw, call, huggingface
 from experiments.verify.engines import Engine, Named, Work
 from experiments.verify.parity import SERIAL, ParityLayout
 from experiments.verify.recorder import RankPlace, Recorder, read_names
@@ -31,10 +31,7 @@ class TorchPeer(Engine):
         self.model, self.loss = self.build()
         if work.initial:
             self.load(work.initial)
-        self.optimizer = torch.optim.AdamW(
-            parameter_groups(self.model, train.weight_decay), lr=1.0, betas=(train.adam_beta1, train.adam_beta2),
-            eps=train.adam_epsilon,
-        )  # fmt: skip
+        self.optimizer = adamw(self.model, train)
         tokens = [(TokenFile(prefix), weight) for prefix, weight in work.tokens]
         self.inputs = TrainingInputs(work.config, work.iterations, tokens, work.tokenizer, serial_mesh())
 
@@ -101,4 +98,4 @@ class NanoGPT(TorchPeer):
 
     def build(self) -> tuple[torch.nn.Module, Loss]:
         """The benchmarks' module."""
-        return nanogpt(self.work.config.model)[0], call
+        return nanogpt(self.work.config.model), call

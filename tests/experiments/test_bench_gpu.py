@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from experiments.bench import gpu_kernels, sizes
+from experiments.bench import kernels, sizes
 from experiments.bench.benchmarks import gpu
-from experiments.bench.benchmarks.gpu import MODELS, OURS, Model, contenders, measure_forward_backward, measure_steps
+from experiments.bench.benchmarks.gpu import DROPOUT, MODELS, OURS, Model, contenders, measure_forward_backward
 from experiments.bench.benchmarks.gpu import summarize as summarize_model
 from experiments.bench.cli import main
 from experiments.bench.sizes import read_size
-from experiments.bench.timing import Measured, ratio, series
+from experiments.bench.timing import Timed, ratio, series, time_contender
 from lineage.benchmark import Case, Ratio
 from lineage.errors import UserError
 from reports.benchmarks import load_benchmarks
@@ -41,12 +41,12 @@ def test_without_a_gpu_one_sentence_says_so(command: Command, monkeypatch: pytes
 
 def test_kernels_are_checked_and_held_against_their_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     interpret(monkeypatch)
-    monkeypatch.setattr(gpu_kernels, "REPEATS", 1)
-    monkeypatch.setattr(gpu_kernels, "WARM_UP", 0)
-    shape = gpu_kernels.Shape(s=5, b=1, n=2, d=8, v=40)
-    exactness = gpu_kernels.check_kernels(shape)
+    monkeypatch.setattr(kernels, "REPEATS", 1)
+    monkeypatch.setattr(kernels, "WARM_UP", 0)
+    shape = kernels.Shape(s=5, b=1, n=2, d=8, v=40)
+    exactness = kernels.check_kernels(shape)
     assert all(ratio.is_reached for case in exactness for ratio in case.ratios)
-    cases = gpu_kernels.measure_kernels(LIMITS, shape, is_compared=False)
+    cases = kernels.measure_kernels(LIMITS, shape, is_compared=False)
     assert {case.name for case in cases} == {case.name.split()[0] for case in exactness}
     floors = {}
     for case in cases:
@@ -66,7 +66,7 @@ def test_a_kernel_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     from engine.kernels import registry
 
     registry.implementation.cache_clear()
-    cases = gpu_kernels.check_kernels(gpu_kernels.Shape(s=3, b=1, n=1, d=8, v=40))
+    cases = kernels.check_kernels(kernels.Shape(s=3, b=1, n=1, d=8, v=40))
     registry.implementation.cache_clear()
     assert {case.name.split()[0] for case in cases if not case.ratios[0].is_reached} == {"bias_gelu"}
 
@@ -74,7 +74,7 @@ def test_a_kernel_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_all_contenders_train_the_same_model() -> None:
     size = small_size()
     here = [replace(each, is_compiled=False) for each in contenders()]
-    found = {each.name: [measure_steps(each, size)] for each in here}
+    found = {each.name: [time_contender(each, size, DROPOUT)] for each in here}
     case, differing = summarize_model(MODELS[0], size, found, {})
     assert differing == []
     assert {each.name for each in case.ratios} == {f"× {each.name}" for each in here[1:]} | {"utilisation"}
@@ -86,7 +86,7 @@ def test_all_contenders_train_the_same_model() -> None:
 def test_a_row_holds_ratios_goals_and_who_failed() -> None:
     size = small_size()
     peer = contenders()[1].name
-    found = {OURS: [Measured([1.0], [3.0], 10)], peer: [Measured([1.1], [4.0], 20)]}
+    found = {OURS: [Timed([1.0], [3.0], 10)], peer: [Timed([1.1], [4.0], 20)]}
     case, differing = summarize_model(Model("355m", 32, 0.5), size, found, {"Hugging Face": "out of memory"})
     assert case.ratios[0].name == f"× {peer}"
     assert case.ratios[0].value == pytest.approx(1.1)
@@ -108,8 +108,8 @@ def test_the_whole_result_is_printed_kept_and_shown_on_the_page(
         "measure_limits": LIMITS,
         "check_kernels": [Case(name="dropout bfloat16", ratios=[error])],
         "measure_kernels": [kernel],
-        "measure_steps": Measured([1.0], [3.0], 10),
-        "measure_forward_backward": Measured([1.0], [3.0], 10),
+        "time_contender": Timed([1.0], [3.0], 10),
+        "measure_forward_backward": Timed([1.0], [3.0], 10),
     }
 
     def measured(name: str, function: Any, *arguments: Any) -> Any:

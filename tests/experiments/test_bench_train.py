@@ -21,16 +21,14 @@ from experiments.bench.benchmarks.train import (
     Row,
     contenders,
     differing,
-    gemm_gflops,
-    measure_steps,
     summarize,
 )
 from experiments.bench.cli import add_benchmarks, main
 from experiments.bench.compare import compare
+from experiments.bench.kernels import Shape
 from experiments.bench.show import show
 from experiments.bench.sizes import read_size
-from experiments.bench.timing import Measured, Timed
-from experiments.bench.train_layouts import pipeline_ideal, summarize_layouts
+from experiments.bench.timing import Timed, gemm_gflops, time_contender
 from lineage.benchmark import Benchmark, Case, Environment, Ratio, read_benchmark, write_benchmark
 from lineage.command import run_command
 from lineage.environment import describe_environment
@@ -42,8 +40,8 @@ ROW = Row("tiny", "fp32", 0.0, to_stock=2.0, to_limit=0.5, memory_to_stock=0.5)
 SIZE = read_size("tiny")
 
 
-def measured(seconds: float, loss: float = 1.0, peak: int = 100) -> Measured:
-    return Measured([seconds, seconds, 100 * seconds], [loss, loss], peak)
+def measured(seconds: float, loss: float = 1.0, peak: int = 100) -> Timed:
+    return Timed([seconds, seconds, 100 * seconds], [loss, loss], peak)
 
 
 def test_a_row_holds_ratios_goals_and_whether_they_are_reached() -> None:
@@ -76,31 +74,18 @@ def test_all_contenders_compute_the_same() -> None:
         size = SIZE.in_precision(precision)
         size = replace(size, model=SIZE.model.model_copy(update=small | {"vocab_size": 256}), warm_up=2)
         row = Row("tiny", precision, 0.0)
-        found = {each.name: [measure_steps(each, size, 0.0)] for each in contenders()}
+        found = {each.name: [time_contender(each, size)] for each in contenders()}
         assert differing(row, found) == []
         assert all(
             one[0].peak_bytes >= 0 and len(one[0].seconds) == size.train.iterations - 2 for one in found.values()
         )
-    assert gemm_gflops("fp32") > 1
+    assert gemm_gflops() > 1
 
 
 def test_every_case_of_the_table_has_a_goal() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
     assert {read_size(row.size).name for row in ROWS} == {"small", "tiny", "twin"}
     assert all(any((row.to_stock, row.to_tuned, row.to_limit)) for row in ROWS)
-
-
-def test_layouts_are_held_to_one_process_and_to_its_losses() -> None:
-    found = {
-        "serial": [Timed([2.0], [3.0, 2.0])],
-        "tp2": [Timed([1.0], [3.0, 2.0])],
-        "dp2": [Timed([1.6], [3.0, 2.1])],
-        "pp2": [Timed([2.0 / pipeline_ideal(SIZE.model, 2)], [3.0, 2.0])],
-    }
-    case, sentences = summarize_layouts(SIZE, found)
-    assert [ratio.value for ratio in case.ratios] == [2.0, 1.25, 1.0]
-    assert [ratio.is_reached for ratio in case.ratios] == [True, False, True]
-    assert sentences == [f"{case.name}: losses of dp2 differ from those of serial by up to 0.1"]
 
 
 def test_the_terminal_shows_every_goal_met_or_not(
@@ -132,15 +117,8 @@ def test_growth_is_measured_beside_the_closed_form() -> None:
         assert relative == 1.0 or not growth._is_base(point)
 
 
-def test_the_ideal_of_a_pipeline_counts_the_head() -> None:
-    assert pipeline_ideal(SIZE.model, 1) == 1.0
-    assert 1.0 < pipeline_ideal(SIZE.model, 2) < 1.5
-    assert pipeline_ideal(SIZE.model.model_copy(update={"vocab_size": 1}), 2) == pytest.approx(2.0, abs=0.01)
-
-
 def test_kernels_are_measured_beside_their_references(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"HEADS": 2, "HEAD_DIM": 4, "SEQUENCE": 8, "VOCABULARY": 16}.items():
-        monkeypatch.setattr(bench_kernels, name, value)
+    monkeypatch.setattr(bench_kernels, "SHAPE", Shape(s=8, b=1, n=2, d=4, v=16))
     monkeypatch.setattr(bench_kernels.shutil, "which", lambda name: None)
     result = bench_kernels.measure(1)
     assert {case.name.split()[0] for case in result.cases} == {

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from experiments.bench.benchmarks.eval import has_harness
-from experiments.bench.contenders import contenders, left_out
+from experiments.bench.benchmarks.parallel import contenders
+from experiments.bench.contender import left_out
 from experiments.bench.eval_contenders import harness
 from experiments.bench.peers import build_huggingface
 from experiments.bench.sizes import bench_size, read_size

@@ -9,21 +9,8 @@ from typing import Annotated
 
 import typer
 
-from experiments.bench.data_whole import (
-    FASTER,
-    HOURS,
-    OURS,
-    PLAIN,
-    SECONDS,
-    answers,
-    beyond_starting,
-    core_hours,
-    datatrove_version,
-    run_datatrove,
-    run_pipeline,
-    texts_of,
-    write_few,
-)
+from experiments.bench import data_whole as whole
+from experiments.bench.data_whole import FASTER, HOURS, OURS, PLAIN, SECONDS
 from experiments.bench.timing import ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.digest import sha256_file
@@ -52,15 +39,10 @@ def measure(
     Every answer is compared. Takes about three seconds for each megabyte. Ends with code 3 if any answer differs.
     """
     from data_pipeline.config import DataConfig, SourcesConfig
-    from data_pipeline.document import Document
-    from data_pipeline.reading.pieces import Piece
-    from data_pipeline.reading.readers import Limits, read_pieces
     from experiments.bench.data_chain import choose_vocabulary, measure_stages, size_bytes
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    piece = Piece("jsonl", corpus.name, str(corpus), "", corpus.stat().st_size if corpus.is_file() else 0)
-    documents_read = list(read_pieces([piece], Limits()))
-    texts = [one.text for one in documents_read if isinstance(one, Document)]
+    texts, malformed = whole.read_texts(corpus)
     megabytes = size_bytes(texts) / 1e6
     announce(f"{megabytes:.1f} MB in {len(texts):,} documents, every stage by plain libraries and by ours")
     with tempfile.TemporaryDirectory() as folder:
@@ -71,16 +53,16 @@ def measure(
         test_sets = tuple(path for path in map(_find, ("wikitext103", "lambada")) if path)
         config = DataConfig(name="bench", sources=SourcesConfig(names=(f"jsonl:{corpus}",)))
         chain = measure_stages(texts, work / "tokenizer", test_sets, config)
-        few = write_few(work / "few.jsonl", texts)
-        run_pipeline(few, vocabulary.recipe_of_few, work)  # machine code is compiled and kept
-        starting = run_pipeline(few, vocabulary.recipe_of_few, work)[0]
-        seconds, dataset = run_pipeline(corpus, vocabulary.recipe, work)
-        left = texts_of(dataset)
+        few = whole.write_few(work / "few.jsonl", texts)
+        whole.run_pipeline(few, vocabulary.recipe_of_few, work)  # machine code is compiled and kept
+        starting = whole.run_pipeline(few, vocabulary.recipe_of_few, work)[0].cpu_seconds
+        spent, dataset = whole.run_pipeline(corpus, vocabulary.recipe, work)
+        left = whole.texts_of(dataset)
         differing = ((chain.texts - left) + (left - chain.texts)).total()
         (work / "datatrove").mkdir()
-        peer = run_datatrove(corpus, work / "tokenizer" / "tokenizer.json", work / "datatrove")
+        peer = whole.run_datatrove(corpus, work / "tokenizer" / "tokenizer.json", work / "datatrove")
     plain = sum(_seconds(case, PLAIN) for case in chain.cases)
-    cases = [*chain.cases, whole_case(plain, seconds, starting, megabytes, left.total(), differing)]
+    cases = [*chain.cases, whole_case(plain, spent.cpu_seconds, starting, megabytes, left.total(), differing)]
     wrong = {case.name: one.samples[0] for case in cases for one in case.series if one.contender == "differing"}
     return Benchmark(
         benchmark="data",
@@ -90,7 +72,7 @@ def measure(
         notes=list(NOTES),
         setting={
             "corpus": {"name": corpus.name, "sha256": sha256_file(corpus), "documents": len(texts),
-                       "malformed": len(documents_read) - len(texts), "megabytes": round(megabytes, 3)},
+                       "malformed": malformed, "megabytes": round(megabytes, 3)},
             "vocabulary": vocabulary.description,
         },
     )  # fmt: skip
@@ -100,10 +82,10 @@ def whole_case(
     plain: float, seconds: float, starting: float, megabytes: float, documents: int, differing: int
 ) -> Case:  # fmt: skip
     """The pipeline beside the plain chain; without rates where its documents cost hardly more than starting."""
-    own = beyond_starting(seconds, starting)
+    own = whole.beyond_starting(seconds, starting)
     rates = own and [
         series(OURS, "throughput", "MB/s", megabytes / own),
-        series(OURS, HOURS, "core-hours", core_hours(own, megabytes)),
+        series(OURS, HOURS, "core-hours", whole.core_hours(own, megabytes)),
     ]
     return Case(
         name="whole beside the plain stages together",
@@ -112,7 +94,7 @@ def whole_case(
             series(PLAIN, "time", SECONDS, plain),
             series("starting", "time", SECONDS, starting),
             *(rates or []),
-            *answers(documents, differing),
+            *whole.answers(documents, differing),
         ],
         ratios=[ratio(FASTER, [plain], [own], 20)] if own else [],
         missing={} if own else {OURS: "the corpus is too small: it costs hardly more than starting"},
@@ -135,7 +117,10 @@ def _beside_datatrove(cases: Sequence[Case], peer: dict[str, float] | None) -> C
         name="equivalent stages beside datatrove",
         series=[series(OURS, "time", SECONDS, ours), series("datatrove", "time", SECONDS, theirs)],
         ratios=[ratio(FASTER, [theirs], [ours], 15)],
-        setting={"version": datatrove_version(), "stages": {name: round(spent, 3) for name, spent in peer.items()}},
+        setting={
+            "version": whole.datatrove_version(),
+            "stages": {name: round(spent, 3) for name, spent in peer.items()},
+        },
     )
 
 

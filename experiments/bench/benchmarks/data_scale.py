@@ -1,22 +1,17 @@
 """Throughput and memory of the data pipeline against the size of its input."""
 
 import json
-import os
 import random
-import resource
-import subprocess
-import sys
+import shutil
 import tempfile
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, NamedTuple
 
 import typer
 
-from experiments.bench.data_whole import OFFLINE, beyond_starting, write_few, write_recipe
+from experiments.bench.data_whole import Spent, beyond_starting, read_texts, run_pipeline, write_few
 from experiments.bench.timing import ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.digest import sha256_file
@@ -31,7 +26,6 @@ PARAGRAPHS = (4, 16)
 BASE_MEGABYTES = 2
 """For each worker, in the build whose cost is that of starting."""
 TOLERANCE = 0.2
-POLL_SECONDS = 0.1
 WORKER_BYTES = 700_000_000
 """A worker with every library, table and n-gram of the test sets loaded."""
 LARGEST_DOCUMENT_FACTOR = 12
@@ -44,6 +38,17 @@ NOTES = (
     "seconds of every process. Memory is the resident memory of all processes together, the most at any moment, "
     "mapped files and libraries included; no process may hold more data than the bound.",
 )
+
+
+class Row(NamedTuple):
+    """One corpus."""
+
+    megabytes: float
+    documents: int
+    largest_document_bytes: int
+    built: Spent
+    megabytes_per_second: float
+    bound_bytes: int
 
 
 def measure(
@@ -65,24 +70,21 @@ def measure(
         base = write_corpus(work / "base.jsonl", paragraphs, BASE_MEGABYTES * workers)[0]
         base_megabytes = base.stat().st_size / 1e6
         texts = ["\n\n".join(paragraphs[at : at + 8]) for at in range(0, len(paragraphs), 8)]
-        vocabulary = choose_vocabulary(_texts(base))
+        vocabulary = choose_vocabulary(read_texts(base)[0])
         few = write_few(work / "few.jsonl", texts)
-        _build(few, vocabulary.recipe_of_few, workers, None)  # machine code is compiled and kept
-        starting = _build(base, vocabulary.recipe, workers, None)["cpu_seconds"]
+        run_pipeline(few, vocabulary.recipe_of_few, work, workers)  # machine code is compiled and kept
+        starting = run_pipeline(base, vocabulary.recipe, work, workers)[0].cpu_seconds
         rows = []
         with Progress("data-scale", len(sizes), "corpora") as progress:
             for size in sizes:
                 path, documents, largest = write_corpus(work / "corpus.jsonl", paragraphs, size)
                 bound = memory_bound_bytes(documents, largest, workers)
-                built = _build(path, vocabulary.recipe, workers, bound)
+                built, dataset = run_pipeline(path, vocabulary.recipe, work, workers, bound)
+                shutil.rmtree(dataset.parent)
                 read = path.stat().st_size / 1e6
-                if (own := beyond_starting(built["cpu_seconds"], starting)) is None:
+                if (own := beyond_starting(built.cpu_seconds, starting)) is None:
                     raise UserError(f"{size:g} MB take hardly longer than starting does: give more --megabytes")
-                rows.append(
-                    {"megabytes": round(read, 3), "documents": documents, "largest_document_bytes": largest}
-                    | built
-                    | {"megabytes_per_second": round((read - base_megabytes) / own, 3), "bound_bytes": bound}
-                )
+                rows.append(Row(read, documents, largest, built, (read - base_megabytes) / own, bound))
                 progress.advance()
     return Benchmark(
         benchmark="data-scale",
@@ -99,24 +101,24 @@ def measure(
     )
 
 
-def summarize(rows: Sequence[dict[str, Any]]) -> list[Case]:
+def summarize(rows: Sequence[Row]) -> list[Case]:
     """A case for each size, and one for all, which says whether the throughput is the same at each."""
-    rates = [row["megabytes_per_second"] for row in rows]
+    rates = [row.megabytes_per_second for row in rows]
     sizes = [
         Case(
-            name=f"{row['megabytes']:,.0f} MB",
+            name=f"{row.megabytes:,.0f} MB",
             axis="input, MB",
-            at=row["megabytes"],
+            at=round(row.megabytes, 3),
             series=[
-                series("measured", "throughput", "MB/s per core", row["megabytes_per_second"]),
+                series("measured", "throughput", "MB/s per core", row.megabytes_per_second),
                 series("median of the sizes", "throughput", "MB/s per core", median(rates), kind="computed"),
-                series("measured", "peak memory", "bytes", row["peak_bytes"]),
-                series("stated bound", "peak memory", "bytes", row["bound_bytes"], kind="computed"),
-                series("processors", "time", "s", row["cpu_seconds"]),
-                series("clock", "time", "s", row["seconds"]),
+                series("measured", "peak memory", "bytes", row.built.peak_bytes),
+                series("stated bound", "peak memory", "bytes", row.bound_bytes, kind="computed"),
+                series("processors", "time", "s", row.built.cpu_seconds),
+                series("clock", "time", "s", row.built.seconds),
             ],
-            ratios=[ratio("peak memory ÷ bound", [row["peak_bytes"]], [row["bound_bytes"]], 1, less_is_better=True)],
-            setting={name: row[name] for name in ("documents", "largest_document_bytes")},
+            ratios=[ratio("peak memory ÷ bound", [row.built.peak_bytes], [row.bound_bytes], 1, less_is_better=True)],
+            setting={"documents": row.documents, "largest_document_bytes": row.largest_document_bytes},
         )
         for row in rows
     ]
@@ -138,74 +140,18 @@ def write_corpus(path: Path, paragraphs: Sequence[str], megabytes: float) -> tup
     return path, documents, largest
 
 
-def _texts(corpus: Path) -> list[str]:
-    from data_pipeline.document import Document
-    from data_pipeline.reading.pieces import Piece
-    from data_pipeline.reading.readers import Limits, read_pieces
-
-    pieces = [Piece("jsonl", corpus.name, str(corpus), "", 0)]
-    return [document.text for document in read_pieces(pieces, Limits()) if isinstance(document, Document)]
-
-
 def _paragraphs(corpus: Path) -> list[str]:
     paragraphs = {
-        part.strip() for text in _texts(corpus) for part in text.split("\n\n") if 200 <= len(part.strip()) <= 4000
+        part.strip()
+        for text in read_texts(corpus)[0]
+        for part in text.split("\n\n")
+        if 200 <= len(part.strip()) <= 4000
     }
     if len(paragraphs) < 100:
         raise BadInput(
             f"{corpus} has {len(paragraphs)} paragraphs of 200 to 4000 characters, too few to make a corpus of"
         )
     return sorted(paragraphs)
-
-
-def _build(corpus: Path, vocabulary: str, workers: int, bound: int | None) -> dict[str, Any]:
-    """Wall and processor seconds and peak memory of a build; `bound` is the most data a process may hold."""
-    with tempfile.TemporaryDirectory() as folder:
-        recipe = write_recipe(Path(folder) / "recipe.toml", corpus, vocabulary, workers)
-        command = [str(Path(sys.executable).with_name("mlm-data")), "run", str(recipe), "--runs", folder]
-        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-        process = subprocess.Popen(
-            command, env=os.environ | OFFLINE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))) if bound else None,
-        )  # fmt: skip
-        peaks = [0]
-        watcher = threading.Thread(target=_watch, args=(process, peaks), daemon=True)
-        watcher.start()
-        said = process.communicate()[1]
-        watcher.join()
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if process.returncode:
-        raise UserError(f"building {corpus.name} failed: {(said.strip().splitlines() or ['it said nothing'])[-1]}")
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"seconds": round(time.monotonic() - start, 3), "cpu_seconds": round(cpu, 3), "peak_bytes": peaks[0]}
-
-
-def _watch(process: "subprocess.Popen[str]", peaks: list[int]) -> None:
-    while process.poll() is None:
-        peaks[0] = max(peaks[0], sum(map(_resident_bytes, _family(process.pid))))
-        time.sleep(POLL_SECONDS)
-
-
-def _family(pid: int) -> Iterator[int]:
-    """A process and its descendants."""
-    yield pid
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = task.read_text().split()
-        except OSError:
-            continue
-        for child in children:
-            yield from _family(int(child))
-
-
-def _resident_bytes(pid: int) -> int:
-    """Resident memory of a process."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return 0
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    return int(fields.get("VmRSS", "0").split()[0]) * 1024
 
 
 def memory_bound_bytes(documents: int, largest_document_bytes: int, workers: int) -> int:

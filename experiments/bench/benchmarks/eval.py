@@ -2,11 +2,10 @@
 
 import ctypes
 import importlib.util
-import re
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +18,7 @@ from engine.config import ModelConfig
 from engine.launch.allocator import keep_large_buffers
 from evaluation.protocol import Request
 from experiments.bench.eval_contenders import Answer, Score, export_model, harness, our_model, ours, plain_loop
-from experiments.bench.timing import load_average, ratio, series
+from experiments.bench.timing import cpu_seconds, in_turn, load_average, on_ranks, ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.errors import DataMissing
 from lineage.extras import install_command
@@ -159,12 +158,15 @@ def has_harness() -> bool:
 def compare(comparison: Comparison, our_score: Score, their_score: Score, rounds: int) -> tuple[Case, list[str]]:
     """Seconds of both, round by round, after one run of each that is not counted; a sentence if answers differ."""
     expected = our_score(comparison.requests, None)
-    tried = {size: timed(their_score, comparison.requests, size) for size in comparison.batch_sizes}
+    tried = {size: cpu_seconds(their_score, comparison.requests, size) for size in comparison.batch_sizes}
     best = min(tried, key=lambda size: tried[size][0])
-    measured: dict[str, list[float]] = {OURS: [], comparison.rival: []}
-    for _ in range(rounds):
-        for name, function, size in ((OURS, our_score, None), (comparison.rival, their_score, best)):
-            measured[name].append(timed(function, comparison.requests, size)[0])
+    rivals = {OURS: (our_score, None), comparison.rival: (their_score, best)}
+    taken, _ = in_turn(
+        comparison.name,
+        rounds,
+        {name: partial(cpu_seconds, score, comparison.requests, size) for name, (score, size) in rivals.items()},
+    )
+    measured = {name: [seconds for seconds, _ in many] for name, many in taken.items()}
     gap = float(np.max([relative_gap(answer, expected) for _, answer in tried.values()]))
     verdicts = max(int((answer.all_greedy != expected.all_greedy).sum()) for _, answer in tried.values())
     case = Case(
@@ -182,13 +184,6 @@ def compare(comparison: Comparison, our_score: Score, their_score: Score, rounds
     ]
 
 
-def timed(function: Score, requests: Sequence[Request], batch_size: int | None) -> tuple[float, Answer]:
-    """Processor seconds of a run, and its answer."""
-    start = time.process_time()
-    answer = function(requests, batch_size)
-    return time.process_time() - start, answer
-
-
 def relative_gap(answer: Answer, other: Answer) -> float:
     """Largest relative difference of the negative log-likelihoods."""
     return float(np.abs(answer.nll / other.nll - 1).max())
@@ -198,8 +193,8 @@ def measure_memory(name: str, config: ModelConfig, batch: int) -> Case:
     """Peaks of scoring eight full windows at one size, the plain loop with `batch` rows at a time."""
     requests = sliding_requests(config, 8)
     peaks = {
-        OURS: peak_bytes(lambda: _ready(ours(our_model(config)), requests, None)),
-        PLAIN_LOOP: peak_bytes(lambda: _ready(plain_loop(our_model(config)), requests, batch)),
+        OURS: peak_bytes(lambda: partial(ours(our_model(config)), requests, None)),
+        PLAIN_LOOP: peak_bytes(lambda: partial(plain_loop(our_model(config)), requests, batch)),
     }
     return Case(
         name=f"{name}, plain loop's batch {batch}",
@@ -209,28 +204,19 @@ def measure_memory(name: str, config: ModelConfig, batch: int) -> Case:
     )
 
 
-def _ready(function: Score, requests: Sequence[Request], batch_size: int | None) -> Callable[[], object]:
-    return lambda: function(requests, batch_size)
-
-
 def peak_bytes(make: Callable[[], Callable[[], object]]) -> int:
     """Bytes that `work = make(); work()` needs at most during `work()` above what `make()` left in use."""
-    from engine.launch.forked import run_forked
-
-    (peaks,) = run_forked(_measure, 1, make, timeout_seconds=600)
-    return int(peaks)
+    return int(on_ranks("memory", 1, _measure, make)[0])
 
 
 def _measure(make: Callable[[], Callable[[], object]]) -> int:
+    import torch
+
+    from engine.guard.memory import PeakMemory
+
     work = make()
     ctypes.CDLL(None).malloc_trim(0)  # what building it left free would hide what the work takes
-    before = _status_bytes("VmRSS")
+    memory = PeakMemory(torch.device("cpu"))
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     work()
-    return _status_bytes("VmHWM") - before
-
-
-def _status_bytes(name: str) -> int:
-    match = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert match is not None
-    return 1024 * int(match[1])
+    return memory.bytes()

@@ -1,17 +1,18 @@
 """Products of square matrices around multiples of 8, after "Scaling Transformer-XL to 128 GPUs", Figures 1 and 2."""
 
-import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Annotated
 
 import typer
 
 from engine.config import Precision
-from experiments.bench.timing import median_ratio, on_ranks, rounded, series
+from experiments.bench.timing import device_seconds, in_turn, median_ratio, on_ranks, rounded, series
 from lineage.benchmark import Benchmark, Case, Ratio
-from lineage.progress import Progress, announce
+from lineage.progress import announce
 
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 OFFSETS = {-1: "one less", 0: "multiple of 8", 1: "one more"}
 """From a multiple of 8."""
 SMALLEST = 64
@@ -38,7 +39,7 @@ def measure(
         title="Matrix products around multiples of 8",
         cases=summarize(rates),
         notes=[
-            "n × n by n × n, 2n³ operations; products of a size are timed in turn, after a round that is not counted",
+            "n × n by n × n, 2n³ operations; products are timed in turn, after a round that is not counted",
             "processor seconds of one thread" if device.startswith("CPU") else "seconds of the device",
             "a ratio is the median over sizes of 256 and more, and over rounds",
         ],
@@ -93,47 +94,20 @@ def _ratio(rates: Rates, precision: str, offset: int) -> float:
 
 
 def _measure(device: str, rounds: int, largest: int) -> Rates:
+    sizes = [SMALLEST << double for double in range((largest // SMALLEST).bit_length())]
+    keys = [(precision, size, offset) for size in sizes for precision in PRECISIONS for offset in OFFSETS]
+    taken, _ = in_turn("products", rounds + 1, {key: _product(device, *key) for key in keys})
+    return {key: many[1:] for key, many in taken.items()}
+
+
+def _product(device: str, precision: Precision, size: int, offset: int) -> Callable[[], float]:
+    """What multiplies square matrices and says with how many GFLOP/s."""
     import torch
 
     from engine.optim.precision import DTYPES
 
-    precisions: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
-    timed = _gpu_seconds if device == "cuda" else _cpu_seconds
-    measured: Rates = {}
-    sizes = [SMALLEST << double for double in range((largest // SMALLEST).bit_length())]
-    with Progress("products", len(sizes), "sizes") as progress:
-        for size in sizes:
-            cases = {}
-            for precision in precisions:
-                for offset in OFFSETS:
-                    n = size + offset
-                    a, b = (torch.randn(n, n, device=device).to(DTYPES[precision]) for _ in range(2))
-                    repeats = max(int(LEAST_FLOPS * (100 if device == "cuda" else 1) / (2 * n**3)), 1)
-                    cases[precision, offset] = (a, b, torch.empty_like(a), repeats)
-            rates: dict[tuple[Precision, int], list[float]] = {case: [] for case in cases}
-            for _ in range(rounds + 1):
-                for case, (a, b, out, repeats) in cases.items():
-                    seconds = timed(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), repeats)  # type: ignore[misc]
-                    rates[case].append(2 * (size + case[1]) ** 3 * repeats / max(seconds, 1e-9) / 1e9)
-            measured |= {(precision, size, offset): many[1:] for (precision, offset), many in rates.items()}
-            progress.advance()
-    return measured
-
-
-def _cpu_seconds(product: Callable[[], object], repeats: int) -> float:
-    start = time.process_time()
-    for _ in range(repeats):
-        product()
-    return time.process_time() - start
-
-
-def _gpu_seconds(product: Callable[[], object], repeats: int) -> float:
-    import torch
-
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    first.record()
-    for _ in range(repeats):
-        product()
-    last.record()
-    torch.cuda.synchronize()
-    return float(first.elapsed_time(last)) / 1e3
+    n = size + offset
+    a, b = (torch.randn(n, n, device=device).to(DTYPES[precision]) for _ in range(2))
+    multiply = partial(torch.mm, a, b, out=torch.empty_like(a))
+    repeats = max(int(LEAST_FLOPS * (100 if device == "cuda" else 1) / (2 * n**3)), 1)
+    return lambda: 2 * n**3 * repeats / max(device_seconds(multiply, repeats), 1e-9) / 1e9

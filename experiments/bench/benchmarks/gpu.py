@@ -4,25 +4,23 @@ Each contender has a process of its own, started anew in every round, so that no
 """
 
 import multiprocessing
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from statistics import median
+from functools import partial
 from typing import Any
 
 from engine.costs import flops_per_token
+from experiments.bench import timing
 from experiments.bench.benchmarks.train import MASKED
-from experiments.bench.contender import Contender
-from experiments.bench.contenders import left_out
-from experiments.bench.gpu_kernels import check_kernels, measure_kernels, measure_limits
-from experiments.bench.ours import build_ours
+from experiments.bench.contender import Contender, build_ours, left_out
+from experiments.bench.kernels import check_kernels, measure_kernels, measure_limits
 from experiments.bench.peers import build_huggingface, build_nanogpt
 from experiments.bench.sizes import BenchSize, published_size
-from experiments.bench.timing import Measured, Rounds, differing_losses, finite, ratio, series, time_contender
+from experiments.bench.timing import Measured, Rounds, Timed, ratio, series, time_contender
 from lineage.benchmark import Benchmark, Case, Series
 from lineage.environment import list_gpus
 from lineage.errors import HardwareMissing, UserError
-from lineage.progress import Progress, announce
+from lineage.progress import announce
 
 OURS = "ours"
 PEAK_TFLOPS = 989.0
@@ -65,35 +63,38 @@ def measure(rounds: Rounds = 3) -> Benchmark:
     """
     _check_gpu()
     here = [each for each in contenders() if each.is_installed]
-    trained, disagreements = [], []
     announce(f"exactness and speed of kernels, then {rounds} rounds of {len(MODELS)} models by {len(here)} contenders")
-    with Progress("gpu", 2 + rounds * len(MODELS) * len(here) + 1, "measurements") as progress:
-        limits = in_new_process("limits", measure_limits)
-        exactness = in_new_process("exactness", check_kernels)
-        progress.advance(1, "exactness")
-        kernels = in_new_process("kernels", measure_kernels, limits)
-        progress.advance(1, "kernels")
-        for model in MODELS:
-            size = published_size(model.name, model.batch, ITERATIONS, WARM_UP)
-            measured: dict[str, list[Measured]] = {each.name: [] for each in here}
-            failures = left_out(contenders())
-            for _ in range(rounds):
-                for each in here:
-                    if each.name not in failures:
-                        try:
-                            measured[each.name].append(in_new_process(each.name, measure_steps, each, size))
-                        except UserError as error:
-                            if each.is_ours:
-                                raise
-                            failures[each.name] = str(error)
-                    progress.advance(1, f"{model.name}: {each.name}")
-            case, differing = summarize(model, size, {name: many for name, many in measured.items() if many}, failures)
-            trained.append(case)
-            disagreements += differing
-        name, batch = LARGEST
-        size = published_size(name, batch, ITERATIONS, WARM_UP)
-        largest = summarize_largest(size, in_new_process(name, measure_forward_backward, size))
-        progress.advance(1, name)
+    limits = in_new_process("limits", measure_limits)
+    exactness = in_new_process("exactness", check_kernels)
+    kernels = in_new_process("kernels", measure_kernels, limits)
+    sizes = {model.name: published_size(model.name, model.batch, ITERATIONS, WARM_UP) for model in MODELS}
+    failures = {model.name: left_out(contenders()) for model in MODELS}
+
+    def attempt(model: str, contender: Contender) -> Timed | None:
+        """One round; None for a peer that failed, now or before."""
+        if contender.name in failures[model]:
+            return None
+        try:
+            timed: Timed = in_new_process(contender.name, time_contender, contender, sizes[model], DROPOUT)
+        except UserError as error:
+            if contender.is_ours:
+                raise
+            failures[model][contender.name] = str(error)
+            return None
+        return timed
+
+    measurements = {(name, each.name): partial(attempt, name, each) for name in sizes for each in here}
+    taken, load = timing.in_turn("gpu", rounds, measurements)
+    trained, disagreements = [], []
+    for model in MODELS:
+        measured = {each.name: [timed for timed in taken[model.name, each.name] if timed] for each in here}
+        measured = {name: many for name, many in measured.items() if many}
+        case, differing = summarize(model, sizes[model.name], measured, failures[model.name])
+        trained.append(case)
+        disagreements += differing
+    name, batch = LARGEST
+    size = published_size(name, batch, ITERATIONS, WARM_UP)
+    largest = summarize_largest(size, in_new_process(name, measure_forward_backward, size))
     disagreements += [
         f"{case.name} has {each.value:.1f} times the reference's error"
         for case in exactness
@@ -108,6 +109,7 @@ def measure(rounds: Rounds = 3) -> Benchmark:
         disagreements=disagreements,
         notes=list(NOTES),
         setting={"rounds": rounds, "limits": limits},
+        load_average=load,
     )
 
 
@@ -129,17 +131,7 @@ def in_new_process(name: str, function: Any, *arguments: Any) -> Any:
             raise UserError(f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
 
 
-def measure_steps(contender: Contender, size: BenchSize) -> Measured:
-    """Training iterations on this process's device."""
-    from engine.guard.memory import PeakMemory
-    from engine.launch.mesh import local_device
-
-    memory = PeakMemory(local_device())
-    timed = time_contender(contender, size, [DROPOUT])[0]
-    return Measured(timed.seconds, timed.losses, memory.bytes())
-
-
-def measure_forward_backward(size: BenchSize) -> Measured:
+def measure_forward_backward(size: BenchSize) -> Timed:
     """Forward and backward of our model with every layer recomputed, without an optimizer."""
     import time
 
@@ -169,46 +161,51 @@ def measure_forward_backward(size: BenchSize) -> Measured:
         chunk.zero_grad()
         losses.append(loss.item())
         seconds.append(time.perf_counter() - start)
-    return Measured(seconds[size.warm_up :], losses, memory.bytes())
+    return Timed(seconds[size.warm_up :], losses, memory.bytes())
 
 
-def summarize(
-    model: Model, size: BenchSize, measured: dict[str, list[Measured]], failures: dict[str, str]
-) -> tuple[Case, list[str]]:
+def summarize(model: Model, size: BenchSize, measured: Measured, failures: dict[str, str]) -> tuple[Case, list[str]]:
     """A trained model from every contender's rounds, and a sentence for each contender whose losses are not ours."""
-    rates = {name: [size.tokens / median(sample.seconds) for sample in many] for name, many in measured.items()}
-    limits = [PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)] * len(rates[OURS])
-    losses = {name: [sample.losses for sample in many] for name, many in measured.items()}
+    speed = timing.rates(size, measured)
+    limits = [_peak_rate(size)] * len(speed[OURS])
     case = Case(
         name=model.name,
-        series=[part for name, many in rates.items() for part in _series(size, name, many, measured[name])],
+        series=_series(size, measured),
         ratios=[
-            *(ratio(f"× {name}", rates[OURS], many, TO_PEERS) for name, many in rates.items() if name != OURS),
-            ratio("utilisation", rates[OURS], limits, model.utilisation),
+            *(ratio(f"× {name}", speed[OURS], many, TO_PEERS) for name, many in speed.items() if name != OURS),
+            ratio("utilisation", speed[OURS], limits, model.utilisation),
         ],
         missing=failures,
-        losses={name: finite(many[0]) for name, many in losses.items()},
+        losses=timing.first_losses(measured),
         setting=size.describe(),
     )
-    return case, differing_losses(model.name, losses, MASKED)
+    return case, timing.differing_losses(model.name, measured, MASKED)
 
 
-def summarize_largest(size: BenchSize, measured: Measured) -> Case:
+def summarize_largest(size: BenchSize, timed: Timed) -> Case:
     """What is not trained: forward and backward alone."""
+    measured = {OURS: [timed]}
     return Case(
         name=f"{LARGEST[0]}, forward and backward",
-        series=_series(size, OURS, [size.tokens / median(measured.seconds)], [measured]),
-        losses={OURS: finite(measured.losses)},
+        series=_series(size, measured),
+        losses=timing.first_losses(measured),
         setting=size.describe() | {"optimizer": "none: forward and backward alone, every layer recomputed"},
     )
 
 
-def _series(size: BenchSize, name: str, rates: Sequence[float], rounds: Sequence[Measured]) -> list[Series]:
-    peak = PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)
+def _peak_rate(size: BenchSize) -> float:
+    return PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)
+
+
+def _series(size: BenchSize, measured: Measured) -> list[Series]:
     return [
-        series(name, "rate", "tokens/s", *rates),
-        series(name, "utilisation", "", *(rate / peak for rate in rates)),
-        series(name, "peak memory", "bytes", max(sample.peak_bytes for sample in rounds)),
+        each
+        for name, many in timing.rates(size, measured).items()
+        for each in (
+            series(name, "rate", "tokens/s", *many),
+            series(name, "utilisation", "", *(rate / _peak_rate(size) for rate in many)),
+            series(name, "peak memory", "bytes", max(timed.peak_bytes for timed in measured[name])),
+        )
     ]
 
 

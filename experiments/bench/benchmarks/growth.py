@@ -5,18 +5,17 @@ form of a token's operations.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 from engine.config import ModelConfig, ParallelConfig
 from engine.costs import flops_per_token
-from engine.launch.allocator import keep_large_buffers
-from experiments.bench.contender import Contender
-from experiments.bench.ours import build_ours
+from experiments.bench.contender import Contender, build_ours
 from experiments.bench.sizes import BenchSize, bench_size
-from experiments.bench.timing import Rounds, load_average, on_ranks, ratio, series, time_contender
+from experiments.bench.timing import Rounds, Timed, in_turn, measure_contender, rates, ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.environment import available_cores
-from lineage.progress import Progress, announce
+from lineage.progress import announce
 
 TOKENS = 1024
 """Of an iteration, at every point."""
@@ -34,6 +33,11 @@ class Point:
     size: BenchSize
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     ranks: int = 1
+
+    @property
+    def name(self) -> str:
+        """As it is printed."""
+        return f"{self.axis} {self.value}"
 
 
 def points(cores: int) -> list[Point]:
@@ -56,20 +60,12 @@ def _size(**changes: int) -> BenchSize:
 def measure(rounds: Rounds = 3) -> Benchmark:
     """Training tokens/s against width, depth, sequence length and ranks, beside what the closed form predicts."""
     every = points(available_cores())
-    rates: list[list[float]] = [[] for _ in every]
-    load = []
     announce(f"{rounds} rounds of {len(every)} models, on up to {max(point.ranks for point in every)} processes")
-    with Progress("growth", rounds * len(every), "measurements") as progress:
-        for _ in range(rounds):
-            for point, timed in zip(every, rates, strict=True):
-                name = f"{point.axis} {point.value}"
-                timed.append(point.size.tokens / on_ranks(name, point.ranks, _seconds, point)[0])
-                progress.advance(1, name)
-            load.append(load_average())
+    taken, load = in_turn("growth", rounds, {point.name: partial(_timed, point) for point in every})
     return Benchmark(
         benchmark="growth",
         title="Growth of the cost of training",
-        cases=summarize(every, rates),
+        cases=summarize(every, [*rates(every[0].size, taken).values()]),
         notes=list(NOTES),
         setting={"rounds": rounds, "base": BASE | {"vocab_size": VOCABULARY, "tokens": TOKENS, "precision": "fp32"}},
         load_average=load,
@@ -87,7 +83,7 @@ def summarize(every: Sequence[Point], rates: Sequence[Sequence[float]]) -> list[
         predicted = [rate * growth for rate in origin_rates]
         cases.append(
             Case(
-                name=f"{point.axis} {point.value}",
+                name=point.name,
                 axis=point.axis,
                 at=point.value,
                 series=[
@@ -105,12 +101,10 @@ def _is_base(point: Point) -> bool:
     return point.ranks == 1 and all(getattr(point.size.model, name) == value for name, value in BASE.items())
 
 
-def _seconds(point: Point) -> float:
-    """On a rank: the median iteration."""
-    keep_large_buffers()
-    contender = Contender(point.axis, point.ranks, build_ours, is_ours=True, parallel=point.parallel)
+def _timed(point: Point) -> Timed:
+    contender = Contender(point.name, point.ranks, build_ours, is_ours=True, parallel=point.parallel)
     clock = time.perf_counter if "ranks" in point.axis else time.process_time
-    return median(time_contender(contender, point.size, [0.0], clock=clock)[0].seconds)
+    return measure_contender(contender, point.size, clock=clock)
 
 
 NOTES = (

@@ -1,36 +1,28 @@
 """Training throughput of this engine's layouts beside the peers that run here, interleaved round by round."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import partial
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from engine.config import ModelConfig, ParallelConfig
 from engine.costs import flops_per_token
-from engine.launch.allocator import keep_large_buffers
-from experiments.bench import sizes
-from experiments.bench.contender import SERIAL, TOLERANCE, Contender
-from experiments.bench.contenders import NOTES, contenders, left_out
+from engine.model.stages import split_layers
+from experiments.bench import sizes, timing
+from experiments.bench.contender import TOLERANCE, Contender, build_ours, left_out
+from experiments.bench.peers import build_huggingface, build_nanogpt
 from experiments.bench.sizes import BenchSize
-from experiments.bench.timing import (
-    Rounds,
-    Timed,
-    differing_losses,
-    finite,
-    gemm_gflops,
-    load_average,
-    on_ranks,
-    ratio,
-    rounded,
-    series,
-    time_contender,
-)
+from experiments.bench.timing import Rounds, Timed, gemm_gflops, on_ranks, ratio, rounded, series
 from lineage.benchmark import Benchmark, Case
 from lineage.environment import available_cores
 from lineage.extras import import_extra
-from lineage.progress import Progress, announce
+from lineage.progress import announce
 
+SERIAL = "serial"
+"""This engine on one rank."""
 DROPOUTS = (0.0, 0.1)
 
 Measured = dict[tuple[str, float], list[Timed]]
@@ -44,6 +36,21 @@ class Size(StrEnum):
     TWIN = "twin"
 
 
+def contenders() -> list[Contender]:
+    """All of them, in the order in which every round measures them: ours and peers in turn."""
+    return [
+        Contender(SERIAL, 1, build_ours, is_ours=True),
+        Contender("Hugging Face GPT-2", 1, build_huggingface, needs="transformers"),
+        Contender("tp2", 2, build_ours, is_ours=True, parallel=ParallelConfig(tp=2)),
+        Contender("Hugging Face GPT-2, DDP", 2, build_huggingface, needs="transformers"),
+        Contender("pp2", 2, build_ours, is_ours=True, parallel=ParallelConfig(pp=2), microbatches=2),
+        Contender("nanoGPT-style", 1, build_nanogpt),
+        Contender("dp2", 2, build_ours, is_ours=True),
+        Contender("nanoGPT-style, DDP", 2, build_nanogpt),
+        Contender("ZeRO-3 (FSDP2)", 2, build_ours, parallel=ParallelConfig(shard_parameters=True)),
+    ]
+
+
 def measure(
     rounds: Rounds = 3,
     size: Annotated[
@@ -55,33 +62,26 @@ def measure(
     Forward, backward, gradient reduction and AdamW in fp32, with dropout 0 and 0.1, one thread per process. Ends with
     code 3 if a contender's losses show that it computed something else.
     """
-    keep_large_buffers()
-    import torch._dynamo  # noqa: F401  (imported here once, so that forked ranks do not each import it)
-
     shape, every = sizes.read_size(size.value), contenders()
     running = [contender for contender in every if contender.is_installed]
     if any(contender.needs == "transformers" for contender in running):
         import_extra("transformers.models.gpt2.modeling_gpt2", "bench")
-
-    measured: Measured = {(contender.name, dropout): [] for contender in running for dropout in DROPOUTS}
-    numbers_of_ranks = sorted({contender.ranks for contender in every})
-    gflops = dict.fromkeys(numbers_of_ranks, 0.0)
-    load = []
+    ranks = sorted({contender.ranks for contender in every})
     announce(
         f"{rounds} rounds of {len(running)} contenders, {shape.train.iterations} iterations at each of {len(DROPOUTS)} "
-        f"dropouts, on up to {max(numbers_of_ranks)} processes"
+        f"dropouts, on up to {max(ranks)} processes"
     )
-    with Progress("parallel", rounds * len(running), "measurements") as progress:
-        for _ in range(rounds):
-            for ranks in numbers_of_ranks:
-                gflops[ranks] = max(gflops[ranks], on_ranks("matrix products", ranks, gemm_gflops, ranks)[0])
-            for contender in running:
-                by_rank = on_ranks(contender.name, contender.ranks, time_contender, contender, shape, DROPOUTS)[0]
-                for dropout, timed in zip(DROPOUTS, by_rank, strict=True):
-                    measured[contender.name, dropout].append(timed)
-                progress.advance(1, contender.name)
-            load.append(load_average())
-    return summarize(shape, every, measured, gflops, load)
+    products: dict[Any, Callable[[], Any]] = {
+        number: partial(on_ranks, "matrix products", number, gemm_gflops, number) for number in ranks
+    }
+    steps: dict[Any, Callable[[], Any]] = {
+        (contender.name, dropout): partial(timing.measure_contender, contender, shape, dropout)
+        for contender in running
+        for dropout in DROPOUTS
+    }
+    taken, load = timing.in_turn("parallel", rounds, products | steps)
+    gflops = {number: max(each[0] for each in taken.pop(number)) for number in ranks}
+    return summarize(shape, every, taken, gflops, load)
 
 
 def summarize(
@@ -109,9 +109,10 @@ def _case(
 ) -> Case:
     present = [contender for contender in every if contender.is_installed]
     rounds = {contender.name: measured[contender.name, dropout] for contender in present}
-    rates = {name: [size.tokens / median(timed.seconds) for timed in many] for name, many in rounds.items()}
+    rates = timing.rates(size, rounds)
     per_token = flops_per_token(size.model)
     limits = {ranks: rate * 1e9 / per_token for ranks, rate in gflops.items()}
+    goals = layout_goals(size.model) if size.name == Size.TINY and not dropout else {}
     return Case(
         name=f"dropout {dropout:g}",
         series=[
@@ -123,15 +124,32 @@ def _case(
             *(series(f"matrix products on {ranks} ranks", "speed", "GFLOP/s", rate) for ranks, rate in gflops.items()),
         ],
         ratios=[
-            *(ratio(f"{name} ÷ {SERIAL}", rates[name], rates[SERIAL]) for name in rates if name != SERIAL),
+            *(ratio(f"{name} ÷ {SERIAL}", many, rates[SERIAL], goals.get(name)) for name, many in rates.items()
+              if name != SERIAL),
             *(ratio(f"{ours.name} ÷ {peer.name}", rates[ours.name], rates[peer.name])
               for peer in present if not peer.is_ours
               for ours in present if ours.is_ours and ours.ranks == peer.ranks),
         ],
         missing=left_out(every),
-        losses={name: finite(many[0].losses) for name, many in rounds.items()},
+        losses=timing.first_losses(rounds),
         setting={"layouts": [contender.describe() for contender in every], "gflop_per_token": rounded(per_token / 1e9)},
     )  # fmt: skip
+
+
+def layout_goals(model: ModelConfig) -> dict[str, float]:
+    """How many times as fast as one process two should be; a pipeline, nine tenths of its ideal."""
+    return {"tp2": 1.85, "dp2": 1.75, "pp2": 0.90 * pipeline_ideal(model, 2)}
+
+
+def pipeline_ideal(model: ModelConfig, stages: int) -> float:
+    """How many times faster than one process a pipeline can be: all operations by those of its largest stage."""
+    layer = 12 * model.hidden_size**2 + model.seq_length * model.hidden_size
+    head = model.vocab_size * model.hidden_size
+    each = [
+        len(stage.layers) * layer + (head if stage.is_last else 0)
+        for stage in split_layers(model.num_layers, stages, 1)
+    ]
+    return sum(each) / max(each)
 
 
 def disagreements(every: Sequence[Contender], measured: Measured) -> list[str]:
@@ -140,13 +158,27 @@ def disagreements(every: Sequence[Contender], measured: Measured) -> list[str]:
     Compared are all losses of all rounds without dropout and, for our layouts, whose masks are equal, with it.
     """
     ours = {contender.name for contender in every if contender.is_ours}
-    return [
-        sentence
-        for dropout in DROPOUTS
-        for sentence in differing_losses(
-            f"dropout {dropout:g}",
-            {name: [timed.losses for timed in rounds] for (name, probability), rounds in measured.items()
-             if probability == dropout and (not dropout or name in ours)},
-            TOLERANCE,
-        )
-    ]  # fmt: skip
+    sentences = []
+    for dropout in DROPOUTS:
+        compared = {
+            name: rounds
+            for (name, probability), rounds in measured.items()
+            if probability == dropout and (not dropout or name in ours)
+        }
+        sentences += timing.differing_losses(f"dropout {dropout:g}", compared, TOLERANCE)
+    return sentences
+
+
+NOTES = (
+    "tokens/s are those of an iteration: forward, backward, gradient reduction, clipping and AdamW step; of each round "
+    "the median of its timed iterations. Ratios are medians over rounds of the ratio within a round.",
+    "Every contender has the same initial weights, data, global batch and optimizer settings, runs in its own "
+    "processes with one thread each, and is started anew in every round.",
+    "Every process has the memory allocator setting that this engine's own command makes (engine/launch/allocator.py).",
+    "Hugging Face GPT-2 is transformers' GPT2LMHeadModel in eager mode with its default attention; nanoGPT-style is "
+    "written in the benchmark from nanoGPT's published definition. Both use fused torch.optim.AdamW, and with two "
+    "ranks torch's DistributedDataParallel. ZeRO-3 is this engine's model under torch's FSDP2.",
+    "The limit is of a token's operations with the whole of attention counted, not its causal half alone.",
+    "megatron-core: does not run on CPU unmodified",
+    "picotron: does not run on CPU unmodified",
+)

@@ -1,17 +1,17 @@
 """What each rank of a pipeline computes when, under every schedule, beside the engine's plan for it."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from engine.config import ModelConfig, ParallelConfig, TrainConfig
 from engine.guard.timeline import describe_timeline
 from engine.pipeline.lowering import Interval
-from experiments.bench.contender import TOLERANCE, Contender
-from experiments.bench.ours import build_ours
+from experiments.bench.contender import TOLERANCE, Contender, build_ours
 from experiments.bench.sizes import BenchSize
-from experiments.bench.timing import differing_losses, finite, load_average, on_ranks, series
+from experiments.bench.timing import Timed, differing_losses, first_losses, in_turn, on_ranks, series
 from lineage.benchmark import Benchmark, Case
-from lineage.progress import Progress, announce
+from lineage.progress import announce
 
 SCHEDULES = (
     ParallelConfig(pp=2, schedule="gpipe"),
@@ -43,27 +43,30 @@ def measure_schedules(size: BenchSize) -> Benchmark:
 
     Raises UserError naming the schedule whose processes failed.
     """
-    cases, load = [], [load_average()]
-    losses: dict[str, list[list[float]]] = {}
     announce(f"{len(SCHEDULES)} schedules, {size.train.iterations} iterations each, on {SCHEDULES[0].pp} processes")
-    with Progress("pipeline", len(SCHEDULES), "schedules") as progress:
-        for parallel in SCHEDULES:
-            contender = Contender(
-                parallel.schedule, parallel.pp, build_ours, parallel=parallel, microbatches=MICROBATCHES
-            )
-            ranks = on_ranks(parallel.schedule, parallel.pp, time_computations, contender, size)
-            losses[parallel.schedule] = [ranks[0][0]]
-            iterations = list(zip(*(each for _, each in ranks), strict=True))[size.warm_up :]
-            fastest = min(range(len(iterations)), key=lambda number: span(iterations[number]))
-            timeline = describe_timeline(size.warm_up + fastest + 1, parallel, MICROBATCHES, iterations[fastest])
-            cases.append(summarize(parallel.schedule, timeline.to_json(), ranks[0][0]))
-            load.append(load_average())
-            progress.advance(1, parallel.schedule)
+    contenders = [
+        Contender(parallel.schedule, parallel.pp, build_ours, parallel=parallel, microbatches=MICROBATCHES)
+        for parallel in SCHEDULES
+    ]
+    taken, load = in_turn(
+        "pipeline",
+        1,
+        {each.name: partial(on_ranks, each.name, each.ranks, time_computations, each, size) for each in contenders},
+    )
+    cases, trained = [], {}
+    for each in contenders:
+        (ranks,) = taken[each.name]
+        iterations = list(zip(*(timelines for _, timelines in ranks), strict=True))[size.warm_up :]
+        seconds = [span(iteration) for iteration in iterations]
+        fastest = seconds.index(min(seconds))
+        timeline = describe_timeline(size.warm_up + fastest + 1, each.parallel, MICROBATCHES, iterations[fastest])
+        trained[each.name] = [Timed(seconds, ranks[0][0])]
+        cases.append(summarize(each.name, timeline.to_json(), trained[each.name][0]))
     return Benchmark(
         benchmark="pipeline",
         title="Pipeline schedules, planned and measured",
         cases=cases,
-        disagreements=differing_losses("two ranks", losses, TOLERANCE),
+        disagreements=differing_losses("two ranks", trained, TOLERANCE),
         notes=[
             f"{size.model.num_layers} layers, {size.model.hidden_size} wide, {size.model.seq_length} tokens a "
             f"microbatch; fp32, one thread a rank. Shown is the fastest of {size.train.iterations - size.warm_up} "
@@ -75,7 +78,7 @@ def measure_schedules(size: BenchSize) -> Benchmark:
     )
 
 
-def summarize(schedule: str, timeline: dict[str, Any], losses: Sequence[float]) -> Case:
+def summarize(schedule: str, timeline: dict[str, Any], trained: Timed) -> Case:
     """A schedule's timeline, what its iteration took, and its bubble as planned and as measured."""
     (_, planned), (seconds, measured) = (span_and_bubble(timeline[part]) for part in ("planned", "measured"))
     return Case(
@@ -85,7 +88,7 @@ def summarize(schedule: str, timeline: dict[str, Any], losses: Sequence[float]) 
             series("planned", "bubble", "", planned, kind="computed"),
             series("measured", "bubble", "", measured),
         ],
-        losses={schedule: finite(losses)},
+        losses=first_losses({schedule: [trained]}),
         timeline=timeline,
     )
 

@@ -1,12 +1,13 @@
-"""A GPU's kernels: as exact as their references, and how near to what copying or products allow."""
+"""The engine's kernels at a shape; a GPU's beside their references, and beside what copying and products allow."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from experiments.bench.timing import ratio, rounded, series
+from experiments.bench.timing import device_seconds, ratio, rounded, series
 from lineage.benchmark import Case, Ratio
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class KernelCase:
     name: str
     tensors: "list[torch.Tensor]"
     others: tuple[Any, ...]
-    moved: float
+    moved: float = 0.0
     """Elements read and written, forward and backward."""
     operations: float = 0.0
     """Of its products."""
@@ -77,16 +78,24 @@ def cases(shape: Shape, dtype: "torch.dtype") -> list[KernelCase]:
     ]
 
 
+def copied_bytes_per_second(size: int) -> float:
+    """Bytes read and written in copying so many, the best of several tries."""
+    import torch
+
+    from engine.launch.mesh import local_device
+
+    source, target = (torch.zeros(size, dtype=torch.uint8, device=local_device()) for _ in range(2))
+    return 2 * size / min(_seconds(lambda: target.copy_(source)))
+
+
 def measure_limits() -> dict[str, float]:
     """Bytes a second read and written in copying, and operations a second of square bf16 products."""
     import torch
 
     from engine.launch.mesh import local_device
 
-    device = local_device()
-    source, target = (torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
-    copied = 2 * COPIED_BYTES / min(_seconds(lambda: target.copy_(source)))
-    a, b, out = (torch.randn(GEMM_WIDTH, GEMM_WIDTH, device=device).bfloat16() for _ in range(3))
+    copied = copied_bytes_per_second(COPIED_BYTES)
+    a, b, out = (torch.randn(GEMM_WIDTH, GEMM_WIDTH, device=local_device()).bfloat16() for _ in range(3))
     multiplied = 2 * GEMM_WIDTH**3 / min(_seconds(lambda: torch.mm(a, b, out=out)))
     return {"copied_bytes_per_second": copied, "operations_per_second": multiplied}
 
@@ -138,7 +147,7 @@ def measure_kernels(limits: dict[str, float], shape: Shape | None = None, is_com
         seconds: dict[str, float] = {}
         for name, function in functions.items():
             try:
-                seconds[name] = median(_seconds(lambda f=function, c=case: _pass(f, c)))  # type: ignore[misc]
+                seconds[name] = median(_seconds(partial(run_pass, function, case)))
             except torch.OutOfMemoryError:  # references keep scores and masks
                 torch.cuda.empty_cache()
         memory = case.moved * 2 / limits["copied_bytes_per_second"]
@@ -163,12 +172,13 @@ def measure_kernels(limits: dict[str, float], shape: Shape | None = None, is_com
     return rows
 
 
-def _pass(function: "Callable[..., torch.Tensor]", case: KernelCase) -> None:
-    """Forward and backward; the gradients are not added to old ones."""
+def run_pass(function: "Callable[..., torch.Tensor]", case: KernelCase) -> None:
+    """Forward and, where it has gradients, backward; these are not added to old ones."""
     import torch
 
     output = function(*case.tensors, *case.others)
-    torch.autograd.grad(output, case.tensors, output.detach())
+    if case.tensors:
+        torch.autograd.grad(output, case.tensors, output.detach())
 
 
 def _results(
@@ -183,27 +193,5 @@ def _results(
 
 
 def _seconds(run: Callable[[], object]) -> list[float]:
-    """Of each of several runs, by the device's own clock where it has one, after some that are not counted."""
-    import time
-
-    import torch
-
-    from engine.launch.mesh import local_device
-
-    on_gpu = local_device().type == "cuda"
-    samples = []
-    for number in range(REPEATS + WARM_UP):
-        if on_gpu:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            end.record()
-            end.synchronize()
-            spent = start.elapsed_time(end) / 1000
-        else:
-            clock = time.perf_counter()
-            run()
-            spent = time.perf_counter() - clock
-        if number >= WARM_UP:
-            samples.append(spent)
-    return samples
+    """Of each of several runs, after some that are not counted."""
+    return [device_seconds(run) for _ in range(WARM_UP + REPEATS)][WARM_UP:]
