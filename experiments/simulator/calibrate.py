@@ -1,47 +1,33 @@
 """Calibration in one command: fit, cross-validate, hold against the papers, and write. Imports no torch."""
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize  # type: ignore[import-untyped]
 
-from experiments.simulator.calibrate import (
-    A100_CONSTANTS,
-    FOLDS,
-    NODE_BOUNDS,
-    SOFTWARE_OF_2019,
-    HeldOut,
-    cross_validate,
-    fit_a100,
-    fit_v100,
-    interval,
-    model_folds,
-    random_folds,
-    v100_left_out,
-)
+from experiments.simulator import fits, measurements
 from experiments.simulator.cluster import Interval, Machine, load_cluster, machine_of
 from experiments.simulator.cluster_file import FITTED, fitted_constants, fitted_toml, rounded
-from experiments.simulator.h100 import H100, calibrate_h100
-from experiments.simulator.measurements import (
-    Observation,
-    megatron_2019,
-    multi_node,
-    predicted,
-    ptd_p_others,
-    ptd_p_table_1,
-    published_values,
-    single_node,
-    v100_rows,
-)
-from experiments.simulator.workload import Floats
+from experiments.simulator.llama import memory_bytes
+from experiments.simulator.measurements import Observation, predicted, published_values
+from experiments.simulator.simulate import iteration_parts
+from experiments.simulator.workload import Floats, Workload
 from lineage.atomic import write_text
 from lineage.errors import BadInput
 from lineage.progress import announce
 
-A100, V100 = "dgx-a100-80g", "dgx-2h-v100"
+A100, V100, H100 = "dgx-a100-80g", "dgx-2h-v100", "h100"
 A100_FIT = ("fit", "vTrain's single-node and multi-node rows; 2021 paper, Table 2 and Figures 11 to 16")
 V100_FIT = ("fit", "2019 paper, Tables 2, 7 and 8 without the rows of Figures 1 and 5")
+H100_FIT = ("fit", "the Ultra-Scale Playbook's rows")
 TABLE = ("micro-benchmark", "vTrain's NCCL all-reduces inside one {} server")
+H100_FITTED_BESIDE = ("stall_rate", "stall_nodes", "memory_share", "memory_error")
+STALLS = {"stall_rate": 0.1, "stall_nodes": 40.0}
+"""Where the H100 fit starts: that some runs on 32 nodes stall and nearly all on 64 is seen before any fit."""
 
 
 def calibrate(out: Path) -> None:
@@ -53,15 +39,16 @@ def calibrate(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{out} cannot be written: {error}") from error
-    announce(f"{1 + 2 * FOLDS + len(v100_rows())} fits of the simulator's constants to measured iterations")
-    machine = fit_a100(machine_of(load_cluster(A100)))
-    rows = [*single_node(), *multi_node()]
-    by_row = cross_validate(machine, random_folds(len(rows)))
-    by_model = cross_validate(machine, model_folds(rows))
+    count = 1 + 2 * fits.FOLDS + len(measurements.v100_rows())
+    announce(f"{count} fits of the simulator's constants to measured iterations")
+    machine = fits.fit_a100(machine_of(load_cluster(A100)))
+    rows = [*measurements.single_node(), *measurements.multi_node()]
+    by_row = fits.cross_validate(machine, fits.random_folds(len(rows)))
+    by_model = fits.cross_validate(machine, fits.model_folds(rows))
     start = v100_start(machine)
-    machine_2019, left_out = fit_v100(start), v100_left_out(start)
+    machine_2019, each_left_out = fits.fit_v100(start), fits.v100_left_out(start)
     h100_text, h100_line = calibrate_h100()
-    files = {A100: a100_file(machine, by_row), V100: v100_file(machine_2019, left_out), H100: h100_text}
+    files = {A100: a100_file(machine, by_row), V100: v100_file(machine_2019, each_left_out), H100: h100_text}
     for name, text in files.items():
         write_text(out / f"{name}.toml", text)
     _print_errors(machine, machine_2019, by_row, by_model)
@@ -75,42 +62,117 @@ def calibrate(out: Path) -> None:
 
 def v100_start(machine: Machine) -> Machine:
     """The DGX-2H with the A100 fit's constants."""
-    shared = {name: getattr(machine, name) for name in A100_CONSTANTS}
+    shared = {name: getattr(machine, name) for name in fits.A100_CONSTANTS}
     return machine_of(load_cluster(V100)).replaced(**shared, node_rank_latency_seconds=0.0)
 
 
-def a100_file(machine: Machine, held_out: Mapping[str, HeldOut]) -> str:
+def a100_file(machine: Machine, held_out: Mapping[str, fits.HeldOut]) -> str:
     """The text of the A100 cluster's fitted file."""
     table = (TABLE[0], TABLE[1].format("A100"))
     intervals = {
         key: _interval(held_out[name].ratios, f"5-fold cross-validation on vTrain's rows of {name}")
         for key, name in (("one_node", "single node"), ("several_nodes", "several nodes"))
     }
-    return fitted_toml(fitted_constants(machine, dict.fromkeys(NODE_BOUNDS, table), A100_FIT), intervals)
+    return fitted_toml(fitted_constants(machine, dict.fromkeys(fits.NODE_CONSTANTS, table), A100_FIT), intervals)
 
 
-def v100_file(machine: Machine, left_out: Floats) -> str:
+def v100_file(machine: Machine, ratios: Floats) -> str:
     """The text of the V100 cluster's fitted file."""
     table = (TABLE[0], TABLE[1].format("V100"))
-    sources = {**dict.fromkeys(NODE_BOUNDS, table), **dict.fromkeys(SOFTWARE_OF_2019, V100_FIT)}
-    transferred = ("transferred", f"the fit of {A100}")
-    interval = _interval(left_out, "each row of the fit predicted without it: the extremes of eight")
-    return fitted_toml(
-        fitted_constants(machine, sources, transferred), {"one_node": interval, "several_nodes": interval}
-    )
+    sources = {**dict.fromkeys(fits.NODE_CONSTANTS, table), **dict.fromkeys(fits.SOFTWARE_OF_2019, V100_FIT)}
+    constants = fitted_constants(machine, sources, ("transferred", f"the fit of {A100}"))
+    interval = _interval(ratios, "each row of the fit predicted without it: the extremes of eight")
+    return fitted_toml(constants, {"one_node": interval, "several_nodes": interval})
+
+
+class Held(NamedTuple):
+    """Seconds predicted for the H100's rows, each by constants fitted without its model size."""
+
+    smooth: Floats
+    """Without stalls."""
+    stalls: Floats
+    """What these would add."""
+    total: Floats
+
+    def stalled(self, seconds: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which rows did, and of which that can be said: it would more than double their time."""
+        known = self.stalls > self.smooth
+        nearer = np.abs(np.log(seconds / (self.smooth + self.stalls))) < np.abs(np.log(seconds / self.smooth))
+        return known & nearer, known
+
+
+def rows_that_ran() -> tuple[list[Observation], Floats]:
+    """The H100's iterations, and GiB of each."""
+    ran = [(row, w) for row, w in measurements.costed(measurements.ultrascale()) if row["status"] == "ran"]
+    return measurements.h100_rows(ran), np.array([float(row["memory_gb"]) for row, _ in ran])
+
+
+def computed_memory(machine: Machine, workloads: Sequence[Workload]) -> Floats:
+    """Bytes of the fullest rank of each."""
+    ahead = iteration_parts(machine, workloads).ahead.tolist()
+    return np.array([memory_bytes(w, lead) for w, lead in zip(workloads, ahead, strict=True)])
+
+
+def calibrate_h100() -> tuple[str, str]:
+    """The text of the fitted file, and a line that says how far off rows of a model size left out are."""
+    rows, memory = rows_that_ran()
+    workloads, seconds = [row.workload for row in rows], published_values(rows)
+    nodes = np.array([w.gpus / 8 for w in workloads])
+    start, held = machine_of(load_cluster(H100)).replaced(**STALLS), np.empty((3, len(rows)))
+    sizes = np.array([w.hidden for w in workloads])
+    refits = fits.left_out("H100, left out", sizes, lambda kept: fits.fit_h100(start, [*compress(rows, kept)]))
+    for left, machine in refits:
+        parts = iteration_parts(machine, workloads)
+        held[:, left] = np.stack([parts.smooth, parts.stalls, parts.total])[:, left]
+    predictions = Held(*held)
+    machine = fits.fit_h100(start.replaced(**_stall_constants(predictions, seconds, nodes)), rows)
+    ratios = memory * 2**30 / computed_memory(machine, workloads)
+    spread = 1.4826 * float(np.median(np.abs(np.log(ratios))))
+    machine = machine.replaced(memory_share=_usable_share(machine), memory_error=spread)
+    line = _line("H100, model sizes left out", predictions.total / seconds - 1)
+    sources = dict.fromkeys((*fits.H100_CONSTANTS, *H100_FITTED_BESIDE), H100_FIT)
+    constants = fitted_constants(machine, sources, ("transferred", "the set does not tell it apart"))
+    del constants["node_bus_bytes_per_second"]  # the cluster's own file states it
+    free, intervals = ~predictions.stalled(seconds)[0], {}
+    for name, part in (("one_node", nodes <= 1), ("several_nodes", nodes > 1)):
+        chosen = free & part if (free & part).sum() >= 10 else free
+        source = "each model size predicted without it; stalls apart"
+        intervals[name] = _interval(seconds[chosen] / predictions.smooth[chosen], source)
+    return fitted_toml(constants, intervals), f"{line}; memory {np.abs(1 / ratios - 1).mean():.1%}"
+
+
+def _stall_constants(held: Held, seconds: Floats, nodes: Floats) -> dict[str, float]:
+    """Rate and nodes by which the rows that stalled are most likely (`stall_probability`)."""
+    stalled, known = held.stalled(seconds)
+
+    def unlikely(point: Floats) -> float:
+        chance = 1 - np.exp(-np.exp(point[0]) - (nodes[known] / np.exp(point[1])) ** 2)
+        return -float(np.log(np.where(stalled[known], chance, 1 - chance)).sum())
+
+    fitted = np.exp(minimize(unlikely, [-3.0, 3.5], method="Nelder-Mead").x)
+    return dict(zip(STALLS, fitted.tolist(), strict=True))
+
+
+def _usable_share(machine: Machine) -> float:
+    """Share of the memory by which rows that ran and failed are told apart best."""
+    rows = measurements.costed(measurements.ultrascale())
+    ran = np.array([row["status"] == "ran" for row, _ in rows])
+    needed = np.array([memory_bytes(w, 0.0) for _, w in rows]) / machine.memory_bytes
+    shares = np.linspace(0.5, 1.1, 121)
+    return float(max(shares, key=lambda share: (needed[ran] <= share).mean() + (needed[~ran] > share).mean()))
 
 
 def _interval(ratios: Floats, source: str) -> Interval:
-    low, high = interval(ratios)
+    low, high = fits.interval(ratios)
     return Interval(low=rounded(low), high=rounded(high), source=source)
 
 
 def _of(name: str) -> list[Observation]:
-    return [row for row in megatron_2019() if row.experiment == f"2019/{name}"]
+    return [row for row in measurements.megatron_2019() if row.experiment == f"2019/{name}"]
 
 
 def _print_errors(
-    machine: Machine, machine_2019: Machine, by_row: Mapping[str, HeldOut], by_model: Mapping[str, HeldOut]
+    machine: Machine, machine_2019: Machine, by_row: Mapping[str, fits.HeldOut], by_model: Mapping[str, fits.HeldOut]
 ) -> None:
     print(_heading("held out in 5 folds") + "  90 % interval covers")
     for title, folds in (("rows", by_row), ("models", by_model)):
@@ -118,16 +180,21 @@ def _print_errors(
             print(f"{_line(f'{name}, {title} left out', 1 / held.ratios - 1)}{held.covered:>22.1%}")
     print("\n" + _heading("not fitted on"))
     for title, fitted, part in (
-        ("2021 Table 1", machine, ptd_p_table_1()),
+        ("2021 Table 1", machine, measurements.ptd_p_table_1()),
         ("2019 Figure 1", machine_2019, _of("figure-1")),
         ("2019 Figure 5", machine_2019, _of("figure-5")),
     ):
         print(_line(title, _errors(fitted, part)))
     print("\n" + _heading("fitted on, among others"))
-    for experiment in sorted({row.experiment for row in ptd_p_others()}):
-        print(_line(experiment, _errors(machine, [row for row in ptd_p_others() if row.experiment == experiment])))
+    for experiment in sorted({row.experiment for row in measurements.ptd_p_others()}):
+        print(
+            _line(
+                experiment,
+                _errors(machine, [row for row in measurements.ptd_p_others() if row.experiment == experiment]),
+            )
+        )
     for name in ("table-2", "table-7", "table-8"):
-        print(_line(f"2019/{name}", _errors(machine_2019, [megatron_2019()[0], *_of(name)])[1:]))
+        print(_line(f"2019/{name}", _errors(machine_2019, [measurements.megatron_2019()[0], *_of(name)])[1:]))
 
 
 def _errors(machine: Machine, observations: Sequence[Observation]) -> Floats:

@@ -138,6 +138,10 @@ class Cluster(Config):
     constants: Constants[Constant]
     intervals: Intervals
 
+    def interval(self, gpus: int) -> Interval:
+        """That of runs on so many GPUs."""
+        return self.intervals.one_node if gpus <= self.constants.gpus_per_node.value else self.intervals.several_nodes
+
 
 class Machine(Constants[float]):
     """The values of a cluster's constants, as the cost model takes them."""

@@ -24,10 +24,14 @@ def fitted_constants(
     """Every constant that is not a datasheet's, rounded, with kind and source by name."""
     left_out = {*DATASHEET, *(name for name, _ in UNKNOWN if name not in sources)}
     names = [name for name in Constants.model_fields if name not in left_out]
+    return stated_constants(machine, {name: sources.get(name, otherwise) for name in names})
+
+
+def stated_constants(machine: Machine, sources: Mapping[str, tuple[str, str]]) -> dict[str, Constant]:
+    """The machine's constants, rounded, with kind and source by name."""
     return {
         name: Constant(value=rounded(getattr(machine, name)), kind=kind, source=source)  # type: ignore[arg-type]
-        for name in names
-        for kind, source in [sources.get(name, otherwise)]
+        for name, (kind, source) in sources.items()
     }
 
 

@@ -1,10 +1,12 @@
 """Fits the cost model's constants on measured iterations and says how far off it is on those left out.
 
-Imports no torch. `mlm-experiment calibrate` writes what `experiments/clusters/fitted` holds.
+Imports no torch. `mlm-experiment calibrate` fits with it what `experiments/clusters/fitted` holds.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,56 +28,53 @@ from experiments.simulator.measurements import (
 from experiments.simulator.workload import Floats
 from lineage.progress import Progress
 
-BOUNDS = {
-    "matmul_efficiency": (0.4, 1.0),
-    "matmul_half_size": (0.0, 1000.0),
-    "memory_efficiency": (0.1, 0.95),
-    "host_layer_seconds": (0.0, 1e-2),
-    "host_collective_seconds": (0.0, 1e-3),
-    "host_microbatch_seconds": (0.0, 3e-2),
-    "host_iteration_seconds": (0.0, 0.1),
-    "host_exponent": (1.0, 10.0),
-    "collective_slowdown": (1.0, 3.0),
-    "network_efficiency": (0.2, 1.0),
-    "network_latency_seconds": (0.0, 1e-3),
-    "network_share": (0.125, 1.0),
-    "gradient_overlap": (0.0, 1.0),
-    "flash_efficiency": (0.05, 1.0),
-    "tensor_network_share": (0.05, 1.0),
-    "tensor_step_seconds": (0.0, 1e-2),
-    "pipeline_step_seconds": (0.0, 1e-2),
-    "stall_seconds": (0.0, 1.0),
+
+class Fitted(NamedTuple):
+    """A constant that is fitted."""
+
+    start: float
+    """Where its fit starts, whatever the cluster's file holds."""
+    low: float
+    """The least and the most that is possible."""
+    high: float
+    on_a100: bool = True
+    """Whether the A100 sets, of a software without fused attention, tell it apart."""
+    on_h100: float | None = None
+    """What the H100 set, which does not tell it apart, is fitted with. Host times are a layer's as a whole there, and
+    overlap with the device's."""
+
+
+CONSTANTS = {
+    "matmul_efficiency": Fitted(0.85, 0.4, 1.0),
+    "matmul_half_size": Fitted(100.0, 0.0, 1000.0, on_h100=178.0),
+    "memory_efficiency": Fitted(0.8, 0.1, 0.95),
+    "host_layer_seconds": Fitted(1e-3, 0.0, 1e-2),
+    "host_collective_seconds": Fitted(3e-5, 0.0, 1e-3, on_h100=0.0),
+    "host_microbatch_seconds": Fitted(3e-3, 0.0, 3e-2, on_h100=0.0),
+    "host_iteration_seconds": Fitted(1e-3, 0.0, 0.1),
+    "host_exponent": Fitted(3.0, 1.0, 10.0, on_h100=10.0),
+    "collective_slowdown": Fitted(1.3, 1.0, 3.0, on_h100=1.0),
+    "network_efficiency": Fitted(0.8, 0.2, 1.0),
+    "network_latency_seconds": Fitted(1e-5, 0.0, 1e-3),
+    "network_share": Fitted(0.3, 0.125, 1.0),
+    "gradient_overlap": Fitted(0.5, 0.0, 1.0),
+    "flash_efficiency": Fitted(0.3, 0.05, 1.0, on_a100=False),
+    "tensor_network_share": Fitted(0.5, 0.05, 1.0, on_a100=False),
+    "tensor_step_seconds": Fitted(1e-4, 0.0, 1e-2, on_a100=False),
+    "pipeline_step_seconds": Fitted(1e-3, 0.0, 1e-2, on_a100=False),
+    "stall_seconds": Fitted(0.3, 0.0, 1.0, on_a100=False),
 }
-"""The constants that are fitted, with what is possible for each."""
-H100_ONLY = (
-    "flash_efficiency",
-    "tensor_network_share",
-    "tensor_step_seconds",
-    "pipeline_step_seconds",
-    "stall_seconds",
-)
-A100_CONSTANTS = tuple(name for name in BOUNDS if name not in H100_ONLY)
-"""Those that the A100 sets, of a software without fused attention, are fitted with."""
-H100_STATED = {"host_collective_seconds": 0.0, "host_microbatch_seconds": 0.0, "host_exponent": 10.0,
-               "matmul_half_size": 178.0, "collective_slowdown": 1.0}  # fmt: skip
-"""Host times are a layer's as a whole, and overlap with the device's; the set does not tell the others apart."""
-H100_CONSTANTS = tuple(name for name in BOUNDS if name not in H100_STATED)
-"""Those that the H100 set is fitted with."""
+A100_CONSTANTS = {name: constant for name, constant in CONSTANTS.items() if constant.on_a100}
+H100_CONSTANTS = {name: constant for name, constant in CONSTANTS.items() if constant.on_h100 is None}
 SOFTWARE_OF_2019 = ("memory_efficiency", "host_layer_seconds", "collective_slowdown", "network_share")
 """The constants that are fitted again on the 2019 paper: its kernels were not fused, its host code was slower, and
 sixteen GPUs share a node's adapters. All others are those of the A100 fit."""
-START = {"matmul_efficiency": 0.85, "matmul_half_size": 100.0, "memory_efficiency": 0.8, "host_layer_seconds": 1e-3,
-         "host_collective_seconds": 3e-5, "host_microbatch_seconds": 3e-3, "host_iteration_seconds": 1e-3,
-         "host_exponent": 3.0, "collective_slowdown": 1.3, "network_efficiency": 0.8, "network_latency_seconds": 1e-5,
-         "network_share": 0.3, "gradient_overlap": 0.5, "flash_efficiency": 0.3, "pipeline_step_seconds": 1e-3,
-         "tensor_network_share": 0.5, "tensor_step_seconds": 1e-4, "stall_seconds": 0.3}  # fmt: skip
-"""Where the fit starts, whatever the cluster's file holds."""
-NODE_START = {"node_latency_seconds": 5e-5, "node_rank_latency_seconds": 5e-6, "node_bus_bytes_per_second": 2e11}
-NODE_BOUNDS = {
-    "node_latency_seconds": (0.0, 1e-3),
-    "node_rank_latency_seconds": (0.0, 1e-4),
-    "node_bus_bytes_per_second": (1e6, 1e13),
+NODE_CONSTANTS = {
+    "node_latency_seconds": Fitted(5e-5, 0.0, 1e-3),
+    "node_rank_latency_seconds": Fitted(5e-6, 0.0, 1e-4),
+    "node_bus_bytes_per_second": Fitted(2e11, 1e6, 1e13),
 }
+"""Those of all-reduces inside a node, which are fitted on timed ones."""
 ONE_NODE, SEVERAL_NODES, FIGURES = 1.0, 5.0, 1.5
 """Weights of a row: the 61 of several nodes are to count beside 724 of one node, and published rows, rounded to a
 TFLOP/s and from another machine of the same kind, less than either."""
@@ -109,37 +108,41 @@ def fit(
     def errors(trial: Machine) -> Floats:
         return weights * np.log(predicted(trial, observations) / values)
 
-    return least(machine, tuple(names), BOUNDS, errors, scale, loss)
+    return least(machine, {name: CONSTANTS[name] for name in names}, errors, scale, loss)
 
 
 def fit_node(machine: Machine, measured: Sequence[AllReduce]) -> Machine:
     """The machine with the latency and bandwidth of all-reduces inside a node fitted on timed ones."""
-    ranks = np.array([float(timed.ranks) for timed in measured])
-    sent_bytes = np.array([float(timed.sent_bytes) for timed in measured])
-    seconds = np.array([timed.seconds for timed in measured])
-    names = tuple(NODE_BOUNDS) if len(set(ranks)) > 1 else ("node_latency_seconds", "node_bus_bytes_per_second")
+    ranks, sent_bytes, seconds = np.array([timed[1:] for timed in measured], np.float64).T
+    constants = dict(NODE_CONSTANTS)
+    if len(set(ranks)) == 1:
+        del constants["node_rank_latency_seconds"]
 
     def errors(trial: Machine) -> Floats:
         return np.log(node_all_reduce_seconds(trial, ranks, sent_bytes) / seconds)
 
-    return least(machine.replaced(**{name: NODE_START[name] for name in names}), names, NODE_BOUNDS, errors)
+    return least(started(machine, constants), constants, errors)
+
+
+def started(machine: Machine, constants: Mapping[str, Fitted]) -> Machine:
+    """The machine with the constants where their fit starts."""
+    return machine.replaced(**{name: constant.start for name, constant in constants.items()})
 
 
 def least(
     machine: Machine,
-    names: tuple[str, ...],
-    bounds: dict[str, tuple[float, float]],
+    constants: Mapping[str, Fitted],
     errors: Callable[[Machine], Floats],
     scale: float = SOFT,
     loss: str = "soft_l1",
 ) -> Machine:
-    """The machine with the named constants moved, within `bounds`, to where `errors` are least by `loss`."""
-    low, high = (np.array([bounds[name][side] for name in names]) for side in (0, 1))
-    start = np.array([getattr(machine, name) for name in names])
+    """The machine with the constants moved from its own, within their bounds, to where `errors` are least by `loss`."""
+    low, high = (np.array([getattr(each, side) for each in constants.values()]) for side in ("low", "high"))
+    start = np.array([getattr(machine, name) for name in constants])
     unit = np.where(start > 0, start, high / 100)
 
     def moved(point: Floats) -> Machine:
-        return machine.replaced(**dict(zip(names, (point * unit).tolist(), strict=True)))
+        return machine.replaced(**dict(zip(constants, (point * unit).tolist(), strict=True)))
 
     margin = 1e-9 * (high - low)
     solution = least_squares(
@@ -163,20 +166,17 @@ def a100_rows() -> tuple[list[Observation], Floats]:
 
 
 def fit_a100(machine: Machine) -> Machine:
-    """All fitted constants of an A100 cluster, from `START`."""
+    """All fitted constants of an A100 cluster, from where their fits start."""
     alone = fit_node(machine, [timed for timed in all_reduces() if timed.gpu == "a100"])
     rows, weights = a100_rows()
-    return fit(alone.replaced(**_start(A100_CONSTANTS)), A100_CONSTANTS, rows, weights)
+    return fit(started(alone, A100_CONSTANTS), A100_CONSTANTS, rows, weights)
 
 
 def fit_h100(machine: Machine, rows: Sequence[Observation]) -> Machine:
-    """All fitted constants of the H100 cluster and nanotron of 2024, from `START`."""
-    start = machine.replaced(**_start(H100_CONSTANTS), **H100_STATED)
+    """All fitted constants of the H100 cluster and nanotron of 2024, from where their fits start."""
+    stated = {name: constant.on_h100 for name, constant in CONSTANTS.items() if constant.on_h100 is not None}
+    start = started(machine, H100_CONSTANTS).replaced(**stated)
     return fit(start, H100_CONSTANTS, rows, np.ones(len(rows)), 0.06, "cauchy")
-
-
-def _start(names: Iterable[str]) -> dict[str, float]:
-    return {name: START[name] for name in names}
 
 
 def fit_v100(machine: Machine, rows: Sequence[Observation] | None = None) -> Machine:
@@ -185,6 +185,17 @@ def fit_v100(machine: Machine, rows: Sequence[Observation] | None = None) -> Mac
     alone = fit_node(machine, [timed for timed in all_reduces() if (timed.gpu, timed.ranks) == ("v100", 8)])
     weights = np.array([0.0] + [1.0] * (len(rows) - 1))
     return fit(alone, SOFTWARE_OF_2019, rows, weights, scale=0.03)
+
+
+def left_out(
+    title: str, keys: NDArray[np.int64], refit: Callable[[NDArray[np.bool_]], Machine]
+) -> Iterator[tuple[NDArray[np.bool_], Machine]]:
+    """For each key, which rows have it, and the machine refitted on all others; rows of key -1 are in every fit."""
+    every = sorted(set(keys.tolist()) - {-1})
+    with Progress(title, len(every), "fits") as progress:
+        for key in every:
+            yield keys == key, refit(keys != key)
+            progress.advance()
 
 
 def random_folds(count: int) -> NDArray[np.int64]:
@@ -205,17 +216,15 @@ def cross_validate(machine: Machine, folds: NDArray[np.int64]) -> dict[str, Held
     `machine` is where each fit starts; `folds` numbers the single-node rows, then the multi-node rows.
     """
     rows, weights = a100_rows()
-    measured = len(folds)
-    held = np.full(len(rows), -1)
-    held[:measured] = folds
-    ratios = np.empty(measured)
-    with Progress("cross-validation", FOLDS, "fits") as progress:
-        for fold in range(FOLDS):
-            kept, left = np.flatnonzero(held != fold), np.flatnonzero(held == fold)
-            fitted = fit(machine, A100_CONSTANTS, [rows[i] for i in kept], weights[kept])
-            out = [rows[i] for i in left]
-            ratios[left] = published_values(out) / predicted(fitted, out)
-            progress.advance()
+    measured, ratios = len(folds), np.empty(len(rows))
+
+    def refit(kept: NDArray[np.bool_]) -> Machine:
+        return fit(machine, A100_CONSTANTS, list(compress(rows, kept)), weights[kept])
+
+    keys = np.concatenate([folds, np.full(len(rows) - measured, -1)])
+    for left, fitted in left_out("cross-validation", keys, refit):
+        out = list(compress(rows, left))
+        ratios[left] = published_values(out) / predicted(fitted, out)
     split = len(single_node())
     parts = {"single node": slice(0, split), "several nodes": slice(split, measured)}
     return {name: HeldOut(ratios[part], covered(ratios[part], folds[part])) for name, part in parts.items()}
@@ -237,12 +246,10 @@ def covered(ratios: Floats, folds: NDArray[np.int64]) -> float:
 
 def v100_left_out(machine: Machine) -> Floats:
     """Published over predicted time of each row the V100 constants are fitted on, fitted without it."""
-    first, *rows = v100_rows()
-    ratios = []
-    with Progress("V100, a row left out", len(rows), "fits") as progress:
-        for place, row in enumerate(rows):
-            fitted = fit_v100(machine, [first, *rows[:place], *rows[place + 1 :]])
-            ratio = row.value / predicted(fitted, [first, row])[1]
-            ratios.append(ratio if row.quantity == "days_per_epoch" else 1 / ratio)
-            progress.advance()
+    rows, ratios = v100_rows(), []
+    keys = np.arange(len(rows)) - 1  # the first row is what ratios refer to
+    for left, fitted in left_out("V100, a row left out", keys, lambda kept: fit_v100(machine, [*compress(rows, kept)])):
+        (row,) = compress(rows, left)
+        ratio = row.value / predicted(fitted, [rows[0], row])[1]
+        ratios.append(ratio if row.quantity == "days_per_epoch" else 1 / ratio)
     return np.array(ratios)

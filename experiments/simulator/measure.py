@@ -9,25 +9,24 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from engine.launch.local import launch
-from experiments.simulator.calibrate import BOUNDS, fit, fit_node, least
-from experiments.simulator.cluster import Cluster, Constant, Interval, Intervals, Machine, load_cluster, machine_of
-from experiments.simulator.cluster_file import rounded
+from experiments.bench.contender import our_step
+from experiments.bench.sizes import BenchSize
+from experiments.simulator.cluster import Cluster, Interval, Intervals, Machine, load_cluster, machine_of
+from experiments.simulator.cluster_file import rounded, stated_constants
 from experiments.simulator.compute import matmul_seconds
+from experiments.simulator.fits import CONSTANTS, Fitted, fit, fit_node, least, started
 from experiments.simulator.measurements import AllReduce, Observation, predicted
 from experiments.simulator.workload import Floats, Workload
 from lineage.atomic import write_json
 from lineage.environment import available_cores, cpu_name, list_gpus, memory_bytes
 from lineage.errors import HardwareMissing
 from lineage.progress import announce
-
-if TYPE_CHECKING:
-    from engine.parallel.mesh import ParallelMesh
 
 MATMUL_WIDTHS = (32, 64, 128, 256, 512, 1024, 2048)
 ALL_REDUCE_BYTES = (2**12, 2**16, 2**20, 2**24, 2**26)
@@ -99,14 +98,9 @@ def as_cluster(like: Cluster, measured: Measured, ranks: int, memory: float, tit
     benchmarked = ("gpus_per_node", "memory_bytes", "memory_bytes_per_second", "host_layer_seconds",
                    "host_microbatch_seconds", "matmul_flops_per_second", "matmul_half_size", "node_latency_seconds",
                    "node_bus_bytes_per_second", "link_bytes_per_second")  # fmt: skip
-    constants = {
-        name: Constant(value=rounded(getattr(machine, name)), kind=kind, source=source)  # type: ignore[arg-type]
-        for names, kind, source in (
-            (benchmarked, "micro-benchmark", "mlm-experiment plan --mine"),
-            (EFFICIENCIES, "fit", f"{len(SHAPES)} small iterations of the engine, mlm-experiment plan --mine"),
-        )
-        for name in names
-    }
+    sources = dict.fromkeys(benchmarked, ("micro-benchmark", "mlm-experiment plan --mine"))
+    fitted = ("fit", f"{len(SHAPES)} small iterations of the engine, mlm-experiment plan --mine")
+    constants = stated_constants(machine, sources | dict.fromkeys(EFFICIENCIES, fitted))
     source = f"each of {len(SHAPES)} small iterations on one rank predicted from the others: the extremes"
     interval = Interval(low=rounded(float(ratios.min())), high=rounded(float(ratios.max())), source=source)
     return like.model_copy(
@@ -144,9 +138,11 @@ def _fit_matmul(machine: Machine, widths: Floats, seconds: Floats) -> Machine:
         return np.log(matmul_seconds(trial, widths, widths, widths) / seconds)
 
     fastest = float((2 * widths**3 / seconds).max())
-    bounds = {"matmul_flops_per_second": (1e6, 1e17), "matmul_half_size": BOUNDS["matmul_half_size"]}
-    start = machine.replaced(matmul_efficiency=1.0, matmul_flops_per_second=fastest, matmul_half_size=30.0)
-    return least(start, tuple(bounds), bounds, errors)
+    constants = {
+        "matmul_flops_per_second": Fitted(fastest, 1e6, 1e17),
+        "matmul_half_size": CONSTANTS["matmul_half_size"]._replace(start=30.0),
+    }
+    return least(started(machine.replaced(matmul_efficiency=1.0), constants), constants, errors)
 
 
 def _fit_efficiencies(machine: Machine, rows: Sequence[Observation]) -> Machine:
@@ -187,7 +183,11 @@ def _rank(path: Path) -> None:
         tensor = torch.ones(sent // 4, device=device)
         reduced.append((sent, _median_seconds(partial(axis.all_reduce, tensor), time.perf_counter)))
     mesh = serial_mesh(device.type)
-    iterations = [seconds(training_step(shape, mesh, "bf16" if on_gpu else "fp32")) for shape in SHAPES]
+    iterations = []
+    for shape in SHAPES:
+        size = size_of(shape, "bf16" if on_gpu else "fp32")
+        step = our_step(size, ParallelConfig(), mesh, shape.microbatches)
+        iterations.append(seconds(partial(step, 0, size.model.dropout)))
     if dist.get_rank() == 0:
         rate = 2 * COPIED_BYTES / copy
         write_json(path, Measured(matmul, rate, many / 100, reduced, iterations)._asdict())
@@ -195,24 +195,13 @@ def _rank(path: Path) -> None:
     dist.destroy_process_group()
 
 
-def training_step(w: Workload, mesh: "ParallelMesh", precision: Precision) -> Callable[[], object]:
-    """One training iteration of the engine, this rank's part: forward, backward, gradient reduction, optimizer."""
-    import torch
-
-    from engine.model.microbatch import PipelineInput
-    from engine.rng import Dropout
-    from engine.step import build_step
-
+def size_of(w: Workload, precision: Precision, iterations: int = 1, warm_up: int = 0) -> BenchSize:
+    """What the engine trains to time a workload."""
     model = ModelConfig(num_layers=w.layers, hidden_size=w.hidden, num_heads=w.heads, seq_length=w.seq,
                         vocab_size=w.vocab, padded_vocab_size=w.vocab)  # fmt: skip
-    train = TrainConfig(global_batch_size=w.global_batch, microbatch_size=w.micro_batch, precision=precision)
-    _, step = build_step(model, train, ParallelConfig(tp=w.tp, pp=w.pp), mesh)
-    tokens = torch.ones(w.micro_batch, w.seq, dtype=torch.long, device=mesh.device)
-    microbatches = [
-        PipelineInput(tokens, tokens, Dropout(model.dropout, train.seed, 0, tuple(range(start, start + w.micro_batch))))
-        for start in range(0, w.global_batch // w.dp, w.micro_batch)
-    ]
-    return lambda: step.run(microbatches, train.learning_rate)
+    train = TrainConfig(iterations=iterations, warmup_iterations=0, global_batch_size=w.global_batch,
+                        microbatch_size=w.micro_batch, precision=precision)  # fmt: skip
+    return BenchSize("workload", model, train, warm_up)
 
 
 def _median_seconds(operation: Callable[[], object], clock: Callable[[], float]) -> float:

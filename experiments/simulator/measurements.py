@@ -24,6 +24,8 @@ COLUMNS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "
            "num_microbatches")  # fmt: skip
 """Columns of a workload in files."""
 LARGEST_CELL = 1e9
+PEAK_TFLOPS = {"dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0}
+"""What the papers take percentages of."""
 ITERATIONS_PER_EPOCH = next(int(one.value) for one in every_claim() if one.id == "2019/text/iterations-per-epoch")
 """2019 paper, Section 4.2."""
 
@@ -153,10 +155,9 @@ def _whole(name: str, cell: str) -> int:
 def predicted(machine: Machine, observations: Sequence[Observation]) -> Floats:
     """The simulator's values of the same quantities, in order."""
     workloads = [observation.workload for observation in observations]
-    seconds = iteration_parts(machine, workloads).total
-    first = workloads[0]
-    return np.array([QUANTITIES[observation.quantity](observation.workload, time, first, seconds[0])
-                     for observation, time in zip(observations, seconds.tolist(), strict=True)])  # fmt: skip
+    seconds = iteration_parts(machine, workloads).total.tolist()
+    return np.array([QUANTITIES[one.quantity](Simulated(one.workload, time, workloads[0], seconds[0]))
+                     for one, time in zip(observations, seconds, strict=True)])  # fmt: skip
 
 
 def published_values(observations: Sequence[Observation]) -> Floats:
@@ -164,8 +165,18 @@ def published_values(observations: Sequence[Observation]) -> Floats:
     return np.array([observation.value for observation in observations])
 
 
-def _tflops(workload: Workload, seconds: float) -> float:
-    return flops_of(workload) / (seconds * workload.gpus * 1e12)
+class Simulated(NamedTuple):
+    """The time of a workload's iteration beside that of the row it is held against."""
+
+    workload: Workload
+    seconds: float
+    first: Workload
+    first_seconds: float
+    cluster: str = ""
+
+
+def _tflops(one: Simulated) -> float:
+    return flops_of(one.workload) / (one.seconds * one.workload.gpus * 1e12)
 
 
 @lru_cache(maxsize=4096)
@@ -173,21 +184,24 @@ def _parameters(workload: Workload) -> int:
     return parameter_count(checked_config(workload).model)
 
 
-def _scaling_percent(workload: Workload, seconds: float, first: Workload, first_seconds: float) -> float:
+def _scaling_percent(one: Simulated) -> float:
     """Throughput per GPU relative to the first row's, counting parameters × sequences: the normalisation that fits
     the 2019 paper's Figure 5."""
-    work, first_work = (each.global_batch / each.gpus * _parameters(each) for each in (workload, first))
-    return 100 * (work / seconds) / (first_work / first_seconds)
+    work, first_work = (each.global_batch / each.gpus * _parameters(each) for each in (one.workload, one.first))
+    return 100 * (work / one.seconds) / (first_work / one.first_seconds)
 
 
-QUANTITIES: dict[str, Callable[[Workload, float, Workload, float], float]] = {
-    "iteration_seconds": lambda workload, seconds, *_: seconds,
-    "tflops_per_gpu": lambda workload, seconds, *_: _tflops(workload, seconds),
-    "days_per_epoch": lambda workload, seconds, *_: seconds * ITERATIONS_PER_EPOCH / 86400,
-    "speedup": lambda workload, seconds, first, first_seconds: first_seconds / seconds,
+QUANTITIES: dict[str, Callable[[Simulated], float]] = {
+    "iteration_seconds": lambda one: one.seconds,
+    "tflops_per_gpu": _tflops,
+    "days_per_epoch": lambda one: one.seconds * ITERATIONS_PER_EPOCH / 86400,
+    "speedup": lambda one: one.first_seconds / one.seconds,
     "scaling_percent": _scaling_percent,
+    "sequences_per_second": lambda one: one.workload.global_batch / one.seconds,
+    "aggregate_petaflops": lambda one: _tflops(one) * one.workload.gpus / 1e3,
+    "percent_of_peak": lambda one: 100 * _tflops(one) / PEAK_TFLOPS[one.cluster],
 }
-"""Published quantities from a workload, the seconds of its iteration, and the same of the row it is held against."""
+"""Published quantities that an iteration's time decides."""
 
 
 def _times(name: str) -> list[Observation]:

@@ -127,12 +127,13 @@ def explain(cluster: Cluster, choice: Choice) -> str:
         float(one.pipeline[0]) for one in (parts, iteration_parts(silent, [w]), iteration_parts(near, [w]))
     )
     bubble = ideal_bubble("interleaved" if w.chunks > 1 else "1f1b", w.pp, w.chunks, w.microbatches)
-    total, gradients, optimizer, host, stalls = (
-        float(part[0]) for part in (parts.total, parts.gradients, parts.optimizer, parts.host, parts.stalls)
+    total, smooth, gradients, optimizer, host = (
+        float(part[0]) for part in (parts.total, parts.smooth, parts.gradients, parts.optimizer, parts.host)
     )
     shares = {"tensor-parallel communication": pipeline - tensor, "pipeline messages": pipeline - messages,
               "pipeline bubble": pipeline * bubble / (1 + bubble), "data-parallel communication": gradients,
-              "optimizer": optimizer, "host, between iterations": host, "stalls between nodes": stalls}  # fmt: skip
+              "optimizer": optimizer, "host, between iterations": host,
+              "stalls between nodes": total - smooth}  # fmt: skip
     shares = {"computation": total - sum(shares.values())} | shares
     lines = [f"where the {total:.4g} s of the first layout go"]
     lines += [f"  {name:<32}{seconds:>10.4g} s {seconds / total:>7.1%}  {'█' * round(40 * seconds / total)}"
@@ -163,7 +164,7 @@ def format_plan(model: Model, cluster: Cluster, choices: Sequence[Choice]) -> st
     lines = [
         f"{model.name}: {model.parameters:,} parameters, {tokens:,} tokens in batches of "
         f"{template.global_batch}, on {gpus} of {cluster.title}",
-        f"simulated, with 90 % intervals ({_interval_source(cluster, gpus)}); an epoch is {EPOCH_TOKENS / 1e9:.1f} "
+        f"simulated, with 90 % intervals ({cluster.interval(gpus).source}); an epoch is {EPOCH_TOKENS / 1e9:.1f} "
         "billion tokens (2019 paper)",
         f"memory is that of {whose} fullest rank in {cluster.precision}; TFLOP/s count the whole of attention and "
         f"layers that are computed again (2021 paper, Equation 3); times are a {'llama' if llama else 'GPT-2'}'s",
@@ -185,11 +186,6 @@ def format_plan(model: Model, cluster: Cluster, choices: Sequence[Choice]) -> st
     if len(choices) > SHOWN:
         lines.append(f"and {len(choices) - SHOWN} further layouts that fit")
     return "\n".join(lines)
-
-
-def _interval_source(cluster: Cluster, gpus: int) -> str:
-    one_node = gpus <= cluster.constants.gpus_per_node.value
-    return (cluster.intervals.one_node if one_node else cluster.intervals.several_nodes).source
 
 
 def _divisors(number: int, most: int) -> list[int]:

@@ -45,10 +45,21 @@ class Parts:
     host: Floats
     """Outside microbatches."""
     stalls: Floats
-    """Of messages between nodes; 0 but where they are `CERTAIN`."""
-    total: Floats
+    """Of messages between nodes, where they stall."""
+    chance: Floats
+    """That they do."""
     ahead: Floats
     """How far the host runs ahead of the device, from 0 to 1."""
+
+    @property
+    def smooth(self) -> Floats:
+        """Without stalls."""
+        return self.pipeline + self.gradients + self.optimizer + self.host
+
+    @property
+    def total(self) -> Floats:
+        """With stalls where they are `CERTAIN`."""
+        return self.smooth + np.where(self.chance > CERTAIN, self.stalls, 0.0)
 
 
 @dataclass(frozen=True)
@@ -87,9 +98,8 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     gradients = np.maximum(reduction - hidden, reduction / (most + 1))
     optimizer = optimizer_seconds(machine, parameters / np.where(w.zero == 1, w.d, 1.0))
     host = np.full(len(workloads), machine.host_iteration_seconds)
-    stalls = np.where(stall_probability(machine, w) > CERTAIN, stalls_seconds(machine, w), 0.0)
-    total = pipeline + gradients + optimizer + host + stalls
-    return Parts(pipeline, gradients, optimizer, host, stalls, total, ahead)
+    stalls, chance = stalls_seconds(machine, w), stall_probability(machine, w)
+    return Parts(pipeline, gradients, optimizer, host, stalls, chance, ahead)
 
 
 def stage_passes(like: Workload, layer: Passes, head: Passes, message_seconds: Floats) -> Passes:
@@ -134,20 +144,16 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | N
             except BadInput as error:
                 predictions[place] = Prediction(reason=str(error))
             progress.advance()
-    chosen = [workload for _, workload, _ in runnable]
-    w, parts = Workloads.of(chosen), iteration_parts(machine, chosen)
-    smooth, stalled, chance = parts.total - parts.stalls, stalls_seconds(machine, w), stall_probability(machine, w)
-    for at, (place, workload, config) in enumerate(runnable):
-        one_node = workload.gpus <= machine.gpus_per_node
-        interval = cluster.intervals.one_node if one_node else cluster.intervals.several_nodes
-        low, high = time_interval(interval, smooth[at], stalled[at], chance[at])
-        total = float(parts.total[at])
+    parts = iteration_parts(machine, [workload for _, workload, _ in runnable])
+    columns = (each.tolist() for each in (parts.total, parts.smooth, parts.stalls, parts.chance, parts.ahead))
+    for (place, workload, config), total, smooth, stalls, chance, ahead in zip(runnable, *columns, strict=True):
+        low, high = time_interval(cluster.interval(workload.gpus), smooth, stalls, chance)
         predictions[place] = Prediction(
             seconds=total,
             low_seconds=low,
             high_seconds=high,
             tflops_per_gpu=flops_of(workload) / (total * workload.gpus * 1e12),
-            **_memory(machine, workload, config, float(parts.ahead[at])),
+            **_memory(machine, workload, config, ahead),
         )
     return predictions
 

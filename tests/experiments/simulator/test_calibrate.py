@@ -5,7 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from experiments.simulator.calibrate import (
+from experiments.simulator.calibrate import A100, V100, a100_file, v100_file, v100_start
+from experiments.simulator.cluster import Machine, load_cluster, machine_of
+from experiments.simulator.cluster_file import FITTED
+from experiments.simulator.fits import (
     A100_CONSTANTS,
     SOFTWARE_OF_2019,
     HeldOut,
@@ -17,8 +20,6 @@ from experiments.simulator.calibrate import (
     random_folds,
     v100_left_out,
 )
-from experiments.simulator.cluster import Machine, load_cluster, machine_of
-from experiments.simulator.cluster_file import FITTED
 from experiments.simulator.measurements import (
     AllReduce,
     Observation,
@@ -31,7 +32,6 @@ from experiments.simulator.measurements import (
     single_node,
     v100_rows,
 )
-from experiments.simulator.validate import A100, V100, a100_file, v100_file, v100_start
 from experiments.simulator.workload import Workload
 
 A100_MACHINE, V100_MACHINE = machine_of(load_cluster(A100)), machine_of(load_cluster(V100))

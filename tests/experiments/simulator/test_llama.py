@@ -9,10 +9,10 @@ import pytest
 
 from experiments.published import HERE
 from experiments.simulator.batch import simulate_file
+from experiments.simulator.calibrate import computed_memory, rows_that_ran
 from experiments.simulator.cluster import Cluster, load_cluster, machine_of
-from experiments.simulator.h100 import computed_memory, rows_that_ran
 from experiments.simulator.llama import memory_bytes, stage_blocks, stage_parameters
-from experiments.simulator.measurements import costed, ultrascale
+from experiments.simulator.measurements import costed, published_values, ultrascale
 from experiments.simulator.simulate import iteration_parts, simulate
 from experiments.simulator.workload import Workload, flops_of, layer_parameters
 
@@ -44,7 +44,8 @@ def test_the_measured_file_is_accepted_as_it_is(tmp_path: Path) -> None:
 def test_measured_runs_are_predicted(h100: Cluster) -> None:
     """The fit's own rows; held-out errors are `mlm-experiment calibrate`'s. A run in nine stalled, which nobody
     foresees, so the median is bounded closer than the mean."""
-    workloads, seconds, memory = rows_that_ran()
+    rows, memory = rows_that_ran()
+    workloads, seconds = [row.workload for row in rows], published_values(rows)
     predicted = simulate(h100, workloads)
     errors = np.array([one.seconds for one in predicted]) / seconds - 1
     assert np.median(np.abs(errors)) <= 0.09
