@@ -9,14 +9,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import UNKNOWN_ID
 from engine.config import RunConfig
 from engine.run.directory import read_steps, read_validations
 from experiments.catalogue import Ablation, Arm, Experiment, load_experiments
-from experiments.sealed import seal_numbers
+from experiments.sealed import Line, format_records, seal_numbers
 from lineage.config import parse_config
 from lineage.data_files import DataCard
 from lineage.errors import BadInput
@@ -27,6 +27,8 @@ from lineage.run import RunDirectory
 
 CURVE_POINTS = 20
 """Blocks of iterations that a training loss is averaged over."""
+ENDS = ("validation_loss", "diverged", "lowest_loss_rate")
+"""Quantities that are printed; the others are curves."""
 
 
 class Trained(NamedTuple):
@@ -77,7 +79,7 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     trainings = len(ablation.arms) * len(ablation.seeds) * len(ablation.learning_rates or (None,))
     announce(f"{trainings} trainings on {ablation.ranks} ranks, each with its own cost below")
     if ablation.finder:
-        return _record(experiment, _sweeps(experiment, ablation.finder, datasets[0]), {}, runs)
+        return seal_numbers(experiment, "", _sweeps(experiment, ablation.finder, datasets[0]), runs)
     trained = [
         _train(
             arm.name, seed, rate, ablation.ranks, configure(experiment, arm, seed, datasets[arm.dataset], rate), runs
@@ -90,14 +92,7 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     places = {arm.name: arm.dataset for arm in ablation.arms}
     numbers += [line for each in trained if lengths for line in _numbers_per_word(each, lengths[places[each.arm]])]
     parents = {each.run.path.name: each.run.digest for each in trained if each.run.is_complete}
-    return _record(experiment, numbers, parents, runs)
-
-
-def _record(
-    experiment: Experiment, numbers: list[dict[str, Any]], parents: dict[str, str], runs: Path
-) -> tuple[RunDirectory, list[Record]]:
-    """A sealed run of the numbers; the same numbers are found again."""
-    return seal_numbers(experiment, f"experiment-{_slug(experiment.name)}", numbers, parents, runs)
+    return seal_numbers(experiment, "", numbers, runs, parents)
 
 
 def ablation_of(experiment: Experiment) -> Ablation:
@@ -124,28 +119,9 @@ def configure(experiment: Experiment, arm: Arm, seed: int, dataset: Path, rate: 
 
 
 def format_ablation(experiment: Experiment, records: Sequence[Record]) -> str:
-    """The arms' validation losses by seed, at each learning rate if there are several, as text."""
-    ablation = ablation_of(experiment)
-    lines = [ablation.question]
-    if ablation.finder:
-        rates = [
-            (record.series, record.seed, record.value) for record in records if record.quantity == "lowest_loss_rate"
-        ]
-        return "\n".join([*lines, *(f"{arm:28} seed {seed}: loss lowest at {rate:.3g}" for arm, seed, rate in rates)])
-    losses = {
-        (record.series, record.x, record.seed): record.value
-        for record in records
-        if record.quantity == "validation_loss"
-    }
-    lost = {
-        (record.series, record.x, record.seed) for record in records if record.quantity == "diverged" and record.value
-    }
-    for arm in ablation.arms:
-        for rate in ablation.learning_rates or (None,):
-            keys = [(arm.name, rate, seed) for seed in ablation.seeds]
-            shown = (f"{losses.get(key, math.nan):.4f}{' diverged' if key in lost else ''}" for key in keys)
-            lines.append(f"{arm.name:14} {'' if rate is None else f'{rate:<8g} '}{', '.join(shown)}")
-    return "\n".join([*lines, f"validation loss at the end, seeds {', '.join(map(str, ablation.seeds))}"])
+    """What came of each arm at the end, by seed, at each learning rate if there are several, as text."""
+    ends = [record for record in records if record.quantity in ENDS]
+    return f"{ablation_of(experiment).question}\n{format_records(ends)}"
 
 
 def _train(arm: str, seed: int, rate: float | None, ranks: int, config: RunConfig, runs: Path) -> Trained:
@@ -175,7 +151,7 @@ def _finishes(config: RunConfig, runs: Path) -> bool:
     return True
 
 
-def _sweeps(experiment: Experiment, ends: tuple[float, float], dataset: Path) -> list[dict[str, Any]]:
+def _sweeps(experiment: Experiment, ends: tuple[float, float], dataset: Path) -> list[Line]:
     """Records of every arm's learning-rate finder: the smoothed loss over the rate, and where it is lowest."""
     from engine.lr_finder import find_learning_rate
 
@@ -185,7 +161,7 @@ def _sweeps(experiment: Experiment, ends: tuple[float, float], dataset: Path) ->
         for arm in ablation.arms:
             config = configure(experiment, arm, seed, dataset)
             curve = find_learning_rate(config, *ends, config.train.iterations)
-            line: dict[str, Any] = {"series": arm.name, "kind": "scaled", "seed": seed}
+            line: Line = {"series": arm.name, "kind": "scaled", "seed": seed}
             lines += [
                 line | {"quantity": "smoothed_loss", "x": rate, "x_name": "learning_rate", "value": loss}
                 for rate, loss in zip(curve.rates, curve.smoothed, strict=True)
@@ -195,11 +171,11 @@ def _sweeps(experiment: Experiment, ends: tuple[float, float], dataset: Path) ->
     return lines
 
 
-def _numbers(trained: Trained) -> list[dict[str, Any]]:
+def _numbers(trained: Trained) -> list[Line]:
     """Records of the loss at the end, and whether it diverged; where several learning rates are tried over these, with
     the highest loss on the way, otherwise with the loss in blocks of iterations, or the noise scale where it is known.
     """
-    line: dict[str, Any] = {"series": trained.arm, "kind": "scaled", "seed": trained.seed}
+    line: Line = {"series": trained.arm, "kind": "scaled", "seed": trained.seed}
     if trained.learning_rate is not None:
         line |= {"x": trained.learning_rate, "x_name": "learning_rate"}
         numbers = [
@@ -247,7 +223,7 @@ def word_lengths(datasets: Sequence[Path]) -> list[WordLength]:
     ]
 
 
-def _numbers_per_word(trained: Trained, length: WordLength) -> list[dict[str, Any]]:
+def _numbers_per_word(trained: Trained, length: WordLength) -> list[Line]:
     """Records of perplexity per token and, adjusted for length, per word; how much longer the text is than in words."""
     line = {"series": trained.arm, "kind": "scaled", "seed": trained.seed}
     percent = 100 * (length.tokens / length.words - 1)

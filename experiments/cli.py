@@ -168,7 +168,7 @@ def calibrate(
     out: Annotated[Path, typer.Option(help="Folder for constants.")] = Path("runs/calibration"),
 ) -> None:
     """Fit the simulator on measured iterations; print its errors on those left out."""
-    from experiments.simulator.validate import calibrate as run
+    from experiments.simulator.calibrate import calibrate as run
 
     run(out)
 

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 from engine.config import ModelConfig
 from engine.costs import MEGATRON_BYTES, parameter_count
 from engine.pipeline.schedule import ideal_bubble
 from experiments.catalogue import every_claim
 from experiments.published import Row, published_value
-from experiments.simulator.measurements import QUANTITIES, workload_of
+from experiments.simulator.measurements import PEAK_TFLOPS, QUANTITIES, Simulated, workload_of
+from experiments.simulator.simulate import Prediction
 from experiments.simulator.workload import Workload, checked_config, flops_of
 from lineage.errors import BadInput
 
@@ -17,36 +18,20 @@ TABLE_2_TOKENS = 300e9
 """2021 paper, Table 2: tokens trained on."""
 RATIOS = ("speedup", "scaling_percent")
 """Quantities that are 1 or 100 % of the first row by definition, and then have no interval."""
-PEAK_TFLOPS = {"dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0}
-"""What the papers take percentages of."""
 
 
-@dataclass(frozen=True)
-class Simulated:
-    """One workload's prediction beside that of the row it is held against."""
-
-    workload: Workload
-    cluster: str
-    seconds: float
-    first: Workload
-    first_seconds: float
-
-
-def quantity_of(name: str, simulated: Simulated) -> float:
-    """A published quantity from a predicted time. Raises BadInput for one that time does not decide."""
-    if name in QUANTITIES:
-        return QUANTITIES[name](simulated.workload, simulated.seconds, simulated.first, simulated.first_seconds)
-    tflops = QUANTITIES["tflops_per_gpu"](
-        simulated.workload, simulated.seconds, simulated.first, simulated.first_seconds
+def simulated_values(
+    name: str, workload: Workload, cluster: str, prediction: Prediction, first: Workload, first_seconds: float
+) -> dict[str, Any]:
+    """A record's value and interval of a quantity, by a prediction. Raises BadInput for one that it does not give."""
+    if name not in QUANTITIES:
+        raise BadInput(f"no prediction gives {name!r}; there are {', '.join(QUANTITIES)}")
+    point, *ends = (
+        QUANTITIES[name](Simulated(workload, seconds, first, first_seconds, cluster))
+        for seconds in (prediction.seconds, prediction.low_seconds, prediction.high_seconds)
     )
-    quantities = {
-        "sequences_per_second": simulated.workload.global_batch / simulated.seconds,
-        "aggregate_petaflops": tflops * simulated.workload.gpus / 1e3,
-        "percent_of_peak": 100 * tflops / PEAK_TFLOPS[simulated.cluster],
-    }
-    if name not in quantities:
-        raise BadInput(f"no prediction gives {name!r}; there are {', '.join((*QUANTITIES, *quantities))}")
-    return quantities[name]
+    values = {"quantity": name, "kind": "simulated", "value": point}
+    return values if workload == first and name in RATIOS else values | {"low": min(ends), "high": max(ends)}
 
 
 def _training_days(row: Row, first: Row) -> float:

@@ -2,26 +2,23 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments.catalogue import Experiment, Part
-from experiments.published import Row, published_rows, workload_rows, x_of
-from experiments.quantities import FORMULAS, RATIOS, Simulated, quantity_of
+from experiments.published import Row, position, published_rows, workload_rows
+from experiments.quantities import FORMULAS, simulated_values
 from experiments.reproduce.plan import make_plan, print_plan
 from experiments.reproduce.reproduction import reproduce
 from experiments.reproduce.steps import format_steps
 from experiments.scaling_law import extrapolated
+from experiments.sealed import Line, format_records, seal_numbers
 from experiments.simulator.cluster import Cluster, load_cluster
 from experiments.simulator.measurements import COLUMNS, fitted_workloads, workload_of
 from experiments.simulator.simulate import Prediction
 from experiments.simulator.simulate import simulate as predict
 from experiments.simulator.workload import Workload
-from experiments.verdicts import FITTED, HELD_OUT, NOT_RUN, RECORDS
-from lineage.atomic import write_json
-from lineage.digest import sha256_json
+from experiments.verdicts import FITTED, HELD_OUT
 from lineage.errors import BadInput, DataMissing, HardwareMissing
 from lineage.progress import announce, is_quiet
-from lineage.records import Record, write_records
 from lineage.run import RunDirectory
 
 
@@ -31,8 +28,8 @@ def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, in
     Returns its sealed run, how many numbers it has and how many rows could not run. The same numbers are found again,
     not written again.
     """
-    numbers: list[dict[str, Any]] = []
-    refused: list[dict[str, Any]] = []
+    numbers: list[Line] = []
+    refused: list[Line] = []
     clusters: dict[str, Cluster] = {}
     for part in experiment.parts:
         rows = published_rows(experiment, part)
@@ -42,21 +39,8 @@ def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, in
     if experiment.extrapolates:
         numbers += extrapolated(experiment.claims, experiment.extrapolates)
     numbers = [{"experiment": experiment.name} | line for line in numbers]
-    config = {
-        "experiment": experiment.model_dump(mode="json"),
-        "mode": "simulate",
-        "clusters": {name: cluster.model_dump(mode="json") for name, cluster in clusters.items()},
-        "numbers": sha256_json([numbers, refused]),
-    }
-    name = "experiment-" + experiment.name.replace("/", "-")
-    run = RunDirectory.begin(runs, name, "experiment", config, {})
-    if run.is_complete:
-        run.link()
-    else:
-        digest = sha256_json(config)
-        write_records(run.path / RECORDS, (Record(source=run.path.name, digest=digest, **line) for line in numbers))
-        write_json(run.path / NOT_RUN, refused)
-        run.complete()
+    simulated = {"clusters": {name: cluster.model_dump(mode="json") for name, cluster in clusters.items()}}
+    run, _ = seal_numbers(experiment, "", numbers, runs, simulated=simulated, refused=refused)
     return run, len(numbers), len(refused)
 
 
@@ -72,23 +56,18 @@ def format_rows(experiment: Experiment) -> str:
                      for line in lines)  # fmt: skip
 
 
-def _position(part: Part, row: Row) -> dict[str, Any]:
-    return {"series": row["series"], "x": x_of(part, row), "x_name": part.x}
-
-
-def _computed(part: Part, rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _computed(part: Part, rows: Sequence[Row]) -> list[Line]:
     first: dict[str, Row] = {}
     for row in rows:
         first.setdefault(row["series"], row)
     return [
-        _position(part, row)
-        | {"quantity": name, "kind": "computed", "value": FORMULAS[name](row, first[row["series"]])}
+        position(part, row) | {"quantity": name, "kind": "computed", "value": FORMULAS[name](row, first[row["series"]])}
         for row in rows
         for name in part.computed
     ]
 
 
-def _simulated(part: Part, rows: Sequence[Row], clusters: dict[str, Cluster]) -> Iterator[dict[str, Any]]:
+def _simulated(part: Part, rows: Sequence[Row], clusters: dict[str, Cluster]) -> Iterator[Line]:
     if not part.simulated:
         return
     base = workload_rows(part.baseline)[0] if part.baseline else rows[0]
@@ -97,19 +76,12 @@ def _simulated(part: Part, rows: Sequence[Row], clusters: dict[str, Cluster]) ->
     for row, (workload, prediction) in zip(rows, predictions[1:], strict=True):
         reason = prediction.reason or first_prediction.reason
         if reason:
-            yield {key: value for key, value in _position(part, row).items() if key != "x_name"} | {"reason": reason}
+            yield {key: value for key, value in position(part, row).items() if key != "x_name"} | {"reason": reason}
             continue
+        note = FITTED if workload in fitted_workloads() else HELD_OUT
         for name in part.simulated:
-            point, *ends = (
-                quantity_of(name, Simulated(workload, row["cluster"], seconds, first,
-                                            first_prediction.seconds))
-                for seconds in (prediction.seconds, prediction.low_seconds, prediction.high_seconds)
-            )  # fmt: skip
-            note = FITTED if workload in fitted_workloads() else HELD_OUT
-            values = {"quantity": name, "kind": "simulated", "value": point, "note": note}
-            if workload != first or name not in RATIOS:
-                values |= {"low": min(ends), "high": max(ends)}
-            yield _position(part, row) | values
+            values = simulated_values(name, workload, row["cluster"], prediction, first, first_prediction.seconds)
+            yield position(part, row) | values | {"note": note}
 
 
 def _predict(row: Row, clusters: dict[str, Cluster]) -> tuple[Workload, Prediction]:
@@ -130,25 +102,19 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: i
     if several and mode != "plan":
         announce(f"{len(experiments)} experiments one after the other, without those that train models")
     for experiment in experiments:
-        if experiment.reproduction:
-            if several:
-                command = f"mlm-experiment reproduce {experiment.reproduction}"
-                print(f"{experiment.name}: left out; `{command}` trains its models")
-            else:
-                _reproduce(experiment, mode, runs)
+        has_here = bool(experiment.proxies or experiment.measures)
+        if several and (why := _left_out(experiment)):
+            print(f"{experiment.name}: left out; {why}")
+        elif experiment.reproduction:
+            _reproduce(experiment, mode, runs)
         elif experiment.ablation:
-            sentence = f"`mlm-experiment ablate {experiment.name} --dataset DIR` trains its arms"
-            if not several:
-                raise BadInput(f"{experiment.name} is about models trained here: {sentence}")
-            print(f"{experiment.name}: left out; {sentence}")
-        elif several and experiment.measures == "released":
-            print(f"{experiment.name}: left out; `mlm-experiment run {experiment.name}` scores released weights")
+            raise BadInput(f"{experiment.name} is about models trained here: {_left_out(experiment)}")
         elif mode == "plan":
             print(f"{experiment.name}: {experiment.title}\n{format_rows(experiment)}")
-        elif mode == "here" and not (experiment.proxies or experiment.measures):
+        elif mode == "here" and not has_here:
             if not several:
                 raise HardwareMissing(f"nothing of {experiment.name} can be measured on this machine")
-        elif mode == "measure" or (mode == "scaled" and not (experiment.proxies or experiment.measures)):
+        elif mode == "measure" or (mode == "scaled" and not has_here):
             raise HardwareMissing(
                 f"{experiment.name} is measured on the published machines alone; `--mode plan` prints what runs there, "
                 "`--mode simulate` predicts it"
@@ -158,22 +124,39 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: i
                 run, numbers, refused = run_experiment(experiment, runs)
                 what = "simulated or computed, not measured"
                 print(f"{experiment.name}: {numbers} numbers {what}; {refused} rows cannot run; {run.path}")
-            if mode != "simulate" and experiment.proxies:
-                from experiments.scaling import format_scaling, run_proxies
+            if mode != "simulate":
+                _run_here(experiment, runs, limit, several)
 
-                run, records = run_proxies(experiment, runs)
-                print(f"{experiment.name}: scaled to this machine; {run.path}\n{format_scaling(records)}")
-            if mode != "simulate" and experiment.measures:
-                from experiments.measured.run import format_measured, run_measured
 
-                try:
-                    run, records = run_measured(experiment, runs, limit)
-                except DataMissing as missing:
-                    if not several:
-                        raise
-                    print(f"{experiment.name}: left out; {missing}")
-                else:
-                    print(f"{experiment.name}: measured on this machine; {run.path}\n{format_measured(records)}")
+def _left_out(experiment: Experiment) -> str:
+    """Why it is not run as one of several, with the command that runs it; empty if it is."""
+    if experiment.reproduction:
+        return f"`mlm-experiment reproduce {experiment.reproduction}` trains its models"
+    if experiment.ablation:
+        return f"`mlm-experiment ablate {experiment.name} --dataset DIR` trains its arms"
+    return (
+        f"`mlm-experiment run {experiment.name}` scores released weights" if experiment.measures == "released" else ""
+    )
+
+
+def _run_here(experiment: Experiment, runs: Path, limit: int | None, may_lack: bool) -> None:
+    """Measure its proxies and facts on this machine. Raises DataMissing where files are, unless it `may_lack` them."""
+    if experiment.proxies:
+        from experiments.scaling import run_proxies
+
+        run, records = run_proxies(experiment, runs)
+        print(f"{experiment.name}: scaled to this machine; {run.path}\n{format_records(records)}")
+    if experiment.measures:
+        from experiments.measured.run import run_measured
+
+        try:
+            run, records = run_measured(experiment, runs, limit)
+        except DataMissing as missing:
+            if not may_lack:
+                raise
+            print(f"{experiment.name}: left out; {missing}")
+        else:
+            print(f"{experiment.name}: measured on this machine; {run.path}\n{format_records(records)}")
 
 
 def _reproduce(experiment: Experiment, mode: str, runs: Path) -> None:

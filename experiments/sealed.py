@@ -1,15 +1,16 @@
 """Seals what was measured on this machine as a run."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.catalogue import Experiment
-from experiments.verdicts import RECORDS, load_results
+from experiments.verdicts import NOT_RUN, RECORDS, load_results
+from lineage.atomic import write_json
 from lineage.digest import check_seal, is_sealed, sha256_json
 from lineage.errors import BadInput
-from lineage.records import Record, write_records
+from lineage.records import Kind, Record, write_records
 from lineage.run import RunDirectory
 
 
@@ -36,21 +37,53 @@ Line = dict[str, Any]
 """The fields of a record that a measurement knows."""
 
 
-def seal_numbers(
-    experiment: Experiment, name: str, numbers: Sequence[Line], parents: Mapping[str, str], runs: Path
-) -> tuple[RunDirectory, list[Record]]:
-    """A sealed run `name` with the numbers as records; the same numbers are found again.
+def lines(series: str, values: Mapping[str, float], kind: Kind = "measured", **same: Any) -> list[Line]:
+    """A line for each quantity of a series, with what is the `same` of all."""
+    return [{"series": series, "quantity": name, "value": value, "kind": kind} | same for name, value in values.items()]
 
-    Its mode is measure where a number is measured as published, else scaled.
+
+def seal_numbers(
+    experiment: Experiment,
+    ending: str,
+    numbers: Sequence[Line],
+    runs: Path,
+    parents: Mapping[str, str] | None = None,
+    simulated: dict[str, Any] | None = None,
+    refused: Sequence[Line] = (),
+) -> tuple[RunDirectory, list[Record]]:
+    """A sealed run of the experiment, `ending` in its name, with the numbers as records; the same numbers are found
+    again.
+
+    Its mode is simulate where it is said what they were `simulated` with, measure where a number is measured as
+    published, else scaled. What was `refused` is kept with its reasons.
     """
-    mode = "measure" if any(line["kind"] == "measured" for line in numbers) else "scaled"
-    config = {"experiment": experiment.model_dump(mode="json"), "mode": mode, "numbers": sha256_json(numbers)}
-    run = RunDirectory.begin(runs, name, "experiment", config, dict(parents))
-    digest = sha256_json(config)
-    records = [Record(experiment=experiment.name, source=run.path.name, digest=digest, **line) for line in numbers]
+    config: dict[str, Any] = {"experiment": experiment.model_dump(mode="json")}
+    if simulated is not None:
+        config |= {"mode": "simulate", **simulated, "numbers": sha256_json([numbers, refused])}
+    else:
+        mode = "measure" if any(line["kind"] == "measured" for line in numbers) else "scaled"
+        config |= {"mode": mode, "numbers": sha256_json(numbers)}
+    name = f"experiment-{experiment.name.replace('/', '-')}{ending}"
+    run = RunDirectory.begin(runs, name, "experiment", config, dict(parents or {}))
+    about: Line = {"experiment": experiment.name, "source": run.path.name, "digest": sha256_json(config)}
+    records = [Record(**about | line) for line in numbers]
     if run.is_complete:
         run.link()
     else:
         write_records(run.path / RECORDS, records)
+        if simulated is not None:
+            write_json(run.path / NOT_RUN, list(refused))
         run.complete()
     return run, records
+
+
+def format_records(records: Iterable[Record]) -> str:
+    """A line for each quantity at each place, with its value for each seed."""
+    places: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records:
+        places.setdefault((record.series, record.quantity, record.x, record.kind), []).append(record)
+    return "\n".join(
+        f"{series:<44}{quantity:<26}{'' if x is None else f'{x:g}':>8}"
+        f"{', '.join(f'{record.value:.4g}' for record in seeds):>12}  {kind:<9}  {seeds[0].note}".rstrip()
+        for (series, quantity, x, kind), seeds in places.items()
+    )

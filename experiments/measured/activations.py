@@ -29,7 +29,7 @@ from engine.parallel.mesh import ParallelMesh, serial_mesh
 from engine.rng import Dropout
 from engine.step import build_step
 from experiments.measured.traffic import MODEL
-from experiments.sealed import Line
+from experiments.sealed import Line, lines
 from lineage.progress import announce
 
 TENSOR_RANKS = 8
@@ -121,10 +121,8 @@ def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
 def measure_activations() -> list[Line]:
     """Table 2 of the 2022 paper and what its text makes of it; FLOPs of recomputation; bytes of a checkpoint."""
     announce(f"a layer on 1 and {TENSOR_RANKS} processes, and models without their values")
-    lines: list[Line] = []
-    for shape in SHAPES:
-        lines += _kept(shape) + _flops(shape)
-    return [*lines, _checkpoint()]
+    found = [line for shape in SHAPES for line in (*_kept(shape), *_flops(shape))]
+    return [*found, *_checkpoint()]
 
 
 def _kept(shape: str) -> list[Line]:
@@ -135,13 +133,8 @@ def _kept(shape: str) -> list[Line]:
     rows = {name: found[key] for name, key in CONFIGURATIONS.items()}
     s, heads, h = SMALL[shape]
     note = f"autograd's saved tensors in bf16; s {s}, {heads} heads, h {h}: as/h as published"
-    base = {"kind": "measured", "note": note}
     rows |= {f"this engine's layer, t = {tp}{', sequence parallel' if divided else ''}": value
              for (form, tp, divided), value in found.items() if form == "ours"}  # fmt: skip
-    lines: list[Line] = [
-        base | {"series": f"{shape}, {name}", "quantity": "kept_bytes_per_element", "value": value}
-        for name, value in rows.items()
-    ]
     whole, tensor, both = rows["no parallelism"], rows["tensor parallel"], rows[tuple(CONFIGURATIONS)[4]]
     scores, full, stage = whole - found["selective", 1, False], rows["full recomputation"], SHAPES[shape][3]
     told = {
@@ -153,7 +146,12 @@ def _kept(shape: str) -> list[Line]:
         "memory_over_full_recomputation": both / full,
         "layers_per_checkpoint": min(range(1, stage + 1), key=lambda n: stage / n * full + n * whole),
     }
-    return lines + [base | {"series": shape, "quantity": name, "value": value} for name, value in told.items()]
+    kept = [
+        line
+        for name, value in rows.items()
+        for line in lines(f"{shape}, {name}", {"kept_bytes_per_element": value}, note=note)
+    ]
+    return kept + lines(shape, told, note=note)
 
 
 def _flops(shape: str) -> list[Line]:
@@ -171,16 +169,13 @@ def _flops(shape: str) -> list[Line]:
         )
     scores, form, logits = 1 + s / (6 * h), layers * s * h**2, v / (h * layers)
     values = {
-        (shape, "model_flops_coefficient"): plain / form / (scores + logits / 12),
-        (shape, "recomputed_flops_coefficient"): full / (s * h**2) / scores,
-        (f"{shape}, this engine's model", "recomputed_flops_coefficient"): again / form / (scores + logits / 16),
-        (shape, "selective_flops_overhead_percent"): 100 * (selective / none - 1),
+        "model_flops_coefficient": plain / form / (scores + logits / 12),
+        "recomputed_flops_coefficient": full / (s * h**2) / scores,
+        "selective_flops_overhead_percent": 100 * (selective / none - 1),
     }
+    ours = {"recomputed_flops_coefficient": again / form / (scores + logits / 16)}
     note = "products counted in layers of the published shape, on no device"
-    return [
-        {"series": series, "kind": "measured", "note": note, "quantity": name, "value": value}
-        for (series, name), value in values.items()
-    ]
+    return lines(shape, values, note=note) + lines(f"{shape}, this engine's model", ours, note=note)
 
 
 def _counted(module: nn.Module, *inputs: Any) -> int:
@@ -189,7 +184,7 @@ def _counted(module: nn.Module, *inputs: Any) -> int:
     return int(counter.get_total_flops())
 
 
-def _checkpoint() -> Line:
+def _checkpoint() -> list[Line]:
     """Terabytes of a checkpoint of the 1T model by the bytes that a parameter takes in one that is written."""
     train = TrainConfig(precision="fp16")
     mesh = serial_mesh()
@@ -203,6 +198,5 @@ def _checkpoint() -> Line:
         written = sum(path.stat().st_size for path in Path(folder).rglob("*.safetensors"))
     trillion = ModelConfig(num_layers=128, hidden_size=25600, num_heads=160, seq_length=2048)
     each = written / parameter_count(model)
-    return {"series": "1T", "quantity": "checkpoint_terabytes", "kind": "measured",
-            "value": each * parameter_count(trillion) / 1e12,
-            "note": f"{each:.2f} bytes a parameter in one of {parameter_count(model):,} parameters"}  # fmt: skip
+    note = f"{each:.2f} bytes a parameter in one of {parameter_count(model):,} parameters"
+    return lines("1T", {"checkpoint_terabytes": each * parameter_count(trillion) / 1e12}, note=note)

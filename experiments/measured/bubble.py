@@ -20,8 +20,8 @@ from engine.pipeline.executor import PipelineExecutor
 from engine.pipeline.lowering import lower
 from engine.pipeline.schedule import compute_orders
 from experiments.catalogue import Experiment
-from experiments.published import workload_rows, x_of
-from experiments.sealed import Line
+from experiments.published import position, workload_rows
+from experiments.sealed import Line, lines
 from experiments.simulator.measurements import workload_of
 from lineage.progress import Progress, announce
 
@@ -135,19 +135,18 @@ SCHEDULES: dict[str, tuple[ScheduleName, int, int, int]] = {
 def measure_schedules() -> list[Line]:
     """Bubble, and most activations in flight in microbatches of the whole stage, of each of `SCHEDULES`."""
     announce("pipelines of 4 and 8 processes whose stages sleep")
-    lines: list[Line] = []
+    found: list[Line] = []
+    fractions = {}
     for series, (name, pp, chunks, count) in SCHEDULES.items():
         ranks = [slept for (slept,) in run_forked(run_schedule, pp, name, pp, chunks, [count])]
         ideal, peak = count * chunks * (FORWARD + BACKWARD), ranks[0].peak / chunks
-        values = {"bubble_fraction": max(rank.units for rank in ranks) / ideal - 1, "microbatches_in_flight": peak,
+        fractions[series] = max(rank.units for rank in ranks) / ideal - 1
+        values = {"bubble_fraction": fractions[series], "microbatches_in_flight": peak,
                   "layers_in_flight_share": peak / pp}  # fmt: skip
         note = f"{pp} processes whose stages sleep, schedule {name}, {chunks} chunks, {count} microbatches"
-        lines += [{"series": series, "quantity": quantity, "value": value, "kind": "measured", "note": note}
-                  for quantity, value in values.items()]  # fmt: skip
-    whole, divided = (line["value"] for line in lines if line["quantity"] == "bubble_fraction" and line["series"]
-                      in ("default", "interleaved"))  # fmt: skip
-    return [*lines, {"series": "interleaved", "quantity": "bubble_reduction", "value": whole / divided,
-                     "kind": "measured", "note": "of the bubbles above"}]  # fmt: skip
+        found += lines(series, values, note=note)
+    reduction = {"bubble_reduction": fractions["default"] / fractions["interleaved"]}
+    return found + lines("interleaved", reduction, note="of the bubbles above")
 
 
 def bubbles(name: ScheduleName, cases: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
@@ -169,20 +168,18 @@ def bubbles(name: ScheduleName, cases: Iterable[tuple[int, int]]) -> dict[tuple[
 
 def measure_bubbles(experiment: Experiment) -> list[Line]:
     """The bubble of the experiment's pipelines, as its own quantity counts it."""
-    lines: list[Line] = []
+    found: list[Line] = []
     for part in experiment.parts:
         rows = [row for row in workload_rows(part.workloads) if int(row["pp"]) <= MOST_RANKS]
         name: ScheduleName = "gpipe" if "bubble_share" in part.computed else "1f1b"
         cases = [(int(row["pp"]), _microbatches(row)) for row in rows]
         measured = bubbles(name, cases)
-        for row, case in zip(rows, cases, strict=True):
-            to_ideal = measured[case]
-            value = to_ideal / (1 + to_ideal) if name == "gpipe" else to_ideal
-            lines.append({
-                "series": row["series"], "x": x_of(part, row), "x_name": part.x, "quantity": part.computed[0],
-                "kind": "measured", "value": value, "note": f"{case[0]} processes whose stages sleep, schedule {name}",
-            })  # fmt: skip
-    return lines
+        for row, (pp, count) in zip(rows, cases, strict=True):
+            to_ideal = measured[pp, count]
+            value = {part.computed[0]: to_ideal / (1 + to_ideal) if name == "gpipe" else to_ideal}
+            note = f"{pp} processes whose stages sleep, schedule {name}"
+            found += lines(values=value, note=note, **position(part, row))
+    return found
 
 
 def _microbatches(row: dict[str, str]) -> int:

@@ -5,9 +5,9 @@ import math
 from engine.config import ModelConfig
 from engine.formats import parameters_of
 from experiments.catalogue import Experiment
-from experiments.published import workload_rows, x_of
+from experiments.published import position, workload_rows
 from experiments.quantities import bert_of
-from experiments.sealed import Line
+from experiments.sealed import Line, lines
 from experiments.simulator.measurements import workload_of
 from experiments.simulator.workload import checked_config
 from lineage.progress import Progress, announce
@@ -20,22 +20,17 @@ def built_parameters(config: ModelConfig, part: str = "") -> int:
 
 def measure_built(experiment: Experiment) -> list[Line]:
     """Billions of parameters of every model that the experiment counts, and those of its layers alone."""
-    lines: list[Line] = []
+    found: list[Line] = []
     for part in experiment.parts:
-        rows = workload_rows(part.workloads)
+        rows, is_bert = workload_rows(part.workloads), "bert_parameters" in part.computed
         announce(f"{len(rows)} models, built without their values")
         with Progress(experiment.name, len(rows), "models") as progress:
             for row in rows:
-                is_bert = "bert_parameters" in part.computed
                 config = bert_of(row) if is_bert else checked_config(workload_of(row)).model
-                for quantity, start in (
-                    ("bert_parameters" if is_bert else "parameters", ""),
-                    ("layer_parameters", "layers."),
-                ):
-                    lines.append({
-                        "series": row["series"], "x": x_of(part, row), "x_name": part.x, "quantity": quantity,
-                        "kind": "measured", "value": built_parameters(config, start) / 1e9,
-                        "note": "counted in the built model",
-                    })  # fmt: skip
+                values = {
+                    "bert_parameters" if is_bert else "parameters": built_parameters(config) / 1e9,
+                    "layer_parameters": built_parameters(config, "layers.") / 1e9,
+                }
+                found += lines(values=values, note="counted in the built model", **position(part, row))
                 progress.advance()
-    return lines
+    return found

@@ -20,7 +20,7 @@ from engine.parallel.mesh import serial_mesh
 from evaluation.generate import generate
 from evaluation.scoring import ScoringModel
 from experiments.measured.traffic import of_layer
-from experiments.sealed import Line
+from experiments.sealed import Line, lines
 from lineage.atomic import write_json
 from lineage.digest import sha256_file
 from lineage.progress import announce
@@ -38,7 +38,6 @@ Answers = tuple[NDArray[np.float32], list[list[int]]]
 
 def measure_huggingface() -> list[Line]:
     """Differences of logits, greedy continuations and merged files from the whole model's, at each width."""
-    lines: list[Line] = []
     announce(f"a small model on {', '.join(map(str, WIDTHS))} processes, {TEXTS} texts of {TOKENS + NEW_TOKENS} tokens")
     with tempfile.TemporaryDirectory() as folder:
         theirs = write_huggingface(Path(folder) / "theirs")
@@ -51,16 +50,20 @@ def measure_huggingface() -> list[Line]:
             names = {path.name for path in (*theirs.iterdir(), *merged.iterdir())}
             files += [_digest(theirs / name) == _digest(merged / name) for name in sorted(names)]
     logits, texts = by_width[1]
-    for tp in WIDTHS[1:]:
-        difference = float(np.abs(by_width[tp][0] - logits).max())
-        lines.append({"quantity": "largest_logit_difference", "x": float(tp), "x_name": "tp", "value": difference})
-    lines.append({"quantity": "largest_logit_difference", "value": max(line["value"] for line in lines)})
+    differences = {tp: float(np.abs(by_width[tp][0] - logits).max()) for tp in WIDTHS[1:]}
     same = [by_width[tp][1][place] == text for tp in WIDTHS[1:] for place, text in enumerate(texts)]
-    lines.append({"quantity": "identical_generations_percent", "value": 100 * float(np.mean(same))})
-    lines.append({"quantity": "identical_files_percent", "value": 100 * float(np.mean(files))})
-    lines.append({"quantity": "collectives_per_layer", "value": collectives_per_layer()})
+    values = {
+        "largest_logit_difference": max(differences.values()),
+        "identical_generations_percent": 100 * float(np.mean(same)),
+        "identical_files_percent": 100 * float(np.mean(files)),
+        "collectives_per_layer": collectives_per_layer(),
+    }
     note = f"random weights, {TEXTS} texts of {TOKENS} tokens and {NEW_TOKENS} new ones, in fp32"
-    return [{"series": SERIES, "kind": "measured", "seed": SEED, "note": note} | line for line in lines]
+    found = lines(SERIES, values, seed=SEED, note=note)
+    for tp, value in differences.items():
+        name = "largest_logit_difference"
+        found += lines(SERIES, {name: value}, seed=SEED, note=note, x=float(tp), x_name="tp")
+    return found
 
 
 def write_huggingface(directory: Path) -> Path:

@@ -4,7 +4,7 @@ from statistics import median
 
 from experiments.bench.benchmarks.gemm import measure_rates
 from experiments.bench.timing import median_ratio
-from experiments.sealed import Line
+from experiments.sealed import Line, lines
 
 ROUNDS = 5
 PLACES = {0: ("", "multiple of 8"), 1: ("_shifted", "one more")}
@@ -15,16 +15,13 @@ def measure_products(rounds: int = ROUNDS, largest: int | None = None) -> list[L
     """Rates of n × n products in each precision at multiples of 8 and one above; fp16's over fp32's at the largest."""
     device, rates = measure_rates(rounds, largest)
     largest = max(size for _, size, _ in rates)
-    base = {"kind": "scaled", "note": device}
-    lines = [
-        base | {"series": f"{precision}, {PLACES[offset][1]}", "quantity": "product_gflops", "x": float(size + offset),
-                "x_name": "n", "value": median(many)}
-        for (precision, size, offset), many in rates.items() if offset in PLACES
-    ]  # fmt: skip
+    found = []
+    for (precision, size, offset), many in rates.items():
+        if offset in PLACES:
+            series, place = f"{precision}, {PLACES[offset][1]}", {"x": float(size + offset), "x_name": "n"}
+            found += lines(series, {"product_gflops": median(many)}, "scaled", note=device, **place)
     for offset, (end, where) in PLACES.items():
         ratio = median_ratio(rates["fp16", largest, offset], rates["fp32", largest, offset])
         note = f"{device}, n = {largest + offset}, {where}"
-        lines.append(
-            base | {"series": "fp16 over fp32", "quantity": f"gemm_speedup{end}", "value": ratio, "note": note}
-        )
-    return lines
+        found += lines("fp16 over fp32", {f"gemm_speedup{end}": ratio}, "scaled", note=note)
+    return found

@@ -1,6 +1,5 @@
 """Runs what an experiment measures on this machine. Torch is imported only where it measures."""
 
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -29,17 +28,7 @@ OF_EXPERIMENT = ("bubble", "parameters", "released")
 
 def run_measured(experiment: Experiment, runs: Path, limit: int | None = None) -> tuple[RunDirectory, list[Record]]:
     """A sealed run of what was measured, and its records; the same numbers are found again."""
-    name = f"experiment-{experiment.name.replace('/', '-')}-measured"
-    return seal_numbers(experiment, name, _measure(experiment, limit), {}, runs)
-
-
-def format_measured(records: Sequence[Record]) -> str:
-    """A line for each number."""
-    return "\n".join(
-        f"{record.series:<44}{record.quantity:<26}{'' if record.x is None else f'{record.x:g}':>6}"
-        f"{record.value:>12.4g}  {record.kind}"
-        for record in records
-    )
+    return seal_numbers(experiment, "-measured", _measure(experiment, limit), runs)
 
 
 def _measure(experiment: Experiment, limit: int | None) -> list[Line]:

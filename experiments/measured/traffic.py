@@ -19,7 +19,7 @@ from engine.launch.mesh import build_mesh
 from engine.model.microbatch import PipelineInput
 from engine.parallel.layout import Layout
 from engine.step import build_step
-from experiments.sealed import Line
+from experiments.sealed import Line, lines
 from lineage.progress import announce
 
 MODEL = ModelConfig(
@@ -115,68 +115,66 @@ def with_layers(layers: int) -> ModelConfig:
 def measure_traffic() -> list[Line]:
     """What tensor, sequence, pipeline and data parallelism send, in counts and in multiples of b·s·h."""
     announce(f"small models on 2 to {2 * max(WIDTHS)} processes, an iteration of each layout")
-    parts = (_tensor(), _sequence(), _pipeline(), _interleaved(), _batches())
     note = f"{MODEL.num_layers} layers of {MODEL.hidden_size}, sequences of {MODEL.seq_length}, gloo, fp32"
-    return [{"kind": "measured", "note": note} | line for line in chain(*parts)]
+    parts = (_tensor(), _sequence(), _pipeline(), _interleaved(), _batches())
+    return [line | {"note": note} for line in chain(*parts)]
 
 
 def _tensor() -> list[Line]:
-    lines: list[Line] = []
+    series, found = "tensor parallel", []
     for tp in WIDTHS:
         forward, whole = run_forked(of_layer, tp, ParallelConfig(tp=tp))[0]
         elements = whole.sent / ELEMENT / BSH / ((tp - 1) / tp)
-        lines.append({"series": "tensor parallel", "x": float(tp), "x_name": "tp", "quantity": "layer_elements",
-                      "value": elements})  # fmt: skip
-    counts = {"all_reduces_forward": forward.calls.total(), "all_reduces": whole.calls.total()}
-    counts["all_reduces_backward"] = counts["all_reduces"] - counts["all_reduces_forward"]
-    return lines + [{"series": "tensor parallel", "quantity": name, "value": value} for name, value in counts.items()]
+        found += lines(series, {"layer_elements": elements}, x=float(tp), x_name="tp")
+    first, both = forward.calls.total(), whole.calls.total()
+    counts = {"all_reduces_forward": first, "all_reduces": both, "all_reduces_backward": both - first}
+    return found + lines(series, counts)
 
 
 def _sequence() -> list[Line]:
     tp = WIDTHS[0]
     forward, whole = run_forked(of_layer, tp, ParallelConfig(tp=tp, sequence_parallel=True))[0]
     plain, _ = run_forked(of_layer, tp, ParallelConfig(tp=tp))[0]
-    lines: list[Line] = [{"quantity": "forward_traffic_ratio", "value": forward.sent / plain.sent}]
+    values = {"forward_traffic_ratio": forward.sent / plain.sent}
     for name, word in (("all_gathers", "allgather"), ("reduce_scatters", "reduce_scatter")):
         first, both = (sum(n for (op, _), n in each.calls.items() if word in op) for each in (forward, whole))
-        lines.append({"quantity": f"{name}_forward", "value": first})
-        lines.append({"quantity": f"{name}_backward", "value": both - first})
-    return [{"series": "tensor and sequence parallel"} | line for line in lines]
+        values |= {f"{name}_forward": first, f"{name}_backward": both - first}
+    return lines("tensor and sequence parallel", values)
 
 
 def _pipeline() -> list[Line]:
     """Elements that cross a border for each microbatch: the first stage sends forward, the last one back."""
-    batch, lines = 4, []
-    first, last = run_forked(iteration, 2, MODEL, ParallelConfig(pp=2), batch)
-    for way, rank in (("forward", first), ("backward", last)):
-        value = rank.bytes["send", 2] / ELEMENT / BSH / batch
-        lines.append({"series": "pipeline parallel", "quantity": f"border_elements_{way}", "value": value})
+    batch = 4
+
+    def sent(parallel: ParallelConfig) -> list[float]:
+        ranks = run_forked(iteration, parallel.pp * parallel.tp, MODEL, parallel, batch)
+        return [rank.bytes["send", 2] / ELEMENT / BSH / batch for rank in ranks]
+
+    first, last = sent(ParallelConfig(pp=2))
+    found = lines("pipeline parallel", {"border_elements_forward": first, "border_elements_backward": last})
     for tp in (WIDTHS[0], WIDTHS[-1]):
-        rank = run_forked(iteration, 2 * tp, MODEL, ParallelConfig(pp=2, tp=tp), batch)[0]
-        value = rank.bytes["send", 2] / ELEMENT / BSH / batch
-        lines.append({"series": "pipeline parallel, scatter/gather", "quantity": "border_elements_forward",
-                      "x": float(tp), "x_name": "tp", "value": value})  # fmt: skip
-    return lines
+        value = {"border_elements_forward": sent(ParallelConfig(pp=2, tp=tp))[0]}
+        found += lines("pipeline parallel, scatter/gather", value, x=float(tp), x_name="tp")
+    return found
 
 
 def _interleaved() -> list[Line]:
     """What a stage between others sends, over what it sends with one chunk."""
     pp, batch = 4, 4
-    model, lines = with_layers(16), []
+    model, found = with_layers(16), []
     plain = run_forked(iteration, pp, model, ParallelConfig(pp=pp), batch)[1].bytes["send", pp]
     for chunks in (2, 4):
         parallel = ParallelConfig(pp=pp, chunks=chunks, schedule="interleaved")
         sent = run_forked(iteration, pp, model, parallel, batch)[1].bytes["send", pp]
-        lines.append({"series": "interleaved", "quantity": "border_traffic_ratio", "x": float(chunks),
-                      "x_name": "chunks", "value": sent / plain})  # fmt: skip
-    return lines
+        found += lines("interleaved", {"border_traffic_ratio": sent / plain}, x=float(chunks), x_name="chunks")
+    return found
 
 
 def _batches() -> list[Line]:
     """What four microbatches to a rank send, over what one does."""
-    lines = []
+    found = []
     for series, parallel in (("data parallel", ParallelConfig()), ("tensor parallel", ParallelConfig(tp=2))):
         each = 2 // parallel.tp
         many, one = (run_forked(iteration, 2, MODEL, parallel, count * each)[0].sent for count in (4, 1))
-        lines.append({"series": series, "quantity": "traffic_of_four_microbatches", "value": many / one})
-    return lines
+        found += lines(series, {"traffic_of_four_microbatches": many / one})
+    return found

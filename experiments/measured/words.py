@@ -6,7 +6,7 @@ from evaluation.detokenize import detokenize_wikitext
 from evaluation.documents import count_original_tokens
 from evaluation.official import read_official
 from evaluation.wikitext103 import TEST_FILE_SHA256
-from experiments.sealed import Line
+from experiments.sealed import Line, lines
 
 
 def measure_words() -> list[Line]:
@@ -17,6 +17,4 @@ def measure_words() -> list[Line]:
     predicted = len(tokenizer.encode(detokenize_wikitext(text))) - 1  # nothing comes before the first
     values = {"wikitext103_original_tokens": words, "wikitext103_bpe_tokens": predicted,
               "tokens_per_word": predicted / words}  # fmt: skip
-    note = "counted in the published test file"
-    return [{"series": "WikiText-103 test", "quantity": name, "value": value, "kind": "measured", "note": note}
-            for name, value in values.items()]  # fmt: skip
+    return lines("WikiText-103 test", values, note="counted in the published test file")

@@ -12,7 +12,7 @@ from engine.launch.mesh import build_mesh
 from engine.parallel.layout import Layout
 from engine.step import build_step
 from experiments.measured.traffic import MODEL, iteration
-from experiments.sealed import Line
+from experiments.sealed import Line, lines
 from lineage.progress import Progress, announce
 
 RANKS = 4
@@ -34,41 +34,41 @@ def measure_sent_bytes() -> list[Line]:
 
     An iteration has its optimizer step, in which ZeRO stage 1 sends too.
     """
-    lines: list[Line] = []
+    found: list[Line] = []
     at_least: dict[str, float] = {}
     announce(f"{len(LAYOUTS)} layouts of {RANKS} processes, an iteration at each of {len(BATCHES)} batches")
     with Progress("zero", len(LAYOUTS), "layouts") as progress:
         for name, parallel in LAYOUTS.items():
             for batch in BATCHES:
                 sent = [rank.sent for rank in run_forked(iteration, RANKS, MODEL, parallel, batch)]
-                position = {"series": name, "quantity": "sent_megabytes", "x": float(batch), "x_name": "global_batch"}
                 measured = sum(sent) / RANKS
                 at_least.setdefault(name, measured)
                 note = f"{RANKS} ranks, {parameter_count(MODEL):,} parameters in fp32"
-                lines.append(position | {"kind": "scaled", "value": measured / 1e6, "note": note})
+                place = {"x": float(batch), "x_name": "global_batch", "note": note}
+                found += lines(name, {"sent_megabytes": measured / 1e6}, "scaled", **place)
             progress.advance()
     for stage, series in STAGES.items():
         ratio = at_least[f"ZeRO stage {stage}"] / at_least["data parallel"]
-        lines.append({"series": series, "quantity": "communication_ratio", "kind": "measured", "value": ratio,
-                      "note": "one microbatch to a rank"})  # fmt: skip
-    return lines
+        found += lines(series, {"communication_ratio": ratio}, note="one microbatch to a rank")
+    return found
 
 
 def measure_held_bytes() -> list[Line]:
     """Bytes of parameters, gradients and optimizer state for each parameter of the model, the mean over ranks."""
-    lines: list[Line] = []
+    found: list[Line] = []
     names = ("data parallel", "ZeRO stage 1", "ZeRO stage 3")
     announce(f"{len(names)} layouts on 2 and 4 processes, an iteration each")
     for name in names:
         parallel = LAYOUTS[name]
         for ranks in (2, 4):
-            position = {"series": name, "quantity": "state_bytes_per_parameter", "x": float(ranks), "x_name": "dp"}
-            held = sum(run_forked(held_bytes, ranks, parallel, "bf16")) / ranks / parameter_count(MODEL)
+            held = sum(run_forked(held_bytes, ranks, parallel, "bf16")) / ranks
             state = fullest_rank(MODEL, TrainConfig(precision="bf16"), parallel, ranks).state
             note = f"{parameter_count(MODEL):,} parameters in bf16"
-            lines.append(position | {"kind": "scaled", "value": held, "note": note})
-            lines.append(position | {"kind": "computed", "value": state / parameter_count(MODEL), "note": note})
-    return lines
+            place = {"x": float(ranks), "x_name": "dp", "note": note}
+            quantity, count = "state_bytes_per_parameter", parameter_count(MODEL)
+            found += lines(name, {quantity: held / count}, "scaled", **place)
+            found += lines(name, {quantity: state / count}, "computed", **place)
+    return found
 
 
 def held_bytes(parallel: ParallelConfig, precision: Precision) -> int:

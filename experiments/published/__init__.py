@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from experiments.catalogue import Experiment, Part, find_experiment
 from lineage.errors import BadInput
@@ -59,6 +60,11 @@ def published_records(series: tuple[str, ...]) -> Iterator[Record]:
 def x_of(part: Part, row: Row) -> float | None:
     """Where a workload stands on the part's x axis."""
     return float(row[part.x]) if part.x else None
+
+
+def position(part: Part, row: Row) -> dict[str, Any]:
+    """Where a record of a workload stands."""
+    return {"series": row["series"], "x": x_of(part, row), "x_name": part.x}
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -121,7 +121,7 @@ def test_what_zero_s_table_says_is_computed(tmp_path: Path) -> None:
 def outcomes(name: str, lines: list[Line], folder: Path) -> dict[str, str]:
     """What becomes of the experiment's claims by these measured numbers; those without one are left out."""
     note = {"kind": "measured", "note": ""}
-    seal_numbers(find_experiment(name), "planted", [note | line for line in lines], {}, folder)
+    seal_numbers(find_experiment(name), "-planted", [note | line for line in lines], folder)
     return {one.claim.id: one.outcome for one in judge([find_experiment(name)], load_results([folder])) if one.record}
 
 

@@ -37,7 +37,7 @@ def test_measured_and_simulated_stand_side_by_side(
     assert ["4 ranks on 2 cores" in one.note for one in records] == [False] * 4 + [True] * 2
     assert all("load average" in one.note for one in records if one.kind == "scaled")
     assert {one.outcome for one in judge([experiment], load_results([tmp_path]))} == {"NOT_RUN"}
-    assert len(capfd.readouterr().out.splitlines()) == 5
+    assert len(capfd.readouterr().out.splitlines()) == 1 + len(records)
 
 
 def test_more_ranks_than_cores_share_them() -> None:
