@@ -15,8 +15,6 @@ from experiments.bench.benchmarks.parallel import (
     Measured,
     contenders,
     disagreements,
-    layout_goals,
-    pipeline_ideal,
     summarize,
 )
 from experiments.bench.contender import TOLERANCE, Contender
@@ -209,22 +207,3 @@ def test_a_contender_that_computes_something_else_is_named(
     sentences = disagreements(every, measured)
     assert summarize(TWIN, every, measured, {1: 10.0, 2: 20.0}, [1.5]).disagreements == sentences
     assert [f"dropout {dropout:g}: losses of {name} differ" in sentence for sentence in sentences] == [True] * found
-
-
-def test_layouts_of_the_tiny_size_are_held_to_goals_without_dropout() -> None:
-    size, every = read_size("tiny"), contenders()
-    goals = layout_goals(size.model)
-    assert goals["pp2"] == 0.9 * pipeline_ideal(size.model, 2)
-    measured = made_up(every, serial=[[2.0]] * 3, tp2=[[1.0]] * 3, dp2=[[1.6]] * 3, pp2=[[2.0 / goals["pp2"]]] * 3)
-    plain, dropped = summarize(size, every, measured, {1: 10.0, 2: 20.0}, [1.5]).cases
-    found = {one.name.split()[0]: one for one in plain.ratios if one.name.endswith(" ÷ serial")}
-    assert {name: one.goal for name, one in found.items() if one.goal} == goals
-    assert [found[name].is_reached for name in ("tp2", "dp2", "pp2")] == [True, False, True]
-    assert not any(one.goal for one in dropped.ratios)
-
-
-def test_the_ideal_of_a_pipeline_counts_the_head() -> None:
-    model = read_size("tiny").model
-    assert pipeline_ideal(model, 1) == 1.0
-    assert 1.0 < pipeline_ideal(model, 2) < 1.5
-    assert pipeline_ideal(model.model_copy(update={"vocab_size": 1}), 2) == pytest.approx(2.0, abs=0.01)

@@ -14,6 +14,7 @@ from engine.kernels.registry import KERNELS
 from experiments.bench.benchmarks import growth
 from experiments.bench.benchmarks import kernels as bench_kernels
 from experiments.bench.benchmarks.train import (
+    LAYOUTS,
     OURS,
     ROWS,
     STOCK,
@@ -21,14 +22,17 @@ from experiments.bench.benchmarks.train import (
     Row,
     contenders,
     differing,
+    pipeline_ideal,
     summarize,
+    summarize_layouts,
 )
 from experiments.bench.cli import add_benchmarks, main
 from experiments.bench.compare import compare
+from experiments.bench.contender import TOLERANCE
 from experiments.bench.kernels import Shape
 from experiments.bench.show import show
 from experiments.bench.sizes import read_size
-from experiments.bench.timing import Timed, gemm_gflops, time_contender
+from experiments.bench.timing import Timed, differing_losses, gemm_gflops, time_contender
 from lineage.benchmark import Benchmark, Case, Environment, Ratio, read_benchmark, write_benchmark
 from lineage.command import run_command
 from lineage.environment import describe_environment
@@ -88,6 +92,19 @@ def test_every_case_of_the_table_has_a_goal() -> None:
     assert all(any((row.to_stock, row.to_tuned, row.to_limit)) for row in ROWS)
 
 
+def test_layouts_are_held_to_one_process_and_to_its_losses() -> None:
+    found = {
+        "serial": [Timed([2.0], [3.0, 2.0])],
+        "tp2": [Timed([1.0], [3.0, 2.0])],
+        "dp2": [Timed([1.6], [3.0, 2.1])],
+        "pp2": [Timed([2.0 / pipeline_ideal(SIZE.model, 2)], [3.0, 2.0])],
+    }
+    case, sentences = summarize_layouts(SIZE, found), differing_losses(LAYOUTS, found, TOLERANCE)
+    assert [ratio.value for ratio in case.ratios] == [2.0, 1.25, 1.0]
+    assert [ratio.is_reached for ratio in case.ratios] == [True, False, True]
+    assert sentences == [f"{case.name}: losses of dp2 differ from those of serial by up to 0.1"]
+
+
 def test_the_terminal_shows_every_goal_met_or_not(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +132,12 @@ def test_growth_is_measured_beside_the_closed_form() -> None:
         assert case.series[1].samples == [pytest.approx(1000.0 / relative, rel=1e-3)]
         assert case.ratios[0].value == pytest.approx(relative, rel=1e-3)
         assert relative == 1.0 or not growth._is_base(point)
+
+
+def test_the_ideal_of_a_pipeline_counts_the_head() -> None:
+    assert pipeline_ideal(SIZE.model, 1) == 1.0
+    assert 1.0 < pipeline_ideal(SIZE.model, 2) < 1.5
+    assert pipeline_ideal(SIZE.model.model_copy(update={"vocab_size": 1}), 2) == pytest.approx(2.0, abs=0.01)
 
 
 def test_kernels_are_measured_beside_their_references(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.config import ModelConfig, ParallelConfig
+from engine.config import ParallelConfig
 from engine.costs import flops_per_token
-from engine.model.stages import split_layers
 from experiments.bench import sizes, timing
 from experiments.bench.contender import TOLERANCE, Contender, build_ours, left_out
 from experiments.bench.peers import build_huggingface, build_nanogpt
@@ -112,7 +111,6 @@ def _case(
     rates = timing.rates(size, rounds)
     per_token = flops_per_token(size.model)
     limits = {ranks: rate * 1e9 / per_token for ranks, rate in gflops.items()}
-    goals = layout_goals(size.model) if size.name == Size.TINY and not dropout else {}
     return Case(
         name=f"dropout {dropout:g}",
         series=[
@@ -124,8 +122,7 @@ def _case(
             *(series(f"matrix products on {ranks} ranks", "speed", "GFLOP/s", rate) for ranks, rate in gflops.items()),
         ],
         ratios=[
-            *(ratio(f"{name} ÷ {SERIAL}", many, rates[SERIAL], goals.get(name)) for name, many in rates.items()
-              if name != SERIAL),
+            *(ratio(f"{name} ÷ {SERIAL}", many, rates[SERIAL]) for name, many in rates.items() if name != SERIAL),
             *(ratio(f"{ours.name} ÷ {peer.name}", rates[ours.name], rates[peer.name])
               for peer in present if not peer.is_ours
               for ours in present if ours.is_ours and ours.ranks == peer.ranks),
@@ -134,22 +131,6 @@ def _case(
         losses=timing.first_losses(rounds),
         setting={"layouts": [contender.describe() for contender in every], "gflop_per_token": rounded(per_token / 1e9)},
     )  # fmt: skip
-
-
-def layout_goals(model: ModelConfig) -> dict[str, float]:
-    """How many times as fast as one process two should be; a pipeline, nine tenths of its ideal."""
-    return {"tp2": 1.85, "dp2": 1.75, "pp2": 0.90 * pipeline_ideal(model, 2)}
-
-
-def pipeline_ideal(model: ModelConfig, stages: int) -> float:
-    """How many times faster than one process a pipeline can be: all operations by those of its largest stage."""
-    layer = 12 * model.hidden_size**2 + model.seq_length * model.hidden_size
-    head = model.vocab_size * model.hidden_size
-    each = [
-        len(stage.layers) * layer + (head if stage.is_last else 0)
-        for stage in split_layers(model.num_layers, stages, 1)
-    ]
-    return sum(each) / max(each)
 
 
 def disagreements(every: Sequence[Contender], measured: Measured) -> list[str]:

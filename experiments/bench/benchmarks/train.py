@@ -9,11 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.config import Precision
+from engine.config import ModelConfig, Precision
 from engine.costs import flops_per_token
 from engine.launch.allocator import keep_large_buffers
+from engine.model.stages import split_layers
 from experiments.bench import timing
-from experiments.bench.contender import Contender, build_ours
+from experiments.bench.benchmarks import parallel
+from experiments.bench.contender import TOLERANCE, Contender, build_ours
 from experiments.bench.kernels import copied_bytes_per_second
 from experiments.bench.peers import build_nanogpt
 from experiments.bench.sizes import BenchSize, read_size
@@ -22,7 +24,8 @@ from lineage.benchmark import Benchmark, Case
 from lineage.errors import BadInput
 from lineage.progress import announce
 
-OURS, STOCK, TUNED, LIMIT = "serial", "stock nanoGPT", "tuned nanoGPT", "limit"
+OURS, STOCK, TUNED, LIMIT = parallel.SERIAL, "stock nanoGPT", "tuned nanoGPT", "limit"
+LAYOUTS = "two processes, tiny fp32"
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
 """Most by which losses without dropout may differ; with dropout, where masks are each contender's own, MASKED."""
 MASKED = 0.1
@@ -71,7 +74,7 @@ def contenders() -> list[Contender]:
 def measure(
     rounds: Rounds = 3, case: Annotated[list[str] | None, typer.Option(help="Only this row; may be repeated.")] = None
 ) -> Benchmark:
-    """Training on one core beside nanoGPT, stock and tuned, and beside the core's limit.
+    """Training on one core beside nanoGPT, stock and tuned, and beside the core's limit; two processes beside one.
 
     Takes about 15 minutes. Ends with code 3 if a contender's losses show that it computed something else.
     """
@@ -89,6 +92,8 @@ def measure(
             measurements[each.name, contender.name] = partial(
                 timing.measure_contender, contender, shapes[each.name], each.dropout, time.process_time
             )
+    tiny, layouts = read_size("tiny"), [contender for contender in parallel.contenders() if contender.is_ours]
+    measurements |= {(LAYOUTS, each.name): partial(timing.measure_contender, each, tiny) for each in layouts}
     taken, load = timing.in_turn("train", rounds, measurements)
     results, disagreements = [], []
     for each in cases:
@@ -96,6 +101,7 @@ def measure(
         gflops = [rate for (rate,) in taken[each.name, LIMIT]]
         results.append(summarize(each, shapes[each.name], measured, gflops))
         disagreements += differing(each, measured)
+    of_layouts = {each.name: taken[LAYOUTS, each.name] for each in layouts}
     shares = timing.on_ranks(OURS, 1, profile, shapes[cases[0].name], cases[0].dropout)[0]
     copied = timing.on_ranks("copy", 1, copied_bytes_per_second, COPIED_BYTES)[0]
     spent = Case(
@@ -105,8 +111,8 @@ def measure(
     return Benchmark(
         benchmark="train",
         title="Training beside nanoGPT and the core's limit",
-        cases=[*results, spent],
-        disagreements=disagreements,
+        cases=[*results, summarize_layouts(tiny, of_layouts), spent],
+        disagreements=[*disagreements, *timing.differing_losses(LAYOUTS, of_layouts, TOLERANCE)],
         notes=list(NOTES),
         setting={"rounds": rounds, "copying, GB/s": round(copied / 1e9, 1)},
         load_average=load,
@@ -135,6 +141,29 @@ def summarize(row: Row, size: BenchSize, measured: Measured, gflops: Sequence[fl
         losses=timing.first_losses(measured),
         setting=size.describe(),
     )
+
+
+def summarize_layouts(size: BenchSize, measured: Measured) -> Case:
+    """Two processes of this engine against one of its own: tokens per second of wall clock."""
+    speed, ideal = timing.rates(size, measured), pipeline_ideal(size.model, 2)
+    return Case(
+        name=LAYOUTS,
+        series=[series(name, "rate", "tokens/s", *many) for name, many in speed.items()],
+        ratios=[
+            ratio("tp2, × one process", speed["tp2"], speed[OURS], 1.85),
+            ratio("dp2, × one process", speed["dp2"], speed[OURS], 1.75),
+            ratio("pp2, of the ideal", speed["pp2"], [ideal * rate for rate in speed[OURS]], 0.90),
+        ],
+        setting={"pp2_ideal": round(ideal, 4)},
+    )
+
+
+def pipeline_ideal(model: ModelConfig, stages: int) -> float:
+    """How many times faster than one process a pipeline can be: all operations by those of its largest stage."""
+    layer = 12 * model.hidden_size**2 + model.seq_length * model.hidden_size
+    head = model.vocab_size * model.hidden_size
+    each = [len(one.layers) * layer + head * one.is_last for one in split_layers(model.num_layers, stages, 1)]
+    return sum(each) / max(each)
 
 
 def differing(row: Row, measured: Measured) -> list[str]:
