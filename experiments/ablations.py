@@ -7,6 +7,7 @@ from the same initial values and sees the same tokens in the same order. Torch i
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from data_pipeline.tokens.tokenizer import UNKNOWN_ID
 from engine.config import RunConfig
 from engine.run.directory import read_steps, read_validations
 from experiments.catalogue import Ablation, Arm, Experiment, load_experiments
-from experiments.sealed import Line, format_records, seal_numbers
+from experiments.sealed import Line, format_records, lines, seal_numbers
 from lineage.config import parse_config
 from lineage.data_files import DataCard
 from lineage.errors import BadInput
@@ -155,44 +156,36 @@ def _sweeps(experiment: Experiment, ends: tuple[float, float], dataset: Path) ->
     """Records of every arm's learning-rate finder: the smoothed loss over the rate, and where it is lowest."""
     from engine.lr_finder import find_learning_rate
 
-    lines = []
+    found: list[Line] = []
     ablation = ablation_of(experiment)
     for seed in ablation.seeds:
         for arm in ablation.arms:
             config = configure(experiment, arm, seed, dataset)
             curve = find_learning_rate(config, *ends, config.train.iterations)
-            line: Line = {"series": arm.name, "kind": "scaled", "seed": seed}
-            lines += [
-                line | {"quantity": "smoothed_loss", "x": rate, "x_name": "learning_rate", "value": loss}
-                for rate, loss in zip(curve.rates, curve.smoothed, strict=True)
-            ]
+            for rate, loss in zip(curve.rates, curve.smoothed, strict=True):
+                found += lines(arm.name, {"smoothed_loss": loss}, "scaled", seed=seed, x=rate, x_name="learning_rate")
             if curve.lowest_rate is not None:
-                lines.append(line | {"quantity": "lowest_loss_rate", "value": curve.lowest_rate})
-    return lines
+                found += lines(arm.name, {"lowest_loss_rate": curve.lowest_rate}, "scaled", seed=seed)
+    return found
 
 
 def _numbers(trained: Trained) -> list[Line]:
     """Records of the loss at the end, and whether it diverged; where several learning rates are tried over these, with
     the highest loss on the way, otherwise with the loss in blocks of iterations, or the noise scale where it is known.
     """
-    line: Line = {"series": trained.arm, "kind": "scaled", "seed": trained.seed}
-    if trained.learning_rate is not None:
-        line |= {"x": trained.learning_rate, "x_name": "learning_rate"}
-        numbers = [
-            line | {"quantity": "highest_training_loss", "value": max(trained.losses, default=trained.untrained_loss)}
-        ]
-    else:
-        points = [
-            (step.samples or 0, step.noise_scale) for step in trained.steps if "noise_scale" in step.model_fields_set
-        ]
-        line_of = {"quantity": "noise_scale", "x_name": "samples"}
-        if not points:
-            points = [(step.iteration, step.loss) for step in trained.steps]
-            line_of = {"quantity": "training_loss", "x_name": "iteration"}
-        numbers = [line | line_of | {"x": x, "value": y} for x, y in _curve(points)]
-    if trained.validation_loss is not None:
-        numbers.append(line | {"quantity": "validation_loss", "value": trained.validation_loss})
-    return [*numbers, line | {"quantity": "diverged", "value": float(trained.is_diverged)}]
+    line = partial(lines, trained.arm, kind="scaled", seed=trained.seed)
+    ends = {} if trained.validation_loss is None else {"validation_loss": trained.validation_loss}
+    ends["diverged"] = float(trained.is_diverged)
+    if (rate := trained.learning_rate) is not None:
+        highest = {"highest_training_loss": max(trained.losses, default=trained.untrained_loss)}
+        return line(values=highest | ends, x=rate, x_name="learning_rate")
+    name, x_name = "noise_scale", "samples"
+    points = [(step.samples or 0, step.noise_scale) for step in trained.steps if name in step.model_fields_set]
+    if not points:
+        name, x_name = "training_loss", "iteration"
+        points = [(step.iteration, step.loss) for step in trained.steps]
+    curve = [each for x, y in _curve(points) for each in line(values={name: y}, x=x, x_name=x_name)]
+    return curve + line(values=ends)
 
 
 def _curve(points: Sequence[tuple[int, float | None]]) -> list[tuple[float, float]]:
@@ -225,16 +218,17 @@ def word_lengths(datasets: Sequence[Path]) -> list[WordLength]:
 
 def _numbers_per_word(trained: Trained, length: WordLength) -> list[Line]:
     """Records of perplexity per token and, adjusted for length, per word; how much longer the text is than in words."""
-    line = {"series": trained.arm, "kind": "scaled", "seed": trained.seed}
+    line = partial(lines, trained.arm, kind="scaled", seed=trained.seed)
     percent = 100 * (length.tokens / length.words - 1)
-    numbers = [line | {"quantity": "sequence_length_percent", "value": percent, "unit": "%"}] if percent else []
+    numbers = line(values={"sequence_length_percent": percent}, unit="%") if percent else []
     if trained.validation_loss is None:
         return numbers
     perplexity = math.exp(trained.validation_loss)
+    if percent:
+        numbers += line(values={"bpe_perplexity": perplexity})
     note = f"{length.unknown:.1%} of the words are unknown and count as one word" if length.unknown else ""
     adjusted = length_adjusted_perplexity(perplexity, length.tokens, length.words)
-    per_token = [line | {"quantity": "bpe_perplexity", "value": perplexity}] if percent else []
-    return [*numbers, *per_token, line | {"quantity": "word_perplexity", "value": adjusted, "note": note}]
+    return numbers + line(values={"word_perplexity": adjusted}, note=note)
 
 
 def length_adjusted_perplexity(perplexity: float, num_tokens: float, num_words: float) -> float:

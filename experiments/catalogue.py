@@ -259,11 +259,16 @@ def unanswered_claims() -> UnansweredClaims:
 
 def load_experiments() -> dict[str, Experiment]:
     """Every experiment by its name, in the order of the papers."""
-    experiments = [_load(path.parent) for path in HERE.glob("*/*/experiment.toml")]
-    return {
-        experiment.name: experiment
-        for experiment in sorted(experiments, key=lambda experiment: _natural(experiment.name))
-    }
+
+    def natural(experiment: Experiment) -> list[int | str]:
+        """Sorts figure-6 before figure-11, and years before names."""
+        return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", experiment.name)]
+
+    loaded = []
+    for path in HERE.glob("*/*/experiment.toml"):
+        expected = load_config(path.parent / "expected.toml", Expected)
+        loaded.append(parse_config({**read_toml(path), "expected": expected}, Experiment, str(path)))
+    return {experiment.name: experiment for experiment in sorted(loaded, key=natural)}
 
 
 def find_experiment(name: str) -> Experiment:
@@ -272,14 +277,3 @@ def find_experiment(name: str) -> Experiment:
     if name not in experiments:
         raise BadInput(f"there is no experiment {name!r}; `mlm-experiment list` shows the {len(experiments)} there are")
     return experiments[name]
-
-
-def _load(folder: Path) -> Experiment:
-    expected = load_config(folder / "expected.toml", Expected)
-    path = folder / "experiment.toml"
-    return parse_config({**read_toml(path), "expected": expected}, Experiment, str(path))
-
-
-def _natural(name: str) -> list[int | str]:
-    """Sorts figure-6 before figure-11, and years before names."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

@@ -50,11 +50,6 @@ class RunMode(StrEnum):
     PLAN = "plan"
 
 
-@app.callback()
-def _experiment() -> None:
-    pass
-
-
 @app.command()
 def reproduce(
     target: Annotated[Target, typer.Argument(help="Largest model; the smaller ones are run for comparison.")],

@@ -83,14 +83,14 @@ def format_checks(checks: Sequence[Check]) -> str:
 
 
 def _versions(seen: Sequence[Seen]) -> Check:
-    first = seen[0].versions
-    versions = ", ".join(f"{name} {value}" for name, value in first.items())
-    for other in seen:
-        for name, value in first.items():
-            if other.versions.get(name) != value:
-                return Check("versions", versions, f"{name} is {value} on {_place(seen[0])} and "
-                             f"{other.versions.get(name)} on {_place(other)}")  # fmt: skip
-    return Check("versions", versions, "")
+    first = seen[0]
+    failures = (
+        f"{name} is {value} on {_place(first)} and {other.versions.get(name)} on {_place(other)}"
+        for other in seen
+        for name, value in first.versions.items()
+        if other.versions.get(name) != value
+    )
+    return Check("versions", ", ".join(map(" ".join, first.versions.items())), next(failures, ""))
 
 
 def _clocks(seen: Sequence[Seen]) -> Check:
@@ -102,17 +102,19 @@ def _clocks(seen: Sequence[Seen]) -> Check:
 
 def _products(seen: Sequence[Seen]) -> list[Check]:
     wrong = [_place(rank) for rank in seen if not rank.product_is_right]
-    rates = sorted(rank.product_flops_per_second for rank in seen)
+    right = f"wrong on {len(wrong)} ranks" if wrong else "equal to what they must be"
+    rates = sorted(rank.product_flops_per_second / 1e12 for rank in seen)
     slowest = min(seen, key=lambda rank: rank.product_flops_per_second)
     median = rates[len(rates) // 2]
-    slow = slowest.product_flops_per_second < SLOWEST_SHARE * median
+    slow = f"{_place(slowest)} reaches {rates[0]:.3g} TFLOP/s, under half of the median rank's {median:.3g}"
     return [
-        Check("matrix products", "equal to what they must be" if not wrong else f"wrong on {len(wrong)} ranks",
-              f"a matrix product is wrong on {', '.join(wrong)}" if wrong else ""),
-        Check("matrix rate", f"{rates[0] / 1e12:.3g} to {rates[-1] / 1e12:.3g} TFLOP/s",
-              f"{_place(slowest)} reaches {slowest.product_flops_per_second / 1e12:.3g} TFLOP/s, under half of the "
-              f"median rank's {median / 1e12:.3g}" if slow else ""),
-    ]  # fmt: skip
+        Check("matrix products", right, f"a matrix product is wrong on {', '.join(wrong)}" if wrong else ""),
+        Check(
+            "matrix rate",
+            f"{rates[0]:.3g} to {rates[-1]:.3g} TFLOP/s",
+            slow if rates[0] < SLOWEST_SHARE * median else "",
+        ),
+    ]
 
 
 def _all_reduce(seen: Sequence[Seen]) -> Check:
@@ -125,16 +127,15 @@ def _all_reduce(seen: Sequence[Seen]) -> Check:
 
 
 def _disk(seen: Sequence[Seen], needed_bytes: int) -> list[Check]:
-    least = min(seen, key=lambda rank: rank.free_bytes)
-    failure = next((f"{_place(rank)}: {rank.write_failure}" for rank in seen if rank.write_failure), "")
-    short = least.free_bytes < needed_bytes
-    needed = f", {needed_bytes / 1e9:.1f} GB needed" if needed_bytes else ""
+    least, needed = min(seen, key=lambda rank: rank.free_bytes), f"{needed_bytes / 1e9:.1f} GB"
+    free = f"{least.free_bytes / 1e9:.1f} GB"
+    short = f"{_place(least)} has {free} of disk for runs, and {needed} are needed"
+    written = f"{min(rank.written_bytes_per_second for rank in seen) / 1e6:.0f} MB/s a rank, synced"
+    failures = (f"{_place(rank)}: {rank.write_failure}" for rank in seen if rank.write_failure)
     return [
-        Check("disk space", f"{least.free_bytes / 1e9:.1f} GB free{needed}",
-              f"{_place(least)} has {least.free_bytes / 1e9:.1f} GB of disk for runs, and {needed_bytes / 1e9:.1f} GB "
-              "are needed" if short else ""),
-        Check("disk writes", f"{min(rank.written_bytes_per_second for rank in seen) / 1e6:.0f} MB/s a rank, synced",
-              failure),
+        Check("disk space", f"{free} free, {needed} needed" if needed_bytes else f"{free} free",
+              short if least.free_bytes < needed_bytes else ""),
+        Check("disk writes", written, next(failures, "")),
     ]  # fmt: skip
 
 

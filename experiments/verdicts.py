@@ -183,20 +183,13 @@ def _verdict(experiment: Experiment, claim: Claim, records: list[Record], result
 
 def _find(experiment: Experiment, claim: Claim, records: list[Record]) -> Record | None:
     """The record that speaks for the claim. A twin's x is taken as the same share of its training."""
-    matching = [
-        candidate for candidate in records if (candidate.series, candidate.quantity) == (claim.series, claim.quantity)
-    ]
+    mine = (claim.series, claim.quantity)
+    curve = [each.x for each in experiment.claims if (each.series, each.quantity) == mine and each.x is not None]
     for kind in ORDER:
-        of_kind = [candidate for candidate in matching if candidate.kind == kind]
+        of_kind = [each for each in records if (each.series, each.quantity, each.kind) == (*mine, kind)]
         stretch = 1.0
         if kind == "scaled" and experiment.reproduction and claim.x is not None:
-            mine = max((candidate.x for candidate in of_kind if candidate.x is not None), default=1.0)
-            curve = [
-                candidate
-                for candidate in experiment.claims
-                if (candidate.series, candidate.quantity) == (claim.series, claim.quantity)
-            ]
-            stretch = mine / max(candidate.x for candidate in curve if candidate.x is not None)
+            stretch = max((each.x for each in of_kind if each.x is not None), default=1.0) / max(curve)
         for record in of_kind:
             if (record.x is None) == (claim.x is None) and math.isclose(record.x or 0, (claim.x or 0) * stretch):
                 return record

@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from engine.config import ParallelConfig
 from engine.pipeline.lowering import Interval
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-3
 """By how much the losses of two contenders may differ."""
 
-Step = Callable[[int, float], float]
-"""(iteration, dropout probability) → mean loss of the global batch before the update, on every rank."""
+Step = Callable[..., float]
+"""(iteration, dropout probability) → mean loss of the global batch before the update, on every rank. Ours also takes a
+list of intervals, `timeline`, to which this rank's computations are added as they end."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,7 @@ def left_out(every: Sequence[Contender]) -> dict[str, str]:
     return {contender.name: why for contender in every if not contender.is_installed}
 
 
-class OurStep(Protocol):
-    """A contender's step that can also be timed computation by computation."""
-
-    def __call__(self, iteration: int, dropout: float, timeline: list[Interval] | None = None) -> float:
-        """The mean loss; with `timeline`, this rank's computations are added to it as they end."""
-
-
-def build_ours(contender: Contender, size: BenchSize) -> OurStep:
+def build_ours(contender: Contender, size: BenchSize) -> Step:
     """A step of this rank's part of the contender's layout."""
     from engine.launch.mesh import build_mesh
     from engine.parallel.layout import Layout
@@ -73,7 +67,7 @@ def build_ours(contender: Contender, size: BenchSize) -> OurStep:
     return our_step(size, parallel, build_mesh(layout, parallel.sequence_parallel), contender.microbatches)
 
 
-def our_step(size: BenchSize, parallel: ParallelConfig, mesh: "ParallelMesh", microbatches: int) -> OurStep:
+def our_step(size: BenchSize, parallel: ParallelConfig, mesh: "ParallelMesh", microbatches: int) -> Step:
     """A step of this rank's part of a mesh, in so many microbatches."""
     import torch
 

@@ -28,7 +28,11 @@ def main(corpus: Path, tokenizer: Path, work: Path) -> None:
     cleaned, kept = str(work / "cleaned"), str(work / "kept")
     load_word_tokenizer("en").word_tokenize("loaded before the clock starts")
     stages: dict[str, Sequence[Any]] = {
-        "clean": [JsonlReader(str(corpus.parent), glob_pattern=corpus.name), FTFYFormatter(), _writer(cleaned)],
+        "clean": [
+            JsonlReader(str(corpus.parent), glob_pattern=corpus.name),
+            FTFYFormatter(),
+            JsonlWriter(cleaned, compression=None),
+        ],
         "signatures": [JsonlReader(cleaned), Signature(signatures, config, language="en")],
         "buckets": [MinhashDedupBuckets(signatures, buckets, config=config)],
         "cluster": [MinhashDedupCluster(buckets, removed, config=config)],
@@ -45,12 +49,6 @@ def main(corpus: Path, tokenizer: Path, work: Path) -> None:
         LocalPipelineExecutor(list(pipeline), tasks=tasks, workers=1, logging_dir=str(work / "logs" / name)).run()
         seconds[name] = time.process_time() - start
     print(json.dumps(seconds))
-
-
-def _writer(folder: str) -> Any:
-    from datatrove.pipeline.writers import JsonlWriter
-
-    return JsonlWriter(folder, compression=None)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,11 +137,6 @@ def run_datatrove(corpus: Path, tokenizer: Path, work: Path) -> dict[str, float]
         return None
     spent = run_program(sys.executable, "-m", "experiments.bench.data_datatrove", corpus, tokenizer, work)
     return dict(json.loads(spent.printed.splitlines()[-1]))
-
-
-def datatrove_version() -> str:
-    """As installed."""
-    return version("datatrove")
 
 
 def write_few(path: Path, texts: Sequence[str]) -> Path:

@@ -136,40 +136,50 @@ def measure_kernels(limits: dict[str, float], shape: Shape | None = None, is_com
     """
     import torch
 
-    from engine.kernels.registry import REFERENCE, implementation
-
     rows = []
     for case in cases(shape or Shape(), torch.bfloat16):
-        reference = implementation(case.name, REFERENCE)
-        functions = {"ours": implementation(case.name, "cuda"), "reference": reference}
-        if is_compared:
-            functions["torch.compile"] = torch.compile(reference)
-        seconds: dict[str, float] = {}
-        for name, function in functions.items():
-            try:
-                seconds[name] = median(_seconds(partial(run_pass, function, case)))
-            except torch.OutOfMemoryError:  # references keep scores and masks
-                torch.cuda.empty_cache()
+        seconds = {name: median(many) for name, many in time_kernel(case, "cuda", REPEATS, is_compared).items()}
         memory = case.moved * 2 / limits["copied_bytes_per_second"]
         floor = max(memory, case.operations / limits["operations_per_second"])
-        ours = seconds.pop("ours")
+        ours = seconds["ours"]
         rows.append(
             Case(
                 name=case.name,
                 series=[
-                    series("ours", "time", "ms", 1000 * ours),
                     *(series(name, "time", "ms", 1000 * spent) for name, spent in seconds.items()),
                     series("floor", "time", "ms", 1000 * floor, kind="computed"),
                 ],
                 ratios=[
                     ratio("floor ÷ ours", [floor], [ours], FLOOR_SHARE),
                     *(ratio(f"{name} ÷ ours", [spent], [ours], 1.0 if name == "torch.compile" else None)
-                      for name, spent in seconds.items()),
+                      for name, spent in seconds.items() if name != "ours"),
                 ],
                 setting={"bound": "products" if floor > memory else "memory"},
             )
         )  # fmt: skip
     return rows
+
+
+def time_kernel(case: KernelCase, device: str, rounds: int, is_compared: bool) -> dict[str, list[float]]:
+    """Seconds of each pass of ours, of the reference and, if they are compared, of torch.compile, in turn after passes
+    that are not counted; without what runs out of memory.
+    """
+    import torch
+
+    from engine.kernels.registry import REFERENCE, implementation
+
+    functions = {"ours": implementation(case.name, device), "reference": implementation(case.name, REFERENCE)}
+    if is_compared:
+        functions["torch.compile"] = torch.compile(functions["reference"])
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(WARM_UP + rounds):
+        for name in list(seconds):
+            try:
+                seconds[name].append(device_seconds(partial(run_pass, functions[name], case)))
+            except torch.OutOfMemoryError:  # references keep scores and masks
+                del seconds[name]
+                torch.cuda.empty_cache()
+    return {name: many[WARM_UP:] for name, many in seconds.items()}
 
 
 def run_pass(function: "Callable[..., torch.Tensor]", case: KernelCase) -> None:

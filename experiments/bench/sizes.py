@@ -34,13 +34,9 @@ class BenchSize:
 
     def describe(self) -> dict[str, Any]:
         """The shape and the recipe, as plain JSON values."""
-        model, train = self.model, self.train
-        return {
-            "num_layers": model.num_layers,
-            "hidden_size": model.hidden_size,
-            "num_heads": model.num_heads,
-            "seq_length": model.seq_length,
-            "vocab_size": model.vocab_size,
+        train = self.train
+        shape = self.model.model_dump(include={"num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size"})
+        return shape | {
             "global_batch_size": train.global_batch_size,
             "precision": train.precision,
             "optimizer": f"AdamW, learning rate {train.learning_rate:g}, gradient norm clipped at "

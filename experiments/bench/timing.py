@@ -60,11 +60,9 @@ def in_turn(
     return taken, load
 
 
-def measure_contender(
-    contender: Contender, size: BenchSize, dropout: float = 0.0, clock: Callable[[], float] = time.perf_counter
-) -> Timed:
-    """One round of a contender, in new processes; as its first rank saw it."""
-    timed: Timed = on_ranks(contender.name, contender.ranks, time_contender, contender, size, dropout, clock)[0]
+def measure_contender(contender: Contender, size: BenchSize, *how: Any) -> Timed:
+    """What `time_contender` gives on the first of new ranks."""
+    timed: Timed = on_ranks(contender.name, contender.ranks, time_contender, contender, size, *how)[0]
     return timed
 
 

@@ -172,7 +172,7 @@ def measure_bubbles(experiment: Experiment) -> list[Line]:
     for part in experiment.parts:
         rows = [row for row in workload_rows(part.workloads) if int(row["pp"]) <= MOST_RANKS]
         name: ScheduleName = "gpipe" if "bubble_share" in part.computed else "1f1b"
-        cases = [(int(row["pp"]), _microbatches(row)) for row in rows]
+        cases = [(int(row["pp"]), int(row.get("microbatches") or workload_of(row).microbatches)) for row in rows]
         measured = bubbles(name, cases)
         for row, (pp, count) in zip(rows, cases, strict=True):
             to_ideal = measured[pp, count]
@@ -180,7 +180,3 @@ def measure_bubbles(experiment: Experiment) -> list[Line]:
             note = f"{pp} processes whose stages sleep, schedule {name}"
             found += lines(values=value, note=note, **position(part, row))
     return found
-
-
-def _microbatches(row: dict[str, str]) -> int:
-    return int(row["microbatches"]) if "microbatches" in row else workload_of(row).microbatches

@@ -1,6 +1,7 @@
 """A Hugging Face GPT-2 divided over tensor-parallel ranks: held against the whole one, and merged again."""
 
 import tempfile
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -58,12 +59,12 @@ def measure_huggingface() -> list[Line]:
         "identical_files_percent": 100 * float(np.mean(files)),
         "collectives_per_layer": collectives_per_layer(),
     }
+    curve = [
+        lines(SERIES, {"largest_logit_difference": value}, x=float(tp), x_name="tp")
+        for tp, value in differences.items()
+    ]
     note = f"random weights, {TEXTS} texts of {TOKENS} tokens and {NEW_TOKENS} new ones, in fp32"
-    found = lines(SERIES, values, seed=SEED, note=note)
-    for tp, value in differences.items():
-        name = "largest_logit_difference"
-        found += lines(SERIES, {name: value}, seed=SEED, note=note, x=float(tp), x_name="tp")
-    return found
+    return [line | {"seed": SEED, "note": note} for line in chain(lines(SERIES, values), *curve)]
 
 
 def write_huggingface(directory: Path) -> Path:

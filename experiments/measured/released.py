@@ -8,6 +8,7 @@ digest of these files is known here, so weights from MLM_MODELS_DIR are a stand-
 import os
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from data_pipeline.contamination.testsets import TEST_SETS, find_test_set
@@ -69,7 +70,7 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
     for name, path, is_released in _found(experiment):
         series = MODELS[experiment.name][name]
         done = evaluate(path, _tasks(name, experiment), Settings(limit=limit))
-        weights = ", ".join(f"{file.name} {sha256_file(file)[:16]}" for file in _weights(path))
+        weights = ", ".join(f"{file.name} {_digest(file)[:16]}" for file in _weights(path))
         for title, quantities in series.items():
             for quantity, (protocol, field, factor) in quantities.items():
                 if protocol in done.missing:
@@ -130,7 +131,8 @@ def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:
         if root and (Path(root) / name).is_dir():
             yield name, Path(root) / name, False
         elif name.startswith("gpt2") and (path := _from_hub(f"openai-community/{name}")):
-            yield name, path, all(_is_of_the_hub(file) for file in _weights(path))
+            # the hub's cache names a file by the SHA-256 that its content had at the hub
+            yield name, path, all(file.resolve().name == _digest(file) for file in _weights(path))
         else:
             missing.append(name)
             print(f"{name}: not under ${MODELS_VARIABLE}, and the hub does not have it here: left out")
@@ -155,6 +157,6 @@ def _weights(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.suffix in (".safetensors", ".bin", ".pt"))
 
 
-def _is_of_the_hub(file: Path) -> bool:
-    """Whether a file of the hub's cache has the content that its name, the hub's SHA-256 of it, stands for."""
-    return file.resolve().name == sha256_file(file)
+@cache
+def _digest(file: Path) -> str:
+    return sha256_file(file)

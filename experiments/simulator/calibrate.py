@@ -104,7 +104,8 @@ class Held(NamedTuple):
 def rows_that_ran() -> tuple[list[Observation], Floats]:
     """The H100's iterations, and GiB of each."""
     ran = [(row, w) for row, w in measurements.costed(measurements.ultrascale()) if row["status"] == "ran"]
-    return measurements.h100_rows(ran), np.array([float(row["memory_gb"]) for row, _ in ran])
+    rows = [Observation("ultrascale-h100", w, "iteration_seconds", float(row["iteration_ms"]) / 1e3) for row, w in ran]
+    return rows, np.array([float(row["memory_gb"]) for row, _ in ran])
 
 
 def computed_memory(machine: Machine, workloads: Sequence[Workload]) -> Floats:

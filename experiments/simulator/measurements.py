@@ -6,6 +6,7 @@ Imports no torch.
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -66,21 +67,13 @@ def ultrascale() -> list[dict[str, str]]:
 
 def costed(rows: Sequence[dict[str, str]]) -> list[tuple[dict[str, str], Workload]]:
     """The rows that do not contradict themselves, each with its workload."""
-    return [(row, workload) for row in rows for workload in [workload_of(row)] if not _refused(workload)]
-
-
-def h100_rows(rows: Sequence[tuple[dict[str, str], Workload]]) -> list[Observation]:
-    """The iteration times of those that ran."""
-    return [Observation("ultrascale-h100", workload, "iteration_seconds", float(row["iteration_ms"]) / 1e3)
-            for row, workload in rows if row["status"] == "ran"]  # fmt: skip
-
-
-def _refused(workload: Workload) -> str:
-    try:
-        checked_config(workload)
-    except BadInput as error:
-        return str(error)
-    return ""
+    kept = []
+    for row in rows:
+        workload = workload_of(row)
+        with suppress(BadInput):
+            checked_config(workload)
+            kept.append((row, workload))
+    return kept
 
 
 def ptd_p_table_1() -> list[Observation]:

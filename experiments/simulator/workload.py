@@ -127,10 +127,11 @@ def flops_of(workload: Workload) -> float:
     Of a llama, 6 of each parameter that multiplies and 12Lhs of attention per token. Raises BadInput as
     `checked_config`.
     """
-    config = checked_config(workload)
-    if workload.family == "llama":
-        return llama_flops(workload)
-    return flops_per_iteration(config.model, config.train, recompute=workload.recompute == "full")
+    config, w = checked_config(workload), workload
+    if w.family != "llama":
+        return flops_per_iteration(config.model, config.train, recompute=w.recompute == "full")
+    multiplied = w.layers * (layer_parameters(w) - 2 * w.hidden) + w.vocab * w.hidden
+    return w.global_batch * w.seq * (6.0 * multiplied + 12.0 * w.layers * w.hidden * w.seq)
 
 
 def _values(w: Workload, precision: Precision, run: RunConfig | None) -> dict[str, Any]:
@@ -149,12 +150,6 @@ def layer_parameters(w: Workload) -> int:
     """Of one layer of a llama: queries, keys, values, output; gate, up and down; two norms."""
     keys = w.hidden * (w.kv_heads or w.heads) // w.heads
     return 2 * w.hidden * (w.hidden + keys) + 3 * w.hidden * w.inner + 2 * w.hidden
-
-
-def llama_flops(w: Workload) -> float:
-    """Of an iteration's matrix products, with the whole of attention."""
-    multiplied = w.layers * (layer_parameters(w) - 2 * w.hidden) + w.vocab * w.hidden
-    return w.global_batch * w.seq * (6.0 * multiplied + 12.0 * w.layers * w.hidden * w.seq)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.bench import kernels, sizes
 from experiments.bench.benchmarks import gpu
-from experiments.bench.benchmarks.gpu import DROPOUT, MODELS, OURS, Model, contenders, measure_forward_backward
+from experiments.bench.benchmarks.gpu import DROPOUT, MODELS, OURS, WITHOUT_OPTIMIZER, Model, contenders
 from experiments.bench.benchmarks.gpu import summarize as summarize_model
 from experiments.bench.cli import main
 from experiments.bench.sizes import read_size
@@ -78,7 +78,7 @@ def test_all_contenders_train_the_same_model() -> None:
     case, differing = summarize_model(MODELS[0], size, found, {})
     assert differing == []
     assert {each.name for each in case.ratios} == {f"× {each.name}" for each in here[1:]} | {"utilisation"}
-    largest = measure_forward_backward(size)
+    largest = time_contender(WITHOUT_OPTIMIZER, size, DROPOUT)
     assert largest.losses[0] == pytest.approx(found[OURS][0].losses[0], abs=0.02)
     assert len(largest.seconds) == size.train.iterations - size.warm_up
 
@@ -109,7 +109,6 @@ def test_the_whole_result_is_printed_kept_and_shown_on_the_page(
         "check_kernels": [Case(name="dropout bfloat16", ratios=[error])],
         "measure_kernels": [kernel],
         "time_contender": Timed([1.0], [3.0], 10),
-        "measure_forward_backward": Timed([1.0], [3.0], 10),
     }
 
     def measured(name: str, function: Any, *arguments: Any) -> Any:

@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -118,7 +119,7 @@ def _beside_datatrove(cases: Sequence[Case], peer: dict[str, float] | None) -> C
         series=[series(OURS, "time", SECONDS, ours), series("datatrove", "time", SECONDS, theirs)],
         ratios=[ratio(FASTER, [theirs], [ours], 15)],
         setting={
-            "version": whole.datatrove_version(),
+            "version": version("datatrove"),
             "stages": {name: round(spent, 3) for name, spent in peer.items()},
         },
     )

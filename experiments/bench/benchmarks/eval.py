@@ -17,7 +17,7 @@ from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig
 from engine.launch.allocator import keep_large_buffers
 from evaluation.protocol import Request
-from experiments.bench.eval_contenders import Answer, Score, export_model, harness, our_model, ours, plain_loop
+from experiments.bench.eval_contenders import Score, export_model, harness, our_model, ours, plain_loop
 from experiments.bench.timing import cpu_seconds, in_turn, load_average, on_ranks, ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.errors import DataMissing
@@ -85,16 +85,6 @@ def sliding_requests(config: ModelConfig, count: int) -> list[Request]:
     ]
 
 
-def task_requests(name: str, tokenizer: Tokenizer, seq_length: int, limit: int) -> list[Request]:
-    """Requests of a named protocol. Raises DataMissing without its file."""
-    from evaluation.tasks import build_task
-
-    def no_stand_in() -> Path:
-        raise DataMissing("the benchmark scores the published files only")
-
-    return build_task(name, tokenizer, seq_length, limit, no_stand_in).requests
-
-
 def measure(
     rounds: Annotated[int, typer.Option(min=1, help="How often both of each comparison are measured, in turn.")] = 3,
 ) -> Benchmark:
@@ -102,9 +92,15 @@ def measure(
 
     Needs the published test files and GPT-2's vocabulary. Ends with code 3 if the answers differ by more than rounding.
     """
+    from evaluation.tasks import build_task
+
     tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
+
+    def no_stand_in() -> Path:
+        raise DataMissing("the benchmark scores the published files only")
+
     windows, examples = (
-        task_requests(name, tokenizer, SIZES[SMALL].seq_length, limit)
+        build_task(name, tokenizer, SIZES[SMALL].seq_length, limit, no_stand_in).requests
         for name, limit in (("wikitext103-lm-eval", 24), ("lambada", 256))
     )
     announce(f"memory of {2 * len(SIZES)} evaluations, then 4 comparisons of {rounds} rounds on one core")
@@ -167,7 +163,7 @@ def compare(comparison: Comparison, our_score: Score, their_score: Score, rounds
         {name: partial(cpu_seconds, score, comparison.requests, size) for name, (score, size) in rivals.items()},
     )
     measured = {name: [seconds for seconds, _ in many] for name, many in taken.items()}
-    gap = float(np.max([relative_gap(answer, expected) for _, answer in tried.values()]))
+    gap = float(np.max([np.abs(answer.nll / expected.nll - 1) for _, answer in tried.values()]))
     verdicts = max(int((answer.all_greedy != expected.all_greedy).sum()) for _, answer in tried.values())
     case = Case(
         name=comparison.case,
@@ -182,11 +178,6 @@ def compare(comparison: Comparison, our_score: Score, their_score: Score, rounds
         f"{case.name}: {comparison.rival} computes something else: its losses differ by up to {gap:.2g} of them, its "
         f"verdicts in {verdicts} requests"
     ]
-
-
-def relative_gap(answer: Answer, other: Answer) -> float:
-    """Largest relative difference of the negative log-likelihoods."""
-    return float(np.abs(answer.nll / other.nll - 1).max())
 
 
 def measure_memory(name: str, config: ModelConfig, batch: int) -> Case:

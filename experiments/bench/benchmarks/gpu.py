@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from engine.config import ParallelConfig
 from engine.costs import flops_per_token
 from experiments.bench import timing
 from experiments.bench.benchmarks.train import MASKED
-from experiments.bench.contender import Contender, build_ours, left_out
+from experiments.bench.contender import Contender, Step, build_ours, left_out
 from experiments.bench.kernels import check_kernels, measure_kernels, measure_limits
 from experiments.bench.peers import build_huggingface, build_nanogpt
 from experiments.bench.sizes import BenchSize, published_size
@@ -94,7 +95,7 @@ def measure(rounds: Rounds = 3) -> Benchmark:
         disagreements += differing
     name, batch = LARGEST
     size = published_size(name, batch, ITERATIONS, WARM_UP)
-    largest = summarize_largest(size, in_new_process(name, measure_forward_backward, size))
+    largest = summarize_largest(size, in_new_process(name, time_contender, WITHOUT_OPTIMIZER, size, DROPOUT))
     disagreements += [
         f"{case.name} has {each.value:.1f} times the reference's error"
         for case in exactness
@@ -131,14 +132,10 @@ def in_new_process(name: str, function: Any, *arguments: Any) -> Any:
             raise UserError(f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
 
 
-def measure_forward_backward(size: BenchSize) -> Timed:
-    """Forward and backward of our model with every layer recomputed, without an optimizer."""
-    import time
-
+def build_without_optimizer(contender: Contender, size: BenchSize) -> Step:
+    """A step that is forward and backward alone of our model with every layer recomputed."""
     import torch
 
-    from engine.config import ParallelConfig
-    from engine.guard.memory import PeakMemory
     from engine.launch.mesh import local_device
     from engine.model.microbatch import PipelineInput
     from engine.optim.precision import DTYPES
@@ -147,21 +144,21 @@ def measure_forward_backward(size: BenchSize) -> Timed:
     from engine.rng import Dropout
 
     mesh, train = serial_mesh(local_device()), size.train
-    memory = PeakMemory(mesh.device)
-    parallel = ParallelConfig(recompute="full")
-    chunk = PartitionedModel(size.model, parallel, mesh, DTYPES[train.precision], train.seed).chunks[0]
-    seconds, losses = [], []
-    for iteration in range(train.iterations):
-        start = time.perf_counter()
+    chunk = PartitionedModel(size.model, contender.parallel, mesh, DTYPES[train.precision], train.seed).chunks[0]
+
+    def step(iteration: int, dropout: float) -> float:
         tokens = torch.from_numpy(size.batch(iteration)).to(mesh.device)
-        masks = Dropout(DROPOUT, train.seed, iteration, tuple(range(len(tokens))))
+        masks = Dropout(dropout, train.seed, iteration, tuple(range(len(tokens))))
         batch = PipelineInput(tokens[:, :-1], tokens[:, 1:], masks)
         loss = chunk.batch_loss(chunk.run_stage(batch.tokens, batch), batch)
         loss.backward()
         chunk.zero_grad()
-        losses.append(loss.item())
-        seconds.append(time.perf_counter() - start)
-    return Timed(seconds[size.warm_up :], losses, memory.bytes())
+        return loss.item()
+
+    return step
+
+
+WITHOUT_OPTIMIZER = Contender(OURS, 1, build_without_optimizer, parallel=ParallelConfig(recompute="full"))
 
 
 def summarize(model: Model, size: BenchSize, measured: Measured, failures: dict[str, str]) -> tuple[Case, list[str]]:

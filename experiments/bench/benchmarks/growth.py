@@ -104,7 +104,7 @@ def _is_base(point: Point) -> bool:
 def _timed(point: Point) -> Timed:
     contender = Contender(point.name, point.ranks, build_ours, is_ours=True, parallel=point.parallel)
     clock = time.perf_counter if "ranks" in point.axis else time.process_time
-    return measure_contender(contender, point.size, clock=clock)
+    return measure_contender(contender, point.size, 0.0, clock)
 
 
 NOTES = (
