@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from engine.config import ParallelConfig
-from experiments.bench.contender import Contender, build_ours
+from experiments.bench.contender import Contender
 from experiments.bench.timing import in_turn, measure_contender
 from experiments.catalogue import Experiment, Part
 from experiments.published import Row, position, workload_rows
@@ -57,6 +57,8 @@ def oversubscribed(cluster: Cluster, ranks: int) -> Cluster:
 
 def measured_seconds(workloads: Sequence[Workload]) -> list[float]:
     """Wall time of an iteration of each workload on gloo ranks here: the fastest, which other work disturbed least."""
+    from experiments.bench.contenders.ours import build_ours
+
     announce(f"{ROUNDS} rounds of {len(workloads)} workloads on up to {max(each.gpus for each in workloads)} processes")
     measurements = {}
     for place, w in enumerate(workloads):

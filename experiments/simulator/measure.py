@@ -15,7 +15,6 @@ import numpy as np
 
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from engine.launch.local import launch
-from experiments.bench.contender import our_step
 from experiments.bench.sizes import BenchSize
 from experiments.simulator.cluster import Cluster, Interval, Intervals, Machine, load_cluster, machine_of
 from experiments.simulator.cluster_file import rounded, stated_constants
@@ -157,6 +156,7 @@ def _rank(path: Path) -> None:
     from engine.launch.mesh import build_mesh
     from engine.parallel.layout import Layout
     from engine.parallel.mesh import serial_mesh
+    from experiments.bench.contenders.ours import our_step
 
     on_gpu = torch.cuda.is_available()
     dist.init_process_group("nccl" if on_gpu else "gloo")

@@ -9,8 +9,8 @@ import torch
 from data_pipeline.tokens.token_file import TokenFile
 from engine.inputs import TrainingInputs
 from engine.parallel.mesh import serial_mesh
-from experiments.bench.nanogpt import nanogpt
-from experiments.bench.peers import Loss, adamw, call, huggingface
+from experiments.bench.contenders.nanogpt import NanoGPT as Model
+from experiments.bench.contenders.peers import Loss, adamw, call, huggingface
 from experiments.verify.engines import Engine, Named, Work
 from experiments.verify.parity import SERIAL, ParityLayout
 from experiments.verify.recorder import RankPlace, Recorder, read_names
@@ -92,10 +92,10 @@ class Transformers(TorchPeer):
 
 
 class NanoGPT(TorchPeer):
-    """The model of `experiments.bench.nanogpt`."""
+    """The model of `experiments.bench.contenders.nanogpt`."""
 
     map_name = "nanogpt"
 
     def build(self) -> tuple[torch.nn.Module, Loss]:
         """The benchmarks' module."""
-        return nanogpt(self.work.config.model), call
+        return Model(self.work.config.model), call

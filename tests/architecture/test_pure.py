@@ -23,7 +23,7 @@ PURE = [
     *(
         module_name(path)
         for path in modules("experiments")
-        if path.parent.name not in ("chaos", "measured", "verify")
+        if path.parent.name not in ("chaos", "contenders", "measured", "verify")
     ),
     *says_so("experiments/verify"), "experiments.verify.cli",
     *(module_name(path) for path in modules("reports")),

@@ -21,7 +21,7 @@ from experiments.bench.benchmarks.eval import (
     peak_bytes,
     sliding_requests,
 )
-from experiments.bench.eval_contenders import Answer, export_model, harness, our_model, ours, plain_loop
+from experiments.bench.contenders.scorers import Answer, export_model, harness, our_model, ours, plain_loop
 from tests.commands import call
 from tests.evaluation.standins import write_dataset
 

@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 
-from experiments.bench import kernels, sizes
+from engine.config import ParallelConfig
+from experiments.bench import sizes
 from experiments.bench.benchmarks import gpu
-from experiments.bench.benchmarks.gpu import DROPOUT, MODELS, OURS, WITHOUT_OPTIMIZER, Model, contenders
+from experiments.bench.benchmarks.gpu import DROPOUT, MODELS, OURS, Model, contenders
 from experiments.bench.benchmarks.gpu import summarize as summarize_model
 from experiments.bench.cli import main
+from experiments.bench.contender import Contender
+from experiments.bench.contenders import kernels
+from experiments.bench.contenders.ours import build_without_optimizer
 from experiments.bench.sizes import read_size
 from experiments.bench.timing import Timed, ratio, series, time_contender
 from lineage.benchmark import Case, Ratio
@@ -78,7 +82,8 @@ def test_all_contenders_train_the_same_model() -> None:
     case, differing = summarize_model(MODELS[0], size, found, {})
     assert differing == []
     assert {each.name for each in case.ratios} == {f"× {each.name}" for each in here[1:]} | {"utilisation"}
-    largest = time_contender(WITHOUT_OPTIMIZER, size, DROPOUT)
+    alone = Contender(OURS, 1, build_without_optimizer, parallel=ParallelConfig(recompute="full"))
+    largest = time_contender(alone, size, DROPOUT)
     assert largest.losses[0] == pytest.approx(found[OURS][0].losses[0], abs=0.02)
     assert len(largest.seconds) == size.train.iterations - size.warm_up
 

@@ -29,7 +29,6 @@ from experiments.bench.benchmarks.train import (
 from experiments.bench.cli import add_benchmarks, main
 from experiments.bench.compare import compare
 from experiments.bench.contender import TOLERANCE
-from experiments.bench.kernels import Shape
 from experiments.bench.show import show
 from experiments.bench.sizes import read_size
 from experiments.bench.timing import Timed, differing_losses, gemm_gflops, time_contender
@@ -141,7 +140,7 @@ def test_the_ideal_of_a_pipeline_counts_the_head() -> None:
 
 
 def test_kernels_are_measured_beside_their_references(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_kernels, "SHAPE", Shape(s=8, b=1, n=2, d=4, v=16))
+    monkeypatch.setattr(bench_kernels, "SHAPE", {"s": 8, "b": 1, "n": 2, "d": 4, "v": 16})
     monkeypatch.setattr(bench_kernels.shutil, "which", lambda name: None)
     result = bench_kernels.measure(1)
     assert {case.name.split()[0] for case in result.cases} == {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -17,12 +17,14 @@ from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig
 from engine.launch.allocator import keep_large_buffers
 from evaluation.protocol import Request
-from experiments.bench.eval_contenders import Score, export_model, harness, our_model, ours, plain_loop
 from experiments.bench.timing import cpu_seconds, in_turn, load_average, on_ranks, ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.errors import DataMissing
 from lineage.extras import install_command
 from lineage.progress import Progress, announce
+
+if TYPE_CHECKING:
+    from experiments.bench.contenders.scorers import Score
 
 TOLERANCE = 1e-5
 STRIDE = 32
@@ -93,6 +95,7 @@ def measure(
     Needs the published test files and GPT-2's vocabulary. Ends with code 3 if the answers differ by more than rounding.
     """
     from evaluation.tasks import build_task
+    from experiments.bench.contenders.scorers import export_model, harness, our_model, ours, plain_loop
 
     tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
 
@@ -151,7 +154,7 @@ def has_harness() -> bool:
     return all(importlib.util.find_spec(name) for name in HARNESS_NEEDS)
 
 
-def compare(comparison: Comparison, our_score: Score, their_score: Score, rounds: int) -> tuple[Case, list[str]]:
+def compare(comparison: Comparison, our_score: "Score", their_score: "Score", rounds: int) -> tuple[Case, list[str]]:
     """Seconds of both, round by round, after one run of each that is not counted; a sentence if answers differ."""
     expected = our_score(comparison.requests, None)
     tried = {size: cpu_seconds(their_score, comparison.requests, size) for size in comparison.batch_sizes}
@@ -182,6 +185,8 @@ def compare(comparison: Comparison, our_score: Score, their_score: Score, rounds
 
 def measure_memory(name: str, config: ModelConfig, batch: int) -> Case:
     """Peaks of scoring eight full windows at one size, the plain loop with `batch` rows at a time."""
+    from experiments.bench.contenders.scorers import our_model, ours, plain_loop
+
     requests = sliding_requests(config, 8)
     peaks = {
         OURS: peak_bytes(lambda: partial(ours(our_model(config)), requests, None)),

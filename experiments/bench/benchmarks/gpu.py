@@ -13,9 +13,7 @@ from engine.config import ParallelConfig
 from engine.costs import flops_per_token
 from experiments.bench import timing
 from experiments.bench.benchmarks.train import MASKED
-from experiments.bench.contender import Contender, Step, build_ours, left_out
-from experiments.bench.kernels import check_kernels, measure_kernels, measure_limits
-from experiments.bench.peers import build_huggingface, build_nanogpt
+from experiments.bench.contender import Contender, left_out
 from experiments.bench.sizes import BenchSize, published_size
 from experiments.bench.timing import Measured, Rounds, Timed, ratio, series, time_contender
 from lineage.benchmark import Benchmark, Case, Series
@@ -48,6 +46,9 @@ ITERATIONS, WARM_UP = 9, 3
 
 def contenders() -> list[Contender]:
     """In the order in which every round measures them."""
+    from experiments.bench.contenders.ours import build_ours
+    from experiments.bench.contenders.peers import build_huggingface, build_nanogpt
+
     return [
         Contender(OURS, 1, build_ours, is_ours=True),
         Contender("nanoGPT-style, torch.compile", 1, build_nanogpt, is_compiled=True),
@@ -62,6 +63,9 @@ def measure(rounds: Rounds = 3) -> Benchmark:
     forward and backward of 8.3b. Ends with code 4 where there is no GPU, with 3 if a kernel is not exact or losses
     differ.
     """
+    from experiments.bench.contenders.kernels import check_kernels, measure_kernels, measure_limits
+    from experiments.bench.contenders.ours import build_without_optimizer
+
     _check_gpu()
     here = [each for each in contenders() if each.is_installed]
     announce(f"exactness and speed of kernels, then {rounds} rounds of {len(MODELS)} models by {len(here)} contenders")
@@ -95,7 +99,8 @@ def measure(rounds: Rounds = 3) -> Benchmark:
         disagreements += differing
     name, batch = LARGEST
     size = published_size(name, batch, ITERATIONS, WARM_UP)
-    largest = summarize_largest(size, in_new_process(name, time_contender, WITHOUT_OPTIMIZER, size, DROPOUT))
+    alone = Contender(OURS, 1, build_without_optimizer, parallel=ParallelConfig(recompute="full"))
+    largest = summarize_largest(size, in_new_process(name, time_contender, alone, size, DROPOUT))
     disagreements += [
         f"{case.name} has {each.value:.1f} times the reference's error"
         for case in exactness
@@ -130,35 +135,6 @@ def in_new_process(name: str, function: Any, *arguments: Any) -> Any:
             return pool.submit(function, *arguments).result()
         except Exception as error:
             raise UserError(f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
-
-
-def build_without_optimizer(contender: Contender, size: BenchSize) -> Step:
-    """A step that is forward and backward alone of our model with every layer recomputed."""
-    import torch
-
-    from engine.launch.mesh import local_device
-    from engine.model.microbatch import PipelineInput
-    from engine.optim.precision import DTYPES
-    from engine.parallel.mesh import serial_mesh
-    from engine.pipeline.partition import PartitionedModel
-    from engine.rng import Dropout
-
-    mesh, train = serial_mesh(local_device()), size.train
-    chunk = PartitionedModel(size.model, contender.parallel, mesh, DTYPES[train.precision], train.seed).chunks[0]
-
-    def step(iteration: int, dropout: float) -> float:
-        tokens = torch.from_numpy(size.batch(iteration)).to(mesh.device)
-        masks = Dropout(dropout, train.seed, iteration, tuple(range(len(tokens))))
-        batch = PipelineInput(tokens[:, :-1], tokens[:, 1:], masks)
-        loss = chunk.batch_loss(chunk.run_stage(batch.tokens, batch), batch)
-        loss.backward()
-        chunk.zero_grad()
-        return loss.item()
-
-    return step
-
-
-WITHOUT_OPTIMIZER = Contender(OURS, 1, build_without_optimizer, parallel=ParallelConfig(recompute="full"))
 
 
 def summarize(model: Model, size: BenchSize, measured: Measured, failures: dict[str, str]) -> tuple[Case, list[str]]:

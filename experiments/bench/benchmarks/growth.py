@@ -10,7 +10,7 @@ from statistics import median
 
 from engine.config import ModelConfig, ParallelConfig
 from engine.costs import flops_per_token
-from experiments.bench.contender import Contender, build_ours
+from experiments.bench.contender import Contender
 from experiments.bench.sizes import BenchSize, bench_size
 from experiments.bench.timing import Rounds, Timed, in_turn, measure_contender, rates, ratio, series
 from lineage.benchmark import Benchmark, Case
@@ -102,6 +102,8 @@ def _is_base(point: Point) -> bool:
 
 
 def _timed(point: Point) -> Timed:
+    from experiments.bench.contenders.ours import build_ours
+
     contender = Contender(point.name, point.ranks, build_ours, is_ours=True, parallel=point.parallel)
     clock = time.perf_counter if "ranks" in point.axis else time.process_time
     return measure_contender(contender, point.size, 0.0, clock)

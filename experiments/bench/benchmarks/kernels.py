@@ -3,13 +3,12 @@
 import shutil
 
 from engine.config import Precision
-from experiments.bench.kernels import KernelCase, Shape, cases, time_kernel
 from experiments.bench.timing import Rounds, on_ranks, ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.progress import Progress, announce
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
-SHAPE = Shape(s=1024, b=1, n=12, d=64, v=50304)
+SHAPE = {"s": 1024, "b": 1, "n": 12, "d": 64, "v": 50304}
 """GPT-2 124M's, one sequence."""
 
 
@@ -21,7 +20,7 @@ def measure(rounds: Rounds = 5) -> Benchmark:
         title="Compiled kernels beside what they replace",
         cases=[case for precision in PRECISIONS for case in on_ranks("kernels", 1, _measure, precision, rounds)[0]],
         notes=[
-            f"forward and backward at the shapes of GPT-2 124M, {SHAPE.s} tokens; processor time of one thread, "
+            f"forward and backward at the shapes of GPT-2 124M, {SHAPE['s']} tokens; processor time of one thread, "
             "interleaved rounds, after two that are not timed",
             *([] if shutil.which("g++") else ["torch.compile was not measured: there is no C++ compiler"]),
         ],
@@ -35,12 +34,13 @@ def _measure(precision: Precision, rounds: int) -> list[Case]:
     from engine.kernels.adam import AdamStep
     from engine.kernels.registry import KERNELS
     from engine.optim.precision import DTYPES
+    from experiments.bench.contenders.kernels import KernelCase, Shape, cases, time_kernel
 
-    dtype = DTYPES[precision]
-    weights, gradient, *moments = torch.rand(4, 12 * (SHAPE.n * SHAPE.d) ** 2)  # a layer's
+    dtype, shape = DTYPES[precision], Shape(**SHAPE)
+    weights, gradient, *moments = torch.rand(4, 12 * (shape.n * shape.d) ** 2)  # a layer's
     copy = weights.to(dtype) if dtype != weights.dtype else None
     step = AdamStep(1e-3, 0.9, 0.999, 1e-8, 0.01, 0.5, steps=2)
-    every = [case for case in cases(SHAPE, dtype) if "cpu" in KERNELS[case.name]]
+    every = [case for case in cases(shape, dtype) if "cpu" in KERNELS[case.name]]
     every += [
         KernelCase("adamw", [], (weights, copy, gradient, *moments, step)),
         KernelCase("adam_direction", [], (weights, gradient, *moments, step, True)),

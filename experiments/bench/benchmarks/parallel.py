@@ -11,8 +11,7 @@ import typer
 from engine.config import ParallelConfig
 from engine.costs import flops_per_token
 from experiments.bench import sizes, timing
-from experiments.bench.contender import TOLERANCE, Contender, build_ours, left_out
-from experiments.bench.peers import build_huggingface, build_nanogpt
+from experiments.bench.contender import TOLERANCE, Contender, left_out
 from experiments.bench.sizes import BenchSize
 from experiments.bench.timing import Rounds, Timed, gemm_gflops, on_ranks, ratio, rounded, series
 from lineage.benchmark import Benchmark, Case
@@ -37,6 +36,9 @@ class Size(StrEnum):
 
 def contenders() -> list[Contender]:
     """All of them, in the order in which every round measures them: ours and peers in turn."""
+    from experiments.bench.contenders.ours import build_ours
+    from experiments.bench.contenders.peers import build_huggingface, build_nanogpt
+
     return [
         Contender(SERIAL, 1, build_ours, is_ours=True),
         Contender("Hugging Face GPT-2", 1, build_huggingface, needs="transformers"),

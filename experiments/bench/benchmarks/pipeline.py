@@ -7,7 +7,7 @@ from typing import Any
 from engine.config import ModelConfig, ParallelConfig, TrainConfig
 from engine.guard.timeline import describe_timeline
 from engine.pipeline.lowering import Interval
-from experiments.bench.contender import TOLERANCE, Contender, build_ours
+from experiments.bench.contender import TOLERANCE, Contender
 from experiments.bench.sizes import BenchSize
 from experiments.bench.timing import Timed, differing_losses, first_losses, in_turn, on_ranks, series
 from lineage.benchmark import Benchmark, Case
@@ -44,6 +44,8 @@ def measure_schedules(size: BenchSize) -> Benchmark:
     Raises UserError naming the schedule whose processes failed.
     """
     announce(f"{len(SCHEDULES)} schedules, {size.train.iterations} iterations each, on {SCHEDULES[0].pp} processes")
+    from experiments.bench.contenders.ours import build_ours
+
     contenders = [
         Contender(parallel.schedule, parallel.pp, build_ours, parallel=parallel, microbatches=MICROBATCHES)
         for parallel in SCHEDULES
@@ -101,7 +103,7 @@ def span_and_bubble(ranks: Sequence[Sequence[Sequence[Any]]]) -> tuple[float, fl
 
 def time_computations(contender: Contender, size: BenchSize) -> tuple[list[float], list[list[Interval]]]:
     """On a rank: of every iteration the loss, and when this rank computed what."""
-    step, losses, timelines = build_ours(contender, size), [], []
+    step, losses, timelines = contender.build(contender, size), [], []
     for iteration in range(size.train.iterations):
         timeline: list[Interval] = []
         losses.append(step(iteration, 0.0, timeline))

@@ -15,9 +15,7 @@ from engine.launch.allocator import keep_large_buffers
 from engine.model.stages import split_layers
 from experiments.bench import timing
 from experiments.bench.benchmarks import parallel
-from experiments.bench.contender import TOLERANCE, Contender, build_ours
-from experiments.bench.kernels import copied_bytes_per_second
-from experiments.bench.peers import build_nanogpt
+from experiments.bench.contender import TOLERANCE, Contender
 from experiments.bench.sizes import BenchSize, read_size
 from experiments.bench.timing import Measured, Rounds, ratio, series
 from lineage.benchmark import Benchmark, Case
@@ -64,6 +62,9 @@ ROWS = (
 
 def contenders() -> list[Contender]:
     """In the order in which every round measures them."""
+    from experiments.bench.contenders.ours import build_ours
+    from experiments.bench.contenders.peers import build_nanogpt
+
     return [
         Contender(OURS, 1, build_ours, is_ours=True),
         Contender(STOCK, 1, build_nanogpt, is_tuned=False),
@@ -78,6 +79,8 @@ def measure(
 
     Takes about 15 minutes. Ends with code 3 if a contender's losses show that it computed something else.
     """
+    from experiments.bench.contenders.kernels import copied_bytes_per_second
+
     cases = [each for each in ROWS if case is None or each.name in case]
     if unknown := set(case or ()) - {each.name for each in ROWS}:
         raise BadInput(f"no row is called {sorted(unknown)[0]!r}; there are: {', '.join(c.name for c in ROWS)}")
@@ -177,7 +180,8 @@ def profile(size: BenchSize, dropout: float) -> dict[str, float]:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
-    step = build_ours(contenders()[0], size)
+    ours = contenders()[0]
+    step = ours.build(ours, size)
     step(0, dropout)
     with record(activities=[ProfilerActivity.CPU]) as recorded:
         step(1, dropout)

@@ -3,18 +3,21 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.nn import functional as F
 
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig
+from engine.formats import Imported, write_checkpoint
+from engine.formats.huggingface import export_huggingface
+from engine.model.gpt2 import GPT2
+from engine.parallel.mesh import serial_mesh
 from evaluation.protocol import Request
+from evaluation.scoring import ScoringModel, score
 from lineage.extras import import_extra
-
-if TYPE_CHECKING:
-    from evaluation.scoring import ScoringModel
 
 
 @dataclass(frozen=True)
@@ -29,22 +32,15 @@ Score = Callable[[Sequence[Request], int | None], Answer]
 """(requests, rows per forward pass) → answer. Only our own batch size may be left to the program."""
 
 
-def our_model(config: ModelConfig, seed: int = 1234) -> "ScoringModel":
+def our_model(config: ModelConfig, seed: int = 1234) -> ScoringModel:
     """A model with initial weights, in fp32."""
-    import torch
-
-    from engine.model.gpt2 import GPT2
-    from engine.parallel.mesh import serial_mesh
-    from evaluation.scoring import ScoringModel
-
     network = GPT2(config, serial_mesh()).eval()
     network.initialize(seed)
     return ScoringModel(network, config.vocab_size, config.seq_length, config.hidden_size, torch.float32)
 
 
-def ours(model: "ScoringModel") -> Score:
+def ours(model: ScoringModel) -> Score:
     """This engine in this process."""
-    from evaluation.scoring import score
 
     def run(requests: Sequence[Request], batch_size: int | None) -> Answer:
         scores = score(model, requests, batch_size, workers=1)
@@ -53,14 +49,12 @@ def ours(model: "ScoringModel") -> Score:
     return run
 
 
-def plain_loop(model: "ScoringModel") -> Score:
+def plain_loop(model: ScoringModel) -> Score:
     """Megatron-LM's evaluation loop: float logits and log-softmax at every position, then those that count.
 
     `tasks/zeroshot_gpt2/evaluate.py` of Megatron-LM v1.0, on the same network with the same fused attention.
     Requests of one batch have the same length.
     """
-    import torch
-    from torch.nn import functional as F
 
     @torch.inference_mode()
     def run(requests: Sequence[Request], batch_size: int | None) -> Answer:
@@ -83,11 +77,8 @@ def plain_loop(model: "ScoringModel") -> Score:
     return run
 
 
-def export_model(model: "ScoringModel", config: ModelConfig, tokenizer: Tokenizer, folder: Path) -> Path:
+def export_model(model: ScoringModel, config: ModelConfig, tokenizer: Tokenizer, folder: Path) -> Path:
     """The model as a Hugging Face directory below `folder`."""
-    from engine.formats import Imported, write_checkpoint
-    from engine.formats.huggingface import export_huggingface
-
     weights = {name: tensor.detach() for name, tensor in model.network.named_parameters()}
     write_checkpoint(folder / "ours", Imported("benchmark", config, weights, tokenizer, origin={}))
     return export_huggingface(folder / "ours", folder / "theirs")

@@ -1,43 +1,42 @@
 """Other programs as contenders, given this engine's initial weights: transformers' GPT-2 and nanoGPT's."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from engine.config import ModelConfig, TrainConfig
+from engine.formats.huggingface import their_config, their_name, to_theirs
+from engine.launch.mesh import local_device
+from engine.model.gpt2 import GPT2
+from engine.parallel.mesh import serial_mesh
 from experiments.bench.contender import Contender, Step
+from experiments.bench.contenders.nanogpt import NanoGPT
 from experiments.bench.sizes import BenchSize
 from lineage.extras import import_extra
 
-if TYPE_CHECKING:
-    import torch
-
-
-Loss = Callable[["torch.nn.Module", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+Loss = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 """(model, token ids [b, s], targets [b, s]) → mean loss."""
 
 
-def huggingface(config: ModelConfig) -> "tuple[torch.nn.Module, Loss]":
+def huggingface(config: ModelConfig) -> tuple[torch.nn.Module, Loss]:
     """transformers' GPT2LMHeadModel, with its own initial values, and its loss."""
-    from torch.nn import functional as F
-
-    from engine.formats.huggingface import their_config
-
     transformers = import_extra("transformers", "bench")
     model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(**their_config(config), bos_token_id=0, eos_token_id=0)
     )  # fmt: skip
 
-    def loss(module: "torch.nn.Module", tokens: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
+    def loss(module: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = module(input_ids=tokens, use_cache=False).logits
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     return model, loss
 
 
-def adamw(model: "torch.nn.Module", train: TrainConfig, fused: bool = False) -> "torch.optim.AdamW":
+def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> torch.optim.AdamW:
     """torch's optimizer as such programs set it: parameters of one dim are not decayed."""
-    import torch
-
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
@@ -56,12 +55,8 @@ def build_huggingface(contender: Contender, size: BenchSize) -> Step:
 
 
 def build_nanogpt(contender: Contender, size: BenchSize) -> Step:
-    """A step of the model of `experiments.bench.nanogpt`."""
-    import torch
-
-    from experiments.bench.nanogpt import nanogpt
-
-    model = nanogpt(size.model)
+    """A step of the model of `experiments.bench.contenders.nanogpt`."""
+    model = NanoGPT(size.model)
     weights = _their_weights(size)
     for name, parameter in model.named_parameters():
         whole = weights[f"transformer.{name}"]
@@ -70,18 +65,14 @@ def build_nanogpt(contender: Contender, size: BenchSize) -> Step:
     return _step(contender, size, model, call)
 
 
-def call(model: "torch.nn.Module", tokens: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
+def call(model: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The loss of a model that returns it."""
     value: torch.Tensor = model(tokens, targets)
     return value
 
 
-def _their_weights(size: BenchSize) -> "dict[str, torch.Tensor]":
+def _their_weights(size: BenchSize) -> dict[str, torch.Tensor]:
     """This engine's initial values in transformers' names and order."""
-    from engine.formats.huggingface import their_name, to_theirs
-    from engine.model.gpt2 import GPT2
-    from engine.parallel.mesh import serial_mesh
-
     model = GPT2(size.model, serial_mesh())
     model.initialize(size.train.seed)
     return {
@@ -90,14 +81,8 @@ def _their_weights(size: BenchSize) -> "dict[str, torch.Tensor]":
     }
 
 
-def _step(contender: Contender, size: BenchSize, model: "torch.nn.Module", loss: Loss) -> Step:
+def _step(contender: Contender, size: BenchSize, model: torch.nn.Module, loss: Loss) -> Step:
     """An iteration as such programs write it; on several ranks under DistributedDataParallel."""
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    from engine.launch.mesh import local_device
-
     train, ranks, device = size.train, contender.ranks, local_device()
     model.to(device).train()
     parameters = list(model.parameters())

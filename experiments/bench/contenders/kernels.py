@@ -5,13 +5,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from engine.kernels.registry import DTYPES, REFERENCE, implementation
+from engine.launch.mesh import local_device
+from engine.parallel.mesh import Axis
+from engine.rng import DropoutMask
 from experiments.bench.timing import device_seconds, ratio, rounded, series
 from lineage.benchmark import Case, Ratio
-
-if TYPE_CHECKING:
-    import torch
 
 GEMM_WIDTH, COPIED_BYTES = 8192, 1 << 31
 REPEATS, WARM_UP = 20, 2
@@ -35,7 +38,7 @@ class KernelCase:
     """A kernel's tensors with a gradient, its other arguments, and what it cannot do without."""
 
     name: str
-    tensors: "list[torch.Tensor]"
+    tensors: list[torch.Tensor]
     others: tuple[Any, ...]
     moved: float = 0.0
     """Elements read and written, forward and backward."""
@@ -43,14 +46,8 @@ class KernelCase:
     """Of its products."""
 
 
-def cases(shape: Shape, dtype: "torch.dtype") -> list[KernelCase]:
+def cases(shape: Shape, dtype: torch.dtype) -> list[KernelCase]:
     """Every kernel that has a gradient, at a shape, on this process's device."""
-    import torch
-
-    from engine.launch.mesh import local_device
-    from engine.parallel.mesh import Axis
-    from engine.rng import DropoutMask
-
     device = local_device()
     s, b, n, d, v = shape.s, shape.b, shape.n, shape.d, shape.v
     h, mask = n * d, DropoutMask(0.1, tuple(range(b)))
@@ -80,20 +77,12 @@ def cases(shape: Shape, dtype: "torch.dtype") -> list[KernelCase]:
 
 def copied_bytes_per_second(size: int) -> float:
     """Bytes read and written in copying so many, the best of several tries."""
-    import torch
-
-    from engine.launch.mesh import local_device
-
     source, target = (torch.zeros(size, dtype=torch.uint8, device=local_device()) for _ in range(2))
     return 2 * size / min(_seconds(lambda: target.copy_(source)))
 
 
 def measure_limits() -> dict[str, float]:
     """Bytes a second read and written in copying, and operations a second of square bf16 products."""
-    import torch
-
-    from engine.launch.mesh import local_device
-
     copied = copied_bytes_per_second(COPIED_BYTES)
     a, b, out = (torch.randn(GEMM_WIDTH, GEMM_WIDTH, device=local_device()).bfloat16() for _ in range(3))
     multiplied = 2 * GEMM_WIDTH**3 / min(_seconds(lambda: torch.mm(a, b, out=out)))
@@ -104,10 +93,6 @@ def check_kernels(shape: Shape | None = None) -> list[Case]:
     """Each kernel's largest error, of output and gradients, over that of the same-precision reference; both against the
     reference in float64.
     """
-    import torch
-
-    from engine.kernels.registry import DTYPES, REFERENCE, implementation
-
     rows = []
     for dtype in DTYPES["cuda"]:
         for case in cases(shape or Shape(s=200, b=2, n=3, d=96, v=1000), dtype):
@@ -134,8 +119,6 @@ def measure_kernels(limits: dict[str, float], shape: Shape | None = None, is_com
     """Milliseconds of each kernel, forward and backward, of its reference as it is and, if it is compared, compiled by
     torch.compile, and of its floor.
     """
-    import torch
-
     rows = []
     for case in cases(shape or Shape(), torch.bfloat16):
         seconds = {name: median(many) for name, many in time_kernel(case, "cuda", REPEATS, is_compared).items()}
@@ -164,10 +147,6 @@ def time_kernel(case: KernelCase, device: str, rounds: int, is_compared: bool) -
     """Seconds of each pass of ours, of the reference and, if they are compared, of torch.compile, in turn after passes
     that are not counted; without what runs out of memory.
     """
-    import torch
-
-    from engine.kernels.registry import REFERENCE, implementation
-
     functions = {"ours": implementation(case.name, device), "reference": implementation(case.name, REFERENCE)}
     if is_compared:
         functions["torch.compile"] = torch.compile(functions["reference"])
@@ -182,19 +161,16 @@ def time_kernel(case: KernelCase, device: str, rounds: int, is_compared: bool) -
     return {name: many[WARM_UP:] for name, many in seconds.items()}
 
 
-def run_pass(function: "Callable[..., torch.Tensor]", case: KernelCase) -> None:
+def run_pass(function: Callable[..., torch.Tensor], case: KernelCase) -> None:
     """Forward and, where it has gradients, backward; these are not added to old ones."""
-    import torch
-
     output = function(*case.tensors, *case.others)
     if case.tensors:
         torch.autograd.grad(output, case.tensors, output.detach())
 
 
 def _results(
-    function: "Callable[..., torch.Tensor]", tensors: "list[torch.Tensor]", others: tuple[Any, ...]
-) -> "list[torch.Tensor]":  # fmt: skip
-    import torch
+    function: Callable[..., torch.Tensor], tensors: list[torch.Tensor], others: tuple[Any, ...]
+) -> list[torch.Tensor]:  # fmt: skip
 
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     output = function(*leaves, *others)
