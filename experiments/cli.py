@@ -143,8 +143,8 @@ def plan_(
     if cluster:
         machine = load_cluster(cluster)
     else:
+        from experiments.measured.machine import measure_machine
         from experiments.simulator.cluster_file import cluster_toml
-        from experiments.simulator.measure import measure_machine
 
         machine = measure_machine()
         write_text(THIS_MACHINE, cluster_toml(machine))

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments import scaling
 from experiments.catalogue import find_experiment, load_experiments
+from experiments.measured import scaling
 from experiments.published import workload_rows
 from experiments.runner import run_named
 from experiments.simulator.cluster import load_cluster

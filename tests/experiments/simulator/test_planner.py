@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 
 from engine.cli import read_run_config
-from experiments.simulator import measure
-from experiments.simulator.cluster import load_cluster, machine_of
-from experiments.simulator.cluster_file import cluster_toml
-from experiments.simulator.compute import matmul_seconds
-from experiments.simulator.measure import (
+from experiments.measured import machine as measure
+from experiments.measured.machine import (
     ALL_REDUCE_BYTES,
     MATMUL_WIDTHS,
     SHAPES,
@@ -19,6 +16,9 @@ from experiments.simulator.measure import (
     Measured,
     as_cluster,
 )
+from experiments.simulator.cluster import load_cluster, machine_of
+from experiments.simulator.cluster_file import cluster_toml
+from experiments.simulator.compute import matmul_seconds
 from experiments.simulator.planner import model_of_run, possible_layouts, ranked_layouts
 from experiments.simulator.simulate import iteration_parts, simulate
 from experiments.simulator.workload import checked_config

@@ -1,7 +1,4 @@
-"""Measures the machine at hand: matrix products, copies, small operations, all-reduces, and small iterations.
-
-Torch is imported on ranks alone.
-"""
+"""Measures the machine at hand: matrix products, copies, small operations, all-reduces, and small iterations."""
 
 import json
 import tempfile
@@ -12,9 +9,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
+import torch.distributed as dist
 
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from engine.launch.local import launch
+from engine.launch.mesh import build_mesh
+from engine.parallel.layout import Layout
+from engine.parallel.mesh import serial_mesh
+from experiments.bench.contenders.ours import our_step
 from experiments.bench.sizes import BenchSize
 from experiments.simulator.cluster import Cluster, Interval, Intervals, Machine, load_cluster, machine_of
 from experiments.simulator.cluster_file import rounded, stated_constants
@@ -150,14 +153,6 @@ def _fit_efficiencies(machine: Machine, rows: Sequence[Observation]) -> Machine:
 
 def _rank(path: Path) -> None:
     """One rank's part; rank 0 writes what it measured."""
-    import torch
-    import torch.distributed as dist
-
-    from engine.launch.mesh import build_mesh
-    from engine.parallel.layout import Layout
-    from engine.parallel.mesh import serial_mesh
-    from experiments.bench.contenders.ours import our_step
-
     on_gpu = torch.cuda.is_available()
     dist.init_process_group("nccl" if on_gpu else "gloo")
     device = torch.device("cuda", dist.get_rank()) if on_gpu else torch.device("cpu")
@@ -209,8 +204,6 @@ def _median_seconds(operation: Callable[[], object], clock: Callable[[], float])
 
     Computation on cores is timed by the process's own clock, so that other work on the machine does not count.
     """
-    import torch
-    import torch.distributed as dist
 
     def once() -> float:
         dist.barrier()

@@ -1,7 +1,4 @@
-"""Scaling measured on this machine: small workloads on gloo ranks, each beside what the simulator says of it.
-
-Torch is imported only where ranks are started.
-"""
+"""Scaling measured on this machine: small workloads on gloo ranks, each beside what the simulator says of it."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,13 +7,14 @@ from pathlib import Path
 
 from engine.config import ParallelConfig
 from experiments.bench.contender import Contender
+from experiments.bench.contenders.ours import build_ours
 from experiments.bench.timing import in_turn, measure_contender
 from experiments.catalogue import Experiment, Part
+from experiments.measured.machine import size_of
 from experiments.published import Row, position, workload_rows
 from experiments.quantities import simulated_values
 from experiments.sealed import Line, seal_numbers
 from experiments.simulator.cluster import Cluster, load_cluster
-from experiments.simulator.measure import size_of
 from experiments.simulator.measurements import QUANTITIES, Simulated, workload_of
 from experiments.simulator.simulate import simulate
 from experiments.simulator.workload import Workload
@@ -57,8 +55,6 @@ def oversubscribed(cluster: Cluster, ranks: int) -> Cluster:
 
 def measured_seconds(workloads: Sequence[Workload]) -> list[float]:
     """Wall time of an iteration of each workload on gloo ranks here: the fastest, which other work disturbed least."""
-    from experiments.bench.contenders.ours import build_ours
-
     announce(f"{ROUNDS} rounds of {len(workloads)} workloads on up to {max(each.gpus for each in workloads)} processes")
     measurements = {}
     for place, w in enumerate(workloads):
