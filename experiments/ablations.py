@@ -47,11 +47,6 @@ class Trained(NamedTuple):
     untrained_loss: float
 
     @property
-    def losses(self) -> list[float]:
-        """Of each iteration."""
-        return [step.loss for step in self.steps]
-
-    @property
     def is_diverged(self) -> bool:
         """Whether the loss stopped being a number or ended above that of an untrained model."""
         return self.validation_loss is None or self.validation_loss > self.untrained_loss
@@ -177,7 +172,7 @@ def _numbers(trained: Trained) -> list[Line]:
     ends = {} if trained.validation_loss is None else {"validation_loss": trained.validation_loss}
     ends["diverged"] = float(trained.is_diverged)
     if (rate := trained.learning_rate) is not None:
-        highest = {"highest_training_loss": max(trained.losses, default=trained.untrained_loss)}
+        highest = {"highest_training_loss": max((step.loss for step in trained.steps), default=trained.untrained_loss)}
         return line(values=highest | ends, x=rate, x_name="learning_rate")
     name, x_name = "noise_scale", "samples"
     points = [(step.samples or 0, step.noise_scale) for step in trained.steps if name in step.model_fields_set]

@@ -73,11 +73,6 @@ def _state_gigabytes(row: Row, first: Row) -> float:
     return float(row["parameters"]) / 1e9 * sum(size / (ranks if stage >= divides else 1) for size, divides in parts)
 
 
-def _activation_gigabytes(row: Row, first: Row) -> float:
-    shape = [int(row[name]) for name in ("hidden", "global_batch", "seq", "layers")]
-    return 2 * 12 * math.prod(shape) / 1e9
-
-
 def _relative_throughput(row: Row, first: Row) -> float:
     figure_7 = {claim.x: float(claim.value) for claim in every_claim() if claim.id.startswith("2021/figure-7/")}
 
@@ -99,6 +94,8 @@ FORMULAS: dict[str, Callable[[Row, Row], float]] = {
     "relative_throughput": _relative_throughput,  # 2021 paper, Equation 1 on Figure 7
     "bubble_share": _bubble_share,  # GPipe, Section 2.3
     "state_gigabytes": _state_gigabytes,  # ZeRO, Section 3.1 and Table 1
-    "activation_gigabytes": _activation_gigabytes,  # ZeRO, Section 3.2
+    "activation_gigabytes": lambda row, first: (  # ZeRO, Section 3.2
+        2 * 12 * math.prod(int(row[name]) for name in ("hidden", "global_batch", "seq", "layers")) / 1e9
+    ),
 }
 """Quantities in closed form, of a row with its published values and of the first such row of its series."""

@@ -64,12 +64,6 @@ def read_size(name: str) -> BenchSize:
     return bench_size(name, model, batch, *((7, 4) if name == "tiny" else (3, 2)))
 
 
-def published_size(name: str, batch: int, iterations: int, warm_up: int) -> BenchSize:
-    """A published recipe's model at its full size in bf16, `batch` sequences an iteration."""
-    size = bench_size(name, read_run_config(model_file(name)).model, batch, iterations, warm_up)
-    return size.in_precision("bf16")
-
-
 def bench_size(name: str, model: ModelConfig, batch: int, iterations: int, warm_up: int) -> BenchSize:
     """The model trained on one microbatch of `batch` sequences an iteration, in fp32.
 

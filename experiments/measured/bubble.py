@@ -5,7 +5,7 @@ costs is told apart from the time which this machine takes to wake up processes 
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -149,17 +149,15 @@ def measure_schedules() -> list[Line]:
     return found + lines("interleaved", reduction, note="of the bubbles above")
 
 
-def bubbles(name: ScheduleName, cases: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
+def bubbles(name: ScheduleName, cases: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
     """(Slowest rank's time) / (m · (t_f + t_b)) − 1 of pipelines of p ranks with m microbatches, by (p, m)."""
-    counts: dict[int, set[int]] = {}
-    for pp, count in cases:
-        counts.setdefault(pp, set()).add(count)
-    announce(f"pipelines of {', '.join(map(str, sorted(counts)))} processes whose stages sleep")
+    counts = {pp: sorted({count for ranks, count in cases if ranks == pp}) for pp in sorted({pp for pp, _ in cases})}
+    announce(f"pipelines of {', '.join(map(str, counts))} processes whose stages sleep")
     measured = {}
     with Progress(name, len(counts), "pipelines") as progress:
         for pp, numbers in counts.items():
-            ranks = run_forked(run_schedule, pp, name, pp, 1, sorted(numbers))
-            for place, count in enumerate(sorted(numbers)):
+            ranks = run_forked(run_schedule, pp, name, pp, 1, numbers)
+            for place, count in enumerate(numbers):
                 slowest = max(rank[place].units for rank in ranks)
                 measured[pp, count] = slowest / (count * (FORWARD + BACKWARD)) - 1
             progress.advance()

@@ -63,13 +63,9 @@ def end_times(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pra
 
 
 @numba.njit(cache=True)
-def _last_ends(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pragma: no cover
+def makespan_seconds(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pragma: no cover
+    """From the first forward to the end of the last backward, [n]; durations are per stage, [n, stages]."""
     ends = np.empty(len(forward))
     for number in range(len(forward)):
         ends[number] = end_times(codes, forward[number], backward[number]).max()
     return ends
-
-
-def makespan_seconds(order: Order, forward: Floats, backward: Floats) -> Floats:
-    """From the first forward to the end of the last backward, [n]; durations are per stage, [n, stages]."""
-    return _last_ends(order, forward, backward)

@@ -6,12 +6,11 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
-from experiments.bench.data_whole import Spent, beyond_starting, read_texts, run_pipeline, write_few
+from experiments.bench.data_whole import beyond_starting, read_texts, run_pipeline, write_few
 from experiments.bench.timing import ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.digest import sha256_file
@@ -40,17 +39,6 @@ NOTES = (
 )
 
 
-class Row(NamedTuple):
-    """One corpus."""
-
-    megabytes: float
-    documents: int
-    largest_document_bytes: int
-    built: Spent
-    megabytes_per_second: float
-    bound_bytes: int
-
-
 def measure(
     corpus: Annotated[Path, typer.Option("--corpus", help="A .jsonl file whose paragraphs the corpora are made of.")],
     megabytes: Annotated[list[float] | None, typer.Option(help="Size of a corpus; may be repeated.")] = None,
@@ -74,7 +62,7 @@ def measure(
         few = write_few(work / "few.jsonl", texts)
         run_pipeline(few, vocabulary.recipe_of_few, work, workers)  # machine code is compiled and kept
         starting = run_pipeline(base, vocabulary.recipe, work, workers)[0].cpu_seconds
-        rows = []
+        cases, rates = [], []
         with Progress("data-scale", len(sizes), "corpora") as progress:
             for size in sizes:
                 path, documents, largest = write_corpus(work / "corpus.jsonl", paragraphs, size)
@@ -84,12 +72,30 @@ def measure(
                 read = path.stat().st_size / 1e6
                 if (own := beyond_starting(built.cpu_seconds, starting)) is None:
                     raise UserError(f"{size:g} MB take hardly longer than starting does: give more --megabytes")
-                rows.append(Row(read, documents, largest, built, (read - base_megabytes) / own, bound))
+                rates.append((read - base_megabytes) / own)
+                memory = ratio("peak memory ÷ bound", [built.peak_bytes], [bound], 1, less_is_better=True)
+                cases.append(
+                    Case(
+                        name=f"{read:,.0f} MB",
+                        axis="input, MB",
+                        at=round(read, 3),
+                        series=[
+                            series("measured", "throughput", "MB/s per core", rates[-1]),
+                            series("measured", "peak memory", "bytes", built.peak_bytes),
+                            series("stated bound", "peak memory", "bytes", bound, kind="computed"),
+                            series("processors", "time", "s", built.cpu_seconds),
+                            series("clock", "time", "s", built.seconds),
+                        ],
+                        ratios=[memory],
+                        setting={"documents": documents, "largest_document_bytes": largest},
+                    )
+                )
                 progress.advance()
+    spread = ratio("fastest ÷ slowest", [max(rates)], [min(rates)], 1 + TOLERANCE, less_is_better=True)
     return Benchmark(
         benchmark="data-scale",
         title="Data pipeline against the size of its input",
-        cases=summarize(rows),
+        cases=[*cases, Case(name="all sizes", ratios=[spread])],
         notes=list(NOTES),
         setting={
             "corpus": {"name": corpus.name, "sha256": sha256_file(corpus)},
@@ -99,31 +105,6 @@ def measure(
             "base_seconds": round(starting, 3),
         },
     )
-
-
-def summarize(rows: Sequence[Row]) -> list[Case]:
-    """A case for each size, and one for all, which says whether the throughput is the same at each."""
-    rates = [row.megabytes_per_second for row in rows]
-    sizes = [
-        Case(
-            name=f"{row.megabytes:,.0f} MB",
-            axis="input, MB",
-            at=round(row.megabytes, 3),
-            series=[
-                series("measured", "throughput", "MB/s per core", row.megabytes_per_second),
-                series("median of the sizes", "throughput", "MB/s per core", median(rates), kind="computed"),
-                series("measured", "peak memory", "bytes", row.built.peak_bytes),
-                series("stated bound", "peak memory", "bytes", row.bound_bytes, kind="computed"),
-                series("processors", "time", "s", row.built.cpu_seconds),
-                series("clock", "time", "s", row.built.seconds),
-            ],
-            ratios=[ratio("peak memory ÷ bound", [row.built.peak_bytes], [row.bound_bytes], 1, less_is_better=True)],
-            setting={"documents": row.documents, "largest_document_bytes": row.largest_document_bytes},
-        )
-        for row in rows
-    ]
-    spread = ratio("fastest ÷ slowest", [max(rates)], [min(rates)], 1 + TOLERANCE, less_is_better=True)
-    return [*sizes, Case(name="all sizes", ratios=[spread])]
 
 
 def write_corpus(path: Path, paragraphs: Sequence[str], megabytes: float) -> tuple[Path, int, int]:
