@@ -224,8 +224,8 @@ def ablate(
     runs: Annotated[Path, typer.Option("--runs", help="Folder of run directories.")] = Path("runs"),
 ) -> None:
     """Train the same recipe but for one thing, over several seeds, and say what it changed."""
-    from experiments.ablations import format_ablation, run_ablation
     from experiments.catalogue import find_experiment
+    from experiments.measured.ablations import format_ablation, run_ablation
 
     experiment = find_experiment(name)
     run, records = run_ablation(experiment, dataset, runs)

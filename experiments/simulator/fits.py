@@ -6,7 +6,7 @@ Imports no torch. `mlm-experiment calibrate` fits with it what `experiments/clus
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,20 +95,15 @@ class HeldOut:
 
 
 def fit(
-    machine: Machine,
-    names: Iterable[str],
-    observations: Sequence[Observation],
-    weights: Floats,
-    scale: float = SOFT,
-    loss: str = "soft_l1",
+    machine: Machine, names: Iterable[str], observations: Sequence[Observation], weights: Floats, **how: Any
 ) -> Machine:
-    """The machine with the named constants moved, within their bounds, to where weighted log errors are least."""
+    """The machine with the named constants moved as `least` does, `how` it is told, for weighted log errors."""
     values = published_values(observations)
 
     def errors(trial: Machine) -> Floats:
         return weights * np.log(predicted(trial, observations) / values)
 
-    return least(machine, {name: CONSTANTS[name] for name in names}, errors, scale, loss)
+    return least(machine, {name: CONSTANTS[name] for name in names}, errors, **how)
 
 
 def fit_node(machine: Machine, measured: Sequence[AllReduce]) -> Machine:
@@ -176,7 +171,7 @@ def fit_h100(machine: Machine, rows: Sequence[Observation]) -> Machine:
     """All fitted constants of the H100 cluster and nanotron of 2024, from where their fits start."""
     stated = {name: constant.on_h100 for name, constant in CONSTANTS.items() if constant.on_h100 is not None}
     start = started(machine, H100_CONSTANTS).replaced(**stated)
-    return fit(start, H100_CONSTANTS, rows, np.ones(len(rows)), 0.06, "cauchy")
+    return fit(start, H100_CONSTANTS, rows, np.ones(len(rows)), scale=0.06, loss="cauchy")
 
 
 def fit_v100(machine: Machine, rows: Sequence[Observation] | None = None) -> Machine:

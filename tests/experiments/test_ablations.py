@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
 from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
-from experiments.ablations import configure, format_ablation, length_adjusted_perplexity, run_ablation
 from experiments.catalogue import Arm, Experiment, find_experiment, load_experiments
+from experiments.measured.ablations import configure, format_ablation, length_adjusted_perplexity, run_ablation
 from experiments.verdicts import load_results
 from lineage.digest import seal
 from lineage.errors import BadInput

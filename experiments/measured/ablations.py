@@ -1,7 +1,7 @@
 """Small controlled comparisons: the same training but for one thing, over several seeds.
 
 Each is a paper's claim at a size a laptop trains in minutes, defined in its experiment.toml. Every arm of a seed starts
-from the same initial values and sees the same tokens in the same order. Torch is imported only where arms train.
+from the same initial values and sees the same tokens in the same order.
 """
 
 import math
@@ -15,7 +15,11 @@ from typing import NamedTuple
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import UNKNOWN_ID
 from engine.config import RunConfig
-from engine.run.directory import read_steps, read_validations
+from engine.launch.forked import run_forked
+from engine.lr_finder import find_learning_rate
+from engine.run.directory import begin_run, read_steps, read_validations
+from engine.step import NotFinite
+from engine.train import train
 from experiments.catalogue import Ablation, Arm, Experiment, load_experiments
 from experiments.sealed import Line, format_records, lines, seal_numbers
 from lineage.config import parse_config
@@ -35,7 +39,7 @@ ENDS = ("validation_loss", "diverged", "lowest_loss_rate")
 class Trained(NamedTuple):
     """What came of one arm with one seed."""
 
-    arm: str
+    arm: Arm
     seed: int
     learning_rate: float | None
     """Where several are tried."""
@@ -77,16 +81,13 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     if ablation.finder:
         return seal_numbers(experiment, "", _sweeps(experiment, ablation.finder, datasets[0]), runs)
     trained = [
-        _train(
-            arm.name, seed, rate, ablation.ranks, configure(experiment, arm, seed, datasets[arm.dataset], rate), runs
-        )
+        _train(experiment, arm, seed, datasets[arm.dataset], rate, runs)
         for seed in ablation.seeds
         for arm in ablation.arms
         for rate in ablation.learning_rates or (None,)
     ]
     numbers = [line for each in trained for line in _numbers(each)]
-    places = {arm.name: arm.dataset for arm in ablation.arms}
-    numbers += [line for each in trained if lengths for line in _numbers_per_word(each, lengths[places[each.arm]])]
+    numbers += [line for each in trained if lengths for line in _numbers_per_word(each, lengths[each.arm.dataset])]
     parents = {each.run.path.name: each.run.digest for each in trained if each.run.is_complete}
     return seal_numbers(experiment, "", numbers, runs, parents)
 
@@ -120,15 +121,12 @@ def format_ablation(experiment: Experiment, records: Sequence[Record]) -> str:
     return f"{ablation_of(experiment).question}\n{format_records(ends)}"
 
 
-def _train(arm: str, seed: int, rate: float | None, ranks: int, config: RunConfig, runs: Path) -> Trained:
-    from engine.run.directory import begin_run
-
+def _train(experiment: Experiment, arm: Arm, seed: int, dataset: Path, rate: float | None, runs: Path) -> Trained:
+    config, ranks = configure(experiment, arm, seed, dataset, rate), ablation_of(experiment).ranks
     if ranks == 1:
         is_number = _finishes(config, runs)
     else:
-        from engine.launch.forked import run_forked
-
-        [is_number, *_] = run_forked(_finishes, ranks, config, runs, timeout_seconds=3600.0)
+        is_number = run_forked(_finishes, ranks, config, runs, timeout_seconds=3600.0)[0]
     run = begin_run(config, runs)[2]
     validations = read_validations(run.path)
     final = validations[-1].loss if is_number else None
@@ -137,9 +135,6 @@ def _train(arm: str, seed: int, rate: float | None, ranks: int, config: RunConfi
 
 def _finishes(config: RunConfig, runs: Path) -> bool:
     """Train; whether the loss stayed a number."""
-    from engine.step import NotFinite
-    from engine.train import train
-
     try:
         train(config, runs)
     except NotFinite:
@@ -149,8 +144,6 @@ def _finishes(config: RunConfig, runs: Path) -> bool:
 
 def _sweeps(experiment: Experiment, ends: tuple[float, float], dataset: Path) -> list[Line]:
     """Records of every arm's learning-rate finder: the smoothed loss over the rate, and where it is lowest."""
-    from engine.lr_finder import find_learning_rate
-
     found: list[Line] = []
     ablation = ablation_of(experiment)
     for seed in ablation.seeds:
@@ -168,7 +161,7 @@ def _numbers(trained: Trained) -> list[Line]:
     """Records of the loss at the end, and whether it diverged; where several learning rates are tried over these, with
     the highest loss on the way, otherwise with the loss in blocks of iterations, or the noise scale where it is known.
     """
-    line = partial(lines, trained.arm, kind="scaled", seed=trained.seed)
+    line = partial(lines, trained.arm.name, kind="scaled", seed=trained.seed)
     ends = {} if trained.validation_loss is None else {"validation_loss": trained.validation_loss}
     ends["diverged"] = float(trained.is_diverged)
     if (rate := trained.learning_rate) is not None:
@@ -213,7 +206,7 @@ def word_lengths(datasets: Sequence[Path]) -> list[WordLength]:
 
 def _numbers_per_word(trained: Trained, length: WordLength) -> list[Line]:
     """Records of perplexity per token and, adjusted for length, per word; how much longer the text is than in words."""
-    line = partial(lines, trained.arm, kind="scaled", seed=trained.seed)
+    line = partial(lines, trained.arm.name, kind="scaled", seed=trained.seed)
     percent = 100 * (length.tokens / length.words - 1)
     numbers = line(values={"sequence_length_percent": percent}, unit="%") if percent else []
     if trained.validation_loss is None:
