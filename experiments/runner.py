@@ -1,6 +1,8 @@
 """Runs an experiment: its numbers, each with its kind, in a sealed run directory. Imports no torch."""
 
 from collections.abc import Iterator, Sequence
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 from experiments.catalogue import Experiment, Part
@@ -20,6 +22,21 @@ from experiments.verdicts import FITTED, HELD_OUT
 from lineage.errors import BadInput, DataMissing, HardwareMissing
 from lineage.progress import announce, is_quiet
 from lineage.run import RunDirectory
+
+MEASUREMENTS = {
+    "activations": "activations:measure_activations",
+    "bubble": "bubble:measure_bubbles",
+    "parameters": "built:measure_built",
+    "products": "products:measure_products",
+    "released": "released:measure_released",
+    "schedules": "bubble:measure_schedules",
+    "tensor-parallel": "huggingface:measure_huggingface",
+    "traffic": "traffic:measure_traffic",
+    "words": "words:measure_words",
+    "zero-communication": "zero:measure_sent_bytes",
+    "zero-memory": "zero:measure_held_bytes",
+}
+"""Module and function of each name that experiment.toml may have as `measures`."""
 
 
 def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, int, int]:
@@ -147,16 +164,23 @@ def _run_here(experiment: Experiment, runs: Path, limit: int | None, may_lack: b
         run, records = run_proxies(experiment, runs)
         print(f"{experiment.name}: scaled to this machine; {run.path}\n{format_records(records)}")
     if experiment.measures:
-        from experiments.measured.run import run_measured
-
         try:
-            run, records = run_measured(experiment, runs, limit)
+            run, records = seal_numbers(experiment, "-measured", _measure(experiment, limit), runs)
         except DataMissing as missing:
             if not may_lack:
                 raise
             print(f"{experiment.name}: left out; {missing}")
         else:
             print(f"{experiment.name}: measured on this machine; {run.path}\n{format_records(records)}")
+
+
+def _measure(experiment: Experiment, limit: int | None) -> list[Line]:
+    """What its measurement gives, which is told what it asks for."""
+    module, function = MEASUREMENTS[experiment.measures].split(":")
+    measure = getattr(import_module(f"experiments.measured.{module}"), function)
+    told = {"experiment": experiment, "limit": limit}
+    lines: list[Line] = measure(**{name: told[name] for name in told.keys() & signature(measure).parameters.keys()})
+    return lines
 
 
 def _reproduce(experiment: Experiment, mode: str, runs: Path) -> None:

@@ -1,1 +1,1 @@
-"""What experiments measure on this machine without training, by the names of `Experiment.measures`."""
+"""What experiments measure on this machine: by the names of `Experiment.measures`, by training arms, at proxy sizes."""

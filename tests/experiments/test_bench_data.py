@@ -11,8 +11,7 @@ import pytest
 
 from experiments.bench.benchmarks.data import whole_case
 from experiments.bench.benchmarks.data_scale import memory_bound_bytes
-from experiments.bench.data_chain import measure_stage
-from experiments.bench.data_stages import cleaning, pairs_of_buckets, pairs_of_queries
+from experiments.bench.data_chain import cleaning, measure_stage, pairs_of_buckets, pairs_of_queries
 from experiments.bench.data_whole import core_hours
 from lineage.benchmark import Benchmark, Case, read_benchmark
 from tests.commands import Outcome, call

@@ -12,8 +12,9 @@ from engine.costs import parameter_count
 from engine.launch.forked import run_forked
 from engine.parallel import layers
 from engine.pipeline.executor import PipelineExecutor
+from experiments import runner
 from experiments.catalogue import find_experiment, load_experiments
-from experiments.measured import activations, huggingface, run, traffic
+from experiments.measured import activations, huggingface, traffic
 from experiments.measured.products import measure_products
 from experiments.runner import run_named
 from experiments.sealed import Line, seal_numbers
@@ -95,7 +96,7 @@ def test_an_experiment_that_measures_seals_scaled_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     line = {"series": "optimizer states", "quantity": "communication_ratio", "kind": "scaled", "value": 1.5}
-    monkeypatch.setattr(run, "_measure", lambda name, limit: [line])
+    monkeypatch.setattr(runner, "_measure", lambda name, limit: [line])
     experiment = find_experiment("zero/communication")
     for _ in range(2):
         run_named([experiment], "auto", tmp_path)
@@ -203,7 +204,7 @@ def test_files_that_are_not_here_leave_one_experiment_out(
     def missing(experiment: Any, limit: int | None) -> Any:
         raise DataMissing("put the file there and name it in MLM_DATA_DIR")
 
-    monkeypatch.setattr(run, "_measure", missing)
+    monkeypatch.setattr(runner, "_measure", missing)
     words = find_experiment("2019/words")
     with pytest.raises(DataMissing):
         run_named([words], "here", tmp_path)
