@@ -26,15 +26,15 @@ from lineage.run import RunDirectory
 MEASUREMENTS = {
     "activations": "activations:measure_activations",
     "bubble": "bubble:measure_bubbles",
-    "parameters": "built:measure_built",
+    "parameters": "counted:measure_built",
     "products": "products:measure_products",
     "released": "released:measure_released",
     "schedules": "bubble:measure_schedules",
     "tensor-parallel": "huggingface:measure_huggingface",
     "traffic": "traffic:measure_traffic",
-    "words": "words:measure_words",
-    "zero-communication": "zero:measure_sent_bytes",
-    "zero-memory": "zero:measure_held_bytes",
+    "words": "counted:measure_words",
+    "zero-communication": "traffic:measure_sent_bytes",
+    "zero-memory": "traffic:measure_held_bytes",
 }
 """Module and function of each name that experiment.toml may have as `measures`."""
 

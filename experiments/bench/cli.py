@@ -68,9 +68,8 @@ def compare(
     new: Annotated[Path, typer.Argument(help="A later result of the same benchmark.")],
 ) -> None:
     """Ratios of two results side by side. Ends with code 3 if one fell by more than a tenth."""
-    from experiments.bench.compare import compare as compare_results
-    from experiments.bench.compare import comparison_table, differing_machines
-    from experiments.bench.show import say, show_rows
+    from experiments.bench.show import compare as compare_results
+    from experiments.bench.show import comparison_table, differing_machines, say, show_rows
 
     rows = compare_results(old, new)
     show_rows(comparison_table(rows))
