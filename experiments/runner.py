@@ -159,7 +159,7 @@ def _left_out(experiment: Experiment) -> str:
 def _run_here(experiment: Experiment, runs: Path, limit: int | None, may_lack: bool) -> None:
     """Measure its proxies and facts on this machine. Raises DataMissing where files are, unless it `may_lack` them."""
     if experiment.proxies:
-        from experiments.measured.scaling import run_proxies
+        from experiments.measured.machine import run_proxies
 
         run, records = run_proxies(experiment, runs)
         print(f"{experiment.name}: scaled to this machine; {run.path}\n{format_records(records)}")

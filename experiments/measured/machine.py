@@ -1,9 +1,10 @@
-"""Measures the machine at hand: matrix products, copies, small operations, all-reduces, and small iterations."""
+"""This machine: a cluster's constants measured on it, and small workloads on its ranks beside their predictions."""
 
 import json
+import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,18 +18,27 @@ from engine.launch.local import launch
 from engine.launch.mesh import build_mesh
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import serial_mesh
-from experiments.bench.contenders.ours import our_step
+from experiments.bench.contender import Contender
+from experiments.bench.contenders.ours import build_ours, our_step
 from experiments.bench.sizes import BenchSize
+from experiments.bench.timing import in_turn, measure_contender
+from experiments.catalogue import Experiment, Part
+from experiments.published import Row, position, workload_rows
+from experiments.quantities import simulated_values
+from experiments.sealed import Line, seal_numbers
 from experiments.simulator.cluster import Cluster, Interval, Intervals, Machine, load_cluster, machine_of
 from experiments.simulator.cluster_file import rounded, stated_constants
 from experiments.simulator.compute import matmul_seconds
 from experiments.simulator.fits import CONSTANTS, Fitted, fit, fit_node, least, started
-from experiments.simulator.measurements import AllReduce, Observation, predicted
+from experiments.simulator.measurements import QUANTITIES, AllReduce, Observation, Simulated, predicted, workload_of
+from experiments.simulator.simulate import simulate
 from experiments.simulator.workload import Floats, Workload
 from lineage.atomic import write_json
 from lineage.environment import available_cores, cpu_name, list_gpus, memory_bytes
 from lineage.errors import HardwareMissing
 from lineage.progress import announce
+from lineage.records import Record
+from lineage.run import RunDirectory
 
 MATMUL_WIDTHS = (32, 64, 128, 256, 512, 1024, 2048)
 ALL_REDUCE_BYTES = (2**12, 2**16, 2**20, 2**24, 2**26)
@@ -45,6 +55,13 @@ SHAPES = tuple(
         (4, 512, 8, 256, 8192, 1, 1), (2, 768, 12, 256, 8192, 1, 1), (2, 512, 8, 512, 4096, 1, 1))
 )  # fmt: skip
 """Iterations of the engine itself, on each rank alone, that say how much of the benchmarks' rates it reaches."""
+ROUNDS = 3
+"""Times that all workloads are gone through, so that what else the machine does falls on each alike."""
+ITERATIONS = 3
+"""Timed in each round, after one that is not."""
+RATES = ("matmul_flops_per_second", "memory_bytes_per_second", "link_bytes_per_second", "node_bus_bytes_per_second",
+         "memory_bytes")  # fmt: skip
+HOST_TIMES = ("host_layer_seconds", "host_microbatch_seconds", "node_latency_seconds")
 
 
 class Measured(NamedTuple):
@@ -218,3 +235,61 @@ def _median_seconds(operation: Callable[[], object], clock: Callable[[], float])
     repeats = [int(np.clip(SECONDS_PER_MEASUREMENT / max(first, 1e-6), 3, 50))]
     dist.broadcast_object_list(repeats)
     return float(np.median([first, *(once() for _ in range(repeats[0] - 1))]))
+
+
+def run_proxies(experiment: Experiment, runs: Path) -> tuple[RunDirectory, list[Record]]:
+    """Measure and predict the experiment's proxies in a sealed run of mode scaled, and return it with its records."""
+    numbers = [line for part in experiment.proxies for line in _numbers(part, workload_rows(part.workloads))]
+    return seal_numbers(experiment, "-proxy", numbers, runs)
+
+
+def oversubscribed(cluster: Cluster, ranks: int) -> Cluster:
+    """The machine with `ranks` ranks on fewer cores, each of which has its share of a core's rates and memory."""
+    if cluster.max_gpus is None or ranks <= cluster.max_gpus:
+        return cluster
+    share = cluster.max_gpus / ranks
+    factors = dict.fromkeys(RATES, share) | dict.fromkeys(HOST_TIMES, 1 / share) | {"gpus_per_node": 1 / share}
+    changed = {
+        name: (constant := getattr(cluster.constants, name)).model_copy(update={"value": constant.value * factor})
+        for name, factor in factors.items()
+    }
+    return cluster.model_copy(
+        update={"max_gpus": ranks, "constants": cluster.constants.model_copy(update=changed)}
+    )  # fmt: skip
+
+
+def measured_seconds(workloads: Sequence[Workload]) -> list[float]:
+    """Wall time of an iteration of each workload on gloo ranks here: the fastest, which other work disturbed least."""
+    announce(f"{ROUNDS} rounds of {len(workloads)} workloads on up to {max(each.gpus for each in workloads)} processes")
+    measurements = {}
+    for place, w in enumerate(workloads):
+        size = size_of(w, "fp32", 1 + ITERATIONS, warm_up=1)
+        parallel = ParallelConfig(tp=w.tp, pp=w.pp)
+        contender = Contender("proxy", w.gpus, build_ours, parallel=parallel, microbatches=w.microbatches)
+        measurements[place] = partial(measure_contender, contender, size, size.model.dropout)
+    taken, _ = in_turn("proxies", ROUNDS, measurements)
+    return [min(second for timed in rounds for second in timed.seconds) for rounds in taken.values()]
+
+
+def _numbers(part: Part, rows: Sequence[Row]) -> Iterator[Line]:
+    workloads = [workload_of(row) for row in rows]
+    predictions = [
+        simulate(oversubscribed(load_cluster(row["cluster"]), workload.gpus), [workload])[0]
+        for row, workload in zip(rows, workloads, strict=True)
+    ]
+    load = f"load average {os.getloadavg()[0]:.1f}"
+    measured = measured_seconds(workloads)
+    first = {row["series"]: place for place, row in reversed(list(enumerate(rows)))}
+    for place, (row, workload) in enumerate(zip(rows, workloads, strict=True)):
+        base, cluster = first[row["series"]], row["cluster"]
+        crowd = f"{workload.gpus} ranks on {available_cores()} cores" if workload.gpus > available_cores() else ""
+        for name in part.simulated:
+            scaled = Simulated(workload, measured[place], workloads[base], measured[base], cluster)
+            yield position(part, row) | {
+                "quantity": name, "kind": "scaled", "value": QUANTITIES[name](scaled),
+                "note": f"{crowd}, {load}" if crowd else load,
+            }  # fmt: skip
+            values = simulated_values(
+                name, workload, cluster, predictions[place], workloads[base], predictions[base].seconds
+            )
+            yield position(part, row) | values | {"note": crowd}

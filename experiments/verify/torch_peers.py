@@ -9,8 +9,7 @@ import torch
 from data_pipeline.tokens.token_file import TokenFile
 from engine.inputs import TrainingInputs
 from engine.parallel.mesh import serial_mesh
-from experiments.bench.contenders.nanogpt import NanoGPT as Model
-from experiments.bench.contenders.peers import Loss, adamw, call, huggingface
+from experiments.bench.contenders import peers
 from experiments.verify.engines import Engine, Named, Work
 from experiments.verify.parity import SERIAL, ParityLayout
 from experiments.verify.recorder import RankPlace, Recorder, read_names
@@ -31,12 +30,12 @@ class TorchPeer(Engine):
         self.model, self.loss = self.build()
         if work.initial:
             self.load(work.initial)
-        self.optimizer = adamw(self.model, train)
+        self.optimizer = peers.adamw(self.model, train)
         tokens = [(TokenFile(prefix), weight) for prefix, weight in work.tokens]
         self.inputs = TrainingInputs(work.config, work.iterations, tokens, work.tokenizer, serial_mesh())
 
     @abstractmethod
-    def build(self) -> tuple[torch.nn.Module, Loss]:
+    def build(self) -> tuple[torch.nn.Module, peers.Loss]:
         """The module and its loss."""
 
     def parameters(self) -> Named:
@@ -86,16 +85,16 @@ class Transformers(TorchPeer):
         """The library."""
         import_extra("transformers.models.gpt2.modeling_gpt2", "bench")
 
-    def build(self) -> tuple[torch.nn.Module, Loss]:
+    def build(self) -> tuple[torch.nn.Module, peers.Loss]:
         """Hugging Face's module."""
-        return huggingface(self.work.config.model)
+        return peers.huggingface(self.work.config.model)
 
 
 class NanoGPT(TorchPeer):
-    """The model of `experiments.bench.contenders.nanogpt`."""
+    """The model of `experiments.bench.contenders.peers`."""
 
     map_name = "nanogpt"
 
-    def build(self) -> tuple[torch.nn.Module, Loss]:
+    def build(self) -> tuple[torch.nn.Module, peers.Loss]:
         """The benchmarks' module."""
-        return Model(self.work.config.model), call
+        return peers.NanoGPT(self.work.config.model), peers.call

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments.catalogue import find_experiment, load_experiments
-from experiments.measured import scaling
+from experiments.measured import machine
 from experiments.published import workload_rows
 from experiments.runner import run_named
 from experiments.simulator.cluster import load_cluster
@@ -21,9 +21,9 @@ NAME = "2019/table-8"
 def test_measured_and_simulated_stand_side_by_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(scaling, "ROUNDS", 1)
-    monkeypatch.setattr(scaling, "ITERATIONS", 1)
-    monkeypatch.setattr(scaling, "available_cores", lambda: 2)
+    monkeypatch.setattr(machine, "ROUNDS", 1)
+    monkeypatch.setattr(machine, "ITERATIONS", 1)
+    monkeypatch.setattr(machine, "available_cores", lambda: 2)
     experiment = find_experiment(NAME)
     run_named([experiment], "scaled", tmp_path)
     (run,) = (path for path in tmp_path.iterdir() if not path.is_symlink())
@@ -47,9 +47,9 @@ def test_more_ranks_than_cores_share_them() -> None:
     crowded = alone._replace(gpus=4, dp=4, global_batch=4 * alone.global_batch)
     (one,) = simulate(cluster, [alone])
     assert "more than the cluster's 2" in simulate(cluster, [crowded])[0].reason
-    (four,) = simulate(scaling.oversubscribed(cluster, 4), [crowded])
+    (four,) = simulate(machine.oversubscribed(cluster, 4), [crowded])
     assert four.seconds > 2 * one.seconds
-    assert scaling.oversubscribed(cluster, 2) is cluster
+    assert machine.oversubscribed(cluster, 2) is cluster
 
 
 def test_every_proxy_can_be_predicted() -> None:
@@ -58,7 +58,7 @@ def test_every_proxy_can_be_predicted() -> None:
     for part in proxies:
         for row in workload_rows(part.workloads):
             workload = workload_of(row)
-            assert not simulate(scaling.oversubscribed(load_cluster("cpu"), workload.gpus), [workload])[0].reason
+            assert not simulate(machine.oversubscribed(load_cluster("cpu"), workload.gpus), [workload])[0].reason
 
 
 def test_an_experiment_without_proxies_is_not_scaled(tmp_path: Path) -> None:

@@ -1,9 +1,14 @@
-"""Other programs as contenders, given this engine's initial weights: transformers' GPT-2 and nanoGPT's."""
+"""Other programs as contenders, given this engine's initial weights: transformers' GPT-2, and GPT-2 as nanoGPT defines
+it: fused attention, one loss over all logits, tied head; biases everywhere, as GPT-2 has.
+
+Shapes: b batch, s sequence, h hidden, n heads, d head dim, v vocabulary; activations are [b, s, h].
+"""
 
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -13,7 +18,6 @@ from engine.launch.mesh import local_device
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from experiments.bench.contender import Contender, Step
-from experiments.bench.contenders.nanogpt import NanoGPT
 from experiments.bench.sizes import BenchSize
 from lineage.extras import import_extra
 
@@ -33,6 +37,58 @@ def huggingface(config: ModelConfig) -> tuple[torch.nn.Module, Loss]:
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     return model, loss
+
+
+class _Attention(nn.Module):
+    def __init__(self, h: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.c_attn, self.c_proj = heads, nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.dropout = nn.Dropout(0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, dim=2))
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout.p, is_causal=True)  # [b, n, s, d]
+        return self.dropout(self.c_proj(mixed.transpose(1, 2).flatten(2)))
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, h: int) -> None:
+        super().__init__()
+        self.c_fc, self.c_proj = nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
+        self.dropout = nn.Dropout(0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")))
+
+
+class _Block(nn.Module):
+    def __init__(self, h: int, heads: int) -> None:
+        super().__init__()
+        self.ln_1, self.attn = nn.LayerNorm(h), _Attention(h, heads)
+        self.ln_2, self.mlp = nn.LayerNorm(h), _FeedForward(h)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class NanoGPT(nn.Module):
+    """The model, called with token ids and targets [b, s] for the mean loss."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        h = config.hidden_size
+        self.wte, self.wpe = nn.Embedding(config.vocab_size, h), nn.Embedding(config.seq_length, h)
+        self.dropout = nn.Dropout(0.0)
+        self.h = nn.ModuleList(_Block(h, config.num_heads) for _ in range(config.num_layers))
+        self.ln_f = nn.LayerNorm(h)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.dropout(self.wte(tokens) + self.wpe(torch.arange(tokens.size(1), device=tokens.device)))
+        for block in self.h:
+            x = block(x)
+        logits = F.linear(self.ln_f(x), self.wte.weight)  # [b, s, v]
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> torch.optim.AdamW:
@@ -55,7 +111,7 @@ def build_huggingface(contender: Contender, size: BenchSize) -> Step:
 
 
 def build_nanogpt(contender: Contender, size: BenchSize) -> Step:
-    """A step of the model of `experiments.bench.contenders.nanogpt`."""
+    """A step of the model of `NanoGPT`."""
     model = NanoGPT(size.model)
     weights = _their_weights(size)
     for name, parameter in model.named_parameters():
