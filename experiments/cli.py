@@ -10,7 +10,6 @@ import typer
 from lineage.atomic import write_text
 from lineage.command import CommandLine, run_command
 from lineage.errors import BadInput, Diverged
-from lineage.progress import is_quiet
 from lineage.shipped import Shipped, find_file
 
 if TYPE_CHECKING:
@@ -62,17 +61,11 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print mode and cost, and stop.")] = False,
 ) -> None:
     """From raw text to report: data, training, evaluation, page. What is finished is reused."""
-    from experiments.reproduce.plan import make_plan, print_plan
-    from experiments.reproduce.reproduction import reproduce as run
-    from experiments.reproduce.steps import format_steps
+    from experiments.reproduce.plan import make_plan
+    from experiments.runner import carry_out
 
-    plan = make_plan(target.value, mode.value, smoke, find_file(data, Shipped.RECIPE) if data else None)
-    if dry_run or plan.mode == "plan" or not is_quiet():
-        print_plan(plan)
-    if plan.mode == "plan":
-        print(format_steps(plan, runs))
-    elif not dry_run:
-        run(plan, runs)
+    recipe = find_file(data, Shipped.RECIPE) if data else None
+    carry_out(make_plan(target.value, mode.value, smoke, recipe), runs, dry_run)
 
 
 @app.command()

@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.catalogue import Experiment, Part
 from experiments.published import Row, position, published_rows, workload_rows
 from experiments.quantities import FORMULAS, simulated_values
-from experiments.reproduce.plan import make_plan, print_plan
+from experiments.reproduce.plan import Plan, make_plan, print_plan
 from experiments.reproduce.reproduction import reproduce
 from experiments.reproduce.steps import format_steps
 from experiments.scaling_law import extrapolated
@@ -45,17 +45,15 @@ def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, in
     Returns its sealed run, how many numbers it has and how many rows could not run. The same numbers are found again,
     not written again.
     """
-    numbers: list[Line] = []
-    refused: list[Line] = []
+    found: list[Line] = []
     clusters: dict[str, Cluster] = {}
     for part in experiment.parts:
         rows = published_rows(experiment, part)
-        numbers += _computed(part, rows)
-        for line in _simulated(part, rows, clusters):
-            (refused if "reason" in line else numbers).append({"experiment": experiment.name} | line)
+        found += [*_computed(part, rows), *_simulated(part, rows, clusters)]
     if experiment.extrapolates:
-        numbers += extrapolated(experiment.claims, experiment.extrapolates)
-    numbers = [{"experiment": experiment.name} | line for line in numbers]
+        found += extrapolated(experiment.claims, experiment.extrapolates)
+    found = [{"experiment": experiment.name} | line for line in found]
+    numbers, refused = ([line for line in found if ("reason" in line) == is_refused] for is_refused in (False, True))
     simulated = {"clusters": {name: cluster.model_dump(mode="json") for name, cluster in clusters.items()}}
     run, _ = seal_numbers(experiment, "", numbers, runs, simulated=simulated, refused=refused)
     return run, len(numbers), len(refused)
@@ -123,7 +121,9 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: i
         if several and (why := _left_out(experiment)):
             print(f"{experiment.name}: left out; {why}")
         elif experiment.reproduction:
-            _reproduce(experiment, mode, runs)
+            if mode == "simulate":
+                raise BadInput(f"{experiment.name} is about trained models, which nothing simulates; leave --mode out")
+            carry_out(make_plan(experiment.reproduction, {"measure": "full"}.get(mode, mode), False, None), runs)
         elif experiment.ablation:
             raise BadInput(f"{experiment.name} is about models trained here: {_left_out(experiment)}")
         elif mode == "plan":
@@ -183,13 +183,11 @@ def _measure(experiment: Experiment, limit: int | None) -> list[Line]:
     return lines
 
 
-def _reproduce(experiment: Experiment, mode: str, runs: Path) -> None:
-    if mode == "simulate":
-        raise BadInput(f"{experiment.name} is about trained models, which nothing simulates; leave --mode out")
-    plan = make_plan(experiment.reproduction, {"measure": "full"}.get(mode, mode), False, None)
-    if plan.mode == "plan" or not is_quiet():
+def carry_out(plan: Plan, runs: Path, dry_run: bool = False) -> None:
+    """Print the plan of a reproduction, unless quiet, and make it; of one that is only planned print the steps."""
+    if dry_run or plan.mode == "plan" or not is_quiet():
         print_plan(plan)
     if plan.mode == "plan":
         print(format_steps(plan, runs))
-    else:
+    elif not dry_run:
         reproduce(plan, runs)

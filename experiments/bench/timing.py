@@ -12,8 +12,7 @@ import typer
 
 from engine.config import Precision
 from engine.launch.allocator import keep_large_buffers
-from experiments.bench.contender import Contender
-from experiments.bench.sizes import BenchSize
+from experiments.bench.contender import BenchSize, Contender
 from lineage.benchmark import Ratio, Series
 from lineage.errors import UserError
 from lineage.progress import Progress

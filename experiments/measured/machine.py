@@ -18,9 +18,8 @@ from engine.launch.local import launch
 from engine.launch.mesh import build_mesh
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import serial_mesh
-from experiments.bench.contender import Contender
+from experiments.bench.contender import BenchSize, Contender
 from experiments.bench.contenders.ours import build_ours, our_step
-from experiments.bench.sizes import BenchSize
 from experiments.bench.timing import in_turn, measure_contender
 from experiments.catalogue import Experiment, Part
 from experiments.published import Row, position, workload_rows

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,20 +84,12 @@ def v100_file(machine: Machine, ratios: Floats) -> str:
     return fitted_toml(constants, {"one_node": interval, "several_nodes": interval})
 
 
-class Held(NamedTuple):
-    """Seconds predicted for the H100's rows, each by constants fitted without its model size."""
-
-    smooth: Floats
-    """Without stalls."""
-    stalls: Floats
-    """What these would add."""
-    total: Floats
-
-    def stalled(self, seconds: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which rows did, and of which that can be said: it would more than double their time."""
-        known = self.stalls > self.smooth
-        nearer = np.abs(np.log(seconds / (self.smooth + self.stalls))) < np.abs(np.log(seconds / self.smooth))
-        return known & nearer, known
+def stalled(smooth: Floats, stalls: Floats, seconds: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which iterations did, by predictions without stalls and what these would add; and of which that can be said: it
+    would more than double their time.
+    """
+    known = stalls > smooth
+    return known & (np.abs(np.log(seconds / (smooth + stalls))) < np.abs(np.log(seconds / smooth))), known
 
 
 def rows_that_ran() -> tuple[list[Observation], Floats]:
@@ -125,30 +116,30 @@ def calibrate_h100() -> tuple[str, str]:
     for left, machine in refits:
         parts = iteration_parts(machine, workloads)
         held[:, left] = np.stack([parts.smooth, parts.stalls, parts.total])[:, left]
-    predictions = Held(*held)
-    machine = fits.fit_h100(start.replaced(**_stall_constants(predictions, seconds, nodes)), rows)
+    smooth, stalls, total = held
+    did, known = stalled(smooth, stalls, seconds)
+    machine = fits.fit_h100(start.replaced(**_stall_constants(did[known], nodes[known])), rows)
     ratios = memory * 2**30 / computed_memory(machine, workloads)
     spread = 1.4826 * float(np.median(np.abs(np.log(ratios))))
     machine = machine.replaced(memory_share=_usable_share(machine), memory_error=spread)
-    line = _line("H100, model sizes left out", predictions.total / seconds - 1)
+    line = _line("H100, model sizes left out", total / seconds - 1)
     sources = dict.fromkeys((*fits.H100_CONSTANTS, *H100_FITTED_BESIDE), H100_FIT)
     constants = fitted_constants(machine, sources, ("transferred", "the set does not tell it apart"))
     del constants["node_bus_bytes_per_second"]  # the cluster's own file states it
-    free, intervals = ~predictions.stalled(seconds)[0], {}
+    intervals = {}
     for name, part in (("one_node", nodes <= 1), ("several_nodes", nodes > 1)):
-        chosen = free & part if (free & part).sum() >= 10 else free
+        chosen = ~did & part if (~did & part).sum() >= 10 else ~did
         source = "each model size predicted without it; stalls apart"
-        intervals[name] = _interval(seconds[chosen] / predictions.smooth[chosen], source)
+        intervals[name] = _interval(seconds[chosen] / smooth[chosen], source)
     return fitted_toml(constants, intervals), f"{line}; memory {np.abs(1 / ratios - 1).mean():.1%}"
 
 
-def _stall_constants(held: Held, seconds: Floats, nodes: Floats) -> dict[str, float]:
+def _stall_constants(did: NDArray[np.bool_], nodes: Floats) -> dict[str, float]:
     """Rate and nodes by which the rows that stalled are most likely (`stall_probability`)."""
-    stalled, known = held.stalled(seconds)
 
     def unlikely(point: Floats) -> float:
-        chance = 1 - np.exp(-np.exp(point[0]) - (nodes[known] / np.exp(point[1])) ** 2)
-        return -float(np.log(np.where(stalled[known], chance, 1 - chance)).sum())
+        chance = 1 - np.exp(-np.exp(point[0]) - (nodes / np.exp(point[1])) ** 2)
+        return -float(np.log(np.where(did, chance, 1 - chance)).sum())
 
     fitted = np.exp(minimize(unlikely, [-3.0, 3.5], method="Nelder-Mead").x)
     return dict(zip(STALLS, fitted.tolist(), strict=True))

@@ -17,9 +17,8 @@ from experiments.bench.benchmarks.parallel import (
     disagreements,
     summarize,
 )
-from experiments.bench.contender import TOLERANCE, Contender
+from experiments.bench.contender import TOLERANCE, Contender, bench_size, read_size
 from experiments.bench.show import show
-from experiments.bench.sizes import bench_size, read_size
 from experiments.bench.timing import Timed, ratio
 from lineage.benchmark import Benchmark, Case, read_benchmark
 
@@ -35,9 +34,11 @@ RANKS = OURS | PEERS
 TWIN = bench_size("twin", read_size("twin").model, batch=2, iterations=3, warm_up=1)
 PROGRAM = """
 import sys
-from experiments.bench import cli, sizes
-twin = sizes.bench_size('twin', sizes.read_size('twin').model, batch=2, iterations=3, warm_up=1)
-sizes.read_size = {'twin': twin}.__getitem__
+from experiments.bench import cli
+from experiments.bench.benchmarks import parallel
+from experiments.bench.contender import bench_size, read_size
+twin = bench_size('twin', read_size('twin').model, batch=2, iterations=3, warm_up=1)
+parallel.read_size = {'twin': twin}.__getitem__
 sys.argv[0] = 'mlm-bench'
 cli.main()
 """

@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 
 from engine.config import ParallelConfig
-from experiments.bench import sizes
 from experiments.bench.benchmarks import gpu
 from experiments.bench.benchmarks.gpu import DROPOUT, MODELS, OURS, Model, contenders
 from experiments.bench.benchmarks.gpu import summarize as summarize_model
 from experiments.bench.cli import main
-from experiments.bench.contender import Contender
+from experiments.bench.contender import BenchSize, Contender, read_size
 from experiments.bench.contenders import kernels
 from experiments.bench.contenders.ours import build_without_optimizer
-from experiments.bench.sizes import read_size
 from experiments.bench.timing import Timed, ratio, series, time_contender
 from lineage.benchmark import Case, Ratio
 from lineage.errors import UserError
@@ -27,7 +25,7 @@ SMALL = {"num_layers": 1, "hidden_size": 32, "num_heads": 2, "seq_length": 32, "
 LIMITS = {"copied_bytes_per_second": 1e9, "operations_per_second": 1e9}
 
 
-def small_size() -> sizes.BenchSize:
+def small_size() -> BenchSize:
     tiny = read_size("tiny").in_precision("bf16")
     return replace(tiny, model=tiny.model.model_copy(update=SMALL | {"vocab_size": 256}), warm_up=1)
 

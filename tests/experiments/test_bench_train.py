@@ -27,9 +27,8 @@ from experiments.bench.benchmarks.train import (
     summarize_layouts,
 )
 from experiments.bench.cli import add_benchmarks, main
-from experiments.bench.contender import TOLERANCE
+from experiments.bench.contender import TOLERANCE, read_size
 from experiments.bench.show import compare, show
-from experiments.bench.sizes import read_size
 from experiments.bench.timing import Timed, differing_losses, gemm_gflops, time_contender
 from lineage.benchmark import Benchmark, Case, Environment, Ratio, read_benchmark, write_benchmark
 from lineage.command import run_command

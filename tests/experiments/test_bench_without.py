@@ -7,10 +7,9 @@ import pytest
 
 from experiments.bench.benchmarks.eval import has_harness
 from experiments.bench.benchmarks.parallel import contenders
-from experiments.bench.contender import left_out
+from experiments.bench.contender import bench_size, left_out, read_size
 from experiments.bench.contenders.peers import build_huggingface
 from experiments.bench.contenders.scorers import harness
-from experiments.bench.sizes import bench_size, read_size
 from lineage.errors import BadInput
 
 

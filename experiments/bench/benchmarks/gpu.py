@@ -14,8 +14,7 @@ from engine.config import ParallelConfig
 from engine.costs import flops_per_token
 from experiments.bench import timing
 from experiments.bench.benchmarks.train import MASKED
-from experiments.bench.contender import Contender, left_out
-from experiments.bench.sizes import BenchSize, bench_size
+from experiments.bench.contender import BenchSize, Contender, bench_size, left_out
 from experiments.bench.timing import Measured, Rounds, Timed, ratio, series, time_contender
 from lineage.benchmark import Benchmark, Case, Series
 from lineage.environment import list_gpus

@@ -10,8 +10,7 @@ from statistics import median
 
 from engine.config import ModelConfig, ParallelConfig
 from engine.costs import flops_per_token
-from experiments.bench.contender import Contender
-from experiments.bench.sizes import BenchSize, bench_size
+from experiments.bench.contender import BenchSize, Contender, bench_size
 from experiments.bench.timing import Rounds, Timed, in_turn, measure_contender, rates, ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.environment import available_cores

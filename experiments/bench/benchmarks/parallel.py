@@ -10,9 +10,8 @@ import typer
 
 from engine.config import ParallelConfig
 from engine.costs import flops_per_token
-from experiments.bench import sizes, timing
-from experiments.bench.contender import TOLERANCE, Contender, left_out
-from experiments.bench.sizes import BenchSize
+from experiments.bench import timing
+from experiments.bench.contender import TOLERANCE, BenchSize, Contender, left_out, read_size
 from experiments.bench.timing import Rounds, Timed, gemm_gflops, on_ranks, ratio, rounded, series
 from lineage.benchmark import Benchmark, Case
 from lineage.environment import available_cores
@@ -63,7 +62,7 @@ def measure(
     Forward, backward, gradient reduction and AdamW in fp32, with dropout 0 and 0.1, one thread per process. Ends with
     code 3 if a contender's losses show that it computed something else.
     """
-    shape, every = sizes.read_size(size.value), contenders()
+    shape, every = read_size(size.value), contenders()
     running = [contender for contender in every if contender.is_installed]
     if any(contender.needs == "transformers" for contender in running):
         import_extra("transformers.models.gpt2.modeling_gpt2", "bench")

@@ -7,8 +7,7 @@ from typing import Any
 from engine.config import ModelConfig, ParallelConfig, TrainConfig
 from engine.guard.timeline import describe_timeline
 from engine.pipeline.lowering import Interval
-from experiments.bench.contender import TOLERANCE, Contender
-from experiments.bench.sizes import BenchSize
+from experiments.bench.contender import TOLERANCE, BenchSize, Contender
 from experiments.bench.timing import Timed, differing_losses, first_losses, in_turn, on_ranks, series
 from lineage.benchmark import Benchmark, Case
 from lineage.progress import announce

@@ -15,8 +15,7 @@ from engine.launch.allocator import keep_large_buffers
 from engine.model.stages import split_layers
 from experiments.bench import timing
 from experiments.bench.benchmarks import parallel
-from experiments.bench.contender import TOLERANCE, Contender
-from experiments.bench.sizes import BenchSize, read_size
+from experiments.bench.contender import TOLERANCE, BenchSize, Contender, read_size
 from experiments.bench.timing import Measured, Rounds, ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.errors import BadInput

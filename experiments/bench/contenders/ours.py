@@ -12,8 +12,7 @@ from engine.pipeline.lowering import Interval
 from engine.pipeline.partition import PartitionedModel
 from engine.rng import Dropout
 from engine.step import build_step
-from experiments.bench.contender import Contender, Step
-from experiments.bench.sizes import BenchSize
+from experiments.bench.contender import BenchSize, Contender, Step
 
 
 def build_ours(contender: Contender, size: BenchSize) -> Step:

@@ -17,8 +17,7 @@ from engine.formats.huggingface import their_config, their_name, to_theirs
 from engine.launch.mesh import local_device
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
-from experiments.bench.contender import Contender, Step
-from experiments.bench.sizes import BenchSize
+from experiments.bench.contender import BenchSize, Contender, Step
 from lineage.extras import import_extra
 
 Loss = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
