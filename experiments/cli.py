@@ -21,32 +21,12 @@ app = CommandLine(help="Reproduce the papers' runs at the size this machine allo
 THIS_MACHINE = Path("runs/this-machine.toml")
 
 
-class Target(StrEnum):
-    """Models of the 2019 paper that were trained to convergence."""
-
-    SMALL = "355m"
-    MEDIUM = "2.5b"
-    LARGE = "8.3b"
-
-
-class Mode(StrEnum):
-    """Published size, twins, whichever the hardware allows, or the published size in words."""
-
-    AUTO = "auto"
-    FULL = "full"
-    SCALED = "scaled"
-    PLAN = "plan"
-
-
-class RunMode(StrEnum):
-    """What is done for an experiment."""
-
-    AUTO = "auto"
-    MEASURE = "measure"
-    HERE = "here"
-    SCALED = "scaled"
-    SIMULATE = "simulate"
-    PLAN = "plan"
+Target = StrEnum("Target", {"SMALL": "355m", "MEDIUM": "2.5b", "LARGE": "8.3b"})
+"""Models of the 2019 paper that were trained to convergence."""
+Mode = StrEnum("Mode", ["AUTO", "FULL", "SCALED", "PLAN"])
+"""Published size, twins, whichever the hardware allows, or the published size in words."""
+RunMode = StrEnum("RunMode", ["AUTO", "MEASURE", "HERE", "SCALED", "SIMULATE", "PLAN"])
+"""What is done for an experiment."""
 
 
 @app.command()

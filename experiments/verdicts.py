@@ -25,9 +25,7 @@ STAND_IN = "a stand-in for the released weights"
 FITTED, HELD_OUT = "the cost model was fitted on this row", "held out of the cost model's fit"
 """What the record of a simulated number notes."""
 
-Outcome = Literal[
-    "REPRODUCED", "DIVERGED", "CONSISTENT", "INCONSISTENT", "SIMULATED", "NOT_RUN", "CONTEXT"
-]  # fmt: skip
+Outcome = Literal["REPRODUCED", "DIVERGED", "CONSISTENT", "INCONSISTENT", "SIMULATED", "NOT_RUN", "CONTEXT"]
 """REPRODUCED and DIVERGED: measured, within or beyond the claim's tolerance. CONSISTENT and INCONSISTENT: the source's
 own arithmetic. SIMULATED: a cost model's number. NOT_RUN: no number at the published size. CONTEXT: others' numbers."""
 HELD: dict[Kind, tuple[Outcome, Outcome]] = {
@@ -108,11 +106,9 @@ def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
 
 def format_summary(verdicts: Sequence[Verdict]) -> str:
     """The number of claims and of each verdict, by paper and in all; of measured ones even where there are none."""
-    counts, given = (
-        Counter((verdict.claim.paper, verdict.outcome) for verdict in verdicts),
-        {verdict.outcome for verdict in verdicts},
-    )
-    outcomes = [outcome for outcome in get_args(Outcome) if outcome in given or outcome in HELD["measured"]]
+    counts = Counter((verdict.claim.paper, verdict.outcome) for verdict in verdicts)
+    given = {*HELD["measured"], *(verdict.outcome for verdict in verdicts)}
+    outcomes = [outcome for outcome in get_args(Outcome) if outcome in given]
     papers = dict.fromkeys(verdict.claim.paper for verdict in verdicts)
     rows = {PAPERS[paper]: [counts[paper, outcome] for outcome in outcomes] for paper in papers}
     rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)]

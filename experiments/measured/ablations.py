@@ -209,14 +209,13 @@ def _numbers_per_word(trained: Trained, length: WordLength) -> list[Line]:
     line = partial(lines, trained.arm.name, kind="scaled", seed=trained.seed)
     percent = 100 * (length.tokens / length.words - 1)
     numbers = line(values={"sequence_length_percent": percent}, unit="%") if percent else []
-    if trained.validation_loss is None:
-        return numbers
-    perplexity = math.exp(trained.validation_loss)
-    if percent:
-        numbers += line(values={"bpe_perplexity": perplexity})
-    note = f"{length.unknown:.1%} of the words are unknown and count as one word" if length.unknown else ""
-    adjusted = length_adjusted_perplexity(perplexity, length.tokens, length.words)
-    return numbers + line(values={"word_perplexity": adjusted}, note=note)
+    if trained.validation_loss is not None:
+        perplexity = math.exp(trained.validation_loss)
+        numbers += line(values={"bpe_perplexity": perplexity}) if percent else []
+        note = f"{length.unknown:.1%} of the words are unknown and count as one word" if length.unknown else ""
+        adjusted = length_adjusted_perplexity(perplexity, length.tokens, length.words)
+        numbers += line(values={"word_perplexity": adjusted}, note=note)
+    return numbers
 
 
 def length_adjusted_perplexity(perplexity: float, num_tokens: float, num_words: float) -> float:

@@ -64,10 +64,15 @@ def measure(rounds: Rounds = 3) -> Benchmark:
     forward and backward of 8.3b. Ends with code 4 where there is no GPU, with 3 if a kernel is not exact or losses
     differ.
     """
+    import torch
+
     from experiments.bench.contenders.kernels import check_kernels, measure_kernels, measure_limits
     from experiments.bench.contenders.ours import build_without_optimizer
 
-    _check_gpu()
+    if not list_gpus():
+        raise HardwareMissing("there is no NVIDIA GPU here: nothing was measured")
+    if torch.version.cuda is None:
+        raise HardwareMissing(f"torch {torch.__version__} is built without CUDA: nothing was measured")
     here = [each for each in contenders() if each.is_installed]
     announce(f"exactness and speed of kernels, then {rounds} rounds of {len(MODELS)} models by {len(here)} contenders")
     limits = in_new_process("limits", measure_limits)
@@ -125,15 +130,6 @@ def _size(model: Model) -> BenchSize:
     """Its published recipe at full size in bf16."""
     config = read_run_config(model_file(model.name)).model
     return bench_size(model.name, config, model.batch, ITERATIONS, WARM_UP).in_precision("bf16")
-
-
-def _check_gpu() -> None:
-    import torch
-
-    if not list_gpus():
-        raise HardwareMissing("there is no NVIDIA GPU here: nothing was measured")
-    if torch.version.cuda is None:
-        raise HardwareMissing(f"torch {torch.__version__} is built without CUDA: nothing was measured")
 
 
 def in_new_process(name: str, function: Any, *arguments: Any) -> Any:

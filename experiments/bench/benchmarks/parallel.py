@@ -26,11 +26,8 @@ Measured = dict[tuple[str, float], list[Timed]]
 """What was timed, by contender and dropout: one entry per round."""
 
 
-class Size(StrEnum):
-    """Shapes that are measured."""
-
-    TINY = "tiny"
-    TWIN = "twin"
+Size = StrEnum("Size", ["TINY", "TWIN"])
+"""Shapes that are measured."""
 
 
 def contenders() -> list[Contender]:

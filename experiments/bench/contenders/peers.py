@@ -117,13 +117,7 @@ def build_nanogpt(contender: Contender, size: BenchSize) -> Step:
         whole = weights[f"transformer.{name}"]
         with torch.no_grad():
             parameter.copy_(whole.T if ".c_" in name and whole.dim() == 2 else whole)
-    return _step(contender, size, model, call)
-
-
-def call(model: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The loss of a model that returns it."""
-    value: torch.Tensor = model(tokens, targets)
-    return value
+    return _step(contender, size, model, nn.Module.__call__)
 
 
 def _their_weights(size: BenchSize) -> dict[str, torch.Tensor]:
