@@ -238,17 +238,21 @@ def load_claims(folder: Path) -> tuple[Claim, ...]:
     """Every claim of the folder's CSV files. Raises BadInput naming file and line that hold none, or a repeated id."""
     claims: dict[str, Claim] = {}
     for path in sorted(folder.glob("*.csv")):
-        try:
-            with path.open(encoding="utf-8", newline="") as file:
-                rows = list(csv.DictReader(file))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise BadInput(f"{path} cannot be read: {error}") from error
-        for line, row in enumerate(rows, 2):
+        for line, row in enumerate(read_rows(path), 2):
             claim = parse_config({**row, "x": row.get("x") or None}, Claim, f"{path} line {line}")
             if claim.id in claims:
                 raise BadInput(f"{path} line {line}: there are two claims {claim.id!r}")
             claims[claim.id] = claim
     return tuple(claims.values())
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, each by its columns' names. Raises BadInput where it cannot be read."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
 
 
 @cache

@@ -106,14 +106,11 @@ def _products(seen: Sequence[Seen]) -> list[Check]:
     rates = sorted(rank.product_flops_per_second / 1e12 for rank in seen)
     slowest = min(seen, key=lambda rank: rank.product_flops_per_second)
     median = rates[len(rates) // 2]
+    spread = f"{rates[0]:.3g} to {rates[-1]:.3g} TFLOP/s"
     slow = f"{_place(slowest)} reaches {rates[0]:.3g} TFLOP/s, under half of the median rank's {median:.3g}"
     return [
         Check("matrix products", right, f"a matrix product is wrong on {', '.join(wrong)}" if wrong else ""),
-        Check(
-            "matrix rate",
-            f"{rates[0]:.3g} to {rates[-1]:.3g} TFLOP/s",
-            slow if rates[0] < SLOWEST_SHARE * median else "",
-        ),
+        Check("matrix rate", spread, slow if rates[0] < SLOWEST_SHARE * median else ""),
     ]
 
 

@@ -179,8 +179,7 @@ def _measure(experiment: Experiment, limit: int | None) -> list[Line]:
     module, function = MEASUREMENTS[experiment.measures].split(":")
     measure = getattr(import_module(f"experiments.measured.{module}"), function)
     told = {"experiment": experiment, "limit": limit}
-    lines: list[Line] = measure(**{name: told[name] for name in told.keys() & signature(measure).parameters.keys()})
-    return lines
+    return measure(**{name: told[name] for name in told.keys() & signature(measure).parameters.keys()})
 
 
 def carry_out(plan: Plan, runs: Path, dry_run: bool = False) -> None:

@@ -61,8 +61,7 @@ def in_turn(
 
 def measure_contender(contender: Contender, size: BenchSize, *how: Any) -> Timed:
     """What `time_contender` gives on the first of new ranks."""
-    timed: Timed = on_ranks(contender.name, contender.ranks, time_contender, contender, size, *how)[0]
-    return timed
+    return on_ranks(contender.name, contender.ranks, time_contender, contender, size, *how)[0]
 
 
 def time_contender(

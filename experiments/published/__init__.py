@@ -1,11 +1,10 @@
 """What others ran, from the files beside this one, and what they published of it, from `experiments/claims`."""
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.catalogue import Experiment, Part, find_experiment
+from experiments.catalogue import Experiment, Part, find_experiment, read_rows
 from lineage.errors import BadInput
 from lineage.records import Record
 
@@ -65,9 +64,3 @@ def x_of(part: Part, row: Row) -> float | None:
 def position(part: Part, row: Row) -> dict[str, Any]:
     """Where a record of a workload stands."""
     return {"series": row["series"], "x": x_of(part, row), "x_name": part.x}
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a CSV file, each by its columns' names."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))

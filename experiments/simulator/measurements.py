@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.costs import parameter_count
-from experiments.catalogue import every_claim, find_experiment
-from experiments.published import HERE, published_rows, published_value, read_rows
+from experiments.catalogue import every_claim, find_experiment, read_rows
+from experiments.published import HERE, published_rows, published_value
 from experiments.simulator.cluster import Machine
 from experiments.simulator.simulate import iteration_parts
 from experiments.simulator.workload import Floats, Workload, checked_config, flops_of

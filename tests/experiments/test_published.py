@@ -3,8 +3,8 @@
 from decimal import Decimal
 from pathlib import Path
 
-from experiments.catalogue import find_experiment
-from experiments.published import published_records, read_rows
+from experiments.catalogue import find_experiment, read_rows
+from experiments.published import published_records
 from experiments.reproduce.plan import LADDER
 
 

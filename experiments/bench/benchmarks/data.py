@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -40,6 +41,7 @@ def measure(
     Every answer is compared. Takes about three seconds for each megabyte. Ends with code 3 if any answer differs.
     """
     from data_pipeline.config import DataConfig, SourcesConfig
+    from data_pipeline.contamination.testsets import find_test_set
     from experiments.bench.data_chain import choose_vocabulary, measure_stages, size_bytes
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -51,9 +53,12 @@ def measure(
         (work / "tokenizer").mkdir()
         vocabulary = choose_vocabulary(texts)
         vocabulary.tokenizer.save(work / "tokenizer")
-        test_sets = tuple(path for path in map(_find, ("wikitext103", "lambada")) if path)
+        test_sets = []
+        for name in ("wikitext103", "lambada"):
+            with suppress(DataMissing):
+                test_sets.append(find_test_set(name))
         config = DataConfig(name="bench", sources=SourcesConfig(names=(f"jsonl:{corpus}",)))
-        chain = measure_stages(texts, work / "tokenizer", test_sets, config)
+        chain = measure_stages(texts, work / "tokenizer", tuple(test_sets), config)
         few = whole.write_few(work / "few.jsonl", texts)
         whole.run_pipeline(few, vocabulary.recipe_of_few, work)  # machine code is compiled and kept
         starting = whole.run_pipeline(few, vocabulary.recipe_of_few, work)[0].cpu_seconds
@@ -123,12 +128,3 @@ def _beside_datatrove(cases: Sequence[Case], peer: dict[str, float] | None) -> C
             "stages": {name: round(spent, 3) for name, spent in peer.items()},
         },
     )
-
-
-def _find(name: str) -> Path | None:
-    from data_pipeline.contamination.testsets import find_test_set
-
-    try:
-        return find_test_set(name)
-    except DataMissing:
-        return None

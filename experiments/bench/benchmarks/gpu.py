@@ -83,16 +83,14 @@ def measure(rounds: Rounds = 3) -> Benchmark:
 
     def attempt(model: str, contender: Contender) -> Timed | None:
         """One round; None for a peer that failed, now or before."""
-        if contender.name in failures[model]:
-            return None
-        try:
-            timed: Timed = in_new_process(contender.name, time_contender, contender, sizes[model], DROPOUT)
-        except UserError as error:
-            if contender.is_ours:
-                raise
-            failures[model][contender.name] = str(error)
-            return None
-        return timed
+        if contender.name not in failures[model]:
+            try:
+                return in_new_process(contender.name, time_contender, contender, sizes[model], DROPOUT)
+            except UserError as error:
+                if contender.is_ours:
+                    raise
+                failures[model][contender.name] = str(error)
+        return None
 
     measurements = {(name, each.name): partial(attempt, name, each) for name in sizes for each in here}
     taken, load = timing.in_turn("gpu", rounds, measurements)

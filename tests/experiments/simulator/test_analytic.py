@@ -6,8 +6,8 @@ import pytest
 from engine.config import ParallelConfig
 from engine.costs import activation_bytes_per_layer, flops_per_iteration, parameter_count
 from engine.pipeline.schedule import ideal_bubble
-from experiments.catalogue import find_experiment
-from experiments.published import HERE, published_rows, read_rows
+from experiments.catalogue import find_experiment, read_rows
+from experiments.published import HERE, published_rows
 from experiments.simulator.measurements import workload_of
 from experiments.simulator.timeline import makespan_seconds, order_of
 from experiments.simulator.workload import Workload, checked_config
