@@ -1,7 +1,6 @@
 """`mlm-bench`: how fast this machine runs what is here, beside what else runs on it."""
 
 import inspect
-import os
 import pkgutil
 import re
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from experiments.bench import benchmarks
+from experiments.bench.timing import load_average
 from lineage.benchmark import Benchmark, Environment, write_benchmark
 from lineage.command import CommandLine, run_command
 from lineage.environment import describe_environment
@@ -42,11 +42,10 @@ def _verb(measure: Measure) -> Callable[..., None]:
         from experiments.bench.show import show
 
         _check_output(json)
-        load = round(os.getloadavg()[0], 2)
+        before = load_average()
         result = measure(**options)
-        result = result.model_copy(
-            update={"load_average": result.load_average or [load], "environment": _environment()}
-        )
+        load = [before, *result.load_average, load_average()]
+        result = result.model_copy(update={"load_average": load, "environment": _environment()})
         show(result)
         if json is not None:
             _write(json, result)

@@ -17,7 +17,7 @@ from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig
 from engine.launch.allocator import keep_large_buffers
 from evaluation.protocol import Request
-from experiments.bench.timing import cpu_seconds, in_turn, load_average, on_ranks, ratio, series
+from experiments.bench.timing import cpu_seconds, in_turn, on_ranks, ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.errors import DataMissing
 from lineage.extras import install_command
@@ -120,7 +120,6 @@ def measure(
         Comparison("wikitext103-lm-eval", "lm-evaluation-harness", SMALL, 1.5, windows, (1, 4, 16)),
         Comparison("lambada", "lm-evaluation-harness", SMALL, 2.0, examples, (1, 8, 32)),
     ]
-    load: list[float] = []
     cases, disagreements = [], []
     with tempfile.TemporaryDirectory() as folder, Progress("eval", len(comparisons), "comparisons") as progress:
         for each in comparisons:
@@ -136,7 +135,6 @@ def measure(
             case, differing = compare(each, ours(models[each.size]), rival, rounds)
             cases.append(case)
             disagreements += differing
-            load.append(load_average())
             progress.advance(1, each.name)
     return Benchmark(
         benchmark="eval",
@@ -145,7 +143,6 @@ def measure(
         disagreements=disagreements,
         notes=list(NOTES),
         setting={"rounds": rounds},
-        load_average=load,
     )
 
 

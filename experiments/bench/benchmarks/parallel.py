@@ -20,6 +20,7 @@ from lineage.progress import announce
 
 SERIAL = "serial"
 """This engine on one rank."""
+PRODUCTS = "matrix products"
 DROPOUTS = (0.0, 0.1)
 
 Measured = dict[tuple[str, float], list[Timed]]
@@ -68,16 +69,14 @@ def measure(
         f"{rounds} rounds of {len(running)} contenders, {shape.train.iterations} iterations at each of {len(DROPOUTS)} "
         f"dropouts, on up to {max(ranks)} processes"
     )
-    products: dict[Any, Callable[[], Any]] = {
-        number: partial(on_ranks, "matrix products", number, gemm_gflops, number) for number in ranks
+    measurements: dict[tuple[str, float], Callable[[], Any]] = {
+        (PRODUCTS, number): partial(on_ranks, PRODUCTS, number, gemm_gflops, number) for number in ranks
     }
-    steps: dict[Any, Callable[[], Any]] = {
-        (contender.name, dropout): partial(timing.measure_contender, contender, shape, dropout)
-        for contender in running
-        for dropout in DROPOUTS
-    }
-    taken, load = timing.in_turn("parallel", rounds, products | steps)
-    gflops = {number: max(each[0] for each in taken.pop(number)) for number in ranks}
+    for each in running:
+        for dropout in DROPOUTS:
+            measurements[each.name, dropout] = partial(timing.measure_contender, each, shape, dropout)
+    taken, load = timing.in_turn("parallel", rounds, measurements)
+    gflops = {number: max(rate for rate, *_ in taken.pop((PRODUCTS, number))) for number in ranks}
     return summarize(shape, every, taken, gflops, load)
 
 
@@ -117,7 +116,7 @@ def _case(
               for ranks, each in limits.items()),
             *(series(one.name, "share of the limit", "", median(rates[one.name]) / limits[one.ranks])
               for one in present),
-            *(series(f"matrix products on {ranks} ranks", "speed", "GFLOP/s", rate) for ranks, rate in gflops.items()),
+            *(series(f"{PRODUCTS} on {ranks} ranks", "speed", "GFLOP/s", rate) for ranks, rate in gflops.items()),
         ],
         ratios=[
             *(ratio(f"{name} ÷ {SERIAL}", many, rates[SERIAL]) for name, many in rates.items() if name != SERIAL),

@@ -45,7 +45,7 @@ def our_step(size: BenchSize, parallel: ParallelConfig, mesh: ParallelMesh, micr
 
 
 def build_without_optimizer(contender: Contender, size: BenchSize) -> Step:
-    """A step that is forward and backward alone of our model with every layer recomputed."""
+    """A step that is forward and backward of our model alone, on one rank."""
     mesh, train = serial_mesh(local_device()), size.train
     chunk = PartitionedModel(size.model, contender.parallel, mesh, DTYPES[train.precision], train.seed).chunks[0]
 
