@@ -64,6 +64,7 @@ CONSTANTS = {
     "pipeline_step_seconds": Fitted(1e-3, 0.0, 1e-2, on_a100=False),
     "stall_seconds": Fitted(0.3, 0.0, 1.0, on_a100=False),
 }
+"""Those that are fitted on iterations."""
 A100_CONSTANTS = {name: constant for name, constant in CONSTANTS.items() if constant.on_a100}
 H100_CONSTANTS = {name: constant for name, constant in CONSTANTS.items() if constant.on_h100 is None}
 SOFTWARE_OF_2019 = ("memory_efficiency", "host_layer_seconds", "collective_slowdown", "network_share")
