@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from data_pipeline.tokens.samples import known_tokens
 from engine.checkpoint.probe import SAMPLES, choose_samples
 from engine.config import RunConfig
 from engine.data.batches import ValidationBatches
@@ -35,7 +36,7 @@ class TrainingInputs:
         model, train, mesh = self._config.model, self._config.train, self._mesh
         return [
             to_input(
-                batch.tokens,
+                known_tokens(batch.tokens, model.vocab_size),
                 mesh,
                 Dropout(model.dropout, train.seed, iteration, batch.places) if model.dropout else None,
                 self.streams.enter(batch.places),
@@ -50,7 +51,11 @@ class ValidationSplit:
     """The sequences of the validation split, each alone or, for a model with memory, in streams that read on."""
 
     def __init__(self, config: RunConfig, parts: TokenFiles, mesh: ParallelMesh, tokenizer: Path) -> None:
-        self.mesh, self.batch_size = mesh, max(TOKENS_AT_ONCE // config.model.seq_length, 1)
+        self._vocab_size, self.mesh, self.batch_size = (
+            config.model.vocab_size,
+            mesh,
+            max(TOKENS_AT_ONCE // config.model.seq_length, 1),
+        )
         self._order = order = family_of(config.model).validation_order(config, parts, tokenizer)
         sequences = order if isinstance(order, ValidationBatches) else ValidationBatches(parts, config.model.seq_length)
         self.probed = choose_samples(next(sequences.microbatches(SAMPLES, SAMPLES, 0, 1)).tokens.tolist())
@@ -67,4 +72,5 @@ class ValidationSplit:
         for batch in self._order.microbatches(num_samples, self.batch_size, dp.rank, dp.size):
             states = carried.setdefault(batch.places, {})
             recurrence = Recurrence(states, states) if self._order.are_streams else None
-            yield to_input(batch.tokens, self.mesh, recurrence=recurrence, pairs=batch.pairs)
+            tokens = known_tokens(batch.tokens, self._vocab_size)
+            yield to_input(tokens, self.mesh, recurrence=recurrence, pairs=batch.pairs)

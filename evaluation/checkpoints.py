@@ -1,4 +1,4 @@
-"""Any checkpoint that can be named, as one of this suite's: ours, a Hugging Face GPT-2 directory, Megatron-LM's."""
+"""Any checkpoint that can be named, as one of this suite's: ours, Hugging Face's GPT-2, Megatron-LM's, `torch_dist`."""
 
 import re
 import tempfile
@@ -10,8 +10,9 @@ from data_pipeline.contamination.testsets import find_gpt2_vocabulary
 from data_pipeline.reading.hub import hub_is_reachable
 from engine.checkpoint.checkpoint import FOLDER
 from engine.checkpoint.shards import INDEX
-from engine.formats.megatron import TRACKER
 from engine.formats.recognise import import_checkpoint
+from engine.formats.torch_dist import METADATA, TRACKER
+from engine.formats.vocabulary import VOCABULARY
 from lineage.digest import is_sealed
 from lineage.errors import BadInput, DataMissing
 
@@ -24,13 +25,15 @@ def native_checkpoint(path: Path, vocab: Path | None = None, heads: int | None =
     """A checkpoint or run directory of this suite's own: `path` itself, or what is imported from it meanwhile.
 
     What is not there but has the form `owner/name` is asked of the Hugging Face hub. Megatron-LM checkpoints have no
-    vocabulary: it is `vocab`, or the published one. Raises BadInput for what is no checkpoint, and what imports raise.
+    vocabulary: it is `vocab`, or what lies beside them, or the published one. Raises BadInput for what is no
+    checkpoint, and what imports raise.
     """
     directory = path if path.exists() else _download(path)
     if not directory.is_dir() or _is_native(directory):
         yield directory
         return
-    if vocab is None and (directory / TRACKER).is_file():
+    names = {file.name for file in directory.iterdir()}
+    if vocab is None and names & {TRACKER, METADATA} and VOCABULARY not in names:
         with suppress(DataMissing):
             vocab = find_gpt2_vocabulary()[0].parent
     with tempfile.TemporaryDirectory(prefix="mlm-eval-") as temporary:

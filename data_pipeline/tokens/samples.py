@@ -15,7 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from data_pipeline.tokens.token_file import TokenFile
-from lineage.errors import BadInput
+from lineage.errors import BadInput, IntegrityFailure
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,21 @@ class BlendedSamples:
     def sample(self, number: int) -> NDArray[np.int64]:
         """The `number`-th sample in training order, [s + 1] token ids."""
         return self._parts[self.datasets[number]].sample(int(self.numbers[number]))
+
+
+def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
+    """The tokens. Raises IntegrityFailure, on every rank, for one that the vocabulary does not have.
+
+    An embedding divided over ranks would take it for another rank's, in silence.
+    """
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        error = IntegrityFailure(
+            f"the dataset has the token {tokens.min() if tokens.min() < 0 else tokens.max()}, and its vocabulary ends "
+            f"at {vocab_size - 1}: make it again with `mlm-data run`"
+        )
+        error.on_every_rank = True
+        raise error
+    return tokens
 
 
 def normalized(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:

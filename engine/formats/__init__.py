@@ -3,6 +3,8 @@
 Every import ends in `write_checkpoint`, the one place where a checkpoint is made from whole tensors.
 """
 
+import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from lineage.atomic import new_directory, write_json
+from lineage.config import parse_config
 from lineage.digest import is_sealed, seal, sha256_file
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.progress import Progress
@@ -43,6 +46,20 @@ class Imported:
     """Set when the exported model was a shrunk twin, so that its numbers stay scaled ones."""
     files: Mapping[str, Path] = field(default_factory=dict)
     """Files that are kept with the checkpoint unread, by their place in it."""
+
+
+def describe_ours(directory: Path, digest: str) -> dict[str, Any]:
+    """What only we record of a checkpoint, for an export to keep: its name, its digest and whether it is a twin."""
+    described = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    return {"name": described.get("name"), "twin": described.get("twin"), "checkpoint": digest}
+
+
+def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScale | None]:
+    """Name and twin of what `describe_ours` gave, if it did. Raises BadInput for a twin that is none."""
+    values = values if isinstance(values, dict) else {}
+    name, twin = values.get("name"), values.get("twin")
+    known = isinstance(name, str) and re.fullmatch(r"\w[\w.-]{0,99}", name)
+    return name if known else otherwise, parse_config(twin, TwinScale, str(where)) if twin else None
 
 
 def write_checkpoint(out: Path, imported: Imported, tp: int = 1, dtype: torch.dtype | None = torch.float32) -> str:

@@ -16,16 +16,18 @@ from safetensors.torch import save_file
 
 from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from engine.checkpoint.checkpoint import load_for_inference
-from engine.config import ModelConfig, TwinScale
+from engine.config import ModelConfig
 from engine.formats import (
     Imported,
     check_output,
     check_tensors,
     check_vocabulary,
+    describe_ours,
     digests,
     is_tied,
     new_output,
     parameters_of,
+    read_ours,
 )
 from engine.formats.vocabulary import read_vocabulary, read_vocabulary_files, write_vocabulary
 from lineage.atomic import write_json
@@ -51,7 +53,6 @@ THEIR_NAMES = {
 HEAD = "lm_head.weight"
 PREFIX = "transformer."
 SIZES = ("n_layer", "n_embd", "n_head", "n_positions", "vocab_size")
-NAME = r"\w[\w.-]{0,99}"
 BUFFER = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
 """The causal mask, which old files hold."""
 
@@ -82,7 +83,6 @@ def export_huggingface(checkpoint: Path, out: Path) -> Path:
         raise IntegrityFailure(
             f"the tokenizer of {loaded.directory} has {tokenizer.vocab_size} entries, its model {config.vocab_size}"
         )
-    described = json.loads((loaded.directory / CONFIG).read_text(encoding="utf-8"))
     weights = {
         their_name(name): to_theirs(name, tensor.detach(), config)
         for name, tensor in loaded.model.named_parameters()
@@ -90,8 +90,8 @@ def export_huggingface(checkpoint: Path, out: Path) -> Path:
     end = {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
     with new_output(out) as temporary:
         save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
-        ours = {"name": described.get("name"), "twin": described.get("twin"), "checkpoint": loaded.digest}
-        write_json(temporary / CONFIG, their_config(config) | end | {OURS: ours})
+        ours = {OURS: describe_ours(loaded.directory, loaded.digest)}
+        write_json(temporary / CONFIG, their_config(config) | end | ours)
         write_json(temporary / "generation_config.json", {"_from_model_config": True, **end})
         write_vocabulary(loaded.directory / "tokenizer", temporary, config.seq_length)
     return out
@@ -179,10 +179,9 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
     check_vocabulary(tokenizer, rows, directory)
     if head is not None and not is_tied(head, tensors["wte.weight"]):
         raise BadInput(f"{directory}: {HEAD} is not the word embedding; only tied models can be imported")
-    ours = values.get(OURS)
-    ours = ours if isinstance(ours, dict) else {}
+    name, twin = read_ours(values.get(OURS), "huggingface", directory / CONFIG)
     return Imported(
-        name=name if isinstance(name := ours.get("name"), str) and re.fullmatch(NAME, name) else "huggingface",
+        name=name,
         model=config,
         tensors={name: from_theirs(name, tensors.pop(theirs[name]), config) for name in parameters},
         tokenizer=tokenizer,
@@ -190,7 +189,7 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
             "format": "Hugging Face GPT-2",
             "files": digests([directory / CONFIG, *files], directory) | digests(tokenizer_files, vocab or directory),
         },
-        twin=parse_config(ours["twin"], TwinScale, str(directory / CONFIG)) if ours.get("twin") else None,
+        twin=twin,
     )
 
 

@@ -16,10 +16,19 @@ from typing import Any
 import torch
 
 from data_pipeline.tokens.tokenizer import Tokenizer
+from engine.checkpoint.checkpoint import read_json
 from engine.config import ModelConfig
-from engine.formats import Imported, check_tensors, check_vocabulary, digests, is_tied, parameters_of
+from engine.formats import (
+    Imported,
+    check_tensors,
+    check_vocabulary,
+    digests,
+    is_tied,
+    parameters_of,
+    read_ours,
+)
 from engine.formats.megatron_names import HEAD, our_names, reorder_query_key_value, require_gpt2
-from engine.formats.torch_dist import METADATA, TRACKER, files_of, read_torch_dist
+from engine.formats.torch_dist import METADATA, OURS, TRACKER, files_of, read_torch_dist
 from engine.formats.torch_files import read_torch_file
 from engine.formats.vocabulary import VOCABULARY, read_vocabulary_files
 from engine.parallel.sharding import ShardedParameter
@@ -74,8 +83,10 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
             require_gpt2(file.args, file.path)
     config = _read_config(files, tokenizer, heads)
     tensors = _merge(files, config)
+    ours = directory / OURS
+    name, twin = read_ours(read_json(ours) if ours.is_file() else None, "megatron", ours)
     return Imported(
-        name="megatron",
+        name=name,
         model=config,
         tensors=tensors,
         tokenizer=tokenizer,
@@ -87,6 +98,7 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
             "iteration": first.iteration,
             "files": digests(paths, directory) | digests(vocabulary_files, vocab),
         },
+        twin=twin,
     )
 
 

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.checkpoint import load_for_inference
 from engine.config import ModelConfig
-from engine.formats import check_output, new_output
+from engine.formats import check_output, describe_ours, new_output
 from engine.formats.megatron_names import FUSED, IN_LAYER
 from engine.formats.torch_files import first_line, only, read_pickle, read_torch_file
 from engine.formats.vocabulary import write_vocabulary
@@ -32,6 +32,8 @@ from lineage.errors import BadInput, IntegrityFailure
 
 METADATA, COMMON, CONFIG = ".metadata", "common.pt", "metadata.json"
 TRACKER, RELEASE = "latest_checkpointed_iteration.txt", "release"
+OURS = "mlm_repro.json"
+"""Beside an exported checkpoint: what only we record."""
 CLASSES = (metadata.Metadata, metadata.MetadataIndex, metadata.TensorStorageMetadata, metadata.ChunkStorageMetadata,
            metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING, metadata.BytesStorageMetadata,
            metadata.StorageMeta, filesystem._StorageInfo, torch.serialization._get_layout)  # fmt: skip
@@ -129,6 +131,7 @@ def export_torch_dist(checkpoint: Path, out: Path) -> Path:
         write_json(folder / CONFIG, {"sharded_backend": "torch_dist", "sharded_backend_version": 1,
                                      "common_backend": "torch", "common_backend_version": 1})  # fmt: skip
         write_text(temporary / TRACKER, RELEASE)
+        write_json(temporary / OURS, describe_ours(loaded.directory, loaded.digest))
         if (loaded.directory / "tokenizer").is_dir() and not Tokenizer.load(loaded.directory / "tokenizer").is_of_words:
             write_vocabulary(loaded.directory / "tokenizer", temporary, config.seq_length)
     return out

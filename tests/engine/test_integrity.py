@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -24,7 +25,7 @@ from lineage.errors import BadInput, Diverged, IntegrityFailure, UserError
 from lineage.lock import LOCK, locked
 from lineage.run import RunDirectory
 from tests.engine.conftest import write_dataset
-from tests.engine.small_run import assert_same_training, small_config
+from tests.engine.small_run import assert_same_training, mlm_train, small_config, write_toml
 from tests.ranks import run_ranks
 
 MODEL, OPTIMIZER = "model-tp00-pp000.safetensors", "optimizer-tp00-pp000.safetensors"
@@ -243,3 +244,20 @@ def test_another_layout_finds_the_same_statistics_and_a_near_loss(stopped: Path,
     config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"tp": 2})})
     assert run_ranks(resume_on_ranks, 2, Layout(tp=2), config, stopped.parent) == [(stopped.name, 60)] * 2
     assert not list((stopped / "checkpoints").glob(".*damaged"))
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_token_beyond_the_vocabulary_ends_training_at_any_layout(split: str, tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "data")
+    tokens = np.memmap(dataset / f"{split}_text_document.bin", np.uint16, "r+")
+    tokens[1::7] = 383  # a row of the padded embedding
+    tokens.flush()
+    (dataset / "COMPLETE").unlink()
+    seal(dataset)
+    with pytest.raises(IntegrityFailure, match="the dataset has the token 383, and its vocabulary ends at 289"):
+        train(small_config(dataset), tmp_path / "serial")
+    config = write_toml(tmp_path / "tp2.toml", dataset)
+    code, _, err = mlm_train(config, "--set", "parallel.tp=2", "--ranks", 2, "--runs", tmp_path / "divided")
+    assert code == 6
+    assert "the dataset has the token 383" in err
+    assert not list(tmp_path.glob("*/*/COMPLETE"))

@@ -2,12 +2,14 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from engine.formats.huggingface import export_huggingface
 from engine.formats.recognise import import_checkpoint
+from engine.formats.torch_dist import export_torch_dist
 from evaluation.documents import RunningText
 from evaluation.tasks import TASKS
 from tests.commands import Command
@@ -109,10 +111,15 @@ def test_a_text_that_cannot_be_used(
     assert words in done.err
 
 
-def test_a_hugging_face_directory_gives_our_checkpoint_s_number(
-    run: Path, made_passes_for_published: RunningText, tmp_path: Path, evaluated: Evaluated
+@pytest.mark.parametrize("export", [export_huggingface, export_torch_dist])
+def test_another_programs_directory_gives_our_checkpoint_s_number(
+    export: Callable[[Path, Path], Path],
+    run: Path,
+    made_passes_for_published: RunningText,
+    tmp_path: Path,
+    evaluated: Evaluated,
 ) -> None:
-    theirs = export_huggingface(run, tmp_path / "theirs")
+    theirs = export(run, tmp_path / "theirs")
     results = [evaluated("wikitext103", "--ckpt", path, "--limit", 6) for path in (run, theirs)]
     assert results[0]["perplexity"] == results[1]["perplexity"]
     assert [result["checkpoint"] for result in results] == [f"{run.name}/iter_0000010", "theirs"]
