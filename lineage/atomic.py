@@ -1,12 +1,36 @@
-"""Files and directories that appear whole or not at all: temporary sibling, fsync, rename."""
+"""Files and directories that appear whole or not at all: temporary sibling, fsync, rename. Files are read in bounds."""
 
+import errno
+import io
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+MOST_BYTES = 256 << 20
+"""Of a file that is read whole."""
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[io.BufferedReader]:
+    """The file for reading. Raises OSError for a pipe or a device, which could keep a reader for ever."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        yield file
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a file. Raises OSError as `open_file` does, and for more than `most` bytes."""
+    with open_file(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return content
 
 
 def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:

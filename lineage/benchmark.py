@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, FiniteFloat, NonNegativeFloat, PositiveFloat
 
-from lineage.atomic import write_json
+from lineage.atomic import read_bytes, write_json
 from lineage.config import Config, parse_config
 from lineage.errors import BadInput
 from lineage.numbers import MISSING, show, size_bytes
@@ -140,7 +140,7 @@ class TextTable(NamedTuple):
 def read_benchmark(path: Path) -> Benchmark:
     """A result that `mlm-bench NAME --json` wrote. Raises BadInput where the file is none."""
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(read_bytes(path))
     except OSError as error:
         raise BadInput(f"{path.name} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from lineage.atomic import read_bytes
 from lineage.cells import unbacked_numbers
 from lineage.digest import content_digest, is_sealed, read_digest, sealed_files, sha256_json
 from lineage.errors import IntegrityFailure
@@ -125,6 +126,6 @@ def _difference(actual: dict[str, Any], expected: dict[str, Any], section: str) 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(json.loads(read_bytes(path)))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise IntegrityFailure(f"{path} cannot be read: {error}") from error

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from lineage.atomic import read_bytes
 from lineage.errors import BadInput
 from lineage.shipped import shipped_at
 
@@ -25,6 +26,10 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+LONGEST_CHAIN = 20
+"""Files that extend one another."""
+MOST_BYTES = 1 << 20
+"""Of a file."""
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
@@ -68,13 +73,17 @@ def parse_config(values: dict[str, Any], model: type[ConfigT], where: str) -> Co
 
 def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The file's values over those of the file it extends."""
+    if len(seen) == LONGEST_CHAIN:
+        raise BadInput(f"{seen[0]}: `extends` goes on for more than {LONGEST_CHAIN} files")
     if path.resolve() in seen:
         raise BadInput(f"{path}: `extends` goes round in a circle")
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(read_bytes(path, MOST_BYTES).decode("utf-8"))
     except FileNotFoundError as error:
         raise BadInput(f"configuration file {path} does not exist") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise BadInput(f"configuration file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise BadInput(f"configuration file {path} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path} is not valid TOML: {error}") from error

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lineage.atomic import write_json
+from lineage.atomic import open_file, read_bytes, write_json
 from lineage.errors import IntegrityFailure
 from lineage.progress import Progress
 
@@ -20,8 +20,8 @@ DERIVED = ("report", "wandb", "mlflow")
 
 
 def sha256_file(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
+    """Hexadecimal SHA-256 of a file's bytes. Raises OSError where it cannot be read or is no file."""
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -105,7 +105,7 @@ def _read_marker(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise IntegrityFailure(f"{directory} has no {MARKER} file: what made it did not finish")
     try:
-        marker = json.loads(path.read_text(encoding="utf-8"))
+        marker = json.loads(read_bytes(path))
         if not isinstance(marker["digest"], str) or not all(
             isinstance(file["bytes"], int) and isinstance(file["sha256"], str) for file in marker["files"].values()
         ):
@@ -121,8 +121,12 @@ def _sealed_files(directory: Path, outside: tuple[str, ...] = (MARKER, *DERIVED)
     for path in sorted(directory.iterdir()):
         if path.name.startswith(".") or path.name in outside:
             continue
-        if path.is_dir():
-            files.extend([path / MARKER] if is_sealed(path) else _sealed_files(path, outside=()))
+        if path.is_dir() and is_sealed(path):
+            files.append(path / MARKER)
+        elif path.is_dir() and path.is_symlink():
+            raise IntegrityFailure(f"{path} is a link to a directory that is not complete: it could lead anywhere")
+        elif path.is_dir():
+            files.extend(_sealed_files(path, outside=()))
         else:
             files.append(path)
     return files

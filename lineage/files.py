@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from lineage.atomic import write_json
+from lineage.atomic import read_bytes, write_json
 from lineage.benchmark import Environment
 from lineage.errors import IntegrityFailure
 
@@ -44,7 +44,7 @@ def read_document(path: Path, model: type[DocumentT]) -> DocumentT:
 def read_values(path: Path) -> Any:
     """The file's JSON. Raises IntegrityFailure where it has none."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_bytes(path))
     except (ValueError, OSError, RecursionError) as error:
         raise IntegrityFailure(f"{path.name} cannot be read: {one_line(error)}") from error
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import FiniteFloat, model_validator
 
-from lineage.atomic import write_text
+from lineage.atomic import read_bytes, write_text
 from lineage.config import Config, parse_config
 from lineage.errors import BadInput
 
@@ -59,7 +59,7 @@ def read_records(path: Path) -> list[Record]:
     if not path.is_file():
         raise BadInput(f"there are no result records at {path}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
     records = []

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage import VERSION
-from lineage.atomic import write_json
+from lineage.atomic import read_bytes, write_json
 from lineage.digest import is_sealed, read_digest, seal, sha256_json
 from lineage.environment import describe_environment
 from lineage.errors import BadInput, IntegrityFailure
@@ -113,7 +113,7 @@ class RunDirectory:
         if not path.is_file():
             raise BadInput(f"{self.path} is not a run directory: it has no {MANIFEST}")
         try:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
+            return dict(json.loads(read_bytes(path)))
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise IntegrityFailure(f"{path} cannot be read: {error}") from error
 

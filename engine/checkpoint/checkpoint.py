@@ -39,7 +39,7 @@ from engine.optim.flat import FlatOptimizer
 from engine.parallel.layout import check_tensor_parallel
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
-from lineage.atomic import publish_directory, write_json
+from lineage.atomic import publish_directory, read_bytes, write_json
 from lineage.config import parse_config
 from lineage.digest import check_seal, content_digest, is_sealed, read_digest, seal, sealed_files
 from lineage.errors import BadInput, IntegrityFailure, Interrupted
@@ -311,6 +311,6 @@ def complete_checkpoints(run: Path) -> list[Path]:
 def read_json(path: Path) -> dict[str, Any]:
     """A checkpoint's JSON object. Raises IntegrityFailure where it is not one."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(json.loads(read_bytes(path)))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise IntegrityFailure(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,82 @@
+"""Files that have no end, or lead in circles, are refused in a sentence and within a moment."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import engine.cli
+import experiments.verify.cli
+from lineage.atomic import read_bytes
+from lineage.config import LONGEST_CHAIN
+from lineage.digest import check_seal, seal
+from lineage.errors import IntegrityFailure
+from tests.commands import Command
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def large(path: Path) -> None:
+    path.write_bytes(b"#" * (2 << 20))
+
+
+@pytest.mark.parametrize("make", [endless, pipe, large])
+@pytest.mark.parametrize("extended", [False, True])
+def test_a_configuration_without_end_is_refused(
+    make: Callable[[Path], None], extended: bool, tmp_path: Path, command: Command
+) -> None:
+    file = tmp_path / "config.toml"
+    make(tmp_path / "other.toml" if extended else file)
+    if extended:
+        file.write_text('extends = "other.toml"\n')
+    done = command(engine.cli.main, "mlm-train", file, "--dry-run")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "cannot be read: it " in done.err
+
+
+def test_a_chain_of_configurations_has_an_end(tmp_path: Path, command: Command) -> None:
+    for number in range(LONGEST_CHAIN + 2):
+        (tmp_path / f"{number}.toml").write_text(f'extends = "{number + 1}.toml"\n')
+    done = command(engine.cli.main, "mlm-train", tmp_path / "0.toml", "--dry-run")
+    assert done.code == 2
+    assert f"`extends` goes on for more than {LONGEST_CHAIN} files" in done.err
+
+
+def test_what_is_read_whole_is_bounded(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_bytes(tmp_path / "file", 5) == b"12345"
+    with pytest.raises(OSError, match="more than 4 bytes"):
+        read_bytes(tmp_path / "file", 4)
+
+
+@pytest.mark.parametrize("make", [endless, pipe])
+@pytest.mark.parametrize("name", ["manifest.json", "data"])
+def test_a_run_with_such_a_file_is_refused(
+    make: Callable[[Path], None], name: str, tmp_path: Path, command: Command
+) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "data").write_bytes(b"")
+    seal(tmp_path)
+    (tmp_path / name).unlink()
+    make(tmp_path / name)
+    done = command(experiments.verify.cli.main, "mlm-verify", "run", tmp_path)
+    assert done.code == 6
+    assert name in done.err
+
+
+def test_links_that_lead_in_circles_are_refused(tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "file").write_text("text")
+    seal(tmp_path)
+    for name in ("a", "b"):
+        (inside / name).symlink_to(".")
+    with pytest.raises(IntegrityFailure, match="is a link to a directory that is not complete"):
+        check_seal(tmp_path)
