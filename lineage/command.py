@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -68,6 +68,7 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     if default and arguments and not arguments[0].startswith("-") and arguments[0] not in verbs:
         arguments = [default, *arguments]
     signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, partial(_terminate, os.getpid()))
     refuse_unfit_torch()
     if not sys.stderr.isatty():
         os.environ.update(dict.fromkeys(BARS_OF_LIBRARIES, "1"))
@@ -99,6 +100,15 @@ class _CtrlC(BaseException):
 
 def _interrupt(number: int, frame: object) -> NoReturn:
     raise _CtrlC
+
+
+def _terminate(command: int, number: int, frame: object) -> NoReturn:
+    """The command cleans up as after Ctrl-C; processes that it forks end at once."""
+    if os.getpid() == command:
+        raise _CtrlC
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    raise SystemExit
 
 
 def _explain(error: UserError) -> int:

@@ -31,7 +31,7 @@ def write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     try:
         save_file({name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:  # it has the number of the system's error in its text only
-        number = re.search(r"code: (\d+)", str(error))
+        number = re.search(r"(?:os error|code:) (\d+)", str(error))
         code = int(number[1]) if number else errno.EIO
         raise OSError(code, os.strerror(code), str(path)) from error
 

@@ -1,6 +1,9 @@
 """Checkpoints hold the whole model whatever layout wrote them, and a damaged one is never used."""
 
+import errno
 import json
+import os
+import resource
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,6 +22,7 @@ from engine.checkpoint.checkpoint import (
     resolve_checkpoint,
     save_checkpoint,
 )
+from engine.checkpoint.shards import write_shard
 from engine.config import ModelConfig, RunConfig, TrainConfig
 from engine.launch.mesh import build_mesh
 from engine.model.gpt2 import GPT2
@@ -29,6 +33,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from lineage.digest import check_seal, seal
 from lineage.errors import BadInput, IntegrityFailure
+from tests.data_pipeline.builds import in_child
 from tests.ranks import run_ranks
 
 CONFIG = RunConfig(
@@ -266,3 +271,17 @@ def test_resolve_refuses_what_is_no_checkpoint(tmp_path: Path) -> None:
     seal(tmp_path / "folder")
     with pytest.raises(BadInput, match=r"has no index\.json"):
         resolve_checkpoint(tmp_path / "folder")
+
+
+def test_what_the_system_says_of_a_write_is_passed_on(tmp_path: Path) -> None:
+    """A limit of the system makes the library that writes tensors fail, in its own words of today."""
+
+    def write() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+        try:
+            write_shard(tmp_path / "shard.safetensors", {"weight": torch.zeros(1 << 20)})
+        except OSError as error:
+            os._exit(0 if error.errno == errno.EFBIG else 1)
+        os._exit(2)
+
+    assert in_child(write) == 0

@@ -132,7 +132,9 @@ def _saving(points: Instrument, save: Callable[..., None]) -> Callable[..., None
         try:
             points.touch("tensors", points.inside(path), half)
         except OSError as error:
-            raise SafetensorError(f"I/O error: Os {{ code: {error.errno} }}") from error
+            raise SafetensorError(
+                f"Error while serializing: I/O error: {error.strerror} (os error {error.errno})"
+            ) from error
         save(tensors, path)
 
     return saved
