@@ -42,10 +42,12 @@ NO_TRACEBACK = 70
 def warm_up(folder: Path) -> None:
     """Run every command once in this process, so that forked ones find everything imported and compiled.
 
-    This process is then fit for nothing but forking jobs: its folder, output and environment are others.
+    This process is then fit for nothing but forking jobs: its folder, output and environment are others. What takes
+    long and writes nothing is left out: figures are blank, the machine's rate is not measured.
     """
     _settle(folder, folder / "log")
-    _leave_out()
+    leave_figures_blank()
+    reproduction.matrix_gflops = lambda ranks: None
 
     def step(program: str, *arguments: str) -> None:
         if program not in COMMANDS:
@@ -56,12 +58,6 @@ def warm_up(folder: Path) -> None:
 
     processes.run_step = step
     reproduce(tiny_plan(ranks=1), RUNS)
-
-
-def _leave_out() -> None:
-    """What takes long and writes nothing is left out: figures are blank, the machine's rate is not measured."""
-    leave_figures_blank()
-    reproduction.matrix_gflops = lambda ranks: None
 
 
 def leave_figures_blank() -> None:

@@ -9,7 +9,9 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 from engine.checkpoint.checkpoint import complete_checkpoints
@@ -18,7 +20,6 @@ from experiments.verify.chaos.faults import FAULTS, Fault, Touch
 from experiments.verify.chaos.job import NO_TRACEBACK, read_touches, start_job, wait_for, warm_up
 from experiments.verify.chaos.outcome import leftovers, outcome
 from experiments.verify.chaos.recipe import RANKS, write_tiny
-from lineage.atomic import write_json
 from lineage.environment import available_cores
 from lineage.progress import Progress
 
@@ -86,33 +87,30 @@ def every_fault(reference: Reference) -> list[Fault]:
     Points whose files are written by the same lines are one, tried at the middle one: those that differ in numbers
     alone, as of successive checkpoints, those of the stages of the data pipeline, and figures of one format.
     """
-    faults = []
-    for (stage, rank), touches in reference.touches.items():
-        alike: dict[tuple[str, str], list[int]] = {}
-        for number, touch in enumerate(touches):
-            alike.setdefault((touch.kind, _pattern(touch.path)), []).append(number)
-        for (kind, pattern), numbers in alike.items():
-            number = numbers[len(numbers) // 2]
-            faults += [
-                Fault(stage, rank, number, name, f"{kind} {pattern}") for name, kinds in FAULTS.items() if kind in kinds
-            ]
-    return faults + _nan_faults(reference)
+    alike: dict[tuple[str, int, str, str], list[Fault]] = {}
+    for fault in _strikes(reference):
+        alike.setdefault((fault.stage, fault.rank, fault.what, fault.name), []).append(fault)
+    return [faults[len(faults) // 2] for faults in alike.values()] + _nan_faults(reference)
 
 
 def some_faults(reference: Reference, count: int, seed: int) -> list[Fault]:
     """A sample of all points, the repeated ones too: of each stage in turn, and of each kind of fault in turn."""
     draw = random.Random(seed)
     pools: dict[tuple[str, str], list[Fault]] = {}
-    for (stage, rank), touches in reference.touches.items():
-        for number, touch in enumerate(touches):
-            for name, kinds in FAULTS.items():
-                if touch.kind in kinds:
-                    fault = Fault(stage, rank, number, name, f"{touch.kind} {_pattern(touch.path)}")
-                    pools.setdefault((STAGES.get(stage, "evaluate"), name), []).append(fault)
+    for fault in _strikes(reference):
+        pools.setdefault((STAGES.get(fault.stage, "evaluate"), fault.name), []).append(fault)
     pools["train", "NaN"] = _nan_faults(reference)
     turns = sorted(pools)
     draw.shuffle(turns)
     return [draw.choice(pools[turns[number % len(turns)]]) for number in range(count)]
+
+
+def _strikes(reference: Reference) -> Iterator[Fault]:
+    """Each kind of fault at each point where it can happen."""
+    for (stage, rank), touches in reference.touches.items():
+        for number, touch in enumerate(touches):
+            what = f"{touch.kind} {_pattern(touch.path)}"
+            yield from (Fault(stage, rank, number, name, what) for name, kinds in FAULTS.items() if touch.kind in kinds)
 
 
 def _nan_faults(reference: Reference) -> list[Fault]:
@@ -132,38 +130,19 @@ def _pattern(path: str) -> str:
 
 def run_trials(reference: Reference, faults: Sequence[Fault], work: Path, jobs: int | None = None) -> Iterator[Trial]:
     """Try each fault in a folder of its own, as many at once as there are cores; in the order in which they end."""
-    waiting = list(enumerate(faults))
-    running: dict[int, tuple[Path, int]] = {}
-    cores = sorted(os.sched_getaffinity(0))
-    free = cores[: jobs or available_cores()]
-    with Progress("chaos", len(faults), "faults") as progress:
-        while waiting or running:
-            while waiting and free:
-                number, fault = waiting.pop(0)
-                core, place = free.pop(), work / f"trial-{number:04d}"
-                running[_fork_trial(reference, fault, place, core)] = (place, core)
-            process, _ = os.wait()
-            place, core = running.pop(process)
-            free.append(core)
-            values = json.loads((place / "trial.json").read_text(encoding="utf-8"))
-            trial = Trial(Fault(**values.pop("fault")), **values)
-            if not trial.failure:
-                shutil.rmtree(place)
+    context = get_context("fork")
+    cores = sorted(os.sched_getaffinity(0))[: jobs or available_cores()]
+    free = context.SimpleQueue()
+    for core in cores:
+        free.put(core)
+    with (
+        Progress("chaos", len(faults), "faults") as progress,
+        ProcessPoolExecutor(len(cores), context, lambda: os.sched_setaffinity(0, {free.get()})) as pool,
+    ):
+        places = (work / f"trial-{number:04d}" for number in range(len(faults)))
+        for done in as_completed([pool.submit(_try, reference, *each) for each in zip(faults, places, strict=True)]):
             progress.advance()
-            yield trial
-
-
-def _fork_trial(reference: Reference, fault: Fault, place: Path, core: int) -> int:
-    process = os.fork()
-    if process == 0:
-        code = 1
-        try:
-            os.sched_setaffinity(0, {core})
-            write_json(place / "trial.json", asdict(_try(reference, fault, place)))
-            code = 0
-        finally:
-            os._exit(code)
-    return process
+            yield done.result()
 
 
 def _try(reference: Reference, fault: Fault, place: Path) -> Trial:
@@ -178,7 +157,10 @@ def _try(reference: Reference, fault: Fault, place: Path) -> Trial:
         codes.append(wait_for([job], TIMEOUT_SECONDS)[0])
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job, signal.SIGKILL)
-    return Trial(fault, codes[0], _failure(reference, here, codes, logs), round(time.monotonic() - start, 3))
+    trial = Trial(fault, codes[0], _failure(reference, here, codes, logs), round(time.monotonic() - start, 3))
+    if not trial.failure:
+        shutil.rmtree(place)
+    return trial
 
 
 def _failure(reference: Reference, here: Path, codes: list[int], logs: list[Path]) -> str:
