@@ -50,11 +50,9 @@ def opening(job: Job, out: Path) -> list[str]:
     ]
 
 
-def rank_command(job: Job, module: str, arguments: list[str]) -> str:
-    """A rank's module and arguments, for a launcher that puts an interpreter before them."""
-    return f'experiments.launch.rank "$failed" {shlex.join([module, *arguments])}'
-
-
-def preflight_arguments(job: Job) -> list[str]:
-    """What the check before training is called with."""
-    return [f"--runs={job.runs.resolve()}"]
+def rank_commands(job: Job) -> tuple[str, str]:
+    """The check before training, and training: a rank's module and arguments, for a launcher to put Python before."""
+    preflight = ["experiments.preflight", f"--runs={job.runs.resolve()}"]
+    train = ["engine.cli", *job.train_arguments()]
+    first, second = (f'experiments.launch.rank "$failed" {shlex.join(command)}' for command in (preflight, train))
+    return first, second

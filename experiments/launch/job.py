@@ -148,10 +148,11 @@ def describe_job(job: Job) -> str:
     usable = job.limit_seconds - job.signal_seconds
     attempts = sorted({math.ceil(low / usable), math.ceil(high / usable)})
     return (
-        f"{line}\nsimulated on {job.cluster}: {prediction.seconds:.4g} s an iteration, {_days(low)} to {_days(high)} "
-        f"in all, {' to '.join(map(str, attempts))} attempt{'s' if attempts[-1] > 1 else ''}"
+        f"{line}\nsimulated on {job.cluster}: {prediction.seconds:.4g} s an iteration, {format_days(low)} to "
+        f"{format_days(high)} in all, {' to '.join(map(str, attempts))} attempt{'s' if attempts[-1] > 1 else ''}"
     )
 
 
-def _days(seconds: float) -> str:
+def format_days(seconds: float) -> str:
+    """A time in days, or as `format_duration` has it where it is under two."""
     return f"{seconds / 86400:,.1f} days" if seconds > 2 * 86400 else format_duration(seconds)

@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from experiments.launch.attempts import opening, preflight_arguments, rank_command
+from experiments.launch.attempts import opening, rank_commands
 from experiments.launch.job import Job
 from lineage.errors import BadInput
 
@@ -51,8 +51,7 @@ def slurm_script(job: Job, out: Path) -> str:
         '    exit "$code"',
         "}",
         "",
-        f"step {rank_command(job, 'experiments.preflight', preflight_arguments(job))}",
-        f"step {rank_command(job, 'engine.cli', job.train_arguments())}",
+        *(f"step {command}" for command in rank_commands(job)),
         'rm -f "$idle"',
     ]  # fmt: skip
     return "\n".join(lines) + "\n"

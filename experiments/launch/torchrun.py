@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from experiments.launch.attempts import opening, preflight_arguments, rank_command
+from experiments.launch.attempts import opening, rank_commands
 from experiments.launch.job import Job
 
 MEETING = '--node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="${MASTER_PORT:-29500}"'
@@ -24,6 +24,7 @@ def torchrun_script(job: Job, out: Path) -> str:
         f"--nproc-per-node={job.ranks_per_node}",
         f"--shutdown-timeout={job.signal_seconds}",
     ]
+    preflight, train = rank_commands(job)
     meeting = "--standalone" if job.nodes == 1 else MEETING
     lines = [
         "#!/bin/bash",
@@ -41,8 +42,8 @@ def torchrun_script(job: Job, out: Path) -> str:
         "}",
         "",
         "while :; do",
-        f"    attempt {rank_command(job, 'experiments.preflight', preflight_arguments(job))} &&",
-        f"        attempt {rank_command(job, 'engine.cli', job.train_arguments())}",
+        f"    attempt {preflight} &&",
+        f"        attempt {train}",
         '    leave_if_over "$?"',
         '    if [ "$stopped" -eq 1 ]; then exit 7; fi',
         "    before=$(checkpoints)",

@@ -10,13 +10,12 @@ from engine.config import RunConfig
 from engine.costs import checkpoint_bytes, flops_per_iteration, fullest_rank, parameter_count, tokens_trained
 from engine.launch.local import default_ranks
 from engine.run.estimate import TRAINING_EFFICIENCY, matrix_flops_per_second
-from experiments.launch.job import Job
+from experiments.launch.job import Job, format_days
 from lineage.config import load_config
 from lineage.digest import is_sealed
 from lineage.environment import available_cores, list_gpus
 from lineage.errors import BadInput, HardwareMissing
 from lineage.installation import HOME
-from lineage.progress import format_duration
 from lineage.shipped import model_file
 
 RECIPES = HOME / "data_pipeline" / "recipes"
@@ -153,11 +152,11 @@ def print_plan(plan: Plan) -> None:
         print(
             f"{config.name:<12}{parameter_count(config.model):>15,}{tokens_trained(config.model, config.train):>18,}"
             f"{flops_per_iteration(config.model, config.train) * config.train.iterations:>11.2e}"
-            f"{_training_bytes(config) / 1e9:>7.2f} GB{_duration(seconds):>12}"
+            f"{_training_bytes(config) / 1e9:>7.2f} GB{format_days(seconds):>12}"
         )
-    print(f"data: {plan.recipe.stem} recipe, expected {_duration(data_seconds)}")
+    print(f"data: {plan.recipe.stem} recipe, expected {format_days(data_seconds)}")
     total_bytes = disk_bytes(plan)
-    print(f"in all: about {_duration(total_seconds)} and {total_bytes / 1e9:.2f} GB of disk", flush=True)
+    print(f"in all: about {format_days(total_seconds)} and {total_bytes / 1e9:.2f} GB of disk", flush=True)
 
 
 def disk_bytes(plan: Plan, finished: Path | None = None) -> float:
@@ -191,7 +190,3 @@ def _source_bytes(name: str) -> float:
     if name in SOURCE_BYTES:
         return SOURCE_BYTES[name]
     return float(sum(path.stat().st_size for _, path in FileSource(name).files))
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 86400:,.1f} days" if seconds > 2 * 86400 else format_duration(seconds)

@@ -227,18 +227,8 @@ def _shown_command(plan: Plan) -> str:
 
 
 def _shape(config: RunConfig) -> ModelShape:
-    model, train = config.model, config.train
-    return ModelShape(
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        num_heads=model.num_heads,
-        seq_length=model.seq_length,
-        vocab_size=model.vocab_size,
-        iterations=train.iterations,
-        global_batch_size=train.global_batch_size,
-        learning_rate=train.learning_rate,
-        parameters=parameter_count(model),
-    )
+    values = config.model.model_dump() | config.train.model_dump() | {"parameters": parameter_count(config.model)}
+    return ModelShape.model_validate(values)
 
 
 def _print_results(directory: Path) -> None:
