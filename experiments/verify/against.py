@@ -126,11 +126,8 @@ def _train(kind: type[Engine], work: Work, layout: ParityLayout, draw: int) -> T
 def _train_rank(
     kind: type[Engine], work: Work, layout: ParityLayout, draw: int
 ) -> tuple[list[StepResult], list[Piece]]:  # fmt: skip
-    engine, steps = kind(work, layout), []
+    engine = kind(work, layout)
     pieces: list[Piece] = []
-    for iteration in range(work.iterations):
-        if draw:
-            engine.move_weights(draw * work.iterations + iteration)
-        steps.append(engine.step(iteration))
+    steps = engine.run(draw=draw)
     engine.show_weights(engine.recorder(pieces.append))
     return steps, pieces

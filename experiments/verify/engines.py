@@ -115,6 +115,17 @@ class Engine(Protocol):
             self.show_weights(recorder)
         return StepResult(loss, norm, rate)
 
+    def run(self, recorder: Recorder | None = None, draw: int = 0) -> list[StepResult]:
+        """Train every iteration of the work; in a draw that is not 0, weights are moved before each."""
+        steps = []
+        for iteration in range(self.work.iterations):
+            if draw:
+                self.move_weights(draw * self.work.iterations + iteration)
+            if recorder:
+                recorder.iteration = iteration
+            steps.append(self.step(iteration, recorder))
+        return steps
+
     def show_weights(self, recorder: Recorder) -> None:
         """Record the parameters."""
         for name, value in self.parameters():

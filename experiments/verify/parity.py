@@ -4,7 +4,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from engine.config import ParallelConfig, RunConfig
 from engine.model.stages import split_layers
@@ -17,6 +17,14 @@ TOLERANCE = 1e-10
 """Largest absolute difference from the serial run, in float64, of any element of any tensor."""
 
 EXAMPLE = "tp2-pp2-dp2-chunks2-sp-recompute"
+PARTS: dict[str, dict[str, Any]] = {
+    **{name: {"schedule": name} for name in get_args(ScheduleName)},
+    "recompute": {"recompute": "full"},
+    "selective": {"recompute": "selective"},
+    "sp": {"sequence_parallel": True},
+    "zero1": {"shard_optimizer": True},
+}
+"""What parts of a name without a number stand for."""
 
 
 class LayoutDiffers(UserError):
@@ -69,17 +77,9 @@ def parse_layout(text: str) -> ParityLayout:
     """The layout of a name. Raises BadInput for a part that is unknown or comes twice."""
     values: dict[str, Any] = {}
     for part in text.split("-"):
-        if sized := re.fullmatch(r"(tp|pp|dp|chunks)([1-9]\d{0,5})", part):
-            given: dict[str, Any] = {sized[1]: int(sized[2])}
-        elif part in ("gpipe", "1f1b", "interleaved"):
-            given = {"schedule": part}
-        elif part in ("recompute", "selective"):
-            given = {"recompute": "full" if part == "recompute" else part}
-        elif part == "sp":
-            given = {"sequence_parallel": True}
-        elif part == "zero1":
-            given = {"shard_optimizer": True}
-        else:
+        sized = re.fullmatch(r"(tp|pp|dp|chunks)([1-9]\d{0,5})", part)
+        given = {sized[1]: int(sized[2])} if sized else PARTS.get(part)
+        if given is None:
             raise BadInput(f"{text!r} is not a layout: {part!r} is no part of a name such as {EXAMPLE}")
         if given.keys() & values.keys():
             raise BadInput(f"{text!r} is not a layout: it says {part!r} and another of its kind")

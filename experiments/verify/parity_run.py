@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,30 +120,22 @@ def _compare_one(
 
 
 def _serial_pieces(work: Work) -> list[Piece]:
-    pieces: list[Piece] = []
-    train_and_show(work, SERIAL, lambda piece, rank: pieces.append(piece))
+    engine, pieces = Ours(work, SERIAL), list[Piece]()
+    engine.run(engine.recorder(pieces.append))
     return pieces
 
 
 def _differences(work: Work, layout: ParityLayout, reference: Reference) -> list[Difference]:
     """On one rank: how far each piece is from the serial run's tensor. The reference was inherited by the fork."""
-    differences: list[Difference] = []
+    engine, differences = Ours(work, layout), list[Difference]()
+    mesh = engine.mesh
+    rank = f"tp {mesh.tp.rank}, pp {mesh.pp.rank}, dp {mesh.dp.rank}"
 
-    def take(piece: Piece, rank: str) -> None:
+    def take(piece: Piece) -> None:
         differences.append(compare(piece, reference[piece.iteration, piece.tensor], rank, TOLERANCE))
 
-    train_and_show(work, layout, take)
+    engine.run(engine.recorder(take))
     return differences
-
-
-def train_and_show(work: Work, layout: ParityLayout, take: Callable[[Piece, str], None]) -> None:
-    """Train on this rank's share of the layout; `take` gets every tensor of this rank, with the rank's place."""
-    engine = Ours(work, layout)
-    mesh = engine.mesh
-    place = f"tp {mesh.tp.rank}, pp {mesh.pp.rank}, dp {mesh.dp.rank}"
-    recorder = engine.recorder(lambda piece: take(piece, place))
-    for recorder.iteration in range(work.iterations):
-        engine.step(recorder.iteration, recorder)
 
 
 def _check_memory(config: RunConfig, iterations: int) -> None:

@@ -47,9 +47,6 @@ def _record_rank(kind: type[Engine], work: Work, layout: ParityLayout, draw: int
     engine = kind(work, layout)
     pieces: list[Piece] = []
     recorder = engine.recorder(pieces.append)
-    for recorder.iteration in range(work.iterations):
-        if draw:
-            engine.move_weights(draw * work.iterations + recorder.iteration)
-        engine.step(recorder.iteration, recorder)
+    engine.run(recorder, draw)
     write_rank(directory, draw, int(os.environ["RANK"]), pieces)
     return [name for name, _ in engine.parameters() if recorder.ours(name) is None]
