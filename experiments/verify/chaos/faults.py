@@ -101,7 +101,6 @@ def instrument(folder: Path, fault: Fault | None) -> Instrument:
         for name in names:
             setattr(os, name, _touching(points, kind, getattr(os, name)))
     os.fsync = _touching(points, "fsync", os.fsync)
-    os.copy_file_range = _copying(points, os.copy_file_range)
     engine.checkpoint.shards.save_file = _saving(points, engine.checkpoint.shards.save_file)
     return points
 
@@ -113,14 +112,6 @@ def _touching(points: Instrument, kind: Any, call: Callable[..., Any]) -> Callab
         return call(path, *arguments, **options)
 
     return touched
-
-
-def _copying(points: Instrument, copy: Callable[..., int]) -> Callable[..., int]:
-    def copied(source: int, target: int, count: int) -> int:
-        points.touch("write", points.inside(target), lambda: copy(source, target, os.fstat(source).st_size // 2))
-        return copy(source, target, count)
-
-    return copied
 
 
 def _saving(points: Instrument, save: Callable[..., None]) -> Callable[..., None]:
