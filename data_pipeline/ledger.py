@@ -25,7 +25,7 @@ class Amount:
         self.bytes += other.bytes
         self.tokens += other.tokens
 
-    def count(self, size: int, tokens: int) -> None:
+    def count(self, size: int, tokens: int = 0) -> None:
         """Count one document of `size` bytes."""
         self.documents += 1
         self.bytes += size
@@ -49,14 +49,6 @@ class Entry:
     seconds: float = 0.0
     """Of all processes together."""
     note: str = ""
-
-    def take(self, size: int, tokens: int = 0) -> None:
-        """Count a document that came in, of `size` bytes."""
-        self.incoming.count(size, tokens)
-
-    def keep(self, size: int, tokens: int = 0) -> None:
-        """Count a document that went on to the next stage."""
-        self.kept.count(size, tokens)
 
     def drop(self, document: Document, reason: str, size: int, tokens: int = 0) -> None:
         """Count a dropped document; the first few of each reason are kept as samples."""

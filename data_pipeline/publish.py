@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +120,7 @@ def _describe(pipeline: Pipeline, files: dict[str, Any]) -> DataCard:
         padded_vocab_size=padded_vocab_size(tokenizer.vocab_size, config.tokenizer.multiple, config.tokenizer.tp),
         end_of_text=tokenizer.end_of_text,
         splits={
-            name: Split(
-                prefix=f"{name}_text_document", documents=amount.documents, bytes=amount.bytes, tokens=amount.tokens
-            )
-            for name, amount in _amounts(pipeline).items()
+            name: Split(prefix=f"{name}_text_document", **asdict(amount)) for name, amount in _amounts(pipeline).items()
         },
         files={name: File(bytes=size, sha256=digest) for name, (size, digest) in files.items()},
         stages={stage.name: stage.kept.to_file(in_tokens=True) for stage in pipeline.ledger.stages},

@@ -26,20 +26,8 @@ class PublishedFile:
     repository: str
     subset: str | None = None
     split: str = "test"
-    join: Callable[[list[str]], str] | None = None
-    """Turns the hub's rows of text into the file; None where the hub has the file itself."""
-
-
-def _wikitext(rows: list[str]) -> str:
-    return "".join(row or " \n" for row in rows)
-
-
-def _json_lines(rows: list[str]) -> str:
-    return "".join(json.dumps({"text": row}) + "\n" for row in rows)
-
-
-def _plain_lines(rows: list[str]) -> str:
-    return "".join(row + "\n" for row in rows)
+    line: Callable[[str], str] | None = None
+    """Turns a row of the hub's text into a part of the file; None where the hub has the file itself."""
 
 
 TEST_SETS = {
@@ -49,7 +37,7 @@ TEST_SETS = {
         "Salesforce/wikitext",
         "wikitext-103-v1",
         "test",
-        _wikitext,
+        lambda row: row or " \n",
     ),
     "wikitext103-valid": PublishedFile(
         "wikitext-103/wiki.valid.tokens",
@@ -57,7 +45,7 @@ TEST_SETS = {
         "Salesforce/wikitext",
         "wikitext-103-v1",
         "validation",
-        _wikitext,
+        lambda row: row or " \n",
     ),
     "lambada": PublishedFile(
         "lambada/lambada_test.jsonl",
@@ -65,7 +53,7 @@ TEST_SETS = {
         "EleutherAI/lambada_openai",
         "default",
         "test",
-        _json_lines,
+        lambda row: json.dumps({"text": row}) + "\n",
     ),
     "lambada-standard": PublishedFile(
         "lambada/lambada_test_plain_text.txt",
@@ -73,7 +61,7 @@ TEST_SETS = {
         "cimec/lambada",
         "plain_text",
         "test",
-        _plain_lines,
+        "{}\n".format,
     ),
 }
 GPT2_FILES = (
@@ -152,14 +140,14 @@ def _download(file: PublishedFile) -> bytes:
     if not hub_is_reachable():
         raise DataMissing(f"{file.place} is not here and the Hugging Face hub cannot be reached: {_remedy(file)}")
     try:
-        if file.join is None:
+        if file.line is None:
             from huggingface_hub import hf_hub_download
 
             return Path(hf_hub_download(file.repository, Path(file.place).name)).read_bytes()
         from datasets import load_dataset
 
         rows = load_dataset(file.repository, file.subset, split=file.split)
-        return file.join(list(rows["text"])).encode("utf-8")
+        return "".join(map(file.line, rows["text"])).encode("utf-8")
     except Exception as error:  # the hub's client raises errors of many libraries
         raise DataMissing(f"{file.repository} could not be read from the hub ({error}): {_remedy(file)}") from error
 

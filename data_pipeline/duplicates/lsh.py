@@ -46,15 +46,16 @@ def buckets(keys: NDArray[np.uint64]) -> Buckets:
     """Documents with equal keys of one band, in buckets of two or more.
 
     `keys` [documents] may be a memory map. The documents of a bucket are in order. Needs 16 bytes for each document in
-    a bucket, half of it in passing, and in passing 40 / PARTITIONS for each document: keys are random, so equal
-    shares of them begin with each value of their highest bits.
+    a bucket, half of it in passing, and in passing 2 + 40 / PARTITIONS for each document: keys are random, so
+    equal shares of them begin with each value of their highest bits.
     """
+    highest = np.ascontiguousarray(keys).view(np.uint8)[WORD_BYTES - 1 :: WORD_BYTES]
     documents, sizes = [], []
     for partition in range(PARTITIONS):
-        members = _members(keys, partition)
+        members = np.flatnonzero(highest >> 4 == partition)
         own = keys[members]
         order = np.argsort(own)
-        shared, counts = _runs(members[order], own[order])
+        shared, counts = runs(members[order], own[order])
         documents.append(shared)
         sizes.append(counts)
     return np.concatenate(documents), np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
@@ -85,21 +86,7 @@ def required_agreement(config: DeduplicateConfig) -> int:
 
 
 @compiled
-def _members(keys: NDArray[np.uint64], partition: int) -> NDArray[np.int64]:
-    count = 0
-    for document in range(keys.shape[0]):
-        count += np.int64(keys[document] >> np.uint64(60)) == partition
-    members = np.empty(count, np.int64)
-    count = 0
-    for document in range(keys.shape[0]):
-        if np.int64(keys[document] >> np.uint64(60)) == partition:
-            members[count] = document
-            count += 1
-    return members
-
-
-@compiled
-def _runs(documents: NDArray[np.int64], keys: NDArray[np.uint64]) -> Buckets:
+def runs(documents: NDArray[np.int64], keys: NDArray[np.uint64]) -> Buckets:
     """Documents of each run of equal keys that is longer than one, in order, and the lengths of these runs."""
     shared = np.empty(documents.shape[0], np.int64)
     sizes = np.empty(documents.shape[0] // 2, np.int64)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.duplicates.components import flatten, join
-from data_pipeline.duplicates.lsh import agreement, required_agreement
+from data_pipeline.duplicates.lsh import agreement, required_agreement, runs
 from data_pipeline.duplicates.s_curve import histogram
 from data_pipeline.duplicates.similarity import ShingledTexts
 from data_pipeline.fast.kernels import compiled
@@ -93,7 +93,11 @@ class _Held:
 
     def hold(self, place: int, most: int) -> None:
         """Hold a document in those of its buckets that hold fewer than `most`."""
-        _hold(place, self._bucket_of, self._starts, self._held, self._counts, most)
+        own = self._bucket_of[place]
+        own = own[own >= 0]
+        own = own[self._counts[own] < most]
+        self._held[self._starts[own] + self._counts[own]] = place
+        self._counts[own] += 1
 
 
 def _verify(documents: list[int], held: _Held, texts: ShingledTexts, threshold: float) -> Resolution:
@@ -137,15 +141,13 @@ def _local_buckets(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray
     for band in range(bands):
         own = keys[:, band].copy()
         order = np.argsort(own)
-        start = 0
-        for end in range(1, members + 1):
-            if end < members and own[order[end]] == own[order[start]]:
-                continue
-            if end - start > 1:
-                bucket_of[order[start:end], band] = buckets
-                starts[buckets + 1] = starts[buckets] + end - start
-                buckets += 1
-            start = end
+        shared, sizes = runs(order, own[order])
+        filled = 0
+        for size in sizes:
+            bucket_of[shared[filled : filled + size], band] = buckets
+            starts[buckets + 1] = starts[buckets] + size
+            buckets += 1
+            filled += size
     return bucket_of, starts[: buckets + 1].copy()
 
 
@@ -178,18 +180,3 @@ def _candidates(
                     others[count] = other
                     count += 1
     return others[:count], agreements[:count]
-
-
-@compiled
-def _hold(
-    place: int,
-    bucket_of: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    held: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    most: int,
-) -> None:
-    for bucket in bucket_of[place]:
-        if bucket >= 0 and counts[bucket] < most:
-            held[starts[bucket] + counts[bucket]] = place
-            counts[bucket] += 1

@@ -53,12 +53,8 @@ def describe(config: DeduplicateConfig, compared: NDArray[np.int64]) -> NearDupl
     """
     banding = (config.bands, config.rows, config.min_agreement)
     return NearDuplicates(
-        rule=config.rule,
-        bands=config.bands,
-        rows=config.rows,
+        **config.model_dump(),
         permutations=config.num_permutations,
-        shingle_characters=config.shingle_characters,
-        threshold=config.threshold,
         min_agreement=config.min_agreement,
         s_curve=[(similarity, recall(similarity, *banding)) for similarity in CURVE],
         expected_recall={str(similarity): recall(similarity, *banding) for similarity in SIMILARITIES},

@@ -51,7 +51,7 @@ def badness_search(known: set[str]) -> Callable[[str, Codes], bool]:
     operation, argument = parsed[0]
     if str(operation) != "BRANCH" or len(parsed) > 1 or BADNESS_RE.flags != re.VERBOSE | re.UNICODE:
         raise ValueError("ftfy's BADNESS_RE is not a list of alternatives")
-    alternatives = [[_set(item) for item in alternative] for alternative in argument[1]]
+    alternatives = [[character_set(item) for item in alternative] for alternative in argument[1]]
     pairs = [_last_pair(each) for each in alternatives if not _is_within(each, set(map(ord, known)))]
     left, right = np.zeros((2, LAST + 1), np.uint64)
     for number, pair in enumerate(pairs):
@@ -83,7 +83,7 @@ Set = tuple[set[int], bool]
 """Code points, and whether all others are meant."""
 
 
-def _set(item: tuple[Any, Any]) -> Set | None:
+def character_set(item: tuple[Any, Any]) -> Set | None:
     """What a place of a parsed expression matches, if that is one character of a list or outside one."""
     operation, argument = item
     members: set[int] = set()

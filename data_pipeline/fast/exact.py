@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable
+from operator import eq
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -13,7 +14,7 @@ def checked(
     fast: Callable[[], Callable[[T], R]],
     reference: Callable[[T], R],
     samples: Iterable[T],
-    same: Callable[[R, R], bool] = lambda left, right: left == right,
+    same: Callable[[R, R], bool] = eq,
 ) -> Callable[[T], R]:
     """The fast function `fast` makes if it agrees with `reference` on every sample, else `reference`.
 

@@ -26,7 +26,7 @@ from ftfy import TextFixerConfig, chardata, fix_and_explain, fix_encoding
 from ftfy.badness import BADNESS_RE
 from ftfy.fixes import uncurl_quotes
 
-from data_pipeline.fast.badness import Codes, Kinds, as_codes, badness_search, parse
+from data_pipeline.fast.badness import Codes, Kinds, as_codes, badness_search, character_set, parse
 from data_pipeline.fast.exact import checked
 
 Normalization = Literal["NFC", "NFKC"]
@@ -204,10 +204,6 @@ def _repaired_codes() -> Iterator[int]:
 
 def _quotes() -> set[str]:
     """Every character of the two sets that are ftfy's expressions for quotes."""
-    members: set[str] = set()
-    for expression in (chardata.SINGLE_QUOTE_RE, chardata.DOUBLE_QUOTE_RE):
-        ((_, items),) = parse(expression)
-        for kind, value in items:
-            low, high = value if str(kind) == "RANGE" else (value, value)
-            members.update(map(chr, range(low, high + 1)))
-    return members
+    expressions = (chardata.SINGLE_QUOTE_RE, chardata.DOUBLE_QUOTE_RE)
+    sets = (character_set(parse(expression)[0]) for expression in expressions)
+    return {chr(code) for each in sets if each for code in each[0]}

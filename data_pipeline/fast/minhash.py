@@ -65,7 +65,7 @@ def _signer(num_permutations: int, shingle_characters: int) -> Sign:
         lambda: _compiled_signer(num_permutations, shingle_characters, reference),
         reference,
         SAMPLES,
-        lambda left, right: np.array_equal(left, right),
+        np.array_equal,
     )
 
 

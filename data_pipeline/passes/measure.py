@@ -132,11 +132,11 @@ def _is_kept(
 ) -> bool:
     """Whether no filter drops the document, which is entered in the ledger."""
     for each, entry in zip(filters, entries, strict=True):
-        entry.take(size, tokens)
+        entry.incoming.count(size, tokens)
         if drop := each.apply(document.text, tokens):
             entry.drop(document, drop.reason, size, tokens)
             return False
-        entry.keep(size, tokens)
+        entry.kept.count(size, tokens)
     return True
 
 

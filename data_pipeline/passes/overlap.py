@@ -9,7 +9,7 @@ Neither paper says whether an n-gram that the test set has twice counts twice. H
 n-grams stands beside it. N-grams do not run across lines or across WikiText's `<unk>`, which training text cannot have.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,6 @@ class OverlapCounts:
     """Training texts read."""
     found: frozenset[str]
     """The test set's n-grams that are in them."""
-
-    def merge(self, other: "OverlapCounts") -> "OverlapCounts":
-        """The counts of both parts together; the order does not matter."""
-        return OverlapCounts(self.texts + other.texts, self.found | other.found)
 
 
 @dataclass(frozen=True)
@@ -110,32 +106,23 @@ def measure_overlap(
         fixed = {"limits": asdict(config.sources.limits), "test_set": str(path), "words": words}
         jobs: list[Job] = [({**fixed, "pieces": [piece.to_json() for piece in shard]}, ()) for shard in shards]
         counted = workspace.all(f"overlap-{len(results)}", count_shard, jobs, f"overlap with {name}")
-        counts = OverlapCounts(0, frozenset())
-        for number, each in enumerate(counted.counts):
-            lines = (counted.task(number).path / FOUND).read_text(encoding="utf-8").split("\n")[:-1]
-            counts = counts.merge(OverlapCounts(each["texts"], frozenset(lines)))
-        if not counts.texts:
+        found = set[str]()
+        for number in range(len(shards)):
+            found.update((counted.task(number).path / FOUND).read_text(encoding="utf-8").split("\n")[:-1])
+        if not (texts := sum(each["texts"] for each in counted.counts)):
             raise BadInput(f"the corpus is empty: {sources.describe()} gave no documents")
-        measured = overlap(counts, path, words)
-        results[name] = {
-            "texts": measured.texts,
-            "percent": measured.occurrences.percent,
-            "occurrences": asdict(measured.occurrences),
-            "distinct": asdict(measured.distinct),
-            "documents": [[share.ngrams, share.found] for share in measured.documents],
-        }
+        measured = overlap(OverlapCounts(texts, frozenset(found)), path, words)
+        documents = [[share.ngrams, share.found] for share in measured.documents]
+        percent = measured.occurrences.percent
+        results[name] = {"texts": texts, "percent": percent} | asdict(measured) | {"documents": documents}
     write_json(directory / RESULT, {"source": sources.describe(), "ngram_words": words, "test_sets": results})
 
 
 def count_shard(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """The n-grams of the test set that a shard of the input contains."""
     pieces = [Piece(**piece) for piece in settings["pieces"]]
-
-    def texts() -> Iterator[str]:
-        for item in read_pieces(pieces, Limits(**settings["limits"])):
-            if isinstance(item, Document):
-                yield item.text
-
-    counts = count_overlap(texts(), Path(settings["test_set"]), settings["words"])
+    items = read_pieces(pieces, Limits(**settings["limits"]))
+    texts = (item.text for item in items if isinstance(item, Document))
+    counts = count_overlap(texts, Path(settings["test_set"]), settings["words"])
     (directory / FOUND).write_text("".join(f"{ngram}\n" for ngram in sorted(counts.found)), encoding="utf-8")
     return {"texts": counts.texts}

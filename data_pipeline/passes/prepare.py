@@ -104,14 +104,14 @@ def _filter(
 ) -> tuple[Uncounted, Document | None]:
     """What the filters leave of a document, entered in the ledger without its tokens."""
     size = size_bytes(document.text)
-    entries[0].take(size)
-    entries[0].keep(size)
+    entries[0].incoming.count(size)
+    entries[0].kept.count(size)
     record = Uncounted(0, [])
     for number, (each, entry) in enumerate(zip(filters, entries[1:], strict=True), 1):
         start = time.perf_counter()
         outcome = each.apply(document.text)
         entry.seconds += time.perf_counter() - start
-        entry.take(size)
+        entry.incoming.count(size)
         record.last = number
         if isinstance(outcome, Drop):
             entry.drop(document, outcome.reason, size)
@@ -121,5 +121,5 @@ def _filter(
             entry.changed += 1
             record.changes.append((number, *difference(document.text, outcome)))
             document, size = Document(document.id, outcome), size_bytes(outcome)
-        entry.keep(size)
+        entry.kept.count(size)
     return record, document

@@ -69,12 +69,11 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                 document = documents[int(numbers[number])]
                 margins = (section["margin_characters"], section["min_part_characters"], section["max_parts"])
                 remains = decontaminate(document, ngrams, *margins)
+            cut.incoming.count(size, tokens)
             if remains is None or remains == [document]:
                 entries.append((int(number), size, tokens))
-                cut.take(size, tokens)
-                cut.keep(size, tokens)
+                cut.kept.count(size, tokens)
                 continue
-            cut.take(size, tokens)
             if isinstance(remains, Drop):
                 cut.drop(document, remains.reason, size, tokens)
                 continue
@@ -84,7 +83,7 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                 if tokenizer:
                     token_file.write(ids.astype(token_dtype(tokenizer.vocab_size)).tobytes())
                 entries.append((-1 - len(parts), size_bytes(part.text), len(ids)))
-                cut.keep(*entries[-1][1:])
+                cut.kept.count(*entries[-1][1:])
                 parts.append(part)
     table = np.array(entries, np.int64).reshape(-1, 3)
     np.save(directory / ENTRIES, table)

@@ -99,9 +99,7 @@ def _open(place: Location) -> Any:
 def _answering(name: str) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            raise
-        raise Interrupted(f"{name} could not be read from the Hugging Face hub: {error}") from error
     except Exception as error:  # the hub's client raises errors of many libraries
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            raise
         raise Interrupted(f"{name} could not be read from the Hugging Face hub: {error}") from error

@@ -83,14 +83,15 @@ class InstalledDocs:
         jobs = (({"places": [[*places[n][:2], str(places[n][2])] for n in group]}, ()) for group in groups)
         limit = Limit(self._max_documents, self._max_bytes)
         takes: list[tuple[int, int, int]] = []
-        read = []
-        for group, done in zip(groups, workspace.each("harvest", harvest, jobs, self.name, len(groups)), strict=False):
-            read.append(done.digest)
-            first = (len(read) - 1) * GROUP_FILES
-            for place, sizes in enumerate(done.counts["sizes"]):
-                takes.append((group[place], first + place, _within(limit, sizes)))
-                if limit.reached:
-                    break
+        read: list[str] = []
+
+        def harvested_sizes() -> Iterator[list[int | None]]:
+            for done in workspace.each("harvest", harvest, jobs, self.name, len(groups)):
+                read.append(done.digest)
+                yield from done.counts["sizes"]
+
+        for place, (number, sizes) in enumerate(zip(order, harvested_sizes(), strict=False)):
+            takes.append((number, place, _within(limit, sizes)))
             if limit.reached:
                 break
         used = [take for take in takes if take[2]]
@@ -152,11 +153,8 @@ def run_time_distributions(package: str) -> dict[str, Distribution]:
         for text in queue.pop().requires or []:
             requirement = Requirement(text)
             name = re.sub(r"[-_.]+", "-", requirement.name).lower()
-            if (
-                name in needed
-                or name == package
-                or (requirement.marker and not requirement.marker.evaluate({"extra": ""}))
-            ):
+            is_extra = requirement.marker and not requirement.marker.evaluate({"extra": ""})
+            if is_extra or name in (*needed, package):
                 continue
             try:
                 needed[name] = distribution(name)

@@ -68,14 +68,10 @@ def seek_line(file: BinaryIO, start: int, end: int) -> int | None:
     """Move to the first line that begins in `[start, end)`; its position, or None if there is none."""
     if start == 0:
         return 0 if end else None
-    file.seek(start - 1)
     position = start - 1
-    while position < end - 1:
-        chunk = file.read(min(CHUNK_BYTES, end - 1 - position))
-        if not chunk:
-            return None
-        if (newline := chunk.find(b"\n")) >= 0:
-            file.seek(position + newline + 1)
-            return position + newline + 1
+    file.seek(position)
+    while position < end - 1 and (chunk := file.readline(CHUNK_BYTES)):
         position += len(chunk)
+        if chunk.endswith(b"\n"):
+            return position if position < end else None
     return None

@@ -112,20 +112,15 @@ def _find(
             start = stops[sequence]
             for place in range(stops[sequence], stop):
                 token = tokens[place]
-                if token == end_of_text:
-                    if place > start:
-                        if count < len(starts):
-                            starts[count], ends[count] = start, place
-                        count += 1
-                    start = place + 1
-                    continue
-                is_end = place + 1 == stop or ends_line[token] or place + 1 - start == longest
+                end = place + (token != end_of_text)
+                is_end = end in (place, stop) or ends_line[token] or end - start == longest
                 if not is_end and ends_sentence[token]:
-                    is_end = begins_with_space[tokens[place + 1]]
+                    is_end = begins_with_space[tokens[end]]
                 if is_end:
-                    if count < len(starts):
-                        starts[count], ends[count] = start, place + 1
-                    count += 1
+                    if end > start:
+                        if count < len(starts):
+                            starts[count], ends[count] = start, end
+                        count += 1
                     start = place + 1
     documents[len(documents) - 1] = count
     return count

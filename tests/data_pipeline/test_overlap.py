@@ -2,7 +2,7 @@
 
 import json
 import re
-from functools import reduce
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,12 @@ from data_pipeline.passes.overlap import Overlap, OverlapCounts, Share, count_ov
 from tests.data_pipeline.conftest import write_jsonl
 
 WORD_LISTS = st.lists(st.sampled_from(["a", "B", "c,", "d.", "İ"]), max_size=25).map(" ".join)
-MERGE = OverlapCounts.merge
+
+
+def merged(parts: Iterable[OverlapCounts]) -> OverlapCounts:
+    """The counts of all parts together."""
+    parts = list(parts)
+    return OverlapCounts(sum(part.texts for part in parts), frozenset[str]().union(*(part.found for part in parts)))
 
 
 def brute_force(texts: list[str], documents: list[str], words: int) -> list[Share]:
@@ -39,8 +44,8 @@ def test_overlap_is_a_brute_force_count(
 ) -> None:
     test_set = write_jsonl(tmp_path_factory.mktemp("overlap") / "exam.jsonl", documents)
     parts = [count_overlap(iter(texts), test_set, words) for texts in shards]
-    found = overlap(reduce(MERGE, parts), test_set, words)
-    assert found == overlap(reduce(MERGE, reversed(parts)), test_set, words)
+    found = overlap(merged(parts), test_set, words)
+    assert found == overlap(merged(reversed(parts)), test_set, words)
     texts = [text for shard in shards for text in shard]
     shares = brute_force(texts, documents, words)
     assert found.documents == tuple(shares)
@@ -75,7 +80,7 @@ def test_overlap_of_whole_test_sets(made_data: Path) -> None:
     assert whole.occurrences.found == whole.occurrences.ngrams > 10_000
     valid = lines_of("wikitext103-valid", made_data)
     halves = [count_overlap(valid[half::2], test_set) for half in range(2)]
-    found = overlap(MERGE(*halves), test_set)
+    found = overlap(merged(halves), test_set)
     trained = {
         tuple(words[i : i + 8])
         for line in valid
