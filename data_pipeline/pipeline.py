@@ -57,8 +57,9 @@ class Pipeline:
 
     def run(self) -> Self:
         """Do what is not done yet. Raises BadInput if nothing is left of the corpus."""
+        size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
+        shards = self.sources.shards(self.workspace, size)
         self.ledger = Ledger(self.sources.describe())
-        shards = self._cut()
         prepared = self.finished["prepare"] = self._prepare(shards)
         tokenizer = self._make_tokenizer(prepared)
         measured = self.finished["measure"] = self._measure(prepared, tokenizer)
@@ -70,12 +71,6 @@ class Pipeline:
     def _section(self, name: str) -> dict[str, Any] | None:
         """Plain values of a stage's configuration, None if the stage is not run."""
         return getattr(self.config, name).model_dump(mode="json") if name in self.stages else None
-
-    def _cut(self) -> list[list[Piece]]:
-        size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
-        shards = self.sources.shards(self.workspace, size)
-        self.ledger.source = self.sources.describe()
-        return shards
 
     def _prepare(self, shards: list[list[Piece]]) -> Finished:
         filters = [(name, self._section(name)) for name in self.stages if name in TEXT_FILTERS]

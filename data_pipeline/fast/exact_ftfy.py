@@ -17,6 +17,7 @@ A line that may need any other repair is given to ftfy, which makes the result e
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
+from itertools import chain
 from string import printable
 from typing import Literal
 from unicodedata import is_normalized, normalize
@@ -79,7 +80,9 @@ def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
         TextFixerConfig(unescape_html=entities, normalization=normalization, explain=False)
         for entities in (False, True)
     ]
-    repaired, quotes = set(map(chr, _repaired_codes())), sorted(_quotes())
+    repaired = set(map(chr, chain(chardata.CONTROL_CHARS, range(0x80, 0xA0), range(0xD800, 0xE000))))
+    repaired |= set(LINE_BREAKS_AND_ESCAPE)
+    quotes = sorted(_quotes())
     translated = map(chr, (*chardata.LIGATURES, *chardata.WIDTH_MAP))
     kinds = Kinds(
         {PLAIN_CHARACTER: PLAIN, AMPERSAND: "&", TRANSLATED: translated, QUOTE: quotes, REPAIRED: repaired}, OTHER
@@ -193,13 +196,6 @@ def _utf8_read_as(encoding: str) -> str:
 
 def _set(characters: Iterable[str]) -> str:
     return "[" + "".join(map(re.escape, sorted(characters))) + "]"
-
-
-def _repaired_codes() -> Iterator[int]:
-    yield from chardata.CONTROL_CHARS
-    yield from range(0x80, 0xA0)
-    yield from range(0xD800, 0xE000)
-    yield from map(ord, LINE_BREAKS_AND_ESCAPE)
 
 
 def _quotes() -> set[str]:

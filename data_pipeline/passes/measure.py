@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
@@ -52,6 +51,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     numbers, sizes, all_tokens = array("q"), array("q"), array("q")
     deduplicate = DeduplicateConfig(**settings["deduplicate"]) if settings["deduplicate"] else None
     search = settings["decontaminate"]
+    lengths = (search["ngram_words"], search["min_ngram_words"]) if search else ()
     paths = tuple(map(Path, settings["test_sets"]))
     with (
         (directory / TOKENS).open("wb") as token_file,
@@ -77,10 +77,10 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
                     fingerprint_file.write(fingerprints([document.text for document in kept], deduplicate).data)
             if search:
                 with _timed(seconds, "decontaminate"):
-                    matching = [_matches(document, paths, search) for document in kept]
+                    matching = [count_matches(document.text, paths, *lengths) for document in kept]
                 for number, ngrams in enumerate(matching, len(numbers) - len(kept)):
                     if ngrams:
-                        row = {"document": number, "ngrams": ngrams}
+                        row = {"document": number, "ngrams": dict(ngrams)}
                         matches.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
     np.save(directory / NUMBERS, np.array(numbers))
     np.save(directory / SIZES, np.array(sizes).reshape(-1, 2))
@@ -138,10 +138,6 @@ def _is_kept(
             return False
         entry.kept.count(size, tokens)
     return True
-
-
-def _matches(document: Document, paths: tuple[Path, ...], section: dict[str, Any]) -> dict[str, int]:
-    return dict(count_matches(document.text, paths, section["ngram_words"], section["min_ngram_words"]))
 
 
 def _early(names: list[str], shard: Path, tokens: "array[int]", tokenizer: Tokenizer) -> list[Entry]:

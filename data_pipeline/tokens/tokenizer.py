@@ -80,7 +80,7 @@ class Tokenizer:
         try:
             vocabulary = json.loads(vocab_json.read_text(encoding="utf-8"))
             _, *lines = merges_txt.read_text(encoding="utf-8").split("\n")
-            merges = [_pair(line) for line in lines if line]
+            merges = [(left, right) for left, right in (line.split(" ") for line in lines if line)]
             return cls(_byte_level(vocabulary, merges))
         except BadInput:
             raise
@@ -187,11 +187,6 @@ class Tokenizer:
 def load_once(directory: Path, digest: str) -> Tokenizer:
     """The tokenizer in `directory`, read once per process; `digest` tells contents apart."""
     return Tokenizer.load(directory)
-
-
-def _pair(line: str) -> tuple[str, str]:
-    left, right = line.split(" ")
-    return left, right
 
 
 def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Backend:
