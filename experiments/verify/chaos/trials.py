@@ -140,9 +140,13 @@ def run_trials(reference: Reference, faults: Sequence[Fault], work: Path, jobs: 
         ProcessPoolExecutor(len(cores), context, lambda: os.sched_setaffinity(0, {free.get()})) as pool,
     ):
         places = (work / f"trial-{number:04d}" for number in range(len(faults)))
-        for done in as_completed([pool.submit(_try, reference, *each) for each in zip(faults, places, strict=True)]):
-            progress.advance()
-            yield done.result()
+        tried = [pool.submit(_try, reference, *each) for each in zip(faults, places, strict=True)]
+        try:
+            for done in as_completed(tried):
+                progress.advance()
+                yield done.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _try(reference: Reference, fault: Fault, place: Path) -> Trial:
