@@ -10,11 +10,9 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
 from engine.kernels.registry import kernel
-from engine.model.initial import initialize_normal
 from engine.model.key_value_cache import KeyValueCache
 from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import CausalModel
@@ -54,14 +52,7 @@ class GPT2(CausalModel):
         `inputs` are token ids [b, s] on the first stage, the previous stage's output elsewhere.
         """
         x = self.embedding(inputs, dropout) if self.stage.is_first else inputs
-        layers = list(self.layers.values())
-        every = self.recompute.every_layers
-        if every and torch.is_grad_enabled():
-            for start in range(0, len(layers), every):
-                x = checkpoint(run_layers, layers[start : start + every], x, dropout, use_reentrant=False,
-                               preserve_rng_state=False)  # fmt: skip
-        else:
-            x = run_layers(layers, x, dropout)
+        x = self.run_layers(x, dropout)
         return self.final_layernorm(x) if self.stage.is_last else x
 
     def hidden_states_at(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -102,7 +93,3 @@ class GPT2(CausalModel):
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
         """Loss of the whole model, a scalar, from token ids and targets [b, s]."""
         return self.loss(self.hidden_states(tokens, dropout), targets)
-
-    def initialize(self, seed: int) -> None:
-        """Give every parameter its initial value, which depends only on (seed, global name, global shape)."""
-        initialize_normal(self, self.config, self.mesh, seed)

@@ -1,15 +1,20 @@
 """What the engine asks of a model, whatever its family."""
 
+import math
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
 from engine.model.microbatch import PipelineInput
 from engine.model.stages import Stage, whole_model
+from engine.model.transformer import run_layers
 from engine.parallel.mesh import ParallelMesh
-from engine.rng import Dropout
+from engine.parallel.sharding import sharded_parameters
+from engine.rng import Dropout, initial_normal
 
 
 class StageModel(nn.Module, ABC):
@@ -20,6 +25,8 @@ class StageModel(nn.Module, ABC):
 
     layers: nn.ModuleDict
     """This stage's, by their global numbers."""
+    scales_residual: ClassVar = True
+    """Whether the two weights before residual additions begin smaller, by √(2L)."""
 
     def __init__(
         self, config: ModelConfig, mesh: ParallelMesh, stage: Stage | None = None, recompute: Recompute = NO_RECOMPUTE
@@ -28,9 +35,38 @@ class StageModel(nn.Module, ABC):
         self.config, self.mesh, self.recompute = config, mesh, recompute
         self.stage = stage or whole_model(config.num_layers)
 
-    @abstractmethod
+    @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Give every parameter its initial value, which depends only on (seed, global name, global shape)."""
+        """Give every parameter its initial value, which depends only on (seed, global name, global shape).
+
+        N(0, std) for weights, embeddings and vectors, std/√(2L) before residual additions, 0 for biases, 1 for layer
+        norms (2019 paper, Section 4.2).
+        """
+        std = self.config.init_std
+        for parameter in sharded_parameters(self, self.mesh):
+            name = parameter.name
+            if name.endswith(".bias"):
+                parameter.local.zero_()
+            elif "layernorm" in name:
+                parameter.local.fill_(1.0)
+            else:
+                before_residual = name.endswith(("self_attention.dense.weight", "mlp.dense_4h_to_h.weight"))
+                depth = 2 * self.config.num_layers if self.scales_residual and before_residual else 1
+                whole = initial_normal(seed, name, parameter.global_shape, std / math.sqrt(depth))
+                parameter.local.copy_(parameter.shard(whole))
+
+    def run_layers(self, x: torch.Tensor, *others: object) -> torch.Tensor:
+        """This stage's layers one after the other, in groups that are computed again if the recipe wants it.
+
+        [s, b, h] → [s, b, h]; `others` is what each layer takes besides.
+        """
+        layers, every = list(self.layers.values()), self.recompute.every_layers
+        if not (every and torch.is_grad_enabled()):
+            return run_layers(layers, x, *others)
+        for start in range(0, len(layers), every):
+            x = checkpoint(run_layers, layers[start : start + every], x, *others, use_reentrant=False,
+                           preserve_rng_state=False)  # fmt: skip
+        return x
 
     @abstractmethod
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:

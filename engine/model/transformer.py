@@ -48,35 +48,38 @@ class MLP(nn.Module):
 class TransformerLayer(nn.Module):
     """x + attention(LN(x)), then x + MLP(LN(x)), each branch with dropout: [s, b, h] → [s, b, h]."""
 
+    attention_class: type[SelfAttention] = SelfAttention
+    mlp_class: type[MLP] = MLP
+
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False) -> None:
         super().__init__()
         self.layer, self.mesh = layer, mesh
         self.input_layernorm = LayerNorm(config.hidden_size)
-        self.self_attention = SelfAttention(config, mesh, layer, recompute_attention)
+        self.self_attention = self.attention_class(config, mesh, layer, recompute_attention)
         self.post_attention_layernorm = LayerNorm(config.hidden_size)
-        self.mlp = MLP(config, mesh)
+        self.mlp = self.mlp_class(config, mesh)
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
         x = self._with_attention(x, self.self_attention(self.input_layernorm(x), dropout), dropout)
-        return self._with_mlp(x, dropout)
+        return self._with_mlp(x, self.mlp(self.post_attention_layernorm(x)), dropout)
 
     def forward_at(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The output at positions [b, q] alone, without dropout: [s, b, h] → [q, b, h]."""
         rows = x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, x.size(2)))
         rows = self._with_attention(rows, self.self_attention.forward_at(self.input_layernorm(x), positions))
-        return self._with_mlp(rows)
+        return self._with_mlp(rows, self.mlp(self.post_attention_layernorm(rows)))
 
     def forward_next(self, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
         """The output at the positions after those in the cache, without dropout: [q, b, h] → [q, b, h]."""
         x = self._with_attention(x, self.self_attention.forward_next(self.input_layernorm(x), cache))
-        return self._with_mlp(x)
+        return self._with_mlp(x, self.mlp(self.post_attention_layernorm(x)))
 
     def _with_attention(self, x: torch.Tensor, branch: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
         bias = self.self_attention.dense.bias
         return add_branch(x, branch, bias, f"layers.{self.layer}.attention_output", dropout, self.mesh)
 
-    def _with_mlp(self, x: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
-        branch, bias = self.mlp(self.post_attention_layernorm(x)), self.mlp.dense_4h_to_h.bias
+    def _with_mlp(self, x: torch.Tensor, branch: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
+        bias = self.mlp.dense_4h_to_h.bias
         return add_branch(x, branch, bias, f"layers.{self.layer}.mlp_output", dropout, self.mesh)
 
 
@@ -96,11 +99,15 @@ class Embedding(nn.Module):
             self.position_embeddings = embedding_table(config.seq_length, config.hidden_size)
 
     def forward(self, tokens: torch.Tensor, dropout: Dropout | None, start: int = 0) -> torch.Tensor:
+        return drop(self.embedded(tokens, start), "embedding", dropout, self.mesh)
+
+    def embedded(self, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
+        """The same without dropout."""
         words = self.word_embeddings(tokens)  # [s, b, h]
         first = start + self.mesh.sequence_rank * words.size(0)
         positions = torch.arange(first, first + words.size(0), device=tokens.device)
-        embedded = words + self.position_embeddings(positions).unsqueeze(1)
-        return drop(embedded, "embedding", dropout, self.mesh)
+        embedded: torch.Tensor = words + self.position_embeddings(positions).unsqueeze(1)
+        return embedded
 
 
 def embedding_table(rows: int, columns: int) -> nn.Embedding:
@@ -108,10 +115,10 @@ def embedding_table(rows: int, columns: int) -> nn.Embedding:
     return nn.Embedding.from_pretrained(torch.empty(rows, columns), freeze=False)
 
 
-def run_layers(layers: Sequence[nn.Module], x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
-    """The layers one after the other: [s, b, h] → [s, b, h]."""
+def run_layers(layers: Sequence[nn.Module], x: torch.Tensor, *others: object) -> torch.Tensor:
+    """The layers one after the other: [s, b, h] → [s, b, h]; `others` is what each takes besides."""
     for layer in layers:
-        x = layer(x, dropout)
+        x = layer(x, *others)
     return x
 
 

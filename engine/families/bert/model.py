@@ -8,8 +8,6 @@ GeLU is exact (erf). Shapes: b microbatch, s sequence, h hidden, n heads, d head
 tensor-parallel ranks, m masked positions of the microbatch.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -17,33 +15,21 @@ from torch.utils.checkpoint import checkpoint
 
 from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
 from engine.kernels.registry import kernel
-from engine.model.initial import initialize_normal
+from engine.model.attention import SelfAttention
 from engine.model.microbatch import PipelineInput, SentencePairs
 from engine.model.stage_model import StageModel
 from engine.model.stages import Stage
-from engine.model.transformer import MLP, LayerNorm, add_branch, drop, embedding_table
+from engine.model.transformer import MLP, Embedding, LayerNorm, TransformerLayer, drop, embedding_table
 from engine.parallel.collectives import enter_tensor_parallel
-from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.vocab import vocab_parallel_cross_entropy
 from engine.rng import Dropout
 
 
-class BidirectionalAttention(nn.Module):
-    """Multi-head attention from every position to every real token, with heads divided over the tp axis.
+class BidirectionalAttention(SelfAttention):
+    """Multi-head attention from every position to every real token, with heads divided over the tp axis."""
 
-    The bias of `dense` is left to `add_branch`.
-    """
-
-    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool) -> None:
-        super().__init__()
-        self.layer, self.axis, self.recompute = layer, mesh.tp, recompute
-        self.num_heads, self.head_dim = config.num_heads, config.head_dim
-        h = config.hidden_size
-        self.query_key_value = ColumnParallelLinear(h, 3 * h, mesh.tp, mesh.sequence_parallel)  # rows [n, 3, d]
-        self.dense = RowParallelLinear(h, h, mesh.tp, mesh.sequence_parallel)
-
-    def forward(self, x: torch.Tensor, is_token: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, dropout: Dropout | None, is_token: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         heads = self.num_heads // self.axis.size
         qkv = self.query_key_value(x).unflatten(2, (heads, 3, self.head_dim))  # [s, b, n/t, 3, d]
         query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n/t, s, d]
@@ -76,50 +62,37 @@ class ExactMLP(MLP):
         return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x)), add_bias=False)
 
 
-class BertLayer(nn.Module):
+class BertLayer(TransformerLayer):
     """Attention, then MLP, each after a norm, added to what was before the norm or, in the original order, after it."""
 
-    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool) -> None:
-        super().__init__()
-        self.layer, self.mesh = layer, mesh
+    attention_class, mlp_class = BidirectionalAttention, ExactMLP
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False) -> None:
+        super().__init__(config, mesh, layer, recompute_attention)
         self.is_original = config.bert.layer_norm_order == "original"
-        self.input_layernorm = layer_norm(config)
-        self.self_attention = BidirectionalAttention(config, mesh, layer, recompute_attention)
-        self.post_attention_layernorm = layer_norm(config)
-        self.mlp = ExactMLP(config, mesh)
+        self.input_layernorm.eps = self.post_attention_layernorm.eps = config.bert.layer_norm_epsilon
 
-    def forward(self, x: torch.Tensor, is_token: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, dropout: Dropout | None, is_token: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         normed = self.input_layernorm(x)
-        attention = self.self_attention(normed, is_token, dropout)
-        x, bias = normed if self.is_original else x, self.self_attention.dense.bias
-        x = add_branch(x, attention, bias, f"layers.{self.layer}.attention_output", dropout, self.mesh)
+        attention = self.self_attention(normed, dropout, is_token)
+        x = self._with_attention(normed if self.is_original else x, attention, dropout)
         normed = self.post_attention_layernorm(x)
-        x, bias = normed if self.is_original else x, self.mlp.dense_4h_to_h.bias
-        return add_branch(x, self.mlp(normed), bias, f"layers.{self.layer}.mlp_output", dropout, self.mesh)
+        return self._with_mlp(normed if self.is_original else x, self.mlp(normed), dropout)
 
 
-class BertEmbedding(nn.Module):
-    """Word, position and segment embeddings, then dropout: token ids and segments [b, s] → [s, b, h].
-
-    The last stage of a pipeline holds a copy of the word embedding alone, for the output head.
-    """
+class BertEmbedding(Embedding):
+    """Word, position and segment embeddings, then dropout: token ids and segments [b, s] → [s, b, h]."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, is_first: bool) -> None:
-        super().__init__()
-        self.mesh = mesh
-        self.word_embeddings = VocabParallelEmbedding(
-            config.padded_vocab_size, config.hidden_size, mesh.tp, mesh.sequence_parallel, is_alone=mesh.pp.size > 1
-        )
+        super().__init__(config, mesh, is_first)
         if is_first:
-            self.position_embeddings = embedding_table(config.seq_length, config.hidden_size)
             self.token_type_embeddings = embedding_table(2, config.hidden_size)
 
-    def forward(self, tokens: torch.Tensor, token_types: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
-        words = self.word_embeddings(tokens)  # [s, b, h]
-        first, s = self.mesh.sequence_rank * words.size(0), words.size(0)
-        positions = torch.arange(first, first + s, device=tokens.device)
-        types = self.token_type_embeddings(token_types.T.narrow(0, first, s))
-        return drop(words + self.position_embeddings(positions).unsqueeze(1) + types, "embedding", dropout, self.mesh)
+    def forward(self, tokens: torch.Tensor, dropout: Dropout | None, token_types: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        embedded = self.embedded(tokens)
+        s = embedded.size(0)
+        types = self.token_type_embeddings(token_types.T.narrow(0, self.mesh.sequence_rank * s, s))
+        return drop(embedded + types, "embedding", dropout, self.mesh)
 
 
 class MaskedHead(nn.Module):
@@ -162,15 +135,8 @@ class BERT(StageModel):
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
         """What the stage hands on for this microbatch, [s, b, h]; after the final norm on the last stage."""
         pairs = batch.pairs or _one_part(batch.tokens)
-        x = self.embedding(inputs, pairs.token_types, batch.dropout) if self.stage.is_first else inputs
-        layers = list(self.layers.values())
-        every = self.recompute.every_layers
-        if every and torch.is_grad_enabled():
-            for start in range(0, len(layers), every):
-                x = checkpoint(_run_layers, layers[start : start + every], x, pairs.is_token, batch.dropout,
-                               use_reentrant=False, preserve_rng_state=False)  # fmt: skip
-        else:
-            x = _run_layers(layers, x, pairs.is_token, batch.dropout)
+        x = self.embedding(inputs, batch.dropout, pairs.token_types) if self.stage.is_first else inputs
+        x = self.run_layers(x, batch.dropout, pairs.is_token)
         return self.final_layernorm(x) if self.stage.is_last else x
 
     def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -205,10 +171,6 @@ class BERT(StageModel):
             order = order + (whole - order.detach())
         return losses.sum() / masked.sum().clamp(min=1) + order
 
-    def initialize(self, seed: int) -> None:
-        """Initial values as GPT-2's: N(0, std), std/√(2L) before residual additions, biases 0, norms 1."""
-        initialize_normal(self, self.config, self.mesh, seed)
-
 
 def _one_part(tokens: torch.Tensor) -> SentencePairs:
     none = torch.zeros_like(tokens)
@@ -218,11 +180,3 @@ def _one_part(tokens: torch.Tensor) -> SentencePairs:
 def layer_norm(config: ModelConfig) -> LayerNorm:
     """A layer norm over the hidden dim."""
     return LayerNorm(config.hidden_size, eps=config.bert.layer_norm_epsilon)
-
-
-def _run_layers(
-    layers: Sequence[nn.Module], x: torch.Tensor, is_token: torch.Tensor, dropout: Dropout | None
-) -> torch.Tensor:
-    for layer in layers:
-        x = layer(x, is_token, dropout)
-    return x

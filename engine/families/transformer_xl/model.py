@@ -24,9 +24,8 @@ from engine.model.transformer import LayerNorm, drop
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from engine.parallel.mesh import ParallelMesh
-from engine.parallel.sharding import sharded_parameters
 from engine.parallel.vocab import vocab_parallel_cross_entropy
-from engine.rng import Dropout, initial_normal
+from engine.rng import Dropout
 
 
 class TiedEmbedding(nn.Module):
@@ -79,9 +78,10 @@ class TransformerXLLayer(nn.Module):
 
 
 class TransformerXL(CausalModel):
-    """Language model with memory over token ids, or one pipeline stage of it."""
+    """Language model with memory over token ids, or one pipeline stage of it; post-LN layers need no scaling by depth."""
 
     embedding: TiedEmbedding | AdaptiveEmbedding
+    scales_residual = False
 
     def __init__(
         self, config: ModelConfig, mesh: ParallelMesh, stage: Stage | None = None, recompute: Recompute = NO_RECOMPUTE
@@ -133,22 +133,6 @@ class TransformerXL(CausalModel):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """States [..., h] → this rank's logits [..., v/t]; with adaptive softmax log-probabilities."""
         return self.embedding.logits(hidden)
-
-    @torch.no_grad()
-    def initialize(self, seed: int) -> None:
-        """Give every parameter its initial value, which depends only on (seed, global name, global shape).
-
-        N(0, std), also for u and v; 1 and 0 for layer norms, 0 for biases. Post-LN layers need no scaling by depth.
-        """
-        for parameter in sharded_parameters(self, self.mesh):
-            name = parameter.name
-            if name.endswith(".bias"):
-                parameter.local.zero_()
-            elif "layernorm" in name:
-                parameter.local.fill_(1.0)
-            else:
-                whole = initial_normal(seed, name, parameter.global_shape, self.config.init_std)
-                parameter.local.copy_(parameter.shard(whole))
 
     def _remember(self, memory: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
         """The newest states of a memory and a segment, without their history."""
