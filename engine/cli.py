@@ -291,22 +291,8 @@ def _on_ranks(work: Callable[[], None], ranks: int) -> None:
 def main() -> None:
     """Entry point."""
     keep_large_buffers()
-    run_command(
-        app,
-        default="run",
-        verbs=(
-            "run",
-            "resume",
-            "schedule",
-            "export",
-            "import",
-            "shard-hf",
-            "lr-find",
-            "from-megatron",
-            "to-megatron",
-            "diff",
-        ),
-    )
+    verbs = (command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands)
+    run_command(app, "run", tuple(verbs))
 
 
 def program() -> None:

@@ -15,6 +15,14 @@ Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp16-pure"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 
 
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested sections by their dotted keys, `train.seed`."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
 def _check_at_least_one(config: Config, *names: str) -> None:
     for name in names:
         if getattr(config, name) < 1:

@@ -1,9 +1,8 @@
 """What two configurations do differently, in the order of what it means. Imports no torch."""
 
 from collections.abc import Iterator
-from typing import Any
 
-from engine.config import RunConfig
+from engine.config import RunConfig, flatten
 from engine.costs import flops_per_token, parameter_count, tokens_trained
 from engine.optim.schedule import learning_rate
 
@@ -15,7 +14,7 @@ MEANINGS = ("another model", "another training", "other data", "the same numbers
 
 def describe_differences(first: RunConfig, second: RunConfig) -> list[str]:
     """Lines for people: keys that differ under what that means, then what follows from them."""
-    keys = [_flatten(config.model_dump(mode="json")) for config in (first, second)]
+    keys = [flatten(config.model_dump(mode="json")) for config in (first, second)]
     found: dict[str, list[str]] = {meaning: [] for meaning in MEANINGS}
     for key in keys[0].keys() | keys[1].keys():
         before, after = (each.get(key) for each in keys)
@@ -35,13 +34,6 @@ def _meaning(key: str) -> str:
     if section == "train":
         return MEANINGS[4] if name.startswith(KEPT) else MEANINGS[1]
     return {"model": MEANINGS[0], "data": MEANINGS[2], "parallel": MEANINGS[3]}.get(section, MEANINGS[4])
-
-
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _quantities(config: RunConfig) -> Iterator[tuple[str, str, float]]:

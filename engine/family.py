@@ -1,9 +1,10 @@
 """What the engine asks of a family of models, and the one door to those beside GPT-2. Imports no torch.
 
-Another family is a folder of `engine/families` whose `FAMILY` overrides what is different in it.
+Another family is a folder of `engine/families` with a `FAMILY` of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -22,41 +23,47 @@ TokenFiles = Sequence[tuple[TokenFile, float]]
 """Token files with their weights."""
 
 
+@dataclass(frozen=True)
 class Family:
-    """The parts of GPT-2, and what another family overrides."""
+    """The parts of a family."""
+
+    model: str
+    """module:class of the model, or a pipeline stage of it."""
+    closed_forms: type[ClosedForms]
+    """Its parameters, operations and bytes."""
+    training_order: Callable[[RunConfig, TokenFiles, int, Path | None], TrainingOrder]
+    """(run, token files, iterations, directory of the token files' own tokenizer) → what each iteration sees."""
+    validation_order: Callable[[RunConfig, TokenFiles, Path], ValidationOrder]
+    """(run, token files, tokenizer) → the sequences of the validation split."""
 
     def model_class(self) -> "type[StageModel]":
-        """The model, or a pipeline stage of it."""
-        from engine.model.gpt2 import GPT2
+        """The model's class, imported at the first use, as it needs torch."""
+        module, name = self.model.split(":")
+        loaded: type[StageModel] = getattr(import_module(module), name)
+        return loaded
 
-        return GPT2
 
-    def closed_forms(self, model: ModelConfig) -> ClosedForms:
-        """Its parameters, operations and bytes."""
-        return ClosedForms(model)
+def _training_order(config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None) -> TrainingOrder:
+    train = config.train
+    schedule = BatchSchedule(train)
+    return TrainingBatches(parts, config.model.seq_length, schedule, train.microbatch_size, iterations, train.seed)
 
-    def training_order(
-        self, config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None
-    ) -> TrainingOrder:
-        """Which sequences each iteration sees; `tokenizer` is the directory of the token files' own."""
-        train = config.train
-        schedule = BatchSchedule(train)
-        return TrainingBatches(parts, config.model.seq_length, schedule, train.microbatch_size, iterations, train.seed)
 
-    def validation_order(self, config: RunConfig, parts: TokenFiles, tokenizer: Path) -> ValidationOrder:
-        """The sequences of the validation split."""
-        return ValidationBatches(parts, config.model.seq_length)
+def _validation_order(config: RunConfig, parts: TokenFiles, tokenizer: Path) -> ValidationOrder:
+    return ValidationBatches(parts, config.model.seq_length)
+
+
+GPT2 = Family("engine.model.gpt2:GPT2", ClosedForms, _training_order, _validation_order)
 
 
 @cache
-def load_family(name: str) -> Family:
-    """The family of a `model.family`."""
+def _load(name: str) -> Family:
     if name == "gpt2":
-        return Family()
+        return GPT2
     family: Family = import_module(f"engine.families.{name.replace('-', '_')}").FAMILY
     return family
 
 
 def family_of(model: ModelConfig) -> Family:
     """The family of a model."""
-    return load_family(model.family)
+    return _load(model.family)

@@ -49,26 +49,11 @@ def noise_scale(moments: Iterable[GradientMoments]) -> float | None:
 
 
 class NoiseScaleGuard(Guard):
-    """Adds the noise scale of a run on `dp` data-parallel ranks to its metrics."""
+    """Adds to its metrics a run's noise scale over its last WINDOW iterations, from norms that training has anyway."""
 
     def __init__(self, steps: Iterable[Step], dp: int) -> None:
-        self._meter, self._dp = NoiseScaleMeter(steps), dp
-
-    def after(self, iteration: Iteration) -> str:
-        """Add what the iteration tells."""
-        gradient, line = iteration.gradient, iteration.line
-        moments, scale = self._meter.measure(gradient.local_square, gradient.norm, iteration.batch_size, self._dp)
-        line.gradient_square = moments.square if moments else None
-        line.gradient_variance = moments.variance if moments else None
-        line.noise_scale = scale
-        return ""
-
-
-class NoiseScaleMeter:
-    """A data-parallel run's noise scale over its last WINDOW iterations, from norms that training has anyway."""
-
-    def __init__(self, steps: Iterable[Step]) -> None:
-        """Goes on from the iterations that the run has written so far."""
+        """Goes on from the iterations that the run on `dp` data-parallel ranks has written so far."""
+        self._dp = dp
         known = (
             GradientMoments(step.gradient_square, step.gradient_variance)
             for step in steps
@@ -76,16 +61,24 @@ class NoiseScaleMeter:
         )
         self._last = deque(known, maxlen=WINDOW)
 
+    def after(self, iteration: Iteration) -> str:
+        """Add what the iteration tells."""
+        gradient, line = iteration.gradient, iteration.line
+        moments, line.noise_scale = self.measure(gradient.local_square, gradient.norm, iteration.batch_size)
+        line.gradient_square = moments.square if moments else None
+        line.gradient_variance = moments.variance if moments else None
+        return ""
+
     def measure(
-        self, local_square: float, gradient_norm: float, batch_size: int, dp: int
+        self, local_square: float, gradient_norm: float, batch_size: int
     ) -> tuple[GradientMoments | None, float | None]:
         """What an iteration adds to its metrics line: the moments as it estimates them, and the noise scale.
 
-        `local_square` is the mean, over `dp` data-parallel ranks, of the squared norm of a rank's gradient; the ranks
+        `local_square` is the mean, over the data-parallel ranks, of the squared norm of a rank's gradient; the ranks
         share `batch_size` samples. Both are None after an iteration whose gradient is not finite.
         """
         if not math.isfinite(local_square) or not math.isfinite(gradient_norm):
             return None, None
-        moments = gradient_moments(local_square, batch_size // dp, gradient_norm**2, batch_size)
+        moments = gradient_moments(local_square, batch_size // self._dp, gradient_norm**2, batch_size)
         self._last.append(moments)
         return moments, noise_scale(self._last)

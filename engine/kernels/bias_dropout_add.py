@@ -9,11 +9,8 @@ import numpy as np
 import torch
 
 from engine.kernels import dropout
-from engine.kernels.compiled import BLOCK, Array, Compiled, array, load, mask_keys, random_bits, store
+from engine.kernels.compiled import BLOCK, ROWS_TOGETHER, Array, Compiled, array, load, mask_keys, random_bits, store
 from engine.kernels.dropout_mask import DropoutMask
-
-ROWS_TOGETHER = 32
-"""Rows whose gradients are added before they join the sum of all: keeps rounding small in long sums."""
 
 
 def reference(
@@ -22,14 +19,6 @@ def reference(
     """residual + dropout(x + bias), of x and residual [s, b, h] and bias [h]."""
     branch = x + bias
     return residual + (branch if mask is None else dropout.reference(branch, mask))
-
-
-def compiled(
-    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, mask: DropoutMask | None
-) -> torch.Tensor:  # fmt: skip
-    """The same in one pass each way, keeping nothing: the backward pass makes the mask again."""
-    output: torch.Tensor = _BiasDropoutAdd.apply(x, bias, residual, mask)
-    return output
 
 
 class _BiasDropoutAdd(torch.autograd.Function):
@@ -50,6 +39,10 @@ class _BiasDropoutAdd(torch.autograd.Function):
         to_bias = torch.zeros(gradient.size(-1))
         _gradient(array(gradient), array(to_x), array(to_bias), *mask_keys(ctx.mask))
         return to_x, to_bias.to(ctx.bias_dtype), gradient, None
+
+
+compiled = _BiasDropoutAdd.apply
+"""The same in one pass each way, keeping nothing: the backward pass makes the mask again."""
 
 
 @Compiled

@@ -10,22 +10,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine.kernels.compiled import Array, Compiled, array, exponential, inline, load, store
+from engine.kernels.compiled import ROWS_TOGETHER, Array, Compiled, array, exponential, inline, load, store
 
 SLOPE, CUBIC = np.float32(2.0 * math.sqrt(2.0 / math.pi)), np.float32(0.044715)
-ROWS_TOGETHER = 32
-"""Rows whose gradients are added before they join the sum of all: keeps rounding small in long sums."""
 
 
 def reference(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """GeLU(x + bias), element by element, of x [..., h] and bias [h]."""
     return F.gelu(x + bias, approximate="tanh")
-
-
-def compiled(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """The same, keeping x alone for the backward pass."""
-    output: torch.Tensor = _BiasGelu.apply(x, bias)
-    return output
 
 
 class _BiasGelu(torch.autograd.Function):
@@ -43,6 +35,10 @@ class _BiasGelu(torch.autograd.Function):
         to_x, to_bias = torch.empty_like(x), torch.zeros(bias.shape)
         _bias_gelu_gradient(_rows(x), array(bias), _rows(gradient.contiguous()), _rows(to_x), array(to_bias))
         return to_x, to_bias.to(bias.dtype)
+
+
+compiled = _BiasGelu.apply
+"""The same, keeping x alone for the backward pass."""
 
 
 def _rows(x: torch.Tensor) -> Array:

@@ -23,6 +23,8 @@ LANES, PIECES = 16, 8
 BLOCK = LANES * PIECES
 """Columns of a random row that come from LANES counters, PIECES from each."""
 
+ROWS_TOGETHER = 32
+"""Rows whose gradients are added before they join the sum of all: keeps rounding small in long sums."""
 FLOAT_RULES = {"reassoc", "contract", "arcp", "nsz"}
 
 Array = NDArray[Any]

@@ -15,12 +15,6 @@ def reference(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
     return x * mask.factors(s, h, x.device, x.dtype).transpose(0, 1)
 
 
-def compiled(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
-    """The same in one pass each way; the backward pass makes the mask again."""
-    dropped: torch.Tensor = _Dropout.apply(x, mask)
-    return dropped
-
-
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
@@ -30,6 +24,10 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _dropped(gradient, ctx.mask), None
+
+
+compiled = _Dropout.apply
+"""The same in one pass each way; the backward pass makes the mask again."""
 
 
 def _dropped(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:

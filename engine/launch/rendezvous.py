@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from engine.config import flatten
 from lineage.errors import BadInput, HardwareMissing, Interrupted
 
 JOIN_SECONDS = 60.0
@@ -144,18 +145,10 @@ def check_agreement(config: dict[str, Any]) -> None:
         return
     configs: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(configs, config)
-    flat = [dict(_flatten(each)) for each in configs]
+    flat = [flatten(each) for each in configs]
     for rank, other in enumerate(flat):
         for key in sorted(flat[0].keys() | other.keys()):
             if (mine := flat[0].get(key)) != (theirs := other.get(key)):
                 raise BadInput(
                     f"the ranks disagree about their work: {key} is {mine!r} on rank 0 and {theirs!r} on rank {rank}"
                 )
-
-
-def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        pairs += _flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
-    return pairs

@@ -61,10 +61,8 @@ class SharedMemoryGroup(ProcessGroup):
         def reduce(part: torch.Tensor, theirs: torch.Tensor, start: int) -> None:
             if len(theirs) == 2:  # in either order the same, and what is this rank's own lies nearer
                 operation(part, theirs[1 - self._rank], out=part)
-                return
-            operation(theirs[0], theirs[1], out=part)
-            for other in theirs[2:]:
-                operation(part, other, out=part)
+            else:
+                _fold(operation, theirs, part)
 
         self._exchange(flat, reduce)
 
@@ -73,9 +71,7 @@ class SharedMemoryGroup(ProcessGroup):
 
         def add(part: torch.Tensor, theirs: torch.Tensor, start: int) -> None:
             if self._rank == options.rootRank:
-                torch.add(theirs[0], theirs[1], out=part)
-                for other in theirs[2:]:
-                    part += other
+                _fold(torch.add, theirs, part)
 
         self._exchange(tensors[0].data.view(-1), add)
 
@@ -97,11 +93,7 @@ class SharedMemoryGroup(ProcessGroup):
         def reduce(part: torch.Tensor, theirs: torch.Tensor, start: int) -> None:
             begin, end = max(first, start), min(first + len(mine), start + len(part))
             if begin < end:
-                out = mine[begin - first : end - first]
-                parts = theirs[:, begin - start : end - start]
-                torch.add(parts[0], parts[1], out=out)
-                for other in parts[2:]:
-                    out += other
+                _fold(torch.add, theirs[:, begin - start : end - start], mine[begin - first : end - first])
 
         self._exchange(tensor.data.view(-1), reduce)
 
@@ -134,6 +126,13 @@ class SharedMemoryGroup(ProcessGroup):
             raise RuntimeError(f"timed out waiting for rank {other} of the group") from error
         except ConnectionError as error:
             raise RuntimeError(f"connection closed by peer: rank {other} of the group") from error
+
+
+def _fold(operation: Callable[..., torch.Tensor], parts: torch.Tensor, out: torch.Tensor) -> None:
+    """`out` takes every rank's part, in the ranks' order."""
+    operation(parts[0], parts[1], out=out)
+    for other in parts[2:]:
+        operation(out, other, out=out)
 
 
 def share_memory(group: dist.ProcessGroup, timeout: timedelta) -> dist.ProcessGroup | None:

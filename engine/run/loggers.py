@@ -8,10 +8,11 @@ session is a run of its own.
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
+from engine.config import flatten
 from lineage.extras import import_extra
 
 EVENTS = Path("tensorboard") / "events.out.tfevents.mlm"
@@ -108,7 +109,7 @@ class MLflow:
         experiment = known.experiment_id if known else self._client.create_experiment(name)
         self._id = self._client.create_run(experiment, run_name=run.name).info.run_id
         param = self._mlflow.entities.Param
-        self._client.log_batch(self._id, params=[param(key, str(value)) for key, value in _flatten(config)])
+        self._client.log_batch(self._id, params=[param(key, str(value)) for key, value in flatten(config).items()])
 
     def write(self, iteration: int, numbers: dict[str, float]) -> None:
         now, metric = int(time.time() * 1000), self._mlflow.entities.Metric
@@ -133,11 +134,3 @@ def _empty_folder(folder: Path) -> Path:
         shutil.rmtree(folder)
     folder.mkdir()
     return folder
-
-
-def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

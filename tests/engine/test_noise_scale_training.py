@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
-from engine.guard.noise_scale import GradientMoments, NoiseScaleMeter, gradient_moments, noise_scale
+from engine.guard.noise_scale import GradientMoments, NoiseScaleGuard, gradient_moments, noise_scale
 from engine.launch.mesh import build_mesh
 from engine.model.microbatch import PipelineInput
 from engine.parallel.layout import Layout
@@ -76,16 +76,16 @@ def test_a_run_writes_the_estimates_and_their_scale(dataset: Path, tmp_path: Pat
         moments = known[number - 1]
         assert line["gradient_norm"] ** 2 == pytest.approx(moments.square + moments.variance / 8, rel=1e-6)
         assert line["noise_scale"] == noise_scale(known[:number])
-    last, resumed = known[-1], NoiseScaleMeter(read_steps(run)[:-1])
-    _, scale = resumed.measure(last.square + last.variance / 4, lines[-1]["gradient_norm"], 8, 2)
+    last, resumed = known[-1], NoiseScaleGuard(read_steps(run)[:-1], 2)
+    _, scale = resumed.measure(last.square + last.variance / 4, lines[-1]["gradient_norm"], 8)
     assert scale == pytest.approx(lines[-1]["noise_scale"])
 
 
 def test_an_iteration_without_a_gradient_counts_for_nothing() -> None:
-    meter = NoiseScaleMeter([])
-    assert meter.measure(math.inf, math.nan, 8, 2) == (None, None)
+    meter = NoiseScaleGuard([], 2)
+    assert meter.measure(math.inf, math.nan, 8) == (None, None)
     moments = gradient_moments(3.0, 4, 2.25, 8)
-    assert meter.measure(3.0, 1.5, 8, 2) == (moments, noise_scale([moments]))
+    assert meter.measure(3.0, 1.5, 8) == (moments, noise_scale([moments]))
 
 
 def test_shards_of_parameters_have_no_gradient_to_compare(dataset: Path) -> None:

@@ -1,43 +1,22 @@
 """BERT: sentence pairs with masked tokens (2019 paper, Section 5.3). Imports no torch."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from engine.config import ModelConfig, RunConfig
+from engine.config import RunConfig
 from engine.data.batch_schedule import BatchSchedule
 from engine.data.batches import TrainingOrder, ValidationOrder
 from engine.families.bert.batches import PairSource, PairTrainingBatches, PairValidationBatches, read_vocabulary
 from engine.families.bert.closed_forms import BertForms
 from engine.family import Family, TokenFiles
 
-if TYPE_CHECKING:
-    from engine.families.bert.model import BERT
+
+def _training_order(config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None) -> TrainingOrder:
+    pairs, schedule = _pairs(config, parts, tokenizer), BatchSchedule(config.train)
+    return PairTrainingBatches(pairs, schedule, config.train.microbatch_size, iterations)
 
 
-class Bert(Family):
-    """The parts of a BERT."""
-
-    def model_class(self) -> "type[BERT]":
-        """The model, or a pipeline stage of it."""
-        from engine.families.bert.model import BERT
-
-        return BERT
-
-    def closed_forms(self, model: ModelConfig) -> BertForms:
-        """Its parameters, operations and bytes."""
-        return BertForms(model)
-
-    def training_order(
-        self, config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None
-    ) -> TrainingOrder:
-        """Which pairs each iteration sees."""
-        train = config.train
-        schedule = BatchSchedule(train)
-        return PairTrainingBatches(_pairs(config, parts, tokenizer), schedule, train.microbatch_size, iterations)
-
-    def validation_order(self, config: RunConfig, parts: TokenFiles, tokenizer: Path) -> ValidationOrder:
-        """The pairs of the validation split."""
-        return PairValidationBatches(_pairs(config, parts, tokenizer))
+def _validation_order(config: RunConfig, parts: TokenFiles, tokenizer: Path) -> ValidationOrder:
+    return PairValidationBatches(_pairs(config, parts, tokenizer))
 
 
 def _pairs(config: RunConfig, parts: TokenFiles, tokenizer: Path | None) -> PairSource:
@@ -45,4 +24,4 @@ def _pairs(config: RunConfig, parts: TokenFiles, tokenizer: Path | None) -> Pair
     return PairSource(parts, vocabulary, config.model.seq_length, config.train.seed)
 
 
-FAMILY = Bert()
+FAMILY = Family("engine.families.bert.model:BERT", BertForms, _training_order, _validation_order)

@@ -78,7 +78,7 @@ class TransformerXLLayer(nn.Module):
 
 
 class TransformerXL(CausalModel):
-    """Language model with memory over token ids, or one pipeline stage of it; post-LN layers need no scaling by depth."""
+    """Language model with memory over token ids, or one stage of it; post-LN layers need no scaling by depth."""
 
     embedding: TiedEmbedding | AdaptiveEmbedding
     scales_residual = False

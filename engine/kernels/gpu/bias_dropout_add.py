@@ -14,18 +14,6 @@ ROWS, MASK_BLOCKS, STEPS = 8, 4, 16
 """A tile, its columns in blocks of the mask, and how many of them a program of the backward pass goes through."""
 
 
-def fused(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
-    """residual + dropout(x + bias), of x and residual [s, b, h] and bias [h]."""
-    output: torch.Tensor = _BiasDropoutAdd.apply(x, bias, residual, mask)
-    return output
-
-
-def dropout(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
-    """x [s, b, h] with what is not kept set to zero and the rest multiplied by 1/(1 − p)."""
-    output: torch.Tensor = _BiasDropoutAdd.apply(x, None, None, mask)
-    return output
-
-
 class _BiasDropoutAdd(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -62,6 +50,16 @@ class _BiasDropoutAdd(torch.autograd.Function):
         )  # fmt: skip
         to_bias = parts.sum(0).to(ctx.bias_dtype) if ctx.has_bias else None
         return to_x, to_bias, gradient if ctx.has_residual else None, None
+
+
+fused = _BiasDropoutAdd.apply
+"""residual + dropout(x + bias), of x and residual [s, b, h] and bias [h]; (x, bias, residual, mask)."""
+
+
+def dropout(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
+    """x [s, b, h] with what is not kept set to zero and the rest multiplied by 1/(1 − p)."""
+    output: torch.Tensor = _BiasDropoutAdd.apply(x, None, None, mask)
+    return output
 
 
 @triton.jit

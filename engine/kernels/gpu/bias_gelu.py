@@ -14,12 +14,6 @@ ROWS, COLUMNS, STEPS = 8, 512, 16
 """A tile, and how many of them, one below the other, a program of the backward pass goes through."""
 
 
-def fused(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """GeLU(x + bias) of x [..., h] and bias [h], keeping x for the backward pass."""
-    output: torch.Tensor = _BiasGelu.apply(x, bias)
-    return output
-
-
 class _BiasGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Context, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -40,6 +34,10 @@ class _BiasGelu(torch.autograd.Function):
         parts = torch.empty(grid[0], h, dtype=torch.float32, device=x.device)
         _bias_gelu_gradient[grid](x, bias, gradient.contiguous(), to_x, parts, rows, h, ROWS, COLUMNS, STEPS)
         return to_x, parts.sum(0).to(bias.dtype)
+
+
+fused = _BiasGelu.apply
+"""GeLU(x + bias) of x [..., h] and bias [h], keeping x for the backward pass."""
 
 
 @triton.jit

@@ -4,16 +4,10 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.gpu.masks import Context
+from engine.kernels.gpu.masks import Context, warps
 
 PROGRAMS = 528
 """Of the backward pass, each with its part of the weight's gradient: four for each of an H200's 132 processors."""
-
-
-def fused(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Rows of x [..., h] with mean 0 and variance 1, times weight [h], plus bias [h]."""
-    output: torch.Tensor = _LayerNorm.apply(x, weight, bias, epsilon)
-    return output
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -26,7 +20,7 @@ class _LayerNorm(torch.autograd.Function):
         rows = x.numel() // h
         means, scales = torch.empty(2, rows, dtype=torch.float32, device=x.device).unbind(0)
         width = triton.next_power_of_2(h)
-        _normalize[(rows,)](x, weight, bias.contiguous(), output, means, scales, h, epsilon, width, num_warps=_warps(h))
+        _normalize[(rows,)](x, weight, bias.contiguous(), output, means, scales, h, epsilon, width, num_warps=warps(h))
         ctx.save_for_backward(x, weight, means, scales)
         return output
 
@@ -40,14 +34,14 @@ class _LayerNorm(torch.autograd.Function):
         parts = torch.empty(2, programs, h, dtype=torch.float32, device=x.device)
         _gradient[(programs,)](
             x, weight, gradient.contiguous(), to_x, means, scales, parts[0], parts[1], rows, h, each,
-            triton.next_power_of_2(h), num_warps=_warps(h),
+            triton.next_power_of_2(h), num_warps=warps(h),
         )  # fmt: skip
         to_weight, to_bias = parts.sum(1).to(weight.dtype).unbind(0)
         return to_x, to_weight, to_bias, None
 
 
-def _warps(h: int) -> int:
-    return min(max(triton.next_power_of_2(h) // 256, 1), 16)
+fused = _LayerNorm.apply
+"""Rows of x [..., h] with mean 0 and variance 1, times weight [h], plus bias [h]; (x, weight, bias, epsilon)."""
 
 
 @triton.jit

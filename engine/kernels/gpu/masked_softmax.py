@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.gpu.masks import Context
+from engine.kernels.gpu.masks import Context, warps
 
 
 def fused(scores: torch.Tensor, scale: float, visible: torch.Tensor | None = None) -> torch.Tensor:
@@ -31,7 +31,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         ctx.arguments = (*strides, scale, n, s, k, visible is None, triton.next_power_of_2(k))
         ctx.save_for_backward(scores, seen)
         weights = torch.empty_like(scores)
-        _softmax[(b * n * s,)](scores, weights, seen, *ctx.arguments, num_warps=_warps(k))
+        _softmax[(b * n * s,)](scores, weights, seen, *ctx.arguments, num_warps=warps(k))
         return weights
 
     @staticmethod
@@ -39,12 +39,8 @@ class _MaskedSoftmax(torch.autograd.Function):
         scores, seen = ctx.saved_tensors
         score_gradient, k = torch.empty_like(scores), scores.size(-1)
         grid = (scores.numel() // k,)
-        _gradient[grid](scores, gradient.contiguous(), score_gradient, seen, *ctx.arguments, num_warps=_warps(k))
+        _gradient[grid](scores, gradient.contiguous(), score_gradient, seen, *ctx.arguments, num_warps=warps(k))
         return score_gradient, None, None
-
-
-def _warps(k: int) -> int:
-    return min(max(triton.next_power_of_2(k) // 256, 1), 16)
 
 
 @triton.jit

@@ -18,6 +18,11 @@ BLOCK = 128
 """Columns of a random row that come from 16 counters."""
 
 
+def warps(columns: int) -> int:
+    """Warps of a program that has a whole row in its registers."""
+    return min(max(triton.next_power_of_2(columns) // 256, 1), 16)
+
+
 @triton.jit
 def random_words(keys, rows, block, c: tl.constexpr):
     """Four words of 32 bits for each of the 16·c counters of every row, [r, 16·c], from keys and rows [r]."""
