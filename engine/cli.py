@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from engine.config import RunConfig
+from engine.config import RunConfig, ScheduleName
 from engine.launch.allocator import keep_large_buffers
 from engine.launch.local import default_ranks, launch
 from engine.lr_finder import describe_curve, write_curve
 from engine.parallel.layout import Layout, layout_of
 from engine.pipeline.lowering import format_grid, lower
-from engine.pipeline.schedule import compute_orders, ideal_bubble, parse_schedule, peaks_in_flight
+from engine.pipeline.schedule import compute_orders, ideal_bubble, peaks_in_flight
 from engine.run.directory import begin_run, read_begun_run
 from engine.twin import shrink
 from lineage.command import CommandLine, run_command
@@ -152,12 +152,10 @@ def schedule(
     pp: Annotated[int, typer.Option(min=1, help="Pipeline-parallel ranks.")],
     microbatches: Annotated[int, typer.Option(min=1, help="Microbatches per iteration and data-parallel rank.")],
     chunks: Annotated[int, typer.Option(min=1, help="Stages per rank; more than one is interleaved.")] = 1,
-    name: Annotated[
-        str | None, typer.Option("--schedule", help="gpipe, 1f1b or interleaved; by default what chunks ask for.")
-    ] = None,
+    name: Annotated[ScheduleName | None, typer.Option("--schedule", help="By default what chunks ask for.")] = None,
 ) -> None:
     """Print a pipeline schedule as a grid, with its bubble and its activations in flight."""
-    chosen = parse_schedule(name or ("interleaved" if chunks > 1 else "1f1b"))
+    chosen = name or ("interleaved" if chunks > 1 else "1f1b")
     orders = compute_orders(chosen, pp, chunks, microbatches)
     lowered = lower(orders, chunks)
     print(format_grid(lowered, chunks))

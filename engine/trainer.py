@@ -177,9 +177,11 @@ class Trainer:
     def _save(self) -> None:
         for guard in self.guards:
             guard.before_checkpoint()
-        computed_on = describe_computation(self.mesh.layout, self.mesh.device)
         probe = Probe(
-            self.validation.probed, self._loss_of(self.validation.probed), self.config.train.precision, computed_on
+            tokens=self.validation.probed,
+            loss=self._loss_of(self.validation.probed),
+            precision=self.config.train.precision,
+            computed_on=describe_computation(self.mesh.layout, self.mesh.device),
         )
         self.state = save_checkpoint(
             self.run.path, self.config, self.state, self.model.parameters, self.step.optimizer,

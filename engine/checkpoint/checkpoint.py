@@ -43,6 +43,7 @@ from lineage.atomic import publish_directory, read_bytes, write_json
 from lineage.config import parse_config
 from lineage.digest import check_seal, content_digest, is_sealed, read_digest, seal, sealed_files
 from lineage.errors import BadInput, IntegrityFailure, Interrupted
+from lineage.files import parse_document
 from lineage.run import MANIFEST, RunDirectory
 
 FOLDER = "checkpoints"
@@ -226,7 +227,7 @@ def _read_state(path: Path) -> TrainingState:
 
 def read_probe(path: Path) -> Probe | None:
     """The probe stored with a checkpoint; what was imported has none."""
-    return Probe.from_json(read_json(path / PROBE), path) if (path / PROBE).is_file() else None
+    return parse_document(read_json(path / PROBE), Probe, str(path / PROBE)) if (path / PROBE).is_file() else None
 
 
 def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: bool = False) -> LoadedCheckpoint:

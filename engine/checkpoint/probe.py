@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from engine.parallel.layout import Layout
 from lineage.environment import cpu_name
 from lineage.errors import IntegrityFailure
+from lineage.files import Document
 
 FILE = "probe.json"
 SAMPLES, LENGTH = 8, 64
@@ -18,8 +18,7 @@ TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure"
 """Relative difference that another layout, machine or library may make in each number format."""
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(Document):
     """Samples and what the model made of them."""
 
     tokens: tuple[tuple[int, ...], ...]
@@ -29,19 +28,6 @@ class Probe:
     precision: str
     computed_on: dict[str, Any]
     """All else that the bits of the loss may depend on: layout, processor, torch and its threads."""
-
-    def to_json(self) -> dict[str, Any]:
-        """As stored in a checkpoint's `probe.json`."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any], where: object) -> "Probe":
-        """What `to_json` wrote. Raises IntegrityFailure for anything else."""
-        try:
-            tokens = tuple(tuple(int(token) for token in row) for row in values["tokens"])
-            return cls(tokens, float(values["loss"]), str(values["precision"]), dict(values["computed_on"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityFailure(f"{where}: {FILE} cannot be read") from error
 
     def compare(self, loss: float, where: object, computed_on: dict[str, Any] | None = None) -> str | None:
         """A warning where the loss is near but not equal although it was computed in the same way, else None.

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
-from engine.checkpoint.checkpoint import load_for_inference
+from engine.checkpoint.checkpoint import load_for_inference, read_json
 from engine.config import ModelConfig
 from engine.formats import (
     Imported,
@@ -222,20 +222,10 @@ def our_config(values: dict[str, Any], vocab_size: int, path: Path) -> ModelConf
 
 def read_config(path: Path, sizes: Sequence[str]) -> dict[str, Any]:
     """A directory's config.json. Raises IntegrityFailure if it cannot be read or one of `sizes` is no number."""
-    values = _read_json(path)
+    values = read_json(path)
     for key in sizes:
         if type(values.get(key)) is not int:
             raise IntegrityFailure(f"{path}: {key} is {values.get(key)!r}, not a number")
-    return values
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError("it is not an object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise IntegrityFailure(f"{path} cannot be read: {error}") from error
     return values
 
 
@@ -272,7 +262,7 @@ def read_weights(directory: Path, prefix: str, buffer: re.Pattern[str]) -> tuple
 
 def _read_index(path: Path) -> dict[str, str]:
     """File of each tensor; a name that is not simply that of a file in the directory is refused."""
-    places = _read_json(path).get("weight_map")
+    places = read_json(path).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise IntegrityFailure(f"{path} has no weight_map")
     for name in places.values():

@@ -55,8 +55,6 @@ class TheirModel:
     """Names under which a weight may be there again."""
     optional: tuple[str, ...]
     """Beginnings of the names of heads that may be missing."""
-    rename: Callable[[str], str]
-    """An old name → the one it has now."""
     model: Callable[[dict[str, Any], int, Path], ModelConfig]
     """(config.json, rows of the word embedding, its path) → the model."""
     theirs: Callable[[str, ModelConfig], list[str]]
@@ -73,7 +71,6 @@ THEIR_MODELS = {
         words="wte.weight",
         tied={gpt2.HEAD: "wte.weight"},
         optional=(),
-        rename=lambda name: name,
         model=gpt2.our_config,
         theirs=lambda name, config: [gpt2.their_name(name).removeprefix(gpt2.PREFIX)],
         join=lambda name, parts, config: gpt2.from_theirs(name, parts[0], config),
@@ -86,7 +83,6 @@ THEIR_MODELS = {
         words=bert.WORDS,
         tied=bert.TIED,
         optional=bert.OPTIONAL,
-        rename=lambda name: re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"\.beta$", ".bias", name)),
         model=bert.our_config,
         theirs=bert.their_names,
         join=bert.join,
@@ -114,7 +110,7 @@ def shard_huggingface(directory: Path, out: Path, tp: int) -> Path:
     family = THEIR_MODELS[kind]
     values = read_config(directory / CONFIG, family.sizes)
     tensors, files = read_weights(directory, family.prefix, family.buffer)
-    tensors = {family.rename(name): tensor for name, tensor in tensors.items()}
+    tensors = {_current_name(name): tensor for name, tensor in tensors.items()}
     config = family.model(values, values["vocab_size"], directory / CONFIG)
     config = config.model_copy(update={"padded_vocab_size": padded_vocab_size(config.vocab_size, tp=tp)})
     check_tensor_parallel(config, tp, directory)
@@ -164,7 +160,7 @@ def merge_huggingface(checkpoint: Path, out: Path) -> Path:
     with new_output(out) as temporary:
         for file, content in written.items():
             merged = {
-                name: buffers[name] if name in buffers else tensors[family.rename(name.removeprefix(family.prefix))]
+                name: buffers[name] if name in buffers else tensors[_current_name(name.removeprefix(family.prefix))]
                 for name in content["tensors"]
             }
             save_file(merged, temporary / file, metadata=content["metadata"])
@@ -172,6 +168,11 @@ def merge_huggingface(checkpoint: Path, out: Path) -> Path:
             if path.name not in (WRITTEN, BUFFERS):
                 shutil.copyfile(path, temporary / path.name)
     return out
+
+
+def _current_name(name: str) -> str:
+    """The name that a tensor has now, of the one that an old BERT gives it."""
+    return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"\.beta$", ".bias", name))
 
 
 def _keep_aside(folder: Path, weights: list[Path], family: TheirModel) -> dict[str, Path]:

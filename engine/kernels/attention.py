@@ -16,6 +16,7 @@ from engine.kernels.compiled import (
     Compiled,
     array,
     exponential,
+    inline,
     largest,
     load,
     mask_keys,
@@ -140,6 +141,17 @@ class _Rows:
         return blocks
 
 
+@inline
+def _hide(row: Array, visible: Array, sample: int, query: int) -> int:
+    """How many of a query's first scores count; among them those of keys that it does not see become −∞."""
+    if visible.shape[0] == 0:
+        return query + 1
+    for i in range(row.size):
+        if not visible[sample, query, i]:
+            store(row, i, np.float32(-np.inf))
+    return int(row.size)
+
+
 @Compiled
 def _softmax(
     scores: Array, first_head: int, first_query: int, s: int, n: int, scale: np.float32, visible: Array,
@@ -154,13 +166,7 @@ def _softmax(
         sample, head = (first_head + g) // n, (first_head + g) % n
         for r in range(scores.shape[1]):
             row, query = scores[g, r], first_query + r
-            seen = count
-            if visible.shape[0] > 0:
-                for i in range(count):
-                    if not visible[sample, query, i]:
-                        store(row, i, np.float32(-np.inf))
-            else:
-                seen = query + 1
+            seen = _hide(row, visible, sample, query)
             top = largest(row, seen) * scale
             total = np.float32(0.0)
             if top == np.float32(-np.inf):
@@ -189,13 +195,7 @@ def _softmax_gradient(
         sample, head = (first_head + g) // n, (first_head + g) % n
         for r in range(weights.shape[1]):
             row, slope, query = weights[g, r], slopes[g, r], first_query + r
-            seen = count
-            if visible.shape[0] > 0:
-                for i in range(count):
-                    if not visible[sample, query, i]:
-                        store(row, i, np.float32(-np.inf))
-            else:
-                seen = query + 1
+            seen = _hide(row, visible, sample, query)
             log_sum, mean = sums[first_head + g, query], inner[first_head + g, query]
             random_bits(keys[sample], first_row + head * s + query, seen, bits)
             for i in range(seen):

@@ -5,7 +5,7 @@ p pipeline ranks, v chunks per rank, m microbatches. Stage = chunk · p + rank i
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from engine.config import ScheduleName
 from lineage.errors import BadInput
@@ -24,14 +24,6 @@ class Compute(NamedTuple):
     op: Op
     microbatch: int
     chunk: int = 0
-
-
-def parse_schedule(name: str) -> ScheduleName:
-    """The schedule of that name. Raises BadInput for any other."""
-    for known in get_args(ScheduleName):
-        if name == known:
-            return known
-    raise BadInput(f"there is no schedule {name!r}; there are {', '.join(get_args(ScheduleName))}")
 
 
 def check_schedule(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> None:

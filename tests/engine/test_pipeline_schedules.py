@@ -5,7 +5,9 @@ from itertools import accumulate
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from engine.cli import app
 from engine.model.stages import split_layers
 from engine.pipeline.lowering import Message, check_programs, format_grid, lower
 from engine.pipeline.schedule import (
@@ -15,7 +17,6 @@ from engine.pipeline.schedule import (
     compute_orders,
     forward_orders,
     ideal_bubble,
-    parse_schedule,
     peaks_in_flight,
 )
 from lineage.errors import BadInput
@@ -99,8 +100,9 @@ def test_schedules_that_do_not_exist_are_refused(
 
 
 def test_an_unknown_schedule_is_refused() -> None:
-    with pytest.raises(BadInput, match="there is no schedule 'zero-bubble'"):
-        parse_schedule("zero-bubble")
+    refused = CliRunner().invoke(app, ["schedule", "--pp", "2", "--microbatches", "4", "--schedule", "zero-bubble"])
+    assert refused.exit_code == 2
+    assert "'zero-bubble' is not one of 'gpipe', '1f1b', 'interleaved'" in " ".join(refused.output.replace("│", "").split())
 
 
 @given(st.integers(1, 60), st.integers(1, 6), st.integers(1, 4))
