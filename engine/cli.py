@@ -29,6 +29,8 @@ from lineage.torch_range import check_torch
 
 app = CommandLine(help="Train GPT-2 the Megatron-LM way.", no_args_is_help=True)
 
+Model = Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")]
+Twin = Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
 Ranks = Annotated[
@@ -38,9 +40,9 @@ Ranks = Annotated[
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")],
+    config: Model,
     overrides: Overrides = None,
-    twin: Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")] = False,
+    twin: Twin = False,
     runs: Runs = Path("runs"),
     ranks: Ranks = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and its cost, and stop.")] = False,
@@ -54,10 +56,7 @@ def run(
 
 
 @app.command()
-def resume(
-    run: Annotated[Path, typer.Argument(help="Run directory.")],
-    ranks: Ranks = None,
-) -> None:
+def resume(run: Annotated[Path, typer.Argument(help="Run directory.")], ranks: Ranks = None) -> None:
     """Go on with a run from its newest checkpoint; nothing else needs saying."""
     directory = RunDirectory.open(run)
     config = read_begun_run(directory)
@@ -66,9 +65,9 @@ def resume(
 
 @app.command("lr-find")
 def lr_find(
-    config: Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")],
+    config: Model,
     overrides: Overrides = None,
-    twin: Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")] = False,
+    twin: Twin = False,
     low: Annotated[float, typer.Option(help="First learning rate.")] = 1e-6,
     high: Annotated[float, typer.Option(help="Last learning rate.")] = 1.0,
     iterations: Annotated[int, typer.Option(help="Iterations from the first to the last.")] = 100,
@@ -184,11 +183,7 @@ def from_megatron_(context: typer.Context) -> None:
 
 
 @app.command("to-megatron")
-def to_megatron_(
-    config: Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")],
-    overrides: Overrides = None,
-    twin: Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")] = False,
-) -> None:
+def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False) -> None:
     """Print the flags with which Megatron-LM trains a configuration."""
     from engine.formats.megatron_flags import to_megatron
 
@@ -199,10 +194,7 @@ def to_megatron_(
 
 
 @app.command()
-def diff(
-    first: Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")],
-    second: Annotated[Path, typer.Argument(help="Another one.")],
-) -> None:
+def diff(first: Model, second: Annotated[Path, typer.Argument(help="Another one.")]) -> None:
     """Say what two configurations do differently."""
     from engine.differences import describe_differences
 

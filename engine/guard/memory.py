@@ -40,31 +40,26 @@ class PeakMemory:
 
 
 class MemoryGuard(Guard):
-    """Reads the peak once the first iteration is over, and warns when a GPU's memory is nearly full."""
+    """Reads the peak once the first iteration is over, and warns when training runs too close to a GPU's memory.
+
+    Torch's caching allocator then finds no room, waits for the GPU, gives its cache back and tries again, which cost
+    "Scaling Transformer-XL to 128 GPUs" up to 30 % of its speed.
+    """
 
     def __init__(self, memory: PeakMemory) -> None:
         self._memory = memory
-        self._pressure = AllocatorPressure()
+        self._retries: int | None = None
+        self._has_told = False
 
     def after(self, iteration: Iteration) -> str:
         """Add the warning to the metrics."""
         if not self._memory.first_iteration_bytes:
             self._memory.first_iteration_bytes = self._memory.bytes()
         device = self._memory.device
-        warning = self._pressure.look(torch.cuda.memory_stats(device) if device.type == "cuda" else {})
+        warning = self.look(torch.cuda.memory_stats(device) if device.type == "cuda" else {})
         if warning:
             iteration.line.warning = warning
         return warning
-
-
-class AllocatorPressure:
-    """Tells when training runs too close to a GPU's memory: torch's caching allocator then finds no room, waits for the
-    GPU, gives its cache back and tries again, which cost "Scaling Transformer-XL to 128 GPUs" up to 30 % of its speed.
-    """
-
-    def __init__(self) -> None:
-        self._retries: int | None = None
-        self._has_told = False
 
     def look(self, statistics: Mapping[str, int]) -> str:
         """A warning, the first time that retries grew since the last look; otherwise nothing.

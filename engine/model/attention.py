@@ -6,12 +6,12 @@ Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, t tensor-parall
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from engine.config import ModelConfig
 from engine.kernels.attention import reference
 from engine.kernels.registry import kernel
 from engine.model.key_value_cache import KeyValueCache
+from engine.model.recompute import recomputed
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
@@ -42,10 +42,7 @@ class SelfAttention(nn.Module):
         mask = None
         if dropout is not None:
             mask = dropout.mask(f"layers.{self.layer}.attention", first_row=self.axis.rank * heads * s)
-        if self.recompute and torch.is_grad_enabled() and attend is reference:
-            context = checkpoint(attend, qkv, mask, use_reentrant=False, preserve_rng_state=False)
-        else:
-            context = attend(qkv, mask)
+        context = recomputed(self.recompute and attend is reference, attend, qkv, mask)
         return self.dense(context, add_bias=False)  # [s, b, h]
 
     def forward_at(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
 from engine.model.microbatch import PipelineInput
+from engine.model.recompute import recomputed
 from engine.model.stages import Stage, whole_model
 from engine.model.transformer import run_layers
 from engine.parallel.mesh import ParallelMesh
@@ -61,11 +61,9 @@ class StageModel(nn.Module, ABC):
         [s, b, h] → [s, b, h]; `others` is what each layer takes besides.
         """
         layers, every = list(self.layers.values()), self.recompute.every_layers
-        if not (every and torch.is_grad_enabled()):
-            return run_layers(layers, x, *others)
-        for start in range(0, len(layers), every):
-            x = checkpoint(run_layers, layers[start : start + every], x, *others, use_reentrant=False,
-                           preserve_rng_state=False)  # fmt: skip
+        together = every or max(len(layers), 1)
+        for start in range(0, len(layers), together):
+            x = recomputed(every > 0, run_layers, layers[start : start + together], x, *others)
         return x
 
     @abstractmethod

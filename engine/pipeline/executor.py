@@ -16,6 +16,12 @@ from engine.parallel.mesh import ParallelMesh
 from engine.pipeline.lowering import Instruction, Interval, Message
 from engine.pipeline.schedule import Compute, Op
 
+Key = tuple[Op, int, int]
+"""Payload, microbatch, and the stage that consumes it."""
+Inbox = dict[Key, tuple[dist.Work | None, torch.Tensor]]
+"""What is on its way to this rank, or handed on by its chunk before."""
+Outbox = dict[Key, torch.Tensor]
+
 
 class _HandOn(torch.autograd.Function):
     """Stands for a stage's output in the graph without keeping it: the gradient is put in when it has arrived."""
@@ -54,8 +60,8 @@ class PipelineExecutor:
         message is no part of a computation. A GPU is then waited for after each.
         """
         total = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
-        inbox: dict[tuple[Op, int, int], tuple[dist.Work | None, torch.Tensor]] = {}
-        outbox: dict[tuple[Op, int, int], torch.Tensor] = {}
+        inbox: Inbox = {}
+        outbox: Outbox = {}
         saved: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]] = {}
         sends: list[tuple[dist.Work, torch.Tensor]] = []
         for instruction in program:
@@ -112,25 +118,14 @@ class PipelineExecutor:
             torch.cuda.synchronize(self._mesh.device)
         return time.time()
 
-    def _put(
-        self,
-        inbox: dict[tuple[Op, int, int], tuple[dist.Work | None, torch.Tensor]],
-        outbox: dict[tuple[Op, int, int], torch.Tensor],
-        key: tuple[Op, int, int],
-        payload: torch.Tensor,
-    ) -> None:
+    def _put(self, inbox: Inbox, outbox: Outbox, key: Key, payload: torch.Tensor) -> None:
         """Leave a payload for the message that sends it, or for this rank's own next chunk."""
         if key[2] % self._pp == self._mesh.pp.rank:
             inbox[key] = (None, payload)
         else:
             outbox[key] = self._divide(payload)
 
-    def _take(
-        self,
-        inbox: dict[tuple[Op, int, int], tuple[dist.Work | None, torch.Tensor]],
-        key: tuple[Op, int, int],
-        batch: PipelineInput,
-    ) -> torch.Tensor:
+    def _take(self, inbox: Inbox, key: Key, batch: PipelineInput) -> torch.Tensor:
         work, payload = inbox.pop(key)
         if work is None:
             return payload

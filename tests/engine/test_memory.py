@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.guard import Iteration
-from engine.guard.memory import AllocatorPressure, MemoryGuard, PeakMemory
+from engine.guard.memory import MemoryGuard, PeakMemory
 from engine.run.directory import read_metrics
 from engine.step import Gradient
 from tests.engine.small_run import mlm_train, write_toml
@@ -44,7 +44,7 @@ def test_memory_is_the_closed_form(tp: int, dataset: Path, tmp_path: Path) -> No
 
 
 def test_an_allocator_near_the_limit_is_told_once() -> None:
-    pressure = AllocatorPressure()
+    pressure = MemoryGuard(PeakMemory(torch.device("cpu")))
     said = [
         pressure.look({"num_alloc_retries": retries, "reserved_bytes.all.peak": 79 * 2**30})
         for retries in (3, 3, 5, 5, 9)

@@ -11,12 +11,12 @@ tensor-parallel ranks, m masked positions of the microbatch.
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
 from engine.kernels.registry import kernel
 from engine.model.attention import SelfAttention
 from engine.model.microbatch import PipelineInput, SentencePairs
+from engine.model.recompute import recomputed
 from engine.model.stage_model import StageModel
 from engine.model.stages import Stage
 from engine.model.transformer import MLP, Embedding, LayerNorm, TransformerLayer, drop, embedding_table
@@ -33,11 +33,7 @@ class BidirectionalAttention(SelfAttention):
         heads = self.num_heads // self.axis.size
         qkv = self.query_key_value(x).unflatten(2, (heads, 3, self.head_dim))  # [s, b, n/t, 3, d]
         query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n/t, s, d]
-        if self.recompute and torch.is_grad_enabled():
-            context = checkpoint(self._attend, query, key, value, is_token, dropout, use_reentrant=False,
-                                 preserve_rng_state=False)  # fmt: skip
-        else:
-            context = self._attend(query, key, value, is_token, dropout)
+        context = recomputed(self.recompute, self._attend, query, key, value, is_token, dropout)
         return self.dense(context.permute(2, 0, 1, 3).flatten(2), add_bias=False)  # [s, b, h]
 
     def _attend(

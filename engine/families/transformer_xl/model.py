@@ -12,12 +12,12 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
 from engine.families.transformer_xl.adaptive import AdaptiveEmbedding
 from engine.families.transformer_xl.relative_attention import RelativeAttention, distance_encoding
 from engine.model.microbatch import PipelineInput, Recurrence
+from engine.model.recompute import recomputed
 from engine.model.stage_model import CausalModel
 from engine.model.stages import Stage
 from engine.model.transformer import LayerNorm, drop
@@ -119,10 +119,7 @@ class TransformerXL(CausalModel):
             memory = before.get(number)
             if recurrence:
                 recurrence.after[number] = self._remember(memory, x)
-            if self.recompute.every_layers and torch.is_grad_enabled():
-                x = checkpoint(layer, x, memory, encoding, dropout, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x = layer(x, memory, encoding, dropout)
+            x = recomputed(self.recompute.every_layers > 0, layer, x, memory, encoding, dropout)
         return drop(x, "output", dropout, self.mesh) if self.stage.is_last else x
 
     def hidden_states_at(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from engine.config import ModelConfig
 from engine.kernels.registry import kernel
+from engine.model.recompute import recomputed
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
@@ -58,11 +58,7 @@ class RelativeAttention(nn.Module):
         query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n/t, k, d]
         query = query[:, :, k - len(x) :]
         distance = self.distance(encoding).view(k, heads, self.head_dim).transpose(0, 1)  # [n/t, k, d]
-        if self.recompute and torch.is_grad_enabled():
-            attended = checkpoint(self._attend, query, key, value, distance, dropout, use_reentrant=False,
-                                  preserve_rng_state=False)  # fmt: skip
-        else:
-            attended = self._attend(query, key, value, distance, dropout)
+        attended = recomputed(self.recompute, self._attend, query, key, value, distance, dropout)
         return self.dense(attended.permute(2, 0, 1, 3).flatten(2))
 
     def _attend(
