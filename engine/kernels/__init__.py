@@ -2,53 +2,21 @@
 
 from engine.kernels.registry import KERNELS, REFERENCE
 
+KINDS = (REFERENCE, "cpu", "cuda")
+PLACES = {
+    "attention": ("attention:reference", "attention:blocked", "gpu.attention:flash"),
+    "linear_cross_entropy": ("cross_entropy:reference", "cross_entropy:chunked", "gpu.cross_entropy:chunked"),
+    "dropout": ("dropout:reference", "dropout:compiled", "gpu.bias_dropout_add:dropout"),
+    "bias_gelu": ("bias_gelu:reference", "bias_gelu:compiled", "gpu.bias_gelu:fused"),
+    "bias_dropout_add": ("bias_dropout_add:reference", "bias_dropout_add:compiled", "gpu.bias_dropout_add:fused"),
+    "layer_norm": ("layer_norm:reference", None, "gpu.layer_norm:fused"),
+    "masked_softmax": ("masked_softmax:reference", None, "gpu.masked_softmax:fused"),
+    "adamw": ("adam:reference", "adam:compiled", "gpu.adam:fused"),
+    "adam_direction": ("adam:reference_direction", "adam:compiled_direction", "gpu.adam:fused_direction"),
+    "dropout_bits": ("dropout_bits:reference", "dropout_bits:compiled", "gpu.dropout_bits:fused"),
+}
+"""module:function below `engine.kernels` of each of KINDS, where there is one."""
 KERNELS |= {
-    "attention": {
-        REFERENCE: "engine.kernels.attention:reference",
-        "cpu": "engine.kernels.attention:blocked",
-        "cuda": "engine.kernels.gpu.attention:flash",
-    },
-    "linear_cross_entropy": {
-        REFERENCE: "engine.kernels.cross_entropy:reference",
-        "cpu": "engine.kernels.cross_entropy:chunked",
-        "cuda": "engine.kernels.gpu.cross_entropy:chunked",
-    },
-    "dropout": {
-        REFERENCE: "engine.kernels.dropout:reference",
-        "cpu": "engine.kernels.dropout:compiled",
-        "cuda": "engine.kernels.gpu.bias_dropout_add:dropout",
-    },
-    "bias_gelu": {
-        REFERENCE: "engine.kernels.bias_gelu:reference",
-        "cpu": "engine.kernels.bias_gelu:compiled",
-        "cuda": "engine.kernels.gpu.bias_gelu:fused",
-    },
-    "bias_dropout_add": {
-        REFERENCE: "engine.kernels.bias_dropout_add:reference",
-        "cpu": "engine.kernels.bias_dropout_add:compiled",
-        "cuda": "engine.kernels.gpu.bias_dropout_add:fused",
-    },
-    "layer_norm": {
-        REFERENCE: "engine.kernels.layer_norm:reference",
-        "cuda": "engine.kernels.gpu.layer_norm:fused",
-    },
-    "masked_softmax": {
-        REFERENCE: "engine.kernels.masked_softmax:reference",
-        "cuda": "engine.kernels.gpu.masked_softmax:fused",
-    },
-    "adamw": {
-        REFERENCE: "engine.kernels.adam:reference",
-        "cpu": "engine.kernels.adam:compiled",
-        "cuda": "engine.kernels.gpu.adam:fused",
-    },
-    "adam_direction": {
-        REFERENCE: "engine.kernels.adam:reference_direction",
-        "cpu": "engine.kernels.adam:compiled_direction",
-        "cuda": "engine.kernels.gpu.adam:fused_direction",
-    },
-    "dropout_bits": {
-        REFERENCE: "engine.kernels.dropout_bits:reference",
-        "cpu": "engine.kernels.dropout_bits:compiled",
-        "cuda": "engine.kernels.gpu.dropout_bits:fused",
-    },
+    name: {kind: f"engine.kernels.{place}" for kind, place in zip(KINDS, places, strict=True) if place}
+    for name, places in PLACES.items()
 }

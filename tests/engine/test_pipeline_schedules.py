@@ -102,9 +102,8 @@ def test_schedules_that_do_not_exist_are_refused(
 def test_an_unknown_schedule_is_refused() -> None:
     refused = CliRunner().invoke(app, ["schedule", "--pp", "2", "--microbatches", "4", "--schedule", "zero-bubble"])
     assert refused.exit_code == 2
-    assert "'zero-bubble' is not one of 'gpipe', '1f1b', 'interleaved'" in " ".join(
-        refused.output.replace("│", "").split()
-    )
+    said = " ".join(refused.output.replace("│", "").split())
+    assert "'zero-bubble' is not one of 'gpipe', '1f1b', 'interleaved'" in said
 
 
 @given(st.integers(1, 60), st.integers(1, 6), st.integers(1, 4))
