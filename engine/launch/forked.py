@@ -5,9 +5,7 @@ on Linux the ranks do not outlive the parent.
 """
 
 import faulthandler
-import gc
 import multiprocessing
-import os
 import queue
 import tempfile
 import time
@@ -18,12 +16,9 @@ from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-import torch._dynamo  # imported here once, so that forked ranks do not each import it
 import torch.distributed as dist
-import torch.distributed.tensor  # likewise
 
-from lineage.children import end_with_parent
+from engine.launch.local import become_rank
 
 GRACE_SECONDS = 5.0
 
@@ -102,14 +97,9 @@ def _enter(
     rank: int, world_size: int, store: Path, timeout_seconds: float, answers: "Queue[_Answer]",
     function: Callable[..., Any], args: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    end_with_parent()
-    gc.freeze()  # what the parent has made is not looked through, nor copied by looking
+    become_rank(rank, {"WORLD_SIZE": str(world_size), "CUDA_VISIBLE_DEVICES": ""})
     faulthandler.dump_traceback_later(timeout_seconds, exit=True)
-    torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    os.environ |= {
-        "RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank), "CUDA_VISIBLE_DEVICES": "",
-    }  # fmt: skip
     try:
         if world_size > 1:
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)

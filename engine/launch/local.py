@@ -78,13 +78,18 @@ def launch(work: Callable[[], object], ranks: int) -> int:
             signal.signal(number, handler)
 
 
-def _be_rank(work: Callable[[], object], rank: int, shared: Mapping[str, str]) -> None:
+def become_rank(rank: int, shared: Mapping[str, str]) -> None:
+    """Make a forked process a rank of one thread, with the environment variables that all of them have."""
     end_with_parent()
-    os.setsid()
     gc.freeze()  # what the parent has made is not looked through, nor copied by looking
     os.environ |= {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+def _be_rank(work: Callable[[], object], rank: int, shared: Mapping[str, str]) -> None:
+    become_rank(rank, shared)
+    os.setsid()
     run_command(lambda args: work())
 
 
