@@ -4,7 +4,6 @@ Their linear weights are Conv1D, [in, out], so they are transposed; the rows of 
 where ours are [n, 3, d] (transformers, `models/gpt2/modeling_gpt2.py`). Shapes: n heads, d head dim.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
