@@ -4,14 +4,12 @@ import contextlib
 import os
 import signal
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import NamedTuple, Self
+from typing import Self
 
 from data_pipeline.work.tasks import Done, Task, run_task
 from lineage.environment import available_cores
@@ -23,26 +21,26 @@ AHEAD = 4
 """Tasks that may be finished before their turn, for each process."""
 
 
-class _Worker(NamedTuple):
+@dataclass
+class _Worker:
     process: BaseProcess
     pipe: Connection
+    number: int | None = None
+    """The task it is at."""
 
 
 class LocalExecutor:
-    """`count` processes (0: one for each core), each with a thread that waits for it."""
+    """`count` processes (0: one for each core); one is this process itself."""
 
     def __init__(self, count: int = 0) -> None:
         self.count = count or available_cores()
-        self._idle: list[_Worker] = []
-        self._busy: list[_Worker] = []
-        self._is_ending = False
-        self._lock = threading.Lock()
+        self._workers: list[_Worker] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        _kill(self._idle)
+        self._end(self._workers)
 
     def run(self, tasks: Iterable[Task], at_once: int | None = None) -> Iterator[Done]:
         """The tasks' results in order. Raises Interrupted for a task whose process is killed again and again."""
@@ -50,52 +48,70 @@ class LocalExecutor:
         if count == 1:
             yield from map(run_task, tasks)
             return
-        coming = iter(tasks)
-        threads = ThreadPoolExecutor(count)
+        while len(self._workers) < count:
+            self._workers.append(_start())
+        coming = enumerate(tasks)
+        given: dict[int, Task] = {}
+        finished: dict[int, Done] = {}
+        losses: dict[int, int] = {}
+        turn, exhausted = 0, False
         try:
-            given: deque[Future[Done]] = deque()
             while True:
-                given.extend(threads.submit(self._do, task) for task in islice(coming, AHEAD * count - len(given)))
-                if not given:
+                for place in range(count):
+                    if self._workers[place].number is None and not exhausted and len(given) < AHEAD * count:
+                        number, task = next(coming, (-1, None))
+                        exhausted = task is None
+                        if task is not None:
+                            given[number] = task
+                            self._give(place, number, task)
+                if turn not in given:
                     return
-                yield given.popleft().result()
+                while turn not in finished:
+                    self._collect(given, finished, losses)
+                yield finished.pop(turn)
+                del given[turn]
+                turn += 1
         finally:
-            with self._lock:
-                self._is_ending = True
-                _kill(self._busy)
-            threads.shutdown(cancel_futures=True)
-            self._is_ending = False
+            self._end([worker for worker in self._workers if worker.number is not None])
 
-    def _do(self, task: Task) -> Done:
-        for _ in range(ATTEMPTS):
-            with self._lock:
-                if self._is_ending:
-                    break
-                worker = self._idle.pop() if self._idle else _start()
-                self._busy.append(worker)
+    def _end(self, workers: list[_Worker]) -> None:
+        """Kill processes, and wait until they are gone: what they leave is no longer written to."""
+        for worker in workers:
+            worker.process.kill()
+        for worker in workers:
+            worker.process.join()
+        self._workers = [worker for worker in self._workers if worker not in workers]
+
+    def _give(self, place: int, number: int, task: Task) -> None:
+        worker = self._workers[place]
+        worker.number = number
+        with contextlib.suppress(BrokenPipeError):  # its death is met when its answer is awaited
+            worker.pipe.send(task)
+
+    def _collect(self, given: dict[int, Task], finished: dict[int, Done], losses: dict[int, int]) -> None:
+        """Wait for at least one process to answer or to die."""
+        places = {worker.pipe: place for place, worker in enumerate(self._workers) if worker.number is not None}
+        for pipe in wait(list(places)):
+            assert isinstance(pipe, Connection)
+            place = places[pipe]
+            number = self._workers[place].number
+            assert number is not None
             try:
-                worker.pipe.send(task)
-                answer: Done | BaseException = worker.pipe.recv()
-            except (EOFError, ConnectionError):  # it was killed
-                self._busy.remove(worker)
+                answer = pipe.recv()
+            except (EOFError, ConnectionResetError):
+                losses[number] = losses.get(number, 0) + 1
+                self._workers[place] = _start()
+                if losses[number] == ATTEMPTS:
+                    raise Interrupted(
+                        f"the worker process at {given[number].output.name} was killed {ATTEMPTS} times, most often "
+                        "for lack of memory; fewer --workers need less"
+                    ) from None
+                self._give(place, number, given[number])
                 continue
-            self._busy.remove(worker)
-            self._idle.append(worker)
+            self._workers[place].number = None
             if isinstance(answer, BaseException):
                 raise answer
-            return answer
-        raise Interrupted(
-            f"the worker process at {task.output.name} was killed {ATTEMPTS} times, most often for lack of memory; "
-            "fewer --workers need less"
-        )
-
-
-def _kill(workers: list[_Worker]) -> None:
-    """Kill processes, and wait until they are gone: what they leave is no longer written to."""
-    for worker in workers:
-        worker.process.kill()
-    for worker in workers:
-        worker.process.join()
+            finished[number] = answer
 
 
 def _start() -> _Worker:
