@@ -6,6 +6,5 @@ library has another version, the library itself is used. `kernels.py` compiles l
     exact_ftfy.py, badness.py           ftfy.fix_text
     exact_langdetect.py, addresses.py   langdetect's detection, which language.py makes repeatable
     minhash.py, sha1.py, shingles.py    datasketch.MinHash over SHA-1
-    bpe.py                              tokenizers' byte-level BPE (tokens/tokenizer.py)
     ngram_index.py                      sets of word n-grams (contamination/words.py)
 """

@@ -35,7 +35,6 @@ FULL_EFFICIENCY_FLOPS = 30e12
 class Size:
     """How much of a scaled reproduction is run."""
 
-    name: str
     recipe: Path
     suffix: str
     overrides: tuple[str, ...]
@@ -45,9 +44,8 @@ class Size:
     """LAMBADA examples scored for each model."""
 
 
-TWIN = Size("twin", RECIPES / "twin.toml", "twin", (), windows=5_000, examples=5153)
+TWIN = Size(RECIPES / "twin.toml", "twin", (), windows=5_000, examples=5153)
 SMOKE = Size(
-    "smoke",
     RECIPES / "smoke.toml",
     "smoke",
     (

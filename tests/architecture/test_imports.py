@@ -1,5 +1,6 @@
 """Which room may import which: the table of docs/architecture.md, held."""
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -129,3 +130,12 @@ def test_the_table_stands_in_the_documentation() -> None:
     for room, doors in MAY_IMPORT.items():
         row = rows[room.replace(".", "/")]
         assert row.strip().startswith("all") or all(part in row for door in doors for part in door.split("."))
+
+
+def test_files_that_the_documentation_names_are_there() -> None:
+    text = (rooms.ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+\.py)`", text))
+    paths = [*modules(), *(rooms.ROOT / "tests").rglob("*.py")]
+    files = [f"/{path.relative_to(rooms.ROOT).as_posix()}" for path in paths]
+    assert len(named) > 30
+    assert sorted(name for name in named if not any(file.endswith(f"/{name}") for file in files)) == []

@@ -51,7 +51,7 @@ def tiny_plan(ranks: int = RANKS) -> Plan:
     On one rank the batch is one microbatch, so that `mlm-train` starts no others.
     """
     overrides = (*OVERRIDES, f"parallel.tp={ranks}", *(() if ranks > 1 else ("train.microbatch_size=4",)))
-    size = Size("tiny", Path("data.toml"), "tiny", overrides, windows=4, examples=4)
+    size = Size(Path("data.toml"), "tiny", overrides, windows=4, examples=4)
     published = read_run_config(model_file("355m"))
     config = read_run_config(model_file("355m"), ["name=355m-tiny", *overrides], twin=True)
     return Plan(
