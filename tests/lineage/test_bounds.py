@@ -21,6 +21,13 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
+def make_empty(directory: Path, make: Callable[[Path], None]) -> Path:
+    """A directory whose manifest is made so."""
+    directory.mkdir()
+    make(directory / "manifest.json")
+    return directory
+
+
 def large(path: Path) -> None:
     path.write_bytes(b"#" * (2 << 20))
 
@@ -60,9 +67,8 @@ def test_a_run_with_such_a_file_is_refused(make: Callable[[Path], None], name: s
     make(tmp_path / name)
     with pytest.raises(IntegrityFailure, match=name):
         check_seal(tmp_path)
-    if name == "manifest.json":
-        with pytest.raises(IntegrityFailure, match="not a regular file"):
-            RunDirectory(tmp_path).manifest  # noqa: B018
+    with pytest.raises(BadInput, match="is not a run directory"):
+        RunDirectory.open(make_empty(tmp_path / "elsewhere", make))
 
 
 def test_links_that_lead_in_circles_are_refused(tmp_path: Path) -> None:
