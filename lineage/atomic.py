@@ -27,10 +27,9 @@ def open_file(path: Path) -> Iterator[io.BufferedReader]:
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     """The content of a file. Raises OSError as `open_file` does, and for more than `most` bytes."""
     with open_file(path) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
-    return content
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+        return file.read()
 
 
 def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:

@@ -69,7 +69,7 @@ def read_pieces(pieces: Iterable[Piece], limits: Limits) -> Iterator[Item]:
                     break
             _check_stamp(piece)
         except (OSError, EOFError, zlib.error) as error:
-            if isinstance(error, OSError) and error.errno:  # the content was read once, for its digest
+            if piece.stamp and isinstance(error, OSError) and error.errno:  # it was read once, for its digest
                 raise Interrupted(f"{piece.path} can no longer be read ({error.strerror}); {AGAIN}") from error
             raise BadInput(f"{piece.path} cannot be read: {error}") from error
 

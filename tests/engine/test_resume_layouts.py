@@ -67,7 +67,9 @@ def test_kill_9_at_random_moments_changes_no_bit(toml: Path, reference: Path, tm
     run = tmp_path / reference.name
     command = (toml, "--runs", tmp_path, *TP2_PP2)
     process = start(*command)
-    time.sleep(rng.uniform(0.5, 6.0))  # while it starts, or in its first iterations
+    deadline = time.monotonic() + rng.uniform(0.5, 6.0)  # while it starts, or in its first iterations
+    while time.monotonic() < deadline and not (run / "metrics.jsonl").exists():
+        time.sleep(0.01)
     kill_all(process)
     process = start(*command)
     wait_for_iteration(process, run, rng.randrange(4, 27))
