@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from data_pipeline.tokens.samples import BlendedSamples, PackedSamples, Piece
+from data_pipeline.tokens.samples import BlendedSamples, PackedSamples, Piece, training_samples
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import Tokenizer
 from lineage.data_files import dataset_digest
@@ -50,8 +50,7 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     step, taken = _taken(run, iteration, config["train"])
     datasets = _datasets(run, manifest)
     parts = [(TokenFile(directory / "train_text_document"), weight) for directory, weight in datasets]
-    order = config["model"]["seq_length"], config["train"]["seed"]
-    samples = PackedSamples(parts[0][0], taken, *order) if len(parts) == 1 else BlendedSamples(parts, taken, *order)
+    samples = training_samples(parts, taken, config["model"]["seq_length"], config["train"]["seed"])
     tokenizer = Tokenizer.load(datasets[0][0] / "tokenizer")
     micro, dp = config["train"]["microbatch_size"], _data_parallel_ranks(run)
     assert step.samples is not None

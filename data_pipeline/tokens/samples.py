@@ -128,6 +128,15 @@ class BlendedSamples:
         return self._parts[self.datasets[number]].sample(int(self.numbers[number]))
 
 
+def training_samples(
+    parts: Sequence[tuple[TokenFile, float]], num_samples: int, seq_length: int, seed: int
+) -> PackedSamples | BlendedSamples:  # fmt: skip
+    """Samples of one token file, or of several with their weights."""
+    if len(parts) == 1:
+        return PackedSamples(parts[0][0], num_samples, seq_length, seed)
+    return BlendedSamples(parts, num_samples, seq_length, seed)
+
+
 def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
     """The tokens. Raises IntegrityFailure, on every rank, for one that the vocabulary does not have.
 

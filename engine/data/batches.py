@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.tokens.samples import BlendedSamples, PackedSamples, blending_indices, normalized
+from data_pipeline.tokens.samples import PackedSamples, blending_indices, normalized, training_samples
 from data_pipeline.tokens.token_file import TokenFile
 from engine.data.batch_schedule import BatchSchedule
 from lineage.errors import BadInput
@@ -63,11 +63,7 @@ class TrainingBatches:
     ) -> None:  # fmt: skip
         self._schedule, self._micro = schedule, microbatch_size
         num_samples = schedule.samples_before(iterations)
-        self.samples: PackedSamples | BlendedSamples
-        if len(parts) == 1:
-            self.samples = PackedSamples(parts[0][0], num_samples, seq_length, seed)
-        else:
-            self.samples = BlendedSamples(parts, num_samples, seq_length, seed)
+        self.samples = training_samples(parts, num_samples, seq_length, seed)
 
     def microbatches(self, iteration: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
         """This rank's microbatches of `iteration` (from 0)."""

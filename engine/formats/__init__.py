@@ -3,7 +3,6 @@
 Every import ends in `write_checkpoint`, the one place where a checkpoint is made from whole tensors.
 """
 
-import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from data_pipeline.tokens.tokenizer import Tokenizer
+from engine.checkpoint.checkpoint import read_json
 from engine.checkpoint.shards import INDEX, describe, merge_descriptions, write_shard
 from engine.checkpoint.statistics import FILE as STATISTICS
 from engine.checkpoint.statistics import check_written, measure
@@ -50,7 +50,7 @@ class Imported:
 
 def describe_ours(directory: Path, digest: str) -> dict[str, Any]:
     """What only we record of a checkpoint, for an export to keep: its name, its digest and whether it is a twin."""
-    described = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    described = read_json(directory / "config.json")
     return {"name": described.get("name"), "twin": described.get("twin"), "checkpoint": digest}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_pipeline.tokens.tokenizer import padded_vocab_size
-from engine.config import ParallelConfig, RunConfig, TrainConfig
+from engine.config import RunConfig, TrainConfig
 from engine.data.batch_schedule import BatchSchedule
 from lineage.config import parse_config
 from lineage.errors import BadInput
@@ -110,7 +110,7 @@ class Translation(NamedTuple):
     """What has no counterpart and changes what is computed, with its reason."""
 
 
-class CommandLine(NamedTuple):
+class MegatronFlags(NamedTuple):
     """A configuration as Megatron-LM's flags."""
 
     words: list[str]
@@ -210,11 +210,10 @@ def _count_in_iterations(given: _Given) -> list[str]:
     """Puts iterations in place of samples and fractions; what of the schedule has no counterpart."""
     flags = given.flags
     flags.setdefault("global-batch-size", [given.text("micro-batch-size")])
-    rampup = [int(text) for text in flags["rampup-batch-size"]] if given.has("rampup-batch-size") else None
     train = {
         "global_batch_size": given.text("global-batch-size"),
         "microbatch_size": given.text("micro-batch-size"),
-        "rampup_batch_size": rampup,
+        "rampup_batch_size": flags["rampup-batch-size"] if given.has("rampup-batch-size") else None,
     }
     batches = BatchSchedule(parse_config(train, TrainConfig, WHERE))
     for samples, iterations in (("train-samples", "train-iters"), ("lr-warmup-samples", "lr-warmup-iters"),
@@ -236,29 +235,34 @@ def _derive(values: dict[str, dict[str, Any]], given: _Given) -> list[str]:
     model, train, parallel = values["model"], values["train"], values["parallel"]
     if rampup := given.flags.get("rampup-batch-size"):
         train["rampup_batch_size"] = rampup
-    train["validation_samples"] = max(1, int(given.number("eval-iters", "100")) * int(train["global_batch_size"]))
+    train["validation_samples"] = max(
+        1, int(given.number("eval-iters", "100")) * int(given.number("global-batch-size"))
+    )
     if given.has("num-layers-per-virtual-pipeline-stage"):
-        stages = int(parallel["pp"]) * int(given.number("num-layers-per-virtual-pipeline-stage"))
-        parallel["chunks"] = int(model["num_layers"]) // stages
-    if int(parallel["chunks"]) > 1:
+        stages = given.number("pipeline-model-parallel-size", "1") * given.number(
+            "num-layers-per-virtual-pipeline-stage"
+        )
+        parallel["chunks"] = int(given.number("num-layers") // max(stages, 1))
+    if str(parallel["chunks"]) != "1":
         parallel["schedule"] = "interleaved"
     if given.flags.get("recompute-method") == ["uniform"] and parallel["recompute"] == "none":
         parallel["recompute"] = "full"  # what the older name of the flag said
     model["vocab_size"] = int(given.number("vocab-size", str(GPT2_VOCABULARY)))
+    tp = int(given.number("tensor-model-parallel-size", "1"))
     multiple = int(given.number("make-vocab-size-divisible-by", "128"))
-    model["padded_vocab_size"] = padded_vocab_size(model["vocab_size"], multiple, int(parallel["tp"]))
+    model["padded_vocab_size"] = padded_vocab_size(model["vocab_size"], multiple, tp)
     return [
         f"--{name} {given.text(name)} has no counterpart: {why}"
         for name, must, why in (
             ("attention-dropout", model["dropout"], "one dropout is for both here"),
-            ("ffn-hidden-size", str(4 * int(model["hidden_size"])), "it is four times the hidden size"),
+            ("ffn-hidden-size", str(4 * given.number("hidden-size")), "it is four times the hidden size"),
             ("max-position-embeddings", model["seq_length"], "it is the sequence length"),
         )
         if given.has(name) and not _equal(must, [given.text(name)])
     ]
 
 
-def to_megatron(config: RunConfig) -> CommandLine:
+def to_megatron(config: RunConfig) -> MegatronFlags:
     """The flags with which Megatron-LM trains this; reading them gives the configuration again.
 
     Raises BadInput for another model than GPT-2.
@@ -297,12 +301,12 @@ def to_megatron(config: RunConfig) -> CommandLine:
         words += [f"--{name}"] * (_get(values, key) == value)
     for flag, logger in LOGGERS.items():
         words += [f"--{flag}", config.name] * (logger in config.record.loggers)
-    return CommandLine(words, _without_flag(config))
+    return MegatronFlags(words, _without_flag(config))
 
 
 def _without_flag(config: RunConfig) -> list[str]:
     """What the configuration asks for that Megatron-LM does not do."""
-    train, parallel, usual = config.train, config.parallel, ParallelConfig()
+    train, parallel = config.train, config.parallel
     return [
         sentence
         for is_so, sentence in (
@@ -312,7 +316,7 @@ def _without_flag(config: RunConfig) -> list[str]:
             (train.precision in ("fp64", "fp16-pure"), f"train.precision = '{train.precision}'"),
             (train.skip_spikes, "train.skip_spikes"),
             (parallel.schedule == "gpipe" and parallel.pp > 1, "parallel.schedule = 'gpipe'"),
-            (parallel.shard_parameters != usual.shard_parameters, "parallel.shard_parameters"),
+            (parallel.shard_parameters, "parallel.shard_parameters"),
             (config.data.dataset is not None, "data.dataset: give --data-path and --split"),
             (config.record.noise_scale, "record.noise_scale"),
         )
