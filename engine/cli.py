@@ -106,13 +106,14 @@ def export_(
 ) -> None:
     """Write a checkpoint's weights in another format; what `shard-hf` divided is merged into the files it came from."""
     from engine.checkpoint.checkpoint import resolve_checkpoint
-    from engine.formats.huggingface import export_huggingface
+    from engine.formats.convert import export_checkpoint
     from engine.formats.huggingface_shards import is_sharded, merge_huggingface
-    from engine.formats.torch_dist import export_torch_dist
 
     _announce_conversion(resolve_checkpoint(checkpoint))
-    to_huggingface = merge_huggingface if is_sharded(checkpoint) else export_huggingface
-    print(f"written: {(export_torch_dist if format_ == 'torch-dist' else to_huggingface)(checkpoint, out)}")
+    if format_ == "huggingface" and is_sharded(checkpoint):
+        print(f"written: {merge_huggingface(checkpoint, out)}")
+    else:
+        print(f"written: {export_checkpoint(checkpoint, out, format_)}")
 
 
 @app.command("shard-hf")
@@ -140,7 +141,7 @@ def import_(
     ] = None,
 ) -> None:
     """Turn published weights into a checkpoint."""
-    from engine.formats.recognise import import_checkpoint
+    from engine.formats.convert import import_checkpoint
 
     _announce_conversion(directory)
     print(f"written: {import_checkpoint(directory, out, vocab, heads)}")

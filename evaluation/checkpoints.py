@@ -10,7 +10,8 @@ from data_pipeline.contamination.testsets import find_gpt2_vocabulary
 from data_pipeline.reading.hub import hub_is_reachable
 from engine.checkpoint.checkpoint import FOLDER
 from engine.checkpoint.shards import INDEX
-from engine.formats.recognise import import_checkpoint
+from engine.formats import write_checkpoint
+from engine.formats.convert import read_published
 from engine.formats.torch_dist import METADATA, TRACKER
 from engine.formats.vocabulary import VOCABULARY
 from lineage.digest import is_sealed
@@ -37,7 +38,8 @@ def native_checkpoint(path: Path, vocab: Path | None = None, heads: int | None =
         with suppress(DataMissing):
             vocab = find_gpt2_vocabulary()[0].parent
     with tempfile.TemporaryDirectory(prefix="mlm-eval-") as temporary:
-        yield import_checkpoint(directory, Path(temporary) / "imported", vocab, heads)
+        write_checkpoint(imported := Path(temporary) / "imported", read_published(directory, vocab, heads))
+        yield imported
 
 
 def _is_native(directory: Path) -> bool:

@@ -14,17 +14,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
-from engine.checkpoint.checkpoint import load_for_inference, read_json
+from engine.checkpoint.checkpoint import LoadedCheckpoint, read_json
 from engine.config import ModelConfig
 from engine.formats import (
     Imported,
-    check_output,
     check_tensors,
     check_vocabulary,
     describe_ours,
     digests,
     is_tied,
-    new_output,
     parameters_of,
     read_ours,
 )
@@ -66,34 +64,27 @@ REQUIRED = {
 """Settings that would make it another model, and the values it has here; the first one is the default."""
 
 
-def export_huggingface(checkpoint: Path, out: Path) -> Path:
-    """Write a checkpoint (or a run's newest) as the Hugging Face GPT-2 directory `out`, in fp32, and return `out`.
+def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
+    """Write a GPT-2's weights into `directory` in fp32, without padding rows of the vocabulary, and its tokenizer.
 
-    Padding rows of the vocabulary are left out. Raises BadInput if `out` exists or cannot be written,
-    IntegrityFailure if the checkpoint is incomplete or changed.
+    Raises IntegrityFailure where the tokenizer is not that of the model.
     """
-    check_output(out)
-    loaded = load_for_inference(checkpoint)
     config = loaded.config
-    if config.family != "gpt2":
-        raise BadInput(f"{loaded.directory} is a {config.family}; only GPT-2 is written in Hugging Face's format")
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
     if tokenizer.vocab_size != config.vocab_size:
         raise IntegrityFailure(
             f"the tokenizer of {loaded.directory} has {tokenizer.vocab_size} entries, its model {config.vocab_size}"
         )
     weights = {
-        their_name(name): to_theirs(name, tensor.detach(), config)
+        their_name(name): to_theirs(name, tensor.detach().float(), config)
         for name, tensor in loaded.model.named_parameters()
     }  # fmt: skip
     end = {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
-    with new_output(out) as temporary:
-        save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
-        ours = {OURS: describe_ours(loaded.directory, loaded.digest)}
-        write_json(temporary / CONFIG, their_config(config) | end | ours)
-        write_json(temporary / "generation_config.json", {"_from_model_config": True, **end})
-        write_vocabulary(loaded.directory / "tokenizer", temporary, config.seq_length)
-    return out
+    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    ours = {OURS: describe_ours(loaded.directory, loaded.digest)}
+    write_json(directory / CONFIG, their_config(config) | end | ours)
+    write_json(directory / "generation_config.json", {"_from_model_config": True, **end})
+    write_vocabulary(loaded.directory / "tokenizer", directory, config.seq_length)
 
 
 def their_config(config: ModelConfig) -> dict[str, Any]:

@@ -21,14 +21,14 @@ import torch.distributed.checkpoint as distributed
 from torch.distributed.checkpoint import filesystem, metadata
 
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint.checkpoint import load_for_inference
+from engine.checkpoint.checkpoint import LoadedCheckpoint
 from engine.config import ModelConfig
-from engine.formats import check_output, describe_ours, new_output
+from engine.formats import describe_ours
 from engine.formats.megatron_names import FUSED, IN_LAYER
 from engine.formats.torch_files import first_line, only, read_pickle, read_torch_file
 from engine.formats.vocabulary import write_vocabulary
 from lineage.atomic import write_json, write_text
-from lineage.errors import BadInput, IntegrityFailure
+from lineage.errors import IntegrityFailure
 
 METADATA, COMMON, CONFIG = ".metadata", "common.pt", "metadata.json"
 TRACKER, RELEASE = "latest_checkpointed_iteration.txt", "release"
@@ -99,18 +99,13 @@ def files_of(directory: Path) -> list[Path]:
     )
 
 
-def export_torch_dist(checkpoint: Path, out: Path) -> Path:
-    """Write a checkpoint's weights (or those of a run's newest) as Megatron-Core's `--save` directory `out`; return it.
+def write_torch_dist(loaded: LoadedCheckpoint, directory: Path) -> None:
+    """Write a GPT-2's weights as Megatron-Core's `--save` directory, which already is there.
 
     Megatron-Core loads it at any layout, without an optimizer's state, as a released model; so does torch's own loader.
-    Every weight keeps its value and number format. Raises BadInput for what is no GPT-2 or where `out` cannot be
-    written, IntegrityFailure if the checkpoint is incomplete or changed.
+    Every weight keeps its value and number format.
     """
-    check_output(out)
-    loaded = load_for_inference(checkpoint, as_stored=True)
     config = loaded.config
-    if config.family != "gpt2":
-        raise BadInput(f"{loaded.directory} is a {config.family}; only GPT-2 is written in Megatron-Core's format")
     layers: dict[str, list[torch.Tensor]] = defaultdict(list)
     for name, weight in loaded.model.named_parameters():
         layers[_core_name(name)].append(weight.detach())
@@ -120,21 +115,19 @@ def export_torch_dist(checkpoint: Path, out: Path) -> Path:
         for module in STATEFUL
         for layer in range(config.num_layers)
     }
-    with new_output(out) as temporary:
-        folder = temporary / RELEASE
-        folder.mkdir()
-        writer = distributed.FileSystemWriter(folder)
-        with _alone():
-            distributed.save(weights | extra, storage_writer=writer, no_dist=True)
-        common = {"args": argparse.Namespace(**_arguments(config)), "checkpoint_version": 3.0, "iteration": 0}
-        torch.save(common, folder / COMMON)
-        write_json(folder / CONFIG, {"sharded_backend": "torch_dist", "sharded_backend_version": 1,
-                                     "common_backend": "torch", "common_backend_version": 1})  # fmt: skip
-        write_text(temporary / TRACKER, RELEASE)
-        write_json(temporary / OURS, describe_ours(loaded.directory, loaded.digest))
-        if (loaded.directory / "tokenizer").is_dir() and not Tokenizer.load(loaded.directory / "tokenizer").is_of_words:
-            write_vocabulary(loaded.directory / "tokenizer", temporary, config.seq_length)
-    return out
+    folder = directory / RELEASE
+    folder.mkdir()
+    writer = distributed.FileSystemWriter(folder)
+    with _alone():
+        distributed.save(weights | extra, storage_writer=writer, no_dist=True)
+    common = {"args": argparse.Namespace(**_arguments(config)), "checkpoint_version": 3.0, "iteration": 0}
+    torch.save(common, folder / COMMON)
+    write_json(folder / CONFIG, {"sharded_backend": "torch_dist", "sharded_backend_version": 1,
+                                 "common_backend": "torch", "common_backend_version": 1})  # fmt: skip
+    write_text(directory / TRACKER, RELEASE)
+    write_json(directory / OURS, describe_ours(loaded.directory, loaded.digest))
+    if (loaded.directory / "tokenizer").is_dir() and not Tokenizer.load(loaded.directory / "tokenizer").is_of_words:
+        write_vocabulary(loaded.directory / "tokenizer", directory, config.seq_length)
 
 
 @contextmanager

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.compare.tensors import Array, Key, Piece, assemble, compare
+from engine.compare.tolerance import DRAWS, FORMULA, curve_tolerance, factor, tensor_tolerance
 from engine.config import RunConfig
 from experiments.verify.engines import Engine, StepResult, Work
 from experiments.verify.parity import LayoutDiffers, ParityLayout
-from experiments.verify.tensors import Array, Key, Piece, assemble, compare
-from experiments.verify.tolerance import DRAWS, FORMULA, curve_tolerance, factor, tensor_tolerance
 from experiments.verify.work import described, engine_class, on_ranks, shared_work
 from lineage.benchmark import AGAINST, Benchmark, Case, Environment, Ratio, Series, TextTable, write_benchmark
 from lineage.environment import describe_environment
@@ -64,7 +64,7 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
         notes=[
             f"Tolerance {FORMULA}, the factor before the bracket being {factor(layers):.1f}: S is how far {DRAWS} runs "
             f"of {theirs} come from its first when every weight is moved by up to a unit round-off before every "
-            "iteration, u the unit round-off of the format that x is held in (experiments/verify/tolerance.py).",
+            "iteration, u the unit round-off of the format that x is held in (engine/compare/tolerance.py).",
             "A ratio is the largest share of the tolerance that a difference takes.",
             *[f"Changed in {theirs} to run on CPUs: {patch}." for patch in kind.patches],
         ],

@@ -90,7 +90,7 @@ def trace(
     """Record what an engine computes: activations, gradients, the optimizer's state and the weights.
 
     A trace that others are held against needs --draws 4. Other modules are recorded by
-    experiments.verify.recorder.Recorder, with a name map in TOML.
+    engine.compare.recorder.Recorder, with a name map in TOML.
     """
     from engine.cli import read_run_config
 

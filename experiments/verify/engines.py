@@ -3,7 +3,6 @@
 Each is built on every rank of its layout. What it computes in an iteration goes to a recorder, where there is one.
 """
 
-import zlib
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ import numpy as np
 import torch
 
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
+from engine.compare.recorder import NameMap, RankPlace, Recorder, moved, read_names
+from engine.compare.tensors import Piece
 from engine.config import ModelConfig, RunConfig
 from engine.data.dataset import DatasetFacts
 from engine.inputs import TrainingInputs
@@ -24,8 +25,6 @@ from engine.parallel.layout import layout_of
 from engine.parallel.mesh import serial_mesh
 from engine.step import build_step
 from experiments.verify.parity import ParityLayout
-from experiments.verify.recorder import NameMap, RankPlace, Recorder, read_names
-from experiments.verify.tensors import Piece
 
 Weights = dict[str, torch.Tensor]
 """Whole tensors by our names."""
@@ -148,12 +147,10 @@ class Engine(Protocol):
 
     @torch.no_grad()
     def move_weights(self, draw: int) -> None:
-        """Move every weight w to w(1 + δ), δ drawn evenly from ± the unit round-off of its number format."""
+        """Move every weight by up to a rounding."""
         recorder = self.recorder(lambda piece: None)
         for name, parameter in self.parameters():
-            generator = torch.Generator().manual_seed(zlib.crc32(f"{recorder.ours(name)} {draw}".encode()))
-            moves = torch.rand(parameter.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
-            parameter.copy_(parameter.double() * (1 + torch.finfo(parameter.dtype).eps / 2 * moves))
+            parameter.copy_(moved(parameter, str(recorder.ours(name)), draw))
 
 
 class Ours(Engine):

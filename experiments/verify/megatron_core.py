@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from engine.compare.recorder import RankPlace, Recorder, read_names
 from engine.data.batches import place_groups
 from engine.optim.precision import DTYPES
 from experiments.verify.engines import Engine, Named, Work
 from experiments.verify.parity import ParityLayout
-from experiments.verify.recorder import RankPlace, Recorder, read_names
 from lineage.errors import BadInput
 from lineage.extras import import_extra
 

@@ -8,13 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engine.config import RunConfig
-from engine.costs import parameter_count
-from engine.data.dataset import DatasetFacts
-from engine.launch.forked import RanksFailed, run_forked
-from experiments.verify.engines import Ours, Work, token_files
-from experiments.verify.parity import SERIAL, TOLERANCE, LayoutDiffers, ParityLayout, choose_layouts
-from experiments.verify.tensors import (
+from engine.compare.tensors import (
     Array,
     Difference,
     Key,
@@ -25,6 +19,12 @@ from experiments.verify.tensors import (
     first_difference,
     merge,
 )
+from engine.config import RunConfig
+from engine.costs import parameter_count
+from engine.data.dataset import DatasetFacts
+from engine.launch.forked import RanksFailed, run_forked
+from experiments.verify.engines import Ours, Work, token_files
+from experiments.verify.parity import SERIAL, TOLERANCE, LayoutDiffers, ParityLayout, choose_layouts
 from lineage.environment import memory_bytes
 from lineage.errors import BadInput
 from lineage.progress import announce

@@ -7,12 +7,12 @@ from typing import ClassVar
 import torch
 
 from data_pipeline.tokens.token_file import TokenFile
+from engine.compare.recorder import RankPlace, Recorder, read_names
 from engine.inputs import TrainingInputs
 from engine.parallel.mesh import serial_mesh
 from experiments.bench.contenders import peers
 from experiments.verify.engines import Engine, Named, Work
 from experiments.verify.parity import SERIAL, ParityLayout
-from experiments.verify.recorder import RankPlace, Recorder, read_names
 from lineage.errors import BadInput
 from lineage.extras import import_extra
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
+from engine.compare.tensors import Piece
 from engine.config import RunConfig
 from experiments.verify.engines import Engine, Work
 from experiments.verify.parity import ParityLayout
-from experiments.verify.tensors import Piece
 from experiments.verify.traces import Trace, finish_trace, write_rank
 from experiments.verify.work import described, engine_class, on_ranks, shared_work
 from lineage.atomic import new_directory

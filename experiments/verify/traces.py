@@ -13,19 +13,7 @@ from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from experiments.verify.tensors import (
-    Array,
-    Difference,
-    Key,
-    Piece,
-    assemble,
-    compare,
-    computation_order,
-    first_difference,
-    layers_of,
-    merge,
-)
-from experiments.verify.tolerance import tensor_tolerance
+from engine.compare.tensors import Array, Difference, Key, Piece, assemble, compare_all
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Document, read_document, write_document
 
@@ -115,22 +103,10 @@ def compare_traces(reference: Path, other: Path) -> Compared:
         raise IntegrityFailure(f"{reference}: its draws do not have the tensors of the step")
     ranks = read_draw(other, 0)
     theirs = _assemble(other, ranks)
-    order = computation_order(tensor for _, tensor in whole)
-    layers = layers_of(order)
-    allowed = {
-        key: tensor_tolerance(key[1], array, [draw[key] for draw in moved], layers, precision)
-        for key, array in whole.items() if key in theirs
-    }  # fmt: skip
-    if not allowed:
+    if not whole.keys() & theirs.keys():
         raise BadInput(f"{reference} and {other} have no tensor in common")
-    differences = [
-        compare(piece, whole[key], rank, allowed[key])
-        for rank, pieces in ranks.items() for piece in pieces if (key := (piece.iteration, piece.tensor)) in allowed
-    ]  # fmt: skip
-    rows = merge(differences, {key: whole[key] for key in allowed})
-    place = {tensor: number for number, tensor in enumerate(order)}
-    rows.sort(key=lambda row: (row.iteration, place[row.tensor]))
-    return Compared(first_difference(rows, order), rows, (_only(whole, theirs), _only(theirs, whole)))
+    first, rows = compare_all(whole, moved, ranks, precision)
+    return Compared(first, rows, (_only(whole, theirs), _only(theirs, whole)))
 
 
 def _assemble(directory: Path, ranks: dict[str, list[Piece]]) -> dict[Key, Array]:

@@ -10,6 +10,7 @@ import experiments
 from data_pipeline.tokens.token_file import TokenFile
 from engine.checkpoint.checkpoint import load_for_inference
 from engine.cli import read_run_config
+from engine.compare.tensors import assemble
 from engine.config import ModelConfig, RunConfig, TrainConfig
 from engine.costs import flops_per_iteration, parameter_count
 from engine.data.batch_schedule import BatchSchedule
@@ -20,7 +21,6 @@ from engine.run.directory import read_metrics, read_summary
 from engine.train import train
 from experiments.verify import parity_run
 from experiments.verify.engines import Work, write_random_tokens
-from experiments.verify.tensors import assemble
 from lineage.errors import BadInput
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import assert_same_training, small_config

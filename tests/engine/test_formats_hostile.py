@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.cli import main
-from engine.formats.huggingface import export_huggingface
+from engine.formats.convert import export_checkpoint
 from engine.formats.torch_files import read_torch_file
 from lineage.errors import IntegrityFailure
 from tests.commands import Command
@@ -85,7 +85,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
     write_rough(tmp_path / "checkpoint")
-    return export_huggingface(tmp_path / "checkpoint", tmp_path / "exported")
+    return export_checkpoint(tmp_path / "checkpoint", tmp_path / "exported")
 
 
 def truncate(directory: Path) -> None:

@@ -15,8 +15,7 @@ from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.checkpoint import load_for_inference
 from engine.config import TwinScale
 from engine.formats import write_checkpoint
-from engine.formats.huggingface import export_huggingface
-from engine.formats.recognise import import_checkpoint
+from engine.formats.convert import export_checkpoint, import_checkpoint
 from lineage.errors import BadInput, IntegrityFailure
 from tests.engine.test_formats_checkpoint import CONFIG, TOKENS, imported, real_logits, rough_model, write_rough
 
@@ -32,7 +31,7 @@ HARD_TEXTS = [
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
     write_rough(tmp_path / "checkpoint")
-    return export_huggingface(tmp_path / "checkpoint", tmp_path / "exported")
+    return export_checkpoint(tmp_path / "checkpoint", tmp_path / "exported")
 
 
 def their_model(seed: int = 0) -> GPT2LMHeadModel:
@@ -52,7 +51,7 @@ def their_logits(model: GPT2LMHeadModel) -> torch.Tensor:
 
 def test_export_gives_the_other_library_the_same_logits(tmp_path: Path) -> None:
     model = write_rough(tmp_path / "checkpoint")
-    out = export_huggingface(tmp_path / "checkpoint", tmp_path / "out")
+    out = export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
     theirs, report = GPT2LMHeadModel.from_pretrained(out, output_loading_info=True)
     assert not any(report.values()), report
     assert theirs.config.vocab_size == CONFIG.vocab_size
@@ -86,7 +85,7 @@ def test_the_published_vocabulary_keeps_its_ids(published: Path, tmp_path: Path)
     model = rough_model(CONFIG.model_copy(update={"vocab_size": 50257, "padded_vocab_size": 50304}))
     ours = Tokenizer.from_gpt2_files(published / "gpt2-bpe" / "vocab.json", published / "gpt2-bpe" / "merges.txt")
     write_checkpoint(tmp_path / "gpt2", dataclasses.replace(imported(model), tokenizer=ours))
-    theirs = AutoTokenizer.from_pretrained(export_huggingface(tmp_path / "gpt2", tmp_path / "gpt2-exported"))
+    theirs = AutoTokenizer.from_pretrained(export_checkpoint(tmp_path / "gpt2", tmp_path / "gpt2-exported"))
     for text in HARD_TEXTS:
         assert theirs(text).input_ids == ours.encode(text)
     assert theirs("Hello world").input_ids == [15496, 995]
@@ -94,7 +93,7 @@ def test_the_published_vocabulary_keeps_its_ids(published: Path, tmp_path: Path)
 
 def test_the_way_there_and_back_loses_nothing(exported: Path, tmp_path: Path) -> None:
     back = import_checkpoint(exported, tmp_path / "back")
-    again = export_huggingface(back, tmp_path / "again")
+    again = export_checkpoint(back, tmp_path / "again")
     first, second = load_file(exported / "model.safetensors"), load_file(again / "model.safetensors")
     assert first.keys() == second.keys()
     for name, tensor in first.items():
@@ -114,7 +113,7 @@ def test_the_way_there_and_back_loses_nothing(exported: Path, tmp_path: Path) ->
 def test_a_twin_stays_a_twin(tmp_path: Path) -> None:
     twin = TwinScale(hidden_size=32)
     write_checkpoint(tmp_path / "twin", dataclasses.replace(imported(rough_model()), twin=twin))
-    export_huggingface(tmp_path / "twin", tmp_path / "exported")
+    export_checkpoint(tmp_path / "twin", tmp_path / "exported")
     import_checkpoint(tmp_path / "exported", tmp_path / "back")
     values = json.loads((tmp_path / "back" / "config.json").read_text(encoding="utf-8"))
     assert (values["name"], values["twin"]) == ("rough", twin.model_dump())
@@ -262,6 +261,6 @@ def test_an_index_and_its_files_must_agree(exported: Path, tmp_path: Path) -> No
 
 def test_an_export_replaces_nothing(exported: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="exists already"):
-        export_huggingface(tmp_path / "checkpoint", exported)
+        export_checkpoint(tmp_path / "checkpoint", exported)
     with pytest.raises(BadInput, match="which is complete"):
-        export_huggingface(tmp_path / "checkpoint", tmp_path / "checkpoint" / "huggingface")
+        export_checkpoint(tmp_path / "checkpoint", tmp_path / "checkpoint" / "huggingface")

@@ -17,8 +17,7 @@ import torch
 
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.checkpoint import load_for_inference
-from engine.formats.huggingface import export_huggingface
-from engine.formats.recognise import import_checkpoint
+from engine.formats.convert import export_checkpoint, import_checkpoint
 from engine.model.gpt2 import GPT2
 from tests.engine.test_formats_checkpoint import CONFIG, real_logits, rough_model, write_rough
 from tests.engine.test_formats_huggingface import their_logits, their_model
@@ -133,7 +132,7 @@ def save(
 def write_vocabulary_files(folder: Path) -> Path:
     """A directory in `folder` with the vocab.json and merges.txt of `trained_tokenizer`."""
     write_rough(folder / "checkpoint")
-    return export_huggingface(folder / "checkpoint", folder / "exported")
+    return export_checkpoint(folder / "checkpoint", folder / "exported")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.formats.recognise import import_checkpoint
+from engine.formats.convert import import_checkpoint
 from lineage.errors import BadInput, IntegrityFailure
 from tests.engine.test_formats_checkpoint import rough_model
 from tests.engine.test_formats_megatron import arguments, save, write_vocabulary_files

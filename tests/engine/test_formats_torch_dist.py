@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from engine.checkpoint.checkpoint import load_for_inference
 from engine.cli import main
-from engine.formats.recognise import import_checkpoint
+from engine.formats.convert import import_checkpoint
 from engine.model.gpt2 import GPT2
 from tests.commands import Command
 from tests.engine.test_formats_checkpoint import CONFIG, write_rough

@@ -14,6 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import experiments.verify.cli
+from engine.compare.tensors import (
+    Difference,
+    Piece,
+    assemble,
+    compare,
+    computation_order,
+    first_difference,
+    merge,
+)
 from engine.config import RunConfig
 from engine.launch.forked import RanksFailed, run_forked
 from engine.model import transformer
@@ -34,15 +43,6 @@ from experiments.verify.parity import (
     choose_layouts,
     misfit,
     parse_layout,
-)
-from experiments.verify.tensors import (
-    Difference,
-    Piece,
-    assemble,
-    compare,
-    computation_order,
-    first_difference,
-    merge,
 )
 from lineage.config import load_config
 from tests.commands import call

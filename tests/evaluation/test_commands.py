@@ -2,14 +2,12 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from engine.formats.huggingface import export_huggingface
-from engine.formats.recognise import import_checkpoint
-from engine.formats.torch_dist import export_torch_dist
+from engine.formats.convert import export_checkpoint, import_checkpoint
 from evaluation.documents import RunningText
 from evaluation.tasks import TASKS
 from tests.commands import Command
@@ -111,15 +109,15 @@ def test_a_text_that_cannot_be_used(
     assert words in done.err
 
 
-@pytest.mark.parametrize("export", [export_huggingface, export_torch_dist])
+@pytest.mark.parametrize("written", ["huggingface", "torch-dist"])
 def test_another_programs_directory_gives_our_checkpoint_s_number(
-    export: Callable[[Path, Path], Path],
+    written: Literal["huggingface", "torch-dist"],
     run: Path,
     made_passes_for_published: RunningText,
     tmp_path: Path,
     evaluated: Evaluated,
 ) -> None:
-    theirs = export(run, tmp_path / "theirs")
+    theirs = export_checkpoint(run, tmp_path / "theirs", written)
     results = [evaluated("wikitext103", "--ckpt", path, "--limit", 6) for path in (run, theirs)]
     assert results[0]["perplexity"] == results[1]["perplexity"]
     assert [result["checkpoint"] for result in results] == [f"{run.name}/iter_0000010", "theirs"]

@@ -12,7 +12,7 @@ from transformers import GPT2LMHeadModel, TopKLogitsWarper, TopPLogitsWarper
 from typer.testing import CliRunner
 
 from engine.formats import Imported, write_checkpoint
-from engine.formats.huggingface import export_huggingface
+from engine.formats.convert import export_checkpoint
 from engine.launch.mesh import build_mesh
 from engine.parallel.layout import Layout
 from engine.parallel.sharding import sharded_parameters
@@ -42,7 +42,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def theirs(checkpoint: Path) -> GPT2LMHeadModel:
-    return GPT2LMHeadModel.from_pretrained(export_huggingface(checkpoint, checkpoint.parent / "exported")).eval()
+    return GPT2LMHeadModel.from_pretrained(export_checkpoint(checkpoint, checkpoint.parent / "exported")).eval()
 
 
 def their_tokens(model: GPT2LMHeadModel, prompt: Sequence[int], new: int, sampling: Sampling | None) -> list[int]:
@@ -114,7 +114,7 @@ def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
     assert found["checkpoint_digest"] == load_checkpoint(checkpoint).digest
     sampled = [CliRunner().invoke(app, [*arguments, "--temperature", "3", "--seed", seed]).output for seed in "112"]
     assert sampled[0] == sampled[1] != sampled[2]
-    from_theirs = [*arguments[:2], str(export_huggingface(checkpoint, tmp_path / "theirs")), *arguments[3:]]
+    from_theirs = [*arguments[:2], str(export_checkpoint(checkpoint, tmp_path / "theirs")), *arguments[3:]]
     assert CliRunner().invoke(app, from_theirs).stdout == f"the cat{found['continuation']}\n"
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.formats.huggingface import export_huggingface
+from engine.formats.convert import export_checkpoint
 from lineage.digest import seal, sha256_json
 from tests.commands import Command
 from tests.evaluation.standins import SENTENCE
@@ -165,7 +165,7 @@ def test_a_seal_that_is_none_is_refused(files: Any, checkpoint: Path, refused: R
 
 @pytest.fixture
 def huggingface(run: Path, tmp_path: Path) -> Path:
-    return export_huggingface(run, tmp_path / "huggingface")
+    return export_checkpoint(run, tmp_path / "huggingface")
 
 
 def bend_theirs(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from engine.formats.huggingface import export_huggingface
+from engine.formats.convert import export_checkpoint
 from tests.engine.test_formats_checkpoint import write_rough
 
 COMMAND = [sys.executable, "-c", "from evaluation.cli import main; main()", "perplexity"]
@@ -15,7 +15,7 @@ COMMAND = [sys.executable, "-c", "from evaluation.cli import main; main()", "per
 def test_an_imported_copy_does_not_outlive_the_command(tmp_path: Path) -> None:
     write_rough(tmp_path / "ours")
     theirs, place, text = (
-        export_huggingface(tmp_path / "ours", tmp_path / "theirs"),
+        export_checkpoint(tmp_path / "ours", tmp_path / "theirs"),
         tmp_path / "tmp",
         tmp_path / "text",
     )

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig
 from engine.formats import Imported, write_checkpoint
-from engine.formats.huggingface import export_huggingface
+from engine.formats.convert import export_checkpoint
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from evaluation.protocol import Request
@@ -81,7 +81,7 @@ def export_model(model: ScoringModel, config: ModelConfig, tokenizer: Tokenizer,
     """The model as a Hugging Face directory below `folder`."""
     weights = {name: tensor.detach() for name, tensor in model.network.named_parameters()}
     write_checkpoint(folder / "ours", Imported("benchmark", config, weights, tokenizer, origin={}))
-    return export_huggingface(folder / "ours", folder / "theirs")
+    return export_checkpoint(folder / "ours", folder / "theirs")
 
 
 def harness(directory: Path, seq_length: int) -> Score:

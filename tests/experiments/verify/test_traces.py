@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from experiments.verify.recorder import RankPlace, Recorder, read_names
-from experiments.verify.tensors import Piece, assemble
+from engine.compare.recorder import RankPlace, Recorder, read_names
+from engine.compare.tensors import Piece, assemble
 from experiments.verify.traces import Trace, finish_trace, read_draw, write_rank
 from lineage.errors import IntegrityFailure
 from tests.commands import Command

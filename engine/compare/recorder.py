@@ -5,6 +5,7 @@ in `names/`. Shapes: b microbatch, s sequence, h hidden, n heads, d head dim.
 """
 
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from experiments.verify.tensors import OUTPUT, OUTPUT_GRADIENT, Piece
+from engine.compare.tensors import OUTPUT, OUTPUT_GRADIENT, Piece
 from lineage.config import Config, load_config
 from lineage.errors import BadInput
 
@@ -159,3 +160,10 @@ class Recorder:
         if ours.endswith(self.names.grouped):
             value = value.unflatten(0, (self.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
         return value.T if ours.endswith(self.names.transposed) else value
+
+
+def moved(value: torch.Tensor, name: str, draw: int) -> torch.Tensor:
+    """A weight w as w(1 + δ), δ drawn evenly from ± the unit round-off of its number format."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {draw}".encode()))
+    moves = torch.rand(value.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
+    return (value.double() * (1 + torch.finfo(value.dtype).eps / 2 * moves)).to(value.dtype)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.compare.tolerance import tensor_tolerance
 from lineage.errors import IntegrityFailure
 
 Array = NDArray[np.floating[Any]]
@@ -111,12 +112,10 @@ class Difference(NamedTuple):
         """Whether it keeps to the tolerance."""
         return self.largest <= self.tolerance
 
-    def sentence(self, reference: str) -> str:
+    def sentence(self, reference: str, of: str = "iteration") -> str:
         """What differs from the named reference, by how much and where."""
-        return (
-            f"{self.tensor} in iteration {self.iteration + 1} differs from {reference} by {self.largest:.1e} "
-            f"{self.where}"
-        )
+        number = self.iteration + 1
+        return f"{self.tensor} in {of} {number} differs from {reference} by {self.largest:.1e} {self.where}"
 
 
 def compare(piece: Piece, whole: Array, rank: str, tolerance: float) -> Difference:
@@ -156,6 +155,30 @@ def first_difference(differences: Iterable[Difference], order: Sequence[str]) ->
     return min(beyond, key=lambda difference: (difference.iteration, place[difference.tensor]), default=None)
 
 
-def layers_of(names: Iterable[str]) -> int:
-    """Layers of the network that has tensors of these names."""
+def compare_all(
+    whole: Mapping[Key, Array], moved: Sequence[Mapping[Key, Array]], ranks: Mapping[str, Sequence[Piece]],
+    precision: str,
+) -> tuple[Difference | None, list[Difference]]:  # fmt: skip
+    """Pieces of each rank beside the reference's whole tensors, whose further runs `moved` give the tolerances.
+
+    The first difference beyond its tolerance, and one for each tensor that both have, in order of computation.
+    """
+    order = computation_order(tensor for _, tensor in whole)
+    layers = _count_layers(order)
+    keys = {key for pieces in ranks.values() for piece in pieces if (key := (piece.iteration, piece.tensor)) in whole}
+    allowed = {
+        key: tensor_tolerance(key[1], whole[key], [draw[key] for draw in moved], layers, precision) for key in keys
+    }
+    differences = [
+        compare(piece, whole[key], rank, allowed[key])
+        for rank, pieces in ranks.items() for piece in pieces if (key := (piece.iteration, piece.tensor)) in keys
+    ]  # fmt: skip
+    place = {tensor: number for number, tensor in enumerate(order)}
+    rows = merge(differences, {key: whole[key] for key in keys})
+    rows.sort(key=lambda row: (row.iteration, place[row.tensor]))
+    return first_difference(rows, order), rows
+
+
+def _count_layers(names: Iterable[str]) -> int:
+    """Of the network that has tensors of these names."""
     return 1 + max((int(match[1]) for name in names if (match := re.search(r"\blayers\.(\d+)", name))), default=-1)

@@ -1,0 +1,195 @@
+"""Whether two models are one: the same windows of tokens through both, each by its own program, in fp32.
+
+Of the first windows every output of a module is compared, of later ones the loss; where that differs, the outputs tell
+where it begins. Shapes: b windows, s sequence, v vocabulary.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional as F
+
+from engine.compare.recorder import NameMap, Recorder, moved, read_names
+from engine.compare.tensors import Difference, Key, Piece, assemble, compare_all
+from engine.compare.tolerance import DRAWS, FORMULA
+from engine.config import ModelConfig
+from engine.model.gpt2 import GPT2
+from engine.parallel.mesh import serial_mesh
+from lineage.errors import IntegrityFailure
+from lineage.extras import import_extra
+from lineage.files import Document
+
+EXAMINED, SAMPLE_LENGTH = 8, 64
+Window = tuple[NDArray[np.int64], int]
+"""Token ids, of which the model sees all but the last, and how many of the last are scored."""
+
+
+@dataclass(frozen=True)
+class ComparedModel:
+    """A GPT-2 in the hands of a program."""
+
+    program: str
+    module: nn.Module
+    config: ModelConfig
+    names: NameMap
+    logits: Callable[[torch.Tensor], torch.Tensor]
+    """Token ids [1, s] → logits [s, v]."""
+
+    @torch.inference_mode()
+    def loss(self, window: Window, recorder: Recorder | None = None) -> float:
+        """Mean cross-entropy of the window's scored tokens."""
+        tokens, scored = torch.from_numpy(np.asarray(window[0], np.int64)), window[1]
+        end = recorder.watch(self.module, [0]) if recorder else lambda: None
+        logits = self.logits(tokens[None, :-1])[-scored:, : self.config.vocab_size]
+        end()
+        loss = F.cross_entropy(logits.float(), tokens[-scored:])
+        if recorder:
+            recorder.show("loss", loss)
+        return loss.item()
+
+    def record(self, windows: Sequence[Window], numbers: Sequence[int]) -> list[Piece]:
+        """The outputs of every module that the name map has, and the loss, for windows of these numbers."""
+        pieces: list[Piece] = []
+        recorder = Recorder(self.names, pieces.append, heads=self.config.num_heads)
+        for number in numbers:
+            recorder.iteration = number
+            self.loss(windows[number], recorder)
+        return pieces
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Whole tensors by our names, without padding rows of the vocabulary."""
+        recorder = Recorder(self.names, lambda piece: None, heads=self.config.num_heads)
+        named = ((recorder.ours(name), parameter.detach()) for name, parameter in self.module.named_parameters())
+        whole = {name: recorder.in_our_order(name, weight) for name, weight in named if name is not None}
+        words = "embedding.word_embeddings.weight"
+        return whole | {words: whole[words][: self.config.vocab_size]}
+
+    @contextmanager
+    def moved(self, draw: int) -> Iterator[None]:
+        """Meanwhile every weight is another within its rounding."""
+        with torch.no_grad():
+            kept = [parameter.clone() for parameter in self.module.parameters()]
+            for name, parameter in self.module.named_parameters():
+                parameter.copy_(moved(parameter, name, draw))
+            yield
+            for parameter, value in zip(self.module.parameters(), kept, strict=True):
+                parameter.copy_(value)
+
+
+class Agreement(Document):
+    """What came of a comparison."""
+
+    programs: tuple[str, str]
+    weight: str | None
+    """The first weight, in order of the forward pass, that is not the same, and how far apart the two are."""
+    windows: int
+    """How many were compared: all, or those before and with the first that differs."""
+    largest: float
+    """Largest difference of a window's mean loss."""
+    tolerance: float
+    """Of that loss."""
+    tensor: str | None
+    """The first window and tensor that differ by more than rounding, in words."""
+    formula: str = FORMULA
+
+    @property
+    def is_one_model(self) -> bool:
+        """Whether nothing differs."""
+        return self.weight is None and self.tensor is None
+
+
+def engine_model(model: GPT2) -> ComparedModel:
+    """A whole model of this engine, in fp32."""
+    read = read_names("ours")
+    return ComparedModel("this engine", model, model.config, read,
+                         lambda tokens: model.logits(model.hidden_states(tokens)).squeeze(1))  # fmt: skip
+
+
+def build_model(config: ModelConfig, tensors: dict[str, torch.Tensor]) -> ComparedModel:
+    """This engine's model with whole tensors by our names."""
+    model = GPT2(config, serial_mesh()).eval()
+    model.load_state_dict(tensors)
+    return engine_model(model)
+
+
+def transformers_model(directory: Path, config: ModelConfig) -> ComparedModel | None:
+    """transformers' model of a Hugging Face GPT-2 directory; None where the library is not installed.
+
+    Raises IntegrityFailure where transformers cannot read it.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    library = import_extra("transformers", "bench")
+    program = f"transformers {version('transformers')}"
+    library.utils.logging.disable_progress_bar()
+    try:
+        model = library.GPT2LMHeadModel.from_pretrained(directory, use_safetensors=True).float().eval()
+    except Exception as error:  # the library raises errors of many kinds
+        raise IntegrityFailure(f"{directory} cannot be read by {program}: {error}") from error
+    return ComparedModel(program, model, config, read_names("transformers"),
+                         lambda tokens: model(input_ids=tokens, use_cache=False).logits[0])  # fmt: skip
+
+
+def random_windows(config: ModelConfig) -> list[Window]:
+    """Eight short windows of random tokens, the same for every model of this vocabulary."""
+    length = min(config.seq_length, SAMPLE_LENGTH)
+    tokens = np.random.RandomState(0).randint(config.vocab_size, size=(EXAMINED, length + 1))
+    return [(row, length) for row in tokens]
+
+
+def compare_models(
+    reference: ComparedModel, other: ComparedModel, windows: Sequence[Window],
+    on_progress: Callable[[int], None] = lambda count: None,
+) -> Agreement:  # fmt: skip
+    """Walk windows in order, until one differs."""
+    examined = min(EXAMINED, len(windows))
+    first, rows = _examine(reference, other, windows, range(examined))
+    losses = [row for row in rows if row.tensor == "loss" and (first is None or row.iteration <= first.iteration)]
+    largest, tolerance = max(row.largest for row in losses), max(row.tolerance for row in losses)
+    number = first.iteration if first else examined - 1
+    on_progress(number + 1)
+    while not first and number + 1 < len(windows):
+        number += 1
+        distance = abs(other.loss(windows[number]) - reference.loss(windows[number]))
+        if not distance <= tolerance:
+            first, rows = _examine(reference, other, windows, [number])
+            tolerance = max(tolerance, *(row.tolerance for row in rows if row.tensor == "loss"))
+        largest = max(largest, distance)
+        on_progress(1)
+    return Agreement(
+        programs=(reference.program, other.program),
+        weight=_first_weight(reference, other),
+        windows=number + 1,
+        largest=largest,
+        tolerance=tolerance,
+        tensor=first and f"{first.sentence(reference.program, 'window')}, tolerance {first.tolerance:.1e}",
+    )
+
+
+def _examine(
+    reference: ComparedModel, other: ComparedModel, windows: Sequence[Window], numbers: Sequence[int]
+) -> tuple[Difference | None, list[Difference]]:
+    draws: list[dict[Key, NDArray[np.floating]]] = []
+    whole = assemble(reference.record(windows, numbers))
+    for draw in range(1, DRAWS + 1):
+        with reference.moved(draw):
+            draws.append(assemble(reference.record(windows, numbers)))
+    return compare_all(whole, draws, {other.program: other.record(windows, numbers)}, "fp32")
+
+
+def _first_weight(reference: ComparedModel, other: ComparedModel) -> str | None:
+    ours, theirs = reference.weights(), other.weights()
+    for name, weight in ours.items():
+        if name not in theirs or theirs[name].shape != weight.shape:
+            return f"{name} is not there in the same shape"
+        if not torch.equal(weight, theirs[name]):
+            return f"{name} differs by at most {(weight - theirs[name]).abs().max():.1e}"
+    return None

@@ -1,0 +1,102 @@
+"""Checkpoints from and to published formats. That both are one model is tried on eight windows of tokens."""
+
+from pathlib import Path
+from typing import Literal
+
+from engine.checkpoint.checkpoint import LoadedCheckpoint, load_for_inference
+from engine.compare.models import (
+    Agreement,
+    ComparedModel,
+    build_model,
+    compare_models,
+    engine_model,
+    random_windows,
+    transformers_model,
+)
+from engine.formats import Imported, check_output, new_output, write_checkpoint
+from engine.formats.huggingface import CONFIG, INDEX, WEIGHTS, read_huggingface, write_huggingface
+from engine.formats.megatron import read_megatron
+from engine.formats.torch_dist import METADATA, TRACKER, write_torch_dist
+from engine.formats.vocabulary import VOCABULARY
+from engine.model.gpt2 import GPT2
+from lineage.errors import BadInput, IntegrityFailure
+from lineage.files import write_document
+
+COMPARED = "compared.json"
+"""What came of the comparison, beside an exported model; in an imported checkpoint it is part of origin.json."""
+WRITERS = {"huggingface": write_huggingface, "torch-dist": write_torch_dist}
+
+
+def export_checkpoint(
+    checkpoint: Path, out: Path, format_: Literal["huggingface", "torch-dist"] = "huggingface"
+) -> Path:
+    """Write a checkpoint's weights (or those of a run's newest) as the new directory `out`, and return `out`.
+
+    transformers, where it is installed, or else this engine reads what was written, and must compute the same; what has
+    no vocabulary of the published form this engine cannot read. Raises
+    BadInput for what is no GPT-2 or where `out` cannot be written, IntegrityFailure if the checkpoint is incomplete or
+    changed, or if what was written is another model; nothing is left there then.
+    """
+    check_output(out)
+    loaded = load_for_inference(checkpoint, as_stored=True)
+    if not isinstance(loaded.model, GPT2):
+        raise BadInput(f"{loaded.directory} is a {loaded.config.family}; only GPT-2 is written in other formats")
+    with new_output(out) as temporary:
+        WRITERS[format_](loaded, temporary)
+        if written := _read_back(loaded, temporary):
+            write_document(temporary / COMPARED, _agreement(engine_model(loaded.model.float()), written, out))
+    return out
+
+
+def import_checkpoint(directory: Path, out: Path, vocab: Path | None = None, heads: int | None = None) -> Path:
+    """Turn published weights, as `read_published` reads them, into the sealed checkpoint `out`, and return `out`.
+
+    A Hugging Face directory is read by transformers too, where it is installed, and must compute the same.
+    """
+    check_output(out)
+    imported = read_published(directory, vocab, heads)
+    if is_huggingface(directory) and (theirs := transformers_model(directory, imported.model)):
+        agreement = _agreement(build_model(imported.model, imported.tensors), theirs, directory)
+        imported.origin["compared"] = agreement.model_dump(mode="json")
+    write_checkpoint(out, imported)
+    return out
+
+
+def read_published(directory: Path, vocab: Path | None = None, heads: int | None = None) -> Imported:
+    """The weights in a Hugging Face GPT-2 directory, a Megatron-LM save directory or a distributed checkpoint.
+
+    Raises BadInput for a directory that is none, and what the formats raise.
+    """
+    if not directory.is_dir():
+        raise BadInput(f"there is no directory {directory}")
+    if vocab is not None and not vocab.is_dir():
+        raise BadInput(f"there is no vocabulary directory {vocab}")
+    if any((directory / name).is_file() for name in (TRACKER, METADATA)):
+        return read_megatron(directory, vocab, heads)
+    if is_huggingface(directory):
+        return read_huggingface(directory, vocab, heads)
+    raise BadInput(
+        f"{directory} is neither a Megatron-LM save directory ({TRACKER}), nor a distributed checkpoint "
+        f"({METADATA}), nor a Hugging Face directory ({CONFIG} with {WEIGHTS})"
+    )
+
+
+def is_huggingface(directory: Path) -> bool:
+    """Whether a directory has the files of a Hugging Face model."""
+    return (directory / CONFIG).is_file() and any((directory / name).is_file() for name in (WEIGHTS, INDEX))
+
+
+def _read_back(loaded: LoadedCheckpoint, directory: Path) -> ComparedModel | None:
+    if is_huggingface(directory) and (theirs := transformers_model(directory, loaded.config)):
+        return theirs
+    if not is_huggingface(directory) and not (directory / VOCABULARY).is_file():
+        return None
+    imported = read_published(directory)
+    return build_model(imported.model, imported.tensors)
+
+
+def _agreement(ours: ComparedModel, theirs: ComparedModel, where: Path) -> Agreement:
+    agreement = compare_models(ours, theirs, random_windows(ours.config))
+    if not agreement.is_one_model:
+        raise IntegrityFailure(f"{where} is another model to {theirs.program}: {agreement.weight or agreement.tensor}")
+    return agreement
