@@ -16,7 +16,14 @@ from evaluation.compare import paired_difference
 from evaluation.heldout import file_cloze, file_perplexity
 from evaluation.protocol import Encoder, Result, Task
 from evaluation.settings import Settings, is_first_rank, start_ranks
-from evaluation.tables import print_conventions, print_differences, print_finetuned, print_identified, print_result
+from evaluation.tables import (
+    print_agreement,
+    print_conventions,
+    print_differences,
+    print_finetuned,
+    print_identified,
+    print_result,
+)
 from evaluation.tasks import TASKS, check_task_name
 from lineage.atomic import write_json, write_text
 from lineage.command import CommandLine, run_command
@@ -116,7 +123,11 @@ def compare_command(
     ] = ["wikitext103", "lambada"],  # noqa: B006
     json: Json = None,
 ) -> None:
-    """Two checkpoints on the same tests: the paired difference with its standard error."""
+    """Two checkpoints on the same tests: the paired difference with its standard error.
+
+    Of two of one shape the first window, tensor and weight that differ are named; a Hugging Face directory is run by
+    transformers for this, where it is installed.
+    """
     for name in task:
         check_task_name(name)
     from evaluation.evaluate import evaluate, named_task
@@ -135,8 +146,16 @@ def compare_command(
     for shown, evaluations in zip(results, (left, other), strict=True):
         print_conventions(console, shown, evaluations.missing)
     print_differences(console, differences)
-    compared = [difference.model_dump(mode="json") for difference in differences]
-    _write(json, {"differences": compared, "first": _dump(results[0]), "second": _dump(results[1])})
+    compared = {"differences": [difference.model_dump(mode="json") for difference in differences],
+                "first": _dump(results[0]), "second": _dump(results[1])}  # fmt: skip
+    windows = [one.task.requests for name, one in left.done.items() if name in names and not one.task.with_memory]
+    if windows and results[0][names[0]].tokenizer_digest == results[1][names[0]].tokenizer_digest:
+        from evaluation.same_model import compare_windows
+
+        if agreement := compare_windows(first, second, windows[0], settings):
+            print_agreement(agreement, len(windows[0]))
+            compared["windows"] = agreement.model_dump(mode="json")
+    _write(json, compared)
 
 
 @app.command("identify")

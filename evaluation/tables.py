@@ -12,6 +12,7 @@ from evaluation.finetune.tasks import FineTuned
 from evaluation.protocol import ClozeResult, PerplexityResult, Result
 
 if TYPE_CHECKING:
+    from engine.compare.models import Agreement
     from evaluation.identify import Combination, Identified
 
 
@@ -83,6 +84,14 @@ def print_differences(console: Console, differences: Sequence[Difference]) -> No
         loss = f"{row.log_perplexity:+.5f}{_error(row.log_perplexity_standard_error, '.5f')}"
         table.add_row(row.task, loss, accuracy, f"{row.num_pairs:,}")
     console.print(table)
+
+
+def print_agreement(agreement: "Agreement", windows: int) -> None:
+    """What two models of one shape make of the same windows."""
+    print(f"weights: {agreement.weight or 'all the same'}")
+    print(f"windows: {agreement.windows} of {windows} compared, computed by {' and by '.join(agreement.programs)}")
+    print(f"largest difference of a loss: {agreement.largest:.1e}, tolerance {agreement.tolerance:.1e}")
+    print(f"first difference: {agreement.tensor or 'none beyond rounding'}")
 
 
 def _print_remarks(console: Console, results: Mapping[str, Result]) -> None:
