@@ -28,10 +28,11 @@ def compare_windows(first: Path, second: Path, requests: Sequence[Request], sett
                 return None
             theirs = transformers_model(path, model.config) if is_huggingface(path) else None
             models.append(theirs or engine_model(model))
-        shapes = [{name: tuple(w.shape) for name, w in model.weights().items()} for model in models]
-        if shapes[0] != shapes[1] or models[0].config.num_heads != models[1].config.num_heads:
+        reference, other = models
+        shapes = [{name: tuple(weight.shape) for name, weight in model.weights().items()} for model in models]
+        if shapes[0] != shapes[1] or reference.config.num_heads != other.config.num_heads:
             return None
         windows = [(request.tokens, request.num_scored) for request in requests]
-        programs = " and ".join(model.program for model in models)
-        with Progress(f"the same windows through {programs}", len(windows), "windows") as progress:
-            return compare_models(*models, windows, progress.advance)
+        title = f"the same windows through {reference.program} and {other.program}"
+        with Progress(title, len(windows), "windows") as progress:
+            return compare_models(reference, other, windows, progress.advance)

@@ -17,6 +17,8 @@ from lineage.errors import IntegrityFailure
 Array = NDArray[np.floating[Any]]
 Key = tuple[int, str]
 """Iteration, from 0, and name."""
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Where a part of a tensor begins and ends."""
 OUTPUT, OUTPUT_GRADIENT = "output of ", "gradient of output of "
 PHASES = (OUTPUT, "loss", "mean loss", OUTPUT_GRADIENT, "gradient of ", "gradient norm", "learning rate",
           "exp_avg of ", "exp_avg_sq of ", "updated ")  # fmt: skip
@@ -64,12 +66,12 @@ def assemble(pieces: Iterable[Piece]) -> dict[Key, Array]:
 
     Raises IntegrityFailure where parts of a tensor overlap or leave a hole.
     """
-    parts: dict[Key, dict[tuple[tuple[int, ...], tuple[int, ...]], Piece]] = {}
+    parts: dict[Key, dict[Box, Piece]] = {}
     for piece in pieces:
         parts.setdefault((piece.iteration, piece.tensor), {})[piece.start, piece.end] = piece
     whole = {}
     for key, boxes in parts.items():
-        check_cover(key, list(boxes))
+        check_cover(f"{key[1]} in iteration {key[0] + 1}", list(boxes))
         shape = np.max([end for _, end in boxes], axis=0).astype(int)
         whole[key] = np.empty(shape, next(iter(boxes.values())).value.dtype)
         for (start, end), piece in boxes.items():
@@ -77,22 +79,27 @@ def assemble(pieces: Iterable[Piece]) -> dict[Key, Array]:
     return whole
 
 
-def check_cover(key: Key, boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
-    """Raise IntegrityFailure unless the boxes (start, end), all different, cover one box from the origin once."""
-    what = f"{key[1]} in iteration {key[0] + 1}"
-    if len({len(start) for start, _ in boxes}) > 1:
+def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None = None) -> None:
+    """Raise IntegrityFailure unless the boxes cover a tensor of shape `whole`, or the smallest that has them, once."""
+    if len({len(side) for box in boxes for side in box} | {len(whole or boxes[0][0])}) > 1:
         raise IntegrityFailure(f"the shards of {what} have different numbers of dims")
-    for number, (start, end) in enumerate(boxes):
-        for other_start, other_end in boxes[:number]:
-            if all(max(a, c) < min(b, d) for a, b, c, d in zip(start, end, other_start, other_end, strict=True)):
-                raise IntegrityFailure(
-                    f"shards of {what} overlap: {list(other_start)} to {list(other_end)} and {list(start)} to "
-                    f"{list(end)}"
-                )
-    shape = np.max([end for _, end in boxes], axis=0)
-    held = sum(int(np.prod(np.subtract(end, start))) for start, end in boxes)
-    if held != int(np.prod(shape)):
-        raise IntegrityFailure(f"shards of {what} hold {held} of its {int(np.prod(shape))} elements: some are missing")
+    starts, ends = (np.array([box[side] for box in boxes], np.int64) for side in (0, 1))
+    shape = ends.max(0) if whole is None else np.array(whole, np.int64)
+    if (starts < 0).any() or (ends < starts).any() or (ends > shape).any():
+        raise IntegrityFailure(f"a shard of {what} lies outside it")
+    for number in range(1, len(boxes)):
+        common = (starts[:number] < ends[number]) & (starts[number] < ends[:number])
+        if (others := common.all(-1)).any():
+            raise IntegrityFailure(
+                f"shards of {what} overlap: {_text(boxes[others.argmax()])} and {_text(boxes[number])}"
+            )
+    held, size = int((ends - starts).prod(1).sum()), int(shape.prod())
+    if held != size:
+        raise IntegrityFailure(f"shards of {what} hold {held} of its {size} elements: some are missing")
+
+
+def _text(box: Box) -> str:
+    return f"{list(box[0])} to {list(box[1])}"
 
 
 class Difference(NamedTuple):

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed.checkpoint as distributed
 from torch.distributed.checkpoint import filesystem, metadata
 
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.checkpoint import LoadedCheckpoint
+from engine.compare.tensors import check_cover
 from engine.config import ModelConfig
 from engine.formats import describe_ours
 from engine.formats.megatron_names import FUSED, IN_LAYER
@@ -79,7 +79,11 @@ def read_torch_dist(directory: Path) -> dict[str, Any]:
     if claimed > there:
         raise IntegrityFailure(f"{directory}: its tensors have {claimed:,} bytes, its files only {there:,}")
     for name, tensor in wanted.items():
-        _check_parts(directory, name, tensor)
+        boxes = [
+            (tuple(part.offsets), tuple(a + n for a, n in zip(part.offsets, part.sizes, strict=False)))
+            for part in tensor.chunks
+        ]
+        check_cover(f"tensor {name!r} in {directory}", boxes, tuple(tensor.size))
     tensors = {name: torch.empty(tensor.size, dtype=tensor.properties.dtype) for name, tensor in wanted.items()}
     try:
         with only([]), _alone():
@@ -183,25 +187,6 @@ def _read_metadata(path: Path) -> metadata.Metadata:
     except (TypeError, ValueError, AttributeError) as error:
         raise IntegrityFailure(f"{path} cannot be read: {error}") from error
     return known
-
-
-def _check_parts(directory: Path, name: str, tensor: metadata.TensorStorageMetadata) -> None:
-    """Parts must cover the tensor, each element once."""
-    starts = np.array([part.offsets for part in tensor.chunks], np.int64)
-    sizes = np.array([part.sizes for part in tensor.chunks], np.int64)
-    whole, ends = np.array(tensor.size, np.int64), starts + sizes
-    if (
-        starts.shape != (len(tensor.chunks), len(whole))
-        or (starts < 0).any()
-        or (sizes < 0).any()
-        or (ends > whole).any()
-    ):
-        raise IntegrityFailure(f"{directory}: a part of tensor {name!r} lies outside it")
-    common = (starts[:, None] < ends[None]) & (starts[None] < ends[:, None])
-    if np.count_nonzero(common.all(-1)) > len(tensor.chunks):
-        raise IntegrityFailure(f"{directory}: parts of tensor {name!r} overlap")
-    if sizes.prod(1).sum() != whole.prod():
-        raise IntegrityFailure(f"{directory}: parts of tensor {name!r} leave a hole")
 
 
 def _unstack(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ CLUSTERS = sorted((ROOT / "experiments" / "clusters").rglob("*.toml"))  # looked
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*/*/ex*.toml"))  # looked at in tests/experiments/test_catalogue.py
 UNANSWERED = ROOT / "experiments" / "unanswered.toml"  # looked at in tests/experiments/test_verdicts.py
 JOBS = sorted((ROOT / "experiments" / "jobs").glob("*.toml"))  # looked at in tests/experiments/launch
-NAME_MAPS = set((ROOT / "experiments" / "verify" / "names").glob("*.toml"))  # in tests/experiments/verify
+NAME_MAPS = set((ROOT / "engine" / "compare" / "names").glob("*.toml"))  # in tests/experiments/verify
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
 
 
