@@ -1,77 +1,32 @@
 """Evaluation results as the evaluation room wrote them: every convention of a perplexity side by side."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
 
-from pydantic import Field
-
-from lineage.files import Document
-from lineage.records import Kind
+from lineage.evaluations import Evaluation
 from reports.exhibit import Table
 from reports.numbers import show
 
 EVALUATIONS = "evaluations"
 CONVENTIONS = ("perplexity", "per sub-word", "per original word", "per lm-eval word", "bits per byte")
+UNLISTED = ("protocol", "checkpoint", "blocks", "environment", "tokenizer_digest", "data_digest", "dtype",
+            "num_scored_tokens")  # fmt: skip
 LAST_WORD = ("accuracy", "correct", "perplexity of the target")
 
 
-class Block(Document):
-    """An article, and the loss of what was scored of it in nats."""
-
-    title: str
-    num_scored: Annotated[int, Field(ge=0)] = 0
-    nll: float = 0.0
-
-    @property
-    def loss(self) -> float | None:
-        """Nats per sub-word; None where nothing was scored."""
-        return self.nll / self.num_scored if self.num_scored else None
+def cells_of(result: Evaluation) -> tuple[str, ...]:
+    """As text what CONVENTIONS names, or for a last-word test what LAST_WORD names."""
+    first = show(result.perplexity) + ("" if result.spread is None else f" ± {show(result.spread)}")
+    if result.accuracy is None:
+        words = (result.subword_perplexity, result.original_token_perplexity, result.lm_eval_word_perplexity)
+        return (first, *map(show, (*words, result.bits_per_byte)))
+    error = "" if result.standard_error is None else f" ± {100 * result.standard_error:.2f}"
+    correct = f"{show(result.num_correct)} of {show(result.num_examples)}"
+    return f"{100 * result.accuracy:.2f}{error} %", correct, first
 
 
-class Evaluation(Document):
-    """One checkpoint under one protocol; older results have fewer of the fields."""
-
-    task: str
-    kind: Kind
-    protocol: str
-    checkpoint: str = ""
-    checkpoint_digest: str = ""
-    partial: bool = False
-    perplexity: float
-    perplexity_standard_error: float | None = None
-    log_perplexity_standard_error: float | None = None
-    subword_perplexity: float | None = None
-    original_token_perplexity: float | None = None
-    lm_eval_word_perplexity: float | None = None
-    bits_per_byte: float | None = None
-    accuracy: float | None = None
-    standard_error: float | None = None
-    num_correct: int | None = None
-    num_examples: int | None = None
-    blocks: list[Block] = Field(default_factory=list)
-
-    @property
-    def spread(self) -> float | None:
-        """Standard error of the perplexity."""
-        if self.log_perplexity_standard_error is not None:
-            return self.perplexity * self.log_perplexity_standard_error
-        return self.perplexity_standard_error
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """As text what CONVENTIONS names, or for a last-word test what LAST_WORD names."""
-        first = show(self.perplexity) + ("" if self.spread is None else f" ± {show(self.spread)}")
-        if self.accuracy is None:
-            words = (self.subword_perplexity, self.original_token_perplexity, self.lm_eval_word_perplexity)
-            return (first, *map(show, (*words, self.bits_per_byte)))
-        error = "" if self.standard_error is None else f" ± {100 * self.standard_error:.2f}"
-        correct = f"{show(self.num_correct)} of {show(self.num_examples)}"
-        return f"{100 * self.accuracy:.2f}{error} %", correct, first
-
-    @property
-    def articles(self) -> list[tuple[str, str, str]]:
-        """Title, sub-words scored and loss per sub-word of each."""
-        return [(block.title, show(block.num_scored), show(block.loss)) for block in self.blocks]
+def articles_of(result: Evaluation) -> list[tuple[str, str, str]]:
+    """Title, sub-words scored and loss per sub-word of each."""
+    return [(block.title, show(block.num_scored), show(block.loss)) for block in result.blocks]
 
 
 def with_models(evaluations: Mapping[str, Evaluation], order: Sequence[str]) -> list[tuple[str, Evaluation]]:
@@ -91,7 +46,7 @@ def evaluations_tables(evaluations: Mapping[str, Evaluation], order: Sequence[st
     tables = []
     for title, heads, is_cloze in (("Perplexity", CONVENTIONS, False), ("Last word", LAST_WORD, True)):
         rows = [
-            (model, result.task, f"{result.kind}{', partial' if result.partial else ''}", *result.cells,
+            (model, result.task, f"{result.kind}{', partial' if result.partial else ''}", *cells_of(result),
              result.checkpoint_digest[:16])
             for model, result in by_protocol(evaluations, order) if (result.accuracy is not None) == is_cloze
         ]  # fmt: skip
@@ -101,7 +56,7 @@ def evaluations_tables(evaluations: Mapping[str, Evaluation], order: Sequence[st
 
 def evaluations_data(evaluations: Mapping[str, Evaluation]) -> Table:
     """A line for each result, numbers as recorded."""
-    fields = [name for name in Evaluation.model_fields if name not in ("protocol", "checkpoint", "blocks")]
+    fields = [name for name in Evaluation.model_fields if name not in UNLISTED]
     rows = [
         [stem, *("" if (v := getattr(evaluation, field)) is None else str(v) for field in fields)]
         for stem, evaluation in evaluations.items()

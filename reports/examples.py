@@ -6,9 +6,10 @@ from functools import partial
 
 from markupsafe import Markup
 
+from lineage.evaluations import Evaluation
 from lineage.files import Example, ExampleHead
 from reports.curves import Curve, model_order
-from reports.evaluations import Evaluation, with_models
+from reports.evaluations import with_models
 from reports.exhibit import Exhibit, Section, Table
 from reports.figures.curves import draw_articles
 from reports.files import file_name

@@ -8,10 +8,11 @@ from pathlib import Path
 from lineage.data_files import DataCard, Ledger
 from lineage.digest import MARKER, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from lineage.errors import BadInput
+from lineage.evaluations import Evaluation
 from lineage.files import Example, ExampleHead, Manifest, ReproductionSummary, one_line, read_document
 from lineage.records import Record
 from lineage.run import MANIFEST, RunDirectory
-from reports.evaluations import EVALUATIONS, Evaluation
+from reports.evaluations import EVALUATIONS
 from reports.files import Problem, Problems, reason
 from reports.training_runs import Training, read_training
 

@@ -10,7 +10,7 @@ from lineage.cells import SOURCES, describe_sources
 from lineage.digest import seal
 from reports import data_card, findings, tables
 from reports.curves import model_order
-from reports.evaluations import by_protocol
+from reports.evaluations import articles_of, by_protocol
 from reports.exhibit_files import write_exhibit
 from reports.markup import template_environment
 from reports.render import Drawing, render_all
@@ -89,4 +89,5 @@ def _context(report: Report) -> dict[str, Any]:
         "card_files": data_card.files(card) if card else [],
         "shards": data_card.shards(ledger.shards) if ledger else [],
         "evaluations": by_protocol(reproduction.evaluations, order),
+        "articles_of": articles_of,
     }

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from pydantic import Field
-
 from lineage.atomic import new_directory, write_json
-from lineage.benchmark import Environment
 from lineage.digest import sha256_json
 from lineage.errors import BadInput, IntegrityFailure
+from lineage.evaluations import Evaluation
 from lineage.files import ReproducedModel, ReproductionSummary, read_document
-from reports.evaluations import EVALUATIONS, Evaluation
+from reports.evaluations import EVALUATIONS
 from reports.exports.sealed_run import SOFTWARE, Json, SealedRun
 from reports.files import file_name
 from reports.load import SUMMARY
@@ -35,16 +33,6 @@ DETAILS = {
 }  # fmt: skip
 
 
-class Evaluated(Evaluation):
-    """A result with all that tells where it is from."""
-
-    tokenizer_digest: str = ""
-    data_digest: str = ""
-    dtype: str = ""
-    num_scored_tokens: int | None = None
-    environment: Environment = Field(default_factory=Environment)
-
-
 def write_evaluations(run: SealedRun, out: Path) -> None:
     """A folder with a file for each model that was evaluated, laid out as the collection is.
 
@@ -54,12 +42,12 @@ def write_evaluations(run: SealedRun, out: Path) -> None:
     if run.manifest.kind != "reproduction" or not paths:
         raise BadInput(f"{run.path} is a {run.manifest.kind} run without evaluations: name a reproduction")
     models = read_document(run.path / SUMMARY, ReproductionSummary).models
-    results: dict[str, list[Evaluated]] = {model.name: [] for model in models}
+    results: dict[str, list[Evaluation]] = {model.name: [] for model in models}
     for path in paths:
         owner = next((model.name for model in models if path.name.startswith(f"{model.name}-")), None)
         if owner is None:
             raise IntegrityFailure(f"{path} is of no model that {SUMMARY} names")
-        results[owner].append(read_document(path, Evaluated))
+        results[owner].append(read_document(path, Evaluation))
     collection = file_name(run.manifest.name)
     with new_directory(out) as folder:
         for model in models:
@@ -70,7 +58,7 @@ def write_evaluations(run: SealedRun, out: Path) -> None:
                 write_json(folder / "data" / collection / identity / f"{unique}.json", log)
 
 
-def _log(run: SealedRun, identity: str, model: ReproducedModel, results: list[Evaluated]) -> Json:
+def _log(run: SealedRun, identity: str, model: ReproducedModel, results: list[Evaluation]) -> Json:
     """One model's results. The schema asks for an organization's name; it is empty, because no run knows one."""
     now = str(int(time.time()))
     software = {"name": SOFTWARE, "version": run.manifest.environment.version}
@@ -102,7 +90,7 @@ def _log(run: SealedRun, identity: str, model: ReproducedModel, results: list[Ev
     }
 
 
-def _result(result: Evaluated, metric: str, score: float) -> Json:
+def _result(result: Evaluation, metric: str, score: float) -> Json:
     error = {"accuracy": result.standard_error, "perplexity": result.spread}.get(metric)
     return {
         "evaluation_result_id": f"{result.task}/{metric}",

@@ -20,6 +20,7 @@ from experiments.published import published_records
 from experiments.reproduce.plan import SMOKE
 from lineage.data_files import DataCard, Ledger
 from lineage.digest import check_seal, read_digest
+from lineage.evaluations import Evaluation
 from lineage.files import (
     Document,
     Example,
@@ -34,7 +35,6 @@ from lineage.files import (
 )
 from lineage.records import Record, read_records
 from lineage.run import RunDirectory
-from reports.evaluations import Evaluation
 from tests.commands import ROOT, call
 from tests.experiments.machines import with_gpus
 from tests.experiments.quick_steps import take_quick_steps
