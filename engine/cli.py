@@ -103,6 +103,9 @@ def export_(
         Literal["huggingface", "torch-dist"],
         typer.Option("--format", help="torch-dist is Megatron-Core's, in files of torch's distributed checkpoint."),
     ] = "huggingface",
+    results: Annotated[
+        list[Path] | None, typer.Option("--results", help="What `mlm-eval --json` wrote, for the model card.")
+    ] = None,
 ) -> None:
     """Write a checkpoint's weights in another format; what `shard-hf` divided is merged into the files it came from."""
     from engine.checkpoint.checkpoint import resolve_checkpoint
@@ -113,7 +116,7 @@ def export_(
     if format_ == "huggingface" and is_sharded(checkpoint):
         print(f"written: {merge_huggingface(checkpoint, out)}")
     else:
-        print(f"written: {export_checkpoint(checkpoint, out, format_)}")
+        print(f"written: {export_checkpoint(checkpoint, out, format_, results or ())}")
 
 
 @app.command("shard-hf")

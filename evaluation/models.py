@@ -11,12 +11,10 @@ from engine.model.stage_model import CausalModel
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from evaluation.scoring import ScoringModel
 from evaluation.store import ScoreStore
-from lineage.data_files import dataset_digest
-from lineage.digest import is_sealed
+from lineage.data_files import trained_datasets
 from lineage.environment import user_cache
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 from lineage.records import Kind
-from lineage.run import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -36,20 +34,13 @@ class EvaluatedCheckpoint:
         return ScoreStore(user_cache("scores"), self.digest, self.tokenizer.digest)
 
     def training_dataset(self) -> Path:
-        """The dataset directory the checkpoint was trained on: where its run says, or beside the run.
-
-        Raises DataMissing if neither is there with the digest the run recorded.
-        """
+        """The one dataset that the checkpoint was trained on. Raises DataMissing where it is not here."""
         run = self.directory.parent.parent
         try:
-            manifest = RunDirectory.open(run).manifest
-            named, digest = Path(manifest["config"]["data"]["dataset"]), manifest["parents"]["dataset"]
-        except (BadInput, KeyError, TypeError) as error:
+            ((dataset, _),) = trained_datasets(run)
+        except (BadInput, ValueError) as error:
             raise DataMissing(f"the run of checkpoint {self.directory} does not name its dataset") from error
-        for dataset in (named, run.parent / named.name):
-            if is_sealed(dataset) and dataset_digest(dataset) == digest:
-                return dataset
-        raise DataMissing(f"the dataset {named} that {run.name} was trained on is not here")
+        return dataset
 
 
 def load_checkpoint(path: Path, mesh: ParallelMesh | None = None) -> EvaluatedCheckpoint:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.contamination.testsets import TEST_SETS
 from evaluation.windows import Window
 from lineage.config import Config
 from lineage.errors import BadInput, IntegrityFailure
@@ -110,6 +111,8 @@ class Result(Provenance):
     warnings: list[str]
     data_digest: str
     """SHA-256 of the test file."""
+    data_repository: str
+    """The published file's place on the Hugging Face hub, repository/subset; empty for other texts."""
     perplexity: float
     num_original_tokens: int
     """Words, not sub-words: space-separated tokens T_o of a running text, or examples."""
@@ -288,6 +291,9 @@ class Task(ABC):
             "note": self.note,
             "warnings": misload_warnings(subword, self.tokenizer.vocab_size),
             "data_digest": self.source.digest,
+            "data_repository": next(
+                (file.place_on_hub for file in TEST_SETS.values() if file.sha256 == self.source.digest), ""
+            ),
             "num_scored_tokens": num_scored,
         }
 

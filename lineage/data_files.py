@@ -5,8 +5,10 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from lineage.digest import content_digest
+from lineage.digest import content_digest, is_sealed
+from lineage.errors import DataMissing
 from lineage.files import Document
+from lineage.run import RunDirectory
 
 DATED_FILES = frozenset({"manifest.json", "ledger.json"})
 """Files that say when and how fast a dataset was made, not what it is."""
@@ -15,6 +17,28 @@ DATED_FILES = frozenset({"manifest.json", "ledger.json"})
 def dataset_digest(directory: Path) -> str:
     """Digest of what a dataset is: the same for one built again from the same text."""
     return content_digest(directory, without=DATED_FILES)
+
+
+def trained_datasets(run: Path) -> list[tuple[Path, float]]:
+    """The datasets that a run was trained on, with their weights: where it names them, or beside the run.
+
+    Raises BadInput for what is no run, DataMissing where one is not there with the digest that the run recorded.
+    """
+    manifest = RunDirectory.open(run).manifest
+    try:
+        named, parents = manifest["config"]["data"]["dataset"], manifest["parents"]
+        parts = [(named, 1.0)] if isinstance(named, str) else [(str(name), float(weight)) for name, weight in named]
+        digests = [parents["dataset" if len(parts) == 1 else f"dataset {n}"] for n in range(1, len(parts) + 1)]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataMissing(f"the run {run} does not name its dataset") from error
+    return [(_find(Path(name), run, digest), weight) for (name, weight), digest in zip(parts, digests, strict=True)]
+
+
+def _find(named: Path, run: Path, digest: str) -> Path:
+    for dataset in (named, run.resolve().parent / named.name):
+        if is_sealed(dataset) and dataset_digest(dataset) == digest:
+            return dataset
+    raise DataMissing(f"the dataset {named} that {run.name} was trained on is not here")
 
 
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -45,6 +45,7 @@ class Evaluation(Document):
     num_scored_tokens: int | None = None
     tokenizer_digest: str = ""
     data_digest: str = ""
+    data_repository: str = ""
     dtype: str = ""
     blocks: list[Block] = Field(default_factory=list)
     environment: Environment = Field(default_factory=Environment)

@@ -8,8 +8,8 @@ from reports.numbers import show
 
 EVALUATIONS = "evaluations"
 CONVENTIONS = ("perplexity", "per sub-word", "per original word", "per lm-eval word", "bits per byte")
-UNLISTED = ("protocol", "checkpoint", "blocks", "environment", "tokenizer_digest", "data_digest", "dtype",
-            "num_scored_tokens")  # fmt: skip
+UNLISTED = {"protocol", "checkpoint", "blocks", "environment", "tokenizer_digest", "data_digest", "data_repository",
+            "dtype", "num_scored_tokens"}  # fmt: skip
 LAST_WORD = ("accuracy", "correct", "perplexity of the target")
 
 

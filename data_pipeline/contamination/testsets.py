@@ -29,6 +29,11 @@ class PublishedFile:
     line: Callable[[str], str] | None = None
     """Turns a row of the hub's text into a part of the file; None where the hub has the file itself."""
 
+    @property
+    def place_on_hub(self) -> str:
+        """Repository and subset."""
+        return f"{self.repository}/{self.subset}"
+
 
 TEST_SETS = {
     "wikitext103": PublishedFile(

@@ -9,9 +9,8 @@ import orjson
 from data_pipeline.tokens.samples import BlendedSamples, PackedSamples, Piece, training_samples
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import Tokenizer
-from lineage.data_files import dataset_digest
-from lineage.digest import is_sealed
-from lineage.errors import BadInput, DataMissing
+from lineage.data_files import trained_datasets
+from lineage.errors import BadInput
 from lineage.files import Step, TrainingSummary, parse_document, read_document
 from lineage.run import RunDirectory
 
@@ -43,12 +42,11 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     Raises BadInput for a run without that iteration or whose samples are no packed documents, DataMissing where its
     dataset is not.
     """
-    manifest = RunDirectory.open(run).manifest
-    config = manifest["config"]
+    config = RunDirectory.open(run).manifest["config"]
     if config["model"]["family"] != "gpt2":
         raise BadInput(f"{run} trains a {config['model']['family']}, whose samples are not packed documents")
     step, taken = _taken(run, iteration, config["train"])
-    datasets = _datasets(run, manifest)
+    datasets = trained_datasets(run)
     parts = [(TokenFile(directory / "train_text_document"), weight) for directory, weight in datasets]
     samples = training_samples(parts, taken, config["model"]["seq_length"], config["train"]["seed"])
     tokenizer = Tokenizer.load(datasets[0][0] / "tokenizer")
@@ -84,17 +82,6 @@ def _taken(run: Path, iteration: int, train: dict[str, Any]) -> tuple[Step, int]
     if left and last["batch_size"] != train["global_batch_size"]:
         raise BadInput(f"{run} is not complete and its batch still grows: its samples are not known yet")
     return parse_document(steps[iteration], Step, "metrics.jsonl"), last["samples"] + left * last["batch_size"]
-
-
-def _datasets(run: Path, manifest: dict[str, Any]) -> list[tuple[Path, float]]:
-    """The datasets that the run was trained on, with their weights."""
-    named, digests = manifest["config"]["data"]["dataset"], manifest["parents"]
-    datasets = [(Path(named), 1.0)] if isinstance(named, str) else [(Path(name), weight) for name, weight in named]
-    for number, (directory, _) in enumerate(datasets, 1):
-        expected = digests["dataset" if len(datasets) == 1 else f"dataset {number}"]
-        if not is_sealed(directory) or dataset_digest(directory) != expected:
-            raise DataMissing(f"the dataset {directory} that {run.name} was trained on is not here")
-    return datasets
 
 
 def _data_parallel_ranks(run: Path) -> int | None:

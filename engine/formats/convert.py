@@ -1,5 +1,6 @@
 """Checkpoints from and to published formats. That both are one model is tried on eight windows of tokens."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ from engine.compare.models import (
     transformers_model,
 )
 from engine.formats import Imported, check_output, new_output, write_checkpoint
+from engine.formats.card import read_results, write_card
 from engine.formats.huggingface import CONFIG, INDEX, WEIGHTS, read_huggingface, write_huggingface
 from engine.formats.megatron import read_megatron
 from engine.formats.torch_dist import METADATA, TRACKER, write_torch_dist
@@ -28,9 +30,12 @@ WRITERS = {"huggingface": write_huggingface, "torch-dist": write_torch_dist}
 
 
 def export_checkpoint(
-    checkpoint: Path, out: Path, format_: Literal["huggingface", "torch-dist"] = "huggingface"
-) -> Path:
+    checkpoint: Path, out: Path, format_: Literal["huggingface", "torch-dist"] = "huggingface",
+    results: Sequence[Path] = (),
+) -> Path:  # fmt: skip
     """Write a checkpoint's weights (or those of a run's newest) as the new directory `out`, and return `out`.
+
+    The model card has the `results` of `mlm-eval --json`.
 
     transformers, where it is installed, or else this engine reads what was written, and must compute the same; what has
     no vocabulary of the published form this engine cannot read. Raises
@@ -41,8 +46,10 @@ def export_checkpoint(
     loaded = load_for_inference(checkpoint, as_stored=True)
     if not isinstance(loaded.model, GPT2):
         raise BadInput(f"{loaded.directory} is a {loaded.config.family}; only GPT-2 is written in other formats")
+    evaluations = read_results(results, loaded)
     with new_output(out) as temporary:
         WRITERS[format_](loaded, temporary)
+        write_card(temporary, loaded, evaluations)
         if written := _read_back(loaded, temporary):
             write_document(temporary / COMPARED, _agreement(engine_model(loaded.model.float()), written, out))
     return out

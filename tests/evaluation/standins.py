@@ -18,8 +18,9 @@ from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
 from evaluation.protocol import Request, Scores
 from evaluation.scoring import ScoringModel
-from lineage.data_files import dataset_digest
+from lineage.data_files import DataCard, Split, TokenizerFacts, dataset_digest
 from lineage.digest import seal
+from lineage.files import write_document
 from lineage.run import RunDirectory
 
 SENTENCE = "the cat sat on a mat and saw another dog run over green hills while old rivers slept below"
@@ -101,7 +102,14 @@ def write_dataset(directory: Path) -> str:
     (directory / "documents").mkdir(parents=True)
     lines = (json.dumps({"id": str(i), "text": text}) + "\n" for i, text in enumerate(documents))
     (directory / "documents" / "valid.jsonl").write_text("".join(lines), encoding="utf-8")
-    Tokenizer.train(documents, 300).save(directory / "tokenizer")
+    tokenizer = Tokenizer.train(documents, 300)
+    tokenizer.save(directory / "tokenizer")
+    card = DataCard(
+        name="words", source="made", seed=1, vocab_size=300, padded_vocab_size=320,
+        tokenizer=TokenizerFacts(kind="bpe", digest=tokenizer.digest),
+        splits={"train": Split(prefix="train_text_document", documents=len(documents), bytes=9, tokens=4321)},
+    )  # fmt: skip
+    write_document(directory / "dataset.json", card)
     seal(directory)
     return dataset_digest(directory)
 

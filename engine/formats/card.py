@@ -1,0 +1,107 @@
+"""The model card of an export (README.md), and its results as the Hugging Face hub takes them (`.eval_results/`)."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoint.checkpoint import LINEAGE, LoadedCheckpoint, read_json
+from engine.config import RunConfig
+from engine.costs import parameter_count
+from lineage.atomic import write_json, write_text
+from lineage.config import parse_config, to_toml
+from lineage.data_files import DataCard, trained_datasets
+from lineage.errors import BadInput, DataMissing
+from lineage.evaluations import Evaluation
+from lineage.files import parse_document, read_document, read_values
+from lineage.run import MANIFEST, RunDirectory
+
+CARD, RESULTS = "README.md", ".eval_results"
+
+
+def read_results(paths: Sequence[Path], loaded: LoadedCheckpoint) -> list[Evaluation]:
+    """Results that `mlm-eval --json` wrote. Raises BadInput for those of another checkpoint."""
+    results = []
+    for path in paths:
+        values = read_values(path)
+        several = values["results"].values() if isinstance(values, dict) and "results" in values else [values]
+        results += [parse_document(each, Evaluation, str(path)) for each in several]
+        if results[-1].checkpoint_digest != loaded.digest:
+            raise BadInput(f"{path} is of checkpoint {results[-1].checkpoint_digest[:16]}, not of {loaded.directory}")
+    return results
+
+
+def write_card(directory: Path, loaded: LoadedCheckpoint, results: Sequence[Evaluation]) -> None:
+    """Write the card: architecture, data, recipe, results, digests; and a file of results for each test on the hub."""
+    from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
+
+    described, lineage, origin = (
+        read_json(path) if (path := loaded.directory / file).is_file() else {}
+        for file in ("config.json", LINEAGE, "origin.json")
+    )
+    name, twin = described.get("name") or directory.name, described.get("twin")
+    inputs = {"run": lineage.get("run"), **(lineage.get("parents") or {})} if lineage else origin.get("files", {})
+    scores = [(result, *_score(result)) for result in results]
+    data = ModelCardData(
+        model_name=name,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["gpt2", "megatron-lm"],
+        eval_results=[
+            EvalResult(task_type="text-generation", dataset_type=result.data_repository.rpartition("/")[0] or "text",
+                       dataset_name=result.task, dataset_config=result.data_repository.rpartition("/")[2] or None,
+                       metric_type=metric, metric_value=value, metric_name=f"{result.task} {metric}")
+            for result, metric, value in scores
+        ] or None,
+    )  # fmt: skip
+    config = loaded.config
+    lines = [
+        f"A GPT-2 of {parameter_count(config):,} parameters, trained as Megatron-LM trains it.",
+        "It is a shrunk twin of a published model: its numbers are scaled ones." if twin else "",
+        "## Architecture",
+        _table(("", ""), [("layers", config.num_layers), ("hidden size", config.hidden_size),
+                          ("attention heads", config.num_heads), ("context", config.seq_length),
+                          ("vocabulary", config.vocab_size)]),
+        *(_training(loaded.directory, lineage) if lineage else ()),
+        "## Evaluation" if scores else "",
+        _table(("protocol", "kind", "metric", "value", "recipe"),
+               [(result.task, result.kind + ", partial" * result.partial, metric, f"{value:.6g}", result.protocol)
+                for result, metric, value in scores]) if scores else "",
+        "## Lineage",
+        _table(("", "SHA-256"), [("checkpoint", loaded.digest), *inputs.items()]),
+    ]  # fmt: skip
+    write_text(directory / CARD, f"---\n{data}\n---\n\n# {name}\n\n" + "\n\n".join(filter(None, lines)) + "\n")
+    for result, metric, value in scores:
+        repository, _, subset = result.data_repository.rpartition("/")
+        if repository:
+            entry = EvalResultEntry(repository, subset, value, notes=f"{metric}; {result.protocol}; {result.kind}")
+            (directory / RESULTS).mkdir(exist_ok=True)
+            write_json(directory / RESULTS / f"{result.task}.yaml", eval_result_entries_to_yaml([entry]))
+
+
+def _score(result: Evaluation) -> tuple[str, float]:
+    return ("perplexity", result.perplexity) if result.accuracy is None else ("accuracy", result.accuracy)
+
+
+def _training(checkpoint: Path, lineage: dict[str, Any]) -> list[str]:
+    """The data and the recipe of the run that the checkpoint lies in; nothing where it lies in none."""
+    run = checkpoint.parent.parent
+    if (
+        not (run / MANIFEST).is_file()
+        or (manifest := RunDirectory.open(run).manifest).get("identity") != lineage["run"]
+    ):
+        return []
+    rows = []
+    with suppress(DataMissing):
+        for dataset, weight in trained_datasets(run):
+            card = read_document(dataset / "dataset.json", DataCard)
+            split = card.splits["train"]
+            rows.append((card.name, f"{weight:.3g}", f"{split.documents:,}", f"{split.tokens:,}", card.source))
+    config = parse_config(manifest["config"] | {"data": {}}, RunConfig, str(run / MANIFEST))
+    return ["## Data" * bool(rows), _table(("dataset", "weight", "documents", "tokens", "source"), rows) * bool(rows),
+            "## Recipe", f"```toml\n{to_toml(config).strip()}\n```"]  # fmt: skip
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
