@@ -115,6 +115,17 @@ def stats(directory: Annotated[Path, typer.Argument(help="What `run` or a verb w
     print(format_ledger(read_document(_open(directory) / "ledger.json", Ledger)))
 
 
+@app.command()
+def fetch(
+    out: Annotated[Path, typer.Argument(help="Folder to write, which MLM_DATA_DIR can name.")],
+) -> None:
+    """Copy the published test sets and GPT-2's vocabulary, for a machine without a connection."""
+    from data_pipeline.contamination.testsets import fetch_published
+
+    for path in fetch_published(out):
+        print(f"written: {path}")
+
+
 def _one_source(source: str) -> DataConfig:
     """The configuration whose only source is the argument of a verb."""
     kind, colon, _ = source.partition(":")
@@ -150,4 +161,4 @@ def _open(dataset: Path) -> Path:
 
 def main() -> None:
     """Entry point."""
-    run_command(app, "run", ("run", *(stage.verb for stage in STAGES), "overlap", "inspect", "trace", "stats"))
+    run_command(app, "run", ("run", *(stage.verb for stage in STAGES), "overlap", "inspect", "trace", "stats", "fetch"))

@@ -1,24 +1,20 @@
 """Any checkpoint that can be named, as one of this suite's: ours, Hugging Face's GPT-2, Megatron-LM's, `torch_dist`."""
 
-import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
-from data_pipeline.reading.hub import hub_is_reachable
 from engine.checkpoint.checkpoint import FOLDER
 from engine.checkpoint.shards import INDEX
 from engine.formats import write_checkpoint
 from engine.formats.convert import read_published
 from engine.formats.torch_dist import METADATA, TRACKER
 from engine.formats.vocabulary import VOCABULARY
+from evaluation.hub_models import cached_model
 from lineage.digest import is_sealed
 from lineage.errors import BadInput, DataMissing
-
-HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
-HUB_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json", "vocab.json", "merges.txt"]
 
 
 @contextmanager
@@ -52,11 +48,7 @@ def _is_native(directory: Path) -> bool:
 
 
 def _download(path: Path) -> Path:
-    if not HUB_NAME.fullmatch(str(path)) or not hub_is_reachable():
-        raise BadInput(f"there is no checkpoint directory {path}")
-    from huggingface_hub import snapshot_download
-
     try:
-        return Path(snapshot_download(str(path), allow_patterns=HUB_FILES))
-    except Exception as error:  # the hub's client raises errors of many libraries
-        raise BadInput(f"there is no checkpoint directory {path}, nor could the hub give it: {error}") from error
+        return cached_model(str(path))
+    except (BadInput, DataMissing) as error:
+        raise BadInput(f"there is no checkpoint directory {path}: {error}") from error

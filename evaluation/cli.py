@@ -239,6 +239,18 @@ def harness_command(context: typer.Context) -> None:
     run_harness(context.args)
 
 
+@app.command("fetch")
+def fetch_command(
+    models: Annotated[list[str], typer.Argument(help="Names on the Hugging Face hub; owner/name@revision pins one.")],
+    out: Annotated[Path, typer.Option(help="Folder with a directory for each; MLM_MODELS_DIR can name it.")],
+) -> None:
+    """Copy models of the Hugging Face hub, with their digests, for a machine without a connection."""
+    from evaluation.hub_models import fetch_model
+
+    for name in models:
+        print(f"written: {fetch_model(name, out)}")
+
+
 @app.command("list")
 def list_command() -> None:
     """The protocols and what sets them apart."""

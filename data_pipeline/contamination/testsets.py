@@ -8,13 +8,14 @@ import difflib
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.reading.hub import hub_is_reachable
-from lineage.atomic import write_bytes
-from lineage.errors import BadInput, DataMissing
+from lineage.atomic import write_bytes, write_text
+from lineage.digest import sha256_file
+from lineage.errors import BadInput, DataMissing, IntegrityFailure
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,24 @@ def find_gpt2_vocabulary() -> tuple[Path, Path]:
     """`vocab.json` and `merges.txt` of GPT-2. Raises DataMissing when they are nowhere."""
     vocabulary, merges = map(_find, GPT2_FILES)
     return vocabulary, merges
+
+
+def fetch_published(out: Path) -> Iterator[Path]:
+    """Write every test set and GPT-2's vocabulary to `out` as MLM_DATA_DIR has them; their paths, SHA256SUMS last.
+
+    What is there already is kept. Raises DataMissing for a file that is nowhere, IntegrityFailure for another file.
+    """
+    files = [*TEST_SETS.values(), *GPT2_FILES]
+    for file in files:
+        path = out / file.place
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(path, _find(file).read_bytes())
+        if sha256_file(path) != file.sha256:
+            raise IntegrityFailure(f"{path} is not the published file: remove it, and MLM_DATA_DIR if it names another")
+        yield path
+    write_text(out / "SHA256SUMS", "".join(f"{file.sha256}  {file.place}\n" for file in files))
+    yield out / "SHA256SUMS"
 
 
 def cache_directory() -> Path:

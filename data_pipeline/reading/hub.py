@@ -1,9 +1,14 @@
-"""Whether the Hugging Face hub can be reached, answered within seconds."""
+"""The Hugging Face hub: whether it can be reached, answered within seconds, and what it does not give."""
 
 import os
 import threading
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+
+from data_pipeline.work.tasks import NO_ROOM
+from lineage.errors import DataMissing, Interrupted
 
 TIMEOUT_SECONDS = 5.0
 
@@ -30,3 +35,33 @@ def _answers() -> bool:
             return bool(response.status < 500)
     except (OSError, ValueError):
         return False
+
+
+@contextmanager
+def asking_for(what: str) -> Iterator[None]:
+    """Turn what the hub's clients raise into one sentence.
+
+    Raises DataMissing for what the hub does not have or keeps behind a gate, Interrupted where it stops answering. An
+    error of this machine's disk is passed on.
+    """
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except Exception as error:  # the hub's clients raise errors of many libraries
+        causes = list(_causes(error))
+        if any(isinstance(cause, errors.GatedRepoError) for cause in causes):
+            raise DataMissing(f"{what} is behind a gate on the hub: accept its terms there and set HF_TOKEN") from error
+        absent = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError)
+        if any(isinstance(cause, absent) for cause in causes):
+            raise DataMissing(f"the Hugging Face hub has no {what}") from error
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            raise
+        said = f"{what} could not be read from the Hugging Face hub: {str(error).partition(chr(10))[0]}"
+        raise Interrupted(f"{said}; give the same command again, what came is kept") from error
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error:
+        yield error
+        error = error.__cause__ or error.__context__

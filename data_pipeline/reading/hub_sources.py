@@ -2,7 +2,7 @@
 RealNews, CC-Stories)."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,18 @@ from typing import Any
 import orjson
 
 from data_pipeline.document import Document, Malformed
+from data_pipeline.reading.hub import asking_for
 from data_pipeline.reading.pieces import Piece, cut_lines
 from data_pipeline.reading.readers import mend_surrogates
-from data_pipeline.work.tasks import NO_ROOM, Counts, Settings
+from data_pipeline.work.tasks import Counts, Settings
 from data_pipeline.work.workspace import Job, Workspace
 from lineage.digest import sha256_json
 from lineage.errors import DataMissing, Interrupted
 
 HARVESTED = "documents.jsonl"
 LARGE_BYTES = 20 << 30
+TEXT_PER_BYTE = 3
+"""Of a compressed Parquet file."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,19 @@ class HubSource:
 
     @property
     def total_bytes(self) -> int:
-        return LARGE_BYTES
+        """Of text, about: what the hub says of its compressed files, or many where it does not answer."""
+        from huggingface_hub import HfApi
+
+        place, files = self._location, []
+        with suppress(Interrupted), asking_for(self.name):
+            described = HfApi().dataset_info(place.repository, revision=place.revision, files_metadata=True)
+            files = described.siblings or []
+        sizes = [file.size or 0 for file in files if file.rfilename.startswith(place.subset or "")]
+        return TEXT_PER_BYTE * sum(sizes) or LARGE_BYTES
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Raises Interrupted if the hub stops answering."""
-        with _answering(self.name):
+        """Raises what `asking_for` raises."""
+        with asking_for(self.name):
             files = int(_open(self._location).num_shards)
         settings = {"name": self.name, "location": asdict(self._location), "files": files}
         jobs: Iterator[Job] = (({**settings, "file": number}, ()) for number in range(files))
@@ -76,9 +87,9 @@ class HubSource:
 
 
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write one file of a corpus as JSON lines. Raises Interrupted if the hub stops answering."""
+    """Write one file of a corpus as JSON lines. Raises what `asking_for` raises."""
     name, number = settings["name"], settings["file"]
-    with (directory / HARVESTED).open("wb") as file, _answering(name):
+    with (directory / HARVESTED).open("wb") as file, asking_for(name):
         rows = _open(Location(**settings["location"])).shard(num_shards=settings["files"], index=number)
         for row_number, row in enumerate(rows, 1):
             text, place = row.get("text"), f"{name}/{number}"
@@ -93,13 +104,3 @@ def _open(place: Location) -> Any:
     from datasets import load_dataset
 
     return load_dataset(place.repository, place.subset, revision=place.revision, split="train", streaming=True)
-
-
-@contextmanager
-def _answering(name: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # the hub's client raises errors of many libraries
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
-            raise
-        raise Interrupted(f"{name} could not be read from the Hugging Face hub: {error}") from error

@@ -1,8 +1,8 @@
 """Released checkpoints by the protocols that published numbers name: GPT-2's four sizes and Megatron-LM's 345M.
 
 A checkpoint is found under MLM_MODELS_DIR, in the hub's cache, or asked of the hub. Its numbers are `measured` only if
-it is the released one: the hub's cache names a large file by its SHA-256, which is compared with the content. No other
-digest of these files is known here, so weights from MLM_MODELS_DIR are a stand-in, whose numbers answer no claim.
+it is the released one: the hub's cache, and what `mlm-eval fetch` writes, name the SHA-256 that a file has at the hub,
+which is compared with the content. Other weights are a stand-in, whose numbers answer no claim.
 """
 
 import os
@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 
 from data_pipeline.contamination.testsets import TEST_SETS, find_test_set
-from data_pipeline.reading.hub import hub_is_reachable
 from engine.costs import parameter_count
-from evaluation.checkpoints import HUB_FILES, native_checkpoint
+from evaluation.checkpoints import native_checkpoint
 from evaluation.documents import RunningText
 from evaluation.evaluate import MakeTask, Settings, evaluate, file_task, named_task, share
+from evaluation.hub_models import cached_model, is_as_fetched
 from evaluation.models import load_checkpoint
 from evaluation.official import read_official
 from evaluation.perplexity import LONGEST_WINDOW, PerplexityTask, sliding_stream
@@ -29,11 +29,13 @@ from experiments.catalogue import Experiment
 from experiments.sealed import Line
 from experiments.verdicts import STAND_IN
 from lineage.digest import sha256_file
-from lineage.errors import DataMissing
+from lineage.errors import DataMissing, Interrupted
 from lineage.progress import format_duration
 from lineage.records import Kind
 
 MODELS_VARIABLE = "MLM_MODELS_DIR"
+OWNER = "openai-community/"
+"""On the hub; Megatron-LM's checkpoint is not there."""
 GPT2 = {
     "wikitext103_perplexity": ("wikitext103", "perplexity", 1),
     "lambada_perplexity": ("lambada", "perplexity", 1),
@@ -129,28 +131,21 @@ def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:
     for name in MODELS[experiment.name]:
         root = os.environ.get(MODELS_VARIABLE)
         if root and (Path(root) / name).is_dir():
-            yield name, Path(root) / name, False
-        elif name.startswith("gpt2") and (path := _from_hub(f"openai-community/{name}")):
+            yield name, Path(root) / name, is_as_fetched(Path(root) / name, OWNER + name)
+            continue
+        try:
+            path = cached_model(OWNER + name)
+        except (DataMissing, Interrupted) as error:
+            missing.append(name)
+            print(f"{name}: not under ${MODELS_VARIABLE}, and left out: {error}")
+        else:
             # the hub's cache names a file by the SHA-256 that its content had at the hub
             yield name, path, all(file.resolve().name == _digest(file) for file in _weights(path))
-        else:
-            missing.append(name)
-            print(f"{name}: not under ${MODELS_VARIABLE}, and the hub does not have it here: left out")
     if len(missing) == len(MODELS[experiment.name]):
         raise DataMissing(
             f"none of {', '.join(missing)} is under ${MODELS_VARIABLE} or from the hub; with one: "
             f"mlm-experiment run {experiment.name}"
         )
-
-
-def _from_hub(repository: str) -> Path | None:
-    from huggingface_hub import snapshot_download
-
-    try:
-        offline = not hub_is_reachable()
-        return Path(snapshot_download(repository, allow_patterns=HUB_FILES, local_files_only=offline))
-    except Exception:  # the hub's client raises errors of many libraries
-        return None
 
 
 def _weights(path: Path) -> list[Path]:

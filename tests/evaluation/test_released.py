@@ -11,6 +11,7 @@ from experiments.cli import main
 from experiments.measured import released
 from experiments.verdicts import STAND_IN, Verdict, judge, load_results
 from lineage.digest import sha256_file
+from lineage.errors import DataMissing
 from lineage.records import read_records
 from tests.commands import Command
 from tests.evaluation.test_harness import directory  # noqa: F401
@@ -30,7 +31,6 @@ def models(directory: Path, nine_articles: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("MLM_MODELS_DIR", str(folder))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    monkeypatch.setattr(released, "_from_hub", lambda repository: None)
     return folder
 
 
@@ -65,12 +65,18 @@ def test_the_hub_s_own_file_is_measured_and_another_under_its_name_is_not(
     models: Path, tmp_path: Path, mlm_experiment: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "cache"
+
+    def from_cache(repository: str) -> Path:
+        if repository != "openai-community/gpt2":
+            raise DataMissing(repository)
+        return cache
+
     shutil.move(models / "gpt2", cache)
     weights = cache / "model.safetensors"
     blob = tmp_path / sha256_file(weights)
     weights.rename(blob)
     weights.symlink_to(blob)
-    monkeypatch.setattr(released, "_from_hub", lambda repository: cache if repository.endswith("/gpt2") else None)
+    monkeypatch.setattr(released, "cached_model", from_cache)
     mlm_experiment("run", "gpt2/released", "--runs", tmp_path / "runs", ends=0)
     assert verdicts(tmp_path / "runs")["gpt-2/table-3/117m/wikitext103-ppl"].outcome == "DIVERGED"
     weights.unlink()

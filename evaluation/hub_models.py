@@ -1,0 +1,84 @@
+"""Models of the Hugging Face hub, `owner/name` or `owner/name@revision`: in its cache, or fetched into a directory for
+a machine without a connection."""
+
+import re
+from pathlib import Path
+
+from data_pipeline.reading.hub import asking_for, hub_is_reachable
+from lineage.digest import sha256_file
+from lineage.errors import BadInput, DataMissing, IntegrityFailure
+from lineage.files import Document, read_document, write_document
+
+NAME = re.compile(r"(\w[\w.-]*/(\w[\w.-]*))(?:@(\w[\w./-]*))?")
+FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json", "vocab.json", "merges.txt"]
+RECORD = "fetched.json"
+
+
+class Fetched(Document):
+    """fetched.json: where a directory's files are from."""
+
+    repository: str
+    commit: str
+    files: dict[str, str]
+    """SHA-256 of each; the hub states those of the large ones, which were compared."""
+
+
+def cached_model(name: str) -> Path:
+    """The model's files in the hub's cache, asked of the hub where it can be reached.
+
+    Raises BadInput for what is no name on the hub, DataMissing where the model is not in the cache and the hub cannot
+    be reached, does not have it or keeps it behind a gate, Interrupted where the hub stops answering.
+    """
+    repository, _, revision = _parse(name)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    offline = not hub_is_reachable()
+    try:
+        with asking_for(f"model {name}"):
+            return Path(
+                snapshot_download(repository, revision=revision, allow_patterns=FILES, local_files_only=offline)
+            )
+    except DataMissing as error:
+        if isinstance(error.__cause__, LocalEntryNotFoundError):
+            raise DataMissing(f"model {name} is not in the hub's cache, and the hub cannot be reached") from error
+        raise
+
+
+def fetch_model(name: str, out: Path) -> Path:
+    """Write the model's files and fetched.json to `out/NAME`; what is there already is kept. Returns the directory.
+
+    Raises as `cached_model` does, and IntegrityFailure for a file that is not what the hub says it is.
+    """
+    repository, short, revision = _parse(name)
+    from huggingface_hub import HfApi, snapshot_download
+
+    with asking_for(f"model {name}"):
+        described = HfApi().model_info(repository, revision=revision, files_metadata=True)
+        snapshot_download(repository, revision=described.sha, allow_patterns=FILES, local_dir=out / short)
+    stated = {file.rfilename: file.lfs.sha256 for file in described.siblings or () if file.lfs}
+    files = {path.name: sha256_file(path) for path in sorted((out / short).iterdir())
+             if path.is_file() and path.name != RECORD}  # fmt: skip
+    for file, digest in files.items():
+        if stated.get(file, digest) != digest:
+            raise IntegrityFailure(f"{out / short / file} is not what the hub has: remove it and fetch {name} again")
+    write_document(out / short / RECORD, Fetched(repository=repository, commit=str(described.sha), files=files))
+    return out / short
+
+
+def is_as_fetched(directory: Path, repository: str) -> bool:
+    """Whether the directory's files are those that `fetch_model` wrote of that repository."""
+    if not (directory / RECORD).is_file():
+        return False
+    record = read_document(directory / RECORD, Fetched)
+    return record.repository == repository and all(
+        (directory / file).is_file() and sha256_file(directory / file) == digest
+        for file, digest in record.files.items()
+    )
+
+
+def _parse(name: str) -> tuple[str, str, str | None]:
+    """Repository, its name without the owner, revision."""
+    if not (match := NAME.fullmatch(name)):
+        raise BadInput(f"{name} is not a name on the Hugging Face hub, such as openai-community/gpt2")
+    return match[1], match[2], match[3]
