@@ -57,16 +57,20 @@ def seal_numbers(
     Its mode is simulate where it is said what they were `simulated` with, measure where a number is measured as
     published, else scaled. What was `refused` is kept with its reasons.
     """
-    config: dict[str, Any] = {"experiment": experiment.model_dump(mode="json")}
-    if simulated is not None:
-        config |= {"mode": "simulate", **simulated, "numbers": sha256_json([numbers, refused])}
-    else:
-        mode = "measure" if any(line["kind"] == "measured" for line in numbers) else "scaled"
-        config |= {"mode": mode, "numbers": sha256_json(numbers)}
+    about: Line = {"experiment": experiment.name, "source": ""}
+    records = [Record(**about | line) for line in numbers]
+    measured = "measure" if any(record.kind == "measured" for record in records) else "scaled"
+    config: dict[str, Any] = {
+        "experiment": experiment.model_dump(mode="json"),
+        "mode": measured if simulated is None else "simulate",
+        **(simulated or {}),
+        "records": digest_of_numbers(records),
+        "refused": sha256_json(list(refused)),
+    }
     name = f"experiment-{experiment.name.replace('/', '-')}{ending}"
     run = RunDirectory.begin(runs, name, "experiment", config, dict(parents or {}))
-    about: Line = {"experiment": experiment.name, "source": run.path.name, "digest": sha256_json(config)}
-    records = [Record(**about | line) for line in numbers]
+    origin = {"source": run.path.name, "digest": sha256_json(config)}
+    records = [record.model_copy(update=origin) for record in records]
     if run.is_complete:
         run.link()
     else:
@@ -75,6 +79,11 @@ def seal_numbers(
             write_json(run.path / NOT_RUN, list(refused))
         run.complete()
     return run, records
+
+
+def digest_of_numbers(records: Iterable[Record]) -> str:
+    """Of all that records say but which run they are of, whose identity the digest is a part of."""
+    return sha256_json([record.model_dump(exclude={"source", "digest"}) for record in records])
 
 
 def format_records(records: Iterable[Record]) -> str:

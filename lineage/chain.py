@@ -1,4 +1,4 @@
-"""Whether the checkpoints of a run descend from one another and belong to it, and its inputs are those it names.
+"""Whether the checkpoints of a run descend from one another and belong to it, and its identity is that of its work.
 
 A seal proves that nothing changed after it was made; this proves that what was sealed belongs together, so that a
 directory that was exchanged and sealed anew is found too. Reads JSON alone.
@@ -11,15 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from lineage.atomic import read_bytes
-from lineage.cells import unbacked_numbers
 from lineage.digest import content_digest, is_sealed, read_digest, sealed_files, sha256_json
 from lineage.errors import IntegrityFailure
-from lineage.records import read_records
 from lineage.run import MANIFEST, identity_of
 
-CHECKPOINTS, LINEAGE, EVALUATIONS = "checkpoints", "lineage.json", "evaluations"
-FIELDS = {"perplexity": 1, "accuracy": 100}
-"""What an evaluation measures, and by what it is multiplied in a record."""
+CHECKPOINTS, LINEAGE = "checkpoints", "lineage.json"
 
 
 def broken_links(run: Path) -> list[str]:
@@ -33,8 +29,6 @@ def broken_links(run: Path) -> list[str]:
     for older, newer in pairwise(checkpoints):
         broken += _check_descent(older, newer)
     broken += _check_weights(checkpoints)
-    broken += _check_records(run, manifest)
-    broken += unbacked_numbers(run)
     return broken
 
 
@@ -95,25 +89,6 @@ def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
         others = {name for name in sealed_files(path) if not name.startswith("model-")}
         if (other := seen.setdefault(content_digest(path, without=others), path.name)) != path.name:
             yield f"{path.name} has the same weights as {other}: one was copied, or nothing was trained between them"
-
-
-def _check_records(run: Path, manifest: dict[str, Any]) -> Iterator[str]:
-    """Every score among the records is one that an evaluation beside them gave, every curve that of a parent."""
-    scores: set[tuple[str, float]] = set()
-    for path in sorted((run / EVALUATIONS).glob("*.json")):
-        result = _read(path)
-        digest = str(result.get("checkpoint_digest"))
-        scores |= {(digest, float(result[name] * factor)) for name, factor in FIELDS.items() if name in result}
-    if not (run / EVALUATIONS).is_dir():
-        return
-    for record in read_records(run / "records.jsonl"):
-        name = f"{record.experiment} {record.series} {record.quantity}"
-        if record.kind == "published":
-            continue
-        if record.x is None and (record.digest, record.value) not in scores:
-            yield f"the record {name} says {record.value:g}, which no evaluation of that checkpoint gave"
-        if record.x is not None and record.digest not in manifest["parents"].values():
-            yield f"the record {name} is of {str(record.digest)[:16]}, which is no parent of {run.name}"
 
 
 def _difference(actual: dict[str, Any], expected: dict[str, Any], section: str) -> str:

@@ -23,7 +23,6 @@ DATA_HEADS = ("case", "axis", "at", "contender", "measure", "unit", "kind", "rou
 class Benchmarks:
     """A folder of results; a sentence for each file that cannot be used."""
 
-    name: str
     exhibits: tuple[Exhibit, ...]
     problems: tuple[Problem, ...]
     commits: tuple[str, ...]
@@ -51,8 +50,7 @@ def load_benchmarks(directory: Path) -> Benchmarks:
             problems.add("benchmarks", f"A benchmark cannot be shown: {error}.")
     if not exhibits and not problems:
         problems.add("benchmarks", f"There are no benchmark results in {directory.name}.", damaged=False)
-    resolved = directory.resolve()
-    return Benchmarks(f"{resolved.parent.name}/{resolved.name}", tuple(exhibits), tuple(problems), tuple(commits))
+    return Benchmarks(tuple(exhibits), tuple(problems), tuple(commits))
 
 
 def _read(path: Path) -> tuple[Exhibit, str]:

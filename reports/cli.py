@@ -68,17 +68,10 @@ def figure(
 
 
 def _assemble(runs: list[Path] | None, bench: Path | None, mixed_commits: bool) -> "Report":
-    from reports.benchmarks import load_benchmarks
-    from reports.experiment_runs import load_experiment_runs, sort_runs
-    from reports.load import load_reproduction
-    from reports.report import assemble, redraw_command
+    from reports.experiment_runs import sort_runs
+    from reports.report import Inputs, assemble
 
-    reproduction, experiments = sort_runs(runs or [Path("runs")])
-    benchmarks = load_benchmarks(bench) if bench else None
-    command = redraw_command(reproduction, experiments, benchmarks, mixed_commits)
-    return assemble(
-        load_reproduction(reproduction), load_experiment_runs(experiments), benchmarks, mixed_commits, command
-    )
+    return assemble(Inputs(*sort_runs(runs or [Path("runs")]), bench and bench.resolve(), mixed_commits))
 
 
 def _warn(problems: "Sequence[Problem]") -> int:

@@ -5,21 +5,20 @@ from typing import Any
 
 from markupsafe import Markup
 
-from lineage.atomic import new_directory, write_json
-from lineage.cells import SOURCES, describe_sources
+from lineage.atomic import new_directory
 from lineage.digest import seal
+from lineage.files import write_document
 from reports import data_card, findings, tables
 from reports.curves import model_order
 from reports.evaluations import articles_of, by_protocol
 from reports.exhibit_files import write_exhibit
 from reports.markup import template_environment
 from reports.render import Drawing, render_all
-from reports.report import Report
+from reports.report import REPORT, SOURCES, Report
 from reports.reproduced import figure_6_curves, own_kind
 from reports.style import KIND_GLYPHS, KIND_MEANINGS, theme_css
 from reports.verdict_table import GLYPHS, OUTCOMES
 
-REPORT = "report"
 SCRIPTS = ("page.js", "examples.js")
 
 
@@ -30,21 +29,24 @@ def build_report(report: Report) -> Path:
     exhibit figures/NAME.csv, with .svg and .png where it is drawn, .md and .tex where it is tables; sources.json says
     where the runs behind it are. It is sealed on its own. The same results give the same bytes.
     """
-    exhibits = report.all_exhibits
-    drawings, pdf = render_all(exhibits, f"Megatron-LM {report.reproduction.summary.target}")
-    html = render_page(report, drawings)
     target = report.reproduction.directory / REPORT
     with new_directory(target) as directory:
-        figures = directory / "figures"
-        figures.mkdir()
-        (directory / "index.html").write_bytes(html.encode("utf-8", "replace"))
-        (directory / "report.pdf").write_bytes(pdf)
-        for exhibit in exhibits:
-            write_exhibit(figures, exhibit, drawings.get(exhibit.name))
-        own, *others = (origin.path for origin in report.origins)
-        write_json(directory / SOURCES, describe_sources(own, others))
+        write_report(report, directory)
         seal(directory)
     return target / "index.html"
+
+
+def write_report(report: Report, directory: Path) -> None:
+    """Put the report's files into an empty directory."""
+    exhibits = report.all_exhibits
+    drawings, pdf = render_all(exhibits, f"Megatron-LM {report.reproduction.summary.target}")
+    figures = directory / "figures"
+    figures.mkdir()
+    (directory / "index.html").write_bytes(render_page(report, drawings).encode("utf-8", "replace"))
+    (directory / "report.pdf").write_bytes(pdf)
+    for exhibit in exhibits:
+        write_exhibit(figures, exhibit, drawings.get(exhibit.name))
+    write_document(directory / SOURCES, report.inputs.sources)
 
 
 def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
@@ -64,7 +66,7 @@ def _context(report: Report) -> dict[str, Any]:
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
         "script": Markup("".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)),
         "report": report,
-        "redraw": report.command,
+        "redraw": report.inputs.command,
         "run": reproduction,
         "summary": summary,
         "exhibits": report.exhibits,

@@ -1,25 +1,77 @@
 """Everything that a page is made of, put together from result files."""
 
+import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from markupsafe import Markup
+from pydantic import Field
 
 from experiments.catalogue import PAPERS, Experiment, load_experiments
 from experiments.verdicts import Results, Verdict, judge, unanswered
 from lineage.errors import BadInput
-from reports.benchmarks import Benchmarks
+from lineage.files import Document, read_document
+from reports.benchmarks import Benchmarks, load_benchmarks
 from reports.catalogue import catalogue_exhibit, experiment_numbers
 from reports.examples import detail_section
 from reports.exhibit import Exhibit, Section
-from reports.experiment_runs import ExperimentRuns, Origin, seeds_of
+from reports.experiment_runs import ExperimentRuns, Origin, load_experiment_runs, seeds_of
 from reports.files import Problem
-from reports.load import MARKER, Reproduction
+from reports.load import MARKER, Reproduction, load_reproduction
 from reports.numbers import printable
 from reports.reproduced import reproduction_exhibits
 from reports.training import training_section
 from reports.verdict_table import ClaimRow, OutcomeRow, claim_rows, outcome_rows, outcome_table, verdict_table
+
+REPORT, SOURCES = "report", "sources.json"
+
+
+class Sources(Document):
+    """sources.json of a report: what beside its reproduction it was made of, by paths seen from there."""
+
+    runs: list[str] = Field(default_factory=list)
+    """Of experiments."""
+    bench: str | None = None
+    """Folder of benchmark results."""
+    mixed_commits: bool = False
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a report is made of."""
+
+    reproduction: Path
+    runs: Sequence[Path] = ()
+    """Of experiments."""
+    bench: Path | None = None
+    mixed_commits: bool = False
+
+    @classmethod
+    def of_built(cls, reproduction: Path) -> "Inputs":
+        """Of the report in a reproduction. Raises IntegrityFailure where that does not say it."""
+        sources = read_document(reproduction / REPORT / SOURCES, Sources)
+        runs = [Path(os.path.normpath(reproduction / name)) for name in sources.runs]
+        bench = Path(os.path.normpath(reproduction / sources.bench)) if sources.bench else None
+        return cls(reproduction, runs, bench, sources.mixed_commits)
+
+    @property
+    def sources(self) -> Sources:
+        """All but the reproduction."""
+        runs = [os.path.relpath(run, self.reproduction) for run in self.runs]
+        bench = os.path.relpath(self.bench, self.reproduction) if self.bench else None
+        return Sources(runs=runs, bench=bench, mixed_commits=self.mixed_commits)
+
+    @property
+    def command(self) -> str:
+        """Makes the report again, with paths as seen from above the folder of runs."""
+        folders = dict.fromkeys(path.parent.name for path in self.runs)
+        parts = [f"{self.reproduction.parent.name}/{self.reproduction.name}", *folders]
+        if self.bench:
+            bench = self.bench.resolve()
+            parts += ["--bench", f"{bench.parent.name}/{bench.name}"]
+        return shlex.join(["mlm-report", "build", *parts, *(["--mixed-commits"] if self.mixed_commits else [])])
 
 
 @dataclass(frozen=True)
@@ -39,8 +91,7 @@ class Report:
     commits: tuple[str, ...]
     """A line for each commit behind the page."""
     problems: tuple[Problem, ...]
-    command: str
-    """Makes the page again."""
+    inputs: Inputs
 
     @property
     def all_exhibits(self) -> list[Exhibit]:
@@ -49,14 +100,14 @@ class Report:
         return [*self.exhibits.values(), *listed]
 
 
-def assemble(
-    reproduction: Reproduction, runs: ExperimentRuns, benchmarks: Benchmarks | None, mixed_commits: bool, command: str
-) -> Report:
+def assemble(inputs: Inputs) -> Report:
     """Put a page together. Raises BadInput if its results are of different commits and `mixed_commits` is not set."""
+    reproduction, runs = load_reproduction(inputs.reproduction), load_experiment_runs(inputs.runs)
+    benchmarks = load_benchmarks(inputs.bench) if inputs.bench else None
     own = Origin(reproduction.directory, reproduction.manifest, seeds_of(reproduction.records))
     origins = (own, *runs.origins)
     commits = _commits(origins, benchmarks)
-    if len(commits) > 1 and not mixed_commits:
+    if len(commits) > 1 and not inputs.mixed_commits:
         raise BadInput(
             f"the results are of {len(commits)} commits ({'; '.join(commits)}): make them again with one, "
             "or build with --mixed-commits, which the page then says"
@@ -84,7 +135,7 @@ def assemble(
         origins,
         commits,
         problems,
-        command,
+        inputs,
     )
 
 
@@ -129,11 +180,3 @@ def _catalogue(
         Section(f"paper-{paper}", PAPERS[paper], numbered, stray if place == 0 else ())
         for place, (paper, numbered) in enumerate(papers.items())
     )
-
-
-def redraw_command(reproduction: Path, runs: Sequence[Path], benchmarks: Benchmarks | None, mixed: bool) -> str:
-    """The command that makes this page, paths as seen from above the folder of runs."""
-    folders = dict.fromkeys(path.parent.name for path in runs)
-    parts = [f"{reproduction.parent.name}/{reproduction.name}", *folders]
-    parts += ["--bench", benchmarks.name] if benchmarks else []
-    return " ".join(["mlm-report build", *parts, *(["--mixed-commits"] if mixed else [])])

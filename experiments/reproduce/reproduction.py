@@ -1,12 +1,10 @@
 """A reproduction from raw text to report: a sequence of this suite's public commands, each printed before it runs."""
 
-import json
 import shlex
 import shutil
 import time
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from data_pipeline.config import DataConfig
@@ -35,17 +33,21 @@ from experiments.reproduce.steps import (
 from lineage.config import load_config
 from lineage.data_files import DataCard
 from lineage.digest import read_digest
-from lineage.environment import describe_environment
 from lineage.errors import DataMissing
-from lineage.files import ModelShape, ReproducedModel, ReproductionSummary, StartedWith, read_document, write_document
+from lineage.files import (
+    ModelShape,
+    ReproducedModel,
+    ReproductionSummary,
+    StartedWith,
+    read_document,
+    read_values,
+    write_document,
+)
 from lineage.lock import locked
 from lineage.progress import format_duration
 from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
 from lineage.torch_range import check_torch
-
-LOSS_POINTS = 200
-"""Points of a training-loss curve that are kept as records."""
 
 
 def reproduce(plan: Plan, runs: Path) -> Path:
@@ -81,18 +83,17 @@ def reproduce(plan: Plan, runs: Path) -> Path:
             run.link()
             print(f"already complete: {run.path}")
         else:
-            records = list(published_records(tuple(config.name for config in plan.published)))
             for config, training in zip(plan.published, trained, strict=True):
-                records += _curve_records(config.name, plan, training)
-                records += _evaluate(config.name, plan, training, run)
+                _evaluate(config.name, plan, training, run)
                 keep_training(training, run.path / "training" / config.name)
             keep_examples(
                 run.path, {model.name: evaluation_file(run.path, model.name, "lambada") for model in plan.published}
             )
-            write_records(run.path / "records.jsonl", records)
             for name in ("ledger.json", "dataset.json"):
                 shutil.copyfile(dataset.path / name, run.path / name)
-            write_document(run.path / "summary.json", _summary(plan, trained, dataset))
+            summary = _summary(plan, trained, run)
+            write_document(run.path / "summary.json", summary)
+            write_records(run.path / "records.jsonl", derived_records(run, summary))
             run.complete()
         page = run.path / "report" / "index.html"
         if not page.is_file():
@@ -112,18 +113,26 @@ def _train(plan: Plan, config: RunConfig, dataset: RunDirectory, runs: Path) -> 
     return RunDirectory.open(runs / config.name)
 
 
-def _evaluate(model: str, plan: Plan, training: RunDirectory, run: RunDirectory) -> list[Record]:
-    records = []
+def _evaluate(model: str, plan: Plan, training: RunDirectory, run: RunDirectory) -> None:
     for task in TASKS:
         path = evaluation_file(run.path, model, task)
         is_kept = task != "lambada" or (run.path / EXAMPLES).is_file() or samples_file(path).is_file()
         if not (path.is_file() and is_kept):
             processes.run_step(*evaluation_step(plan, task, training.path, path))
-        records.append(_evaluation_record(model, json.loads(path.read_text(encoding="utf-8")), training))
+
+
+def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Record]:
+    """Every record of a reproduction, from the summary and from the metrics and evaluations that it keeps."""
+    records = list(published_records(tuple(model.name for model in summary.models)))
+    for model in summary.models:
+        records += _curve_records(model, summary.mode, run)
+        for task in TASKS:
+            result = read_values(evaluation_file(run.path, model.name, task))
+            records.append(_evaluation_record(model, result))
     return records
 
 
-def _evaluation_record(model: str, result: dict[str, Any], training: RunDirectory) -> Record:
+def _evaluation_record(model: ReproducedModel, result: dict[str, Any]) -> Record:
     quantity, field = {
         "wikitext103": ("wikitext103_perplexity", "perplexity"),
         "lambada": ("lambada_accuracy", "accuracy"),
@@ -135,45 +144,47 @@ def _evaluation_record(model: str, result: dict[str, Any], training: RunDirector
     note = f"partial: {scored} scored" if result["partial"] else ""
     return Record(
         experiment="2019/table-3",
-        series=model,
+        series=model.name,
         quantity=quantity,
         value=result[field] * (100 if percent else 1),
         unit="%" if percent else "",
         kind=result["kind"],
-        source=training.path.name,
+        source=model.run,
         digest=result["checkpoint_digest"],
-        seed=training.manifest["config"]["train"]["seed"],
+        seed=model.seed,
         note=note,
     )
 
 
-def _curve_records(model: str, plan: Plan, training: RunDirectory) -> list[Record]:
+def _curve_records(model: ReproducedModel, mode: str, run: RunDirectory) -> list[Record]:
     origin: dict[str, Any] = {
-        "series": model,
-        "kind": "scaled" if plan.mode == "scaled" else "measured",
-        "source": training.path.name,
-        "digest": training.digest,
-        "seed": training.manifest["config"]["train"]["seed"],
+        "series": model.name,
+        "kind": "scaled" if mode == "scaled" else "measured",
+        "source": model.run,
+        "digest": run.manifest["parents"][model.run.rpartition("-")[0]],
+        "seed": model.seed,
         "x_name": "iteration",
     }
-    losses = [step.loss for step in read_steps(training.path)]
-    block = max(len(losses) // LOSS_POINTS, 1)
+    kept = run.path / "training" / model.name
+    means = read_steps(kept)
+    block = means[0].iteration if means else 1
     records = [
         Record(
             experiment="2019/training-loss",
             quantity="training_loss",
-            value=fmean(losses[end - block : end]),
-            x=end,
+            value=mean.loss,
+            x=mean.iteration,
             note=f"mean of {block} iterations" if block > 1 else "",
             **origin,
         )
-        for end in range(block, len(losses) + 1, block)
+        for mean in means
+        if mean.iteration % block == 0
     ]
     experiments = {
         "validation": ("2019/figure-6", "validation_perplexity"),
         "final-validation": ("2019/validation", "final_validation_perplexity"),
     }
-    for validation in read_validations(training.path):
+    for validation in read_validations(kept):
         if validation.iteration:
             experiment, quantity = experiments[validation.kind]
             value, x = validation.perplexity, validation.iteration
@@ -181,41 +192,54 @@ def _curve_records(model: str, plan: Plan, training: RunDirectory) -> list[Recor
     return records
 
 
-def _summary(plan: Plan, trained: list[RunDirectory], dataset: RunDirectory) -> ReproductionSummary:
-    started = StartedWith.model_validate(describe_environment())
-    twin = plan.configs[0].twin
+def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> ReproductionSummary:
+    started = StartedWith.model_validate(run.manifest["environment"])
     models = []
-    for published, run in zip(plan.published, trained, strict=True):
-        done = read_summary(run.path)
-        config = RunConfig.model_validate(run.manifest["config"])
-        models.append(
-            ReproducedModel(
-                name=published.name,
-                run=run.path.name,
-                published=_shape(published),
-                trained=_shape(config),
-                seed=done.seed,
-                tokens=done.tokens,
-                train_seconds=done.train_seconds,
-                tokens_per_second=done.tokens_per_second,
-                matrix_gflops=matrix_gflops(done.layout.ranks),
-                checkpoint_digest=read_digest(run.path / "checkpoints" / done.checkpoint),
-            )
-        )
-    memory = started.memory_bytes
-    gpus = ", ".join(started.gpus)
+    for published, training in zip(plan.published, trained, strict=True):
+        model = reproduced_model(published, training)
+        gflops = matrix_gflops(read_summary(training.path).layout.ranks)
+        models.append(model.model_copy(update={"matrix_gflops": gflops}))
     return ReproductionSummary(
         target=plan.target,
         mode="scaled" if plan.size else "full",
         reason=plan.reason,
-        source=read_document(dataset.path / "dataset.json", DataCard).source,
-        twin_rule=twin.sentence() if twin else "",
+        source=read_document(run.path / "dataset.json", DataCard).source,
+        twin_rule=twin_rule(plan.configs[0]),
         models=models,
-        hardware=f"{started.cpu}, {started.cores} cores"
-        + (f", {memory / 2**30:.0f} GiB" if memory else "")
-        + (f"; {gpus}" if gpus else ""),
+        hardware=hardware_of(started),
         commit=str(started.source.get("commit") or ""),
         commands=dict.fromkeys(("figure-6", "training-loss", "table-3", "ledger", "models"), _shown_command(plan)),
+    )
+
+
+def reproduced_model(published: RunConfig, training: RunDirectory) -> ReproducedModel:
+    """What the run that was trained in a published model's name says of itself."""
+    done = read_summary(training.path)
+    return ReproducedModel(
+        name=published.name,
+        run=training.path.name,
+        published=shape_of(published),
+        trained=shape_of(RunConfig.model_validate(training.manifest["config"])),
+        seed=done.seed,
+        tokens=done.tokens,
+        train_seconds=done.train_seconds,
+        tokens_per_second=done.tokens_per_second,
+        checkpoint_digest=read_digest(training.path / "checkpoints" / done.checkpoint),
+    )
+
+
+def twin_rule(config: RunConfig) -> str:
+    """By which rule a recipe was shrunk, in words; empty if it was not."""
+    return config.twin.sentence() if config.twin else ""
+
+
+def hardware_of(started: StartedWith) -> str:
+    """Processor, cores, memory and GPUs."""
+    memory, gpus = started.memory_bytes, ", ".join(started.gpus)
+    return (
+        f"{started.cpu}, {started.cores} cores"
+        + (f", {memory / 2**30:.0f} GiB" if memory else "")
+        + (f"; {gpus}" if gpus else "")
     )
 
 
@@ -226,7 +250,8 @@ def _shown_command(plan: Plan) -> str:
     return shlex.join(["mlm-experiment", "reproduce", plan.target, *options])
 
 
-def _shape(config: RunConfig) -> ModelShape:
+def shape_of(config: RunConfig) -> ModelShape:
+    """Shape, size and length of training of a recipe's model."""
     values = config.model.model_dump() | config.train.model_dump() | {"parameters": parameter_count(config.model)}
     return ModelShape.model_validate(values)
 

@@ -1,22 +1,54 @@
 """`mlm-verify`: prove that what is on disk is what was written, and that a layout computes what one rank computes."""
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lineage.cli import run
 from lineage.command import CommandLine, run_command
+from lineage.digest import MARKER, bytes_below, check_seal, is_sealed
+from lineage.errors import BadInput, IntegrityFailure
+from lineage.progress import announce, format_bytes
+from lineage.run import MANIFEST
 
 app = CommandLine(help="Prove that runs are unchanged and that layouts agree.", no_args_is_help=True)
-app.command()(run)
-
 
 Configuration = Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")]
 Layout = Annotated[str, typer.Option("--layout", help="serial, or a name such as tp2, dp2, tp2-sp, pp2, dp2-zero1.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]
 Twin = Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")]
+
+
+@app.command()
+def run(path: Annotated[Path, typer.Argument(help="Run or checkpoint directory.")]) -> None:
+    """Check every file of a sealed directory, and of those inside it, against its digest, and that it says what its
+    inputs give.
+
+    Of a run: its identity; what it was made of, where that is on disk; each checkpoint against the one before it; each
+    record against the metrics or evaluation it is from; its report, made again. Everything that does not hold is named.
+    """
+    path = path.resolve()
+    if not path.is_dir():
+        raise BadInput(f"{path} is not a directory")
+    inner = (
+        marker.parent for marker in sorted(path.rglob(MARKER)) if is_sealed(marker.parent) and marker.parent != path
+    )
+    visible = [each for each in inner if not any(part.startswith(".") for part in each.relative_to(path).parts)]
+    announce(f"reads {format_bytes(bytes_below(path))} in {len(visible) + 1} sealed directories")
+    for directory in (*visible, path):
+        print(f"ok {check_seal(directory)[:16]} {directory}")
+    if (path / MANIFEST).is_file():
+        from experiments.verify.recomputed import Check
+
+        check = Check(path)
+        for name in dict.fromkeys(check.absent):
+            print(f"not compared, as it is not here: {name}")
+        for sentence in check.broken[:-1]:
+            print(f"broken: {sentence}", file=sys.stderr)
+        if check.broken:
+            raise IntegrityFailure(check.broken[-1])
 
 
 @app.command()

@@ -16,7 +16,7 @@ def verify(path: Path) -> Outcome:
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     """A complete run with a sealed checkpoint inside."""
-    run = RunDirectory.begin(tmp_path, "work", "training", {}, {})
+    run = RunDirectory.begin(tmp_path, "work", "work", {}, {})
     checkpoint = run.path / "checkpoints" / "iter_1"
     checkpoint.mkdir(parents=True)
     (checkpoint / "weights").write_bytes(b"weights")

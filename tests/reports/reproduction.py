@@ -11,12 +11,9 @@ from markupsafe import Markup
 from lineage.atomic import write_json, write_text
 from lineage.digest import seal
 from lineage.records import Record, write_records
-from reports.benchmarks import load_benchmarks
-from reports.experiment_runs import load_experiment_runs
-from reports.load import load_reproduction
 from reports.page import build_report, render_page
 from reports.render import Drawing
-from reports.report import Report, assemble, redraw_command
+from reports.report import Inputs, Report, assemble
 from tests.reports.trained import example_lines, timeline, write_training
 
 PAPER_FIGURE = "arXiv:1909.08053v4, Figure 6 (digitised)"
@@ -363,9 +360,7 @@ def build_page(directory: Path, bench: Path | None = None, runs: Sequence[Path] 
 
 def make_report(directory: Path, bench: Path | None = None, runs: Sequence[Path] = (), mixed: bool = True) -> Report:
     """What `build_page` makes the page of."""
-    benchmarks = load_benchmarks(bench) if bench else None
-    command = redraw_command(directory, runs, benchmarks, mixed)
-    return assemble(load_reproduction(directory), load_experiment_runs(runs), benchmarks, mixed, command)
+    return assemble(Inputs(directory, runs, bench, mixed))
 
 
 def page_text(directory: Path, bench: Path | None = None, runs: Sequence[Path] = (), mixed: bool = True) -> str:

@@ -1,0 +1,348 @@
+"""Whether a run says what its inputs give: its numbers and its page are made again. Imports no torch.
+
+A seal proves that nothing changed since it was made. Whoever edits files and seals them anew is contradicted here by
+the files beside them and by the runs that they were made of, as far as those are on disk.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+
+from engine.cli import read_run_config
+from engine.config import RunConfig
+from engine.run.directory import METRICS, SUMMARY, TIMELINE, read_metrics, read_steps, read_summary, read_validations
+from evaluation.protocol import ClozeResult, PerplexityResult
+from evaluation.uncertainty import ratio_standard_error
+from experiments.reproduce.kept import EXAMPLES, keep_training
+from experiments.reproduce.plan import LADDER
+from experiments.reproduce.reproduction import derived_records, hardware_of, reproduced_model, shape_of, twin_rule
+from experiments.reproduce.steps import TASKS, evaluation_file
+from experiments.sealed import digest_of_numbers
+from experiments.verdicts import NOT_RUN, RECORDS, load_results
+from lineage.chain import broken_links
+from lineage.config import parse_config
+from lineage.data_files import DataCard, Ledger, dataset_digest
+from lineage.digest import MARKER, check_seal, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
+from lineage.errors import UserError
+from lineage.files import Example, ExampleHead, Manifest, ReproductionSummary, one_line, read_document, read_values
+from lineage.records import Record, read_records
+from lineage.run import MANIFEST, RunDirectory
+from lineage.shipped import model_file
+from lineage.verified import check_seal_once
+
+LEDGER, DATASET, KEPT, REPORT = "ledger.json", "dataset.json", "training", "report"
+SAME = 1e-9
+"""Of numbers that are computed again from rounded ones."""
+
+
+class Check:
+    """What was found of a run, and of the runs that it was made of as far as they are on disk."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.manifest = run, read_document(run / MANIFEST, Manifest)
+        self.broken: list[str] = []
+        """A sentence for each thing that does not hold."""
+        self.absent: list[str] = []
+        """What it was made of that is not on disk."""
+        by_kind: dict[str, tuple[Callable[[], Iterable[str]], ...]] = {
+            "reproduction": (
+                self._models, self._trainings, self._evaluations, self._records, self._examples, self._report
+            ),
+            "experiment": (self._numbers,),
+            "training": (self._datasets, self._curve),
+            "data": (self._card,),
+        }  # fmt: skip
+        for check in (lambda: broken_links(run), *by_kind.get(self.manifest.kind, ())):
+            try:
+                for sentence in check():
+                    self.broken.append(sentence)
+            except (UserError, OSError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+                said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {one_line(error)}"
+                self.broken.append(f"{run.name} cannot be checked: {said}")
+
+    def _made_of(self, name: str, place: Path, digest: Callable[[Path], str]) -> Iterator[str]:
+        """A parent that is on disk is what it was, and holds by itself."""
+        if not is_sealed(place):
+            self.absent.append(f"{name} ({place.name})")
+            return
+        if digest(place) != self.manifest.parents.get(name):
+            yield f"{self.run.name} was not made of {place.name} as it is here: its digest is another"
+        check_seal_once(place)
+        other = Check(place)
+        self.absent += other.absent
+        yield from other.broken
+
+    # -- a dataset ------------------------------------------------------------------------------------------------
+
+    def _card(self) -> Iterator[str]:
+        """The data card has the files that were sealed, and what the ledger counted."""
+        card, sealed = read_document(self.run / DATASET, DataCard), sealed_files(self.run)
+        for name, file in card.files.items():
+            if sealed.get(name) != file.to_json():
+                yield f"{name} is not the file that {DATASET} describes"
+        yield from self._counted(card)
+
+    def _counted(self, card: DataCard) -> Iterator[str]:
+        ledger = read_document(self.run / LEDGER, Ledger)
+        amounts = {name: (split.documents, split.bytes, split.tokens) for name, split in card.splits.items()}
+        counted = {name: (split.documents, split.bytes, split.tokens) for name, split in ledger.splits.items()}
+        if (card.source, amounts) != (ledger.source, counted):
+            yield f"{DATASET} and {LEDGER} differ in what was read and kept"
+        for stage in ledger.stages:
+            kept = card.stages.get(stage.name)
+            if kept is None or (kept.documents, kept.tokens) != (stage.documents_out, stage.tokens_out):
+                yield f"{DATASET} and {LEDGER} differ in what the stage {stage.name} kept"
+
+    # -- a training -----------------------------------------------------------------------------------------------
+
+    def _datasets(self) -> Iterator[str]:
+        for name, place in _datasets_of(self.run):
+            yield from self._made_of(name, place, dataset_digest)
+
+    def _curve(self) -> Iterator[str]:
+        """The metrics have every iteration, and end where the summary says."""
+        if not is_sealed(self.run):
+            return
+        iterations = self.manifest.config["train"]["iterations"]
+        if [step.iteration for step in read_steps(self.run)] != list(range(1, iterations + 1)):
+            yield f"{METRICS} of {self.run.name} does not have each of {iterations} iterations once and in order"
+        yield from _ending(self.run)
+
+    # -- a reproduction -------------------------------------------------------------------------------------------
+
+    @property
+    def _summary(self) -> ReproductionSummary:
+        return read_document(self.run / "summary.json", ReproductionSummary)
+
+    def _trainings(self) -> Iterator[str]:
+        """Every model's run is the one that the reproduction was made of, and says what is kept of it."""
+        parents = {model.run.rpartition("-")[0]: model for model in self._summary.models}
+        if self.manifest.parents.keys() != {"dataset", *parents}:
+            yield f"{self.run.name} was made of {', '.join(self.manifest.parents)}, not of the models in summary.json"
+        for name, model in parents.items():
+            place, kept = self.run.parent / model.run, self.run / KEPT / model.name
+            yield from self._made_of(name, place, read_digest)
+            if kept.is_dir():
+                yield from _ending(kept)
+            if not is_sealed(place):
+                continue
+            training = RunDirectory(place)
+            found = reproduced_model(read_run_config(model_file(model.name)), training)
+            if found.model_copy(update={"matrix_gflops": model.matrix_gflops}) != model:
+                yield f"summary.json says of {model.name} what {model.run} does not"
+            if self._summary.twin_rule != twin_rule(_recipe(place)):
+                yield f"summary.json states another rule for twins than {model.run}"
+            with tempfile.TemporaryDirectory() as folder:
+                keep_training(training, Path(folder))
+                yield from _differing(kept, Path(folder), (SUMMARY, TIMELINE), model.run)
+                if read_metrics(kept) != read_metrics(Path(folder)):
+                    yield f"{KEPT}/{model.name}/{METRICS} is not what {model.run} gives"
+            if training.manifest["parents"]["dataset"] != self.manifest.parents["dataset"]:
+                yield f"{model.run} was trained on another dataset than {MANIFEST} names"
+            for _, dataset in _datasets_of(place):
+                if is_sealed(dataset):
+                    yield from _differing(self.run, dataset, (DATASET, LEDGER), dataset.name)
+
+    def _models(self) -> Iterator[str]:
+        """The summary is of the models that were asked for, at the size that the manifest says."""
+        summary, config = self._summary, self.manifest.config
+        names = LADDER[: LADDER.index(config["target"]) + 1]
+        if (summary.target, summary.mode) != (config["target"], config["mode"]):
+            yield f"summary.json is of {summary.target}, {summary.mode}; {MANIFEST} asks for other work"
+        if names != tuple(model.name for model in summary.models):
+            yield f"summary.json does not have the models {', '.join(names)} in this order"
+        for model in summary.models:
+            published = shape_of(read_run_config(model_file(model.name)))
+            if model.published != published:
+                yield f"summary.json describes the published {model.name} as its recipe does not"
+            same = model.trained.model_copy(update={
+                "vocab_size": published.vocab_size, "parameters": published.parameters
+            }) == published  # fmt: skip
+            if summary.mode != "scaled" and not same:
+                yield f"{model.name} is called {summary.mode} and is a smaller model: its numbers are scaled"
+        said = (summary.hardware, summary.commit, summary.source)
+        started = self.manifest.environment
+        card = read_document(self.run / DATASET, DataCard)
+        yield from self._counted(card)
+        if said != (hardware_of(started), str(started.source.get("commit") or ""), card.source):
+            yield f"summary.json names other hardware, code or data than {MANIFEST} and {DATASET}"
+        if not all(summary.target in command for command in summary.commands.values()):
+            yield "summary.json has a command that makes something else"
+
+    def _evaluations(self) -> Iterator[str]:
+        """Every evaluation is of the model's checkpoint, of the right kind, and its numbers follow from its sums."""
+        kind = "scaled" if self._summary.mode == "scaled" else "measured"
+        files = {evaluation_file(self.run, model.name, task) for model in self._summary.models for task in TASKS}
+        if files != set((self.run / "evaluations").iterdir()):
+            yield f"evaluations/ does not have one file for each model and each of {', '.join(TASKS)}"
+        tokenizer = read_document(self.run / DATASET, DataCard).tokenizer.digest
+        for model in self._summary.models:
+            for task in TASKS:
+                path = evaluation_file(self.run, model.name, task)
+                values = {"data_repository": ""} | read_values(path)  # which earlier versions did not say
+                of: type[ClozeResult | PerplexityResult] = ClozeResult if "accuracy" in values else PerplexityResult
+                result = parse_config(values, of, path.name)
+                where = f"evaluations/{path.name}"
+                made = (result.kind, result.checkpoint.partition("/")[0], result.checkpoint_digest)
+                if made != (kind, model.run, model.checkpoint_digest) or result.tokenizer_digest != tokenizer:
+                    yield f"{where} is not a {kind} evaluation of the checkpoint and tokenizer of {model.name}"
+                if result.partial != ("; only " in result.protocol):
+                    yield f"{where} does not say alike whether it is partial"
+                for name, value in _follows(result).items():
+                    if not math.isclose(value, getattr(result, name), rel_tol=SAME):
+                        yield f"{where} says {getattr(result, name)!r} as {name}; its own sums give {value!r}"
+
+    def _records(self) -> Iterator[str]:
+        """Every record is computed again from claims, metrics and evaluations; claims may have other words by now."""
+        actual = read_records(self.run / RECORDS)
+        if not (self.run / KEPT).is_dir():
+            self.absent.append(f"the metrics behind {RECORDS}")
+            actual = [record for record in actual if record.x is None or record.kind == "published"]
+        expected = derived_records(RunDirectory(self.run), self._summary)
+        for says, gives in zip_longest(*map(_in_order, (actual, expected))):
+            if says != gives:
+                yield f"{RECORDS} has {_shown(says)} where what it was made of gives {_shown(gives)}"
+
+    def _examples(self) -> Iterator[str]:
+        """The examples are of these models, and as many are right as the evaluations say."""
+        if not (self.run / EXAMPLES).is_file():
+            if (self.run / KEPT).is_dir():
+                yield f"{EXAMPLES} is missing"
+            return
+        first, *lines = (self.run / EXAMPLES).read_bytes().splitlines()
+        head, examples = ExampleHead.model_validate_json(first), [Example.model_validate_json(line) for line in lines]
+        if head.models != [model.name for model in self._summary.models]:
+            yield f"{EXAMPLES} is of other models"
+        for place, model in enumerate(head.models):
+            result = read_values(evaluation_file(self.run, model, "lambada"))
+            mean = -math.fsum(example.log_probability[place] for example in examples) / max(1, len(examples))
+            correct = sum(example.correct[place] for example in examples)
+            if (len(examples), correct, head.task) != (result["num_examples"], result["num_correct"], result["task"]):
+                yield f"{EXAMPLES} does not have the right and wrong answers that the evaluation of {model} counts"
+            elif abs(mean - math.log(result["perplexity"])) > 0.01:  # of numbers with two digits
+                yield f"{EXAMPLES} has other log-probabilities than the evaluation of {model}"
+
+    # -- an experiment --------------------------------------------------------------------------------------------
+
+    def _numbers(self) -> Iterator[str]:
+        """The records are those that the run was begun with, and of kinds that it can have made."""
+        config, records = self.manifest.config, read_records(self.run / RECORDS)
+        load_results([self.run])
+        of = (f"{self.manifest.name}-{self.manifest.identity[:8]}", sha256_json(config), config["experiment"]["name"])
+        if any((record.source, record.digest, record.experiment) != of for record in records):
+            yield f"{RECORDS} of {self.run.name} has records of another run"
+        if "records" not in config:  # a run of an earlier version
+            self.absent.append(f"the digest of the records of {self.run.name}")
+            return
+        refused = read_values(self.run / NOT_RUN) if (self.run / NOT_RUN).is_file() else []
+        if (digest_of_numbers(records), sha256_json(refused)) != (config["records"], config["refused"]):
+            yield f"{RECORDS} of {self.run.name} does not have the numbers that the run was begun with"
+
+    # -- a report -------------------------------------------------------------------------------------------------
+
+    def _report(self) -> Iterator[str]:
+        """The page and all files beside it are made again and are the same byte for byte."""
+        if not (self.run / REPORT).is_dir():
+            return
+        from reports.page import write_report
+        from reports.report import Inputs, assemble
+
+        inputs = Inputs.of_built(self.run)
+        for path in inputs.runs:
+            if not is_sealed(path):
+                yield f"{REPORT} was made of {path.name}, which is not there"
+                return
+            check_seal(path)
+            yield from Check(path).broken
+        with tempfile.TemporaryDirectory() as folder:
+            write_report(assemble(inputs), Path(folder))
+            made, found = _files(Path(folder)), _files(self.run / REPORT)
+            others = [name for name in sorted(made | found) if not _same(Path(folder) / name, self.run / REPORT / name)]
+            if others:
+                yield (
+                    f"{REPORT}/{others[0]} is not what its inputs give ({len(others)} files are not): it was changed, "
+                    f"or made by another version or elsewhere; `{inputs.command}` makes it again"
+                )
+
+
+def _follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
+    """What numbers of an evaluation follow from others in it."""
+    if isinstance(result, ClozeResult):
+        accuracy = result.num_correct / result.num_examples
+        error = math.sqrt(accuracy * (1 - accuracy) / max(1, result.num_examples - 1))
+        return {"accuracy": accuracy, "standard_error": error}
+    share = result.normaliser / result.num_original_tokens
+    nll, blocks = result.loss_per_token * result.num_scored_tokens, result.blocks
+    scored = np.array([block.nll for block in blocks])
+    weights = np.array([block.num_original_tokens * block.num_scored / block.num_targets for block in blocks])
+    size = nll / math.log(2) / share
+    follows: dict[str, float] = {
+        "num_scored_tokens": sum(block.num_scored for block in blocks),
+        "loss_per_token": math.fsum(scored) / result.num_scored_tokens,
+        "perplexity": math.exp(nll / result.normaliser),
+        "subword_perplexity": math.exp(result.loss_per_token),
+        "original_token_perplexity": math.exp(nll / result.normaliser),
+        "lm_eval_word_perplexity": math.exp(nll / (result.num_lm_eval_words * share)),
+        "bits_per_byte": size / round(size / result.bits_per_byte),  # of a whole number of bytes
+    }
+    if (spread := ratio_standard_error(scored, weights)) is not None:
+        follows["log_perplexity_standard_error"] = spread * weights.sum() / result.normaliser
+    return follows
+
+
+def _in_order(records: Iterable[Record]) -> list[Record]:
+    """Those that are published in one order and without words, then the others as they stand."""
+    published = [record for record in records if record.kind == "published"]
+    bare = [record.model_copy(update={"source": "", "note": ""}) for record in published]
+    return [*sorted(bare, key=Record.model_dump_json), *(record for record in records if record.kind != "published")]
+
+
+def _ending(folder: Path) -> Iterator[str]:
+    """The last validation among some metrics is the one that the summary beside them says."""
+    done, validations = read_summary(folder), read_validations(folder)
+    last = validations[-1] if validations else None
+    said = (done.iterations, done.validation_loss, done.validation_perplexity)
+    if last is None or said != (last.iteration, last.loss, last.perplexity):
+        yield f"the summary of {folder.name} says another end of training than its {METRICS}"
+    for validation in validations:
+        if not math.isclose(validation.perplexity, math.exp(min(validation.loss, 20)), rel_tol=SAME):
+            yield f"{METRICS} of {folder.name} has a perplexity at {validation.iteration} that is not of its loss"
+
+
+def _recipe(training: Path) -> RunConfig:
+    return parse_config(read_document(training / MANIFEST, Manifest).config, RunConfig, f"{training.name}/{MANIFEST}")
+
+
+def _datasets_of(training: Path) -> Iterator[tuple[str, Path]]:
+    """Name among the parents of each dataset of a training, and where it is: where it was, or beside the training."""
+    given = _recipe(training).data.dataset
+    several = {"dataset": given} if isinstance(given, Path) else {
+        f"dataset {number}": path for number, (path, _) in enumerate(given or (), 1)
+    }  # fmt: skip
+    for name, path in several.items():
+        yield name, path if is_sealed(path) else training.parent / path.name
+
+
+def _differing(folder: Path, made: Path, names: Iterable[str], by: str) -> Iterator[str]:
+    for name in names:
+        if (folder / name).exists() | (made / name).exists() and not _same(folder / name, made / name):
+            yield f"{folder.name}/{name} is not what {by} gives"
+
+
+def _files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} - {MARKER}
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.is_file() and other.is_file() and sha256_file(one) == sha256_file(other)
+
+
+def _shown(record: Record | None) -> str:
+    if record is None:
+        return "nothing"
+    at = "" if record.x is None else f" at {record.x:g}"
+    return f"{record.value!r} for {record.experiment} {record.series} {record.quantity}{at} ({record.kind})"

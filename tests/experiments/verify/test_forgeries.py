@@ -1,0 +1,486 @@
+"""Edits of sealed results, each sealed anew up to the page as an honest change would be: all are named."""
+
+import json
+import shutil
+import tarfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from experiments.catalogue import find_experiment
+from experiments.runner import run_experiment
+from experiments.verify.chaos.job import leave_figures_blank
+from experiments.verify.recomputed import Check
+from lineage.digest import seal, sha256_json
+from lineage.errors import UserError
+from lineage.run import identity_of
+from reports import page
+from tests.architecture.rooms import ROOT
+from tests.commands import call
+from tests.experiments.test_sealed_before import PACKED
+from tests.reports.reproduction import build_page
+
+Edit = Callable[[Any], object]
+MODEL = "355m"
+
+
+class Forged(NamedTuple):
+    """Copies that a test may change: a reproduction, the runs it was made of, an experiment on its page."""
+
+    reproduction: Path
+    training: Path
+    dataset: Path
+    experiment: Path
+
+    @property
+    def report(self) -> Path:
+        return self.reproduction / "report"
+
+    def seal(self) -> None:
+        """Seal everything from the innermost up."""
+        for directory in (self.dataset, *sorted((self.training / "checkpoints").iterdir()), self.training,
+                          self.experiment, self.reproduction):  # fmt: skip
+            if directory.is_dir():
+                seal(directory)
+
+    def publish(self, *experiments: Path) -> None:
+        """Make the page say what the files say now."""
+        build_page(self.reproduction, runs=experiments)
+
+
+def in_runs(runs: Path) -> Forged:
+    patterns = ("reproduce-355m-*", "355m-tiny-*", "tiny-*", "experiment-2021-figure-6-*")
+    return Forged(*(next(runs.glob(pattern)) for pattern in patterns))
+
+
+@pytest.fixture(autouse=True)
+def _blank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "render_all", page.render_all)  # put back after the test
+    leave_figures_blank()
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of runs: what an earlier version sealed, and a simulated experiment; not to be changed."""
+    folder = tmp_path_factory.mktemp("honest")
+    with tarfile.open(PACKED) as archive:
+        archive.extractall(folder, filter="data")
+    run_experiment(find_experiment("2021/figure-6"), folder / "runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "render_all", page.render_all)
+        leave_figures_blank()
+        in_runs(folder / "runs").publish()
+    return folder / "runs"
+
+
+@pytest.fixture
+def forged(honest: Path, tmp_path: Path) -> Forged:
+    shutil.copytree(honest, tmp_path / "runs", symlinks=True)
+    return in_runs(tmp_path / "runs")
+
+
+# -- edits ---------------------------------------------------------------------------------------------------------
+
+
+def json_file(path: Path, edit: Edit) -> None:
+    values = json.loads(path.read_text(encoding="utf-8"))
+    before = json.dumps(values)
+    edit(values)
+    assert json.dumps(values) != before
+    path.write_text(json.dumps(values, indent=2), encoding="utf-8")
+
+
+def json_lines(path: Path, edit: Edit) -> None:
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    before = json.dumps(lines)
+    edit(lines)
+    assert json.dumps(lines) != before
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def of(lines: list[dict[str, Any]], quantity: str, kind: str = "scaled") -> list[dict[str, Any]]:
+    found = [line for line in lines if (line.get("quantity"), line.get("kind")) == (quantity, kind)]
+    assert found
+    return found
+
+
+def records(edit: Edit) -> Callable[[Forged], None]:
+    return lambda forged: json_lines(forged.reproduction / "records.jsonl", edit)
+
+
+def record(quantity: str, kind: str = "scaled", /, **values: Any) -> Callable[[Forged], None]:
+    return records(lambda lines: of(lines, quantity, kind)[-1].update(values))
+
+
+def summary(edit: Edit) -> Callable[[Forged], None]:
+    return lambda forged: json_file(forged.reproduction / "summary.json", edit)
+
+
+def summarised(**values: Any) -> Callable[[Forged], None]:
+    return summary(lambda it: it.update(values))
+
+
+def evaluation(task: str, edit: Edit) -> Callable[[Forged], None]:
+    return lambda forged: json_file(forged.reproduction / "evaluations" / f"{MODEL}-{task}.json", edit)
+
+
+def examples(edit: Edit) -> Callable[[Forged], None]:
+    return lambda forged: json_lines(forged.reproduction / "examples.jsonl", edit)
+
+
+def inside(name: str, edit: Edit) -> Callable[[Forged], None]:
+    return lambda forged: (json_lines if name.endswith("l") else json_file)(forged.reproduction / name, edit)
+
+
+def manifest(run: Path, edit: Edit) -> None:
+    """Edit a manifest and make the digests in it again."""
+
+    def change(values: dict[str, Any]) -> None:
+        edit(values)
+        outside = values["outside_identity"]
+        what = {name: value for name, value in values["config"].items() if name not in outside}
+        version = values["environment"]["mlm_repro"]
+        values["config_digest"] = sha256_json(values["config"])
+        values["identity"] = identity_of(values["kind"], what, values["parents"], version)
+
+    json_file(run / "manifest.json", change)
+
+
+def text(name: str, old: str, new: str) -> Callable[[Forged], None]:
+    """Of a file of the report."""
+
+    def edit(forged: Forged) -> None:
+        path = forged.report / name
+        content = path.read_text(encoding="utf-8")
+        assert old in content
+        path.write_text(content.replace(old, new, 1), encoding="utf-8")
+
+    return edit
+
+
+def removed(name: str) -> Callable[[Forged], None]:
+    def edit(forged: Forged) -> None:
+        path = forged.reproduction / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return edit
+
+
+def full_size(forged: Forged) -> None:
+    """A twin called the published model everywhere that says so."""
+    manifest(forged.reproduction, lambda it: it["config"].update(mode="full"))
+    summarised(mode="full")(forged)
+    for task in ("wikitext103", "lambada"):
+        evaluation(task, lambda it: it.update(kind="measured"))(forged)
+    records(lambda lines: [line.update(kind="measured") for line in lines if line["kind"] == "scaled"])(forged)
+
+
+def divided(it: dict[str, Any]) -> None:
+    it["perplexity"] /= 10
+
+
+def all_divided(it: dict[str, Any]) -> None:
+    for name in ("perplexity", "original_token_perplexity", "lm_eval_word_perplexity", "subword_perplexity"):
+        it[name] /= 10
+
+
+def one_right(it: dict[str, Any]) -> None:
+    right, number = it["num_correct"] + 1, it["num_examples"]
+    accuracy = right / number
+    error = (accuracy * (1 - accuracy) / (number - 1)) ** 0.5
+    it.update(num_correct=right, accuracy=accuracy, standard_error=error)
+
+
+def one_more_right(forged: Forged) -> None:
+    """With the record that follows from it."""
+    evaluation("lambada", one_right)(forged)
+    path = forged.reproduction / "evaluations" / f"{MODEL}-lambada.json"
+    accuracy = json.loads(path.read_text())["accuracy"]
+    record("heldout_cloze_accuracy", value=100 * accuracy)(forged)
+
+
+def trained(name: str, edit: Edit) -> Callable[[Forged], None]:
+    return lambda forged: (json_lines if name.endswith("l") else json_file)(forged.training / name, edit)
+
+
+def weights(forged: Forged) -> None:
+    """The last checkpoint's, with its run sealed anew."""
+    path = max(forged.training.glob("checkpoints/*/model-*.safetensors"))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def tokens(forged: Forged) -> None:
+    path = forged.dataset / "train_text_document.bin"
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+
+
+def another_dataset(forged: Forged) -> None:
+    manifest(forged.training, lambda it: it["parents"].update(dataset="0" * 64))
+
+
+def simulated(**values: Any) -> Callable[[Forged], None]:
+    return lambda forged: json_lines(forged.experiment / "records.jsonl", lambda lines: lines[0].update(values))
+
+
+def copied_evaluation(forged: Forged) -> None:
+    folder = forged.reproduction / "evaluations"
+    shutil.copy(folder / f"{MODEL}-lambada.json", folder / f"{MODEL}-wikitext103.json")
+
+
+INSIDE: dict[str, tuple[Callable[[Forged], None], str]] = {
+    "perplexity of a record": (
+        records(lambda lines: [divided_by_ten(line) for line in of(lines, "heldout_perplexity")]),
+        "records.jsonl has ",
+    ),
+    "accuracy of a record": (record("heldout_cloze_accuracy", value=66.51), "records.jsonl has 66.51"),
+    "validation of a record": (record("validation_perplexity", value=9.27), "records.jsonl has 9.27"),
+    "loss of a record": (record("training_loss", value=2.5), "records.jsonl has 2.5"),
+    "last perplexity of a record": (record("final_validation_perplexity", value=9.0), "records.jsonl has 9.0"),
+    "kinds of records": (
+        records(lambda lines: [line.update(kind="measured") for line in of(lines, "training_loss")]),
+        "(measured) where",
+    ),
+    "kind of one record": (
+        record("heldout_perplexity", kind="scaled", quantity="wikitext103_perplexity"),
+        "wikitext103_perplexity (scaled) where",
+    ),
+    "a published number": (record("wikitext103_perplexity", "published", value=11.1), "records.jsonl has 11.1"),
+    "a published number deleted": (
+        records(lambda lines: lines.remove(of(lines, "lambada_accuracy", "published")[0])),
+        "records.jsonl has ",
+    ),
+    "a number called published": (record("training_loss", kind="published"), "(published) where"),
+    "all records of a model": (records(lambda lines: lines.clear()), "records.jsonl has nothing where"),
+    "a record deleted": (
+        records(lambda lines: lines.remove(of(lines, "validation_perplexity")[0])),
+        "records.jsonl has ",
+    ),
+    "two records exchanged": (records(lambda lines: lines.insert(-2, lines.pop())), "records.jsonl has "),
+    "a record twice": (records(lambda lines: lines.append(lines[-1])), " where what it was made of gives nothing"),
+    "seed of a record": (record("training_loss", seed=1), "training_loss at 6 (scaled) where"),
+    "run of a record": (record("training_loss", source="355m-tiny-00000000"), "training_loss at 6 (scaled) where"),
+    "digest of a record": (record("heldout_perplexity", digest="0" * 64), "heldout_perplexity (scaled) where"),
+    "note of a record": (record("heldout_perplexity", note=""), "heldout_perplexity (scaled) where"),
+    "place of a record": (record("training_loss", x=300000), "at 300000 (scaled) where"),
+    "mode": (summarised(mode="full"), "summary.json is of 355m, full"),
+    "mode and kinds everywhere": (full_size, "355m is called full and is a smaller model"),
+    "target": (summarised(target="8.3b"), "summary.json is of 8.3b"),
+    "published shape": (
+        summary(lambda it: it["models"][0]["published"].update(hidden_size=16)),
+        "describes the published 355m as its recipe does not",
+    ),
+    "trained shape": (
+        summary(lambda it: it["models"][0]["trained"].update(hidden_size=1024)),
+        "summary.json says of 355m what 355m-tiny-",
+    ),
+    "speed": (summary(lambda it: it["models"][0].update(tokens_per_second=1e6)), "summary.json says of 355m what"),
+    "tokens": (summary(lambda it: it["models"][0].update(tokens=300_000_000)), "summary.json says of 355m what"),
+    "hardware": (summarised(hardware="512 × V100"), "summary.json names other hardware"),
+    "commit": (summarised(commit="0" * 40), "summary.json names other hardware, code or data"),
+    "source of the text": (summarised(source="wikipedia"), "summary.json names other hardware, code or data"),
+    "twin rule": (summarised(twin_rule=""), "summary.json states another rule for twins"),
+    "command": (summary(lambda it: it["commands"].update(models="make tea")), "a command that makes something else"),
+    "checkpoint": (
+        summary(lambda it: it["models"][0].update(checkpoint_digest="0" * 64)),
+        "is not a scaled evaluation of",
+    ),
+    "no models": (summary(lambda it: it["models"].clear()), "summary.json does not have the models 355m"),
+    "run of a model": (
+        summary(lambda it: it["models"][0].update(run="other-00000000")),
+        "not of the models in summary",
+    ),
+    "parents": (
+        lambda forged: manifest(forged.reproduction, lambda it: it["parents"].update({"355m-tiny": "0" * 64})),
+        " as it is here: its digest is another",
+    ),
+    "data among the parents": (
+        lambda forged: manifest(forged.reproduction, lambda it: it["parents"].update(dataset="0" * 64)),
+        "was trained on another dataset than manifest.json names",
+    ),
+    "configuration": (
+        inside("manifest.json", lambda it: it["config"].update(windows=5000)),
+        "the configuration in manifest.json is not the one its digest was made of",
+    ),
+    "perplexity of an evaluation": (evaluation("wikitext103", divided), " as perplexity; its own sums give "),
+    "all perplexities of an evaluation": (evaluation("wikitext103", all_divided), " as subword_perplexity; its own "),
+    "bits per byte": (
+        evaluation("wikitext103", lambda it: it.update(bits_per_byte=0.97)),
+        " as bits_per_byte; its own",
+    ),
+    "loss of an article": (
+        evaluation("wikitext103", lambda it: it["blocks"][0].update(nll=1.0)),
+        " as loss_per_token; ",
+    ),
+    "standard error": (
+        evaluation("lambada", lambda it: it.update(standard_error=0.5)),
+        "0.5 as standard_error; its own",
+    ),
+    "one more right answer": (one_more_right, "examples.jsonl does not have the right and wrong answers"),
+    "loss of the targets": (evaluation("lambada", divided), "examples.jsonl has other log-probabilities"),
+    "kind of an evaluation": (
+        evaluation("lambada", lambda it: it.update(kind="measured")),
+        "is not a scaled evaluation",
+    ),
+    "tokenizer": (evaluation("lambada", lambda it: it.update(tokenizer_digest="0" * 64)), "is not a scaled evaluation"),
+    "part of a test": (
+        evaluation("wikitext103", lambda it: it.update(partial=not it["partial"])),
+        "whether it is partial",
+    ),
+    "another task's evaluation": (copied_evaluation, " gives 0.0 for 2019/table-3 355m heldout_cloze"),
+    "no evaluation": (removed(f"evaluations/{MODEL}-lambada.json"), "evaluations/ does not have one file for each"),
+    "an answer": (
+        examples(lambda lines: lines[1].update(correct=[not lines[1]["correct"][0]])),
+        "right and wrong answers",
+    ),
+    "an example less": (examples(lambda lines: lines.pop()), "right and wrong answers"),
+    "whose examples": (examples(lambda lines: lines[0].update(models=["8.3b"])), "examples.jsonl is of other models"),
+    "no examples": (removed("examples.jsonl"), "examples.jsonl is missing"),
+    "a loss that was kept": (
+        inside(f"training/{MODEL}/metrics.jsonl", lambda lines: lines[1].update(loss=1.0)),
+        f"training/{MODEL}/metrics.jsonl is not what",
+    ),
+    "an end that was kept": (
+        inside(f"training/{MODEL}/summary.json", lambda it: it.update(validation_perplexity=9.3)),
+        "says another end of training than its metrics.jsonl",
+    ),
+    "no curves": (removed("training"), f"{MODEL}/summary.json is not what"),
+    "the ledger": (
+        inside("ledger.json", lambda it: it["stages"][0].update(documents_out=9)),
+        "ledger.json is not what",
+    ),
+    "the data card": (inside("dataset.json", lambda it: it.update(seed=99)), "dataset.json is not what"),
+}
+OF_PARENTS: dict[str, tuple[Callable[[Forged], None], str]] = {
+    "metrics of the training": (
+        trained("metrics.jsonl", lambda lines: lines[1].update(loss=1.0)),
+        " as it is here: its digest",
+    ),
+    "an iteration less": (
+        trained("metrics.jsonl", lambda lines: lines.pop(2)),
+        "does not have each of 6 iterations once",
+    ),
+    "end of the training": (
+        trained("summary.json", lambda it: it.update(validation_loss=1.0)),
+        "says another end of training",
+    ),
+    "recipe of the training": (
+        lambda forged: manifest(forged.training, lambda it: it["config"]["train"].update(seed=1)),
+        " belongs to another run",
+    ),
+    "weights": (weights, "355m-tiny-387328e9 as it is here: its digest is another"),
+    "tokens": (tokens, "train_text_document.bin is not the file that dataset.json describes"),
+    "data of the training": (another_dataset, "355m-tiny-387328e9 was not made of tiny-1d71ab2f as it is here"),
+    "ledger of the dataset": (
+        lambda forged: json_file(forged.dataset / "ledger.json", lambda it: it.update(source="all")),
+        "dataset.json and ledger.json differ in what was read",
+    ),
+}
+OF_AN_EXPERIMENT: dict[str, tuple[Callable[[Forged], None], str]] = {
+    "a simulated number": (simulated(value=163.0), "does not have the numbers that the run was begun with"),
+    "a simulated number called measured": (
+        simulated(kind="measured", low=None, high=None),
+        "is of mode simulate and yet calls",
+    ),
+    "a computed number's source": (simulated(source="another-run"), "has records of another run"),
+}
+ON_THE_PAGE: dict[str, tuple[Callable[[Forged], None], str]] = {
+    "a verdict": (text("index.html", "NOT_RUN", "REPRODUCED"), "report/index.html is not what"),
+    "a number": (
+        text("figures/further-numbers.csv", "scaled,iteration", "measured,iteration"),
+        "report/figures/further",
+    ),
+    "a model": (text("index.html", ">355m<", ">8.3b<"), "report/index.html is not what"),
+    "a finding": (text("index.html", "<p>", "<p>Every number was reproduced. "), "report/index.html is not what"),
+    "a script": (text("index.html", "</body>", "<script>alert(1)</script></body>"), "report/index.html is not what"),
+    "an empty page": (lambda forged: (forged.report / "index.html").write_text(""), "report/index.html is not what"),
+    "no page": (lambda forged: (forged.report / "index.html").unlink(), "report/index.html is not what"),
+    "a drawing": (lambda forged: next(forged.report.rglob("*.svg")).write_text("<svg>9.3</svg>"), ".svg is not what"),
+    "the PDF": (lambda forged: (forged.report / "report.pdf").write_bytes(b"%PDF"), "report/report.pdf is not what"),
+    "a file more": (lambda forged: (forged.report / "more.html").write_text("9.3"), "report/more.html is not what"),
+    "what it was made of": (
+        lambda forged: json_file(forged.report / "sources.json", lambda it: it.update(mixed_commits=False)),
+        "report/",
+    ),
+    "not said what it was made of": (
+        lambda forged: (forged.report / "sources.json").unlink(),
+        "sources.json cannot be read",
+    ),
+}
+
+
+def divided_by_ten(line: dict[str, Any]) -> None:
+    line["value"] /= 10
+
+
+def test_what_was_made_honestly_holds(honest: Path) -> None:
+    for path in in_runs(honest):
+        check = Check(path)
+        assert (check.broken, check.absent) == ([], []), path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [ROOT / "results" / "reproduce-8.3b", *sorted((ROOT / "results").glob("a*/*-*"))[::3]],
+    ids=lambda path: path.name,
+)
+def test_what_is_kept_of_earlier_versions_holds(path: Path) -> None:
+    assert Check(path).broken == []
+
+
+def is_named(sentence: str, forged: Forged) -> None:
+    broken = Check(forged.reproduction).broken
+    assert [found for found in broken if sentence in found], broken
+
+
+@pytest.mark.parametrize("name", INSIDE | OF_PARENTS)
+def test_an_edit_sealed_anew_up_to_the_page_is_named(name: str, forged: Forged) -> None:
+    edit, sentence = (INSIDE | OF_PARENTS)[name]
+    edit(forged)
+    forged.seal()
+    with suppress(UserError, ValueError, KeyError):  # of what no page can be made of any more
+        forged.publish()
+    is_named(sentence, forged)
+
+
+@pytest.mark.parametrize("name", OF_AN_EXPERIMENT)
+def test_an_edit_of_an_experiment_is_named(name: str, forged: Forged) -> None:
+    edit, sentence = OF_AN_EXPERIMENT[name]
+    edit(forged)
+    forged.seal()
+    broken = Check(forged.experiment).broken
+    assert [found for found in broken if sentence in found], broken
+
+
+def test_an_experiment_on_the_page_that_was_edited_or_is_gone_is_named(forged: Forged) -> None:
+    forged.publish(forged.experiment)
+    assert Check(forged.reproduction).broken == []
+    simulated(value=163.0)(forged)
+    forged.seal()
+    forged.publish(forged.experiment)
+    is_named("does not have the numbers that the run was begun with", forged)
+    shutil.rmtree(forged.experiment)
+    is_named("report was made of experiment-2021-figure-6-", forged)
+
+
+@pytest.mark.parametrize("name", ON_THE_PAGE)
+def test_an_edit_of_the_page_is_named(name: str, forged: Forged) -> None:
+    edit, sentence = ON_THE_PAGE[name]
+    edit(forged)
+    seal(forged.report)
+    is_named(sentence, forged)
+
+
+def test_the_command_names_every_forgery(forged: Forged) -> None:
+    record("training_loss", value=2.5)(forged)
+    one_more_right(forged)
+    forged.seal()
+    done = call({}, "mlm-verify", "run", forged.reproduction, ends=6, prepare=leave_figures_blank)
+    assert "records.jsonl has 2.5 for 2019/training-loss" in done.err
+    assert "examples.jsonl does not have the right and wrong answers" in done.err
