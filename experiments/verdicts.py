@@ -1,6 +1,5 @@
 """What became of every published claim, from the records of sealed runs alone. Imports no torch."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,6 +10,7 @@ from typing import Literal, get_args
 from experiments.catalogue import PAPERS, Claim, Experiment, every_claim, unanswered_claims
 from lineage.digest import check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
+from lineage.files import Document, parse_document, read_values
 from lineage.records import Kind, Record, read_records
 from lineage.run import MANIFEST, RunDirectory
 
@@ -33,6 +33,21 @@ HELD: dict[Kind, tuple[Outcome, Outcome]] = {
 }  # fmt: skip
 """Verdicts of kinds that are held against a claim: within its tolerance, and beyond it."""
 BEYOND: tuple[Outcome, ...] = ("DIVERGED", "INCONSISTENT")
+
+
+class Refused(Document):
+    """A row of an experiment that could not run."""
+
+    experiment: str
+    series: str
+    x: float | None
+    reason: str
+
+
+class Refusals(Document):
+    """not_run.json, which is a list."""
+
+    rows: list[Refused]
 
 
 @dataclass(frozen=True)
@@ -78,8 +93,8 @@ def load_results(folders: Iterable[Path]) -> Results:
     for path in sorted(runs, key=lambda run: runs[run], reverse=True):
         records += _records(path)
         if (path / NOT_RUN).is_file():
-            for line in json.loads((path / NOT_RUN).read_text(encoding="utf-8")):
-                refused.setdefault((line["experiment"], line["series"], line["x"]), line["reason"])
+            for row in parse_document({"rows": read_values(path / NOT_RUN)}, Refusals, NOT_RUN).rows:
+                refused.setdefault((row.experiment, row.series, row.x), row.reason)
     return Results(tuple(records), refused, tuple(left_out))
 
 

@@ -5,13 +5,15 @@ import inspect
 import os
 import signal
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from lineage.errors import Interrupted, UserError
+from lineage.errors import Fault, Interrupted, UserError
 from lineage.installation import check_installation
 from lineage.progress import QUIET
 from lineage.torch_range import refuse_unfit_torch
@@ -25,10 +27,12 @@ BARS_OF_LIBRARIES = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASET
 
 Verb = Callable[..., Any]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing of cost and progress.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Keep where a fault of the program arose in a file.")]
+DEBUG = "MLM_DEBUG"
 
 
 class CommandLine(typer.Typer):
-    """A typer application whose every verb takes `--quiet`."""
+    """A typer application whose every verb takes `--quiet` and `--debug`."""
 
     def command(  # type: ignore[override]  # which settings there are depends on typer's version
         self, name: str | None = None, **settings: Any
@@ -37,23 +41,28 @@ class CommandLine(typer.Typer):
         register = super().command(name, **settings)
 
         def decorate(verb: Verb) -> Verb:
-            register(_with_quiet(verb))
+            register(_with_options_of_all(verb))
             return verb
 
         return decorate
 
 
-def _with_quiet(verb: Verb) -> Verb:
+def _with_options_of_all(verb: Verb) -> Verb:
     @wraps(verb)
-    def run(*arguments: Any, quiet: bool, **options: Any) -> Any:
+    def run(*arguments: Any, quiet: bool, debug: bool, **options: Any) -> Any:
+        if debug:
+            os.environ[DEBUG] = "1"
         if quiet:
             os.environ.update(dict.fromkeys((QUIET, *BARS_OF_LIBRARIES), "1"))
         return verb(*arguments, **options)
 
     own = inspect.signature(verb)
-    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
-    vars(run)["__signature__"] = own.replace(parameters=[*own.parameters.values(), option])
-    run.__annotations__ = {**verb.__annotations__, "quiet": Quiet}
+    added = {"quiet": Quiet, "debug": Debug}
+    options = [
+        inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=a) for n, a in added.items()
+    ]
+    vars(run)["__signature__"] = own.replace(parameters=[*own.parameters.values(), *options])
+    run.__annotations__ = verb.__annotations__ | added
     return run
 
 
@@ -82,16 +91,27 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
         code = _explain(Interrupted("interrupted; the same command goes on from what was finished"))
     except UserError as error:
         code = _explain(error)
-    except OSError as error:
-        if error.errno not in NO_DISK:
-            raise
-        where = f" {error.filename}" if error.filename else ""
-        code = _explain(Interrupted(f"the disk failed{where} ({error.strerror}); the same command goes on from there"))
+    except Exception as error:
+        code = _explain(_unforeseen(error))
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(code)
+
+
+def _unforeseen(error: Exception) -> UserError:
+    """What a failing disk is to the user, or a fault of ours, whose traceback is kept if it was asked for."""
+    if isinstance(error, OSError) and error.errno in NO_DISK:
+        where = f" {error.filename}" if error.filename else ""
+        return Interrupted(f"the disk failed{where} ({error.strerror}); the same command goes on from there")
+    kept = "`--debug` keeps where it arose in a file"
+    if DEBUG in os.environ:
+        with tempfile.NamedTemporaryFile("w", prefix="mlm-fault-", suffix=".txt", delete=False) as file:
+            traceback.print_exception(error, file=file)
+        kept = f"{file.name} says where it arose"
+    said = " ".join(str(error).split())[:300]
+    return Fault(f"a fault of this program, please report it: {type(error).__name__}: {said}; {kept}")
 
 
 class _CtrlC(BaseException):
@@ -113,5 +133,6 @@ def _terminate(command: int, number: int, frame: object) -> NoReturn:
 
 def _explain(error: UserError) -> int:
     if error.on_every_rank or os.environ.get("RANK", "0") == "0":
-        print(f"error: {error}", file=sys.stderr)
+        shown = (c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(error))
+        print(f"error: {''.join(shown)}", file=sys.stderr)
     return error.exit_code

@@ -39,6 +39,13 @@ class IntegrityFailure(UserError):
     exit_code = 6
 
 
+class Fault(UserError):
+    """An error that no user can mend, which please report: exit code 70."""
+
+    exit_code = 70
+    on_every_rank = True
+
+
 class Interrupted(UserError):
     """The run was stopped or lost a rank, and the same command goes on with it: exit code 7."""
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lineage.errors import Fault
+
 ROOT = Path(__file__).resolve().parent.parent
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["tests.imported"])
@@ -133,5 +135,6 @@ def call(
     finally:
         process.kill()
     assert "Traceback" not in err
+    assert process.wait() != Fault.exit_code, err
     assert ends in (None, process.wait()), err
     return Outcome(process.wait(), out, err)

@@ -1,8 +1,10 @@
 """A valid file of every kind that is read from outside, and how it is read."""
 
+import argparse
 import gzip
 import json
 import shutil
+import tarfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,24 +20,34 @@ from data_pipeline.config import DataConfig
 from data_pipeline.reading.file_sources import FileSource
 from data_pipeline.reading.readers import Limits, read_pieces
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
+from data_pipeline.tokens.tokenizer import Tokenizer
 from data_pipeline.work.workspace import Workspace
-from engine.checkpoint.checkpoint import read_json
+from engine.checkpoint.checkpoint import _read_state, load_for_inference, read_json, read_probe
 from engine.checkpoint.shards import check_entries, read_whole
 from engine.config import RunConfig
+from engine.data.dataset import DatasetFacts
 from engine.formats.huggingface import BUFFER, read_weights
+from engine.formats.torch_files import read_torch_file
 from engine.run.directory import read_begun_run, read_summary
 from engine.run.loggers import open_loggers
 from engine.run.metrics import MetricsLog
-from experiments.catalogue import CLAIMS, load_claims
+from experiments.catalogue import CLAIMS, find_experiment, load_claims
+from experiments.launch.job import Job
+from experiments.sealed import seal_numbers
+from experiments.simulator.cluster import load_cluster
+from experiments.verdicts import NOT_RUN, load_results
+from experiments.verify.recomputed import Check
 from lineage.config import load_config
 from lineage.data_files import Ledger
 from lineage.digest import MARKER, check_seal, seal
-from lineage.errors import DataMissing
+from lineage.errors import DataMissing, IntegrityFailure
 from lineage.files import Validation, read_document
 from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
+from reports.load import load_reproduction
 from tests.architecture.rooms import ROOT
 
+PACKED = ROOT / "tests" / "experiments" / "sealed_at_ba375c5.tar.gz"
 TEXTS = ("a fine text", "", "zwei Töchter \u2028", 'with "quotes" and \\ and \x00')
 LINES = "\n".join(json.dumps({"text": text, "id": number}) for number, text in enumerate(TEXTS)).encode() + b"\n\n"
 SHAPES = {"words": (4, 3), "bias": (3,)}
@@ -49,6 +61,8 @@ class Reader(NamedTuple):
     """Makes a folder with a valid file in it and returns that file."""
     read: Callable[[Path], object]
     """Reads the file; raises one of `lineage.errors` if it cannot be used."""
+    cases: int = 200
+    """In a test."""
 
 
 def bytes_at(name: str, content: bytes) -> Callable[[Path], Path]:
@@ -156,6 +170,76 @@ LEDGER = json.dumps(
                  "samples": {"empty": [{"id": "a:1", "excerpt": "b"}]}}], "splits": {"train": {"documents": 2}}}
 ).encode()  # fmt: skip
 
+
+def packed(pattern: str) -> Callable[[Path], Path]:
+    """A file of a sealed reproduction, its data or its training."""
+
+    def prepare(folder: Path) -> Path:
+        with tarfile.open(PACKED) as archive:
+            archive.extractall(folder, filter="data")
+        (path,) = folder.glob(f"runs/{pattern}")
+        return path
+
+    return prepare
+
+
+def verify(path: Path) -> None:
+    """Verify the run that a file is in, sealed anew from the file outwards; what does not hold is an error."""
+    sealed_folders = [folder for folder in path.parents if (folder / MARKER).is_file()]
+    if path.name != MARKER:
+        for folder in sealed_folders:
+            seal(folder)
+    if broken := Check(sealed_folders[-1]).broken:
+        raise IntegrityFailure(broken[-1])
+
+
+def of_checkpoint(name: str) -> Reader:
+    """A file of a checkpoint, as it is verified, as training goes on with it, and as it is scored."""
+
+    def read(path: Path) -> object:
+        with suppress(IntegrityFailure):
+            verify(path)
+        folder = path.parent.parent if "/" in name else path.parent
+        with suppress(IntegrityFailure):
+            _read_state(folder)
+        return (
+            load_for_inference(folder),
+            read_probe(folder),
+            Tokenizer.load(folder / "tokenizer").encode("a fine text"),
+        )
+
+    return Reader(f"checkpoint {name}", packed(f"355m-tiny-*/checkpoints/iter_0000006/{name}"), read, 25)
+
+
+def of_reproduction(name: str) -> Reader:
+    """A file of a reproduction, as it is verified and as its page is made."""
+
+    def read(path: Path) -> object:
+        with suppress(IntegrityFailure):
+            verify(path)
+        return load_reproduction(next(folder for folder in path.parents if folder.parent.name == "runs"))
+
+    return Reader(f"reproduction {name}", packed(f"reproduce-355m-*/{name}"), read, 25)
+
+
+def torch_file(folder: Path) -> Path:
+    values = {"model": {name: torch.ones(shape) for name, shape in SHAPES.items()}, "iteration": 3}
+    torch.save(values | {"args": argparse.Namespace(num_layers=2, hidden_size=4)}, folder / "a.pt")
+    return folder / "a.pt"
+
+
+def refused_rows(folder: Path) -> Path:
+    run, _ = seal_numbers(find_experiment("2021/figure-6"), "", [], folder, simulated={}, refused=[
+        {"experiment": "2021/figure-6", "series": "a", "x": 1.0, "reason": "it does not fit"}
+    ])  # fmt: skip
+    return run.path / NOT_RUN
+
+
+def read_refused(path: Path) -> object:
+    seal(path.parent)
+    return load_results([path.parent])
+
+
 READERS = (
     Reader("jsonl", bytes_at("a.jsonl", LINES), documents("jsonl")),
     Reader("jsonl.gz", bytes_at("a.jsonl.gz", gzip.compress(LINES, mtime=0)), documents("jsonl")),
@@ -178,4 +262,21 @@ READERS = (
     Reader("summary", bytes_at("summary.json", SUMMARY),
            lambda path: read_summary(path.parent)),
     Reader("ledger", bytes_at("ledger.json", LEDGER), lambda path: read_document(path, Ledger)),
+    *map(of_checkpoint, ("config.json", "index.json", "lineage.json", "probe.json", "state.json", "statistics.json",
+                         "tokenizer/tokenizer.json", MARKER)),
+    *map(of_reproduction, ("manifest.json", "summary.json", "records.jsonl", "examples.jsonl", "dataset.json",
+                           "ledger.json", "evaluations/355m-lambada.json", "evaluations/355m-wikitext103.json",
+                           "training/355m/metrics.jsonl", "training/355m/summary.json", "training/355m/timeline.json",
+                           MARKER)),
+    Reader("dataset card", packed("tiny-*/dataset.json"), lambda path: DatasetFacts.read(path.parent)),
+    Reader("training manifest", packed("355m-tiny-*/manifest.json"), verify, 25),
+    Reader("training metrics", packed("355m-tiny-*/metrics.jsonl"), verify, 25),
+    Reader("torch file", torch_file, read_torch_file),
+    Reader("tokenizer", packed("tiny-*/tokenizer/tokenizer.json"),
+           lambda path: Tokenizer.load(path.parent).encode("a fine text")),
+    Reader("cluster", bytes_at("a.toml", (ROOT / "experiments/clusters/cpu.toml").read_bytes()),
+           lambda path: load_cluster(str(path))),
+    Reader("job", bytes_at("a.toml", (ROOT / "experiments/jobs/355m.toml").read_bytes()),
+           lambda path: load_config(path, Job)),
+    Reader("refused rows", refused_rows, read_refused),
 )  # fmt: skip

@@ -221,7 +221,7 @@ def _read_state(path: Path) -> TrainingState:
     try:
         values["recent"] = tuple(map(tuple, values["recent"]))
         return TrainingState(**values, ancestors=tuple(Ancestor(**ancestor) for ancestor in ancestors or ()))
-    except TypeError as error:
+    except (TypeError, KeyError) as error:
         raise IntegrityFailure(f"{path} does not say where its run was: {error}") from error
 
 
@@ -269,6 +269,8 @@ def _check_loaded_model(
         loaded = {name: (p, measure(p.local.data)) for name, p in parameters.items()}
         check_loaded(directory, loaded, read_json(directory / STATISTICS))
     if (probe := read_probe(directory)) and mesh.pp.size == 1:
+        if max(map(max, probe.tokens)) >= model.config.vocab_size:
+            raise IntegrityFailure(f"{directory / PROBE} has tokens beyond the vocabulary")
         tokens = torch.tensor(probe.tokens, device=mesh.device)
         batch = PipelineInput(tokens[:, :-1], tokens[:, 1:])
         with torch.no_grad():

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, NonNegativeInt, field_validator
 
 from engine.parallel.layout import Layout
 from lineage.environment import cpu_name
@@ -21,13 +22,20 @@ TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure"
 class Probe(Document):
     """Samples and what the model made of them."""
 
-    tokens: tuple[tuple[int, ...], ...]
+    tokens: Annotated[tuple[tuple[NonNegativeInt, ...], ...], Field(min_length=1, max_length=SAMPLES)]
     """[samples, length + 1] token ids."""
     loss: float
     """Mean cross-entropy without dropout."""
     precision: str
     computed_on: dict[str, Any]
     """All else that the bits of the loss may depend on: layout, processor, torch and its threads."""
+
+    @field_validator("tokens")
+    @classmethod
+    def _is_a_batch(cls, tokens: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        if len(set(map(len, tokens))) != 1 or not 2 <= len(tokens[0]) <= LENGTH + 1:
+            raise ValueError(f"they are not sequences of one length of 2 to {LENGTH + 1}")
+        return tokens
 
     def compare(self, loss: float, where: object, computed_on: dict[str, Any] | None = None) -> str | None:
         """A warning where the loss is near but not equal although it was computed in the same way, else None.

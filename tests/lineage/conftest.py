@@ -35,6 +35,16 @@ def fail(name: str) -> None:
 
 
 @app.command()
+def fault(word: str) -> None:
+    {}[word]
+
+
+@app.command()
+def refuse(word: str) -> None:
+    raise errors.BadInput(f"{word} is not to be had")
+
+
+@app.command()
 def lines(count: int) -> None:
     for number in range(count):
         print("line", number)
@@ -67,7 +77,7 @@ def parent() -> None:
     subprocess.run([sys.executable, sys.argv[0], "count", "3"], check=True)
 
 
-run_command(app, default="run", verbs=("run", "fail", "lines", "wait", "count", "parent"))
+run_command(app, default="run", verbs=("run", "fail", "fault", "refuse", "lines", "wait", "count", "parent"))
 """
 
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -3,6 +3,7 @@
 import re
 import signal
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -75,6 +76,22 @@ def test_a_first_argument_that_is_no_verb_goes_to_the_default_verb(
     found, said, err = ended(start(*arguments))
     assert (found, said) == (code, out)
     assert "Traceback" not in err
+
+
+def test_a_fault_is_one_sentence_and_its_traceback_a_file_if_asked_for(start: Start, tmp_path: Path) -> None:
+    code, out, err = ended(start("fault", "a word"))
+    assert (code, out, err.count("\n")) == (70, "", 1)
+    assert err.startswith("error: a fault of this program, please report it: KeyError: 'a word'; `--debug` keeps")
+    code, _, err = ended(start("fault", "a word", "--debug", TMPDIR=str(tmp_path)))
+    (file,) = tmp_path.glob("mlm-fault-*.txt")
+    assert (code, err.count("\n")) == (70, 1)
+    assert str(file) in err
+    assert file.read_text(encoding="utf-8").rstrip().endswith("KeyError: 'a word'")
+
+
+def test_what_a_terminal_would_obey_is_shown_instead(start: Start) -> None:
+    code, _, err = ended(start("refuse", "\x1b]0;title\x07 \u202e \udce9"))
+    assert (code, err) == (2, "error: \\x1b]0;title\\x07 \\u202e \\udce9 is not to be had\n")
 
 
 def test_help_is_about_the_whole_command(start: Start) -> None:
