@@ -46,7 +46,7 @@ def read_values(path: Path) -> Any:
     try:
         return json.loads(read_bytes(path))
     except (ValueError, OSError, RecursionError) as error:
-        raise IntegrityFailure(f"{path.name} cannot be read: {one_line(error)}") from error
+        raise IntegrityFailure(f"{path} cannot be read: {one_line(error)}") from error
 
 
 def parse_document(values: Any, model: type[DocumentT], name: str) -> DocumentT:
@@ -163,6 +163,15 @@ class Step(Document, frozen=False):
     gradient_square: Finite | None = None
     gradient_variance: Finite | None = None
     noise_scale: Finite | None = None
+
+
+class TensorNumbers(Document):
+    """What a checkpoint's statistics.json says of a tensor."""
+
+    norm: float
+    min: float
+    max: float
+    nonfinite: float
 
 
 class Validation(Document):

@@ -6,7 +6,6 @@ loss scale, recent losses, elapsed time), statistics.json (of each tensor), prob
 lineage.json (the run, its inputs, the checkpoints before this one), tokenizer/ and the completion marker.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -39,11 +38,11 @@ from engine.optim.flat import FlatOptimizer
 from engine.parallel.layout import check_tensor_parallel
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
-from lineage.atomic import publish_directory, read_bytes, write_json
+from lineage.atomic import publish_directory, write_json
 from lineage.config import parse_config
 from lineage.digest import check_seal, content_digest, is_sealed, read_digest, seal, sealed_files
 from lineage.errors import BadInput, IntegrityFailure, Interrupted
-from lineage.files import parse_document
+from lineage.files import parse_document, read_values
 from lineage.run import MANIFEST, RunDirectory
 
 FOLDER = "checkpoints"
@@ -313,7 +312,6 @@ def complete_checkpoints(run: Path) -> list[Path]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A checkpoint's JSON object. Raises IntegrityFailure where it is not one."""
-    try:
-        return dict(json.loads(read_bytes(path)))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise IntegrityFailure(f"{path} cannot be read: {error}") from error
+    if not isinstance(values := read_values(path), dict):
+        raise IntegrityFailure(f"{path} cannot be read: it is no JSON object")
+    return values

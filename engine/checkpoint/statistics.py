@@ -15,6 +15,7 @@ from safetensors import safe_open
 from engine.parallel.mesh import Axis
 from engine.parallel.sharding import ShardedParameter
 from lineage.errors import Diverged, IntegrityFailure
+from lineage.files import TensorNumbers, parse_document
 
 FILE = "statistics.json"
 ROUNDING = 1e-9
@@ -95,7 +96,7 @@ def check_loaded(
     for name, numbers in measured.items():
         if name not in stored:
             raise IntegrityFailure(f"{where}: {FILE} does not have tensor {name!r}")
-        if difference := differs(numbers, stored[name]):
+        if difference := differs(numbers, vars(parse_document(stored[name], TensorNumbers, f"{FILE}, {name}"))):
             raise IntegrityFailure(f"{where}: tensor {name!r} is not what was saved: {difference}")
 
 
