@@ -11,10 +11,11 @@ from scipy.optimize import minimize  # type: ignore[import-untyped]
 from experiments.simulator import fits, measurements
 from experiments.simulator.cluster import Interval, Machine, load_cluster, machine_of
 from experiments.simulator.cluster_file import FITTED, fitted_constants, fitted_toml, rounded
+from experiments.simulator.collectives import stall_probability
 from experiments.simulator.llama import memory_bytes
 from experiments.simulator.measurements import Observation, predicted, published_values
 from experiments.simulator.simulate import iteration_parts
-from experiments.simulator.workload import Floats, Workload
+from experiments.simulator.workload import Floats, Workload, Workloads
 from lineage.atomic import write_text
 from lineage.errors import BadInput
 from lineage.progress import announce
@@ -24,8 +25,8 @@ A100_FIT = ("fit", "vTrain's single-node and multi-node rows; 2021 paper, Table 
 V100_FIT = ("fit", "2019 paper, Tables 2, 7 and 8 without the rows of Figures 1 and 5")
 H100_FIT = ("fit", "the Ultra-Scale Playbook's rows")
 TABLE = ("micro-benchmark", "vTrain's NCCL all-reduces inside one {} server")
-H100_FITTED_BESIDE = ("stall_rate", "stall_nodes", "memory_share", "memory_error")
-STALLS = {"stall_rate": 0.1, "stall_nodes": 40.0}
+H100_FITTED_BESIDE = ("stall_rate", "stall_nodes", "stall_ranks", "memory_share", "memory_error")
+STALLS = {"stall_rate": 0.1, "stall_nodes": 40.0, "stall_ranks": 50.0}
 """Where the H100 fit starts: that some runs on 32 nodes stall and nearly all on 64 is seen before any fit."""
 
 
@@ -85,11 +86,10 @@ def v100_file(machine: Machine, ratios: Floats) -> str:
 
 
 def stalled(smooth: Floats, stalls: Floats, seconds: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which iterations did, by predictions without stalls and what these would add; and of which that can be said: it
-    would more than double their time.
+    """Which iterations are nearer to predictions with stalls, and of which that says that they did: it would more than
+    double their time.
     """
-    known = stalls > smooth
-    return known & (np.abs(np.log(seconds / (smooth + stalls))) < np.abs(np.log(seconds / smooth))), known
+    return np.abs(np.log(seconds / (smooth + stalls))) < np.abs(np.log(seconds / smooth)), stalls > smooth
 
 
 def rows_that_ran() -> tuple[list[Observation], Floats]:
@@ -118,7 +118,7 @@ def calibrate_h100() -> tuple[str, str]:
         held[:, left] = np.stack([parts.smooth, parts.stalls, parts.total])[:, left]
     smooth, stalls, total = held
     did, known = stalled(smooth, stalls, seconds)
-    machine = fits.fit_h100(start.replaced(**_stall_constants(did[known], nodes[known])), rows)
+    machine = fits.fit_h100(start.replaced(**_stall_constants(did[known], [*compress(workloads, known)])), rows)
     ratios = memory * 2**30 / computed_memory(machine, workloads)
     spread = 1.4826 * float(np.median(np.abs(np.log(ratios))))
     machine = machine.replaced(memory_share=_usable_share(machine), memory_error=spread)
@@ -134,14 +134,15 @@ def calibrate_h100() -> tuple[str, str]:
     return fitted_toml(constants, intervals), f"{line}; memory {np.abs(1 / ratios - 1).mean():.1%}"
 
 
-def _stall_constants(did: NDArray[np.bool_], nodes: Floats) -> dict[str, float]:
-    """Rate and nodes by which the rows that stalled are most likely (`stall_probability`)."""
+def _stall_constants(did: NDArray[np.bool_], workloads: Sequence[Workload]) -> dict[str, float]:
+    """The constants by which the rows that stalled are most likely (`stall_probability`)."""
+    columns, start = Workloads.of(workloads), machine_of(load_cluster(H100))
 
     def unlikely(point: Floats) -> float:
-        chance = 1 - np.exp(-np.exp(point[0]) - (nodes / np.exp(point[1])) ** 2)
-        return -float(np.log(np.where(did, chance, 1 - chance)).sum())
+        chance = stall_probability(start.replaced(**dict(zip(STALLS, np.exp(point).tolist(), strict=True))), columns)
+        return -float(np.log(np.where(did, chance, 1 - chance) + 1e-9).sum())
 
-    fitted = np.exp(minimize(unlikely, [-3.0, 3.5], method="Nelder-Mead").x)
+    fitted = np.exp(minimize(unlikely, np.log([*STALLS.values()]), method="Nelder-Mead").x)
     return dict(zip(STALLS, fitted.tolist(), strict=True))
 
 
