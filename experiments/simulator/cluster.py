@@ -90,7 +90,7 @@ class Constants(Config, Generic[Number]):
     stall_ranks: Number
     """Of t tensor-parallel ranks without a pipeline the chance of that is 1 − exp(−(t / this)²)."""
     memory_share: Number
-    """Share of the memory that a run of a llama can fill, the rest being lost to buffers and fragments."""
+    """Share of the memory that a run of a llama can fill, the rest being the driver's and lost to fragments."""
     memory_error: Number
     """Standard deviation of the logarithm of measured over computed memory."""
 

@@ -208,13 +208,6 @@ def random_folds(count: int) -> NDArray[np.int64]:
     return np.random.default_rng(SEED).permutation(np.arange(count) % FOLDS)
 
 
-def model_folds(rows: Sequence[Observation]) -> NDArray[np.int64]:
-    """A fold number for each row such that all rows of one model are left out together."""
-    shapes = [(row.workload.hidden, row.workload.layers, row.workload.seq) for row in rows]
-    order = {shape: number for number, shape in enumerate(sorted(set(shapes)))}
-    return np.array([order[shape] % FOLDS for shape in shapes])
-
-
 def cross_validate(machine: Machine, folds: NDArray[np.int64]) -> dict[str, HeldOut]:
     """Errors of the single-node and the multi-node set, each row predicted by constants fitted without its fold.
 

@@ -44,7 +44,7 @@ def test_the_measured_file_is_accepted_as_it_is(tmp_path: Path) -> None:
 def test_measured_runs_are_predicted(h100: Cluster) -> None:
     """The fit's own rows; held-out errors are `mlm-experiment calibrate`'s. A run in nine stalled, which nobody
     foresees, so the median is bounded closer than the mean."""
-    rows, memory = rows_that_ran()
+    rows, memory = rows_that_ran(costed(ultrascale()))
     workloads, seconds = [row.workload for row in rows], published_values(rows)
     predicted = simulate(h100, workloads)
     errors = np.array([one.seconds for one in predicted]) / seconds - 1
@@ -58,8 +58,8 @@ def test_measured_runs_are_predicted(h100: Cluster) -> None:
 
 def test_what_fits_is_foreseen(h100: Cluster) -> None:
     rows = costed(ultrascale())
-    fits = np.array([not one.reason for one in simulate(h100, [workload for _, workload in rows])])
-    ran = np.array([row["status"] == "ran" for row, _ in rows])
+    fits = np.array([not one.reason for one in simulate(h100, [row.workload for row in rows])])
+    ran = np.array([row.ran for row in rows])
     assert (fits[ran].mean() + (~fits[~ran]).mean()) / 2 >= 0.92
 
 
