@@ -141,6 +141,38 @@ def calibrate(
     run(out)
 
 
+@app.command()
+def arena(
+    json: Annotated[Path | None, typer.Option(help="Also write the scores to this file, which the page shows.")] = None,
+) -> None:
+    """Score planners of layouts on measured runs: time, memory, what fits, and what their choice loses."""
+    from experiments.arena.scores import arena as run
+    from experiments.bench.cli import carry_out
+
+    carry_out(run, json)
+
+
+@app.command()
+def mfu(
+    model: Annotated[str, typer.Argument(help="A shipped model, a TOML file, or a Hugging Face config.json.")],
+    cluster: Annotated[str, typer.Option(help="A shipped cluster, such as h100, or a TOML file: whose peak.")],
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs that the rate or time is of.")] = 1,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences of an iteration; by default the model's.")] = None,
+    tokens_per_second: Annotated[float | None, typer.Option(min=0, help="Of all GPUs.")] = None,
+    milliseconds: Annotated[float | None, typer.Option(min=0, help="Of an iteration.")] = None,
+    tflops: Annotated[float | None, typer.Option(min=0, help="Per GPU, attention whole, no recomputation.")] = None,
+) -> None:
+    """Turn tokens/s, ms of an iteration or TFLOP/s into the others, with formula, peak and both counts of attention."""
+    from engine.cli import read_run_config
+    from experiments.simulator import planner, utilisation
+    from experiments.simulator.cluster import load_cluster
+
+    hub = model.endswith(".json")
+    read = planner.model_of_hub(Path(model)) if hub else planner.model_of_run(read_run_config(model))
+    given = utilisation.Given(gpus, batch or read.template.global_batch, tokens_per_second, milliseconds, tflops)
+    print(utilisation.utilisation(read, load_cluster(cluster), given))
+
+
 @app.command("list")
 def list_(results: Annotated[list[Path] | None, typer.Option(help="Folders of run directories.")] = None) -> None:
     """Every published table and figure with what became of its claims."""

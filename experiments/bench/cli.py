@@ -4,7 +4,7 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -39,18 +39,7 @@ def add_benchmarks(to: typer.Typer, package: ModuleType) -> None:
 def _verb(measure: Measure) -> Callable[..., None]:
     @wraps(measure)
     def run(json: Path | None, **options: Any) -> None:
-        from experiments.bench.show import show
-
-        _check_output(json)
-        before = load_average()
-        result = measure(**options)
-        load = [before, *result.load_average, load_average()]
-        result = result.model_copy(update={"load_average": load, "environment": _environment()})
-        show(result)
-        if json is not None:
-            _write(json, result)
-        if result.disagreements:
-            raise Diverged("; ".join(result.disagreements))
+        carry_out(partial(measure, **options), json)
 
     own = inspect.signature(measure)
     option = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Json)
@@ -59,6 +48,22 @@ def _verb(measure: Measure) -> Callable[..., None]:
     )
     run.__annotations__ = {**measure.__annotations__, "json": Json}
     return run
+
+
+def carry_out(measure: Measure, json: Path | None) -> None:
+    """Measure, print the result with the machine and its load, and write it where that is asked."""
+    from experiments.bench.show import show
+
+    _check_output(json)
+    before = load_average()
+    result = measure()
+    load = [before, *result.load_average, load_average()]
+    result = result.model_copy(update={"load_average": load, "environment": _environment()})
+    show(result)
+    if json is not None:
+        _write(json, result)
+    if result.disagreements:
+        raise Diverged("; ".join(result.disagreements))
 
 
 @app.command()

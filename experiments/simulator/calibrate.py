@@ -11,10 +11,11 @@ from scipy.optimize import minimize  # type: ignore[import-untyped]
 from experiments.simulator import fits, measurements
 from experiments.simulator.cluster import Interval, Machine, load_cluster, machine_of
 from experiments.simulator.cluster_file import FITTED, fitted_constants, fitted_toml, rounded
+from experiments.simulator.collectives import stall_probability
 from experiments.simulator.llama import memory_bytes
-from experiments.simulator.measurements import Observation, predicted, published_values
+from experiments.simulator.measurements import Measured, Observation, predicted, published_values
 from experiments.simulator.simulate import iteration_parts
-from experiments.simulator.workload import Floats, Workload
+from experiments.simulator.workload import Floats, Workload, Workloads
 from lineage.atomic import write_text
 from lineage.errors import BadInput
 from lineage.progress import announce
@@ -24,8 +25,8 @@ A100_FIT = ("fit", "vTrain's single-node and multi-node rows; 2021 paper, Table 
 V100_FIT = ("fit", "2019 paper, Tables 2, 7 and 8 without the rows of Figures 1 and 5")
 H100_FIT = ("fit", "the Ultra-Scale Playbook's rows")
 TABLE = ("micro-benchmark", "vTrain's NCCL all-reduces inside one {} server")
-H100_FITTED_BESIDE = ("stall_rate", "stall_nodes", "memory_share", "memory_error")
-STALLS = {"stall_rate": 0.1, "stall_nodes": 40.0}
+H100_FITTED_BESIDE = ("stall_rate", "stall_nodes", "stall_ranks", "memory_share", "memory_error")
+STALLS = {"stall_rate": 0.1, "stall_nodes": 40.0, "stall_ranks": 50.0}
 """Where the H100 fit starts: that some runs on 32 nodes stall and nearly all on 64 is seen before any fit."""
 
 
@@ -38,19 +39,18 @@ def calibrate(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{out} cannot be written: {error}") from error
-    count = 1 + 2 * fits.FOLDS + len(measurements.v100_rows())
+    count = 1 + fits.FOLDS + len(measurements.v100_rows())
     announce(f"{count} fits of the simulator's constants to measured iterations")
     machine = fits.fit_a100(machine_of(load_cluster(A100)))
     rows = [*measurements.single_node(), *measurements.multi_node()]
     by_row = fits.cross_validate(machine, fits.random_folds(len(rows)))
-    by_model = fits.cross_validate(machine, fits.model_folds(rows))
     start = v100_start(machine)
     machine_2019, each_left_out = fits.fit_v100(start), fits.v100_left_out(start)
     h100_text, h100_line = calibrate_h100()
     files = {A100: a100_file(machine, by_row), V100: v100_file(machine_2019, each_left_out), H100: h100_text}
     for name, text in files.items():
         write_text(out / f"{name}.toml", text)
-    _print_errors(machine, machine_2019, by_row, by_model)
+    _print_errors(machine, machine_2019, by_row)
     print(h100_line)
     for name, text in files.items():
         path = FITTED / f"{name}.toml"
@@ -85,18 +85,17 @@ def v100_file(machine: Machine, ratios: Floats) -> str:
 
 
 def stalled(smooth: Floats, stalls: Floats, seconds: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which iterations did, by predictions without stalls and what these would add; and of which that can be said: it
-    would more than double their time.
+    """Which iterations are nearer to predictions with stalls, and of which that says that they did: it would more than
+    double their time.
     """
-    known = stalls > smooth
-    return known & (np.abs(np.log(seconds / (smooth + stalls))) < np.abs(np.log(seconds / smooth))), known
+    return np.abs(np.log(seconds / (smooth + stalls))) < np.abs(np.log(seconds / smooth)), stalls > smooth
 
 
-def rows_that_ran() -> tuple[list[Observation], Floats]:
-    """The H100's iterations, and GiB of each."""
-    ran = [(row, w) for row, w in measurements.costed(measurements.ultrascale()) if row["status"] == "ran"]
-    rows = [Observation("ultrascale-h100", w, "iteration_seconds", float(row["iteration_ms"]) / 1e3) for row, w in ran]
-    return rows, np.array([float(row["memory_gb"]) for row, _ in ran])
+def rows_that_ran(measured: Sequence[Measured]) -> tuple[list[Observation], Floats]:
+    """The iterations of those that ran, and GiB of each."""
+    ran = [one for one in measured if one.ran]
+    rows = [Observation("ultrascale-h100", one.workload, "iteration_seconds", one.seconds) for one in ran]
+    return rows, np.array([one.memory_gib for one in ran])
 
 
 def computed_memory(machine: Machine, workloads: Sequence[Workload]) -> Floats:
@@ -107,9 +106,25 @@ def computed_memory(machine: Machine, workloads: Sequence[Workload]) -> Floats:
 
 def calibrate_h100() -> tuple[str, str]:
     """The text of the fitted file, and a line that says how far off rows of a model size left out are."""
-    rows, memory = rows_that_ran()
+    measured = measurements.costed(measurements.ultrascale())
+    machine, intervals, errors = fitted_h100(measured)
+    sources = dict.fromkeys((*fits.H100_CONSTANTS, *H100_FITTED_BESIDE), H100_FIT)
+    constants = fitted_constants(machine, sources, ("transferred", "the set does not tell it apart"))
+    del constants["node_bus_bytes_per_second"]  # the cluster's own file states it
+    rows, memory = rows_that_ran(measured)
+    off = computed_memory(machine, [row.workload for row in rows]) / 2**30 / memory - 1
+    line = f"{_line('H100, model sizes left out', errors)}; memory {np.abs(off).mean():.1%}"
+    return fitted_toml(constants, intervals), line
+
+
+def fitted_h100(measured: Sequence[Measured]) -> tuple[Machine, dict[str, Interval], Floats]:
+    """The H100s by these rows of several model sizes, their intervals, and errors of each size by the others.
+
+    A run can fill as much of the memory as the fullest that ran; failures, whose cause is not recorded, say nothing.
+    """
+    rows, memory = rows_that_ran(measured)
     workloads, seconds = [row.workload for row in rows], published_values(rows)
-    nodes = np.array([w.gpus / 8 for w in workloads])
+    several = np.array([w.gpus > 8 for w in workloads])
     start, held = machine_of(load_cluster(H100)).replaced(**STALLS), np.empty((3, len(rows)))
     sizes = np.array([w.hidden for w in workloads])
     refits = fits.left_out("H100, left out", sizes, lambda kept: fits.fit_h100(start, [*compress(rows, kept)]))
@@ -118,40 +133,27 @@ def calibrate_h100() -> tuple[str, str]:
         held[:, left] = np.stack([parts.smooth, parts.stalls, parts.total])[:, left]
     smooth, stalls, total = held
     did, known = stalled(smooth, stalls, seconds)
-    machine = fits.fit_h100(start.replaced(**_stall_constants(did[known], nodes[known])), rows)
-    ratios = memory * 2**30 / computed_memory(machine, workloads)
-    spread = 1.4826 * float(np.median(np.abs(np.log(ratios))))
-    machine = machine.replaced(memory_share=_usable_share(machine), memory_error=spread)
-    line = _line("H100, model sizes left out", total / seconds - 1)
-    sources = dict.fromkeys((*fits.H100_CONSTANTS, *H100_FITTED_BESIDE), H100_FIT)
-    constants = fitted_constants(machine, sources, ("transferred", "the set does not tell it apart"))
-    del constants["node_bus_bytes_per_second"]  # the cluster's own file states it
+    machine = fits.fit_h100(start.replaced(**_stall_constants(did[known], [*compress(workloads, known)])), rows)
+    spread = 1.4826 * float(np.median(np.abs(np.log(memory * 2**30 / computed_memory(machine, workloads)))))
+    machine = machine.replaced(memory_share=memory.max() * 2**30 / machine.memory_bytes, memory_error=spread)
     intervals = {}
-    for name, part in (("one_node", nodes <= 1), ("several_nodes", nodes > 1)):
+    for name, part in (("one_node", ~several), ("several_nodes", several)):
         chosen = ~did & part if (~did & part).sum() >= 10 else ~did
         source = "each model size predicted without it; stalls apart"
         intervals[name] = _interval(seconds[chosen] / smooth[chosen], source)
-    return fitted_toml(constants, intervals), f"{line}; memory {np.abs(1 / ratios - 1).mean():.1%}"
+    return machine, intervals, total / seconds - 1
 
 
-def _stall_constants(did: NDArray[np.bool_], nodes: Floats) -> dict[str, float]:
-    """Rate and nodes by which the rows that stalled are most likely (`stall_probability`)."""
+def _stall_constants(did: NDArray[np.bool_], workloads: Sequence[Workload]) -> dict[str, float]:
+    """The constants by which the rows that stalled are most likely (`stall_probability`)."""
+    columns, start = Workloads.of(workloads), machine_of(load_cluster(H100))
 
     def unlikely(point: Floats) -> float:
-        chance = 1 - np.exp(-np.exp(point[0]) - (nodes / np.exp(point[1])) ** 2)
-        return -float(np.log(np.where(did, chance, 1 - chance)).sum())
+        chance = stall_probability(start.replaced(**dict(zip(STALLS, np.exp(point).tolist(), strict=True))), columns)
+        return -float(np.log(np.where(did, chance, 1 - chance) + 1e-9).sum())
 
-    fitted = np.exp(minimize(unlikely, [-3.0, 3.5], method="Nelder-Mead").x)
+    fitted = np.exp(minimize(unlikely, np.log([*STALLS.values()]), method="Nelder-Mead").x)
     return dict(zip(STALLS, fitted.tolist(), strict=True))
-
-
-def _usable_share(machine: Machine) -> float:
-    """Share of the memory by which rows that ran and failed are told apart best."""
-    rows = measurements.costed(measurements.ultrascale())
-    ran = np.array([row["status"] == "ran" for row, _ in rows])
-    needed = np.array([memory_bytes(w, 0.0) for _, w in rows]) / machine.memory_bytes
-    shares = np.linspace(0.5, 1.1, 121)
-    return float(max(shares, key=lambda share: (needed[ran] <= share).mean() + (needed[~ran] > share).mean()))
 
 
 def _interval(ratios: Floats, source: str) -> Interval:
@@ -163,13 +165,10 @@ def _of(name: str) -> list[Observation]:
     return [row for row in measurements.megatron_2019() if row.experiment == f"2019/{name}"]
 
 
-def _print_errors(
-    machine: Machine, machine_2019: Machine, by_row: Mapping[str, fits.HeldOut], by_model: Mapping[str, fits.HeldOut]
-) -> None:
+def _print_errors(machine: Machine, machine_2019: Machine, by_row: Mapping[str, fits.HeldOut]) -> None:
     print(_heading("held out in 5 folds") + "  90 % interval covers")
-    for title, folds in (("rows", by_row), ("models", by_model)):
-        for name, held in folds.items():
-            print(f"{_line(f'{name}, {title} left out', 1 / held.ratios - 1)}{held.covered:>22.1%}")
+    for name, held in by_row.items():
+        print(f"{_line(f'{name}, rows left out', 1 / held.ratios - 1)}{held.covered:>22.1%}")
     print("\n" + _heading("not fitted on"))
     for title, fitted, part in (
         ("2021 Table 1", machine, measurements.ptd_p_table_1()),
@@ -177,16 +176,6 @@ def _print_errors(
         ("2019 Figure 5", machine_2019, _of("figure-5")),
     ):
         print(_line(title, _errors(fitted, part)))
-    print("\n" + _heading("fitted on, among others"))
-    for experiment in sorted({row.experiment for row in measurements.ptd_p_others()}):
-        print(
-            _line(
-                experiment,
-                _errors(machine, [row for row in measurements.ptd_p_others() if row.experiment == experiment]),
-            )
-        )
-    for name in ("table-2", "table-7", "table-8"):
-        print(_line(f"2019/{name}", _errors(machine_2019, [measurements.megatron_2019()[0], *_of(name)])[1:]))
 
 
 def _errors(machine: Machine, observations: Sequence[Observation]) -> Floats:

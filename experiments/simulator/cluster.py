@@ -65,8 +65,8 @@ class Constants(Config, Generic[Number]):
     """Time of a collective beside computation over its time alone."""
     network_efficiency: Number
     """Share of the network's bandwidth that messages reach."""
-    network_latency_seconds: Number
-    """Added for each rank of an all-reduce between nodes."""
+    network_rank_share: Number
+    """By what share of its time each rank lengthens a reduction of gradients between nodes."""
     network_share: Number
     """Share of the adapters beyond one that gradients use where several ranks of a data-parallel group share a node."""
     gradient_overlap: Number
@@ -76,16 +76,21 @@ class Constants(Config, Generic[Number]):
     tensor_network_share: Number
     """Share of the network that one tensor-parallel group larger than a node reaches of what gradients reach."""
     tensor_step_seconds: Number
-    """Added to a layer's pass for each tensor-parallel rank beyond a node."""
+    """Added to a collective of a tensor-parallel group larger than a node for each of its ranks."""
     pipeline_step_seconds: Number
-    """Added to a layer's pass for each tensor-parallel rank but one where the pipeline crosses nodes."""
+    """Added to the host's time of a layer's forward pass where the pipeline crosses nodes; of t tensor-parallel ranks
+    t^1.1 times this."""
     stall_seconds: Number
     """What a message between stages takes where it stalls."""
     stall_nodes: Number
     """Of n nodes the chance of stalls is 1 − exp(−rate − (n / this)²), as of any pair of them; 0 where none did."""
     stall_rate: Number
+    tensor_stall_seconds: Number
+    """What a layer takes longer where its tensor-parallel group stalls."""
+    stall_ranks: Number
+    """Of t tensor-parallel ranks without a pipeline the chance of that is 1 − exp(−(t / this)²)."""
     memory_share: Number
-    """Share of the memory that a run of a llama can fill, the rest being lost to buffers and fragments."""
+    """Share of the memory that a run of a llama can fill, the rest being the driver's and lost to fragments."""
     memory_error: Number
     """Standard deviation of the logarithm of measured over computed memory."""
 
@@ -95,13 +100,16 @@ class Constants(Config, Generic[Number]):
         """Their files state the bytes of a parameter, which `engine.costs` knows, and not what was unknown."""
         if not isinstance(values, dict):
             return values
-        known = {name: value for name, value in values.items() if name != "state_bytes_per_parameter"}
+        known = {name: value for name, value in values.items() if name not in FORMER}
         return {name: {"value": value, "kind": "counted", "source": "not measured"} for name, value in UNKNOWN} | known
 
 
-UNKNOWN = (("flash_efficiency", 0.4), ("tensor_network_share", 1.0),
+FORMER = ("state_bytes_per_parameter", "network_latency_seconds")
+"""Constants of earlier versions' files."""
+UNKNOWN = (("flash_efficiency", 0.3), ("network_rank_share", 0.0), ("tensor_network_share", 1.0),
            ("tensor_step_seconds", 0.0), ("pipeline_step_seconds", 0.0), ("stall_seconds", 0.0),
-           ("stall_nodes", 0.0), ("stall_rate", 0.0), ("memory_share", 1.0), ("memory_error", 0.08))  # fmt: skip
+           ("stall_nodes", 0.0), ("stall_rate", 0.0), ("tensor_stall_seconds", 0.0), ("stall_ranks", 1e9),
+           ("memory_share", 1.0), ("memory_error", 0.08))  # fmt: skip
 """Values of constants that a file may leave out."""
 
 

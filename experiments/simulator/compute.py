@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.simulator.cluster import Machine
-from experiments.simulator.collectives import tensor_all_reduce_seconds, tensor_latency_seconds
+from experiments.simulator.collectives import pipeline_host_seconds, tensor_all_reduce_seconds
 from experiments.simulator.workload import Floats, Workloads
 
 HIDDEN_FORWARD, HIDDEN_BACKWARD = 11.0, 17.0
@@ -23,7 +23,7 @@ ACCUMULATED = 3.0
 """Elements moved per parameter and microbatch: its gradient is read and added to the sum (read, write)."""
 ACCUMULATED_BYTES = 10.0
 """The same of a llama, whose sums are in fp32."""
-LLAMA_HIDDEN, LLAMA_INNER, LLAMA_BACKWARD = 12.0, 3.0, 1.6
+LLAMA_HIDDEN, LLAMA_INNER, LLAMA_BACKWARD = 24.0, 5.0, 1.6
 """Elements moved per element of [s, b, h] and [s, b, f] of a llama's forward pass, all divided by tensor parallelism:
 two norms and residuals, rotary positions; the gate's activation and product. Backward moves so many times that."""
 FLASH_BACKWARD = 2.5
@@ -97,9 +97,11 @@ def layer_passes(machine: Machine, w: Workloads) -> tuple[Passes, Floats]:
     backward = np.where(llama, again, backward)
 
     host = machine.host_layer_seconds + np.where(w.t > 1, 2 * machine.host_collective_seconds, 0.0)
-    host = host + tensor_latency_seconds(machine, w)
+    host = host + pipeline_host_seconds(machine, w)
+    ahead = 1 / (1 + (3 * host / (forward + backward)) ** SHARP)
+    host = host + 5 / 3 * np.maximum(w.t - machine.gpus_per_node, 0.0) * machine.tensor_step_seconds
     passes = Passes(_overlapped(machine, host, forward), _overlapped(machine, host * (2 + w.full), backward))
-    return passes, 1 / (1 + (3 * host / (forward + backward)) ** SHARP)
+    return passes, ahead
 
 
 def head_passes(machine: Machine, w: Workloads) -> Passes:

@@ -25,6 +25,7 @@ from experiments.simulator.measurements import (
     single_node,
     v100_rows,
 )
+from experiments.simulator.simulate import iteration_parts
 from experiments.simulator.workload import Floats
 from lineage.progress import Progress
 
@@ -46,8 +47,8 @@ class Fitted(NamedTuple):
 
 CONSTANTS = {
     "matmul_efficiency": Fitted(0.85, 0.4, 1.0),
-    "matmul_half_size": Fitted(100.0, 0.0, 1000.0, on_h100=178.0),
-    "memory_efficiency": Fitted(0.8, 0.1, 0.95),
+    "matmul_half_size": Fitted(100.0, 0.0, 1000.0, on_h100=64.0),
+    "memory_efficiency": Fitted(0.8, 0.1, 0.95, on_h100=0.45),
     "host_layer_seconds": Fitted(1e-3, 0.0, 1e-2),
     "host_collective_seconds": Fitted(3e-5, 0.0, 1e-3, on_h100=0.0),
     "host_microbatch_seconds": Fitted(3e-3, 0.0, 3e-2, on_h100=0.0),
@@ -55,14 +56,15 @@ CONSTANTS = {
     "host_exponent": Fitted(3.0, 1.0, 10.0, on_h100=10.0),
     "collective_slowdown": Fitted(1.3, 1.0, 3.0, on_h100=1.0),
     "network_efficiency": Fitted(0.8, 0.2, 1.0),
-    "network_latency_seconds": Fitted(1e-5, 0.0, 1e-3),
-    "network_share": Fitted(0.3, 0.125, 1.0),
+    "network_rank_share": Fitted(5e-3, 0.0, 0.1, on_a100=False),
+    "network_share": Fitted(0.3, 0.125, 1.0, on_h100=1.0),
     "gradient_overlap": Fitted(0.5, 0.0, 1.0),
-    "flash_efficiency": Fitted(0.3, 0.05, 1.0, on_a100=False),
+    "flash_efficiency": Fitted(0.3, 0.25, 0.7, on_a100=False, on_h100=0.3),
     "tensor_network_share": Fitted(0.5, 0.05, 1.0, on_a100=False),
-    "tensor_step_seconds": Fitted(1e-4, 0.0, 1e-2, on_a100=False),
+    "tensor_step_seconds": Fitted(5e-5, 0.0, 1e-3, on_a100=False),
     "pipeline_step_seconds": Fitted(1e-3, 0.0, 1e-2, on_a100=False),
     "stall_seconds": Fitted(0.3, 0.0, 1.0, on_a100=False),
+    "tensor_stall_seconds": Fitted(0.06, 0.0, 1.0, on_a100=False),
 }
 """Those that are fitted on iterations."""
 A100_CONSTANTS = {name: constant for name, constant in CONSTANTS.items() if constant.on_a100}
@@ -172,7 +174,14 @@ def fit_h100(machine: Machine, rows: Sequence[Observation]) -> Machine:
     """All fitted constants of the H100 cluster and nanotron of 2024, from where their fits start."""
     stated = {name: constant.on_h100 for name, constant in CONSTANTS.items() if constant.on_h100 is not None}
     start = started(machine, H100_CONSTANTS).replaced(**stated)
-    return fit(start, H100_CONSTANTS, rows, np.ones(len(rows)), scale=0.06, loss="cauchy")
+    workloads, logs = [row.workload for row in rows], np.log(published_values(rows))
+
+    def errors(trial: Machine) -> Floats:
+        parts = iteration_parts(trial, workloads)
+        both = np.stack([np.log(parts.smooth) - logs, np.log(parts.smooth + parts.stalls) - logs])
+        return np.where(np.abs(both[0]) < np.abs(both[1]), both[0], both[1])
+
+    return least(least(start, H100_CONSTANTS, errors, 0.1), H100_CONSTANTS, errors, scale=0.06, loss="cauchy")
 
 
 def fit_v100(machine: Machine, rows: Sequence[Observation] | None = None) -> Machine:
@@ -197,13 +206,6 @@ def left_out(
 def random_folds(count: int) -> NDArray[np.int64]:
     """A fold number for each of so many rows: equal shares, shuffled with a fixed seed."""
     return np.random.default_rng(SEED).permutation(np.arange(count) % FOLDS)
-
-
-def model_folds(rows: Sequence[Observation]) -> NDArray[np.int64]:
-    """A fold number for each row such that all rows of one model are left out together."""
-    shapes = [(row.workload.hidden, row.workload.layers, row.workload.seq) for row in rows]
-    order = {shape: number for number, shape in enumerate(sorted(set(shapes)))}
-    return np.array([order[shape] % FOLDS for shape in shapes])
 
 
 def cross_validate(machine: Machine, folds: NDArray[np.int64]) -> dict[str, HeldOut]:

@@ -18,9 +18,9 @@ STATE, OWNED = 8.0, 12.0
 LAYER_HIDDEN, LAYER_INNER = 26.0, 8.0
 """Bytes kept of a token per element of h and f: inputs and outputs of norms, queries, keys and values before and after
 rotation, attention; gate, up, activation and product."""
-BOUNDARY, GATHERED = 4.0, 3.0
+BOUNDARY, GATHERED = 4.0, 90.0
 """Bytes per element of [s, b, h] that tensor parallelism does not divide: of a message between stages, and of gathered
-inputs that are freed late where the host runs ahead."""
+inputs that are freed late where the host runs ahead, by as many operations as it can have waiting on the device."""
 LOGITS, FORMER = 6.0, 6.0
 """Bytes per logit: bf16 and fp32; of the microbatch before, which is freed after the next has been computed."""
 FIXED_BYTES = 0.4e9
@@ -54,7 +54,7 @@ def memory_bytes(w: Workload, ahead: float) -> float:
     tokens, stages = w.micro_batch * w.seq, np.arange(w.pp)
     waiting = np.minimum(w.pp - stages, w.microbatches)
     state = stage_parameters(w) * (STATE + OWNED / (w.dp if w.zero else 1))
-    kept = (LAYER_HIDDEN * w.hidden + LAYER_INNER * w.inner) / w.tp + ahead * GATHERED * w.hidden * (1 - 1 / w.tp)
+    kept = (LAYER_HIDDEN * w.hidden + LAYER_INNER * w.inner) / w.tp
     logits = heads * w.vocab / w.tp * (LOGITS + FORMER * (w.microbatches > 1))
     held = tokens * (waiting * (layers * kept + BOUNDARY * w.hidden * (stages > 0)) + logits)
-    return float((state + held).max() + FIXED_BYTES)
+    return float((state + held).max() + FIXED_BYTES + ahead * tokens * GATHERED * w.hidden * (1 - 1 / w.tp))

@@ -41,6 +41,21 @@ class Observation(NamedTuple):
     value: float
 
 
+class Measured(NamedTuple):
+    """A configuration that was tried."""
+
+    workload: Workload
+    seconds: float
+    """Of an iteration; nan where it failed."""
+    memory_gib: float = math.nan
+    """Of the fullest rank; nan where nobody says."""
+
+    @property
+    def ran(self) -> bool:
+        """Whether it did not fail."""
+        return not math.isnan(self.seconds)
+
+
 class AllReduce(NamedTuple):
     """One timed all-reduce inside a node."""
 
@@ -65,14 +80,15 @@ def ultrascale() -> list[dict[str, str]]:
     return read_rows(HERE / "ultrascale-h100.csv")
 
 
-def costed(rows: Sequence[dict[str, str]]) -> list[tuple[dict[str, str], Workload]]:
-    """The rows that do not contradict themselves, each with its workload."""
+def costed(rows: Sequence[dict[str, str]]) -> list[Measured]:
+    """The rows of the H100 set that do not contradict themselves."""
     kept = []
     for row in rows:
         workload = workload_of(row)
         with suppress(BadInput):
             checked_config(workload)
-            kept.append((row, workload))
+            seconds = float(row["iteration_ms"]) / 1e3 if row["status"] == "ran" else math.nan
+            kept.append(Measured(workload, seconds, float(row["memory_gb"] or "nan")))
     return kept
 
 

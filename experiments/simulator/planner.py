@@ -80,7 +80,7 @@ def model_of_hub(path: Path) -> Model:
 
 
 def ranked_layouts(model: Model, cluster: Cluster, gpus: int) -> list[Choice]:
-    """Every layout that divides and likely fits, by throughput times the chance that it fits; the batch is the model's.
+    """Every layout that divides and likely fits, by the rate to be expected; the batch is the model's.
 
     Raises HardwareMissing with a reason where none does.
     """
@@ -91,7 +91,7 @@ def ranked_layouts(model: Model, cluster: Cluster, gpus: int) -> list[Choice]:
     if not choices:
         why = f"; of one, {predictions[-1].reason}" if predictions else ": none divides the batch and model"
         raise HardwareMissing(f"no layout of {model.name} on {gpus} GPUs can run{why}")
-    return sorted(choices, key=lambda choice: choice.prediction.seconds / choice.prediction.probability_fits)
+    return sorted(choices, key=lambda choice: -choice.prediction.expected_rate)
 
 
 def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterator[Workload]:
@@ -168,7 +168,7 @@ def format_plan(model: Model, cluster: Cluster, choices: Sequence[Choice]) -> st
         "billion tokens (2019 paper)",
         f"memory is that of {whose} fullest rank in {cluster.precision}; TFLOP/s count the whole of attention and "
         f"layers that are computed again (2021 paper, Equation 3); times are a {'llama' if llama else 'GPT-2'}'s",
-        "the order is by throughput times the chance that memory suffices",
+        "the order is by expected throughput: with the chances that memory suffices and that messages stall",
         f"{'tp':>3}{'pp':>4}{'dp':>5}{'micro':>7}{'chunks':>8}{'zero':>6}  {'recompute':<10}{'s/iteration':>12}"
         f"{'90 %':>17}{'TFLOP/s/GPU':>13}{'GiB':>7}{'fits':>6}{'bytes':>16}{'days/epoch':>12}{'days':>9}"
         f"{'GPU-hours':>12}",

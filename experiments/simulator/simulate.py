@@ -78,6 +78,9 @@ class Prediction:
     """
     probability_fits: float = 0.0
     """That memory suffices."""
+    expected_rate: float = 0.0
+    """Iterations per second, times the chance that memory suffices; the mean of those that stall and those that do not.
+    """
 
 
 def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
@@ -94,11 +97,13 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     gradient_bytes = np.where(w.llama == 1, 4.0, machine.element_bytes)
     reduction = gradient_all_reduce_seconds(machine, w, parameters * gradient_bytes)
     last_backward = most * layer.backward + head.backward
-    hidden = np.where((w.p == 1) | (w.llama == 1), machine.gradient_overlap * last_backward, 0.0)
+    hides = np.where(w.llama == 1, w.zero == 0, w.p == 1)
+    hidden = np.where(hides, machine.gradient_overlap * last_backward, 0.0)
     gradients = np.maximum(reduction - hidden, reduction / (most + 1))
     optimizer = optimizer_seconds(machine, parameters / np.where(w.zero == 1, w.d, 1.0))
     host = np.full(len(workloads), machine.host_iteration_seconds)
     stalls, chance = stalls_seconds(machine, w), stall_probability(machine, w)
+    ahead = np.where(chance > CERTAIN, 0.0, ahead)
     return Parts(pipeline, gradients, optimizer, host, stalls, chance, ahead)
 
 
@@ -148,12 +153,14 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | N
     columns = (each.tolist() for each in (parts.total, parts.smooth, parts.stalls, parts.chance, parts.ahead))
     for (place, workload, config), total, smooth, stalls, chance, ahead in zip(runnable, *columns, strict=True):
         low, high = time_interval(cluster.interval(workload.gpus), smooth, stalls, chance)
+        memory = _memory(machine, workload, config, ahead)
         predictions[place] = Prediction(
             seconds=total,
             low_seconds=low,
             high_seconds=high,
             tflops_per_gpu=flops_of(workload) / (total * workload.gpus * 1e12),
-            **_memory(machine, workload, config, ahead),
+            expected_rate=memory["probability_fits"] * ((1 - chance) / smooth + chance / (smooth + stalls)),
+            **memory,
         )
     return predictions
 

@@ -44,22 +44,22 @@ def test_the_measured_file_is_accepted_as_it_is(tmp_path: Path) -> None:
 def test_measured_runs_are_predicted(h100: Cluster) -> None:
     """The fit's own rows; held-out errors are `mlm-experiment calibrate`'s. A run in nine stalled, which nobody
     foresees, so the median is bounded closer than the mean."""
-    rows, memory = rows_that_ran()
+    rows, memory = rows_that_ran(costed(ultrascale()))
     workloads, seconds = [row.workload for row in rows], published_values(rows)
     predicted = simulate(h100, workloads)
     errors = np.array([one.seconds for one in predicted]) / seconds - 1
-    assert np.median(np.abs(errors)) <= 0.09
-    assert np.abs(errors).mean() <= 0.24
+    assert np.median(np.abs(errors)) <= 0.065
+    assert np.abs(errors).mean() <= 0.21
     inside = [one.low_seconds <= time <= one.high_seconds for one, time in zip(predicted, seconds, strict=True)]
     assert 0.85 <= np.mean(inside) <= 0.95
     off = np.abs(computed_memory(machine_of(h100), workloads) / 2**30 / memory - 1)
-    assert np.median(off) <= 0.08
+    assert np.median(off) <= 0.06
 
 
 def test_what_fits_is_foreseen(h100: Cluster) -> None:
     rows = costed(ultrascale())
-    fits = np.array([not one.reason for one in simulate(h100, [workload for _, workload in rows])])
-    ran = np.array([row["status"] == "ran" for row, _ in rows])
+    fits = np.array([not one.reason for one in simulate(h100, [row.workload for row in rows])])
+    ran = np.array([row.ran for row in rows])
     assert (fits[ran].mean() + (~fits[~ran]).mean()) / 2 >= 0.92
 
 
@@ -144,4 +144,4 @@ def test_gradients_take_no_longer_for_being_divided(name: str) -> None:
     tp, and then fell to a quarter."""
     rows = [SHAPES[name]._replace(tp=tp, dp=128, pp=1, gpus=128 * tp, global_batch=128, zero=0) for tp in (1, 2, 4, 8)]
     parts = iteration_parts(machine_of(load_cluster(name)).replaced(gradient_overlap=0.0), rows).gradients
-    assert (np.diff(parts) < 0).all()
+    assert (np.diff(parts) <= 1e-12).all()

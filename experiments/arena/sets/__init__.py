@@ -1,0 +1,1 @@
+"""Each module has `load()`: configurations that others measured."""
