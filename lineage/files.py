@@ -46,7 +46,18 @@ def read_values(path: Path) -> Any:
     try:
         return json.loads(read_bytes(path))
     except (ValueError, OSError, RecursionError) as error:
-        raise IntegrityFailure(f"{path} cannot be read: {one_line(error)}") from error
+        raise IntegrityFailure(f"{path.name} cannot be read: {one_line(error)}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The file's JSON object. Raises IntegrityFailure, which names the whole path, where it is none."""
+    try:
+        values = read_values(path)
+    except IntegrityFailure as error:
+        raise IntegrityFailure(f"{path.parent}/{error}") from error
+    if not isinstance(values, dict):
+        raise IntegrityFailure(f"{path} cannot be read: it is no JSON object")
+    return values
 
 
 def parse_document(values: Any, model: type[DocumentT], name: str) -> DocumentT:

@@ -22,7 +22,7 @@ from data_pipeline.reading.readers import Limits, read_pieces
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
 from data_pipeline.tokens.tokenizer import Tokenizer
 from data_pipeline.work.workspace import Workspace
-from engine.checkpoint.checkpoint import _read_state, load_for_inference, read_json, read_probe
+from engine.checkpoint.checkpoint import _read_state, load_for_inference, read_probe
 from engine.checkpoint.shards import check_entries, read_whole
 from engine.config import RunConfig
 from engine.data.dataset import DatasetFacts
@@ -41,7 +41,7 @@ from lineage.config import load_config
 from lineage.data_files import Ledger
 from lineage.digest import MARKER, check_seal, seal
 from lineage.errors import DataMissing, IntegrityFailure
-from lineage.files import Validation, read_document
+from lineage.files import Validation, read_document, read_object
 from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
 from reports.load import load_reproduction
@@ -115,7 +115,7 @@ def tensor_index(folder: Path) -> Path:
 
 
 def read_tensors(path: Path) -> object:
-    index = read_json(path)
+    index = read_object(path)
     check_entries(path.parent, index, SHAPES)
     return [read_whole(path.parent, index, name) for name in SHAPES]
 

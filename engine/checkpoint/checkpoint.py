@@ -42,7 +42,7 @@ from lineage.atomic import publish_directory, write_json
 from lineage.config import parse_config
 from lineage.digest import check_seal, content_digest, is_sealed, read_digest, seal, sealed_files
 from lineage.errors import BadInput, IntegrityFailure, Interrupted
-from lineage.files import parse_document, read_values
+from lineage.files import parse_document, read_object
 from lineage.run import MANIFEST, RunDirectory
 
 FOLDER = "checkpoints"
@@ -196,7 +196,7 @@ def load_checkpoint(
     loaded: dict[str, tuple[ShardedParameter, Numbers]] = {}
     with mesh.all_or_none():
         check_seal(path)
-        state, index = _read_state(path), read_json(path / INDEX)
+        state, index = _read_state(path), read_object(path / INDEX)
 
         def fill(tensors: Iterable[tuple[ShardedParameter, str, torch.Tensor]]) -> None:
             wanted = {f"{what}.{p.name}": (p, tensor) for p, what, tensor in tensors}
@@ -209,14 +209,14 @@ def load_checkpoint(
             loaded.update((name, (p, measure(tensor))) for name, (p, tensor) in weights.items())
             optimizer.restore(state.optimizer_steps, fill)
     if (path / STATISTICS).is_file():
-        check_loaded(path, loaded, read_json(path / STATISTICS))
+        check_loaded(path, loaded, read_object(path / STATISTICS))
     own = as_ancestor(path, state.iteration)
     return replace(state, ancestors=(*state.ancestors, own)), read_probe(path)
 
 
 def _read_state(path: Path) -> TrainingState:
-    values = read_json(path / "state.json")
-    ancestors = read_json(path / LINEAGE).get("ancestors") if (path / LINEAGE).is_file() else ()
+    values = read_object(path / "state.json")
+    ancestors = read_object(path / LINEAGE).get("ancestors") if (path / LINEAGE).is_file() else ()
     try:
         values["recent"] = tuple(map(tuple, values["recent"]))
         return TrainingState(**values, ancestors=tuple(Ancestor(**ancestor) for ancestor in ancestors or ()))
@@ -226,7 +226,7 @@ def _read_state(path: Path) -> TrainingState:
 
 def read_probe(path: Path) -> Probe | None:
     """The probe stored with a checkpoint; what was imported has none."""
-    return parse_document(read_json(path / PROBE), Probe, str(path / PROBE)) if (path / PROBE).is_file() else None
+    return parse_document(read_object(path / PROBE), Probe, str(path / PROBE)) if (path / PROBE).is_file() else None
 
 
 def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: bool = False) -> LoadedCheckpoint:
@@ -243,7 +243,7 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
     digest = check_seal(directory)
     config = read_model_config(directory)
     check_tensor_parallel(config, mesh.tp.size, directory)
-    index = {n: e for n, e in read_json(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)}
+    index = {n: e for n, e in read_object(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)}
     if len(index) < config.num_layers:  # before a model of that size is made
         raise IntegrityFailure(f"{directory} has {len(index)} tensors, too few for its {config.num_layers} layers")
     stage = split_layers(config.num_layers, mesh.layout.pp, chunks=1)[mesh.pp.rank]
@@ -264,9 +264,9 @@ def _check_loaded_model(
     directory: Path, model: StageModel, parameters: dict[str, ShardedParameter], mesh: ParallelMesh
 ) -> None:
     """Compare the weights' statistics and, of a whole model, the probe loss with those that were saved."""
-    if (directory / STATISTICS).is_file() and stored_dtype(directory, read_json(directory / INDEX)) != torch.float64:
+    if (directory / STATISTICS).is_file() and stored_dtype(directory, read_object(directory / INDEX)) != torch.float64:
         loaded = {name: (p, measure(p.local.data)) for name, p in parameters.items()}
-        check_loaded(directory, loaded, read_json(directory / STATISTICS))
+        check_loaded(directory, loaded, read_object(directory / STATISTICS))
     if (probe := read_probe(directory)) and mesh.pp.size == 1:
         if max(map(max, probe.tokens)) >= model.config.vocab_size:
             raise IntegrityFailure(f"{directory / PROBE} has tokens beyond the vocabulary")
@@ -279,7 +279,7 @@ def _check_loaded_model(
 def read_model_config(directory: Path) -> ModelConfig:
     """The model of a checkpoint. Raises IntegrityFailure if its config.json cannot be read, BadInput if it is wrong."""
     path = directory / "config.json"
-    return parse_config(read_json(path).get("model", {}), ModelConfig, str(path))
+    return parse_config(read_object(path).get("model", {}), ModelConfig, str(path))
 
 
 def resolve_checkpoint(path: Path) -> Path:
@@ -308,10 +308,3 @@ def checkpoint_path(run: Path, iteration: int) -> Path:
 def complete_checkpoints(run: Path) -> list[Path]:
     """Sealed checkpoints of a run, oldest first."""
     return sorted(path for path in (run / FOLDER).glob("iter_*") if is_sealed(path))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A checkpoint's JSON object. Raises IntegrityFailure where it is not one."""
-    if not isinstance(values := read_values(path), dict):
-        raise IntegrityFailure(f"{path} cannot be read: it is no JSON object")
-    return values

@@ -15,7 +15,6 @@ import torch
 from safetensors import SafetensorError
 
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint.checkpoint import read_json
 from engine.checkpoint.shards import INDEX, describe, merge_descriptions, write_shard
 from engine.checkpoint.statistics import FILE as STATISTICS
 from engine.checkpoint.statistics import check_written, measure
@@ -28,6 +27,7 @@ from lineage.atomic import new_directory, write_json
 from lineage.config import parse_config
 from lineage.digest import is_sealed, seal, sha256_file
 from lineage.errors import BadInput, IntegrityFailure
+from lineage.files import read_object
 from lineage.progress import Progress
 
 
@@ -50,7 +50,7 @@ class Imported:
 
 def describe_ours(directory: Path, digest: str) -> dict[str, Any]:
     """What only we record of a checkpoint, for an export to keep: its name, its digest and whether it is a twin."""
-    described = read_json(directory / "config.json")
+    described = read_object(directory / "config.json")
     return {"name": described.get("name"), "twin": described.get("twin"), "checkpoint": digest}
 
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.checkpoint import LINEAGE, LoadedCheckpoint, read_json
+from engine.checkpoint.checkpoint import LINEAGE, LoadedCheckpoint
 from engine.config import RunConfig
 from engine.costs import parameter_count
 from lineage.atomic import write_json, write_text
@@ -13,7 +13,7 @@ from lineage.config import parse_config, to_toml
 from lineage.data_files import DataCard, trained_datasets
 from lineage.errors import BadInput, DataMissing
 from lineage.evaluations import Evaluation
-from lineage.files import parse_document, read_document, read_values
+from lineage.files import parse_document, read_document, read_object, read_values
 from lineage.run import MANIFEST, RunDirectory
 
 CARD, RESULTS = "README.md", ".eval_results"
@@ -36,7 +36,7 @@ def write_card(directory: Path, loaded: LoadedCheckpoint, results: Sequence[Eval
     from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
 
     described, lineage, origin = (
-        read_json(path) if (path := loaded.directory / file).is_file() else {}
+        read_object(path) if (path := loaded.directory / file).is_file() else {}
         for file in ("config.json", LINEAGE, "origin.json")
     )
     name, twin = described.get("name") or directory.name, described.get("twin")

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
-from engine.checkpoint.checkpoint import LoadedCheckpoint, read_json
+from engine.checkpoint.checkpoint import LoadedCheckpoint
 from engine.config import ModelConfig
 from engine.formats import (
     Imported,
@@ -30,6 +30,7 @@ from engine.formats.vocabulary import read_vocabulary, read_vocabulary_files, wr
 from lineage.atomic import write_json
 from lineage.config import parse_config
 from lineage.errors import BadInput, IntegrityFailure
+from lineage.files import read_object
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 OURS = "mlm_repro"
@@ -212,7 +213,7 @@ def our_config(values: dict[str, Any], vocab_size: int, path: Path) -> ModelConf
 
 def read_config(path: Path, sizes: Sequence[str]) -> dict[str, Any]:
     """A directory's config.json. Raises IntegrityFailure if it cannot be read or one of `sizes` is no number."""
-    values = read_json(path)
+    values = read_object(path)
     for key in sizes:
         if type(values.get(key)) is not int:
             raise IntegrityFailure(f"{path}: {key} is {values.get(key)!r}, not a number")
@@ -252,7 +253,7 @@ def read_weights(directory: Path, prefix: str, buffer: re.Pattern[str]) -> tuple
 
 def _read_index(path: Path) -> dict[str, str]:
     """File of each tensor; a name that is not simply that of a file in the directory is refused."""
-    places = read_json(path).get("weight_map")
+    places = read_object(path).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise IntegrityFailure(f"{path} has no weight_map")
     for name in places.values():

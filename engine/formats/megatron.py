@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint.checkpoint import read_json
 from engine.config import ModelConfig
 from engine.formats import (
     Imported,
@@ -34,6 +33,7 @@ from engine.formats.vocabulary import VOCABULARY, read_vocabulary_files
 from engine.parallel.sharding import ShardedParameter
 from lineage.config import parse_config
 from lineage.errors import BadInput, IntegrityFailure
+from lineage.files import read_object
 
 FILE = "model_optim_rng.pt"
 WORDS, POSITIONS = "embedding.word_embeddings.weight", "embedding.position_embeddings.weight"
@@ -84,7 +84,7 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
     config = _read_config(files, tokenizer, heads)
     tensors = _merge(files, config)
     ours = directory / OURS
-    name, twin = read_ours(read_json(ours) if ours.is_file() else None, "megatron", ours)
+    name, twin = read_ours(read_object(ours) if ours.is_file() else None, "megatron", ours)
     return Imported(
         name=name,
         model=config,
