@@ -1,6 +1,5 @@
 """An engine checkpoint as a model to score with."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from evaluation.store import ScoreStore
 from lineage.data_files import trained_datasets
 from lineage.environment import user_cache
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
+from lineage.files import read_object
 from lineage.records import Kind
 
 
@@ -73,5 +73,4 @@ def load_checkpoint(path: Path, mesh: ParallelMesh | None = None) -> EvaluatedCh
 
 
 def _kind(directory: Path) -> Kind:
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    return "scaled" if config.get("twin") else "measured"
+    return "scaled" if read_object(directory / "config.json").get("twin") else "measured"

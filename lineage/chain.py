@@ -4,15 +4,13 @@ A seal proves that nothing changed after it was made; this proves that what was 
 directory that was exchanged and sealed anew is found too. Reads JSON alone.
 """
 
-import json
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from lineage.atomic import read_bytes
 from lineage.digest import content_digest, is_sealed, read_digest, sealed_files, sha256_json
-from lineage.errors import IntegrityFailure
+from lineage.files import read_object
 from lineage.run import MANIFEST, identity_of
 
 CHECKPOINTS, LINEAGE = "checkpoints", "lineage.json"
@@ -20,7 +18,7 @@ CHECKPOINTS, LINEAGE = "checkpoints", "lineage.json"
 
 def broken_links(run: Path) -> list[str]:
     """A sentence for each link that does not hold, of a directory with a manifest; empty if all do."""
-    manifest = _read(run / MANIFEST)
+    manifest = read_object(run / MANIFEST)
     broken = list(_check_manifest(run, manifest))
     checkpoints = sorted(path for path in (run / CHECKPOINTS).glob("iter_*") if is_sealed(path))
     checkpoints = [path for path in checkpoints if (path / LINEAGE).is_file()]
@@ -46,7 +44,7 @@ def _check_manifest(run: Path, manifest: dict[str, Any]) -> Iterator[str]:
 
 def _check_checkpoint(path: Path, manifest: dict[str, Any]) -> Iterator[str]:
     """It is of this run and of the iteration it is named after, and has the run's configuration."""
-    lineage, iteration = _read(path / LINEAGE), _read(path / "state.json").get("iteration")
+    lineage, iteration = read_object(path / LINEAGE), read_object(path / "state.json").get("iteration")
     if path.name != f"iter_{iteration:07d}":
         yield f"{path.name} holds iteration {iteration}: it was exchanged or copied"
     if lineage["run"] != manifest["identity"]:
@@ -54,7 +52,7 @@ def _check_checkpoint(path: Path, manifest: dict[str, Any]) -> Iterator[str]:
     if lineage["parents"] != manifest["parents"]:
         changed = sorted(name for name, digest in manifest["parents"].items() if lineage["parents"].get(name) != digest)
         yield f"{path.name} was trained on other inputs: {', '.join(changed)}"
-    config = _read(path / "config.json")
+    config = read_object(path / "config.json")
     for section in ("name", "model", "twin"):
         if config.get(section) != manifest["config"].get(section):
             yield f"{path.name}: its {section} is not the run's: {_difference(config, manifest['config'], section)}"
@@ -62,9 +60,10 @@ def _check_checkpoint(path: Path, manifest: dict[str, Any]) -> Iterator[str]:
 
 def _check_descent(older: Path, newer: Path) -> Iterator[str]:
     """The newer one names the older one as it is, after the same ancestors."""
-    ancestors = _read(newer / LINEAGE)["ancestors"]
-    before = _read(older / LINEAGE)["ancestors"]
-    own = [ancestor for ancestor in ancestors if ancestor["iteration"] == _read(older / "state.json")["iteration"]]
+    ancestors = read_object(newer / LINEAGE)["ancestors"]
+    before = read_object(older / LINEAGE)["ancestors"]
+    iteration = read_object(older / "state.json")["iteration"]
+    own = [ancestor for ancestor in ancestors if ancestor["iteration"] == iteration]
     if not own:
         parent = f"iteration {ancestors[-1]['iteration']}" if ancestors else "none: it began anew"
         yield f"{newer.name} does not descend from {older.name}: its parent is {parent}"
@@ -81,7 +80,7 @@ def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
     """No two iterations have the same weights, those no longer kept included."""
     seen: dict[str, str] = {}
     if checkpoints:
-        for ancestor in _read(checkpoints[-1] / LINEAGE)["ancestors"]:
+        for ancestor in read_object(checkpoints[-1] / LINEAGE)["ancestors"]:
             name = f"iter_{ancestor['iteration']:07d}"
             if (other := seen.setdefault(ancestor["weights"], name)) != name:
                 yield f"{name} had the same weights as {other}: nothing was trained between them"
@@ -97,10 +96,3 @@ def _difference(actual: dict[str, Any], expected: dict[str, Any], section: str) 
         name = next(key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key))
         return f"{name} is {mine.get(name)!r} and was {theirs.get(name)!r}"
     return f"{mine!r} and was {theirs!r}"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(read_bytes(path)))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise IntegrityFailure(f"{path} cannot be read: {error}") from error

@@ -1,7 +1,7 @@
 """Schemas of the files of a dataset: its ledger and its data card."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import ConfigDict, Field
 
@@ -19,26 +19,47 @@ def dataset_digest(directory: Path) -> str:
     return content_digest(directory, without=DATED_FILES)
 
 
-def trained_datasets(run: Path) -> list[tuple[Path, float]]:
-    """The datasets that a run was trained on, with their weights: where it names them, or beside the run.
+class TrainedOn(NamedTuple):
+    """A dataset as a run names it."""
 
-    Raises BadInput for what is no run, DataMissing where one is not there with the digest that the run recorded.
-    """
+    parent: str
+    """Among the run's parents."""
+    place: Path
+    """Where the run says it is, or beside the run."""
+    weight: float
+    digest: str
+    """As the run recorded it."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is complete and what it was."""
+        return is_sealed(self.place) and dataset_digest(self.place) == self.digest
+
+
+def named_datasets(run: Path) -> list[TrainedOn]:
+    """The datasets that a run was trained on. Raises BadInput for what is no run, DataMissing where it names none."""
     manifest = RunDirectory.open(run).manifest
     try:
         named, parents = manifest["config"]["data"]["dataset"], manifest["parents"]
-        parts = [(named, 1.0)] if isinstance(named, str) else [(str(name), float(weight)) for name, weight in named]
-        digests = [parents["dataset" if len(parts) == 1 else f"dataset {n}"] for n in range(1, len(parts) + 1)]
+        several = [(named, 1.0)] if isinstance(named, str) else [(str(name), float(weight)) for name, weight in named]
+        found = []
+        for number, (name, weight) in enumerate(several, 1):
+            parent = "dataset" if len(several) == 1 else f"dataset {number}"
+            each = TrainedOn(parent, Path(name), weight, parents[parent])
+            beside = each._replace(place=run.resolve().parent / each.place.name)
+            found.append(beside if not is_sealed(each.place) or (beside.is_here and not each.is_here) else each)
     except (KeyError, TypeError, ValueError) as error:
         raise DataMissing(f"the run {run} does not name its dataset") from error
-    return [(_find(Path(name), run, digest), weight) for (name, weight), digest in zip(parts, digests, strict=True)]
+    return found
 
 
-def _find(named: Path, run: Path, digest: str) -> Path:
-    for dataset in (named, run.resolve().parent / named.name):
-        if is_sealed(dataset) and dataset_digest(dataset) == digest:
-            return dataset
-    raise DataMissing(f"the dataset {named} that {run.name} was trained on is not here")
+def trained_datasets(run: Path) -> list[tuple[Path, float]]:
+    """They, with their weights, if they are what they were. Raises DataMissing otherwise."""
+    datasets = named_datasets(run)
+    for each in datasets:
+        if not each.is_here:
+            raise DataMissing(f"the dataset {each.place} that {run.name} was trained on is not here")
+    return [(each.place, each.weight) for each in datasets]
 
 
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -5,7 +5,6 @@ Its directory is `<root>/<name>-<first 8 of identity>`, and `<root>/<name>` link
 asking for the same work twice finds the first result and changed work never overwrites an old result.
 """
 
-import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from lineage import VERSION
-from lineage.atomic import read_bytes, write_json
+from lineage.atomic import write_json
 from lineage.digest import is_sealed, read_digest, seal, sha256_json
 from lineage.environment import describe_environment
-from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import Manifest, StartedWith
+from lineage.errors import BadInput
+from lineage.files import Manifest, StartedWith, read_object
 from lineage.lock import LOCK
 
 MANIFEST = "manifest.json"
@@ -112,10 +111,7 @@ class RunDirectory:
         path = self.path / MANIFEST
         if not path.is_file():
             raise BadInput(f"{self.path} is not a run directory: it has no {MANIFEST}")
-        try:
-            return dict(json.loads(read_bytes(path)))
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise IntegrityFailure(f"{path} cannot be read: {error}") from error
+        return read_object(path)
 
     @property
     def is_complete(self) -> bool:

@@ -4,7 +4,6 @@ Of the first windows every output of a module is compared, of later ones the los
 where it begins. Shapes: b windows, s sequence, v vocabulary.
 """
 
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from engine.compare.tolerance import DRAWS, FORMULA
 from engine.config import ModelConfig
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
-from lineage.errors import IntegrityFailure
+from lineage.errors import BadInput, IntegrityFailure
 from lineage.extras import import_extra
 from lineage.files import Document
 
@@ -125,15 +124,17 @@ def transformers_model(directory: Path, config: ModelConfig) -> ComparedModel | 
 
     Raises IntegrityFailure where transformers cannot read it.
     """
-    if importlib.util.find_spec("transformers") is None:
+    try:
+        library = import_extra("transformers", "bench")
+    except BadInput:
         return None
-    library = import_extra("transformers", "bench")
     program = f"transformers {version('transformers')}"
     library.utils.logging.disable_progress_bar()
     try:
         model = library.GPT2LMHeadModel.from_pretrained(directory, use_safetensors=True).float().eval()
     except Exception as error:  # the library raises errors of many kinds
-        raise IntegrityFailure(f"{directory} cannot be read by {program}: {error}") from error
+        said = str(error).partition("\n")[0]
+        raise IntegrityFailure(f"{directory} cannot be read by {program}: {said}") from error
     return ComparedModel(program, model, config, read_names("transformers"),
                          lambda tokens: model(input_ids=tokens, use_cache=False).logits[0])  # fmt: skip
 

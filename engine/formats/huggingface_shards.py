@@ -6,7 +6,6 @@ it came from: the other files, the names in each weight file and the tensors tha
 the same files.
 """
 
-import json
 import re
 import shutil
 import tempfile
@@ -33,6 +32,7 @@ from engine.parallel.layout import check_tensor_parallel
 from lineage.atomic import write_json
 from lineage.digest import check_seal
 from lineage.errors import BadInput, IntegrityFailure
+from lineage.files import read_object
 
 FOLDER = "huggingface"
 """Folder of a checkpoint that keeps the rest of the directory it was made from."""
@@ -144,12 +144,9 @@ def merge_huggingface(checkpoint: Path, out: Path) -> Path:
     check_output(out)
     check_seal(checkpoint)
     kept = checkpoint / FOLDER
-    try:
-        written = json.loads((kept / WRITTEN).read_text(encoding="utf-8"))
-        family = THEIR_MODELS[json.loads((kept / CONFIG).read_text(encoding="utf-8")).get("model_type", "gpt2")]
-        index = json.loads((checkpoint / OUR_INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError) as error:
-        raise IntegrityFailure(f"{checkpoint} cannot be read: {error}") from error
+    written, index = read_object(kept / WRITTEN), read_object(checkpoint / OUR_INDEX)
+    if (family := THEIR_MODELS.get(str(read_object(kept / CONFIG).get("model_type", "gpt2")))) is None:
+        raise IntegrityFailure(f"{kept / CONFIG} is not of a model that was divided")
     config = read_model_config(checkpoint)
     buffers = load_file(kept / BUFFERS)
     tensors: dict[str, torch.Tensor] = {}

@@ -25,7 +25,7 @@ from experiments.sealed import digest_of_numbers
 from experiments.verdicts import NOT_RUN, RECORDS, load_results
 from lineage.chain import broken_links
 from lineage.config import parse_config
-from lineage.data_files import DataCard, Ledger, dataset_digest
+from lineage.data_files import DataCard, Ledger, dataset_digest, named_datasets
 from lineage.digest import MARKER, check_seal, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from lineage.errors import UserError
 from lineage.files import Example, ExampleHead, Manifest, ReproductionSummary, one_line, read_document, read_values
@@ -100,8 +100,8 @@ class Check:
     # -- a training -----------------------------------------------------------------------------------------------
 
     def _datasets(self) -> Iterator[str]:
-        for name, place in _datasets_of(self.run):
-            yield from self._made_of(name, place, dataset_digest)
+        for dataset in named_datasets(self.run):
+            yield from self._made_of(dataset.parent, dataset.place, dataset_digest)
 
     def _curve(self) -> Iterator[str]:
         """The metrics have every iteration, and end where the summary says."""
@@ -143,9 +143,9 @@ class Check:
                     yield f"{KEPT}/{model.name}/{METRICS} is not what {model.run} gives"
             if training.manifest["parents"]["dataset"] != self.manifest.parents["dataset"]:
                 yield f"{model.run} was trained on another dataset than {MANIFEST} names"
-            for _, dataset in _datasets_of(place):
-                if is_sealed(dataset):
-                    yield from _differing(self.run, dataset, (DATASET, LEDGER), dataset.name)
+            for dataset in named_datasets(place):
+                if is_sealed(dataset.place):
+                    yield from _differing(self.run, dataset.place, (DATASET, LEDGER), dataset.place.name)
 
     def _models(self) -> Iterator[str]:
         """The summary is of the models that were asked for, at the size that the manifest says."""
@@ -315,16 +315,6 @@ def _ending(folder: Path) -> Iterator[str]:
 
 def _recipe(training: Path) -> RunConfig:
     return parse_config(read_document(training / MANIFEST, Manifest).config, RunConfig, f"{training.name}/{MANIFEST}")
-
-
-def _datasets_of(training: Path) -> Iterator[tuple[str, Path]]:
-    """Name among the parents of each dataset of a training, and where it is: where it was, or beside the training."""
-    given = _recipe(training).data.dataset
-    several = {"dataset": given} if isinstance(given, Path) else {
-        f"dataset {number}": path for number, (path, _) in enumerate(given or (), 1)
-    }  # fmt: skip
-    for name, path in several.items():
-        yield name, path if is_sealed(path) else training.parent / path.name
 
 
 def _differing(folder: Path, made: Path, names: Iterable[str], by: str) -> Iterator[str]:

@@ -245,7 +245,7 @@ def test_a_pickle_with_a_payload_is_not_run(
 def test_what_is_no_checkpoint_is_named(
     tmp_path: Path, nothing_published: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
-    monkeypatch.setattr("evaluation.checkpoints.hub_is_reachable", lambda: False)
+    monkeypatch.setattr("evaluation.hub_models.hub_is_reachable", lambda: False)
     for path, words in (
         (tmp_path, "is neither"),
         (tmp_path / "no", "there is no"),
