@@ -33,16 +33,13 @@ def cached_model(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    offline = not hub_is_reachable()
-    try:
-        with asking_for(f"model {name}"):
-            return Path(
-                snapshot_download(repository, revision=revision, allow_patterns=FILES, local_files_only=offline)
-            )
-    except DataMissing as error:
-        if isinstance(error.__cause__, LocalEntryNotFoundError):
+    if not hub_is_reachable():
+        try:
+            return Path(snapshot_download(repository, revision=revision, allow_patterns=FILES, local_files_only=True))
+        except LocalEntryNotFoundError as error:
             raise DataMissing(f"model {name} is not in the hub's cache, and the hub cannot be reached") from error
-        raise
+    with asking_for(f"model {name}"):
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=FILES))
 
 
 def fetch_model(name: str, out: Path) -> Path:

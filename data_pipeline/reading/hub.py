@@ -49,14 +49,15 @@ def asking_for(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the hub's clients raise errors of many libraries
-        causes = list(_causes(error))
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            raise
+        # what is not in the cache was asked of the hub in vain: that says nothing of what the hub has
+        causes = [cause for cause in _causes(error) if not isinstance(cause, errors.LocalEntryNotFoundError)]
         if any(isinstance(cause, errors.GatedRepoError) for cause in causes):
             raise DataMissing(f"{what} is behind a gate on the hub: accept its terms there and set HF_TOKEN") from error
         absent = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError)
         if any(isinstance(cause, absent) for cause in causes):
             raise DataMissing(f"the Hugging Face hub has no {what}") from error
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
-            raise
         said = f"{what} could not be read from the Hugging Face hub: {str(error).partition(chr(10))[0]}"
         raise Interrupted(f"{said}; give the same command again, what came is kept") from error
 

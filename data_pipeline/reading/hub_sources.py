@@ -4,6 +4,7 @@ RealNews, CC-Stories)."""
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class HubSource:
         place = self._location
         return f"{self.name} ({'/'.join(filter(None, (place.repository, place.subset)))} on the Hugging Face hub)"
 
-    @property
+    @cached_property
     def total_bytes(self) -> int:
         """Of text, about: what the hub says of its compressed files, or many where it does not answer."""
         from huggingface_hub import HfApi

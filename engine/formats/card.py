@@ -42,16 +42,17 @@ def write_card(directory: Path, loaded: LoadedCheckpoint, results: Sequence[Eval
     name, twin = described.get("name") or directory.name, described.get("twin")
     inputs = {"run": lineage.get("run"), **(lineage.get("parents") or {})} if lineage else origin.get("files", {})
     scores = [(result, *_score(result)) for result in results]
+    places = [result.data_repository.rpartition("/")[::2] for result in results]
     data = ModelCardData(
         model_name=name,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["gpt2", "megatron-lm"],
         eval_results=[
-            EvalResult(task_type="text-generation", dataset_type=result.data_repository.rpartition("/")[0] or "text",
-                       dataset_name=result.task, dataset_config=result.data_repository.rpartition("/")[2] or None,
+            EvalResult(task_type="text-generation", dataset_type=repository or "text",
+                       dataset_name=result.task, dataset_config=subset or None,
                        metric_type=metric, metric_value=value, metric_name=f"{result.task} {metric}")
-            for result, metric, value in scores
+            for (result, metric, value), (repository, subset) in zip(scores, places, strict=True)
         ] or None,
     )  # fmt: skip
     config = loaded.config
@@ -71,8 +72,7 @@ def write_card(directory: Path, loaded: LoadedCheckpoint, results: Sequence[Eval
         _table(("", "SHA-256"), [("checkpoint", loaded.digest), *inputs.items()]),
     ]  # fmt: skip
     write_text(directory / CARD, f"---\n{data}\n---\n\n# {name}\n\n" + "\n\n".join(filter(None, lines)) + "\n")
-    for result, metric, value in scores:
-        repository, _, subset = result.data_repository.rpartition("/")
+    for (result, metric, value), (repository, subset) in zip(scores, places, strict=True):
         if repository:
             entry = EvalResultEntry(repository, subset, value, notes=f"{metric}; {result.protocol}; {result.kind}")
             (directory / RESULTS).mkdir(exist_ok=True)

@@ -1,5 +1,6 @@
 """Files, the hub and the installed documentation as sources."""
 
+import errno
 import gzip
 import json
 import sys
@@ -253,3 +254,28 @@ def test_sources_are_read_in_the_order_given(tmp_path: Path) -> None:
     found = read_pieces([piece for shard in shards for piece in shard], Limits())
     assert [item.text for item in found if isinstance(item, Document)] == ["b0", "b1", "a0", "a1"]
     assert "the first 2 documents" in opened.describe()
+
+
+def test_what_the_hub_s_clients_raise_is_told_apart() -> None:
+    from huggingface_hub import errors
+
+    from data_pipeline.reading.hub import asking_for
+
+    def raised(error: Exception, within: Exception | None) -> Exception:
+        try:
+            with asking_for("a corpus"):
+                try:
+                    if within:
+                        raise within
+                finally:
+                    raise error
+        except Exception as told:  # whatever it became
+            return told
+
+    absent = errors.EntryNotFoundError("no .huggingface.yaml")
+    full = raised(OSError(errno.ENOSPC, "no space left"), absent)
+    assert isinstance(full, OSError)
+    assert full.errno == errno.ENOSPC
+    cut = raised(errors.LocalEntryNotFoundError("not in the cache"), ConnectionError("reset"))
+    assert isinstance(cut, Interrupted)
+    assert isinstance(raised(errors.EntryNotFoundError("none"), None), DataMissing)

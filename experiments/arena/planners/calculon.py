@@ -7,11 +7,11 @@ has the name. Imports no torch.
 
 from collections.abc import Sequence
 
-from experiments.arena.planners.rule_of_thumb import rule_memory
+from experiments.arena.planners.rule_of_thumb import layer_weights, rule_memory
 from experiments.arena.terms import Guess
 from experiments.simulator.cluster import Machine, load_cluster, machine_of
 from experiments.simulator.measurements import Measured
-from experiments.simulator.workload import Workload, layer_parameters
+from experiments.simulator.workload import Workload
 
 NAME = "Calculon's formulas"
 PRODUCTS = ((128e9, 0.95), (16e9, 0.9), (1e9, 0.6), (0.0, 0.1))
@@ -53,8 +53,7 @@ def iteration_seconds(machine: Machine, w: Workload) -> float:
     message = 4 * _sent(machine, element * w.hidden / w.tp, w.gpus > machine.gpus_per_node) * (w.pp > 1)
     head = 3 * _product(machine, tokens, w.vocab / w.tp, w.hidden) / w.pp
     slot = w.layers / w.pp * layer + head + message * w.chunks
-    each = layer_parameters(w) if sharded else 12 * w.hidden**2
-    parameters = (w.layers * each / w.pp + w.vocab * w.hidden / w.pp) / w.tp
+    parameters = (w.layers * layer_weights(w) / w.pp + w.vocab * w.hidden / w.pp) / w.tp
     gradients = _all_reduce(machine, w.dp, parameters * (4 if sharded else 2), w.dp * w.tp > machine.gpus_per_node)
     owned = parameters / (w.dp if w.zero else 1)
     return slot * (w.microbatches + (w.pp - 1) / w.chunks) + gradients + _moved(machine, owned * 32)

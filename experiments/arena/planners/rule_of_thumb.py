@@ -30,10 +30,14 @@ def guesses(cluster: str, known: Sequence[Measured], asked: Sequence[Workload]) 
 def rule_memory(w: Workload) -> float:
     """Bytes of the first stage: states of its parameters, activations of the microbatches that it has at once."""
     llama = w.family == "llama"
-    layer = layer_parameters(w) if llama else 12 * w.hidden**2
-    parameters = (w.layers * layer / w.pp + w.vocab * w.hidden) / w.tp
+    parameters = (w.layers * layer_weights(w) / w.pp + w.vocab * w.hidden) / w.tp
     kept, owned = (8, 12) if llama else (4, 12)
     tokens = w.micro_batch * w.seq * w.hidden
     elements = 2 if w.recompute == "full" else 34 / w.tp
     stages = min(w.pp, w.microbatches)
     return parameters * (kept + owned / (w.dp if w.zero else 1)) + tokens * elements * w.layers / w.pp * stages
+
+
+def layer_weights(w: Workload) -> float:
+    """Parameters of a layer: of a GPT-2 those of its products, 12 h²."""
+    return layer_parameters(w) if w.family == "llama" else 12 * w.hidden**2
