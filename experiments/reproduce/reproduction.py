@@ -13,7 +13,7 @@ from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.data.dataset import DatasetFacts
 from engine.run.directory import read_steps, read_summary, read_validations
-from experiments.launch.files import write_launch_files
+from experiments.launch.scripts import write_launch_files
 from experiments.published import published_records
 from experiments.reproduce import processes
 from experiments.reproduce.kept import EXAMPLES, keep_examples, keep_training, matrix_gflops
