@@ -21,6 +21,7 @@ CLUSTERS = sorted((ROOT / "experiments" / "clusters").rglob("*.toml"))  # looked
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*/*/ex*.toml"))  # looked at in tests/experiments/test_catalogue.py
 UNANSWERED = ROOT / "experiments" / "unanswered.toml"  # looked at in tests/experiments/test_verdicts.py
 JOBS = sorted((ROOT / "experiments" / "jobs").glob("*.toml"))  # looked at in tests/experiments/launch
+MEGATRON_FLAGS = ROOT / "engine" / "formats" / "megatron_flags.toml"  # in tests/engine
 NAME_MAPS = set((ROOT / "engine" / "compare" / "names").glob("*.toml"))  # in tests/experiments/verify
 LABELS = {ROOT / "reports" / name for name in ("axes.toml", "style.toml")}  # in tests/reports
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
@@ -40,7 +41,17 @@ def names(paths: list[Path]) -> list[str]:
 def test_every_configuration_is_looked_at_here() -> None:
     tests_own = {path for path in source_files() if path.relative_to(ROOT).parts[0] in ("tests", "results")}
     shipped = {path for path in source_files() if path.suffix == ".toml"} - tests_own - {ROOT / "pyproject.toml"}
-    assert shipped == {*MODELS, *RECIPES, *CLUSTERS, *EXPERIMENTS, *JOBS, UNANSWERED, *NAME_MAPS, *LABELS}
+    assert shipped == {
+        *MODELS,
+        *RECIPES,
+        *CLUSTERS,
+        *EXPERIMENTS,
+        *JOBS,
+        UNANSWERED,
+        MEGATRON_FLAGS,
+        *NAME_MAPS,
+        *LABELS,
+    }
     assert len(MODELS) == 19
     assert len(RECIPES) >= 4
 
