@@ -18,14 +18,8 @@ PALETTE: dict[str, tuple[str, str]] = STYLE["palette"]
 """Each colour on a light page and on a dark one."""
 LIGHT = {name: light for name, (light, _) in PALETTE.items()}
 MARKERS = ("o", "s", "^", "D", "v")
-KIND_GLYPHS: dict[Kind, str] = {"published": "○", "scaled": "●", "measured": "■", "computed": "△", "simulated": "◇"}
-KIND_MEANINGS: dict[Kind, str] = {
-    "published": "read from the cited document, not produced here",
-    "scaled": "measured here on a shrunk twin of the published model",
-    "measured": "measured here on the published configuration",
-    "computed": "worked out by the source's own closed form; nothing was run",
-    "simulated": "predicted by a cost model; nothing was run",
-}
+KIND_GLYPHS: dict[Kind, str] = {kind: glyph for kind, (glyph, _) in STYLE["kinds"].items()}
+KIND_MEANINGS: dict[Kind, str] = {kind: meaning for kind, (_, meaning) in STYLE["kinds"].items()}
 
 
 class Look(NamedTuple):

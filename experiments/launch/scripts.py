@@ -3,15 +3,15 @@
 Their text is in `templates/`. Imports no torch.
 """
 
+import re
 import shlex
 from pathlib import Path
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from experiments.launch.job import Job
 from lineage.atomic import write_text
 from lineage.errors import BadInput
 
+TEMPLATES = Path(__file__).parent / "templates"
 ATTEMPTS_WITHOUT_PROGRESS = 3
 """Attempts in a row that may end without a new checkpoint and without having been told to stop."""
 MEETING = '--node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="${MASTER_PORT:-29500}"'
@@ -46,8 +46,22 @@ def slurm_script(job: Job, out: Path) -> str:
         folders = dict.fromkeys((Path.cwd(), job.runs.resolve()))
         command += [f"--container-image={job.container}", f"--container-workdir={Path.cwd()}"]
         command += ["--container-mounts=" + ",".join(f"{folder}:{folder}" for folder in folders)]
-    launcher = shlex.join([*command, job.python, "-P", "-m"])
-    return _script("slurm.sh", job, out, launcher=launcher, output=f'"{quoted}/slurm-%j.txt"')
+    options = [
+        f"--job-name={job.name}",
+        f"--nodes={job.nodes}",
+        f"--ntasks-per-node={job.ranks_per_node}",
+        f"--gpus-per-node={job.ranks_per_node}" if job.gpus else "",
+        f"--time={job.time_limit}",
+        f"--signal=B:TERM@{job.signal_seconds}",
+        "--requeue",
+        "--open-mode=append",
+        f'--output="{quoted}/slurm-%j.txt"',
+        f"--partition={job.partition}" if job.partition else "",
+        f"--account={job.account}" if job.account else "",
+        f"--exclude={','.join(job.exclude)}" if job.exclude else "",
+    ]
+    head = [f"#SBATCH {option}" for option in options if option]
+    return _script(head, "slurm.sh", shlex.join([*command, job.python, "-P", "-m"]), job, out)
 
 
 def torchrun_script(job: Job, out: Path) -> str:
@@ -59,28 +73,20 @@ def torchrun_script(job: Job, out: Path) -> str:
     stop = f"--shutdown-timeout={job.signal_seconds}"
     launcher = shlex.join([job.python, "-P", "-m", "torch.distributed.run", *sizes, stop])
     meeting = "--standalone" if job.nodes == 1 else MEETING
-    return _script("torchrun.sh", job, out, launcher=f"{launcher} {meeting}")
+    head = ["# On every node: NODE_RANK=0 MASTER_ADDR=first-node bash torchrun.sh"] if job.nodes > 1 else []
+    return _script(head, "torchrun.sh", f"{launcher} {meeting}", job, out)
 
 
-def _script(template: str, job: Job, out: Path, **values: str) -> str:
-    """The template for this job. A rank runs the check before training, then training."""
-    environment = Environment(
-        loader=PackageLoader("experiments.launch"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    places = {"here": Path.cwd(), "run": job.runs.resolve() / job.config().name}
-    places |= {name: out.resolve() / name for name in ("failed", "idle")}
+def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
+    """The templates' text with this job's values. A rank runs the check before training, then training."""
+    paths = {"here": Path.cwd(), "run": job.runs.resolve() / job.config().name}
+    paths |= {name: out.resolve() / name for name in ("failed", "idle")}
     modules = {
         "preflight": ["experiments.preflight", f"--runs={job.runs.resolve()}"],
         "train": ["engine.cli", *job.train_arguments()],
     }
-    return environment.get_template(template).render(
-        job=job,
-        most=ATTEMPTS_WITHOUT_PROGRESS,
-        **{name: shlex.quote(str(path)) for name, path in places.items()},
-        **{name: f'experiments.launch.rank "$failed" {shlex.join(words)}' for name, words in modules.items()},
-        **values,
-    )
+    values = {name: shlex.quote(str(path)) for name, path in paths.items()}
+    values |= {name: f'experiments.launch.rank "$failed" {shlex.join(words)}' for name, words in modules.items()}
+    values |= {"launcher": launcher, "most": str(ATTEMPTS_WITHOUT_PROGRESS)}
+    text = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("attempts.sh", body))
+    return "\n".join(["#!/bin/bash", *head, re.sub(r"{{ (\w+) }}", lambda place: values[place[1]], text)])

@@ -24,6 +24,8 @@ JOBS = sorted((ROOT / "experiments" / "jobs").glob("*.toml"))  # looked at in te
 MEGATRON_FLAGS = ROOT / "engine" / "formats" / "megatron_flags.toml"  # in tests/engine
 NAME_MAPS = set((ROOT / "engine" / "compare" / "names").glob("*.toml"))  # in tests/experiments/verify
 LABELS = {ROOT / "reports" / name for name in ("axes.toml", "style.toml")}  # in tests/reports
+NOTES = ROOT / "experiments" / "bench" / "notes.toml"  # in tests/experiments
+PUBLISHED = ROOT / "data_pipeline" / "contamination" / "published.toml"  # in tests/data_pipeline
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
 
 
@@ -51,6 +53,8 @@ def test_every_configuration_is_looked_at_here() -> None:
         MEGATRON_FLAGS,
         *NAME_MAPS,
         *LABELS,
+        NOTES,
+        PUBLISHED,
     }
     assert len(MODELS) == 19
     assert len(RECIPES) >= 4

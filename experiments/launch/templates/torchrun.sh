@@ -1,8 +1,3 @@
-#!/bin/bash
-{% if job.nodes > 1 %}
-# On every node: NODE_RANK=0 MASTER_ADDR=first-node bash torchrun.sh
-{% endif %}
-{% include "attempts.sh" %}
 launcher=
 trap 'stopped=1; kill -TERM "$launcher" 2>/dev/null' TERM INT
 
