@@ -6,6 +6,7 @@ Imports no torch. `mlm-experiment calibrate` fits with it what `experiments/clus
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from experiments.simulator.measurements import (
 )
 from experiments.simulator.simulate import iteration_parts
 from experiments.simulator.workload import Floats
+from lineage.config import read_toml
 from lineage.progress import Progress
 
 
@@ -45,39 +47,16 @@ class Fitted(NamedTuple):
     overlap with the device's."""
 
 
-CONSTANTS = {
-    "matmul_efficiency": Fitted(0.85, 0.4, 1.0),
-    "matmul_half_size": Fitted(100.0, 0.0, 1000.0, on_h100=64.0),
-    "memory_efficiency": Fitted(0.8, 0.1, 0.95, on_h100=0.45),
-    "host_layer_seconds": Fitted(1e-3, 0.0, 1e-2),
-    "host_collective_seconds": Fitted(3e-5, 0.0, 1e-3, on_h100=0.0),
-    "host_microbatch_seconds": Fitted(3e-3, 0.0, 3e-2, on_h100=0.0),
-    "host_iteration_seconds": Fitted(1e-3, 0.0, 0.1),
-    "host_exponent": Fitted(3.0, 1.0, 10.0, on_h100=10.0),
-    "collective_slowdown": Fitted(1.3, 1.0, 3.0, on_h100=1.0),
-    "network_efficiency": Fitted(0.8, 0.2, 1.0),
-    "network_rank_share": Fitted(5e-3, 0.0, 0.1, on_a100=False),
-    "network_share": Fitted(0.3, 0.125, 1.0, on_h100=1.0),
-    "gradient_overlap": Fitted(0.5, 0.0, 1.0),
-    "flash_efficiency": Fitted(0.3, 0.25, 0.7, on_a100=False, on_h100=0.3),
-    "tensor_network_share": Fitted(0.5, 0.05, 1.0, on_a100=False),
-    "tensor_step_seconds": Fitted(5e-5, 0.0, 1e-3, on_a100=False),
-    "pipeline_step_seconds": Fitted(1e-3, 0.0, 1e-2, on_a100=False),
-    "stall_seconds": Fitted(0.3, 0.0, 1.0, on_a100=False),
-    "tensor_stall_seconds": Fitted(0.06, 0.0, 1.0, on_a100=False),
-}
-"""Those that are fitted on iterations."""
+CONSTANTS, NODE_CONSTANTS = (
+    {name: Fitted(**values) for name, values in table.items()}
+    for table in read_toml(Path(__file__).with_name("fitted.toml")).values()
+)
+"""Those that are fitted on iterations, and on timed all-reduces inside a node."""
 A100_CONSTANTS = {name: constant for name, constant in CONSTANTS.items() if constant.on_a100}
 H100_CONSTANTS = {name: constant for name, constant in CONSTANTS.items() if constant.on_h100 is None}
 SOFTWARE_OF_2019 = ("memory_efficiency", "host_layer_seconds", "collective_slowdown", "network_share")
 """The constants that are fitted again on the 2019 paper: its kernels were not fused, its host code was slower, and
 sixteen GPUs share a node's adapters. All others are those of the A100 fit."""
-NODE_CONSTANTS = {
-    "node_latency_seconds": Fitted(5e-5, 0.0, 1e-3),
-    "node_rank_latency_seconds": Fitted(5e-6, 0.0, 1e-4),
-    "node_bus_bytes_per_second": Fitted(2e11, 1e6, 1e13),
-}
-"""Those of all-reduces inside a node, which are fitted on timed ones."""
 ONE_NODE, SEVERAL_NODES, FIGURES = 1.0, 5.0, 1.5
 """Weights of a row: the 61 of several nodes are to count beside 724 of one node, and published rows, rounded to a
 TFLOP/s and from another machine of the same kind, less than either."""

@@ -26,6 +26,7 @@ NAME_MAPS = set((ROOT / "engine" / "compare" / "names").glob("*.toml"))  # in te
 LABELS = {ROOT / "reports" / name for name in ("axes.toml", "style.toml")}  # in tests/reports
 NOTES = ROOT / "experiments" / "bench" / "notes.toml"  # in tests/experiments
 PUBLISHED = ROOT / "data_pipeline" / "contamination" / "published.toml"  # in tests/data_pipeline
+FITTED = ROOT / "experiments" / "simulator" / "fitted.toml"  # in tests/experiments/simulator
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
 
 
@@ -55,6 +56,7 @@ def test_every_configuration_is_looked_at_here() -> None:
         *LABELS,
         NOTES,
         PUBLISHED,
+        FITTED,
     }
     assert len(MODELS) == 19
     assert len(RECIPES) >= 4
