@@ -13,19 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
+from experiments.simulator import measurements
 from experiments.simulator.cluster import Machine
 from experiments.simulator.collectives import node_all_reduce_seconds
-from experiments.simulator.measurements import (
-    AllReduce,
-    Observation,
-    all_reduces,
-    multi_node,
-    predicted,
-    ptd_p_others,
-    published_values,
-    single_node,
-    v100_rows,
-)
+from experiments.simulator.measurements import AllReduce, Observation
 from experiments.simulator.simulate import iteration_parts
 from experiments.simulator.workload import Floats
 from lineage.config import read_toml
@@ -80,10 +71,10 @@ def fit(
     machine: Machine, names: Iterable[str], observations: Sequence[Observation], weights: Floats, **how: Any
 ) -> Machine:
     """The machine with the named constants moved as `least` does, `how` it is told, for weighted log errors."""
-    values = published_values(observations)
+    values = measurements.published_values(observations)
 
     def errors(trial: Machine) -> Floats:
-        return weights * np.log(predicted(trial, observations) / values)
+        return weights * np.log(measurements.predicted(trial, observations) / values)
 
     return least(machine, {name: CONSTANTS[name] for name in names}, errors, **how)
 
@@ -137,14 +128,18 @@ def least(
 def a100_rows() -> tuple[list[Observation], Floats]:
     """What the A100 constants are fitted on, with weights: single-node rows, multi-node rows, published rows that are
     not in the 2021 paper's Table 1."""
-    sets = [(single_node(), ONE_NODE), (multi_node(), SEVERAL_NODES), (ptd_p_others(), FIGURES)]
+    sets = [
+        (measurements.single_node(), ONE_NODE),
+        (measurements.multi_node(), SEVERAL_NODES),
+        (measurements.ptd_p_others(), FIGURES),
+    ]
     rows = [row for rows, _ in sets for row in rows]
     return rows, np.array([weight for rows, weight in sets for _ in rows])
 
 
 def fit_a100(machine: Machine) -> Machine:
     """All fitted constants of an A100 cluster, from where their fits start."""
-    alone = fit_node(machine, [timed for timed in all_reduces() if timed.gpu == "a100"])
+    alone = fit_node(machine, [timed for timed in measurements.all_reduces() if timed.gpu == "a100"])
     rows, weights = a100_rows()
     return fit(started(alone, A100_CONSTANTS), A100_CONSTANTS, rows, weights)
 
@@ -153,7 +148,7 @@ def fit_h100(machine: Machine, rows: Sequence[Observation]) -> Machine:
     """All fitted constants of the H100 cluster and nanotron of 2024, from where their fits start."""
     stated = {name: constant.on_h100 for name, constant in CONSTANTS.items() if constant.on_h100 is not None}
     start = started(machine, H100_CONSTANTS).replaced(**stated)
-    workloads, logs = [row.workload for row in rows], np.log(published_values(rows))
+    workloads, logs = [row.workload for row in rows], np.log(measurements.published_values(rows))
 
     def errors(trial: Machine) -> Floats:
         parts = iteration_parts(trial, workloads)
@@ -165,8 +160,10 @@ def fit_h100(machine: Machine, rows: Sequence[Observation]) -> Machine:
 
 def fit_v100(machine: Machine, rows: Sequence[Observation] | None = None) -> Machine:
     """The constants of the 2019 paper's machine and software; the others are as `machine` has them."""
-    rows = v100_rows() if rows is None else rows
-    alone = fit_node(machine, [timed for timed in all_reduces() if (timed.gpu, timed.ranks) == ("v100", 8)])
+    rows = measurements.v100_rows() if rows is None else rows
+    alone = fit_node(
+        machine, [timed for timed in measurements.all_reduces() if (timed.gpu, timed.ranks) == ("v100", 8)]
+    )
     weights = np.array([0.0] + [1.0] * (len(rows) - 1))
     return fit(alone, SOFTWARE_OF_2019, rows, weights, scale=0.03)
 
@@ -201,8 +198,8 @@ def cross_validate(machine: Machine, folds: NDArray[np.int64]) -> dict[str, Held
     keys = np.concatenate([folds, np.full(len(rows) - measured, -1)])
     for left, fitted in left_out("cross-validation", keys, refit):
         out = list(compress(rows, left))
-        ratios[left] = published_values(out) / predicted(fitted, out)
-    split = len(single_node())
+        ratios[left] = measurements.published_values(out) / measurements.predicted(fitted, out)
+    split = len(measurements.single_node())
     parts = {"single node": slice(0, split), "several nodes": slice(split, measured)}
     return {name: HeldOut(ratios[part], covered(ratios[part], folds[part])) for name, part in parts.items()}
 
@@ -223,10 +220,10 @@ def covered(ratios: Floats, folds: NDArray[np.int64]) -> float:
 
 def v100_left_out(machine: Machine) -> Floats:
     """Published over predicted time of each row the V100 constants are fitted on, fitted without it."""
-    rows, ratios = v100_rows(), []
+    rows, ratios = measurements.v100_rows(), []
     keys = np.arange(len(rows)) - 1  # the first row is what ratios refer to
     for left, fitted in left_out("V100, a row left out", keys, lambda kept: fit_v100(machine, [*compress(rows, kept)])):
         (row,) = compress(rows, left)
-        ratio = row.value / predicted(fitted, [rows[0], row])[1]
+        ratio = row.value / measurements.predicted(fitted, [rows[0], row])[1]
         ratios.append(ratio if row.quantity == "days_per_epoch" else 1 / ratio)
     return np.array(ratios)

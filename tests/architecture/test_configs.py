@@ -27,6 +27,8 @@ LABELS = {ROOT / "reports" / name for name in ("axes.toml", "style.toml")}  # in
 NOTES = ROOT / "experiments" / "bench" / "notes.toml"  # in tests/experiments
 PUBLISHED = ROOT / "data_pipeline" / "contamination" / "published.toml"  # in tests/data_pipeline
 FITTED = ROOT / "experiments" / "simulator" / "fitted.toml"  # in tests/experiments/simulator
+PAPERS = ROOT / "experiments" / "claims" / "papers.toml"  # in tests/experiments/test_catalogue.py
+TINY = ROOT / "experiments" / "verify" / "chaos" / "tiny.toml"  # in tests/experiments/test_chaos.py
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
 
 
@@ -57,6 +59,8 @@ def test_every_configuration_is_looked_at_here() -> None:
         NOTES,
         PUBLISHED,
         FITTED,
+        PAPERS,
+        TINY,
     }
     assert len(MODELS) == 19
     assert len(RECIPES) >= 4
