@@ -1,20 +1,31 @@
-"""Any checkpoint that can be named, as one of this suite's: ours, Hugging Face's GPT-2, Megatron-LM's, `torch_dist`."""
+"""Any checkpoint that can be named, ours, Hugging Face's, Megatron-LM's or `torch_dist`, as a model to score with."""
 
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
-from engine.checkpoint.checkpoint import FOLDER
+from data_pipeline.tokens.tokenizer import Tokenizer
+from engine.checkpoint.checkpoint import FOLDER, load_for_inference
 from engine.checkpoint.shards import INDEX
 from engine.formats import write_checkpoint
 from engine.formats.convert import read_published
 from engine.formats.torch_dist import METADATA, TRACKER
 from engine.formats.vocabulary import VOCABULARY
+from engine.launch.mesh import local_device
+from engine.model.stage_model import CausalModel
+from engine.parallel.mesh import ParallelMesh, serial_mesh
 from evaluation.hub_models import cached_model
+from evaluation.scoring import ScoringModel
+from evaluation.store import ScoreStore
+from lineage.data_files import trained_datasets
 from lineage.digest import is_sealed
-from lineage.errors import BadInput, DataMissing
+from lineage.environment import user_cache
+from lineage.errors import BadInput, DataMissing, IntegrityFailure
+from lineage.files import read_object
+from lineage.records import Kind
 
 
 @contextmanager
@@ -52,3 +63,62 @@ def _download(path: Path) -> Path:
         return cached_model(str(path))
     except (BadInput, DataMissing) as error:
         raise BadInput(f"there is no checkpoint directory {path}: {error}") from error
+
+
+@dataclass(frozen=True)
+class EvaluatedCheckpoint:
+    """A loaded checkpoint with its own tokenizer."""
+
+    directory: Path
+    digest: str
+    tokenizer: Tokenizer
+    model: ScoringModel
+    kind: Kind
+    """`scaled` for a shrunk twin of a published model, `measured` otherwise."""
+
+    @property
+    def store(self) -> ScoreStore:
+        """Where its scores are kept from one evaluation to the next."""
+        return ScoreStore(user_cache("scores"), self.digest, self.tokenizer.digest)
+
+    def training_dataset(self) -> Path:
+        """The one dataset that the checkpoint was trained on. Raises DataMissing where it is not here."""
+        run = self.directory.parent.parent
+        try:
+            ((dataset, _),) = trained_datasets(run)
+        except (BadInput, ValueError) as error:
+            raise DataMissing(f"the run of checkpoint {self.directory} does not name its dataset") from error
+        return dataset
+
+
+def load_checkpoint(path: Path, mesh: ParallelMesh | None = None) -> EvaluatedCheckpoint:
+    """Load a checkpoint, or a run's newest one, in the number format of its weights.
+
+    With a mesh, this rank's part of it; otherwise the whole on the GPU if there is one. Raises BadInput if nothing is
+    at `path` or the mesh does not divide the model, and IntegrityFailure if what is there is incomplete or damaged.
+    """
+    mesh = mesh or serial_mesh(local_device())
+    loaded = load_for_inference(path, mesh, as_stored=True)
+    if not isinstance(loaded.model, CausalModel):
+        raise BadInput(f"{path} is a {loaded.config.family}, which does not predict each token from those before it")
+    tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
+    if tokenizer.is_of_words:
+        raise BadInput(f"{path} has a vocabulary of words, which cannot tell other words apart: no protocol is for it")
+    if tokenizer.vocab_size != loaded.config.vocab_size:
+        raise IntegrityFailure(
+            f"the tokenizer of {loaded.directory} has {tokenizer.vocab_size} entries, "
+            f"its model {loaded.config.vocab_size}"
+        )
+    model = ScoringModel(
+        network=loaded.model,
+        vocab_size=loaded.config.vocab_size,
+        seq_length=loaded.config.seq_length,
+        hidden_size=loaded.config.hidden_size,
+        dtype=next(loaded.model.parameters()).dtype,
+        mesh=mesh,
+    )
+    return EvaluatedCheckpoint(loaded.directory, loaded.digest, tokenizer, model, _kind(loaded.directory))
+
+
+def _kind(directory: Path) -> Kind:
+    return "scaled" if read_object(directory / "config.json").get("twin") else "measured"

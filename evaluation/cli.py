@@ -12,18 +12,11 @@ import typer
 from rich.console import Console
 
 from engine.launch.allocator import keep_large_buffers
+from evaluation import tables
 from evaluation.compare import paired_difference
 from evaluation.heldout import file_cloze, file_perplexity
 from evaluation.protocol import Encoder, Result, Task
 from evaluation.settings import Settings, is_first_rank, start_ranks
-from evaluation.tables import (
-    print_agreement,
-    print_conventions,
-    print_differences,
-    print_finetuned,
-    print_identified,
-    print_result,
-)
 from evaluation.tasks import TASKS, check_task_name
 from lineage.atomic import write_json, write_text
 from lineage.command import CommandLine, run_command
@@ -107,7 +100,7 @@ def all_command(ckpt: Checkpoint, settings: Settings, json: Json = None, samples
     if not is_first_rank():
         return
     results = {name: evaluation.result for name, evaluation in evaluations.done.items()}
-    print_conventions(Console(), results, evaluations.missing)
+    tables.print_conventions(Console(), results, evaluations.missing)
     _write(json, {"results": _dump(results), "missing": evaluations.missing})
     _write_samples(samples, evaluations.done.values())
 
@@ -144,8 +137,8 @@ def compare_command(
     differences = [paired_difference(n, a.task.losses(a.scores), b.task.losses(b.scores)) for n, a, b in pairs]
     console = Console()
     for shown, evaluations in zip(results, (left, other), strict=True):
-        print_conventions(console, shown, evaluations.missing)
-    print_differences(console, differences)
+        tables.print_conventions(console, shown, evaluations.missing)
+    tables.print_differences(console, differences)
     compared = {"differences": [difference.model_dump(mode="json") for difference in differences],
                 "first": _dump(results[0]), "second": _dump(results[1])}  # fmt: skip
     windows = [one.task.requests for name, one in left.done.items() if name in names and not one.task.with_memory]
@@ -153,7 +146,7 @@ def compare_command(
         from evaluation.same_model import compare_windows
 
         if agreement := compare_windows(first, second, windows[0], settings):
-            print_agreement(agreement, len(windows[0]))
+            tables.print_agreement(agreement, len(windows[0]))
             compared["windows"] = agreement.model_dump(mode="json")
     _write(json, compared)
 
@@ -177,7 +170,7 @@ def identify_command(
 
     found = identify(ckpt, claimed, task, settings, budget)
     if is_first_rank():
-        print_identified(Console(), found)
+        tables.print_identified(Console(), found)
         _write(json, asdict(found))
 
 
@@ -227,7 +220,7 @@ def finetune_command(
         epochs or chosen.epochs, batch_size or chosen.batch_size, learning_rate or chosen.learning_rate, seed=seed
     )
     result = finetune(task, ckpt, data, recipe)
-    print_finetuned(Console(), result)
+    tables.print_finetuned(Console(), result)
     _write(json, asdict(result))
 
 
@@ -264,7 +257,7 @@ def _report_one(ckpt: Path, task: "MakeTask", settings: Settings, json: Path | N
     (evaluation,) = evaluate(ckpt, {"task": task}, settings).done.values()
     if not is_first_rank():
         return
-    print_result(Console(), evaluation.result)
+    tables.print_result(Console(), evaluation.result)
     _write(json, evaluation.result.model_dump(mode="json"))
     _write_samples(samples, [evaluation])
 

@@ -17,10 +17,9 @@ from engine.launch.mesh import build_mesh
 from engine.launch.rendezvous import telling_of_lost_ranks
 from engine.model.gpt2 import GPT2
 from engine.model.key_value_cache import KeyValueCache
-from evaluation.checkpoints import native_checkpoint
+from evaluation.checkpoints import load_checkpoint, native_checkpoint
 from evaluation.evaluate import Settings
 from evaluation.inference import forward_next
-from evaluation.models import load_checkpoint
 from evaluation.scoring import ScoringModel
 from lineage.errors import BadInput
 from lineage.progress import Progress, announce

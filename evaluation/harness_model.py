@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.checkpoints import native_checkpoint
+from evaluation.checkpoints import load_checkpoint, native_checkpoint
 from evaluation.evaluate import share, take
 from evaluation.generate import Sampling, generate
 from evaluation.harness import rolling_requests
-from evaluation.models import load_checkpoint
 from evaluation.perplexity import LONGEST_WINDOW
 from evaluation.protocol import Request, Scores, Tokens
 from evaluation.scoring import score

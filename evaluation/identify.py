@@ -20,13 +20,12 @@ import torch
 
 from data_pipeline.contamination.testsets import find_test_set
 from engine.launch.mesh import build_mesh
-from evaluation.checkpoints import native_checkpoint
+from evaluation.checkpoints import EvaluatedCheckpoint, load_checkpoint, native_checkpoint
 from evaluation.cloze import LAST_TOKEN, LM_EVAL, STRICT, ClozeRule
 from evaluation.documents import RunningText, lm_eval_documents
 from evaluation.evaluate import Settings, share, take
 from evaluation.harness import rolling_windows
 from evaluation.lambada import openai_passages, standard_passages
-from evaluation.models import EvaluatedCheckpoint, load_checkpoint
 from evaluation.perplexity import UNCHANGED
 from evaluation.protocol import LARGEST_EXPONENT, Request, Scores, Tokens
 from evaluation.scoring import ScoringModel, score

@@ -18,18 +18,7 @@ HERE = Path(__file__).parent
 CLAIMS = HERE / "claims"
 TOLERANCE = re.compile(r"digits|exact|±\d+(\.\d+)?|\d+(\.\d+)?%|-\d+(\.\d+)?\+\d+(\.\d+)?|-\d+(\.\d+)?%\+\d+(\.\d+)?%")
 
-PAPERS = {
-    "2019": "The 2019 paper: Megatron-LM",
-    "2020": "The posts of 2020: Megatron-LM",
-    "2021": "The 2021 paper: PTD-P",
-    "2022": "The 2022 paper: sequence parallelism",
-    "gpipe": "GPipe",
-    "gpt-2": "GPT-2",
-    "huggingface": "Tensor parallelism for Hugging Face models",
-    "simulators": "Simulators of training",
-    "transformer-xl": "Transformer-XL on many machines",
-    "zero": "ZeRO",
-}
+PAPERS: dict[str, str] = read_toml(CLAIMS / "papers.toml")
 """Titles, by what the names of their claims and experiments begin with."""
 
 

@@ -55,8 +55,8 @@ def launch(
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: key=value.")] = None,
 ) -> None:
     """Write the torchrun and Slurm files of a training job, which goes on until it is complete."""
-    from experiments.launch.files import write_launch_files
     from experiments.launch.job import Job, describe_job
+    from experiments.launch.scripts import write_launch_files
     from lineage.config import load_config
 
     job = load_config(find_file(manifest, Shipped.JOB), Job, overrides or [])

@@ -13,7 +13,7 @@ from lineage.errors import IntegrityFailure
 
 HOME = Path(__file__).resolve().parent.parent
 """The folder that holds `lineage` and the packages beside it: the root of a clone, or where a wheel was installed."""
-DATA = (".css", ".csv", ".html", ".js", ".toml")
+DATA = (".css", ".csv", ".html", ".js", ".json", ".sh", ".toml")
 """Suffixes of the files that commands read."""
 
 

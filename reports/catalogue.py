@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import pandas as pd
 
 from experiments.catalogue import Ablation, Experiment
 from experiments.verdicts import HELD, Results, Verdict
+from lineage.config import read_toml
 from lineage.records import Kind, Record
 from reports.exhibit import Exhibit, Table
 from reports.figures.catalogue import Layer, Point, draw_bars, draw_curves
@@ -17,53 +19,8 @@ from reports.numbers import MISSING, exact, show
 from reports.style import KIND_GLYPHS
 from reports.tables import RECORD_FIELDS, records_data
 
-QUANTITIES = {
-    "tflops_per_gpu": "TFLOP/s per GPU",
-    "aggregate_petaflops": "PFLOP/s of all GPUs",
-    "percent_of_peak": "% of peak, by the whole of attention",
-    "scaling_percent": "scaling, % of linear",
-    "parameters": "parameters, 10⁹",
-    "bert_parameters": "parameters, 10⁹",
-    "iteration_seconds": "seconds an iteration",
-    "days_per_epoch": "days an epoch",
-    "training_days": "days of training",
-    "training_days_equation_4": "days of training (Equation 4)",
-    "sequences_per_second": "sequences per second",
-    "examples_per_second": "examples per second",
-    "bubble_fraction": "pipeline bubble, share of ideal time",
-    "relative_throughput": "throughput relative to microbatch 1",
-    "speedup": "times as fast",
-    "validation_loss": "validation loss at the end",
-    "highest_training_loss": "highest training loss",
-    "diverged": "share of seeds that diverged",
-    "smoothed_loss": "smoothed training loss",
-    "lowest_loss_rate": "learning rate of the lowest loss",
-    "noise_scale": "gradient noise scale, samples",
-    "bubble_share": "bubble, share of an iteration",
-    "state_bytes_per_parameter": "bytes of state a parameter and rank",
-    "state_gigabytes": "state of a rank, GB",
-    "activation_gigabytes": "activations, GB",
-    "sent_megabytes": "MB a rank sends in an iteration",
-    "communication_ratio": "bytes sent, to data parallelism",
-    "product_gflops": "GFLOP/s of a product",
-    "gemm_speedup": "times as fast as fp32, multiple of 8",
-    "gemm_speedup_shifted": "times as fast as fp32, one more",
-    "largest_logit_difference": "largest difference of a logit",
-    "collectives_per_layer": "all-reduces a layer",
-    "identical_generations_percent": "% of greedy texts identical",
-    "identical_files_percent": "% of files identical after merging",
-}
-POSITIONS = {
-    "gpus": "GPUs",
-    "pp": "pipeline-parallel size",
-    "tp": "tensor-parallel size",
-    "dp": "data-parallel size",
-    "global_batch": "batch size",
-    "micro_batch": "microbatch size",
-    "heads": "attention heads",
-    "machines": "machines of 8 GPUs",
-    "samples": "samples trained on",
-}
+AXES = read_toml(Path(__file__).with_name("axes.toml"))
+"""What quantities and positions are called."""
 
 
 class Numbers(NamedTuple):
@@ -93,7 +50,7 @@ class Numbers(NamedTuple):
     @property
     def x_label(self) -> str:
         """What its x axis is called."""
-        return POSITIONS.get(self.x_name, self.x_name.replace("_", " "))
+        return AXES["positions"].get(self.x_name, self.x_name.replace("_", " "))
 
 
 def catalogue_exhibit(numbers: Numbers) -> Exhibit:
@@ -136,7 +93,7 @@ def layers_of(numbers: Numbers, quantity: str) -> list[Layer]:
 
 def named(quantity: str) -> str:
     """A quantity as an axis or a column calls it."""
-    return QUANTITIES.get(quantity, quantity.replace("_", " "))
+    return AXES["quantities"].get(quantity, quantity.replace("_", " "))
 
 
 def _drawn(numbers: Numbers) -> str:

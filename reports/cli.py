@@ -61,7 +61,7 @@ def figure(
     mixed_commits: MixedCommits = False,
 ) -> None:
     """Write one figure or table of the page as NAME.FORMAT."""
-    from reports.exhibit_files import export_exhibit
+    from reports.render import export_exhibit
 
     report = _assemble(runs, bench, mixed_commits)
     print(export_exhibit(report.all_exhibits, name, form, out))

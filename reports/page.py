@@ -11,9 +11,8 @@ from lineage.files import write_document
 from reports import data_card, findings, tables
 from reports.curves import model_order
 from reports.evaluations import articles_of, by_protocol
-from reports.exhibit_files import write_exhibit
 from reports.markup import template_environment
-from reports.render import Drawing, render_all
+from reports.render import Drawing, render_all, write_exhibit
 from reports.report import REPORT, SOURCES, Report
 from reports.reproduced import figure_6_curves, own_kind
 from reports.style import KIND_GLYPHS, KIND_MEANINGS, theme_css

@@ -1,10 +1,11 @@
-"""A figure as an inline drawing for the page, as SVG and PNG files beside it, and as a page of a PDF."""
+"""Exhibits as files: a figure inline on the page, as SVG, PNG and PDF; tables as CSV, Markdown and LaTeX."""
 
 import io
 import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -13,6 +14,8 @@ from matplotlib.backends.backend_pdf import FigureCanvasPdf, PdfPages
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from lineage.atomic import write_bytes
+from lineage.errors import BadInput
 from lineage.progress import Progress
 from reports.exhibit import Exhibit
 from reports.style import LIGHT, figure_style, follow_theme
@@ -119,3 +122,41 @@ def _inline(svg: bytes, alt: str, layout: str) -> Markup:
     view_box = match[0] if match else ""
     opening = f'<svg class="{layout}" {view_box} role="img" aria-label="{escape(alt)}">'
     return Markup(follow_theme(opening + body))
+
+
+TEXTS = ("csv", "md", "tex")
+
+
+def write_exhibit(folder: Path, exhibit: Exhibit, drawing: Drawing | None) -> None:
+    """Write NAME.csv, with .svg and .png for a figure, .md and .tex for tables."""
+    for form in TEXTS if exhibit.tables else TEXTS[:1]:
+        (folder / f"{exhibit.name}.{form}").write_bytes(_text(exhibit, form))
+    if drawing:
+        (folder / f"{exhibit.name}.svg").write_bytes(drawing.svg)
+        (folder / f"{exhibit.name}.png").write_bytes(drawing.png)
+
+
+def export_exhibit(exhibits: Iterable[Exhibit], name: str, form: str, folder: Path) -> Path:
+    """Write one exhibit in one form; `name` may have the catalogue's slash.
+
+    Raises BadInput for an unknown exhibit or form, or a form that the exhibit does not have.
+    """
+    by_name = {exhibit.name: exhibit for exhibit in exhibits}
+    wanted = name.replace("/", "-")
+    if wanted not in by_name:
+        raise BadInput(f"there is no figure or table {name!r}; there are {', '.join(sorted(by_name))}")
+    exhibit = by_name[wanted]
+    forms = ("csv", *(TEXTS[1:] if exhibit.tables else ()), *(CANVASES if exhibit.draw else ()))
+    if form not in forms:
+        raise BadInput(f"{wanted} has no {form!r}; it can be written as {', '.join(forms)}")
+    path = folder / f"{wanted}.{form}"
+    write_bytes(path, figure_bytes(exhibit, form) if form in CANVASES else _text(exhibit, form))
+    return path
+
+
+def _text(exhibit: Exhibit, form: str) -> bytes:
+    if form == "csv":
+        text = exhibit.data.csv
+    else:
+        text = "\n".join(table.markdown if form == "md" else table.latex for table in exhibit.tables)
+    return text.encode("utf-8", "replace")

@@ -7,37 +7,19 @@ figures can be read in grey.
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
+from lineage.config import read_toml
 from lineage.records import Kind
 
-PALETTE = {
-    "paper": ("#fcfbf8", "#16171a"),
-    "raised": ("#f5f2ea", "#1f2125"),
-    "ink": ("#1d1c19", "#ebe8e1"),
-    "muted": ("#625e55", "#a9a59b"),
-    "rule": ("#dbd6ca", "#383a3f"),
-    "model-0": ("#d55e00", "#f0883e"),
-    "model-1": ("#008f68", "#2cc296"),
-    "model-2": ("#0072b2", "#56b4e9"),
-    "model-3": ("#b0578a", "#dd94bd"),
-    "model-4": ("#8a6d00", "#e6c04a"),
-    "kept": ("#33658a", "#6ea4c9"),
-    "dropped": ("#b8ae9a", "#6d675b"),
-    "good": ("#006b4f", "#4fd0a8"),
-    "alert": ("#9a3b00", "#f2a071"),
-}
+STYLE = read_toml(Path(__file__).with_name("style.toml"))
+PALETTE: dict[str, tuple[str, str]] = STYLE["palette"]
 """Each colour on a light page and on a dark one."""
 LIGHT = {name: light for name, (light, _) in PALETTE.items()}
 MARKERS = ("o", "s", "^", "D", "v")
-KIND_GLYPHS: dict[Kind, str] = {"published": "○", "scaled": "●", "measured": "■", "computed": "△", "simulated": "◇"}
-KIND_MEANINGS: dict[Kind, str] = {
-    "published": "read from the cited document, not produced here",
-    "scaled": "measured here on a shrunk twin of the published model",
-    "measured": "measured here on the published configuration",
-    "computed": "worked out by the source's own closed form; nothing was run",
-    "simulated": "predicted by a cost model; nothing was run",
-}
+KIND_GLYPHS: dict[Kind, str] = {kind: glyph for kind, (glyph, _) in STYLE["kinds"].items()}
+KIND_MEANINGS: dict[Kind, str] = {kind: meaning for kind, (_, meaning) in STYLE["kinds"].items()}
 
 
 class Look(NamedTuple):
@@ -76,36 +58,6 @@ def figure_style(salt: str) -> Iterator[None]:
     """Matplotlib settings for drawing and saving; `salt` keeps element names of two drawings apart."""
     import matplotlib
 
-    settings: Any = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": salt,
-        "text.parse_math": False,
-        "font.family": "sans-serif",
-        "font.sans-serif": ["DejaVu Sans"],
-        "font.size": 9,
-        "text.color": LIGHT["ink"],
-        "axes.titlesize": 9.5,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-        "axes.labelsize": 9,
-        "axes.labelcolor": LIGHT["muted"],
-        "axes.edgecolor": LIGHT["muted"],
-        "axes.linewidth": 0.7,
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.facecolor": "none",
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": LIGHT["rule"],
-        "grid.linewidth": 0.6,
-        "xtick.color": LIGHT["muted"],
-        "ytick.color": LIGHT["muted"],
-        "xtick.labelsize": 8.5,
-        "ytick.labelsize": 8.5,
-        "lines.linewidth": 1.8,
-        "legend.frameon": False,
-        "legend.fontsize": 8.5,
-        "hatch.linewidth": 0.6,
-    }
-    with matplotlib.rc_context(settings):
+    named = {name: LIGHT.get(value, value) for name, value in STYLE["figures"].items()}
+    with matplotlib.rc_context({**named, "svg.hashsalt": salt}):
         yield

@@ -7,8 +7,7 @@ from lineage.numbers import size_bytes
 from lineage.records import Kind
 from reports.curves import Curve, model_order
 from reports.exhibit import Exhibit, Section, Table
-from reports.figures import rank_memory
-from reports.figures.curves import draw_panels
+from reports.figures.curves import draw_memory, draw_panels
 from reports.load import Reproduction
 from reports.numbers import exact, percent, show
 from reports.pipelines import pipeline_exhibits
@@ -113,7 +112,7 @@ def _memory(trainings: Mapping[str, Training], kind: Kind, command: str) -> Sequ
             caption,
             Table(("kind", "model", "rank", "bytes"), data, 2),
             command,
-            partial(rank_memory.draw, memories),
+            partial(draw_memory, memories),
             f"Bars of memory per rank: {'; '.join(sentences)}.",
             (Table(heads, rows, 3),),
         )

@@ -7,20 +7,10 @@ from typing import NamedTuple
 from experiments.verdicts import Outcome, Verdict
 from reports.exhibit import Table
 from reports.numbers import MISSING, show
+from reports.style import STYLE
 
-OUTCOMES: dict[Outcome, str] = {
-    "REPRODUCED": "measured here, and within the claim’s tolerance",
-    "DIVERGED": "measured here, and beyond it",
-    "CONSISTENT": "the source’s own arithmetic gives it; nothing was measured",
-    "INCONSISTENT": "the source’s own arithmetic gives something else",
-    "SIMULATED": "a cost model has a number; nothing was run",
-    "NOT_RUN": "no number at the published size, and a reason",
-    "CONTEXT": "a number of others, which nobody would reproduce here",
-}
-GLYPHS: dict[Outcome, str] = {
-    "REPRODUCED": "✓", "DIVERGED": "✗", "CONSISTENT": "=", "INCONSISTENT": "≠", "SIMULATED": "◇", "NOT_RUN": "·",
-    "CONTEXT": "○",
-}  # fmt: skip
+OUTCOMES: dict[Outcome, str] = {outcome: meaning for outcome, (_, meaning) in STYLE["outcomes"].items()}
+GLYPHS: dict[Outcome, str] = {outcome: glyph for outcome, (glyph, _) in STYLE["outcomes"].items()}
 NOBODY = "none"
 
 

@@ -9,26 +9,28 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from data_pipeline.reading.hub import hub_is_reachable
 from lineage.atomic import write_bytes, write_text
+from lineage.config import Config, load_config
 from lineage.digest import sha256_file
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 
 
-@dataclass(frozen=True)
-class PublishedFile:
-    """One file: its place in a data directory, its SHA-256, and where the hub has its content."""
+class PublishedFile(Config):
+    """One file of published.toml."""
 
     place: str
+    """In a data directory."""
     sha256: str
     repository: str
+    """Of the hub."""
     subset: str | None = None
     split: str = "test"
-    line: Callable[[str], str] | None = None
-    """Turns a row of the hub's text into a part of the file; None where the hub has the file itself."""
+    rows: Literal["file", "wikitext", "jsonl", "lines"] = "file"
+    """What the hub has: the file itself, or its text in rows, which `ROWS` turns into parts of the file."""
 
     @property
     def place_on_hub(self) -> str:
@@ -36,52 +38,20 @@ class PublishedFile:
         return f"{self.repository}/{self.subset}"
 
 
-TEST_SETS = {
-    "wikitext103": PublishedFile(
-        "wikitext-103/wiki.test.tokens",
-        "56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9",
-        "Salesforce/wikitext",
-        "wikitext-103-v1",
-        "test",
-        lambda row: row or " \n",
-    ),
-    "wikitext103-valid": PublishedFile(
-        "wikitext-103/wiki.valid.tokens",
-        "9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b",
-        "Salesforce/wikitext",
-        "wikitext-103-v1",
-        "validation",
-        lambda row: row or " \n",
-    ),
-    "lambada": PublishedFile(
-        "lambada/lambada_test.jsonl",
-        "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226",
-        "EleutherAI/lambada_openai",
-        "default",
-        "test",
-        lambda row: json.dumps({"text": row}) + "\n",
-    ),
-    "lambada-standard": PublishedFile(
-        "lambada/lambada_test_plain_text.txt",
-        "4ab6062b68422bf2e83653d367c9765d42404f7ec21b8b59b6518b45606aaef2",
-        "cimec/lambada",
-        "plain_text",
-        "test",
-        "{}\n".format,
-    ),
+class Published(Config):
+    """published.toml."""
+
+    test_sets: dict[str, PublishedFile]
+    gpt2: tuple[PublishedFile, PublishedFile]
+
+
+ROWS: dict[str, Callable[[str], str]] = {
+    "wikitext": lambda row: row or " \n",
+    "jsonl": lambda row: json.dumps({"text": row}) + "\n",
+    "lines": "{}\n".format,
 }
-GPT2_FILES = (
-    PublishedFile(
-        "gpt2-bpe/vocab.json",
-        "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
-        "openai-community/gpt2",
-    ),
-    PublishedFile(
-        "gpt2-bpe/merges.txt",
-        "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
-        "openai-community/gpt2",
-    ),
-)
+PUBLISHED = load_config(Path(__file__).with_name("published.toml"), Published)
+TEST_SETS, GPT2_FILES = PUBLISHED.test_sets, PUBLISHED.gpt2
 FILE_KINDS = ("jsonl", "text")
 
 
@@ -164,14 +134,14 @@ def _download(file: PublishedFile) -> bytes:
     if not hub_is_reachable():
         raise DataMissing(f"{file.place} is not here and the Hugging Face hub cannot be reached: {_remedy(file)}")
     try:
-        if file.line is None:
+        if file.rows == "file":
             from huggingface_hub import hf_hub_download
 
             return Path(hf_hub_download(file.repository, Path(file.place).name)).read_bytes()
         from datasets import load_dataset
 
         rows = load_dataset(file.repository, file.subset, split=file.split)
-        return "".join(map(file.line, rows["text"])).encode("utf-8")
+        return "".join(map(ROWS[file.rows], rows["text"])).encode("utf-8")
     except Exception as error:  # the hub's client raises errors of many libraries
         raise DataMissing(f"{file.repository} could not be read from the hub ({error}): {_remedy(file)}") from error
 

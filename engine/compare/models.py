@@ -67,7 +67,8 @@ class ComparedModel:
         """Whole tensors by our names, without padding rows of the vocabulary."""
         recorder = Recorder(self.names, lambda piece: None, heads=self.config.num_heads)
         named = ((recorder.ours(name), parameter.detach()) for name, parameter in self.module.named_parameters())
-        whole = {name: recorder.in_our_order(name, weight) for name, weight in named if name is not None}
+        heads = self.config.num_heads
+        whole = {name: self.names.in_our_order(name, weight, heads) for name, weight in named if name is not None}
         words = "embedding.word_embeddings.weight"
         return whole | {words: whole[words][: self.config.vocab_size]}
 

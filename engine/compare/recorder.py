@@ -6,7 +6,7 @@ in `names/`. Shapes: b microbatch, s sequence, h hidden, n heads, d head dim.
 
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,33 @@ class NameMap(Config):
 
     def ours(self, name: str, table: dict[str, str], first_layer: int) -> str | None:
         """Our name for theirs; None if the map has none. Their layers are counted from `first_layer`."""
-        name = WRAPPERS.sub("", name)
-        for pattern, ours in table.items():
-            if match := re.fullmatch(re.escape(pattern).replace(r"\*\*", "(.+)").replace(r"\*", "([^.]+)"), name):
-                named = re.sub(r"\*+", "{}", ours).format(*match.groups())
-                return re.sub(r"^layers\.(\d+)", lambda one: f"layers.{int(one[1]) + first_layer}", named)
-        return None
+        named = _renamed(WRAPPERS.sub("", name), table.items())
+        return named and re.sub(r"^layers\.(\d+)", lambda one: f"layers.{int(one[1]) + first_layer}", named)
+
+    def theirs(self, name: str) -> str | None:
+        """Their name for a parameter of ours; None if the map has none."""
+        return _renamed(name, ((ours, theirs) for theirs, ours in self.parameters.items()))
+
+    def in_our_order(self, ours: str, value: torch.Tensor, heads: int) -> torch.Tensor:
+        """A parameter of theirs in our order."""
+        value = value.T if ours.endswith(self.transposed) else value
+        if ours.endswith(self.grouped):
+            value = value.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
+        return value
+
+    def in_their_order(self, ours: str, value: torch.Tensor, heads: int) -> torch.Tensor:
+        """The inverse of `in_our_order`."""
+        if ours.endswith(self.grouped):
+            value = value.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+        return value.T if ours.endswith(self.transposed) else value
+
+
+def _renamed(name: str, patterns: Iterable[tuple[str, str]]) -> str | None:
+    """The name by the first pair of patterns whose first it fits; None if it fits none."""
+    for pattern, other in patterns:
+        if match := re.fullmatch(re.escape(pattern).replace(r"\*\*", "(.+)").replace(r"\*", "([^.]+)"), name):
+            return re.sub(r"\*+", "{}", other).format(*match.groups())
+    return None
 
 
 def read_names(name: str) -> NameMap:
@@ -140,26 +161,13 @@ class Recorder:
     def parameter(self, kind: str, name: str, value: torch.Tensor) -> None:
         """Record what belongs to a parameter of that name of theirs; nothing where the map does not have it."""
         if (ours := self.ours(name)) is not None:
-            value = self.in_our_order(ours, value.detach())
+            value = self.names.in_our_order(ours, value.detach(), self.heads)
             self.show(f"{kind}{ours}", value, self.start(ours, value))
 
     def start(self, ours: str, value: torch.Tensor) -> tuple[int, ...]:
         """Where this rank's part of a parameter begins in the whole."""
         divided = next((dim for end, dim in self.names.divided.items() if ours.endswith(end)), None)
         return tuple(self.place.tp_rank * size if dim == divided else 0 for dim, size in enumerate(value.shape))
-
-    def in_our_order(self, ours: str, value: torch.Tensor) -> torch.Tensor:
-        """A parameter of theirs in our order."""
-        value = value.T if ours.endswith(self.names.transposed) else value
-        if ours.endswith(self.names.grouped):
-            value = value.unflatten(0, (3, self.heads, -1)).transpose(0, 1).flatten(0, 2)
-        return value
-
-    def in_their_order(self, ours: str, value: torch.Tensor) -> torch.Tensor:
-        """The inverse of `in_our_order`."""
-        if ours.endswith(self.names.grouped):
-            value = value.unflatten(0, (self.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
-        return value.T if ours.endswith(self.names.transposed) else value
 
 
 def moved(value: torch.Tensor, name: str, draw: int) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Hugging Face GPT-2 directories (`GPT2LMHeadModel`), written from a checkpoint and read into one.
 
 Their linear weights are Conv1D, [in, out], so they are transposed; the rows of their `c_attn` are ordered [3, n, d]
-where ours are [n, 3, d] (transformers, `models/gpt2/modeling_gpt2.py`). Shapes: n heads, d head dim.
+where ours are [n, 3, d] (transformers, `models/gpt2/modeling_gpt2.py`); `engine/compare/names/transformers.toml` says
+which. Shapes: n heads, d head dim.
 """
 
 import re
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 
 from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from engine.checkpoint.checkpoint import LoadedCheckpoint
+from engine.compare.recorder import read_names
 from engine.config import ModelConfig
 from engine.formats import (
     Imported,
@@ -37,17 +39,7 @@ OURS = "mlm_repro"
 """Key of an exported config.json under which what only we record is kept."""
 
 WORD_EMBEDDINGS = "embedding.word_embeddings.weight"
-THEIR_NAMES = {
-    "embedding.word_embeddings": "wte",
-    "embedding.position_embeddings": "wpe",
-    "final_layernorm": "ln_f",
-    "input_layernorm": "ln_1",
-    "self_attention.query_key_value": "attn.c_attn",
-    "self_attention.dense": "attn.c_proj",
-    "post_attention_layernorm": "ln_2",
-    "mlp.dense_h_to_4h": "mlp.c_fc",
-    "mlp.dense_4h_to_h": "mlp.c_proj",
-}
+NAMES = read_names("transformers")
 HEAD = "lm_head.weight"
 PREFIX = "transformer."
 SIZES = ("n_layer", "n_embd", "n_head", "n_positions", "vocab_size")
@@ -114,19 +106,17 @@ def their_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def their_name(name: str) -> str:
-    """Our global name → theirs."""
-    layer, inner = re.fullmatch(r"(?:layers\.(\d+)\.)?(.*)", name).groups()  # type: ignore[union-attr]
-    module, _, kind = inner.rpartition(".")
-    return f"{PREFIX}{f'h.{layer}.' if layer else ''}{THEIR_NAMES[module]}.{kind}"
+    """Our global name → theirs. Raises KeyError for a name that no GPT-2 has."""
+    if (theirs := NAMES.theirs(name)) is None:
+        raise KeyError(name)
+    return theirs
 
 
 def to_theirs(name: str, tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     """Our whole tensor in their order: real vocabulary rows, [3, n, d] queries first, linear weights [in, out]."""
     if name == WORD_EMBEDDINGS:
         return tensor[: config.vocab_size].contiguous()
-    if "query_key_value" in name:
-        tensor = tensor.unflatten(0, (config.num_heads, 3, config.head_dim)).transpose(0, 1).flatten(0, 2)
-    return (tensor.T if _is_conv1d(name) else tensor).contiguous()
+    return NAMES.in_their_order(name, tensor, config.num_heads).contiguous()
 
 
 def from_theirs(name: str, tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
@@ -134,10 +124,7 @@ def from_theirs(name: str, tensor: torch.Tensor, config: ModelConfig) -> torch.T
     if name == WORD_EMBEDDINGS:
         padding = tensor.new_zeros(config.padded_vocab_size - config.vocab_size, tensor.size(1))
         return torch.cat([tensor[: config.vocab_size], padding])
-    tensor = tensor.T if _is_conv1d(name) else tensor
-    if "query_key_value" in name:
-        tensor = tensor.unflatten(0, (3, config.num_heads, config.head_dim)).transpose(0, 1).flatten(0, 2)
-    return tensor
+    return NAMES.in_our_order(name, tensor, config.num_heads)
 
 
 def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | None = None) -> Imported:
@@ -162,7 +149,11 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
     parameters = {p.name: p.global_shape for p in parameters_of(config)}
     theirs = {name: their_name(name).removeprefix(PREFIX) for name in parameters}
     shapes = {
-        theirs[name]: (rows, shape[1]) if name == WORD_EMBEDDINGS else shape[::-1] if _is_conv1d(name) else shape
+        theirs[name]: (rows, shape[1])
+        if name == WORD_EMBEDDINGS
+        else shape[::-1]
+        if name.endswith(NAMES.transposed)
+        else shape
         for name, shape in parameters.items()
     }
     head = tensors.pop(HEAD, None)
@@ -182,10 +173,6 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
         },
         twin=twin,
     )
-
-
-def _is_conv1d(name: str) -> bool:
-    return name.endswith(".weight") and ("dense" in name or "query_key_value" in name)
 
 
 def our_config(values: dict[str, Any], vocab_size: int, path: Path) -> ModelConfig:

@@ -1,6 +1,7 @@
 """Megatron-LM's command line for GPT pre-training as a configuration of this engine, and back.
 
-Flags, their older names and their defaults: Megatron-LM `megatron/arguments.py` of v1.0, v2.6 and 2026.
+Flags, their older names and their defaults are in `megatron_flags.toml`, from Megatron-LM `megatron/arguments.py` of
+v1.0, v2.6 and 2026.
 """
 
 import re
@@ -13,70 +14,11 @@ from typing import Any, NamedTuple
 from data_pipeline.tokens.tokenizer import padded_vocab_size
 from engine.config import RunConfig, TrainConfig
 from engine.data.batch_schedule import BatchSchedule
-from lineage.config import parse_config
+from lineage.config import parse_config, read_toml
 from lineage.errors import BadInput
 
-VALUES: dict[str, tuple[str, Any]] = {
-    "num-layers": ("model.num_layers", None),
-    "hidden-size": ("model.hidden_size", None),
-    "num-attention-heads": ("model.num_heads", None),
-    "seq-length": ("model.seq_length", None),
-    "hidden-dropout": ("model.dropout", "0.1"),
-    "init-method-std": ("model.init_std", "0.02"),
-    "global-batch-size": ("train.global_batch_size", None),
-    "micro-batch-size": ("train.microbatch_size", None),
-    "train-iters": ("train.iterations", None),
-    "lr": ("train.learning_rate", None),
-    "min-lr": ("train.min_learning_rate", "0"),
-    "lr-warmup-iters": ("train.warmup_iterations", "0"),
-    "lr-decay-style": ("train.decay", "linear"),
-    "optimizer": ("train.optimizer", "adam"),
-    "weight-decay": ("train.weight_decay", "0.01"),
-    "clip-grad": ("train.clip_gradient", "1.0"),
-    "adam-beta1": ("train.adam_beta1", "0.9"),
-    "adam-beta2": ("train.adam_beta2", "0.999"),
-    "adam-eps": ("train.adam_epsilon", "1e-08"),
-    "seed": ("train.seed", "1234"),
-    "eval-interval": ("train.validation_interval", "1000"),
-    "save-interval": ("train.checkpoint_interval", "1000"),
-    "tensor-model-parallel-size": ("parallel.tp", "1"),
-    "pipeline-model-parallel-size": ("parallel.pp", "1"),
-    "num-virtual-stages-per-pipeline-rank": ("parallel.chunks", "1"),
-    "recompute-granularity": ("parallel.recompute", "none"),
-    "recompute-num-layers": ("parallel.recompute_layers", "1"),
-}
-"""Flags with a value that is ours: key, and Megatron-LM's default; None where it has none."""
-
-SWITCHES: dict[str, tuple[str, Any]] = {
-    "fp16": ("train.precision", "fp16"),
-    "bf16": ("train.precision", "bf16"),
-    "sequence-parallel": ("parallel.sequence_parallel", True),
-    "use-distributed-optimizer": ("parallel.shard_optimizer", True),
-    "no-scatter-gather-tensors-in-pipeline": ("parallel.scatter_gather", False),
-    "recompute-activations": ("parallel.recompute", "selective"),
-    "checkpoint-activations": ("parallel.recompute", "full"),
-}
-"""Flags without a value: key, and what they set."""
-
-FORMER = {
-    "batch-size": "micro-batch-size",
-    "model-parallel-size": "tensor-model-parallel-size",
-    "warmup": "lr-warmup-fraction",
-    "checkpoint-num-layers": "recompute-num-layers",
-    "activations-checkpoint-num-layers": "recompute-num-layers",
-    "activations-checkpoint-method": "recompute-method",
-}
-"""Older names of flags."""
-
-SAME = {
-    "position-embedding-type": "learned_absolute", "normalization": "LayerNorm", "layernorm-epsilon": "1e-5",
-    "norm-epsilon": "1e-5", "context-parallel-size": "1", "expert-model-parallel-size": "1",
-    "dataloader-type": "single", "recompute-method": "uniform", "tokenizer-type": "GPT2BPETokenizer",
-    "weight-decay-incr-style": "constant",
-    "hysteresis": "2", "loss-scale-window": "1000",
-}  # fmt: skip
-"""Flags with a counterpart at one value alone."""
-
+FLAGS = read_toml(Path(__file__).with_suffix(".toml"))
+VALUES, SWITCHES, FORMER, SAME = (FLAGS[part] for part in ("values", "switches", "former", "same"))
 LOGGERS = {"tensorboard-dir": "tensorboard", "wandb-project": "wandb"}
 GPT2_VOCABULARY = 50257
 WHERE = "the arguments"
@@ -85,18 +27,7 @@ ASSIGNMENT = re.compile(r"""(?m)^\s*(?:export\s+)?(\w+)=(?:\(([^)]*)\)|"([^"]*)"
 DATA = re.compile(
     r"((train|valid|test)-)?data-path|data-args-path|split|vocab-file|merge-file|tokenizer-model|mock-data"
 )
-NO_EFFECT = re.compile(
-    r"accumulate-allreduce-grads-in-fp32|apply-query-key-layer-scaling|async-save|attention-backend|"
-    r"attention-softmax-in-fp32|auto-detect-ckpt-format|ckpt-\w+|cpu-offloading.*|data-cache-path|data-impl|DDP-impl|"
-    r"dist-ckpt-.*|distribute-(checkpointed|saved)-activations|distributed-\S+|empty-unused-memory-level|exit-.*|"
-    r"load|local-rank|log-.*|manual-gc.*|mmap-warmup|openai-gelu|no-(async-tensor-model-parallel-allreduce|bias-dropout-fusion|"
-    r"contiguous-buffers-in-local-ddp|gradient-accumulation-fusion|load-optim|load-rng|masked-softmax-fusion|"
-    r"persist-layer-norm|query-key-layer-scaling|save-optim|save-rng)|num-dataset-builder-threads|num-workers|overlap-.*|"
-    r"profile.*|recompute-modules|save|standalone-embedding-stage|tensorboard-(log|queue)\S*|timing-.*|transformer-impl|"
-    r"use-(checkpoint-args|checkpoint-opt_param-scheduler|contiguous-buffers-in-local-ddp|cpu-initialization|dist-ckpt|"
-    r"flash-attn|legacy-models|mcore-models|ring-exchange-p2p|tp-pp-dp-mapping)|wandb-(exp-name|save-dir)|te-rng-tracker"
-)
-"""Flags that change where things lie, what is printed or how fast it goes, or say what is always so here."""
+NO_EFFECT = re.compile("|".join(FLAGS["no_effect"]))
 
 
 class Translation(NamedTuple):
@@ -160,11 +91,11 @@ def from_megatron(words: Sequence[str]) -> Translation:
     given = _Given(flags)
     missing = _count_in_iterations(given)
     values: dict[str, dict[str, Any]] = {"model": {}, "train": {"precision": "fp32"}, "parallel": {}}
-    for name, (key, default) in VALUES.items():
-        _put(values, key, given.text(name, default))
-    for name, (key, value) in SWITCHES.items():
+    for name, flag in VALUES.items():
+        _put(values, flag["key"], given.text(name, flag.get("default")))
+    for name, switch in SWITCHES.items():
         if given.has(name):
-            _put(values, key, value)
+            _put(values, **switch)
     missing += _derive(values, given)
     loggers = [logger for flag, logger in LOGGERS.items() if given.has(flag)]
     data, without_effect = [], []
@@ -271,7 +202,7 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
         raise BadInput(f"a {config.model.family} is not trained by pretrain_gpt.py")
     values = config.model_dump(mode="json")
     model, train, parallel = config.model, config.train, config.parallel
-    flags = {name: str(_get(values, key)) for name, (key, _) in VALUES.items()}
+    flags = {name: str(_get(values, flag["key"])) for name, flag in VALUES.items()}
     if parallel.chunks == 1:
         del flags["num-virtual-stages-per-pipeline-rank"]
     if parallel.recompute == "none":
@@ -297,8 +228,7 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
         words += ["--rampup-batch-size", *map(str, train.rampup_batch_size)]
     for name in ("fp16", "bf16", "sequence-parallel", "use-distributed-optimizer",
                  "no-scatter-gather-tensors-in-pipeline"):  # fmt: skip
-        key, value = SWITCHES[name]
-        words += [f"--{name}"] * (_get(values, key) == value)
+        words += [f"--{name}"] * (_get(values, SWITCHES[name]["key"]) == SWITCHES[name]["value"])
     for flag, logger in LOGGERS.items():
         words += [f"--{flag}", config.name] * (logger in config.record.loggers)
     return MegatronFlags(words, _without_flag(config))

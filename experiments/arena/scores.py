@@ -13,22 +13,12 @@ from scipy.stats import spearmanr  # type: ignore[import-untyped]
 from experiments.arena import planners, sets
 from experiments.arena.planners import ours
 from experiments.arena.terms import DataSet, Guess, Guesses
+from experiments.bench.timing import NOTES
 from experiments.simulator.measurements import Measured
 from experiments.simulator.workload import Floats
 from lineage.benchmark import Benchmark, Case, Ratio, Series
 from lineage.progress import announce
 
-NOTES = [
-    "Every part of a set (a model size, a model) is predicted by planners that have seen the other parts only. Table 1 "
-    "is predicted by constants as shipped, which are not fitted on it.",
-    "Error is of iterations that ran, in percent of what was measured. Coverage: measured times inside 90 % intervals, "
-    "which on vTrain's rows are as shipped, of rows left out at random.",
-    "Balanced accuracy: mean of the shares of what ran and what failed that were foreseen; not only memory makes runs "
-    "fail. Rank correlation is Spearman's among layouts of a model on so many GPUs, its mean over these.",
-    "Of each model and number of GPUs the planner's first layout that ran is taken, the mean of its equals; regret is "
-    "how much longer its iteration takes than the fastest measured one.",
-    "On the H100s some runs of several nodes stall and take up to 40 times as long; which do, no planner is told.",
-]
 GOALS = {"mean error": 12.0, "memory error": 8.0, "balanced accuracy": 90.0, "median regret": 2.0, "p90 regret": 10.0}
 """What the simulator aims at on the H100s, in percent."""
 CHOICE = "choice's time over the best's on H100, 90th percentile"
@@ -57,7 +47,7 @@ def arena() -> Benchmark:
             curves = _by_nodes(answers)
     return Benchmark(
         benchmark="arena", title="Planners of layouts, scored on what others measured", cases=[*cases, *curves],
-        notes=NOTES, setting={data.name: f"{len(data.rows):,} configurations" for data in every},
+        notes=NOTES["arena"], setting={data.name: f"{len(data.rows):,} configurations" for data in every},
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -14,9 +15,12 @@ from engine.config import Precision
 from engine.launch.allocator import keep_large_buffers
 from experiments.bench.contender import BenchSize, Contender
 from lineage.benchmark import Ratio, Series
+from lineage.config import read_toml
 from lineage.errors import UserError
 from lineage.progress import Progress
 
+NOTES: dict[str, list[str]] = read_toml(Path(__file__).with_name("notes.toml"))
+"""How each benchmark measures, by its name."""
 TIMEOUT_SECONDS = 600.0
 GEMM_WIDTH = 1024
 GEMM_REPEATS, GEMM_TRIES = 8, 4

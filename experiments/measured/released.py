@@ -13,11 +13,10 @@ from pathlib import Path
 
 from data_pipeline.contamination.testsets import TEST_SETS, find_test_set
 from engine.costs import parameter_count
-from evaluation.checkpoints import native_checkpoint
+from evaluation.checkpoints import load_checkpoint, native_checkpoint
 from evaluation.documents import RunningText
 from evaluation.evaluate import MakeTask, Settings, evaluate, file_task, named_task, share
 from evaluation.hub_models import cached_model, is_as_fetched
-from evaluation.models import load_checkpoint
 from evaluation.official import read_official
 from evaluation.perplexity import LONGEST_WINDOW, PerplexityTask, sliding_stream
 from evaluation.protocol import Encoder, SourceText

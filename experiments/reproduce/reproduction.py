@@ -13,23 +13,11 @@ from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.data.dataset import DatasetFacts
 from engine.run.directory import read_steps, read_summary, read_validations
-from experiments.launch.files import write_launch_files
+from experiments.launch.scripts import write_launch_files
 from experiments.published import published_records
-from experiments.reproduce import processes
+from experiments.reproduce import processes, steps
 from experiments.reproduce.kept import EXAMPLES, keep_examples, keep_training, matrix_gflops
 from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, training_job
-from experiments.reproduce.steps import (
-    TASKS,
-    data_step,
-    evaluation_file,
-    evaluation_step,
-    launch_folder,
-    preflight_step,
-    report_steps,
-    samples_file,
-    shown,
-    train_step,
-)
 from lineage.config import load_config
 from lineage.data_files import DataCard
 from lineage.digest import read_digest
@@ -59,11 +47,11 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     check_torch()
     start = time.monotonic()
     if plan.mode == "full":
-        processes.run_step(*preflight_step(plan, runs))
-    processes.run_step(*data_step(plan, runs))
+        processes.run_step(*steps.preflight_step(plan, runs))
+    processes.run_step(*steps.data_step(plan, runs))
     dataset = RunDirectory.open(runs / load_config(plan.recipe, DataConfig).name)
     trained = [_train(plan, config, dataset, runs) for config in plan.configs]
-    available = {name: _is_available(name) for name in TASKS}
+    available = {name: _is_available(name) for name in steps.TASKS}
     size = plan.size
     run = RunDirectory.begin(
         runs,
@@ -87,7 +75,8 @@ def reproduce(plan: Plan, runs: Path) -> Path:
                 _evaluate(config.name, plan, training, run)
                 keep_training(training, run.path / "training" / config.name)
             keep_examples(
-                run.path, {model.name: evaluation_file(run.path, model.name, "lambada") for model in plan.published}
+                run.path,
+                {model.name: steps.evaluation_file(run.path, model.name, "lambada") for model in plan.published},
             )
             for name in ("ledger.json", "dataset.json"):
                 shutil.copyfile(dataset.path / name, run.path / name)
@@ -97,7 +86,7 @@ def reproduce(plan: Plan, runs: Path) -> Path:
             run.complete()
         page = run.path / "report" / "index.html"
         if not page.is_file():
-            for step in report_steps(run.path, runs):
+            for step in steps.report_steps(run.path, runs):
                 processes.run_step(*step)
     _print_results(run.path)
     print(f"report: {page}")
@@ -108,17 +97,17 @@ def reproduce(plan: Plan, runs: Path) -> Path:
 def _train(plan: Plan, config: RunConfig, dataset: RunDirectory, runs: Path) -> RunDirectory:
     if plan.size is None:
         job = training_job(plan, config, runs).model_copy(update={"dataset": dataset.path})
-        write_launch_files(job, launch_folder(config, runs))
-    processes.run_step(*train_step(plan, config, runs / dataset.path.name, runs))
+        write_launch_files(job, steps.launch_folder(config, runs))
+    processes.run_step(*steps.train_step(plan, config, runs / dataset.path.name, runs))
     return RunDirectory.open(runs / config.name)
 
 
 def _evaluate(model: str, plan: Plan, training: RunDirectory, run: RunDirectory) -> None:
-    for task in TASKS:
-        path = evaluation_file(run.path, model, task)
-        is_kept = task != "lambada" or (run.path / EXAMPLES).is_file() or samples_file(path).is_file()
+    for task in steps.TASKS:
+        path = steps.evaluation_file(run.path, model, task)
+        is_kept = task != "lambada" or (run.path / EXAMPLES).is_file() or steps.samples_file(path).is_file()
         if not (path.is_file() and is_kept):
-            processes.run_step(*evaluation_step(plan, task, training.path, path))
+            processes.run_step(*steps.evaluation_step(plan, task, training.path, path))
 
 
 def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Record]:
@@ -126,8 +115,8 @@ def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Rec
     records = list(published_records(tuple(model.name for model in summary.models)))
     for model in summary.models:
         records += _curve_records(model, summary.mode, run)
-        for task in TASKS:
-            result = read_values(evaluation_file(run.path, model.name, task))
+        for task in steps.TASKS:
+            result = read_values(steps.evaluation_file(run.path, model.name, task))
             records.append(_evaluation_record(model, result))
     return records
 
@@ -246,7 +235,10 @@ def hardware_of(started: StartedWith) -> str:
 def _shown_command(plan: Plan) -> str:
     """What makes this again."""
     own_recipe = plan.recipe != (plan.size.recipe if plan.size else FULL_RECIPE)
-    options = [*(["--smoke"] if plan.size == SMOKE else []), *(["--data", shown(plan.recipe)] if own_recipe else [])]
+    options = [
+        *(["--smoke"] if plan.size == SMOKE else []),
+        *(["--data", steps.shown(plan.recipe)] if own_recipe else []),
+    ]
     return shlex.join(["mlm-experiment", "reproduce", plan.target, *options])
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from engine.config import RunConfig
 from experiments.launch.job import describe_job
-from experiments.launch.slurm import slurm_script
-from experiments.launch.torchrun import torchrun_script
+from experiments.launch.scripts import slurm_script, torchrun_script
 from experiments.reproduce.plan import Plan, disk_bytes, manifest_file, training_job
 from lineage.installation import HOME
 from lineage.shipped import model_file

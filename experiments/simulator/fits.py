@@ -6,27 +6,20 @@ Imports no torch. `mlm-experiment calibrate` fits with it what `experiments/clus
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
+from experiments.simulator import measurements
 from experiments.simulator.cluster import Machine
 from experiments.simulator.collectives import node_all_reduce_seconds
-from experiments.simulator.measurements import (
-    AllReduce,
-    Observation,
-    all_reduces,
-    multi_node,
-    predicted,
-    ptd_p_others,
-    published_values,
-    single_node,
-    v100_rows,
-)
+from experiments.simulator.measurements import AllReduce, Observation
 from experiments.simulator.simulate import iteration_parts
 from experiments.simulator.workload import Floats
+from lineage.config import read_toml
 from lineage.progress import Progress
 
 
@@ -45,39 +38,16 @@ class Fitted(NamedTuple):
     overlap with the device's."""
 
 
-CONSTANTS = {
-    "matmul_efficiency": Fitted(0.85, 0.4, 1.0),
-    "matmul_half_size": Fitted(100.0, 0.0, 1000.0, on_h100=64.0),
-    "memory_efficiency": Fitted(0.8, 0.1, 0.95, on_h100=0.45),
-    "host_layer_seconds": Fitted(1e-3, 0.0, 1e-2),
-    "host_collective_seconds": Fitted(3e-5, 0.0, 1e-3, on_h100=0.0),
-    "host_microbatch_seconds": Fitted(3e-3, 0.0, 3e-2, on_h100=0.0),
-    "host_iteration_seconds": Fitted(1e-3, 0.0, 0.1),
-    "host_exponent": Fitted(3.0, 1.0, 10.0, on_h100=10.0),
-    "collective_slowdown": Fitted(1.3, 1.0, 3.0, on_h100=1.0),
-    "network_efficiency": Fitted(0.8, 0.2, 1.0),
-    "network_rank_share": Fitted(5e-3, 0.0, 0.1, on_a100=False),
-    "network_share": Fitted(0.3, 0.125, 1.0, on_h100=1.0),
-    "gradient_overlap": Fitted(0.5, 0.0, 1.0),
-    "flash_efficiency": Fitted(0.3, 0.25, 0.7, on_a100=False, on_h100=0.3),
-    "tensor_network_share": Fitted(0.5, 0.05, 1.0, on_a100=False),
-    "tensor_step_seconds": Fitted(5e-5, 0.0, 1e-3, on_a100=False),
-    "pipeline_step_seconds": Fitted(1e-3, 0.0, 1e-2, on_a100=False),
-    "stall_seconds": Fitted(0.3, 0.0, 1.0, on_a100=False),
-    "tensor_stall_seconds": Fitted(0.06, 0.0, 1.0, on_a100=False),
-}
-"""Those that are fitted on iterations."""
+CONSTANTS, NODE_CONSTANTS = (
+    {name: Fitted(**values) for name, values in table.items()}
+    for table in read_toml(Path(__file__).with_name("fitted.toml")).values()
+)
+"""Those that are fitted on iterations, and on timed all-reduces inside a node."""
 A100_CONSTANTS = {name: constant for name, constant in CONSTANTS.items() if constant.on_a100}
 H100_CONSTANTS = {name: constant for name, constant in CONSTANTS.items() if constant.on_h100 is None}
 SOFTWARE_OF_2019 = ("memory_efficiency", "host_layer_seconds", "collective_slowdown", "network_share")
 """The constants that are fitted again on the 2019 paper: its kernels were not fused, its host code was slower, and
 sixteen GPUs share a node's adapters. All others are those of the A100 fit."""
-NODE_CONSTANTS = {
-    "node_latency_seconds": Fitted(5e-5, 0.0, 1e-3),
-    "node_rank_latency_seconds": Fitted(5e-6, 0.0, 1e-4),
-    "node_bus_bytes_per_second": Fitted(2e11, 1e6, 1e13),
-}
-"""Those of all-reduces inside a node, which are fitted on timed ones."""
 ONE_NODE, SEVERAL_NODES, FIGURES = 1.0, 5.0, 1.5
 """Weights of a row: the 61 of several nodes are to count beside 724 of one node, and published rows, rounded to a
 TFLOP/s and from another machine of the same kind, less than either."""
@@ -101,10 +71,10 @@ def fit(
     machine: Machine, names: Iterable[str], observations: Sequence[Observation], weights: Floats, **how: Any
 ) -> Machine:
     """The machine with the named constants moved as `least` does, `how` it is told, for weighted log errors."""
-    values = published_values(observations)
+    values = measurements.published_values(observations)
 
     def errors(trial: Machine) -> Floats:
-        return weights * np.log(predicted(trial, observations) / values)
+        return weights * np.log(measurements.predicted(trial, observations) / values)
 
     return least(machine, {name: CONSTANTS[name] for name in names}, errors, **how)
 
@@ -158,14 +128,18 @@ def least(
 def a100_rows() -> tuple[list[Observation], Floats]:
     """What the A100 constants are fitted on, with weights: single-node rows, multi-node rows, published rows that are
     not in the 2021 paper's Table 1."""
-    sets = [(single_node(), ONE_NODE), (multi_node(), SEVERAL_NODES), (ptd_p_others(), FIGURES)]
+    sets = [
+        (measurements.single_node(), ONE_NODE),
+        (measurements.multi_node(), SEVERAL_NODES),
+        (measurements.ptd_p_others(), FIGURES),
+    ]
     rows = [row for rows, _ in sets for row in rows]
     return rows, np.array([weight for rows, weight in sets for _ in rows])
 
 
 def fit_a100(machine: Machine) -> Machine:
     """All fitted constants of an A100 cluster, from where their fits start."""
-    alone = fit_node(machine, [timed for timed in all_reduces() if timed.gpu == "a100"])
+    alone = fit_node(machine, [timed for timed in measurements.all_reduces() if timed.gpu == "a100"])
     rows, weights = a100_rows()
     return fit(started(alone, A100_CONSTANTS), A100_CONSTANTS, rows, weights)
 
@@ -174,7 +148,7 @@ def fit_h100(machine: Machine, rows: Sequence[Observation]) -> Machine:
     """All fitted constants of the H100 cluster and nanotron of 2024, from where their fits start."""
     stated = {name: constant.on_h100 for name, constant in CONSTANTS.items() if constant.on_h100 is not None}
     start = started(machine, H100_CONSTANTS).replaced(**stated)
-    workloads, logs = [row.workload for row in rows], np.log(published_values(rows))
+    workloads, logs = [row.workload for row in rows], np.log(measurements.published_values(rows))
 
     def errors(trial: Machine) -> Floats:
         parts = iteration_parts(trial, workloads)
@@ -186,8 +160,10 @@ def fit_h100(machine: Machine, rows: Sequence[Observation]) -> Machine:
 
 def fit_v100(machine: Machine, rows: Sequence[Observation] | None = None) -> Machine:
     """The constants of the 2019 paper's machine and software; the others are as `machine` has them."""
-    rows = v100_rows() if rows is None else rows
-    alone = fit_node(machine, [timed for timed in all_reduces() if (timed.gpu, timed.ranks) == ("v100", 8)])
+    rows = measurements.v100_rows() if rows is None else rows
+    alone = fit_node(
+        machine, [timed for timed in measurements.all_reduces() if (timed.gpu, timed.ranks) == ("v100", 8)]
+    )
     weights = np.array([0.0] + [1.0] * (len(rows) - 1))
     return fit(alone, SOFTWARE_OF_2019, rows, weights, scale=0.03)
 
@@ -222,8 +198,8 @@ def cross_validate(machine: Machine, folds: NDArray[np.int64]) -> dict[str, Held
     keys = np.concatenate([folds, np.full(len(rows) - measured, -1)])
     for left, fitted in left_out("cross-validation", keys, refit):
         out = list(compress(rows, left))
-        ratios[left] = published_values(out) / predicted(fitted, out)
-    split = len(single_node())
+        ratios[left] = measurements.published_values(out) / measurements.predicted(fitted, out)
+    split = len(measurements.single_node())
     parts = {"single node": slice(0, split), "several nodes": slice(split, measured)}
     return {name: HeldOut(ratios[part], covered(ratios[part], folds[part])) for name, part in parts.items()}
 
@@ -244,10 +220,10 @@ def covered(ratios: Floats, folds: NDArray[np.int64]) -> float:
 
 def v100_left_out(machine: Machine) -> Floats:
     """Published over predicted time of each row the V100 constants are fitted on, fitted without it."""
-    rows, ratios = v100_rows(), []
+    rows, ratios = measurements.v100_rows(), []
     keys = np.arange(len(rows)) - 1  # the first row is what ratios refer to
     for left, fitted in left_out("V100, a row left out", keys, lambda kept: fit_v100(machine, [*compress(rows, kept)])):
         (row,) = compress(rows, left)
-        ratio = row.value / predicted(fitted, [rows[0], row])[1]
+        ratio = row.value / measurements.predicted(fitted, [rows[0], row])[1]
         ratios.append(ratio if row.quantity == "days_per_epoch" else 1 / ratio)
     return np.array(ratios)

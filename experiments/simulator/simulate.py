@@ -14,13 +14,8 @@ from scipy.special import ndtr  # type: ignore[import-untyped]
 from engine.config import RunConfig
 from engine.costs import fullest_rank
 from engine.model.stages import split_layers
+from experiments.simulator import collectives
 from experiments.simulator.cluster import Cluster, Interval, Machine, machine_of
-from experiments.simulator.collectives import (
-    gradient_all_reduce_seconds,
-    stage_message_seconds,
-    stall_probability,
-    stalls_seconds,
-)
 from experiments.simulator.compute import Passes, head_passes, layer_passes, optimizer_seconds
 from experiments.simulator.llama import memory_bytes, stage_blocks, stage_parameters
 from experiments.simulator.timeline import makespan_seconds, order_of
@@ -87,7 +82,7 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     """Time of every workload. They must have been checked (`checked_config`)."""
     w = Workloads.of(workloads)
     (layer, ahead), head = layer_passes(machine, w), head_passes(machine, w)
-    message = stage_message_seconds(machine, w)
+    message = collectives.stage_message_seconds(machine, w)
     pipeline = _pipeline_seconds(workloads, layer, head, message)
     parameters = (12 * w.h * w.h * np.ceil(w.layers / w.p) + (w.v + w.s) * w.h) / w.t
     most = np.ceil(w.layers / w.p)
@@ -95,14 +90,14 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
         parameters[place] = stage_parameters(workloads[place]).max()
         most[place] = stage_blocks(workloads[place])[0].max()
     gradient_bytes = np.where(w.llama == 1, 4.0, machine.element_bytes)
-    reduction = gradient_all_reduce_seconds(machine, w, parameters * gradient_bytes)
+    reduction = collectives.gradient_all_reduce_seconds(machine, w, parameters * gradient_bytes)
     last_backward = most * layer.backward + head.backward
     hides = np.where(w.llama == 1, w.zero == 0, w.p == 1)
     hidden = np.where(hides, machine.gradient_overlap * last_backward, 0.0)
     gradients = np.maximum(reduction - hidden, reduction / (most + 1))
     optimizer = optimizer_seconds(machine, parameters / np.where(w.zero == 1, w.d, 1.0))
     host = np.full(len(workloads), machine.host_iteration_seconds)
-    stalls, chance = stalls_seconds(machine, w), stall_probability(machine, w)
+    stalls, chance = collectives.stalls_seconds(machine, w), collectives.stall_probability(machine, w)
     ahead = np.where(chance > CERTAIN, 0.0, ahead)
     return Parts(pipeline, gradients, optimizer, host, stalls, chance, ahead)
 

@@ -140,10 +140,10 @@ class Engine(Protocol):
         recorder = self.recorder(lambda piece: None)
         for name, parameter in self.parameters():
             if (ours := recorder.ours(name)) is not None:
-                lies = recorder.in_our_order(ours, parameter)
+                lies = self.names.in_our_order(ours, parameter, recorder.heads)
                 box = zip(recorder.start(ours, lies), lies.shape, strict=True)
                 part = whole[ours][tuple(slice(start, start + size) for start, size in box)]
-                parameter.copy_(recorder.in_their_order(ours, part))
+                parameter.copy_(self.names.in_their_order(ours, part, recorder.heads))
 
     @torch.no_grad()
     def move_weights(self, draw: int) -> None:

@@ -9,23 +9,13 @@ from pathlib import Path
 from lineage.atomic import write_json
 from lineage.data_files import DataCard, Ledger
 from lineage.errors import BadInput
-from lineage.files import read_document
+from lineage.files import read_document, read_object
 from reports.exports.sealed_run import Json, SealedRun
 from reports.load import DATASET, LEDGER
 
 DOCUMENTS = "documents/"
-TERMS = (
-    "citeAs", "column", "equivalentProperty", "extract", "field", "fileObject", "fileProperty", "fileSet", "format",
-    "includes", "isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet", "references", "regex",
-    "repeated", "replace", "samplingRate", "separator", "source", "subField", "transform",
-)  # fmt: skip
-CONTEXT = {
-    "@language": "en", "@vocab": "https://schema.org/", "sc": "https://schema.org/",
-    "cr": "http://mlcommons.org/croissant/", "rai": "http://mlcommons.org/croissant/RAI/",
-    "dct": "http://purl.org/dc/terms/", "conformsTo": "dct:conformsTo",
-    "data": {"@id": "cr:data", "@type": "@json"}, "examples": {"@id": "cr:examples", "@type": "@json"},
-    "dataType": {"@id": "cr:dataType", "@type": "@vocab"}, **{term: f"cr:{term}" for term in TERMS},
-}  # fmt: skip
+CONTEXT = read_object(Path(__file__).with_name("croissant_context.json"))
+"""As the specification has it."""
 
 
 def write_croissant(run: SealedRun, out: Path) -> None:

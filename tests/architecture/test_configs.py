@@ -21,7 +21,14 @@ CLUSTERS = sorted((ROOT / "experiments" / "clusters").rglob("*.toml"))  # looked
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*/*/ex*.toml"))  # looked at in tests/experiments/test_catalogue.py
 UNANSWERED = ROOT / "experiments" / "unanswered.toml"  # looked at in tests/experiments/test_verdicts.py
 JOBS = sorted((ROOT / "experiments" / "jobs").glob("*.toml"))  # looked at in tests/experiments/launch
+MEGATRON_FLAGS = ROOT / "engine" / "formats" / "megatron_flags.toml"  # in tests/engine
 NAME_MAPS = set((ROOT / "engine" / "compare" / "names").glob("*.toml"))  # in tests/experiments/verify
+LABELS = {ROOT / "reports" / name for name in ("axes.toml", "style.toml")}  # in tests/reports
+NOTES = ROOT / "experiments" / "bench" / "notes.toml"  # in tests/experiments
+PUBLISHED = ROOT / "data_pipeline" / "contamination" / "published.toml"  # in tests/data_pipeline
+FITTED = ROOT / "experiments" / "simulator" / "fitted.toml"  # in tests/experiments/simulator
+PAPERS = ROOT / "experiments" / "claims" / "papers.toml"  # in tests/experiments/test_catalogue.py
+TINY = ROOT / "experiments" / "verify" / "chaos" / "tiny.toml"  # in tests/experiments/test_chaos.py
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
 
 
@@ -39,7 +46,22 @@ def names(paths: list[Path]) -> list[str]:
 def test_every_configuration_is_looked_at_here() -> None:
     tests_own = {path for path in source_files() if path.relative_to(ROOT).parts[0] in ("tests", "results")}
     shipped = {path for path in source_files() if path.suffix == ".toml"} - tests_own - {ROOT / "pyproject.toml"}
-    assert shipped == {*MODELS, *RECIPES, *CLUSTERS, *EXPERIMENTS, *JOBS, UNANSWERED, *NAME_MAPS}
+    assert shipped == {
+        *MODELS,
+        *RECIPES,
+        *CLUSTERS,
+        *EXPERIMENTS,
+        *JOBS,
+        UNANSWERED,
+        MEGATRON_FLAGS,
+        *NAME_MAPS,
+        *LABELS,
+        NOTES,
+        PUBLISHED,
+        FITTED,
+        PAPERS,
+        TINY,
+    }
     assert len(MODELS) == 19
     assert len(RECIPES) >= 4
 

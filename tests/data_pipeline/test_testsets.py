@@ -3,7 +3,6 @@
 import json
 import sys
 import types
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,7 +91,7 @@ def assert_rows_make_the_file(name: str, data: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", TEST_SETS)
 def test_rows_of_the_hub_make_a_file(name: str, made_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = sha256_file(made_data / TEST_SETS[name].place)
-    monkeypatch.setitem(testsets.TEST_SETS, name, replace(TEST_SETS[name], sha256=digest))
+    monkeypatch.setitem(testsets.TEST_SETS, name, TEST_SETS[name].model_copy(update={"sha256": digest}))
     assert_rows_make_the_file(name, made_data, monkeypatch)
 
 

@@ -24,7 +24,7 @@ from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
 from engine.rng import Dropout
 from engine.step import build_step
-from evaluation.models import load_checkpoint
+from evaluation.checkpoints import load_checkpoint
 from lineage.errors import BadInput
 from tests.engine.like_serial import Result, assert_like_serial, trained
 from tests.ranks import run_ranks

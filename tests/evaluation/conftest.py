@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ def made_passes_for_published(made_data: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("MLM_DATA_DIR", str(made_data))
     for name, file in TEST_SETS.items():
         digest = sha256_file(made_data / file.place)
-        monkeypatch.setitem(TEST_SETS, name, replace(file, sha256=digest))
+        monkeypatch.setitem(TEST_SETS, name, file.model_copy(update={"sha256": digest}))
     wikitext = (made_data / TEST_SETS["wikitext103"].place).read_bytes().decode()
     text = RunningText.of_wikitext(SourceText("made", "made", ""), wikitext)
     monkeypatch.setattr(wikitext103, "TEST_FILE_SHA256", TEST_SETS["wikitext103"].sha256)
@@ -56,7 +55,7 @@ def nine_articles(
     (data / file.place).write_bytes(content.encode())
     running = RunningText.of_wikitext(SourceText("made", "made", ""), content)
     monkeypatch.setenv("MLM_DATA_DIR", str(data))
-    monkeypatch.setitem(TEST_SETS, "wikitext103", replace(file, sha256=sha256_file(data / file.place)))
+    monkeypatch.setitem(TEST_SETS, "wikitext103", file.model_copy(update={"sha256": sha256_file(data / file.place)}))
     monkeypatch.setattr(wikitext103, "TEST_FILE_SHA256", TEST_SETS["wikitext103"].sha256)
     monkeypatch.setattr(wikitext103, "NUM_ORIGINAL_TOKENS", running.num_original_tokens)
     monkeypatch.setattr(wikitext103, "NUM_LM_EVAL_WORDS", running.num_lm_eval_words)

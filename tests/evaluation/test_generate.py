@@ -16,10 +16,10 @@ from engine.formats.convert import export_checkpoint
 from engine.launch.mesh import build_mesh
 from engine.parallel.layout import Layout
 from engine.parallel.sharding import sharded_parameters
+from evaluation.checkpoints import load_checkpoint
 from evaluation.cli import app
 from evaluation.evaluate import Settings
 from evaluation.generate import Sampling, generate, generate_text
-from evaluation.models import load_checkpoint
 from lineage.errors import BadInput
 from tests.evaluation.standins import sentences, tiny_config, tiny_gpt2
 from tests.ranks import run_ranks

@@ -13,7 +13,7 @@ from engine.launch.mesh import build_mesh
 from engine.optim.adam import FlatAdamW
 from engine.parallel.layout import Layout
 from engine.pipeline.partition import PartitionedModel
-from evaluation.models import load_checkpoint
+from evaluation.checkpoints import load_checkpoint
 from evaluation.protocol import Scores
 from evaluation.scoring import score
 from evaluation.settings import parse_layout, start_ranks

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import evaluation.cli
 from experiments.verify.chaos.faults import Fault
-from experiments.verify.chaos.report import write_results
+from experiments.verify.chaos.command import write_results
 from experiments.verify.chaos.trials import prepare, run_trials, some_faults
 
 torch.set_num_threads(1)

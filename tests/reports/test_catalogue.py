@@ -15,8 +15,8 @@ from lineage.errors import BadInput
 from lineage.records import Record, read_records
 from reports.catalogue import Numbers, catalogue_exhibit, experiment_numbers, layers_of
 from reports.exhibit import Exhibit
-from reports.exhibit_files import export_exhibit
 from reports.numbers import exact
+from reports.render import export_exhibit
 from reports.report import Report
 from tests.reports.reproduction import make_report, page_text, write_reproduction
 from tests.reports.runs import change_manifest, spoil, write_runs

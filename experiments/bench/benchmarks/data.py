@@ -13,7 +13,7 @@ import typer
 
 from experiments.bench import data_whole as whole
 from experiments.bench.data_whole import FASTER, HOURS, OURS, PLAIN, SECONDS
-from experiments.bench.timing import ratio, series
+from experiments.bench.timing import NOTES, ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.digest import sha256_file
 from lineage.errors import DataMissing
@@ -22,15 +22,6 @@ from lineage.progress import announce
 
 EQUIVALENT = ("clean", "encode", "signatures", "group", "verify")
 """Stages that datatrove has too: its language filter needs a model and its decontamination tasks from a hub."""
-NOTES = (
-    "Seconds are processor seconds of one thread; plain and ours take the same blocks of documents in turn, and every "
-    "answer is compared. Compiling and loading tables come before the clock.",
-    "A stage's ratio is that of all its blocks together, and core-hours are those of the paper's 174 GB.",
-    "Whole is `mlm-data run` with one worker, files and all, less the same command on a few documents (starting); "
-    "no rate is given where that leaves little. The plain chain is the sum of the plain stages. What is left at the "
-    "end is compared document by document.",
-    "datatrove does other work under the same names: five-word shingles, 14 bands of 8 rows, no verification.",
-)
 
 
 def measure(
@@ -75,7 +66,7 @@ def measure(
         title="Data pipeline beside the libraries it replaces",
         cases=[*cases, _beside_datatrove(chain.cases, peer)],
         disagreements=[f"{name}: {count} answers differ" for name, count in wrong.items() if count],
-        notes=list(NOTES),
+        notes=NOTES["data"],
         setting={
             "corpus": {"name": corpus.name, "sha256": sha256_file(corpus), "documents": len(texts),
                        "malformed": malformed, "megabytes": round(megabytes, 3)},

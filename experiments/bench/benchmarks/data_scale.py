@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from experiments.bench.data_whole import beyond_starting, read_texts, run_pipeline, write_few
-from experiments.bench.timing import ratio, series
+from experiments.bench.timing import NOTES, ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.digest import sha256_file
 from lineage.errors import BadInput, UserError
@@ -30,13 +30,6 @@ WORKER_BYTES = 700_000_000
 LARGEST_DOCUMENT_FACTOR = 12
 DOCUMENT_BYTES = 40
 """Arrays of document numbers, in one process at a time."""
-NOTES = (
-    "A corpus of a given size is made of paragraphs of the named one, drawn at random for each document, so that few "
-    "documents are near-duplicates at any size.",
-    "Throughput is that of the megabytes beyond a base of 2 MB for each worker, in which all of them start: processor "
-    "seconds of every process. Memory is the resident memory of all processes together, the most at any moment, "
-    "mapped files and libraries included; no process may hold more data than the bound.",
-)
 
 
 def measure(
@@ -96,7 +89,7 @@ def measure(
         benchmark="data-scale",
         title="Data pipeline against the size of its input",
         cases=[*cases, Case(name="all sizes", ratios=[spread])],
-        notes=list(NOTES),
+        notes=NOTES["data-scale"],
         setting={
             "corpus": {"name": corpus.name, "sha256": sha256_file(corpus)},
             "workers": workers,

@@ -17,7 +17,7 @@ from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig
 from engine.launch.allocator import keep_large_buffers
 from evaluation.protocol import Request
-from experiments.bench.timing import cpu_seconds, in_turn, on_ranks, ratio, series
+from experiments.bench.timing import NOTES, cpu_seconds, in_turn, on_ranks, ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.errors import DataMissing
 from lineage.extras import install_command
@@ -40,15 +40,6 @@ SIZES = {
 }  # fmt: skip
 SMALL, GPT2 = SIZES
 OURS, PLAIN_LOOP = "ours", "plain loop"
-NOTES = (
-    "Seconds are processor seconds of one thread; every round measures both, ours first, and ratios are medians over "
-    "rounds of the ratio within a round. Weights are initial ones, in fp32.",
-    "The plain loop is Megatron-LM's: float logits and log-softmax at all positions, on this engine's network with "
-    "fused attention. Of the batch sizes named it has the fastest.",
-    "lm-evaluation-harness runs its Hugging Face backend on the same weights, exported; timed is what follows the "
-    "tokens: batches, forward, softmax. Of the batch sizes named it has the fastest.",
-    "Memory is the peak of resident memory above that of the loaded model, in a process of its own.",
-)
 
 
 @dataclass(frozen=True)
@@ -141,7 +132,7 @@ def measure(
         title="Evaluation beside the plain loop and lm-evaluation-harness",
         cases=[*cases, *memory],
         disagreements=disagreements,
-        notes=list(NOTES),
+        notes=NOTES["eval"],
         setting={"rounds": rounds},
     )
 

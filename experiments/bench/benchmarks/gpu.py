@@ -15,7 +15,7 @@ from engine.costs import flops_per_token
 from experiments.bench import timing
 from experiments.bench.benchmarks.train import MASKED
 from experiments.bench.contender import BenchSize, Contender, bench_size, left_out
-from experiments.bench.timing import Measured, Rounds, Timed, ratio, series, time_contender
+from experiments.bench.timing import NOTES, Measured, Rounds, Timed, ratio, series, time_contender
 from lineage.benchmark import Benchmark, Case, Series
 from lineage.environment import list_gpus
 from lineage.errors import HardwareMissing, UserError
@@ -118,7 +118,7 @@ def measure(rounds: Rounds = 3) -> Benchmark:
         title="One GPU beside torch.compile, the peers' models and its own limits",
         cases=[*kernels, *exactness, *trained],
         disagreements=disagreements,
-        notes=list(NOTES),
+        notes=[note.format(peak=PEAK_TFLOPS) for note in NOTES["gpu"]],
         setting={"rounds": rounds, "limits": limits},
         load_average=load,
     )
@@ -171,15 +171,3 @@ def _series(size: BenchSize, measured: Measured) -> list[Series]:
             series(name, "peak memory", "bytes", max(timed.peak_bytes for timed in measured[name])),
         )
     ]
-
-
-NOTES = (
-    "tokens/s are those of an iteration: forward, backward, clipping, AdamW, bf16, dropout 0.1; of each round the "
-    "median of its timed iterations. Ratios are medians over rounds of the ratio within a round.",
-    f"Utilisation is of {PEAK_TFLOPS:g} TFLOP/s (published), by the operations of a token's products, forward and "
-    "backward, attention halved for causality; recomputed ones are not counted.",
-    "A kernel's floor is the time in which this GPU, in this run, copies the bytes that it must read and write, or "
-    "makes its products in bf16; forward and backward.",
-    "8.3b has no optimizer, and every layer is computed again.",
-    "The peers train under autocast to bf16 with torch.compile and fused AdamW; masks of dropout are their own.",
-)

@@ -11,7 +11,7 @@ from statistics import median
 from engine.config import ModelConfig, ParallelConfig
 from engine.costs import flops_per_token
 from experiments.bench.contender import BenchSize, Contender, bench_size
-from experiments.bench.timing import Rounds, Timed, in_turn, measure_contender, rates, ratio, series
+from experiments.bench.timing import NOTES, Rounds, Timed, in_turn, measure_contender, rates, ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.environment import available_cores
 from lineage.progress import announce
@@ -65,7 +65,7 @@ def measure(rounds: Rounds = 3) -> Benchmark:
         benchmark="growth",
         title="Growth of the cost of training",
         cases=summarize(every, [*rates(every[0].size, taken).values()]),
-        notes=list(NOTES),
+        notes=NOTES["growth"],
         setting={"rounds": rounds, "base": BASE | {"vocab_size": VOCABULARY, "tokens": TOKENS, "precision": "fp32"}},
         load_average=load,
     )
@@ -106,12 +106,3 @@ def _timed(point: Point) -> Timed:
     contender = Contender(point.name, point.ranks, build_ours, is_ours=True, parallel=point.parallel)
     clock = time.perf_counter if "ranks" in point.axis else time.process_time
     return measure_contender(contender, point.size, 0.0, clock)
-
-
-NOTES = (
-    "Forward, backward, clipping and AdamW in fp32 without dropout; of each round the median of its timed iterations. "
-    "One process: tokens per processor second; several: per second of the clock.",
-    "Predicted: the operations of a token's products, 6(12Lh² + vh) + 6Lsh (attention halved for causality), at the "
-    "rate at which the base carries them out, times the number of ranks. It has one fitted number for each axis: the "
-    "base's rate.",
-)

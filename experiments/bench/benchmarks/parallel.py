@@ -12,7 +12,7 @@ from engine.config import ParallelConfig
 from engine.costs import flops_per_token
 from experiments.bench import timing
 from experiments.bench.contender import TOLERANCE, BenchSize, Contender, left_out, read_size
-from experiments.bench.timing import Rounds, Timed, gemm_gflops, on_ranks, ratio, rounded, series
+from experiments.bench.timing import NOTES, Rounds, Timed, gemm_gflops, on_ranks, ratio, rounded, series
 from lineage.benchmark import Benchmark, Case
 from lineage.environment import available_cores
 from lineage.extras import import_extra
@@ -94,7 +94,7 @@ def summarize(
         title="Training throughput",
         cases=[_case(size, every, measured, gflops, dropout) for dropout in DROPOUTS],
         disagreements=disagreements(every, measured),
-        notes=[*NOTES, *([f"{ranks} ranks shared {cores} processor core"] if cores < ranks else [])],
+        notes=[*NOTES["parallel"], *([f"{ranks} ranks shared {cores} processor core"] if cores < ranks else [])],
         setting={"rounds": len(next(iter(measured.values()))), "size": size.name, "model": size.describe()},
         load_average=list(load),
     )
@@ -145,18 +145,3 @@ def disagreements(every: Sequence[Contender], measured: Measured) -> list[str]:
         }
         sentences += timing.differing_losses(f"dropout {dropout:g}", compared, TOLERANCE)
     return sentences
-
-
-NOTES = (
-    "tokens/s are those of an iteration: forward, backward, gradient reduction, clipping and AdamW step; of each round "
-    "the median of its timed iterations. Ratios are medians over rounds of the ratio within a round.",
-    "Every contender has the same initial weights, data, global batch and optimizer settings, runs in its own "
-    "processes with one thread each, and is started anew in every round.",
-    "Every process has the memory allocator setting that this engine's own command makes (engine/launch/allocator.py).",
-    "Hugging Face GPT-2 is transformers' GPT2LMHeadModel in eager mode with its default attention; nanoGPT-style is "
-    "written in the benchmark from nanoGPT's published definition. Both use fused torch.optim.AdamW, and with two "
-    "ranks torch's DistributedDataParallel. ZeRO-3 is this engine's model under torch's FSDP2.",
-    "The limit is of a token's operations with the whole of attention counted, not its causal half alone.",
-    "megatron-core: does not run on CPU unmodified",
-    "picotron: does not run on CPU unmodified",
-)

@@ -16,7 +16,7 @@ from engine.model.stages import split_layers
 from experiments.bench import timing
 from experiments.bench.benchmarks import parallel
 from experiments.bench.contender import TOLERANCE, BenchSize, Contender, read_size
-from experiments.bench.timing import Measured, Rounds, ratio, series
+from experiments.bench.timing import NOTES, Measured, Rounds, ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.errors import BadInput
 from lineage.progress import announce
@@ -115,7 +115,7 @@ def measure(
         title="Training beside nanoGPT and the core's limit",
         cases=[*results, summarize_layouts(tiny, of_layouts), spent],
         disagreements=[*disagreements, *timing.differing_losses(LAYOUTS, of_layouts, TOLERANCE)],
-        notes=list(NOTES),
+        notes=NOTES["train"],
         setting={"rounds": rounds, "copying, GB/s": round(copied / 1e9, 1)},
         load_average=load,
     )
@@ -188,13 +188,3 @@ def profile(size: BenchSize, dropout: float) -> dict[str, float]:
     total = sum(times.values())
     largest = sorted(times.items(), key=lambda item: -item[1])
     return {name: round(spent / total, 4) for name, spent in largest if spent >= total / 100}
-
-
-NOTES = (
-    "tokens per processor second of one thread: forward, backward, clipping, AdamW; of each round the median of its "
-    "timed iterations. Ratios are medians over rounds of the ratio within a round.",
-    "stock nanoGPT: nanoGPT's model as published, glibc's own allocator settings, torch.optim.AdamW as nanoGPT makes "
-    "it on CPU. tuned: this engine's allocator setting and the fused AdamW. In bf16 both run under autocast.",
-    "The limit is what square matrix products of width 1024 reach in the same number format, by the operations of a "
-    "token's products (attention halved for causality).",
-)

@@ -1,15 +1,19 @@
-"""`mlm-verify chaos` from beginning to end."""
+"""`mlm-verify chaos` from beginning to end, and its trials as a table and as a record."""
 
 import os
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from experiments.verify.chaos.report import table, write_results
-from experiments.verify.chaos.trials import every_fault, prepare, run_trials, some_faults
-from lineage.environment import available_cores
+from experiments.verify.chaos.faults import FAULTS
+from experiments.verify.chaos.trials import Reference, Trial, every_fault, prepare, run_trials, some_faults
+from lineage.atomic import write_json, write_text
+from lineage.environment import available_cores, describe_environment
 from lineage.errors import BadInput, Diverged
 from lineage.progress import announce
 
@@ -42,3 +46,54 @@ def run_chaos(every: bool, points: int, seed: int, out: Path | None, jobs: int |
         os.chdir("/")
     if lost := [trial for trial in trials if trial.failure]:
         raise Diverged(f"{len(lost)} of {len(trials)} faults were not survived")
+
+
+ROWS = ("data", "train", "evaluate", "report")
+COLUMNS = (*FAULTS, "NaN")
+
+
+def table(trials: Sequence[Trial]) -> str:
+    """Faults survived of those tried, by stage and kind, in Markdown, and what was not survived."""
+    tried = Counter((trial.stage, trial.fault.name) for trial in trials)
+    survived = Counter((trial.stage, trial.fault.name) for trial in trials if not trial.failure)
+
+    def cells(name: str, keys: Sequence[tuple[str, str]]) -> str:
+        by_column = [[key for key in keys if key[1] == column] for column in COLUMNS]
+        counts = [(sum(survived[key] for key in own), sum(tried[key] for key in own)) for own in (*by_column, keys)]
+        return f"| {name} | " + " | ".join(f"{good} of {all_}" if all_ else "" for good, all_ in counts) + " |"
+
+    rows = [cells(stage, [(stage, column) for column in COLUMNS]) for stage in ROWS]
+    rows.append(cells("all", [(stage, column) for stage in ROWS for column in COLUMNS]))
+    lost = [
+        f"- {trial.stage}, rank {trial.fault.rank}, {trial.fault.name} at {trial.fault.what}: {trial.failure}"
+        for trial in trials
+        if trial.failure
+    ]
+    head = f"| stage | {' | '.join(COLUMNS)} | all |\n|{'---|' * (len(COLUMNS) + 2)}"
+    return "\n".join([head, *rows, *([""] if lost else []), *lost]) + "\n"
+
+
+def write_results(out: Path, command: str, reference: Reference, trials: Sequence[Trial]) -> None:
+    """`chaos.json`, every trial with the points of the undisturbed run, and `chaos.md`, the table."""
+    points = {f"{stage}, rank {rank}": len(touches) for (stage, rank), touches in reference.touches.items()}
+    in_order = sorted(trials, key=lambda trial: (trial.stage, trial.fault.stage, trial.fault.rank, trial.fault.number))
+    write_json(
+        out / "chaos.json",
+        {
+            "command": command,
+            "environment": describe_environment(),
+            "points": points,
+            "undisturbed": reference.result,
+            "tried": len(trials),
+            "survived": sum(not trial.failure for trial in trials),
+            "trials": [asdict(trial) | {"stage": trial.stage} for trial in in_order],
+        },
+    )
+    passed = ", ".join(f"{name}: {count}" for name, count in points.items())
+    text = (
+        f"# Faults survived of those tried\n\nMade by `{command}`. After each fault the same command was given again; "
+        "survived means that it ended with the token files, weights, losses, scores, records and tables of an "
+        "undisturbed run, showed no traceback and left nothing behind.\n\n"
+        f"{table(trials)}\nPoints at which the undisturbed run changes files ({passed}).\n"
+    )
+    write_text(out / "chaos.md", text)

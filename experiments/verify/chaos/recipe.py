@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 from engine.cli import read_run_config
@@ -15,17 +16,6 @@ WORDS = (
     "the", "child", "reads", "while", "evening", "sings", "of", "green", "hills", "beyond", "a", "quiet", "harbour",
     "where", "boats", "wait",
 )  # fmt: skip
-DATA = """name = "tiny"
-workers = 1
-shard_bytes = 65536
-[sources]
-names = ["jsonl:corpus.jsonl"]
-[decontaminate]
-test_sets = []
-[tokenizer]
-kind = "train"
-vocab_size = 300
-"""
 OVERRIDES = (
     "model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.seq_length=32", "train.iterations=6",
     "train.warmup_iterations=1", "train.validation_interval=3", "train.validation_samples=8",
@@ -42,7 +32,7 @@ def write_tiny(folder: Path) -> None:
     ]
     texts.append(texts[3].replace("river", "rivers", 1))
     (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    (folder / "data.toml").write_text(DATA)
+    shutil.copyfile(Path(__file__).with_name("tiny.toml"), folder / "data.toml")
 
 
 def tiny_plan(ranks: int = RANKS) -> Plan:

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launch.files import write_launch_files
 from experiments.launch.job import Job
-from experiments.launch.slurm import slurm_script
-from experiments.launch.torchrun import torchrun_script
+from experiments.launch.scripts import slurm_script, torchrun_script, write_launch_files
 from lineage.errors import BadInput
 from lineage.run import RunDirectory
 from tests.experiments.launch.jobs import ENVIRONMENT, small_job

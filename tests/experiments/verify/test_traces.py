@@ -91,7 +91,8 @@ def test_any_module_is_recorded_in_our_names_and_order(tmp_path: Path) -> None:
     ]  # fmt: skip
     for weight in ("layers.0.dense.weight", "layers.0.query_key_value.weight"):
         value = torch.randn(12, 12)
-        assert recorder.in_their_order(weight, recorder.in_our_order(weight, value)).equal(value)
+        ours = recorder.names.in_our_order(weight, value, recorder.heads)
+        assert recorder.names.in_their_order(weight, ours, recorder.heads).equal(value)
 
 
 @settings(max_examples=30, deadline=None)

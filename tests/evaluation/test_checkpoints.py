@@ -12,7 +12,7 @@ from engine.checkpoint.shards import stored_dtype
 from engine.config import DataSection, RunConfig
 from engine.optim.adam import FlatAdamW
 from engine.parallel.sharding import sharded_parameters
-from evaluation.models import load_checkpoint
+from evaluation.checkpoints import load_checkpoint
 from evaluation.scoring import score
 from lineage.errors import IntegrityFailure
 from lineage.run import RunDirectory

@@ -1,0 +1,33 @@
+set -u
+export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
+cd {{ here }} || exit 2
+failed={{ failed }}  # exit code of a rank for which trying again is no use
+idle={{ idle }}-${NODE_RANK:-0}  # a line for each attempt in a row that made no checkpoint
+stopped=0
+
+checkpoints() {
+    ls -d {{ run }}-????????/checkpoints/iter_*/COMPLETE {{ run }}-????????/COMPLETE 2>/dev/null
+}
+
+# The exit code of process $1, however many signals come while it is waited for.
+ended() {
+    wait "$1"
+    while kill -0 "$1" 2>/dev/null; do wait "$1"; done
+    wait "$1"
+}
+
+# Leaves with the attempt's exit code $1 unless another attempt is of use.
+leave_if_over() {
+    if [ "$1" -eq 0 ]; then rm -f "$idle"; exit 0; fi
+    if [ -s "$failed" ]; then exit "$(cat "$failed")"; fi
+    if [ "$stopped" -eq 1 ] || [ "$(checkpoints)" != "$before" ]; then rm -f "$idle"; return; fi
+    echo "exit code $1" >>"$idle"
+    if [ "$(wc -l <"$idle")" -ge {{ most }} ]; then
+        echo "error: {{ most }} attempts in a row made no checkpoint" >&2
+        rm -f "$idle"
+        exit 7
+    fi
+}
+
+rm -f "$failed"
+before=$(checkpoints)
