@@ -79,6 +79,8 @@ class FileSource:
         for file in sorted(path.rglob("*")):
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
             if file.name.endswith(SUFFIXES[self._kind]) and file.is_file() and not hidden:
+                if not file.resolve().is_relative_to(path.resolve()):
+                    raise BadInput(f"source {self.name}: {file} is a link out of the directory; name what it leads to")
                 yield file.relative_to(path).as_posix(), file
 
     def _written_by_a_verb(self, path: Path) -> list[tuple[str, Path]]:
