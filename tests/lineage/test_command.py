@@ -1,7 +1,10 @@
 """How a command ends: an exit code and one sentence, never a traceback."""
 
+import os
 import re
 import signal
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -90,8 +93,31 @@ def test_a_fault_is_one_sentence_and_its_traceback_a_file_if_asked_for(start: St
 
 
 def test_what_a_terminal_would_obey_is_shown_instead(start: Start) -> None:
-    code, _, err = ended(start("refuse", "\x1b]0;title\x07 \u202e \udce9"))
-    assert (code, err) == (2, "error: \\x1b]0;title\\x07 \\u202e \\udce9 is not to be had\n")
+    code, _, err = ended(start("refuse", "\x1b]0;title\x07 \u202e"))
+    assert (code, err) == (2, "error: \\x1b]0;title\\x07 \\u202e is not to be had\n")
+
+
+def test_what_is_no_text_is_refused(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ended(start("run", "a\udce9")) == (2, "", "error: a\\udce9 is not UTF-8 text: rename what it names\n")
+    folder = tmp_path / "f\udce9"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    code, _, err = ended(start("run", "a"))
+    assert (code, "is not UTF-8 text" in err) == (2, True)
+
+
+def test_what_the_output_cannot_say_is_escaped(start: Start) -> None:
+    assert ended(start("run", "日本 é", PYTHONIOENCODING="ascii")) == (0, "run \\u65e5\\u672c \\xe9\n", "")
+
+
+def test_a_terminal_obeys_colours_alone(application: Path) -> None:
+    ours, theirs = os.openpty()
+    word = "a\x1b]0;title\x07b\x1b[31mred\x1b[2J\x1b[0m\rc\u202ed"
+    subprocess.run([sys.executable, str(application), "run", word], stdout=theirs, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 1000).decode()
+    os.close(ours)
+    assert shown == "run a\\x1b]0;title\\x07b\x1b[31mred\\x1b[2J\x1b[0m\\rc\\u202ed\r\n"
 
 
 def test_help_is_about_the_whole_command(start: Start) -> None:
