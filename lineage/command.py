@@ -22,7 +22,8 @@ from lineage.torch_range import refuse_unfit_torch
 
 NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """What the system says when a disk is full or fails."""
-
+NO_WAY = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST)
+"""What it says of a place that this user cannot use, or that is none."""
 
 BARS_OF_LIBRARIES = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
 """Environment variables that silence the progress bars of libraries; those write control characters into pipes too."""
@@ -140,6 +141,8 @@ def _unforeseen(error: Exception) -> UserError:
     if isinstance(error, OSError) and error.errno in NO_DISK:
         where = f" {error.filename}" if error.filename else ""
         return Interrupted(f"the disk failed{where} ({error.strerror}); the same command goes on from there")
+    if isinstance(error, OSError) and error.errno in NO_WAY:
+        return BadInput(f"{error.filename or 'a file'} cannot be used: {error.strerror}")
     kept = "`--debug` keeps where it arose in a file"
     if DEBUG in os.environ:
         with tempfile.NamedTemporaryFile("w", prefix="mlm-fault-", suffix=".txt", delete=False) as file:

@@ -15,6 +15,7 @@ from pathlib import Path
 from data_pipeline.reading.hub import hub_is_reachable
 from lineage.atomic import write_bytes, write_text
 from lineage.digest import sha256_file
+from lineage.environment import home
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 
 
@@ -143,7 +144,7 @@ def fetch_published(out: Path) -> Iterator[Path]:
 
 def cache_directory() -> Path:
     """Where files from the hub are kept."""
-    return Path.home() / ".cache" / "mlm-repro"
+    return home() / ".cache" / "mlm-repro"
 
 
 def _find(file: PublishedFile) -> Path:

@@ -13,6 +13,7 @@ from data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines, stamp_of
 from data_pipeline.reading.readers import compressed_bytes, mend_surrogates
 from data_pipeline.work.workspace import Workspace
 from lineage.digest import MARKER, is_sealed, sha256_file, sha256_json
+from lineage.environment import home
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.progress import Progress
 
@@ -36,10 +37,15 @@ class FileSource:
         self.name = name
         self._kind, _, self._path = name.partition(":")
 
+    @property
+    def _root(self) -> Path:
+        """As named; `~` is the home directory."""
+        return home() / self._path[2:] if self._path.startswith("~/") else Path(self._path)
+
     @cached_property
     def files(self) -> list[tuple[str, Path]]:
         """Name and path of each file."""
-        path = Path(self._path).expanduser()
+        path = self._root
         if self._kind == "documents":
             return self._written_by_a_verb(path)
         if path.is_file():
@@ -78,8 +84,8 @@ class FileSource:
     def _below(self, path: Path) -> Iterator[tuple[str, Path]]:
         for file in sorted(path.rglob("*")):
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-            if file.name.endswith(SUFFIXES[self._kind]) and file.is_file() and not hidden:
-                if not file.resolve().is_relative_to(path.resolve()):
+            if file.name.endswith(SUFFIXES[self._kind]) and (file.is_file() or file.is_symlink()) and not hidden:
+                if not (file.exists() and file.resolve().is_relative_to(path.resolve())):
                     raise BadInput(f"source {self.name}: {file} is a link out of the directory; name what it leads to")
                 yield file.relative_to(path).as_posix(), file
 
@@ -121,7 +127,7 @@ class FileSource:
 
     @cached_property
     def _sealed_digests(self) -> dict[str, str]:
-        marker = json.loads((Path(self._path).expanduser() / MARKER).read_text(encoding="utf-8"))
+        marker = json.loads((self._root / MARKER).read_text(encoding="utf-8"))
         return {name: entry["sha256"] for name, entry in marker["files"].items()}
 
 

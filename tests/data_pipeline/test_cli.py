@@ -107,6 +107,8 @@ def test_a_link_out_of_a_folder_is_not_followed(cli: Command) -> None:
     outcome = cli("clean", "text:texts", "out", "--workers", 1)
     assert outcome.code == 2
     assert "texts/c.txt is a link out of the directory" in outcome.error
+    Path("secret.txt").unlink()
+    assert cli("clean", "text:texts", "out", "--workers", 1).error == outcome.error
 
 
 @pytest.mark.parametrize(
