@@ -1,8 +1,8 @@
 """From text to clean, deduplicated, decontaminated token files. Each part imports only those above it:
 
+document.py     what flows through the pipeline
 fast/           fast code that takes the place of a library's, held against the library at first use
 append.py       one file written at the end of another
-document.py     what flows through the pipeline
 tokens/         tokenizer, token files, samples cut from them
 work/           tasks, where they run, what they leave on disk
 reading/        sources and the documents in them

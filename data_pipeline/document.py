@@ -29,6 +29,10 @@ class Malformed:
     excerpt: str
 
 
+class Unfit(Exception):
+    """A text that no filter can treat in reasonable time, and why: its document goes to quarantine."""
+
+
 def size_bytes(text: str) -> int:
     """Length of the text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8"))

@@ -14,12 +14,15 @@ from evaluation.documents import RunningText
 from evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
 from evaluation.protocol import Encoder, SourceText
 from evaluation.windows import STRIDES_PER_WINDOW
+from lineage.atomic import read_bytes
 from lineage.digest import sha256_file
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 
 VALIDATION_DOCUMENTS = Path("documents") / "valid.jsonl"
 PASSAGE_WORDS = 64
 SHORTEST_PASSAGE_WORDS = 40
+MOST_BYTES = 64 << 20
+"""Of a user's text: its tokens are all in memory."""
 
 
 def heldout_perplexity(
@@ -93,7 +96,7 @@ def _perplexity(
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8")
+        return read_bytes(path, MOST_BYTES).decode("utf-8")
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

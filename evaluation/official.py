@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 from evaluation.protocol import Encoder
+from lineage.atomic import read_bytes
 from lineage.errors import BadInput, IntegrityFailure
 
 GPT2_VOCAB_SIZE = 50257
@@ -13,7 +14,7 @@ GPT2_SAMPLE = ("Hello world", [15496, 995])
 def read_official(path: Path, sha256: str, name: str) -> str:
     """The text of the file at `path`. Raises IntegrityFailure unless its content is the published one."""
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
     digest = hashlib.sha256(content).hexdigest()

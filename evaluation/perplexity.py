@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from evaluation.documents import RunningText, count_original_tokens, cut_articles
 from evaluation.protocol import (
+    LARGEST_EXPONENT,
     Block,
     Encoder,
     Losses,
@@ -157,15 +158,25 @@ class PerplexityTask(Task):
         return self.tokenizer.decode(self.requests[place].tokens[-self.requests[place].num_scored :])
 
     def result(self, scores: Scores, provenance: Provenance) -> PerplexityResult:
-        """Perplexity = exp(summed loss / words), with the columns of every convention beside it."""
+        """Perplexity = exp(summed loss / words), with the columns of every convention beside it.
+
+        Raises BadInput for a text of so few words that none of it is a number.
+        """
+        facts = self.facts(scores, provenance)
         text, stream = self._text, self.stream
         nll, num_scored = math.fsum(scores.nll), len(scores.log_probabilities)
         share, loss = self._share(scores), nll / num_scored
         token_ratio = sum(block.num_targets for block in stream.blocks) / (self._num_original_tokens - 1)
         divided, normaliser = self._divided(scores)
         losses = self.losses(scores)
+        fewest = min(normaliser, self._num_original_tokens * share, text.num_lm_eval_words * share)
+        if max(nll, divided) > LARGEST_EXPONENT * fewest:
+            raise BadInput(
+                f"{text.source.title} has {self._num_original_tokens:,} words between spaces for {stream.num_tokens:,} "
+                "sub-words: its perplexity by words is no number"
+            )
         return PerplexityResult(
-            **self.facts(scores, provenance),
+            **facts,
             protocol=self._describe(provenance.dtype),
             perplexity=perplexity(divided, normaliser),
             log_perplexity_standard_error=ratio_standard_error(losses.nll, losses.weight),

@@ -3,19 +3,20 @@
 Below the folder each evaluation has a directory, named by a digest of all that its bits depend on, and each process
 that computes for it adds one file of records:
 
-    index u32, tokens u32, CRC-32 of the rest u32, log-probabilities f64[tokens], greedy u8[tokens],
-    among the best u8[tokens], allowed u8[tokens]
+    index u32, tokens u32, BLAKE2b u8[16] of the directory's name and of the rest, log-probabilities f64[tokens],
+    greedy u8[tokens], among the best u8[tokens], allowed u8[tokens]
 
-A record is trusted if its checksum is right; what follows a wrong one in a file, such as the torn end that a kill
-leaves, is computed again. WikiText-103 takes 2.9 MiB and LAMBADA 70 KiB; beyond LARGEST_BYTES the evaluations that were
-used longest ago are removed.
+A record is trusted if its digest is right, in a file that nobody else can have written and that is no link; what
+follows a wrong one in a file, such as the torn end that a kill leaves, is computed again. WikiText-103 takes 2.9 MiB
+and LAMBADA 70 KiB; beyond LARGEST_BYTES the evaluations that were used longest ago are removed.
 """
 
+import hashlib
 import os
 import shutil
+import stat
 import struct
 import tempfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +29,11 @@ from evaluation.protocol import Scores
 from lineage.digest import sha256_json
 
 LARGEST_BYTES = 256 * 2**20
-HEADER = struct.Struct("<III")
+HEADER = struct.Struct("<II16s")
 BYTES_PER_TOKEN = 11
 SUFFIX = ".scores"
+WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+"""By others than its owner."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,10 @@ class StoredScores:
         kept: dict[int, Scores] = {}
         for path in sorted(self._directory.glob(f"*{SUFFIX}")):
             try:
-                kept |= _parse(path.read_bytes(), num_scored)
+                status = path.lstat()
+                if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & WRITABLE:
+                    continue
+                kept |= _parse(path.read_bytes(), num_scored, self._directory.name)
                 os.utime(self._directory)
             except OSError:
                 continue
@@ -81,7 +87,7 @@ class StoredScores:
         """Keep a batch; it outlives the process from now on."""
         body = scores.log_probabilities.astype("<f8").tobytes() + b"".join(map(bytes, scores[1:-1]))
         lengths = struct.pack("<II", batch, len(scores.greedy))
-        record = lengths + struct.pack("<I", zlib.crc32(lengths + body)) + body
+        record = lengths + _digest(self._directory.name, lengths + body) + body
         try:
             if file := self._open():
                 file.write(record)
@@ -113,7 +119,11 @@ def remove_oldest(folder: Path, largest_bytes: int = LARGEST_BYTES) -> None:
         total -= size
 
 
-def _parse(data: bytes, num_scored: Sequence[NDArray[np.int64]]) -> dict[int, Scores]:
+def _digest(evaluation: str, data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16, key=evaluation.encode()).digest()
+
+
+def _parse(data: bytes, num_scored: Sequence[NDArray[np.int64]], evaluation: str) -> dict[int, Scores]:
     parsed: dict[int, Scores] = {}
     start = 0
     while start + HEADER.size <= len(data):
@@ -121,7 +131,7 @@ def _parse(data: bytes, num_scored: Sequence[NDArray[np.int64]]) -> dict[int, Sc
         first = start + HEADER.size
         end = first + BYTES_PER_TOKEN * count
         body = data[first:end]
-        if end > len(data) or zlib.crc32(data[start : start + 8] + body) != checksum:
+        if end > len(data) or _digest(evaluation, data[start : start + 8] + body) != checksum:
             break
         if batch >= len(num_scored) or count != num_scored[batch].sum():
             break

@@ -2,7 +2,9 @@
 
 import errno
 import inspect
+import io
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -13,17 +15,21 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from lineage.errors import Fault, Interrupted, UserError
+from lineage.errors import BadInput, Fault, Interrupted, UserError
 from lineage.installation import check_installation
 from lineage.progress import QUIET
 from lineage.torch_range import refuse_unfit_torch
 
 NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """What the system says when a disk is full or fails."""
-
+NO_WAY = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST)
+"""What it says of a place that this user cannot use, or that is none."""
 
 BARS_OF_LIBRARIES = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
 """Environment variables that silence the progress bars of libraries; those write control characters into pipes too."""
+
+OBEYED = re.compile(r"(\x1b\[[\d;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""What a terminal does not show but obey; the first group, colours, may stay."""
 
 Verb = Callable[..., Any]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing of cost and progress.")]
@@ -82,8 +88,10 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     if not sys.stderr.isatty():
         os.environ.update(dict.fromkeys(BARS_OF_LIBRARIES, "1"))
     code: str | int | None = 0
+    _show_what_is_obeyed()
     try:
         check_installation()
+        _refuse_other_than_text(arguments)
         app(args=arguments)
     except SystemExit as end:
         code = end.code
@@ -100,11 +108,41 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     raise SystemExit(code)
 
 
+class _Terminal(io.TextIOWrapper):
+    """A terminal to which what it would obey is shown, but for colours."""
+
+    def write(self, text: str) -> int:
+        return super().write(OBEYED.sub(lambda found: found[1] or _escaped(found[0]), text))
+
+
+def _show_what_is_obeyed() -> None:
+    """Text from outside changes no terminal; what the output's encoding lacks is escaped."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+        if sys.stdout.isatty():
+            sys.stdout = _Terminal(sys.stdout.buffer, sys.stdout.encoding, "backslashreplace", line_buffering=True)
+
+
+def _refuse_other_than_text(arguments: list[str]) -> None:
+    """Raise BadInput for an argument, or a name of the current folder, that no file of a run could hold."""
+    for text in (*arguments, os.getcwd()):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise BadInput(f"{text} is not UTF-8 text: rename what it names") from error
+
+
+def _escaped(text: str) -> str:
+    return text.encode("unicode_escape").decode()
+
+
 def _unforeseen(error: Exception) -> UserError:
     """What a failing disk is to the user, or a fault of ours, whose traceback is kept if it was asked for."""
     if isinstance(error, OSError) and error.errno in NO_DISK:
         where = f" {error.filename}" if error.filename else ""
         return Interrupted(f"the disk failed{where} ({error.strerror}); the same command goes on from there")
+    if isinstance(error, OSError) and error.errno in NO_WAY:
+        return BadInput(f"{error.filename or 'a file'} cannot be used: {error.strerror}")
     kept = "`--debug` keeps where it arose in a file"
     if DEBUG in os.environ:
         with tempfile.NamedTemporaryFile("w", prefix="mlm-fault-", suffix=".txt", delete=False) as file:
@@ -133,6 +171,6 @@ def _terminate(command: int, number: int, frame: object) -> NoReturn:
 
 def _explain(error: UserError) -> int:
     if error.on_every_rank or os.environ.get("RANK", "0") == "0":
-        shown = (c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(error))
+        shown = (c if c.isprintable() or c == "\n" else _escaped(c) for c in str(error))
         print(f"error: {''.join(shown)}", file=sys.stderr)
     return error.exit_code

@@ -267,7 +267,8 @@ class ModelShape(Document):
 class ReproducedModel(Document):
     """A published model and what was trained in its name."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[^./\x00][^/\x00]*$")]
+    """Also that of a folder."""
     run: str = ""
     published: ModelShape = ModelShape()
     trained: ModelShape = ModelShape()

@@ -1,4 +1,4 @@
-"""How numbers are written for people, on the terminal and on the page."""
+"""How numbers are written for people, on the terminal and on the page, and what stands beside them in tables."""
 
 MISSING = "—"
 
@@ -23,3 +23,20 @@ def size_bytes(value: int | None) -> str:
         if value >= factor:
             return f"{value / factor:.2f} {unit}"
     return f"{value:,} B"
+
+
+def csv_cell(text: str) -> str:
+    """As it is; what a spreadsheet would take for a formula gets an apostrophe before it."""
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
+def markdown_cell(text: str) -> str:
+    """On one line, with neither markup nor an image that a reader would load."""
+    line = " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|")
+    return line.replace("<", "&lt;").replace("![", "!\\[")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from lineage.numbers import csv_cell, markdown_cell
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -32,7 +34,9 @@ class Table:
     def csv(self) -> str:
         """Comma-separated, under the heads."""
         buffer = io.StringIO()
-        csv.writer(buffer, lineterminator="\n").writerows([self.heads, *self.rows])
+        csv.writer(buffer, lineterminator="\n").writerows(
+            [csv_cell(cell) for cell in row] for row in (self.heads, *self.rows)
+        )
         return buffer.getvalue()
 
     @property
@@ -104,8 +108,7 @@ class Section:
 
 
 def _markdown(cells: Iterable[str]) -> str:
-    safe = (" ".join(cell.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;") for cell in cells)
-    return f"| {' | '.join(safe)} |"
+    return f"| {' | '.join(map(markdown_cell, cells))} |"
 
 
 _LATEX = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": "\\textbackslash{}", "~": "\\textasciitilde{}",

@@ -1,6 +1,7 @@
 """A training run on the terminal, while it goes on: what its files say, and nothing else."""
 
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def watch(directory: Path) -> None:
 
     Raises BadInput where there is no training run, IntegrityFailure where its manifest is damaged.
     """
-    console = Console()
+    console = Console(file=sys.__stdout__)  # it moves the cursor, which `run_command` lets nothing else do
     view = look_at(directory)
     if view.is_complete or not console.is_terminal:
         console.print(render_view(view))

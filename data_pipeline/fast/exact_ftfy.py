@@ -11,7 +11,9 @@ quotes and Unicode normalization:
   in which it matches is left as it is unless its bytes in some encoding are laid out like UTF-8 throughout, or
   `BADNESS_RE` matches in a part that `UTF8_DETECTOR_RE` finds; one that is not gets ftfy's repair of encodings first.
 
-A line that may need any other repair is given to ftfy, which makes the result exact by construction.
+A line that may need any other repair is given to ftfy's repairs in ftfy's order, which makes the result exact by
+construction. Only text that someone made to be slow is refused: what is not repaired after `MOST_PASSES`, and marks
+without end, which Unicode normalization would sort in quadratic time.
 """
 
 import re
@@ -20,14 +22,15 @@ from functools import cache, partial
 from itertools import chain
 from string import printable
 from typing import Literal
-from unicodedata import is_normalized, normalize
+from unicodedata import combining, is_normalized, normalize
 
 import ftfy
-from ftfy import TextFixerConfig, chardata, fix_and_explain, fix_encoding
+from ftfy import FIXERS, TextFixerConfig, chardata
 from ftfy.badness import BADNESS_RE
 from ftfy.fixes import uncurl_quotes
 
-from data_pipeline.fast.badness import Codes, Kinds, as_codes, badness_search, character_set, parse
+from data_pipeline.document import Unfit
+from data_pipeline.fast.badness import LAST, Codes, Kinds, as_codes, badness_search, character_set, parse
 from data_pipeline.fast.exact import checked
 
 Normalization = Literal["NFC", "NFKC"]
@@ -38,9 +41,20 @@ BLOCK = 1 << 12
 """Characters of whole lines that are looked at together before they are looked at one by one."""
 PLAIN = set(printable) - set("&\r\v")
 """ASCII without controls and the ampersand; a form feed is left alone."""
-PLAIN_CHARACTER, AMPERSAND, TRANSLATED, QUOTE, REPAIRED, OTHER = (1 << bit for bit in range(6))
+PLAIN_CHARACTER, AMPERSAND, TRANSLATED, QUOTE, REPAIRED, OTHER, MARK = (1 << bit for bit in range(7))
 UNTOUCHED = PLAIN_CHARACTER | AMPERSAND
 LINE_BREAKS_AND_ESCAPE = "\r\x1b\x85\u2028\u2029"
+MOST_PASSES = 64
+"""Of all repairs over one line."""
+MOST_MARKS = 1000
+"""In a row; Unicode's format for streams has 30."""
+MARKS = "".join(c for c in map(chr, range(0x110000)) if combining(normalize("NFKD", c)[0]))
+FIND_MARKS = re.compile(f"[{re.escape(MARKS)}]++").finditer
+AFTER_DECODING = (
+    "fix_c1_controls", "fix_latin_ligatures", "fix_character_width", "uncurl_quotes", "fix_line_breaks",
+    "fix_surrogates", "remove_terminal_escapes", "remove_control_chars",
+)  # fmt: skip
+"""ftfy's repairs that follow those of entities and of encodings."""
 LOST_BYTES = set(" ?\x1a\ufffd")
 """What ftfy takes for a byte of UTF-8 that was lost."""
 
@@ -72,21 +86,22 @@ def fix_text(normalization: Normalization) -> Callable[[str], str]:
 def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
     """A function equal to `ftfy.fix_text` with that normalization; time and memory are linear in the text.
 
-    Raises RuntimeError if ftfy is not a version that this was derived from.
+    It raises Unfit where they would not be. Raises RuntimeError if ftfy is not a version that this was derived from.
     """
     if not ftfy.__version__.startswith(SUPPORTED):
         raise RuntimeError(f"ftfy {ftfy.__version__} is not {SUPPORTED}x")
-    configs = [
-        TextFixerConfig(unescape_html=entities, normalization=normalization, explain=False)
-        for entities in (False, True)
+    decoded_once: Callable[[str, TextFixerConfig], tuple[str, object]] = vars(ftfy)[
+        "_fix_encoding_one_step_and_explain"
     ]
+    config = TextFixerConfig()
     repaired = set(map(chr, chain(chardata.CONTROL_CHARS, range(0x80, 0xA0), range(0xD800, 0xE000))))
     repaired |= set(LINE_BREAKS_AND_ESCAPE)
     quotes = sorted(_quotes())
     translated = map(chr, (*chardata.LIGATURES, *chardata.WIDTH_MAP))
     kinds = Kinds(
-        {PLAIN_CHARACTER: PLAIN, AMPERSAND: "&", TRANSLATED: translated, QUOTE: quotes, REPAIRED: repaired}, OTHER
-    )
+        {PLAIN_CHARACTER: PLAIN, AMPERSAND: "&", TRANSLATED: translated, QUOTE: quotes, REPAIRED: repaired,
+         MARK: {min(mark, chr(LAST)) for mark in MARKS}}, OTHER
+    )  # fmt: skip
     may_be_repaired = _repair_test(repaired)
     straightened = [(character, uncurl_quotes(character)) for character in quotes]
     find_entity = chardata.HTML_ENTITY_RE.search
@@ -101,6 +116,12 @@ def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
             return None
         return kinds_here
 
+    def normalized(text: str) -> str:
+        """Raises Unfit for too many marks in a row."""
+        if kinds.of(as_codes(text)) & MARK and any(len(run.group()) > MOST_MARKS for run in FIND_MARKS(text)):
+            raise Unfit(f"more than {MOST_MARKS:,} marks on one character")
+        return text if is_normalized(normalization, text) else normalize(normalization, text)
+
     def settle(text: str, entities: bool) -> str | None:
         """The text with what needs no decoding replaced, and normalized; None if it needs more, or then would."""
         while (kinds_here := needs(text, entities)) is not None:
@@ -112,18 +133,37 @@ def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
             if kinds_here & QUOTE:
                 for curly, straight in straightened:
                     fixed = fixed.replace(curly, straight)
-            if not is_normalized(normalization, fixed):
-                fixed = normalize(normalization, fixed)
+            fixed = normalized(fixed)
             if fixed == text:
                 return fixed
             text = fixed
         return None
 
+    def decoded(text: str, passes: Iterator[int]) -> str:
+        """`ftfy.fix_encoding`, as far as the passes go."""
+        after = decoded_once(text, config)[0]
+        while after != text and next(passes, None) is not None:
+            text, after = after, decoded_once(after, config)[0]
+        return text
+
+    def repaired_with(text: str, entities: bool) -> str:
+        """`ftfy.fix_and_explain`. Raises Unfit where it takes too many passes."""
+        passes = iter(range(MOST_PASSES))
+        for _ in passes:
+            before = text
+            text = decoded(FIXERS["unescape_html"](text) if entities else text, passes)
+            for repair in AFTER_DECODING:
+                text = FIXERS[repair](text)
+            text = normalized(text)
+            if text == before:
+                return text
+        raise Unfit(f"not repaired after {MOST_PASSES} passes")
+
     def fix_segment(segment: str, entities: bool) -> str:
         settled = settle(segment, entities)
         if settled is None and not (entities and find_entity(segment)):
-            settled = settle(fix_encoding(segment), entities)
-        return fix_and_explain(segment, configs[entities]).text if settled is None else settled
+            settled = settle(decoded(segment, iter(range(MOST_PASSES))), entities)
+        return repaired_with(segment, entities) if settled is None else settled
 
     def fix_text(text: str) -> str:
         tag = text.find("<")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import orjson
 
-from data_pipeline.document import Document, Drop, Malformed, size_bytes
+from data_pipeline.document import Document, Drop, Malformed, Unfit, size_bytes
 from data_pipeline.ledger import Entry
 from data_pipeline.reading.pieces import Piece
-from data_pipeline.reading.readers import Limits, read_pieces
+from data_pipeline.reading.readers import Limits, malformed, read_pieces
 from data_pipeline.stages import TEXT_FILTERS
 from data_pipeline.stages.stage import SOURCE, TextFilter
 from data_pipeline.work.document_shard import DocumentWriter
@@ -44,7 +44,7 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     filters = [TEXT_FILTERS[name](**section) for name, section in settings["filters"]]
     entries = [Entry(SOURCE), *(Entry(each.name) for each in filters)]
     pieces = [Piece(**piece) for piece in settings["pieces"]]
-    malformed = blank = 0
+    bad = blank = 0
     start = time.perf_counter()
     with (
         DocumentWriter(directory) as documents,
@@ -55,18 +55,27 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
             if item is None:
                 blank += 1
             elif isinstance(item, Malformed):
-                malformed += 1
-                quarantine.write(orjson.dumps(item, option=orjson.OPT_APPEND_NEWLINE))
+                bad += 1
+                quarantine.write(_line(item))
             else:
-                record, document = _filter(item, filters, entries)
+                try:
+                    record, document = _filter(item, filters, entries)
+                except Unfit as unfit:
+                    bad += 1
+                    quarantine.write(_line(malformed(item.id, 1, str(unfit), item.text.encode("utf-8"))))
+                    continue
                 if document is not None:
                     record.kept = len(documents)
                     documents.append(document)
                 if record.changes or record.kept is None:
-                    uncounted.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+                    uncounted.write(_line(record))
         kept = len(documents)
     entries[0].seconds = time.perf_counter() - start - sum(entry.seconds for entry in entries[1:])
-    return {"stages": [asdict(entry) for entry in entries], "documents": kept, "malformed": malformed, "blank": blank}
+    return {"stages": [asdict(entry) for entry in entries], "documents": kept, "malformed": bad, "blank": blank}
+
+
+def _line(item: Malformed | Uncounted) -> bytes:
+    return orjson.dumps(item, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def difference(before: str, after: str) -> tuple[str, str]:
@@ -102,15 +111,18 @@ def _divides(before: str, after: str) -> bool:
 def _filter(
     document: Document, filters: Sequence[TextFilter], entries: Sequence[Entry]
 ) -> tuple[Uncounted, Document | None]:
-    """What the filters leave of a document, entered in the ledger without its tokens."""
+    """What the filters leave of a document, entered in the ledger without its tokens; Unfit enters nothing."""
+    outcomes: list[str | Drop] = [document.text]
+    for each, entry in zip(filters, entries[1:], strict=True):
+        if isinstance(text := outcomes[-1], str):
+            start = time.perf_counter()
+            outcomes.append(each.apply(text))
+            entry.seconds += time.perf_counter() - start
     size = size_bytes(document.text)
     entries[0].incoming.count(size)
     entries[0].kept.count(size)
     record = Uncounted(0, [])
-    for number, (each, entry) in enumerate(zip(filters, entries[1:], strict=True), 1):
-        start = time.perf_counter()
-        outcome = each.apply(document.text)
-        entry.seconds += time.perf_counter() - start
+    for number, (outcome, entry) in enumerate(zip(outcomes[1:], entries[1:], strict=False), 1):
         entry.incoming.count(size)
         record.last = number
         if isinstance(outcome, Drop):

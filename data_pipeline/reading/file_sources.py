@@ -10,9 +10,10 @@ from pathlib import Path
 
 from data_pipeline.reading.lines import COMPRESSED
 from data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines, stamp_of
-from data_pipeline.reading.readers import mend_surrogates
+from data_pipeline.reading.readers import compressed_bytes, mend_surrogates
 from data_pipeline.work.workspace import Workspace
 from lineage.digest import MARKER, is_sealed, sha256_file, sha256_json
+from lineage.environment import home
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.progress import Progress
 
@@ -36,10 +37,15 @@ class FileSource:
         self.name = name
         self._kind, _, self._path = name.partition(":")
 
+    @property
+    def _root(self) -> Path:
+        """As named; `~` is the home directory."""
+        return home() / self._path[2:] if self._path.startswith("~/") else Path(self._path)
+
     @cached_property
     def files(self) -> list[tuple[str, Path]]:
         """Name and path of each file."""
-        path = Path(self._path).expanduser()
+        path = self._root
         if self._kind == "documents":
             return self._written_by_a_verb(path)
         if path.is_file():
@@ -78,7 +84,9 @@ class FileSource:
     def _below(self, path: Path) -> Iterator[tuple[str, Path]]:
         for file in sorted(path.rglob("*")):
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-            if file.name.endswith(SUFFIXES[self._kind]) and file.is_file() and not hidden:
+            if file.name.endswith(SUFFIXES[self._kind]) and (file.is_file() or file.is_symlink()) and not hidden:
+                if not (file.exists() and file.resolve().is_relative_to(path.resolve())):
+                    raise BadInput(f"source {self.name}: {file} is a link out of the directory; name what it leads to")
                 yield file.relative_to(path).as_posix(), file
 
     def _written_by_a_verb(self, path: Path) -> list[tuple[str, Path]]:
@@ -119,7 +127,7 @@ class FileSource:
 
     @cached_property
     def _sealed_digests(self) -> dict[str, str]:
-        marker = json.loads((Path(self._path).expanduser() / MARKER).read_text(encoding="utf-8"))
+        marker = json.loads((self._root / MARKER).read_text(encoding="utf-8"))
         return {name: entry["sha256"] for name, entry in marker["files"].items()}
 
 
@@ -144,6 +152,8 @@ def _cut_parquet(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
                 raise BadInput(f"{piece.path} has no column named text")
             groups = [table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)]
             sizes = [(group.num_rows, group.total_byte_size) for group in groups]
+            if sum(map(compressed_bytes, groups)) > Path(piece.path).stat().st_size:
+                raise BadInput(f"{piece.path} is not a readable Parquet file: its row groups are larger than it is")
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{piece.path} is not a readable Parquet file: {error}") from error
     start = rows = 0

@@ -11,13 +11,16 @@ from typing import Any
 import orjson
 
 from data_pipeline.document import Document, Malformed, size_bytes
-from data_pipeline.reading.lines import TooCompressed, open_bytes, read_lines, seek_line
+from data_pipeline.reading.lines import ALLOWED_BYTES, TooCompressed, open_bytes, read_lines, seek_line
 from data_pipeline.reading.pieces import Piece, stamp_of
 from lineage.errors import BadInput, Interrupted
 
 EXCERPT_CHARACTERS = 300
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BATCH_ROWS = 64
+ROW_BYTES = 4
+"""What a row of Parquet counts beside its text: its length, were it written out."""
+EXPANDS = "expands more than {:g} times, the rest is not read"
 AGAIN = "the same command reads it again, and what was finished of other files is kept"
 
 Item = Document | Malformed | None
@@ -128,8 +131,7 @@ def _read_lines(piece: Piece, limits: Limits) -> Iterator[Item]:
                 if piece.end and position >= piece.end:
                     return
         except TooCompressed:
-            reason = f"expands more than {limits.max_ratio:g} times, the rest of the file is not read"
-            yield malformed(piece.name, number + 1, reason, b"")
+            yield malformed(piece.name, number + 1, EXPANDS.format(limits.max_ratio), b"")
 
 
 def _parse(piece: Piece, number: int, line: bytes) -> Item:
@@ -177,14 +179,31 @@ def _read_parquet(piece: Piece, limits: Limits) -> Iterator[Item]:
 
     number = piece.before
     try:
-        with parquet.ParquetFile(piece.path) as table:
-            groups = range(piece.start, piece.end)
-            for batch in table.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, columns=["text"]):
+        with parquet.ParquetFile(piece.path, read_dictionary=["text"]) as table:  # what is repeated is in memory once
+            numbers = range(piece.start, piece.end)
+            groups = [table.metadata.row_group(group) for group in numbers]
+            file_bytes = Path(piece.path).stat().st_size
+            share = sum(map(compressed_bytes, groups)) / file_bytes
+            room = share * max(ALLOWED_BYTES, limits.max_ratio * file_bytes)
+            if sum(group.total_byte_size for group in groups) > room:
+                yield malformed(piece.name, number + 1, EXPANDS.format(limits.max_ratio), b"")
+                return
+            for batch in table.iter_batches(batch_size=BATCH_ROWS, row_groups=numbers, columns=["text"]):
                 for value in batch.column(0):
                     number += 1
-                    yield _parquet_value(piece.name, number, value, limits)
+                    item = _parquet_value(piece.name, number, value, limits)
+                    room -= ROW_BYTES + (size_bytes(item.text) if isinstance(item, Document) else 0)
+                    if room < 0:
+                        yield malformed(piece.name, number, EXPANDS.format(limits.max_ratio), b"")
+                        return
+                    yield item
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise BadInput(f"{piece.path} is not a readable Parquet file: {error}") from error
+
+
+def compressed_bytes(group: Any) -> int:
+    """Bytes of a Parquet file that a row group says it fills."""
+    return sum(max(group.column(number).total_compressed_size, 0) for number in range(group.num_columns))
 
 
 def _parquet_value(name: str, number: int, value: Any, limits: Limits) -> Item:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from data_pipeline.fast.exact import checked
-from lineage.atomic import write_text
+from lineage.atomic import read_bytes, write_text
 from lineage.errors import BadInput, IntegrityFailure
 
 END_OF_TEXT = "<|endoftext|>"
@@ -28,6 +28,8 @@ UNKNOWN = "<unk>"
 UNKNOWN_ID = 1
 """Of `UNKNOWN`; end-of-text comes before it, the words after it."""
 FILE_NAME = "tokenizer.json"
+MOST_BYTES = 64 << 20
+"""Of that file; GPT-2's has two million."""
 CHECKED_TEXTS = (
     "It's they'll we're I've 'D' don''t rock'n'roll 's",
     "  two  spaces,\ttabs\t\t and\r\n\r\n lines \n",
@@ -63,13 +65,21 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read `tokenizer.json` in `directory`. Raises BadInput if missing, IntegrityFailure if unreadable."""
+        """Read `tokenizer.json` in `directory`.
+
+        Raises BadInput if missing, IntegrityFailure if unreadable or of another kind, which may do anything to a text.
+        """
         path = directory / FILE_NAME
         if not path.is_file():
             raise BadInput(f"there is no {FILE_NAME} in {directory}")
         try:
-            return cls(Backend.from_str(path.read_text(encoding="utf-8")))
-        except BadInput:
+            backend = Backend.from_str(read_bytes(path, MOST_BYTES).decode("utf-8"))
+            if _kind(backend) not in map(_kind, (_byte_level({}, []), _word_level({}))):
+                raise IntegrityFailure(f"{path} asks for more than GPT-2's byte-level BPE or a list of words")
+            if sorted(backend.get_vocab().values()) != list(range(backend.get_vocab_size())):
+                raise IntegrityFailure(f"{path}: its token ids are not 0 to {backend.get_vocab_size() - 1}, each once")
+            return cls(backend)
+        except (BadInput, IntegrityFailure):
             raise
         except Exception as error:  # the library raises bare Exception
             raise IntegrityFailure(f"{path} is not a readable tokenizer: {error}") from error
@@ -174,11 +184,6 @@ class Tokenizer:
     def _fast(self) -> Callable[[str], NDArray[np.int32]]:
         from fastokens import Tokenizer as Encoder
 
-        contents = [json.loads(backend.to_str()) for backend in (self._backend, _byte_level({}, []))]
-        for content in contents:
-            del content["model"]["vocab"], content["model"]["merges"]
-        if contents[0] != contents[1]:
-            raise BadInput("this tokenizer.json asks for more than GPT-2's byte-level BPE")
         encoder = Encoder.from_json_str(self._content())
         return lambda text: np.frombuffer(encoder.encode_batch_flat([text])[0], np.int32)
 
@@ -187,6 +192,13 @@ class Tokenizer:
 def load_once(directory: Path, digest: str) -> Tokenizer:
     """The tokenizer in `directory`, read once per process; `digest` tells contents apart."""
     return Tokenizer.load(directory)
+
+
+def _kind(backend: Backend) -> dict[str, Any]:
+    """All that a tokenizer is beside its vocabulary."""
+    content: dict[str, Any] = json.loads(backend.to_str())
+    vocabulary = ("vocab", "merges")
+    return content | {"model": {name: value for name, value in content["model"].items() if name not in vocabulary}}
 
 
 def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Backend:

@@ -14,6 +14,7 @@ from lineage.data_files import DataCard, trained_datasets
 from lineage.errors import BadInput, DataMissing
 from lineage.evaluations import Evaluation
 from lineage.files import parse_document, read_document, read_object, read_values
+from lineage.numbers import markdown_cell
 from lineage.run import MANIFEST, RunDirectory
 
 CARD, RESULTS = "README.md", ".eval_results"
@@ -71,7 +72,9 @@ def write_card(directory: Path, loaded: LoadedCheckpoint, results: Sequence[Eval
         "## Lineage",
         _table(("", "SHA-256"), [("checkpoint", loaded.digest), *inputs.items()]),
     ]  # fmt: skip
-    write_text(directory / CARD, f"---\n{data}\n---\n\n# {name}\n\n" + "\n\n".join(filter(None, lines)) + "\n")
+    write_text(
+        directory / CARD, f"---\n{data}\n---\n\n# {markdown_cell(name)}\n\n" + "\n\n".join(filter(None, lines)) + "\n"
+    )
     for (result, metric, value), (repository, subset) in zip(scores, places, strict=True):
         if repository:
             entry = EvalResultEntry(repository, subset, value, notes=f"{metric}; {result.protocol}; {result.kind}")
@@ -104,4 +107,4 @@ def _training(checkpoint: Path, lineage: dict[str, Any]) -> list[str]:
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(markdown_cell(str(cell)) for cell in line) + " |" for line in lines)

@@ -31,6 +31,7 @@ from engine.formats.torch_dist import METADATA, OURS, TRACKER, files_of, read_to
 from engine.formats.torch_files import read_torch_file
 from engine.formats.vocabulary import VOCABULARY, read_vocabulary_files
 from engine.parallel.sharding import ShardedParameter
+from lineage.atomic import read_bytes
 from lineage.config import parse_config
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import read_object
@@ -105,7 +106,7 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
 def _newest(directory: Path) -> Path:
     path = directory / TRACKER
     try:
-        word = path.read_text(encoding="utf-8").strip()
+        word = read_bytes(path, 1000).decode("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise IntegrityFailure(f"{path} cannot be read: {error}") from error
     if word != "release" and not re.fullmatch(r"[0-9]{1,9}", word):
@@ -153,11 +154,15 @@ def _read_rank(path: Path) -> RankFile:
     if args is not None:
         args = {name: value for name, value in vars(args).items() if isinstance(value, bool | int | float | str)}
     iteration = content.get("iteration", content.get("total_iters"))
+    tensors = our_names(content["model"], path)
+    claimed = sum(tensor.nbytes for name, tensor in tensors.items() if name != HEAD)
+    if path.name == FILE and claimed > path.stat().st_size:
+        raise IntegrityFailure(f"{path}: its tensors have {claimed:,} bytes, the file has fewer")
     return RankFile(
         path,
         int(version),
         args,
-        our_names(content["model"], path),
+        tensors,
         iteration if isinstance(iteration, int) else None,
     )
 

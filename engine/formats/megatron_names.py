@@ -39,15 +39,26 @@ HEAD = "head"
 """Our name for the copy of the word embedding that the last pipeline stage keeps."""
 
 
-def flatten(values: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
-    """Nested state dicts as one with dotted names, without `module.` and `language_model.`."""
+def flatten(values: Any, where: object) -> dict[str, Any]:
+    """Nested state dicts as one with dotted names, without `module.` and `language_model.`.
+
+    Raises IntegrityFailure for one that is in several places.
+    """
     named: dict[str, Any] = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict) and depth < 5:
-            named |= flatten(value, f"{name}.", depth + 1)
-        else:
-            named[re.sub(r"^((module|model|language_model)\.)+", "", name)] = value
+    seen: set[int] = set()
+
+    def add(values: Any, prefix: str, depth: int) -> None:
+        if id(values) in seen:
+            raise IntegrityFailure(f"{where}: its model has one state dict in several places")
+        seen.add(id(values))
+        for key, value in values.items():
+            name = f"{prefix}{key}"
+            if isinstance(value, dict) and depth < 5:
+                add(value, f"{name}.", depth + 1)
+            else:
+                named[re.sub(r"^((module|model|language_model)\.)+", "", name)] = value
+
+    add(values, "", 0)
     return named
 
 
@@ -59,7 +70,7 @@ def our_names(model: Any, where: object) -> dict[str, torch.Tensor]:
     if not isinstance(model, dict):
         raise IntegrityFailure(f"{where}: its model is not a state dict")
     tensors: dict[str, torch.Tensor] = {}
-    for name, value in flatten(model).items():
+    for name, value in flatten(model, where).items():
         if name.endswith("_extra_state"):
             continue
         ours = _our_name(name)

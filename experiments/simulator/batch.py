@@ -11,6 +11,7 @@ from experiments.simulator.simulate import Prediction, simulate
 from experiments.simulator.workload import Workload
 from lineage.atomic import write_text
 from lineage.errors import BadInput
+from lineage.numbers import csv_cell
 from lineage.progress import announce
 
 INPUTS = ("cluster", *COLUMNS)
@@ -31,7 +32,7 @@ def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow((*INPUTS, *RESULTS))
     for row, prediction in zip(rows, predictions, strict=True):
-        writer.writerow((*(row.get(name) or "" for name in INPUTS), *_cells(prediction)))
+        writer.writerow((*(csv_cell(row.get(name) or "") for name in INPUTS), *_cells(prediction)))
     try:
         write_text(out, buffer.getvalue())
     except OSError as error:

@@ -12,6 +12,7 @@ from ftfy.badness import MOJIBAKE_CATEGORIES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from data_pipeline.document import Unfit
 from data_pipeline.fast import badness, exact_ftfy
 from data_pipeline.fast.exact_ftfy import SAMPLES, SEGMENT, Normalization, fast_fix_text, fix_text
 from tests.data_pipeline.foreign_text import found_texts, made_texts, package_descriptions
@@ -166,3 +167,25 @@ def test_another_badness_expression_is_refused(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(badness, "BADNESS_RE", re.compile(expression, re.VERBOSE))
     with pytest.raises(ValueError, match=message):
         fast_fix_text("NFC")
+
+
+SLOW = {
+    "marks": "a" + "\u0301\u0323" * 800_000,
+    "marks that decompose": "\u0f73" * 1_600_000,
+    "marks as entities": "a" + "&#x301;&#x323;" * 120_000,
+    "entities in entities": "&" + "amp;" * 400_000,
+    "encodings in encodings": "Ã" + "ƒ" * 400_000,
+}
+
+
+@pytest.mark.parametrize("form", FAST)
+@pytest.mark.parametrize("text", SLOW.values(), ids=SLOW)
+def test_text_made_to_be_slow_is_refused(text: str, form: Normalization) -> None:
+    with pytest.raises(Unfit):
+        FAST[form](text)
+
+
+@pytest.mark.parametrize("form", FAST)
+def test_text_that_is_nearly_slow_is_repaired(form: Normalization) -> None:
+    for text in ("a" + "\u0301\u0323" * 500, "&" + "amp;" * 50, "Ã" + "ƒ" * 50, ("\u0323" * 999 + "a\u0301") * 20):
+        assert_same(text, form)

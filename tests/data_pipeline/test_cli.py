@@ -97,6 +97,20 @@ def test_wrong_sources(cli: Command, source: str, parts: tuple[str, ...]) -> Non
     assert_one_sentence(cli("run", write_recipe(Path("r.toml"), source)), 2, *parts)
 
 
+def test_a_link_out_of_a_folder_is_not_followed(cli: Command) -> None:
+    Path("texts/more").mkdir(parents=True)
+    Path("texts/a.txt").write_text(TEXTS[0])
+    Path("secret.txt").write_text("not named by anyone")
+    Path("texts/more/b.txt").symlink_to(Path("texts/a.txt").resolve())
+    assert cli("clean", "text:texts", "inside", "--workers", 1).code == 0
+    Path("texts/c.txt").symlink_to(Path("secret.txt").resolve())
+    outcome = cli("clean", "text:texts", "out", "--workers", 1)
+    assert outcome.code == 2
+    assert "texts/c.txt is a link out of the directory" in outcome.error
+    Path("secret.txt").unlink()
+    assert cli("clean", "text:texts", "out", "--workers", 1).error == outcome.error
+
+
 @pytest.mark.parametrize(
     ("override", "parts"),
     [

@@ -166,3 +166,9 @@ def test_ray_that_is_missing_or_unreachable_is_said(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(BadInput, match="nothing answers"), RayExecutor(1):
         pass
+
+
+def test_no_process_is_started_without_a_task(tmp_path: Path) -> None:
+    with LocalExecutor(1000) as executor:
+        assert len(list(executor.run(squares(tmp_path, 1)))) == 1
+        assert len(executor._workers) == 1

@@ -6,13 +6,16 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import pyarrow
 import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from data_pipeline.document import Document, Malformed
 from data_pipeline.passes.prepare import prepare
+from data_pipeline.reading.file_sources import FileSource
 from data_pipeline.reading.pieces import Piece, cut_lines
 from data_pipeline.reading.readers import Limits, read_pieces
 from lineage.errors import BadInput
@@ -126,6 +129,28 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, ending: str) -> None:
     assert isinstance(found[-1], Malformed)
     assert "expands more than 200 times" in found[-1].reason
     assert len(found) <= 3
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_a_table_is_not_unpacked_without_end(tmp_path: Path, repeated: bool) -> None:
+    path = tmp_path / "bomb.parquet"
+    texts = ["a b " * (1 << 20)] * 250
+    parquet.write_table(pyarrow.table({"text": texts}), path, compression="zstd", use_dictionary=repeated)
+    assert path.stat().st_size < 4 * len(texts) * (1 << 20) / 500
+    pieces = FileSource(f"parquet:{path}").pieces(None, 1 << 20)  # type: ignore[arg-type]  # it is not written to
+    *found, last = read_pieces(pieces, Limits())
+    assert isinstance(last, Malformed)
+    assert "expands more than 200 times" in last.reason
+    assert all(isinstance(each, Document) for each in found)
+    assert len(found) < 100
+
+
+def test_a_table_of_many_row_groups_is_read_whole(tmp_path: Path) -> None:
+    path, texts = tmp_path / "small.parquet", [f"text {number}" for number in range(1000)]
+    texts[7] *= 1000
+    parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=10)
+    pieces = FileSource(f"parquet:{path}").pieces(None, 1)  # type: ignore[arg-type]  # it is not written to
+    assert [each.text for each in read_pieces(pieces, Limits()) if isinstance(each, Document)] == texts
 
 
 def test_ordinary_compression_is_read_whole(tmp_path: Path) -> None:

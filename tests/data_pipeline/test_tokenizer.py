@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,19 +118,36 @@ def test_ids_come_in_three_forms(trained: Tokenizer, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == ""
 
 
-def test_another_kind_of_tokenizer_is_left_to_its_library(
-    trained: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+REPLACE = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 100}
+DELETE = {"type": "Replace", "pattern": {"Regex": "[^e]"}, "content": ""}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "Lowercase"}},
+        {"normalizer": DELETE},
+        {"normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 8}},
+        {"pre_tokenizer": None},
+        {"truncation": {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}},
+    ],
+    ids=str,
+)
+def test_another_kind_of_tokenizer_is_refused(trained: Tokenizer, tmp_path: Path, change: dict[str, Any]) -> None:
     trained.save(tmp_path)
     content = json.loads((tmp_path / "tokenizer.json").read_text())
-    content["normalizer"] = {"type": "Lowercase"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content | change))
+    with pytest.raises(IntegrityFailure, match="asks for more than"):
+        Tokenizer.load(tmp_path)
+
+
+def test_ids_are_from_0_on(trained: Tokenizer, tmp_path: Path) -> None:
+    trained.save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["model"]["vocab"]["zzzz"] = 4_000_000_000
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    lower = Tokenizer.load(tmp_path)
-    assert lower.encode("THE River") == trained.encode("the river")
-    assert lower.encode("THE River") != trained.encode("THE River")
-    warnings = capsys.readouterr().err.splitlines()
-    assert len(warnings) == 1
-    assert warnings[0].startswith("WARNING: the fast byte-level BPE failed")
+    with pytest.raises(IntegrityFailure, match="each once"):
+        Tokenizer.load(tmp_path)
 
 
 def test_a_wrong_fast_path_is_given_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,3 +160,17 @@ def test_nothing_is_written_outside_the_output(cli: Command, tmp_path: Path) -> 
     after = {path: sha256_file(path) for path in tmp_path.rglob("*") if path.is_file() and "out" not in path.parts}
     assert after == before
     assert subprocess.run(["find", "out", "-type", "l"], capture_output=True, check=True).stdout == b""
+
+
+def test_text_made_to_be_slow_is_in_quarantine(cli: Command) -> None:
+    slow = ["a" + "\u0301\u0323" * 400_000, "&" + "amp;" * 400_000]
+    write_jsonl(Path("corpus.jsonl"), [sentences(20, 1), *slow, sentences(20, 2)])
+    outcome = cli("clean", "jsonl:corpus.jsonl", "out", "--workers", 1)
+    assert outcome.code == 0, outcome.err
+    quarantined = [json.loads(line) for line in Path("out/quarantine.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(each["source"], each["reason"]) for each in quarantined] == [
+        ("corpus.jsonl:2", "more than 1,000 marks on one character"),
+        ("corpus.jsonl:3", "not repaired after 64 passes"),
+    ]
+    stages = ledger_in(Path("out"))["stages"]
+    assert [(stage["documents_in"], stage["documents_out"]) for stage in stages] == [(2, 2), (2, 2)]

@@ -1,17 +1,19 @@
 """What stands in where the published test files cannot be had."""
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from evaluation.evaluate import Settings, evaluate, named_task
-from evaluation.heldout import cut_passages, read_documents
+from evaluation.heldout import cut_passages, file_cloze, file_perplexity, read_documents
 from evaluation.protocol import ClozeResult, PerplexityResult
 from lineage.digest import seal, sha256_file
-from lineage.errors import DataMissing, IntegrityFailure
-from tests.evaluation.standins import sentences, write_run
+from lineage.errors import BadInput, DataMissing, IntegrityFailure
+from tests.evaluation.standins import Bytes, sentences, write_run
 
 
 def wikitext103(run: Path, limit: int | None = None) -> PerplexityResult:
@@ -97,3 +99,14 @@ def test_documents_that_are_not_documents(tmp_path: Path) -> None:
     path.write_text('{"id": 1}\n')
     with pytest.raises(IntegrityFailure, match="not a file of documents"):
         read_documents(tmp_path)
+
+
+@pytest.mark.parametrize("read", [file_perplexity, file_cloze])
+def test_a_text_without_end_is_refused(tmp_path: Path, read: Callable[..., object]) -> None:
+    path = tmp_path / "line.txt"
+    with path.open("wb") as file:
+        file.truncate(300 << 20)
+    os.mkfifo(tmp_path / "pipe.txt")
+    for text in (path, tmp_path / "pipe.txt"):
+        with pytest.raises(BadInput, match="cannot be read"):
+            read(text, Bytes(), 64, 5)

@@ -24,6 +24,7 @@ from tests.commands import Command
 from tests.evaluation.standins import SENTENCE
 
 WEIGHTS = "model-tp00-pp000.safetensors"
+DELETE = {"type": "Replace", "pattern": {"Regex": "[^e]"}, "content": ""}
 FIRST = "embedding.word_embeddings.weight"
 
 
@@ -54,6 +55,11 @@ def checkpoint(run: Path, tmp_path: Path) -> Path:
 def edit(path: Path, change: Callable[[Any], Any]) -> None:
     content = json.loads(path.read_text())
     path.write_text(json.dumps(change(content) or content))
+
+
+def set_probe(checkpoint: Path, tokens: list[list[int]]) -> None:
+    probe = {"tokens": tokens, "loss": 1.0, "precision": "fp32", "computed_on": {}}
+    (checkpoint / "probe.json").write_text(json.dumps(probe))
 
 
 def rewrite(checkpoint: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
@@ -139,6 +145,9 @@ HEADER = json.dumps({FIRST: {"dtype": "F32", "shape": [2**40], "data_offsets": [
         (set_model(seq_length=10**12), "shape"),
         (set_model(padded_vocab_size=10**12), "shape"),
         (lambda c: (c / "tokenizer" / "tokenizer.json").write_text("[" * 100_000), "tokenizer"),
+        (lambda c: edit(c / "tokenizer" / "tokenizer.json", lambda t: t | {"normalizer": DELETE}), "asks for more"),
+        (lambda c: set_probe(c, [[1] * 5_000_000]), "sequences of one length"),
+        (lambda c: set_probe(c, [[1, 2]] * 1_000_000), "at most 8"),
         (link_weights, "symbolic link"),
         (link_folder, "symbolic link"),
         (link_itself, "symbolic link"),

@@ -4,6 +4,7 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -181,3 +182,28 @@ def test_batches_hold_every_request_once_and_stay_within_the_budget(
     assert all(len(batch) == 1 or len(batch) * max(batch) <= budget for batch in widths)
     flat = [width for batch in widths for width in batch]
     assert flat == sorted(flat, reverse=True)
+
+
+def test_scores_of_another_evaluation_or_of_another_user_are_not_trusted(tmp_path: Path) -> None:
+    def passes(checkpoint: str) -> int:
+        network, model = counting_model()
+        score(model, REQUESTS, BATCH_SIZE, 1, store=ScoreStore(tmp_path, checkpoint, "tokenizer"))
+        return network.passes
+
+    assert passes("one") == NUM_BATCHES
+    (file,) = kept_files(tmp_path)
+    assert passes("other") == NUM_BATCHES
+    (other,) = set(kept_files(tmp_path)) - {file}
+    content, aside = other.read_bytes(), tmp_path / "aside"
+    aside.write_bytes(content)
+
+    def passes_with(change: Callable[[], object]) -> int:
+        for each in kept_files(other.parent):
+            each.unlink()
+        change()
+        return passes("other")
+
+    assert passes_with(lambda: other.write_bytes(content)) == 0
+    assert passes_with(lambda: other.write_bytes(file.read_bytes())) == NUM_BATCHES
+    assert passes_with(lambda: other.symlink_to(aside)) == NUM_BATCHES
+    assert passes_with(lambda: (other.write_bytes(content), other.chmod(0o666))) == NUM_BATCHES

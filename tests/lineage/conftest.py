@@ -12,11 +12,13 @@ APPLICATION = """
 import subprocess
 import sys
 import time
-
+from pathlib import Path
 
 import lineage.progress
 from lineage import errors
 from lineage.command import CommandLine, run_command
+from lineage.environment import user_cache
+from lineage.lock import locked
 from lineage.progress import Progress, announce
 
 lineage.progress.SHOWN_AFTER_SECONDS = 0.0
@@ -42,6 +44,17 @@ def fault(word: str) -> None:
 @app.command()
 def refuse(word: str) -> None:
     raise errors.BadInput(f"{word} is not to be had")
+
+
+@app.command()
+def hold(directory: Path) -> None:
+    with locked(directory):
+        pass
+
+
+@app.command()
+def cache(name: str) -> None:
+    print(user_cache(name))
 
 
 @app.command()
@@ -77,7 +90,8 @@ def parent() -> None:
     subprocess.run([sys.executable, sys.argv[0], "count", "3"], check=True)
 
 
-run_command(app, default="run", verbs=("run", "fail", "fault", "refuse", "lines", "wait", "count", "parent"))
+verbs = ("run", "fail", "fault", "refuse", "hold", "cache", "lines", "wait", "count", "parent")
+run_command(app, default="run", verbs=verbs)
 """
 
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -1,7 +1,12 @@
 """How a command ends: an exit code and one sentence, never a traceback."""
 
+import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -90,8 +95,68 @@ def test_a_fault_is_one_sentence_and_its_traceback_a_file_if_asked_for(start: St
 
 
 def test_what_a_terminal_would_obey_is_shown_instead(start: Start) -> None:
-    code, _, err = ended(start("refuse", "\x1b]0;title\x07 \u202e \udce9"))
-    assert (code, err) == (2, "error: \\x1b]0;title\\x07 \\u202e \\udce9 is not to be had\n")
+    code, _, err = ended(start("refuse", "\x1b]0;title\x07 \u202e"))
+    assert (code, err) == (2, "error: \\x1b]0;title\\x07 \\u202e is not to be had\n")
+
+
+def test_what_is_no_text_is_refused(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ended(start("run", "a\udce9")) == (2, "", "error: a\\udce9 is not UTF-8 text: rename what it names\n")
+    folder = tmp_path / "f\udce9"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    code, _, err = ended(start("run", "a"))
+    assert (code, "is not UTF-8 text" in err) == (2, True)
+
+
+WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override")
+UNKNOWN_USER = (
+    "setpriv", "--reuid=54321", "--clear-groups", "--inh-caps=+dac_override", "--ambient-caps=+dac_override",
+    "env", "-u", "HOME", "-u", "XDG_CACHE_HOME",
+)  # fmt: skip
+
+
+def as_another(prefix: Sequence[str], application: Path, verb: str, argument: object) -> tuple[int, str]:
+    """Exit code and standard error of the application, started as another user or as root without its rights."""
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("root without setpriv can do anything")
+    before = prefix if os.geteuid() == 0 else ()
+    done = subprocess.run(
+        [*before, sys.executable, str(application), verb, str(argument)], capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_place_that_cannot_be_used_is_named(application: Path, tmp_path: Path) -> None:
+    lock = tmp_path / ".lock"
+    lock.touch(0o000)
+    said = f"error: {lock} cannot be used: Permission denied\n"
+    assert as_another(WITHOUT_RIGHTS, application, "hold", tmp_path) == (2, said)
+    (tmp_path / "file").touch()
+    code, error = as_another(WITHOUT_RIGHTS, application, "hold", tmp_path / "file")
+    assert (code, error.startswith(f"error: {tmp_path}/file")) == (2, True)
+    (tmp_path / "circle").symlink_to("circle")
+    code, error = as_another(WITHOUT_RIGHTS, application, "hold", tmp_path / "circle" / "a")
+    assert (code, error.count("\n"), "circle" in error) == (2, 1, True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be a user whom the system does not know")
+def test_a_user_without_a_home_is_told(application: Path) -> None:
+    said = "error: this user has no home directory: set HOME\n"
+    assert as_another(UNKNOWN_USER, application, "cache", "scores") == (2, said)
+
+
+def test_what_the_output_cannot_say_is_escaped(start: Start) -> None:
+    assert ended(start("run", "日本 é", PYTHONIOENCODING="ascii")) == (0, "run \\u65e5\\u672c \\xe9\n", "")
+
+
+def test_a_terminal_obeys_colours_alone(application: Path) -> None:
+    ours, theirs = os.openpty()
+    word = "a\x1b]0;title\x07b\x1b[31mred\x1b[2J\x1b[0m\rc\u202ed"
+    subprocess.run([sys.executable, str(application), "run", word], stdout=theirs, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 1000).decode()
+    os.close(ours)
+    assert shown == "run a\\x1b]0;title\\x07b\x1b[31mred\\x1b[2J\x1b[0m\\rc\\u202ed\r\n"
 
 
 def test_help_is_about_the_whole_command(start: Start) -> None:

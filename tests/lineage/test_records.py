@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from lineage.errors import BadInput
+from lineage.numbers import csv_cell, markdown_cell
 from lineage.records import Record, read_records, write_records
 
 TEXT = st.text(st.characters(codec="utf-8"))
@@ -94,3 +95,14 @@ def test_no_file_is_not_no_records(tmp_path: Path) -> None:
         read_records(tmp_path / "none.jsonl")
     write_records(tmp_path / "empty.jsonl", [])
     assert read_records(tmp_path / "empty.jsonl") == []
+
+
+def test_cells_are_text() -> None:
+    for formula in ("=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1", "\r=1"):
+        assert csv_cell(formula) == f"'{formula}"
+    for plain in ("-0.5", "+3", "-1e-9", "355m", "", "a=b"):
+        assert csv_cell(plain) == plain
+    assert markdown_cell("![a](https://a.example/b.png) | <img src=x>\n") == (
+        "!\\[a](https://a.example/b.png) \\| &lt;img src=x>"
+    )
+    assert markdown_cell("!\\[a](b)") == "!\\\\[a](b)"  # two backslashes are one, and what follows is a link

@@ -117,3 +117,13 @@ def test_the_newest_complete_reproduction_is_found(tmp_path: Path) -> None:
     seal(newer)
     (tmp_path / "reproduce-8.3b").symlink_to("reproduce-8.3b-ffffffff")
     assert newest_reproduction(tmp_path) == newer
+
+
+@pytest.mark.parametrize("name", ["../../../x", "/etc", "..", ".hidden", "a/b", ""])
+def test_a_model_is_not_named_like_another_folder(name: str, tmp_path: Path) -> None:
+    path = write_reproduction(tmp_path, sealed=False)
+    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    summary["models"][0]["name"] = name
+    (path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    with pytest.raises(IntegrityFailure, match="models"):
+        load_reproduction(path)

@@ -190,7 +190,7 @@ def test_hostile_text_is_only_text(built: Built) -> None:
 
 def test_hostile_names_stay_out_of_markup(tmp_path: Path) -> None:
     path = write_reproduction(tmp_path, sealed=False)
-    marked = "<b>$x_{1}$</b>\"'"
+    marked = "<b>$x_{1}$<b>\"'"
     for name in ("records.jsonl", "summary.json", "ledger.json"):
         text = (path / name).read_text(encoding="utf-8")
         for value in ("8.3b", "length"):

@@ -30,7 +30,7 @@ class _Worker:
 
 
 class LocalExecutor:
-    """`count` processes (0: one for each core); one is this process itself."""
+    """At most `count` processes (0: one for each core), one for each task that waits; one is this process itself."""
 
     def __init__(self, count: int = 0) -> None:
         self.count = count or available_cores()
@@ -48,8 +48,6 @@ class LocalExecutor:
         if count == 1:
             yield from map(run_task, tasks)
             return
-        while len(self._workers) < count:
-            self._workers.append(_start())
         coming = enumerate(tasks)
         given: dict[int, Task] = {}
         finished: dict[int, Done] = {}
@@ -58,7 +56,8 @@ class LocalExecutor:
         try:
             while True:
                 for place in range(count):
-                    if self._workers[place].number is None and not exhausted and len(given) < AHEAD * count:
+                    is_idle = place >= len(self._workers) or self._workers[place].number is None
+                    if is_idle and not exhausted and len(given) < AHEAD * count:
                         number, task = next(coming, (-1, None))
                         exhausted = task is None
                         if task is not None:
@@ -83,6 +82,8 @@ class LocalExecutor:
         self._workers = [worker for worker in self._workers if worker not in workers]
 
     def _give(self, place: int, number: int, task: Task) -> None:
+        if place == len(self._workers):
+            self._workers.append(_start())
         worker = self._workers[place]
         worker.number = number
         with contextlib.suppress(BrokenPipeError):  # its death is met when its answer is awaited
