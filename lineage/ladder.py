@@ -103,11 +103,15 @@ class LadderRun(Document):
     """From 0, the smallest."""
     seed: int
     learning_rate: Positive
-    tokens: int
-    loss: Finite
-    """Of validation at the end, in nats a token."""
+    curve: list[tuple[int, Finite]] = Field(min_length=1)
+    """Validation loss in nats a token after so many tokens."""
     bits_per_byte: Finite
-    """The same per byte of the validation text."""
+    """The last per byte of the validation text."""
+
+    @property
+    def loss(self) -> float:
+        """At the end."""
+        return self.curve[-1][1]
 
 
 class Comparison(Document):

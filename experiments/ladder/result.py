@@ -166,7 +166,7 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
         (
             LadderRun(
                 name=each.folder.name, rung=rung_of(plan, each), seed=each.config.train.seed,
-                learning_rate=each.config.train.learning_rate, tokens=plan.tokens, loss=each.end,
+                learning_rate=each.config.train.learning_rate, curve=list(each.losses.items()),
                 bits_per_byte=each.end * bits_per_nat,
             )
             for each in finished
