@@ -84,13 +84,17 @@ def draw(ladder: Ladder, narrow: bool = False) -> Figure:
         color, marker = look(rung)
         tokens, losses = ladder.curve(rung)
         shown = [(place, loss) for place, loss in zip(tokens, losses, strict=True) if place]
-        left.plot(*zip(*shown, strict=True), color=color, marker=marker, markersize=3, linewidth=1.2, label=_name(sizes))
-        right.plot([sizes.inner_parameters] * len(ladder.ends(rung)), ladder.ends(rung), marker, color=color, markersize=5)
+        left.plot(
+            *zip(*shown, strict=True), color=color, marker=marker, markersize=3, linewidth=1.2, label=_name(sizes)
+        )
+        right.plot(
+            [sizes.inner_parameters] * len(ladder.ends(rung)), ladder.ends(rung), marker, color=color, markersize=5
+        )
     places = [place.tokens for place in forecast.curve]
     bounds = [[getattr(place, end) for place in forecast.curve] for end in ("low", "high")]
     left.fill_between(places, *bounds, color=LIGHT["muted"], alpha=0.35, linewidth=0, label="forecast, 90 %")
-    sizes = np.geomspace(plan.rungs[0].inner_parameters, plan.rungs[-1].inner_parameters, 60)
-    right.plot(sizes, [forecast.law.loss(size, plan.tokens) for size in sizes], color=LIGHT["muted"], linestyle=DASHES)
+    along = np.geomspace(plan.rungs[0].inner_parameters, plan.rungs[-1].inner_parameters, 60)
+    right.plot(along, [forecast.law.loss(size, plan.tokens) for size in along], color=LIGHT["muted"], linestyle=DASHES)
     end = forecast.curve[-1]
     right.errorbar(
         [forecast.rung.inner_parameters], [end.loss], [[end.loss - end.low], [end.high - end.loss]],
@@ -101,13 +105,14 @@ def draw(ladder: Ladder, narrow: bool = False) -> Figure:
         axes.set_xlabel(name)
         axes.set_ylabel("validation loss (nats per token)")
         axes.yaxis.set_major_formatter(lambda value, _: show(value))
-    left.set_ylim(top=max(ladder.curve(0)[1][len(plan.rungs) // 2 :]))
+    ends = [loss for rung in range(len(plan.rungs)) for loss in ladder.ends(rung)]
+    left.set_ylim(min(*bounds[0], *ends), 2 * max(ends) - min(*bounds[0], *ends))
     left.legend(fontsize=7.5, frameon=False)
     return figure
 
 
 def _name(rung: RungPlan) -> str:
-    return f"{compact(rung.inner_parameters)}"
+    return compact(float(f"{rung.inner_parameters:.2g}"))
 
 
 def _losses(curve: Sequence[tuple[int, float]]) -> list[float]:
