@@ -22,9 +22,7 @@ PLACES = (0, 250_000, 500_000, 1_000_000)
 
 
 def write_ladder(runs: Path) -> Path:
-    rungs = [
-        RungPlan(layers=1, width=64, heads=4, parameters=2 * n, inner_parameters=n, seconds=1.0) for n in SIZES
-    ]
+    rungs = [RungPlan(layers=1, width=64, heads=4, parameters=2 * n, inner_parameters=n, seconds=1.0) for n in SIZES]
     plan = LadderPlan(
         budget_seconds=1800, cores=2, rungs=rungs, iterations=500, batch_size=16, seq_length=128, epochs=0.5,
         seeds=[1, 2], rates=[0.001, 0.002], search_iterations=100, expected_seconds=1500,
@@ -32,11 +30,15 @@ def write_ladder(runs: Path) -> Path:
 
     def run_of(rung: int, seed: int) -> LadderRun:
         curve = [(place, LAW.loss(SIZES[rung], max(place, 1000)) + 0.01 * seed) for place in PLACES]
-        return LadderRun(name=f"r{rung}-{seed}", rung=rung, seed=seed, learning_rate=0.002, curve=curve, bits_per_byte=1)
+        return LadderRun(
+            name=f"r{rung}-{seed}", rung=rung, seed=seed, learning_rate=0.002, curve=curve, bits_per_byte=1
+        )
 
     done = [run_of(rung, seed) for rung in range(3) for seed in (1, 2)] + [run_of(3, 7)]
     curve = [
-        Foreseen(tokens=p, loss=LAW.loss(SIZES[3], p), low=LAW.loss(SIZES[3], p) - 0.1, high=LAW.loss(SIZES[3], p) + 0.1)
+        Foreseen(
+            tokens=p, loss=LAW.loss(SIZES[3], p), low=LAW.loss(SIZES[3], p) - 0.1, high=LAW.loss(SIZES[3], p) + 0.1
+        )
         for p in PLACES[1:]
     ]
     forecast = Forecast(method="least squares", law=LAW, exponent_low=0.2, exponent_high=0.4, misfit=0.004,
@@ -68,7 +70,9 @@ def test_the_page_of_a_folder_of_runs_has_its_newest_ladder(tmp_path: Path) -> N
 
 def test_what_it_says_is_what_was_found(tmp_path: Path) -> None:
     exhibit = ladder_exhibit(write_ladder(tmp_path))
-    assert "On wikitext103 rung 4 takes 0.050 bits per byte fewer than rung 2 (90 %: 0.040 to 0.060)." in exhibit.caption
+    assert (
+        "On wikitext103 rung 4 takes 0.050 bits per byte fewer than rung 2 (90 %: 0.040 to 0.060)." in exhibit.caption
+    )
     assert [row[0] for row in exhibit.data.rows] == ["30000", "30000", "54000", "54000", "97000", "97000", "175000"]
     assert exhibit.command == "mlm-experiment ladder --budget 30m"
     assert exhibit.draw
