@@ -112,7 +112,7 @@ def draw(ladder: Ladder, narrow: bool = False) -> Figure:
 
 
 def _name(rung: RungPlan) -> str:
-    return compact(float(f"{rung.inner_parameters:.2g}"))
+    return compact(float(f"{rung.inner_parameters:.3g}"))
 
 
 def _losses(curve: Sequence[tuple[int, float]]) -> list[float]:

@@ -6,15 +6,15 @@ import pytest
 
 from lineage.atomic import write_json
 from lineage.digest import seal
+from lineage.errors import IntegrityFailure
 from lineage.files import write_document
 from lineage.ladder import Comparison, Forecast, Foreseen, LadderPlan, LadderResult, LadderRun, Law, RungPlan
 from lineage.records import Record, write_records
 from lineage.run import RunDirectory
 from reports.experiment_runs import sort_runs
 from reports.ladder import ladder_exhibit
-from reports.page import render_page
 from reports.report import Inputs, assemble
-from tests.reports.reproduction import write_reproduction
+from tests.reports.reproduction import page_text, write_reproduction
 
 LAW = Law(irreducible=2.0, by_size=0.5, parameters=1e5, size_exponent=0.3, by_data=0.4, tokens=1e6, data_exponent=0.5)
 SIZES = (30_000, 54_000, 97_000, 175_000)
@@ -59,13 +59,13 @@ def write_ladder(runs: Path) -> Path:
 
 def test_the_page_of_a_folder_of_runs_has_its_newest_ladder(tmp_path: Path) -> None:
     ladder = write_ladder(tmp_path)
-    write_reproduction(tmp_path / "reproduce-8.3b-0000")
+    write_reproduction(tmp_path)
     reproduction, runs = sort_runs([tmp_path])
     assert runs == [ladder]
     report = assemble(Inputs(reproduction, runs, mixed_commits=True))
     assert "ladder" in [exhibit.name for exhibit in report.all_exhibits]
     assert not [problem for problem in report.problems if "ladder" in problem.sentence]
-    assert "HIT: the largest rung was foreseen" in render_page(report, {})
+    assert "HIT: the largest rung was foreseen" in page_text(reproduction, runs=runs)
 
 
 def test_what_it_says_is_what_was_found(tmp_path: Path) -> None:
@@ -83,11 +83,11 @@ def test_what_it_says_is_what_was_found(tmp_path: Path) -> None:
 
 def test_a_damaged_ladder_is_named_and_left_out(tmp_path: Path) -> None:
     ladder = write_ladder(tmp_path)
-    write_reproduction(tmp_path / "reproduce-8.3b-0000")
+    write_reproduction(tmp_path)
     write_json(ladder / "ladder.json", {"verdict": "HIT"})
     report = assemble(Inputs(*sort_runs([tmp_path]), mixed_commits=True))
     assert "ladder" not in [exhibit.name for exhibit in report.all_exhibits]
     assert any("ladder" in problem.sentence for problem in report.problems)
     seal(ladder)
-    with pytest.raises(Exception, match="ladder.json is not what it should be"):
+    with pytest.raises(IntegrityFailure, match=r"ladder\.json is not what it should be"):
         ladder_exhibit(ladder)
