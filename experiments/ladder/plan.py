@@ -47,7 +47,7 @@ TOKENS_PER_PARAMETER = 10
 MOST_EPOCHS = 4.0
 USED = 0.9
 """Share of the budget that is planned: what else the machine does takes the rest."""
-EVALUATION_TOKENS = 1.5e6
+EVALUATION_TOKENS = 6e6
 """Trained tokens in whose time a rung is evaluated on the test sets; only for the estimate of minutes."""
 VALIDATIONS, VALIDATION_SAMPLES = 20, 512
 
