@@ -49,6 +49,22 @@ def reproduce(
 
 
 @app.command()
+def ladder(
+    budget: Annotated[str, typer.Option(help="Time for all of it on this machine, such as 30m or 6h.")] = "2h",
+    data: Annotated[Path, typer.Option(help="Data recipe: a shipped one or a TOML file.")] = Path("ladder"),
+    runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Prepare the text, print sizes and cost, and stop.")
+    ] = False,
+) -> None:
+    """Figure 6 as a law: models of rising size, the largest one's loss forecast and sealed before it is trained."""
+    from experiments.ladder.climb import climb
+    from experiments.ladder.plan import seconds_of
+
+    climb(seconds_of(budget), find_file(data, Shipped.RECIPE), runs, dry_run)
+
+
+@app.command()
 def launch(
     manifest: Annotated[Path, typer.Argument(help="A shipped job, such as 8.3b, or the TOML file of one.")],
     out: Annotated[Path, typer.Option(help="Folder for the launch files.")],

@@ -14,6 +14,9 @@ from lineage.run import MANIFEST, RunDirectory
 from reports.files import Problem, Problems
 from reports.load import RECORDS, SUMMARY, newest_reproduction
 
+LADDER = "ladder"
+"""Kind of a run, and the link to the newest, whose numbers stand beside Figure 6 of the 2019 paper."""
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -71,7 +74,7 @@ def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
     named, folders, experiments = [], [], []
     for path in paths:
         kind = _kind(path)
-        if kind == "experiment":
+        if kind in ("experiment", LADDER):
             experiments.append(path)
         elif kind == "reproduction":
             named.append(path)
@@ -80,6 +83,7 @@ def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
         else:
             folders.append(path)
             experiments += _newest_experiments(path)
+            experiments += [path / LADDER] if (path / LADDER / RECORDS).is_file() else []
     reproductions = list(dict.fromkeys(path.resolve() for path in named or map(newest_reproduction, folders)))
     if len(reproductions) != 1:
         names = ", ".join(path.name for path in reproductions) or "none"
@@ -100,7 +104,8 @@ def load_experiment_runs(paths: Iterable[Path]) -> ExperimentRuns:
         try:
             run = RunDirectory.open(path).path
             origin = Origin(run, read_document(run / MANIFEST, Manifest))
-            name = str(origin.manifest.config["experiment"]["name"])
+            is_ladder = origin.manifest.kind == LADDER
+            name = "2019/figure-6" if is_ladder else str(origin.manifest.config["experiment"]["name"])
             results = _read(origin, name, name in known, problems)
         except (UserError, KeyError, TypeError) as error:
             problems.add(name, f"The run {path.name} is left out: {one_line(error)}.")

@@ -17,8 +17,9 @@ from reports.benchmarks import Benchmarks, load_benchmarks
 from reports.catalogue import catalogue_exhibit, experiment_numbers
 from reports.examples import detail_section
 from reports.exhibit import Exhibit, Section
-from reports.experiment_runs import ExperimentRuns, Origin, load_experiment_runs, seeds_of
+from reports.experiment_runs import LADDER, ExperimentRuns, Origin, load_experiment_runs, seeds_of
 from reports.files import Problem
+from reports.ladder import ladder_exhibit
 from reports.load import MARKER, Reproduction, load_reproduction
 from reports.numbers import printable
 from reports.reproduced import reproduction_exhibits
@@ -123,6 +124,8 @@ def assemble(inputs: Inputs) -> Report:
     title = "What became of every published claim"
     exhibits["verdicts"] = Exhibit("verdicts", title, (), verdict_table(claims), tables=(outcome_table(outcomes),))
     sections = [training_section(reproduction), detail_section(reproduction)]
+    if ladders := [ladder_exhibit(origin.path) for origin in runs.origins if origin.manifest.kind == LADDER]:
+        sections.append(Section("ladder-section", "How loss falls with size", ladders))
     sections += [benchmarks.section] if benchmarks else []
     problems = (*reproduction.problems, *runs.problems, *(benchmarks.problems if benchmarks else ()))
     return Report(

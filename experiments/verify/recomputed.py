@@ -17,6 +17,8 @@ from engine.config import RunConfig
 from engine.run.directory import METRICS, SUMMARY, TIMELINE, read_metrics, read_steps, read_summary, read_validations
 from evaluation.protocol import ClozeResult, PerplexityResult
 from evaluation.uncertainty import ratio_standard_error
+from experiments.ladder.result import LADDER as LADDER_RESULT
+from experiments.ladder.result import derive, keep, read_kept
 from experiments.reproduce.kept import EXAMPLES, keep_training
 from experiments.reproduce.plan import LADDER
 from experiments.reproduce.reproduction import derived_records, hardware_of, reproduced_model, shape_of, twin_rule
@@ -29,6 +31,7 @@ from lineage.data_files import DataCard, Ledger, dataset_digest, named_datasets
 from lineage.digest import MARKER, check_seal, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from lineage.errors import UserError
 from lineage.files import Example, ExampleHead, Manifest, ReproductionSummary, one_line, read_document, read_values
+from lineage.ladder import LadderResult
 from lineage.records import Record, read_records
 from lineage.run import MANIFEST, RunDirectory
 from lineage.shipped import model_file
@@ -55,6 +58,7 @@ class Check:
             "experiment": (self._numbers,),
             "training": (self._datasets, self._curve),
             "data": (self._card,),
+            "ladder": (self._ladder,),
         }  # fmt: skip
         for check in (lambda: broken_links(run), *by_kind.get(self.manifest.kind, ())):
             try:
@@ -241,6 +245,28 @@ class Check:
         refused = read_values(self.run / NOT_RUN) if (self.run / NOT_RUN).is_file() else []
         if (digest_of_numbers(records), sha256_json(refused)) != (config["records"], config["refused"]):
             yield f"{RECORDS} of {self.run.name} does not have the numbers that the run was begun with"
+
+    # -- a ladder -------------------------------------------------------------------------------------------------
+
+    def _ladder(self) -> Iterator[str]:
+        """Result and records are those of the trainings that it keeps, and these of the runs that are on disk."""
+        result, records = derive(self.run)
+        if result != read_document(self.run / LADDER_RESULT, LadderResult):
+            yield f"{LADDER_RESULT} of {self.run.name} is not what its trainings give"
+        if records != read_records(self.run / RECORDS):
+            yield f"{RECORDS} of {self.run.name} does not have the numbers of {LADDER_RESULT}"
+        for trained in read_kept(self.run):
+            place = self.run.parent / trained.folder.name
+            if not place.is_dir():
+                self.absent.append(trained.folder.name)
+            elif trained.is_finished:
+                check_seal_once(place)
+                with tempfile.TemporaryDirectory() as folder:
+                    keep(place, Path(folder))
+                    made = Path(folder) / trained.folder.parent.name / place.name
+                    yield from _differing(
+                        trained.folder, made, sorted(_files(made) | _files(trained.folder)), place.name
+                    )
 
     # -- a report -------------------------------------------------------------------------------------------------
 

@@ -23,8 +23,9 @@ PURE = [
     *(
         module_name(path)
         for path in modules("experiments")
-        if path.parent.name not in ("chaos", "contenders", "measured", "verify")
+        if path.parent.name not in ("chaos", "contenders", "ladder", "measured", "verify")
     ),
+    *says_so("experiments/ladder"),
     *says_so("experiments/verify"), "experiments.verify.cli",
     *(module_name(path) for path in modules("reports")),
 ]  # fmt: skip

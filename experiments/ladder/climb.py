@@ -1,0 +1,244 @@
+"""The ladder from text to verdict: data, trials of rates, trainings side by side, forecast, the largest rung."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from collections.abc import Sequence
+from functools import partial
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_pipeline.config import DataConfig
+from data_pipeline.contamination.testsets import find_test_set
+from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
+from engine.data.dataset import DatasetFacts
+from engine.launch.forked import run_forked
+from engine.launch.local import launch
+from engine.launch.mesh import local_device
+from engine.model.microbatch import PipelineInput
+from engine.parallel.mesh import serial_mesh
+from engine.run.directory import begin_run, read_steps
+from engine.step import NotFinite, build_step
+from engine.train import train
+from experiments.ladder.plan import BATCH_SIZE, SEARCH_SEED, SHAPES, describe_plan, make_plan, rung_config, rung_model
+from experiments.ladder.result import (
+    CARD,
+    EVALUATIONS,
+    FORECAST,
+    LADDER,
+    PLAN,
+    TEXTS,
+    TRAINING,
+    best_rate,
+    derive,
+    format_ladder,
+    keep,
+    make_forecast,
+    read_kept,
+    rung_of,
+    seed_of,
+)
+from experiments.reproduce.processes import StepFailed, run_step
+from experiments.reproduce.steps import shown
+from experiments.verdicts import RECORDS
+from lineage.children import end_with_parent
+from lineage.config import load_config
+from lineage.data_files import DataCard
+from lineage.digest import sha256_file
+from lineage.environment import available_cores
+from lineage.errors import DataMissing, UserError
+from lineage.files import read_document, write_document
+from lineage.ladder import Forecast, LadderPlan
+from lineage.lock import locked
+from lineage.progress import QUIET, announce, format_duration
+from lineage.records import write_records
+from lineage.run import RunDirectory
+
+TRIED_SECONDS = 1.0
+"""For which each shape's speed is measured; the largest are extrapolated from those before."""
+TRIED_SHAPES = 7
+
+
+def climb(budget_seconds: float, recipe: Path, runs: Path, dry_run: bool = False) -> Path | None:
+    """Make the ladder that the budget pays for, or go on with it; its sealed directory.
+
+    What is finished is reused. Raises BadInput for a budget or a corpus that is too small, StepFailed where a command
+    of the sequence fails, Interrupted after SIGTERM or Ctrl-C.
+    """
+    start = time.monotonic()
+    run_step("mlm-data", "run", shown(recipe), "--runs", str(runs))
+    dataset = runs / load_config(recipe, DataConfig).name
+    facts = DatasetFacts.read(dataset)
+    asked = {"budget_seconds": budget_seconds, "cores": available_cores()}
+    if dry_run:
+        print(describe_plan(_plan(budget_seconds, dataset, facts)))
+        return None
+    run = RunDirectory.begin(runs, "ladder", "ladder", asked, facts.parents)
+    with locked(run.path):
+        if not (run.path / PLAN).is_file():
+            write_document(run.path / PLAN, _plan(budget_seconds - (time.monotonic() - start), dataset, facts))
+        print(describe_plan(read_document(run.path / PLAN, LadderPlan)), flush=True)
+        if run.is_complete:
+            run.link()
+        else:
+            make_ladder(run, dataset, runs)
+    print(f"{format_ladder(run.path)}\n{run.path}\ndone in {format_duration(time.monotonic() - start)}")
+    return run.path
+
+
+def _plan(seconds: float, dataset: Path, facts: DatasetFacts) -> LadderPlan:
+    corpus = read_document(dataset / CARD, DataCard).splits["train"].tokens
+    vocabulary = facts.padded_vocab_size
+    return make_plan(seconds, available_cores(), measured_speeds(vocabulary), vocabulary, corpus)
+
+
+def measured_speeds(vocabulary: int) -> list[float]:
+    """Seconds a trained token of each shape takes on one core while all are at work."""
+    cores = available_cores()
+    announce(f"about {format_duration(1.5 * TRIED_SECONDS * TRIED_SHAPES)} to measure how fast small models train here")
+    of_ranks = run_forked(partial(_tried, vocabulary), cores)
+    seconds = [max(each) for each in zip(*of_ranks, strict=True)]
+    sizes = [shape.layers * shape.width**2 * 12 + vocabulary * shape.width for shape in SHAPES]
+    return seconds + [seconds[-1] * size / sizes[TRIED_SHAPES - 1] for size in sizes[TRIED_SHAPES:]]
+
+
+def _tried(vocabulary: int) -> list[float]:
+    return [_seconds_per_token(rung_model(shape, vocabulary)) for shape in SHAPES[:TRIED_SHAPES]]
+
+
+def _seconds_per_token(model: ModelConfig) -> float:
+    """Of a training step on random tokens."""
+    train = TrainConfig(global_batch_size=BATCH_SIZE, microbatch_size=BATCH_SIZE // 2, precision="fp32")
+    _, training = build_step(model, train, ParallelConfig(), serial_mesh(local_device()))
+    tokens = torch.randint(model.vocab_size, (BATCH_SIZE, model.seq_length + 1))
+    inputs = [PipelineInput(part[:, :-1], part[:, 1:], None) for part in tokens.split(train.microbatch_size)]
+    training.run(inputs, train.learning_rate)
+    steps, start = 0, time.perf_counter()
+    while time.perf_counter() - start < TRIED_SECONDS:
+        training.run(inputs, train.learning_rate)
+        steps += 1
+    return (time.perf_counter() - start) / (steps * BATCH_SIZE * model.seq_length)
+
+
+def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
+    """Train what the run's plan says below `runs`, forecast the largest rung before it, and seal what came of it."""
+    plan = read_document(run.path / PLAN, LadderPlan)
+    shutil.copyfile(dataset / CARD, run.path / CARD)
+    smaller, largest = range(len(plan.rungs) - 1), len(plan.rungs) - 1
+    _train_all([_trial(plan, rung, rate, dataset) for rung in reversed(smaller) for rate in plan.rates], run, runs)
+    rates = _best_rates(run, plan)
+    configs = [rung_config(plan, rung, seed, rates[rung], dataset) for rung in reversed(smaller) for seed in plan.seeds]
+    _train_all(configs, run, runs)
+    if not (run.path / FORECAST).is_file():
+        write_document(run.path / FORECAST, make_forecast(plan, read_kept(run.path)))
+    forecast = read_document(run.path / FORECAST, Forecast)
+    sealed = RunDirectory.begin(
+        runs, "ladder-forecast", "forecast", {"ladder": run.path.name, "sha256": sha256_file(run.path / FORECAST)},
+        forecast.made_of,
+    )  # fmt: skip
+    if not sealed.is_complete:
+        shutil.copyfile(run.path / FORECAST, sealed.path / FORECAST)
+        sealed.complete()
+    end = forecast.curve[-1]
+    foreseen = f"{end.loss:.4f} nats ({end.low:.4f} to {end.high:.4f})"
+    print(f"forecast of the largest rung, sealed in {sealed.path}: {foreseen}", flush=True)
+    _train_all([_trial(plan, largest, rate, dataset) for rate in plan.rates], run, runs)
+    config = rung_config(plan, largest, seed_of(run.path / FORECAST), _best_rates(run, plan)[largest], dataset)
+    if code := launch(partial(_train_one, config, runs), min(plan.cores, 2)):
+        raise StepFailed(f"training of {config.name}", code)
+    keep(begin_run(config, runs)[2].path, run.path)
+    _evaluate(run, plan, runs)
+    result, records = derive(run.path)
+    write_document(run.path / LADDER, result)
+    write_records(run.path / RECORDS, records)
+    run.complete()
+
+
+def _trial(plan: LadderPlan, rung: int, rate: float, dataset: Path) -> RunConfig:
+    return rung_config(plan, rung, SEARCH_SEED, rate, dataset, plan.search_iterations)
+
+
+def _best_rates(run: RunDirectory, plan: LadderPlan) -> dict[int, float]:
+    trials = [each for each in read_kept(run.path) if each.is_trial]
+    rungs = {rung_of(plan, trial) for trial in trials}
+    return {rung: best_rate(trial for trial in trials if rung_of(plan, trial) == rung) for rung in rungs}
+
+
+def _train_one(config: RunConfig, runs: Path) -> None:
+    """Train, unless the loss stops being a number."""
+    try:
+        train(config, runs)
+    except NotFinite as error:
+        print(f"{config.name} diverged: {error}", flush=True)
+
+
+def _train_all(configs: Sequence[RunConfig], ladder: RunDirectory, runs: Path) -> None:
+    """Train each on one core, as many side by side as there are cores, and keep what the ladder needs of it.
+
+    Raises Interrupted where a training was stopped, StepFailed where one failed; the others are stopped first.
+    """
+    waiting = [config for config in configs if not (ladder.path / TRAINING / _directory(config, runs).name).is_dir()]
+    context, total, start = multiprocessing.get_context("fork"), len(waiting), time.monotonic()
+    running: dict[Any, tuple[ForkProcess, RunConfig]] = {}
+    done = 0
+    try:
+        while waiting or running:
+            while waiting and len(running) < available_cores():
+                config = waiting.pop(0)
+                process = context.Process(target=_alone, args=(config, runs))
+                process.start()
+                running[process.sentinel] = process, config
+            for sentinel in wait(list(running)):
+                process, config = running.pop(sentinel)
+                process.join()
+                if process.exitcode:
+                    raise StepFailed(f"training of {config.name}", process.exitcode)
+                place, done = _directory(config, runs), done + 1
+                keep(place, ladder.path)
+                steps = read_steps(place)
+                passed = format_duration(time.monotonic() - start)
+                print(f"{place.name}: loss {steps[-1].loss:.3f} ({done} of {total}, {passed})", flush=True)
+    except BaseException:
+        for process, _ in running.values():
+            process.terminate()
+        for process, _ in running.values():
+            process.join()
+        raise
+
+
+def _directory(config: RunConfig, runs: Path) -> Path:
+    return begin_run(config, runs)[2].path
+
+
+def _alone(config: RunConfig, runs: Path) -> None:
+    """A forked process's work: train on one thread, quietly."""
+    end_with_parent(signal.SIGTERM)
+    torch.set_num_threads(1)
+    os.environ[QUIET] = "1"
+    try:
+        _train_one(config, runs)
+    except UserError as error:
+        print(f"{config.name}: {error}", flush=True)
+        raise SystemExit(error.exit_code) from None
+
+
+def _evaluate(run: RunDirectory, plan: LadderPlan, runs: Path) -> None:
+    """Score the first seed of every rung, and the largest, on the test sets that are here."""
+    trained = [each for each in read_kept(run.path) if not each.is_trial and each.is_finished]
+    first = {rung_of(plan, each): each for each in sorted(trained, key=lambda each: -each.config.train.seed)}
+    for text in TEXTS:
+        try:
+            find_test_set(text)
+        except DataMissing as missing:
+            print(f"{text}: left out; {missing}")
+            continue
+        for _, each in sorted(first.items()):
+            out = run.path / EVALUATIONS / f"{each.folder.name}-{text}.json"
+            if not out.is_file():
+                run_step("mlm-eval", text, "--ckpt", shown(runs / each.folder.name), "--json", shown(out))

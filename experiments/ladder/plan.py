@@ -1,0 +1,198 @@
+"""Which models a ladder has, how long they are trained and what that takes here. Imports no torch.
+
+Sizes rise by about 1.8 in parameters without embeddings, at about the 355M model's 43 units of width a layer. The
+initial deviation is 0.02 · √(1024 / width), which is the 355M model's own at its width. Every size is tried at the
+same learning rates for the same number of iterations and keeps the best. There is no dropout, and the rate is constant
+after its warm-up, so that one training gives the loss after every number of tokens.
+"""
+
+import heapq
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.config import DataSection, ModelConfig, RunConfig, TrainConfig
+from engine.costs import parameter_count
+from lineage.errors import BadInput
+from lineage.ladder import LadderPlan, RungPlan
+from lineage.progress import format_duration
+
+
+class Shape(NamedTuple):
+    """A rung's layers, width and attention heads."""
+
+    layers: int
+    width: int
+    heads: int
+
+
+SHAPES = tuple(
+    Shape(*sizes)
+    for sizes in (
+        (1, 48, 3), (1, 64, 4), (2, 64, 4), (2, 80, 5), (3, 88, 4), (3, 120, 5), (4, 136, 4), (5, 168, 7), (5, 224, 8),
+        (6, 272, 8), (8, 312, 8), (9, 400, 10),
+    )
+)  # fmt: skip
+FEWEST_RUNGS, MOST_RUNGS = 4, 7
+SEQ_LENGTH, BATCH_SIZE = 128, 16
+SEEDS = (1, 2, 3)
+SEARCH_SEED = 0
+RATES = (0.0005, 0.001, 0.002, 0.004)
+SEARCH_SHARE = 0.2
+"""Of a training's iterations that each rate is tried for."""
+TOKENS_PER_PARAMETER = 10
+"""At least, of the largest rung with its embeddings."""
+MOST_EPOCHS = 4.0
+USED = 0.9
+"""Share of the budget that is planned: what else the machine does takes the rest."""
+EVALUATION_TOKENS = 6e6
+"""Trained tokens in whose time a rung is evaluated on the test sets; only for the estimate of minutes."""
+VALIDATIONS, VALIDATION_SAMPLES = 20, 512
+
+
+def seconds_of(budget: str) -> float:
+    """`90s`, `30m` or `2h` in seconds. Raises BadInput for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", budget)
+    if not match:
+        raise BadInput(f"a budget of {budget!r} is no time: give one such as 30m or 2h")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def rung_config(
+    plan: LadderPlan, rung: int, seed: int, rate: float, dataset: Path, iterations: int | None = None
+) -> RunConfig:
+    """One training: a rung with a seed at a constant learning rate, for all the plan's iterations unless told."""
+    sizes = plan.rungs[rung]
+    count = iterations or plan.iterations
+    trial = "" if iterations is None else "-trial"
+    return RunConfig(
+        name=f"ladder-{sizes.layers}x{sizes.width}{trial}-rate-{rate:g}-seed-{seed}",
+        model=rung_model(Shape(sizes.layers, sizes.width, sizes.heads)),
+        train=TrainConfig(
+            iterations=count,
+            global_batch_size=plan.batch_size,
+            microbatch_size=plan.batch_size // 2,
+            learning_rate=rate,
+            min_learning_rate=rate,
+            warmup_iterations=max(plan.iterations // 50, 1),
+            precision="fp32",
+            seed=seed,
+            validation_interval=count if trial else max(count // VALIDATIONS, 1),
+            validation_samples=VALIDATION_SAMPLES,
+            checkpoint_interval=max(count // 4, 1),
+            keep_checkpoints=1,
+        ),
+        data=DataSection(dataset=dataset),
+    )
+
+
+def make_plan(
+    budget_seconds: float, cores: int, seconds_per_token: Sequence[float], vocabulary: int, corpus_tokens: int
+) -> LadderPlan:
+    """The largest ladder that the budget pays for, with as many tokens as it then still pays for.
+
+    `seconds_per_token` is of each of `SHAPES` on one core while all are busy. Raises BadInput for a budget too small
+    for four rungs, and for a corpus that would be read more than four times.
+    """
+    least = 0.0
+    for top in reversed(range(FEWEST_RUNGS - 1, len(SHAPES))):
+        plan = _plan(budget_seconds, cores, seconds_per_token, vocabulary, corpus_tokens, top, 0.0)
+        least = plan.expected_seconds
+        if plan.expected_seconds > USED * budget_seconds or plan.epochs > MOST_EPOCHS:
+            continue
+        most = MOST_EPOCHS * corpus_tokens
+        per_token = plan.expected_seconds / plan.tokens
+        tokens = min(USED * budget_seconds / per_token, most)
+        return _plan(budget_seconds, cores, seconds_per_token, vocabulary, corpus_tokens, top, tokens)
+    if least <= USED * budget_seconds:
+        raise BadInput(
+            f"{corpus_tokens:,} tokens of training text are too few: {FEWEST_RUNGS} rungs would read them more than "
+            f"{MOST_EPOCHS:g} times; name a larger recipe with --data"
+        )
+    raise BadInput(
+        f"a budget of {format_duration(budget_seconds)} is too small for {FEWEST_RUNGS} rungs on {cores} cores: "
+        f"the least is {format_duration(math.ceil(least / USED / 60) * 60)}"
+    )
+
+
+def _plan(
+    budget_seconds: float, cores: int, seconds_per_token: Sequence[float], vocabulary: int, corpus_tokens: int,
+    top: int, tokens: float,
+) -> LadderPlan:  # fmt: skip
+    """The ladder that ends at the shape `top`, on so many tokens, or as few as it may have."""
+    places = range(max(0, top + 1 - MOST_RUNGS), top + 1)
+    models = [rung_model(SHAPES[place], vocabulary) for place in places]
+    counts = [parameter_count(model) for model in models]
+    batch = BATCH_SIZE * SEQ_LENGTH
+    iterations = math.ceil(max(tokens, TOKENS_PER_PARAMETER * counts[-1]) / batch)
+    rungs = [
+        RungPlan(**SHAPES[place]._asdict(), parameters=count,
+                 inner_parameters=count - (vocabulary + SEQ_LENGTH) * model.hidden_size,
+                 seconds=round(seconds_per_token[place] * iterations * batch, 1))
+        for place, model, count in zip(places, models, counts, strict=True)
+    ]  # fmt: skip
+    *smaller, largest = (rung.seconds for rung in rungs)
+    search, train = (
+        _side_by_side([SEARCH_SHARE * s for s in smaller for _ in RATES], cores),
+        _side_by_side([s for s in smaller for _ in SEEDS], cores),
+    )
+    last = _side_by_side([SEARCH_SHARE * largest for _ in RATES], cores) + largest / (0.85 * cores)
+    scored = sum(seconds_per_token[place] for place in places) * EVALUATION_TOKENS / cores
+    return LadderPlan(
+        budget_seconds=budget_seconds,
+        cores=cores,
+        rungs=rungs,
+        iterations=iterations,
+        batch_size=BATCH_SIZE,
+        seq_length=SEQ_LENGTH,
+        epochs=iterations * batch / corpus_tokens,
+        seeds=list(SEEDS),
+        rates=list(RATES),
+        search_iterations=math.ceil(SEARCH_SHARE * iterations),
+        expected_seconds=round(search + train + last + scored, 1),
+    )
+
+
+def describe_plan(plan: LadderPlan) -> str:
+    """Sizes, tokens and time, and what the budget does to the forecast's interval, as text."""
+    lines = [
+        f"{'layers × width':<16}{'N (no embeddings)':>19}{'parameters':>13}{'tokens/parameter':>18}{'seconds':>10}"
+    ]
+    lines += [
+        f"{f'{rung.layers} × {rung.width}':<16}{rung.inner_parameters:>19,}{rung.parameters:>13,}"
+        f"{plan.tokens / rung.parameters:>18.1f}{rung.seconds:>10,.0f}"
+        for rung in plan.rungs
+    ]
+    trained = len(plan.rungs) - 1
+    return "\n".join([
+        *lines,
+        f"each on {plan.tokens:,} tokens, {plan.epochs:.2f} passes over the text; {len(plan.seeds)} seeds of all but "
+        f"the largest, {len(plan.rates)} learning rates tried for {plan.search_iterations:,} iterations",
+        f"the law is fitted to {trained} sizes"
+        + ("" if trained >= MOST_RUNGS - 1 else "; a larger budget has more and a narrower interval"),
+        f"expected: {format_duration(plan.expected_seconds)} on {plan.cores} cores",
+    ])  # fmt: skip
+
+
+def rung_model(shape: Shape, vocabulary: int = 51200) -> ModelConfig:
+    """A shape as a model; a dataset brings its own vocabulary."""
+    return ModelConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.width,
+        num_heads=shape.heads,
+        seq_length=SEQ_LENGTH,
+        vocab_size=vocabulary,
+        padded_vocab_size=vocabulary,
+        dropout=0.0,
+        init_std=0.02 * math.sqrt(1024 / shape.width),
+    )
+
+
+def _side_by_side(seconds: Sequence[float], cores: int) -> float:
+    """When the last of some trainings ends of which each takes the first core that is free, the longest first."""
+    free = [0.0] * cores
+    for each in sorted(seconds, reverse=True):
+        heapq.heappush(free, heapq.heappop(free) + each)
+    return max(free)

@@ -1,0 +1,309 @@
+"""What came of a ladder, from the trainings and evaluations that it keeps. Imports no torch.
+
+The largest rung's seed is the beginning of the forecast's digest, so that it cannot have been trained before the
+forecast was written, and a forecast that is changed later is no longer that of the training.
+"""
+
+import math
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from engine.config import RunConfig
+from engine.run.directory import METRICS, SUMMARY, read_validations
+from evaluation.protocol import PerplexityResult
+from evaluation.uncertainty import difference_standard_error
+from experiments.ladder.law import METHOD, fit
+from experiments.ladder.plan import SEARCH_SEED
+from lineage.atomic import write_text
+from lineage.config import parse_config
+from lineage.data_files import DataCard
+from lineage.digest import MARKER, sha256_file
+from lineage.errors import BadInput, IntegrityFailure
+from lineage.files import Manifest, read_document, read_values
+from lineage.ladder import Comparison, Forecast, LadderPlan, LadderResult, LadderRun
+from lineage.records import Record
+from lineage.run import MANIFEST
+
+PLAN, FORECAST, LADDER, CARD = "plan.json", "forecast.json", "ladder.json", "dataset.json"
+TRAINING, EVALUATIONS = "training", "evaluations"
+TEXTS = ("wikitext103",)
+"""Test sets whose bits per byte are compared."""
+NORMAL = 1.645
+"""Standard errors on either side of nine tenths of a normal distribution."""
+SAME = 1e-6
+"""Of a law that is fitted again elsewhere."""
+
+
+class Trained(NamedTuple):
+    """What is kept of a training."""
+
+    folder: Path
+    config: RunConfig
+    dataset: str
+    """Digest of what it was trained on."""
+    digest: str
+    losses: dict[int, float]
+    """Of validation by tokens trained on, from 0."""
+    is_finished: bool
+    """Not if its loss stopped being a number."""
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether it tried a learning rate."""
+        return self.config.train.seed == SEARCH_SEED
+
+    @property
+    def end(self) -> float:
+        """The last validation's loss."""
+        return list(self.losses.values())[-1]
+
+
+def keep(training: Path, ladder: Path) -> None:
+    """Put what a ladder keeps of a training into its directory: manifest, marker, summary and validations."""
+    folder = ladder / TRAINING / training.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (MANIFEST, MARKER, SUMMARY):
+        if (training / name).is_file():
+            shutil.copyfile(training / name, folder / f"training-{name}")
+    write_text(folder / METRICS, "".join(line.to_line() for line in read_validations(training)))
+
+
+def read_kept(ladder: Path) -> list[Trained]:
+    """The trainings that a ladder keeps. Raises IntegrityFailure where one is damaged or is not what its seal says."""
+    return [_read(folder) for folder in sorted((ladder / TRAINING).iterdir())]
+
+
+def _read(folder: Path) -> Trained:
+    manifest = read_document(folder / f"training-{MANIFEST}", Manifest)
+    config = parse_config(manifest.config, RunConfig, f"{folder.name}/{MANIFEST}")
+    marker = folder / f"training-{MARKER}"
+    digest = ""
+    if marker.is_file():
+        sealed = read_values(marker)
+        digest = sealed["digest"]
+        if sealed["files"][MANIFEST]["sha256"] != sha256_file(folder / f"training-{MANIFEST}"):
+            raise IntegrityFailure(f"{folder.name}: the manifest is not the one that was sealed")
+    batch = config.train.global_batch_size * config.model.seq_length
+    losses = {line.iteration * batch: line.loss for line in read_validations(folder)}
+    if marker.is_file() and max(losses, default=0) != config.train.iterations * batch:
+        raise IntegrityFailure(f"{folder.name}: {METRICS} does not end where the training did")
+    return Trained(folder, config, manifest.parents["dataset"], digest, losses, marker.is_file())
+
+
+def rung_of(plan: LadderPlan, trained: Trained) -> int:
+    """Which of the plan's rungs a training is of. Raises IntegrityFailure where it is of none."""
+    model = trained.config.model
+    sizes = [(rung.layers, rung.width, rung.heads) for rung in plan.rungs]
+    try:
+        return sizes.index((model.num_layers, model.hidden_size, model.num_heads))
+    except ValueError:
+        raise IntegrityFailure(f"{trained.folder.name} is of no rung of {PLAN}") from None
+
+
+def best_rate(trials: Iterable[Trained]) -> float:
+    """The learning rate of the trial with the lowest loss at the end. Raises BadInput where all diverged."""
+    finished = [trial for trial in trials if trial.is_finished and math.isfinite(trial.end)]
+    if not finished:
+        raise BadInput("at every learning rate that was tried the loss stopped being a number")
+    return min(finished, key=lambda trial: trial.end).config.train.learning_rate
+
+
+def make_forecast(plan: LadderPlan, trained: Iterable[Trained]) -> Forecast:
+    """The largest rung's curve from the trainings of all others.
+
+    A training that diverged is left out: its loss stopped being a number or ended above that of the untrained model.
+    Raises BadInput for fewer than three rungs.
+    """
+    above = len(plan.rungs) - 1
+    curves: dict[int, list[dict[int, float]]] = {}
+    made_of, left_out = {}, {}
+    smaller = [(rung_of(plan, each), each) for each in trained if not each.is_trial]
+    for rung, each in sorted((place for place in smaller if place[0] < above), key=lambda place: place[0]):
+        if not each.is_finished:
+            left_out[each.folder.name] = "its loss stopped being a number"
+        elif each.end > each.losses[0]:
+            left_out[each.folder.name] = "its loss ended above that of the untrained model"
+        else:
+            curves.setdefault(rung, []).append(each.losses)
+            made_of[each.folder.name] = each.digest
+    fitted = fit(plan.rungs, curves)
+    curve, exponents = fitted.forecast(plan.rungs[above].inner_parameters)
+    return Forecast(
+        method=METHOD,
+        law=fitted.law,
+        exponent_low=exponents[0],
+        exponent_high=exponents[1],
+        misfit=float(np.abs(fitted.misfits).max()),
+        rung=plan.rungs[above],
+        curve=curve,
+        made_of=made_of,
+        left_out=left_out,
+    )
+
+
+def seed_of(forecast: Path) -> int:
+    """The seed with which a forecast's largest rung is trained: the first 32 bits of the file's SHA-256."""
+    return int(sha256_file(forecast)[:8], 16)
+
+
+def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
+    """The result and the records of a ladder from what it keeps.
+
+    Raises IntegrityFailure where trainings are of different data, a seed or a training is counted twice, a rate was not
+    the best that was tried, or the forecast is not what the smaller rungs give or not that of the largest.
+    """
+    plan, forecast = read_document(ladder / PLAN, LadderPlan), read_document(ladder / FORECAST, Forecast)
+    card, trained = read_document(ladder / CARD, DataCard), read_kept(ladder)
+    _check(ladder, plan, forecast, trained)
+    valid = card.splits["valid"]
+    bits_per_nat = valid.tokens / valid.bytes / math.log(2)
+    finished = [each for each in trained if not each.is_trial and each.is_finished]
+    runs = sorted(
+        (
+            LadderRun(
+                name=each.folder.name, rung=rung_of(plan, each), seed=each.config.train.seed,
+                learning_rate=each.config.train.learning_rate, curve=list(each.losses.items()),
+                bits_per_byte=each.end * bits_per_nat,
+            )
+            for each in finished
+        ),
+        key=lambda run: (run.rung, run.seed),
+    )  # fmt: skip
+    found, foreseen = runs[-1].loss, forecast.curve[-1]
+    verdict: Literal["HIT", "MISS"] = "HIT" if foreseen.low <= found <= foreseen.high else "MISS"
+    texts, comparisons = _bits_per_byte(ladder, runs)
+    sentence = (
+        f"{verdict}: the largest rung was foreseen at {foreseen.loss:.4f} nats ({foreseen.low:.4f} to "
+        f"{foreseen.high:.4f}) and reached {found:.4f}; loss falls with N^-{forecast.law.size_exponent:.3f} "
+        f"({forecast.exponent_low:.3f} to {forecast.exponent_high:.3f}) towards {forecast.law.irreducible:.2f}"
+    )
+    result = LadderResult(runs=runs, verdict=verdict, found=found, bits_per_byte=texts, comparisons=comparisons,
+                          sentence=sentence)  # fmt: skip
+    return result, list(_records(ladder, plan, forecast, result))
+
+
+def _check(ladder: Path, plan: LadderPlan, forecast: Forecast, trained: list[Trained]) -> None:
+    dataset = read_document(ladder / MANIFEST, Manifest).parents["dataset"]
+    taken: set[object] = set()
+    for each in trained:
+        name, train = each.folder.name, each.config.train
+        if each.dataset != dataset:
+            raise IntegrityFailure(f"{name} was trained on other data than the ladder")
+        mark = (rung_of(plan, each), train.seed, train.learning_rate if each.is_trial else None)
+        same = {mark, tuple(each.losses.values())} & taken
+        if same:
+            raise IntegrityFailure(f"{name} is a seed that another training of its rung has already")
+        taken |= {mark, tuple(each.losses.values())}
+        if train.iterations != (plan.search_iterations if each.is_trial else plan.iterations):
+            raise IntegrityFailure(f"{name} is of another length than {PLAN} says")
+    again = make_forecast(plan, trained)
+    if not _agree(again, forecast):
+        raise IntegrityFailure(f"{FORECAST} is not what the trainings of the smaller rungs give")
+    largest = [each for each in trained if not each.is_trial and rung_of(plan, each) == len(plan.rungs) - 1]
+    if [each.config.train.seed for each in largest] != [seed_of(ladder / FORECAST)]:
+        raise IntegrityFailure(
+            f"the largest rung was not trained with the seed that {FORECAST} gives: the forecast was changed or made "
+            "after the training"
+        )
+    for rung in range(len(plan.rungs)):
+        of = [each for each in trained if rung_of(plan, each) == rung]
+        rate = best_rate(each for each in of if each.is_trial)
+        if any(each.config.train.learning_rate != rate for each in of if not each.is_trial):
+            raise IntegrityFailure(f"rung {rung + 1} was not trained at the best of the rates that were tried")
+
+
+def _agree(one: Forecast, other: Forecast) -> bool:
+    """Whether two forecasts are the same up to the rounding of another machine."""
+
+    def numbers(forecast: Forecast) -> list[float]:
+        ends = [(place.tokens, place.loss, place.low, place.high) for place in forecast.curve]
+        return [forecast.exponent_low, forecast.exponent_high, forecast.misfit, *(n for end in ends for n in end)]
+
+    exact = {"curve", "law", "exponent_low", "exponent_high", "misfit"}
+    return one.model_dump(exclude=exact) == other.model_dump(exclude=exact) and np.allclose(
+        numbers(one), numbers(other), rtol=1e-3, atol=1e-4
+    )
+
+
+def _bits_per_byte(ladder: Path, runs: list[LadderRun]) -> tuple[dict[str, list[float]], list[Comparison]]:
+    """Of each text, by rung; and between rungs two apart the difference over the same articles."""
+    texts: dict[str, list[float]] = {}
+    comparisons = []
+    first = {run.rung: run.name for run in reversed(runs)}
+    for text in TEXTS:
+        paths = [ladder / EVALUATIONS / f"{name}-{text}.json" for _, name in sorted(first.items())]
+        if not all(path.is_file() for path in paths):
+            continue
+        results = [PerplexityResult.model_validate(read_values(path)) for path in paths]
+        texts[text] = [result.bits_per_byte for result in results]
+        for smaller, larger in zip(range(len(results)), range(2, len(results)), strict=False):
+            comparisons.append(_compared(text, smaller, larger, results))
+    return texts, comparisons
+
+
+def _compared(text: str, smaller: int, larger: int, results: list[PerplexityResult]) -> Comparison:
+    pair = [results[larger], results[smaller]]
+    sums = [np.array([block.nll for block in result.blocks]) for result in pair]
+    words = np.array([block.num_original_tokens for block in pair[0].blocks], float)
+    error = difference_standard_error((sums[0], words), (sums[1], words)) or 0.0
+    bits = pair[0].bits_per_byte / (sums[0].sum() / words.sum())
+    difference = pair[0].bits_per_byte - pair[1].bits_per_byte
+    reach = NORMAL * error * bits
+    return Comparison(
+        text=text, smaller=smaller, larger=larger, difference=difference, low=difference - reach,
+        high=difference + reach,
+    )  # fmt: skip
+
+
+def _records(ladder: Path, plan: LadderPlan, forecast: Forecast, result: LadderResult) -> Iterable[Record]:
+    manifest = read_document(ladder / MANIFEST, Manifest)
+    same: dict[str, Any] = {"experiment": "2019/figure-6", "source": f"{manifest.name}-{manifest.identity[:8]}",
+            "digest": manifest.config_digest}  # fmt: skip
+    for run in result.runs:
+        about = same | {"series": _series(plan, run.rung), "seed": run.seed, "kind": "scaled"}
+        yield Record(**about, quantity="ladder_validation_loss", value=run.loss)
+        yield Record(**about, quantity="ladder_bits_per_byte", value=run.bits_per_byte)
+    for text, values in result.bits_per_byte.items():
+        for rung, value in enumerate(values):
+            about = same | {"series": _series(plan, rung), "kind": "scaled"}
+            yield Record(**about, quantity=f"{text}_bits_per_byte", value=value)
+    end = forecast.curve[-1]
+    yield Record(
+        **same, series=_series(plan, len(plan.rungs) - 1), quantity="ladder_validation_loss", value=end.loss,
+        low=end.low, high=end.high, kind="simulated", note="forecast before it was trained",
+    )  # fmt: skip
+
+
+def _series(plan: LadderPlan, rung: int) -> str:
+    return f"ladder, {plan.rungs[rung].inner_parameters / 1e3:,.0f}k"
+
+
+def format_ladder(ladder: Path) -> str:
+    """A line for each rung, then what became of the forecast."""
+    plan, forecast = read_document(ladder / PLAN, LadderPlan), read_document(ladder / FORECAST, Forecast)
+    result = read_document(ladder / LADDER, LadderResult)
+    lines = [f"{'N':>10}{'rate':>8}{'loss':>9}  {'by seed':<26}{'law':>9}{'bits/byte':>11}"
+             + "".join(f"{text:>14}" for text in result.bits_per_byte)]  # fmt: skip
+    for rung, sizes in enumerate(plan.rungs):
+        runs = [run for run in result.runs if run.rung == rung]
+        if not runs:
+            lines.append(f"{sizes.inner_parameters:>10,}  diverged")
+            continue
+        loss, bits = (float(np.mean([getattr(run, name) for run in runs])) for name in ("loss", "bits_per_byte"))
+        by_law = forecast.law.loss(sizes.inner_parameters, plan.tokens)
+        lines.append(
+            f"{sizes.inner_parameters:>10,}{runs[0].learning_rate:>8g}{loss:>9.4f}  "
+            f"{', '.join(f'{run.loss:.4f}' for run in runs):<26}{by_law:>9.4f}"
+            f"{bits:>11.4f}" + "".join(f"{values[rung]:>14.4f}" for values in result.bits_per_byte.values())
+        )
+    for each in result.comparisons:
+        lines.append(
+            f"{each.text}: rung {each.larger + 1} less rung {each.smaller + 1}: {each.difference:+.4f} bits per byte "
+            f"({each.low:+.4f} to {each.high:+.4f})"
+        )
+    lines += [f"left out of the law: {name}: {reason}" for name, reason in forecast.left_out.items()]
+    return "\n".join([*lines, f"the law misses no rung by more than {forecast.misfit:.2%}", result.sentence])

@@ -1,0 +1,140 @@
+"""Schemas of a ladder's files: its plan, its forecast and what came of it. Imports no torch."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from lineage.files import Document, Finite, Positive
+
+
+class RungPlan(Document):
+    """One size of model."""
+
+    layers: int
+    width: int
+    heads: int
+    parameters: int
+    """In all."""
+    inner_parameters: int
+    """Without the embeddings: the N of the law."""
+    seconds: Finite
+    """One training was expected to take on one core."""
+
+
+class LadderPlan(Document):
+    """plan.json: what a budget pays for, decided once."""
+
+    budget_seconds: Finite
+    cores: int
+    rungs: list[RungPlan] = Field(min_length=4)
+    """Smallest first."""
+    iterations: int
+    batch_size: int
+    seq_length: int
+    epochs: Finite
+    """Passes over the training text."""
+    seeds: list[int]
+    """Of all rungs but the largest, whose seed the forecast gives."""
+    rates: list[Positive]
+    """Learning rates that every rung is tried at."""
+    search_iterations: int
+    """Of each trial."""
+    expected_seconds: Finite
+
+    @property
+    def tokens(self) -> int:
+        """That each rung is trained on."""
+        return self.iterations * self.batch_size * self.seq_length
+
+
+class Law(Document):
+    """loss(N, D) = irreducible + by_size · (N / parameters)^-size_exponent + by_data · (D / tokens)^-data_exponent."""
+
+    irreducible: Finite
+    """In nats a token, as `by_size` and `by_data` are."""
+    by_size: Positive
+    """What a model of so many `parameters` without embeddings loses by its size."""
+    parameters: Positive
+    size_exponent: Positive
+    by_data: Positive
+    """What a training on so many `tokens` loses by its length."""
+    tokens: Positive
+    data_exponent: Positive
+
+    def loss(self, parameters: float, tokens: float) -> float:
+        """Of a model of so many parameters without embeddings after so many tokens."""
+        of_size = self.by_size * (parameters / self.parameters) ** -self.size_exponent
+        return float(self.irreducible + of_size + self.by_data * (tokens / self.tokens) ** -self.data_exponent)
+
+
+class Foreseen(Document):
+    """A place on a curve with its 90 % interval."""
+
+    tokens: int
+    loss: Finite
+    low: Finite
+    high: Finite
+
+
+class Forecast(Document):
+    """forecast.json: the largest rung's curve, written before it is trained."""
+
+    method: str
+    law: Law
+    exponent_low: Finite
+    """With `exponent_high`, the 90 % interval of the law's size exponent."""
+    exponent_high: Finite
+    misfit: Finite
+    """Largest share by which the law misses a rung's mean loss at the end."""
+    rung: RungPlan
+    curve: list[Foreseen] = Field(min_length=1)
+    """The last is the end of training."""
+    made_of: dict[str, str]
+    """Digests of the trainings that the law was fitted to, by name."""
+    left_out: dict[str, str] = Field(default_factory=dict)
+    """Trainings that are no part of the fit, with the reason."""
+
+
+class LadderRun(Document):
+    """A finished training of a ladder."""
+
+    name: str
+    rung: int
+    """From 0, the smallest."""
+    seed: int
+    learning_rate: Positive
+    curve: list[tuple[int, Finite]] = Field(min_length=1)
+    """Validation loss in nats a token after so many tokens."""
+    bits_per_byte: Finite
+    """The last per byte of the validation text."""
+
+    @property
+    def loss(self) -> float:
+        """At the end."""
+        return self.curve[-1][1]
+
+
+class Comparison(Document):
+    """How much fewer bits a byte of a text take in one rung than in a smaller one, over the same articles."""
+
+    text: str
+    smaller: int
+    larger: int
+    difference: Finite
+    """Bits per byte of the larger rung less those of the smaller."""
+    low: Finite
+    high: Finite
+
+
+class LadderResult(Document):
+    """ladder.json: what came of a ladder."""
+
+    runs: list[LadderRun]
+    verdict: Literal["HIT", "MISS"]
+    """Whether the largest rung's loss at the end lies inside the sealed interval."""
+    found: Finite
+    """That loss."""
+    bits_per_byte: dict[str, list[Finite]]
+    """Of each text, by rung; of the first seed."""
+    comparisons: list[Comparison]
+    sentence: str

@@ -1,0 +1,119 @@
+"""A ladder on the page: losses over tokens with the largest rung's forecast, and the law through the ends."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from lineage.files import read_document
+from lineage.ladder import Forecast, LadderPlan, LadderResult, RungPlan
+from reports.exhibit import Exhibit, Table
+from reports.figures.marks import DASHES, blank, plain_log_ticks
+from reports.numbers import compact, show
+from reports.style import LIGHT, look
+
+
+class Ladder(NamedTuple):
+    """What a ladder's directory says."""
+
+    plan: LadderPlan
+    forecast: Forecast
+    result: LadderResult
+
+    @classmethod
+    def read(cls, run: Path) -> "Ladder":
+        """Of a sealed run. Raises IntegrityFailure for a damaged file."""
+        return cls(
+            read_document(run / "plan.json", LadderPlan),
+            read_document(run / "forecast.json", Forecast),
+            read_document(run / "ladder.json", LadderResult),
+        )
+
+    def curve(self, rung: int) -> tuple[list[int], list[float]]:
+        """Tokens and the mean loss over seeds."""
+        curves = [run.curve for run in self.result.runs if run.rung == rung]
+        return [place[0] for place in curves[0]], [fmean(losses) for losses in zip(*map(_losses, curves), strict=True)]
+
+    def ends(self, rung: int) -> list[float]:
+        """The loss of each seed at the end."""
+        return [run.loss for run in self.result.runs if run.rung == rung]
+
+
+def ladder_exhibit(run: Path) -> Exhibit:
+    """Figure 6 in small, with what was foreseen and what was found."""
+    ladder = Ladder.read(run)
+    plan, forecast, result = ladder
+    heads = ("N", "parameters", "seed", "learning rate", "loss", "bits per byte", "kind")
+    rows = [
+        (str(plan.rungs[each.rung].inner_parameters), str(plan.rungs[each.rung].parameters), str(each.seed),
+         f"{each.learning_rate:g}", f"{each.loss:.4f}", f"{each.bits_per_byte:.4f}", "scaled")
+        for each in result.runs
+    ]  # fmt: skip
+    texts = [
+        f"On {each.text} rung {each.larger + 1} takes {-each.difference:.3f} bits per byte fewer than rung "
+        f"{each.smaller + 1} (90 %: {-each.high:.3f} to {-each.low:.3f})."
+        for each in result.comparisons
+    ]
+    caption = [
+        f"{len(plan.rungs)} models on the same {plan.tokens:,} tokens ({plan.epochs:.2f} passes), "
+        f"{len(plan.seeds)} seeds of all but the largest.",
+        f"{result.sentence}.",
+        "The largest model's seed is the beginning of its forecast's digest: it cannot have been trained before.",
+        f"The law misses no mean at the end by more than {forecast.misfit:.2%}.",
+        *texts,
+    ]
+    return Exhibit(
+        "ladder", "Figure 6 as a law: a ladder of small models", caption, Table(heads, rows, words=0),
+        f"mlm-experiment ladder --budget {plan.budget_seconds / 60:.0f}m", partial(draw, ladder),
+        f"Validation loss of {len(plan.rungs)} models over tokens and over parameters. {result.sentence}",
+    )  # fmt: skip
+
+
+def draw(ladder: Ladder, narrow: bool = False) -> Figure:
+    """Losses over tokens, the forecast as a band; ends over parameters, the law as a line."""
+    figure = blank(narrow, 7.2 if narrow else 4.2)
+    left, right = figure.subplots(2, 1) if narrow else figure.subplots(1, 2)
+    plan, forecast, _ = ladder
+    for rung, sizes in enumerate(plan.rungs):
+        if not ladder.ends(rung):
+            continue
+        color, marker = look(rung)
+        tokens, losses = ladder.curve(rung)
+        shown = [(place, loss) for place, loss in zip(tokens, losses, strict=True) if place]
+        left.plot(
+            *zip(*shown, strict=True), color=color, marker=marker, markersize=3, linewidth=1.2, label=_name(sizes)
+        )
+        right.plot(
+            [sizes.inner_parameters] * len(ladder.ends(rung)), ladder.ends(rung), marker, color=color, markersize=5
+        )
+    places = [place.tokens for place in forecast.curve]
+    bounds = [[getattr(place, end) for place in forecast.curve] for end in ("low", "high")]
+    left.fill_between(places, *bounds, color=LIGHT["muted"], alpha=0.35, linewidth=0, label="forecast, 90 %")
+    along = np.geomspace(plan.rungs[0].inner_parameters, plan.rungs[-1].inner_parameters, 60)
+    right.plot(along, [forecast.law.loss(size, plan.tokens) for size in along], color=LIGHT["muted"], linestyle=DASHES)
+    end = forecast.curve[-1]
+    right.errorbar(
+        [forecast.rung.inner_parameters], [end.loss], [[end.loss - end.low], [end.high - end.loss]],
+        color=LIGHT["muted"], capsize=5, linewidth=1.5,
+    )  # fmt: skip
+    for axes, name in ((left, "tokens"), (right, "parameters without embeddings")):
+        plain_log_ticks(axes, "x")
+        axes.set_xlabel(name)
+        axes.set_ylabel("validation loss (nats per token)")
+        axes.yaxis.set_major_formatter(lambda value, _: show(value))
+    ends = [loss for rung in range(len(plan.rungs)) for loss in ladder.ends(rung)]
+    left.set_ylim(min(*bounds[0], *ends), 2 * max(ends) - min(*bounds[0], *ends))
+    left.legend(fontsize=7.5, frameon=False)
+    return figure
+
+
+def _name(rung: RungPlan) -> str:
+    return compact(float(f"{rung.inner_parameters:.3g}"))
+
+
+def _losses(curve: Sequence[tuple[int, float]]) -> list[float]:
+    return [loss for _, loss in curve]

@@ -1,0 +1,176 @@
+"""A small ladder from data to verdict: it goes on after a kill, verifies, and shows what was changed in it."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from engine.data.dataset import DatasetFacts
+from engine.run.directory import METRICS
+from experiments.ladder import climb, plan
+from experiments.ladder.plan import SHAPES
+from experiments.ladder.result import CARD, FORECAST, PLAN, TRAINING, derive, format_ladder, keep, read_kept, seed_of
+from experiments.verify.recomputed import Check
+from lineage.atomic import write_json
+from lineage.digest import seal, sha256_file
+from lineage.errors import DataMissing, Interrupted
+from lineage.files import read_document, read_object, write_document
+from lineage.ladder import Forecast, LadderPlan, RungPlan
+from lineage.run import MANIFEST, RunDirectory
+from tests.engine.conftest import write_dataset
+
+ITERATIONS, TRIAL = 24, 8
+
+
+class Climbed(NamedTuple):
+    run: Path
+    other: Path
+    """The forecast's own sealed directory."""
+
+
+def tiny_plan(vocabulary: int) -> LadderPlan:
+    rungs = [
+        RungPlan(layers=s.layers, width=s.width, heads=s.heads, parameters=12 * s.layers * s.width**2 + s.width * 512,
+                 inner_parameters=12 * s.layers * s.width**2, seconds=1.0)
+        for s in SHAPES[:4]
+    ]  # fmt: skip
+    return LadderPlan(
+        budget_seconds=60, cores=2, rungs=rungs, iterations=ITERATIONS, batch_size=4, seq_length=128, epochs=1.0,
+        seeds=[1, 2], rates=[0.002, 0.008], search_iterations=TRIAL, expected_seconds=60,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def climbed(tmp_path_factory: pytest.TempPathFactory) -> Climbed:
+    folder = tmp_path_factory.mktemp("ladder")
+    runs, dataset = folder / "runs", counted(write_dataset(folder / "words"))
+    facts = DatasetFacts.read(dataset)
+    run = RunDirectory.begin(runs, "ladder", "ladder", {"budget_seconds": 60.0}, facts.parents)
+    write_document(run.path / PLAN, tiny_plan(facts.padded_vocab_size))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "VALIDATION_SAMPLES", 16)
+        patch.setattr(climb, "make_forecast", stop)
+        with pytest.raises(Interrupted):
+            climb.make_ladder(run, dataset, runs)
+    before = {
+        path: path.stat().st_mtime_ns for path in runs.glob("ladder-*x*/COMPLETE") if not path.parent.is_symlink()
+    }
+    assert len(before) == 3 * (2 + 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "VALIDATION_SAMPLES", 16)
+        patch.setattr(climb, "find_test_set", missing)
+        climb.make_ladder(run, dataset, runs)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    return Climbed(run.path, next(runs.glob("ladder-forecast-*")))
+
+
+def counted(dataset: Path) -> Path:
+    """The dataset with a card that says how much its splits hold."""
+    card = read_object(dataset / CARD)
+    card["splits"] = {
+        split: {"prefix": f"{split}_text_document", "documents": 50, "bytes": 10_000, "tokens": 4_000}
+        for split in ("train", "valid")
+    }
+    write_json(dataset / CARD, card)
+    seal(dataset)
+    return dataset
+
+
+def stop(*_: object) -> None:
+    raise Interrupted("stopped between the smaller rungs and the forecast")
+
+
+def missing(name: str) -> None:
+    raise DataMissing(f"{name} is not here")
+
+
+def test_the_largest_rung_has_the_seed_of_its_sealed_forecast(climbed: Climbed) -> None:
+    result, records = derive(climbed.run)
+    largest = result.runs[-1]
+    assert (largest.rung, largest.seed) == (3, seed_of(climbed.run / FORECAST))
+    assert (climbed.other / FORECAST).read_bytes() == (climbed.run / FORECAST).read_bytes()
+    forecast = read_document(climbed.run / FORECAST, Forecast)
+    assert len(forecast.made_of) == 6
+    assert all("2x80" not in name for name in forecast.made_of)
+    end = forecast.curve[-1]
+    assert result.verdict == ("HIT" if end.low <= largest.loss <= end.high else "MISS")
+    assert [each.seed for each in result.runs[:-1]] == 3 * [1, 2]
+    foreseen = [record for record in records if record.kind == "simulated"]
+    assert [(record.low, record.high) for record in foreseen] == [(end.low, end.high)]
+    assert result.sentence in format_ladder(climbed.run)
+
+
+def test_an_honest_ladder_verifies(climbed: Climbed) -> None:
+    check = Check(climbed.run)
+    assert not check.broken
+    assert not check.absent
+
+
+def edit_forecast(run: Path) -> None:
+    forecast = read_document(run / FORECAST, Forecast)
+    end = forecast.curve[-1].model_copy(update={"low": 0.1, "high": 9.0})
+    write_document(run / FORECAST, forecast.model_copy(update={"curve": [*forecast.curve[:-1], end]}))
+
+
+def other_data(run: Path) -> None:
+    path = sorted((run / TRAINING).iterdir())[0] / f"training-{MANIFEST}"
+    manifest = read_object(path)
+    manifest["parents"]["dataset"] = "0" * 64
+    write_json(path, manifest)
+    marker = path.with_name("training-COMPLETE")
+    sealed = read_object(marker)
+    sealed["files"][MANIFEST]["sha256"] = sha256_file(path)
+    write_json(marker, sealed)
+
+
+def reuse_a_seed(run: Path) -> None:
+    first, second = (next((run / TRAINING).glob(f"ladder-1x48-rate-*-seed-{seed}-*")) for seed in (1, 2))
+    shutil.copyfile(first / METRICS, second / METRICS)
+
+
+def cut_short(run: Path) -> None:
+    path = next(run.glob(f"{TRAINING}/ladder-2x80-rate-*/{METRICS}"))
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-2]))
+
+
+def another_end(run: Path) -> None:
+    path = next(run.glob(f"{TRAINING}/ladder-2x80-rate-*/{METRICS}"))
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:-1], re.sub(r'"loss": [0-9.]+', '"loss": 1.5', lines[-1])]))
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (edit_forecast, "forecast.json is not what the trainings of the smaller rungs give"),
+        (other_data, "was trained on other data than the ladder"),
+        (reuse_a_seed, "is a seed that another training of its rung has already"),
+        (another_end, "ladder.json of ladder-"),
+        (cut_short, "metrics.jsonl does not end where the training did"),
+    ],
+)
+def test_what_was_changed_is_named(climbed: Climbed, tmp_path: Path, edit: Callable[[Path], None], words: str) -> None:
+    shutil.copytree(climbed.run.parent, tmp_path / "runs", symlinks=True)
+    run = tmp_path / "runs" / climbed.run.name
+    edit(run)
+    seal(run)
+    assert words in " ".join(Check(run).broken)
+
+
+def test_a_forecast_made_after_the_training_is_named(climbed: Climbed, tmp_path: Path) -> None:
+    """The forecast is right in every number, but another one than that whose digest gave the seed."""
+    shutil.copytree(climbed.run.parent, tmp_path / "runs", symlinks=True)
+    run = tmp_path / "runs" / climbed.run.name
+    (run / FORECAST).write_text((run / FORECAST).read_text() + " ")
+    seal(run)
+    assert "was changed or made after the training" in " ".join(Check(run).broken)
+
+
+def test_what_is_kept_is_what_was_trained(climbed: Climbed, tmp_path: Path) -> None:
+    kept = {each.folder.name: each.losses for each in read_kept(climbed.run)}
+    for name in kept:
+        keep(climbed.run.parent / name, tmp_path)
+    assert {each.folder.name: each.losses for each in read_kept(tmp_path)} == kept

@@ -1,0 +1,93 @@
+"""A ladder stands on the page with its verdict, its forecast and its figure."""
+
+from pathlib import Path
+
+import pytest
+
+from lineage.atomic import write_json
+from lineage.digest import seal
+from lineage.errors import IntegrityFailure
+from lineage.files import write_document
+from lineage.ladder import Comparison, Forecast, Foreseen, LadderPlan, LadderResult, LadderRun, Law, RungPlan
+from lineage.records import Record, write_records
+from lineage.run import RunDirectory
+from reports.experiment_runs import sort_runs
+from reports.ladder import ladder_exhibit
+from reports.report import Inputs, assemble
+from tests.reports.reproduction import page_text, write_reproduction
+
+LAW = Law(irreducible=2.0, by_size=0.5, parameters=1e5, size_exponent=0.3, by_data=0.4, tokens=1e6, data_exponent=0.5)
+SIZES = (30_000, 54_000, 97_000, 175_000)
+PLACES = (0, 250_000, 500_000, 1_000_000)
+
+
+def write_ladder(runs: Path) -> Path:
+    rungs = [RungPlan(layers=1, width=64, heads=4, parameters=2 * n, inner_parameters=n, seconds=1.0) for n in SIZES]
+    plan = LadderPlan(
+        budget_seconds=1800, cores=2, rungs=rungs, iterations=500, batch_size=16, seq_length=128, epochs=0.5,
+        seeds=[1, 2], rates=[0.001, 0.002], search_iterations=100, expected_seconds=1500,
+    )  # fmt: skip
+
+    def run_of(rung: int, seed: int) -> LadderRun:
+        curve = [(place, LAW.loss(SIZES[rung], max(place, 1000)) + 0.01 * seed) for place in PLACES]
+        return LadderRun(
+            name=f"r{rung}-{seed}", rung=rung, seed=seed, learning_rate=0.002, curve=curve, bits_per_byte=1
+        )
+
+    done = [run_of(rung, seed) for rung in range(3) for seed in (1, 2)] + [run_of(3, 7)]
+    curve = [
+        Foreseen(
+            tokens=p, loss=LAW.loss(SIZES[3], p), low=LAW.loss(SIZES[3], p) - 0.1, high=LAW.loss(SIZES[3], p) + 0.1
+        )
+        for p in PLACES[1:]
+    ]
+    forecast = Forecast(method="least squares", law=LAW, exponent_low=0.2, exponent_high=0.4, misfit=0.004,
+                        rung=rungs[3], curve=curve, made_of={})  # fmt: skip
+    difference = Comparison(text="wikitext103", smaller=1, larger=3, difference=-0.05, low=-0.06, high=-0.04)
+    result = LadderResult(runs=done, verdict="HIT", found=done[-1].loss, bits_per_byte={}, comparisons=[difference],
+                          sentence="HIT: the largest rung was foreseen")  # fmt: skip
+    run = RunDirectory.begin(runs, "ladder", "ladder", {"budget_seconds": 1800.0}, {"dataset": "0" * 64})
+    write_document(run.path / "plan.json", plan)
+    write_document(run.path / "forecast.json", forecast)
+    write_document(run.path / "ladder.json", result)
+    record = Record(experiment="2019/figure-6", series="ladder, 30k", quantity="ladder_validation_loss", value=3.0,
+                    kind="scaled", source=run.path.name, digest="1" * 64, seed=1)  # fmt: skip
+    write_records(run.path / "records.jsonl", [record])
+    run.complete()
+    return run.path
+
+
+def test_the_page_of_a_folder_of_runs_has_its_newest_ladder(tmp_path: Path) -> None:
+    ladder = write_ladder(tmp_path)
+    write_reproduction(tmp_path)
+    reproduction, runs = sort_runs([tmp_path])
+    assert runs == [ladder]
+    report = assemble(Inputs(reproduction, runs, mixed_commits=True))
+    assert "ladder" in [exhibit.name for exhibit in report.all_exhibits]
+    assert not [problem for problem in report.problems if "ladder" in problem.sentence]
+    assert "HIT: the largest rung was foreseen" in page_text(reproduction, runs=runs)
+
+
+def test_what_it_says_is_what_was_found(tmp_path: Path) -> None:
+    exhibit = ladder_exhibit(write_ladder(tmp_path))
+    assert (
+        "On wikitext103 rung 4 takes 0.050 bits per byte fewer than rung 2 (90 %: 0.040 to 0.060)." in exhibit.caption
+    )
+    assert [row[0] for row in exhibit.data.rows] == ["30000", "30000", "54000", "54000", "97000", "97000", "175000"]
+    assert exhibit.command == "mlm-experiment ladder --budget 30m"
+    assert exhibit.draw
+    left, right = exhibit.draw(False).axes
+    assert [line.get_label() for line in left.lines] == ["30k", "54k", "97k", "175k"]
+    assert right.get_xscale() == "log"
+
+
+def test_a_damaged_ladder_is_named_and_left_out(tmp_path: Path) -> None:
+    ladder = write_ladder(tmp_path)
+    write_reproduction(tmp_path)
+    write_json(ladder / "ladder.json", {"verdict": "HIT"})
+    report = assemble(Inputs(*sort_runs([tmp_path]), mixed_commits=True))
+    assert "ladder" not in [exhibit.name for exhibit in report.all_exhibits]
+    assert any("ladder" in problem.sentence for problem in report.problems)
+    seal(ladder)
+    with pytest.raises(IntegrityFailure, match=r"ladder\.json is not what it should be"):
+        ladder_exhibit(ladder)
