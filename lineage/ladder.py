@@ -104,9 +104,9 @@ class LadderRun(Document):
     seed: int
     learning_rate: Positive
     curve: list[tuple[int, Finite]] = Field(min_length=1)
-    """Validation loss in nats a token after so many tokens."""
+    """Loss in nats a token of a part of the validation text after so many tokens."""
     bits_per_byte: Finite
-    """The last per byte of the validation text."""
+    """At the end, of all of the validation text."""
 
     @property
     def loss(self) -> float:

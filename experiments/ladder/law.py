@@ -25,6 +25,8 @@ METHOD = (
 DRAWS = 400
 FROM_SHARE = 0.25
 """Of a training, from which on its losses are fitted."""
+EXPONENTS = (0.02, 1.0)
+"""Between which both exponents are looked for; published ones are 0.05 to 0.5."""
 FEWEST = 3
 """Different rungs in a draw."""
 
@@ -94,7 +96,7 @@ class Fitted:
             [share * least, *2 * [math.log(0.5 * (1 - share) * least), exponent]]
             for share in (0.1, 0.4, 0.7) for exponent in (0.1, 0.4)
         ]  # fmt: skip
-        bounds = ([0.0, -15.0, 0.01, -15.0, 0.01], [least, 5.0, 2.0, 5.0, 2.0])
+        bounds = ([0.0, -15.0, EXPONENTS[0], -15.0, EXPONENTS[0]], [least, 5.0, EXPONENTS[1], 5.0, EXPONENTS[1]])
         fits = [
             least_squares(
                 lambda values: (predicted(values) / losses - 1).ravel(), np.clip(each, *bounds), bounds=bounds

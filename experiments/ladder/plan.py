@@ -126,7 +126,7 @@ def _plan(
     models = [rung_model(SHAPES[place], vocabulary) for place in places]
     counts = [parameter_count(model) for model in models]
     batch = BATCH_SIZE * SEQ_LENGTH
-    iterations = math.ceil(max(tokens, TOKENS_PER_PARAMETER * counts[-1]) / batch)
+    iterations = VALIDATIONS * math.ceil(max(tokens, TOKENS_PER_PARAMETER * counts[-1]) / batch / VALIDATIONS)
     rungs = [
         RungPlan(**SHAPES[place]._asdict(), parameters=count,
                  inner_parameters=count - (vocabulary + SEQ_LENGTH) * model.hidden_size,

@@ -47,7 +47,9 @@ class Trained(NamedTuple):
     """Digest of what it was trained on."""
     digest: str
     losses: dict[int, float]
-    """Of validation by tokens trained on, from 0."""
+    """Of the same part of the validation text by tokens trained on, from 0."""
+    final: float
+    """At the end, of all of the validation text."""
     is_finished: bool
     """Not if its loss stopped being a number."""
 
@@ -88,10 +90,19 @@ def _read(folder: Path) -> Trained:
         if sealed["files"][MANIFEST]["sha256"] != sha256_file(folder / f"training-{MANIFEST}"):
             raise IntegrityFailure(f"{folder.name}: the manifest is not the one that was sealed")
     batch = config.train.global_batch_size * config.model.seq_length
-    losses = {line.iteration * batch: line.loss for line in read_validations(folder)}
+    lines = read_validations(folder)
+    losses = {line.iteration * batch: line.loss for line in lines if line.kind == "validation"}
     if marker.is_file() and max(losses, default=0) != config.train.iterations * batch:
         raise IntegrityFailure(f"{folder.name}: {METRICS} does not end where the training did")
-    return Trained(folder, config, manifest.parents["dataset"], digest, losses, marker.is_file())
+    return Trained(
+        folder,
+        config,
+        manifest.parents["dataset"],
+        digest,
+        losses,
+        lines[-1].loss if lines else math.nan,
+        marker.is_file(),
+    )
 
 
 def rung_of(plan: LadderPlan, trained: Trained) -> int:
@@ -167,7 +178,7 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
             LadderRun(
                 name=each.folder.name, rung=rung_of(plan, each), seed=each.config.train.seed,
                 learning_rate=each.config.train.learning_rate, curve=list(each.losses.items()),
-                bits_per_byte=each.end * bits_per_nat,
+                bits_per_byte=each.final * bits_per_nat,
             )
             for each in finished
         ),
