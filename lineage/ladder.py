@@ -126,6 +126,16 @@ class Comparison(Document):
     high: Finite
 
 
+class LastWords(Document):
+    """LAMBADA's last words, by the strict rule."""
+
+    log_likelihood: Finite
+    """Mean over the examples, in nats."""
+    log_likelihood_error: Finite
+    accuracy: Finite
+    accuracy_error: Finite
+
+
 class LadderResult(Document):
     """ladder.json: what came of a ladder."""
 
@@ -137,4 +147,6 @@ class LadderResult(Document):
     bits_per_byte: dict[str, list[Finite]]
     """Of each text, by rung; of the first seed."""
     comparisons: list[Comparison]
+    last_words: list[LastWords] = Field(default_factory=list)
+    """By rung; of the first seed."""
     sentence: str

@@ -58,6 +58,11 @@ def ladder_exhibit(run: Path) -> Exhibit:
         f"{each.smaller + 1} (90 %: {-each.high:.3f} to {-each.low:.3f})."
         for each in result.comparisons
     ]
+    words = [
+        f"LAMBADA's last words have a mean log-likelihood of {each.log_likelihood:.2f} ± "
+        f"{each.log_likelihood_error:.2f} nats in rung {rung}, {each.accuracy:.1%} are right."
+        for rung, each in enumerate(result.last_words, 1)
+    ]
     caption = [
         f"{len(plan.rungs)} models on the same {plan.tokens:,} tokens ({plan.epochs:.2f} passes), "
         f"{len(plan.seeds)} seeds of all but the largest.",
@@ -65,6 +70,7 @@ def ladder_exhibit(run: Path) -> Exhibit:
         "The largest model's seed is the beginning of its forecast's digest: it cannot have been trained before.",
         f"The law misses no mean at the end by more than {forecast.misfit:.2%}.",
         *texts,
+        *words,
     ]
     return Exhibit(
         "ladder", "Figure 6 as a law: a ladder of small models", caption, Table(heads, rows, words=0),
@@ -74,40 +80,49 @@ def ladder_exhibit(run: Path) -> Exhibit:
 
 
 def draw(ladder: Ladder, narrow: bool = False) -> Figure:
-    """Losses over tokens, the forecast as a band; ends over parameters, the law as a line."""
-    figure = blank(narrow, 7.2 if narrow else 4.2)
-    left, right = figure.subplots(2, 1) if narrow else figure.subplots(1, 2)
+    """Losses over compute, the forecast as a band; ends over parameters, the law as a line and what it misses."""
+    figure = blank(narrow, 9.0 if narrow else 4.6)
+    if narrow:
+        panels = figure.subplot_mosaic([["curves"], ["ends"], ["misses"]], height_ratios=[3, 3, 1.4])
+    else:
+        panels = figure.subplot_mosaic([["curves", "ends"], ["curves", "misses"]], height_ratios=[3, 1.2])
+    curves, ends, misses = panels["curves"], panels["ends"], panels["misses"]
     plan, forecast, _ = ladder
+    every = []
     for rung, sizes in enumerate(plan.rungs):
-        if not ladder.ends(rung):
+        if not (reached := ladder.ends(rung)):
             continue
         color, marker = look(rung)
         tokens, losses = ladder.curve(rung)
-        shown = [(place, loss) for place, loss in zip(tokens, losses, strict=True) if place]
-        left.plot(
+        shown = [(6 * sizes.parameters * place, loss) for place, loss in zip(tokens, losses, strict=True) if place]
+        curves.plot(
             *zip(*shown, strict=True), color=color, marker=marker, markersize=3, linewidth=1.2, label=_name(sizes)
         )
-        right.plot(
-            [sizes.inner_parameters] * len(ladder.ends(rung)), ladder.ends(rung), marker, color=color, markersize=5
-        )
-    places = [place.tokens for place in forecast.curve]
-    bounds = [[getattr(place, end) for place in forecast.curve] for end in ("low", "high")]
-    left.fill_between(places, *bounds, color=LIGHT["muted"], alpha=0.35, linewidth=0, label="forecast, 90 %")
+        size, by_law = sizes.inner_parameters, forecast.law.loss(sizes.inner_parameters, plan.tokens)
+        ends.plot([size] * len(reached), reached, marker, color=color, markersize=5)
+        misses.plot([size] * len(reached), [100 * (loss / by_law - 1) for loss in reached], marker, color=color)
+        every += reached
+    places = [6 * forecast.rung.parameters * place.tokens for place in forecast.curve]
+    low, high = [place.low for place in forecast.curve], [place.high for place in forecast.curve]
+    curves.fill_between(places, low, high, color=LIGHT["muted"], alpha=0.35, linewidth=0, label="forecast, 90 %")
     along = np.geomspace(plan.rungs[0].inner_parameters, plan.rungs[-1].inner_parameters, 60)
-    right.plot(along, [forecast.law.loss(size, plan.tokens) for size in along], color=LIGHT["muted"], linestyle=DASHES)
+    ends.plot(along, [forecast.law.loss(size, plan.tokens) for size in along], color=LIGHT["muted"], linestyle=DASHES)
     end = forecast.curve[-1]
-    right.errorbar(
+    ends.errorbar(
         [forecast.rung.inner_parameters], [end.loss], [[end.loss - end.low], [end.high - end.loss]],
         color=LIGHT["muted"], capsize=5, linewidth=1.5,
     )  # fmt: skip
-    for axes, name in ((left, "tokens"), (right, "parameters without embeddings")):
+    misses.axhline(0, color=LIGHT["muted"], linestyle=DASHES, linewidth=1)
+    for axes, name in ((curves, "training compute (FLOPs, 6 × parameters × tokens)"),
+                       (ends, ""), (misses, "parameters without embeddings")):  # fmt: skip
         plain_log_ticks(axes, "x")
         axes.set_xlabel(name)
-        axes.set_ylabel("validation loss (nats per token)")
         axes.yaxis.set_major_formatter(lambda value, _: show(value))
-    ends = [loss for rung in range(len(plan.rungs)) for loss in ladder.ends(rung)]
-    left.set_ylim(min(*bounds[0], *ends), 2 * max(ends) - min(*bounds[0], *ends))
-    left.legend(fontsize=7.5, frameon=False)
+    for axes in (curves, ends):
+        axes.set_ylabel("validation loss (nats per token)")
+    misses.set_ylabel("% off")
+    curves.set_ylim(lowest := min(*low, *every), 2 * max(every) - lowest)
+    curves.legend(fontsize=7.5, frameon=False)
     return figure
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from data_pipeline.config import DataConfig
-from data_pipeline.contamination.testsets import find_test_set
 from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from engine.data.dataset import DatasetFacts
 from engine.launch.forked import run_forked
@@ -26,6 +25,8 @@ from engine.parallel.mesh import serial_mesh
 from engine.run.directory import begin_run, read_steps
 from engine.step import NotFinite, build_step
 from engine.train import train
+from evaluation.evaluate import evaluate
+from evaluation.settings import Settings
 from experiments.ladder.plan import BATCH_SIZE, SEARCH_SEED, SHAPES, describe_plan, make_plan, rung_config, rung_model
 from experiments.ladder.result import (
     CARD,
@@ -33,10 +34,10 @@ from experiments.ladder.result import (
     FORECAST,
     LADDER,
     PLAN,
-    TEXTS,
     TRAINING,
     best_rate,
     derive,
+    first_of_rungs,
     format_ladder,
     keep,
     make_forecast,
@@ -44,15 +45,17 @@ from experiments.ladder.result import (
     rung_of,
     seed_of,
 )
+from experiments.ladder.texts import find_tasks
 from experiments.reproduce.processes import StepFailed, run_step
 from experiments.reproduce.steps import shown
 from experiments.verdicts import RECORDS
+from lineage.atomic import write_json
 from lineage.children import end_with_parent
 from lineage.config import load_config
 from lineage.data_files import DataCard
 from lineage.digest import sha256_file
 from lineage.environment import available_cores
-from lineage.errors import DataMissing, UserError
+from lineage.errors import UserError
 from lineage.files import read_document, write_document
 from lineage.ladder import Forecast, LadderPlan
 from lineage.lock import locked
@@ -153,7 +156,7 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
     if code := launch(partial(_train_one, config, runs), min(plan.cores, 2)):
         raise StepFailed(f"training of {config.name}", code)
     keep(begin_run(config, runs)[2].path, run.path)
-    _evaluate(run, plan, runs)
+    _evaluate(run, runs)
     result, records = derive(run.path)
     write_document(run.path / LADDER, result)
     write_records(run.path / RECORDS, records)
@@ -228,17 +231,13 @@ def _alone(config: RunConfig, runs: Path) -> None:
         raise SystemExit(error.exit_code) from None
 
 
-def _evaluate(run: RunDirectory, plan: LadderPlan, runs: Path) -> None:
-    """Score the first seed of every rung, and the largest, on the test sets that are here."""
-    trained = [each for each in read_kept(run.path) if not each.is_trial and each.is_finished]
-    first = {rung_of(plan, each): each for each in sorted(trained, key=lambda each: -each.config.train.seed)}
-    for text in TEXTS:
-        try:
-            find_test_set(text)
-        except DataMissing as missing:
-            print(f"{text}: left out; {missing}")
-            continue
-        for _, each in sorted(first.items()):
-            out = run.path / EVALUATIONS / f"{each.folder.name}-{text}.json"
-            if not out.is_file():
-                run_step("mlm-eval", text, "--ckpt", shown(runs / each.folder.name), "--json", shown(out))
+def _evaluate(run: RunDirectory, runs: Path) -> None:
+    """Score the first seed of every rung, and the largest, on the published texts that are here."""
+    tasks, missing = find_tasks()
+    for name, reason in missing.items():
+        print(f"{name}: left out; {reason}")
+    for each in first_of_rungs(run.path) if tasks else ():
+        out = run.path / EVALUATIONS / f"{each.folder.name}.json"
+        if not out.is_file():
+            done = evaluate(runs / each.folder.name, tasks, Settings()).done
+            write_json(out, {name: evaluation.result.model_dump(mode="json") for name, evaluation in done.items()})

@@ -14,24 +14,23 @@ import numpy as np
 
 from engine.config import RunConfig
 from engine.run.directory import METRICS, SUMMARY, read_validations
-from evaluation.protocol import PerplexityResult
+from evaluation.protocol import ClozeResult, PerplexityResult
 from evaluation.uncertainty import difference_standard_error
 from experiments.ladder.law import METHOD, fit
 from experiments.ladder.plan import SEARCH_SEED
+from experiments.ladder.texts import LAST_WORDS, TEXTS
 from lineage.atomic import write_text
 from lineage.config import parse_config
 from lineage.data_files import DataCard
 from lineage.digest import MARKER, sha256_file
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Manifest, read_document, read_values
-from lineage.ladder import Comparison, Forecast, LadderPlan, LadderResult, LadderRun
+from lineage.ladder import Comparison, Forecast, LadderPlan, LadderResult, LadderRun, LastWords
 from lineage.records import Record
 from lineage.run import MANIFEST
 
 PLAN, FORECAST, LADDER, CARD = "plan.json", "forecast.json", "ladder.json", "dataset.json"
 TRAINING, EVALUATIONS = "training", "evaluations"
-TEXTS = ("wikitext103",)
-"""Test sets whose bits per byte are compared."""
 NORMAL = 1.645
 """Standard errors on either side of nine tenths of a normal distribution."""
 SAME = 1e-6
@@ -115,6 +114,14 @@ def rung_of(plan: LadderPlan, trained: Trained) -> int:
         raise IntegrityFailure(f"{trained.folder.name} is of no rung of {PLAN}") from None
 
 
+def first_of_rungs(ladder: Path) -> list[Trained]:
+    """Of each rung that came to an end the training of the lowest seed."""
+    plan = read_document(ladder / PLAN, LadderPlan)
+    trained = [each for each in read_kept(ladder) if not each.is_trial and each.is_finished]
+    first = {rung_of(plan, each): each for each in sorted(trained, key=lambda each: -each.config.train.seed)}
+    return [each for _, each in sorted(first.items())]
+
+
 def best_rate(trials: Iterable[Trained]) -> float:
     """The learning rate of the trial with the lowest loss at the end. Raises BadInput where all diverged."""
     finished = [trial for trial in trials if trial.is_finished and math.isfinite(trial.end)]
@@ -186,14 +193,15 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
     )  # fmt: skip
     found, foreseen = runs[-1].loss, forecast.curve[-1]
     verdict: Literal["HIT", "MISS"] = "HIT" if foreseen.low <= found <= foreseen.high else "MISS"
-    texts, comparisons = _bits_per_byte(ladder, runs)
+    scores = _read_scores(ladder, runs)
+    texts, comparisons = _bits_per_byte(scores)
     sentence = (
         f"{verdict}: the largest rung was foreseen at {foreseen.loss:.4f} nats ({foreseen.low:.4f} to "
         f"{foreseen.high:.4f}) and reached {found:.4f}; loss falls with N^-{forecast.law.size_exponent:.3f} "
         f"({forecast.exponent_low:.3f} to {forecast.exponent_high:.3f}) towards {forecast.law.irreducible:.2f}"
     )
     result = LadderResult(runs=runs, verdict=verdict, found=found, bits_per_byte=texts, comparisons=comparisons,
-                          sentence=sentence)  # fmt: skip
+                          last_words=_last_words(scores), sentence=sentence)  # fmt: skip
     return result, list(_records(ladder, plan, forecast, result))
 
 
@@ -240,20 +248,39 @@ def _agree(one: Forecast, other: Forecast) -> bool:
     )
 
 
-def _bits_per_byte(ladder: Path, runs: list[LadderRun]) -> tuple[dict[str, list[float]], list[Comparison]]:
+def _read_scores(ladder: Path, runs: list[LadderRun]) -> list[dict[str, Any]]:
+    """What the first seed of every rung reached on the published texts; nothing if a rung is missing."""
+    first = {run.rung: run.name for run in reversed(runs)}
+    paths = [ladder / EVALUATIONS / f"{name}.json" for _, name in sorted(first.items())]
+    return [read_values(path) for path in paths] if all(path.is_file() for path in paths) else []
+
+
+def _bits_per_byte(scores: list[dict[str, Any]]) -> tuple[dict[str, list[float]], list[Comparison]]:
     """Of each text, by rung; and between rungs two apart the difference over the same articles."""
     texts: dict[str, list[float]] = {}
     comparisons = []
-    first = {run.rung: run.name for run in reversed(runs)}
     for text in TEXTS:
-        paths = [ladder / EVALUATIONS / f"{name}-{text}.json" for _, name in sorted(first.items())]
-        if not all(path.is_file() for path in paths):
+        if not scores or any(text not in each for each in scores):
             continue
-        results = [PerplexityResult.model_validate(read_values(path)) for path in paths]
+        results = [PerplexityResult.model_validate(each[text]) for each in scores]
         texts[text] = [result.bits_per_byte for result in results]
         for smaller, larger in zip(range(len(results)), range(2, len(results)), strict=False):
             comparisons.append(_compared(text, smaller, larger, results))
     return texts, comparisons
+
+
+def _last_words(scores: list[dict[str, Any]]) -> list[LastWords]:
+    """LAMBADA's, by rung."""
+    results = [ClozeResult.model_validate(each[LAST_WORDS]) for each in scores if LAST_WORDS in each]
+    return [
+        LastWords(
+            log_likelihood=-math.log(result.perplexity),
+            log_likelihood_error=(result.perplexity_standard_error or 0.0) / result.perplexity,
+            accuracy=result.accuracy,
+            accuracy_error=result.standard_error,
+        )
+        for result in results
+    ]
 
 
 def _compared(text: str, smaller: int, larger: int, results: list[PerplexityResult]) -> Comparison:
@@ -298,7 +325,7 @@ def format_ladder(ladder: Path) -> str:
     plan, forecast = read_document(ladder / PLAN, LadderPlan), read_document(ladder / FORECAST, Forecast)
     result = read_document(ladder / LADDER, LadderResult)
     lines = [f"{'N':>10}{'rate':>8}{'loss':>9}  {'by seed':<26}{'law':>9}{'bits/byte':>11}"
-             + "".join(f"{text:>14}" for text in result.bits_per_byte)]  # fmt: skip
+             + "".join(f"{text:>19}" for text in result.bits_per_byte)]  # fmt: skip
     for rung, sizes in enumerate(plan.rungs):
         runs = [run for run in result.runs if run.rung == rung]
         if not runs:
@@ -309,12 +336,17 @@ def format_ladder(ladder: Path) -> str:
         lines.append(
             f"{sizes.inner_parameters:>10,}{runs[0].learning_rate:>8g}{loss:>9.4f}  "
             f"{', '.join(f'{run.loss:.4f}' for run in runs):<26}{by_law:>9.4f}"
-            f"{bits:>11.4f}" + "".join(f"{values[rung]:>14.4f}" for values in result.bits_per_byte.values())
+            f"{bits:>11.4f}" + "".join(f"{values[rung]:>19.4f}" for values in result.bits_per_byte.values())
         )
     for each in result.comparisons:
         lines.append(
             f"{each.text}: rung {each.larger + 1} less rung {each.smaller + 1}: {each.difference:+.4f} bits per byte "
             f"({each.low:+.4f} to {each.high:+.4f})"
+        )
+    for rung, words in enumerate(result.last_words, 1):
+        lines.append(
+            f"LAMBADA: rung {rung}: log-likelihood of the last word {words.log_likelihood:.3f} ± "
+            f"{words.log_likelihood_error:.3f} nats, accuracy {words.accuracy:.2%} ± {words.accuracy_error:.2%}"
         )
     lines += [f"left out of the law: {name}: {reason}" for name, reason in forecast.left_out.items()]
     return "\n".join([*lines, f"the law misses no rung by more than {forecast.misfit:.2%}", result.sentence])

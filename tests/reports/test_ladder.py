@@ -76,9 +76,13 @@ def test_what_it_says_is_what_was_found(tmp_path: Path) -> None:
     assert [row[0] for row in exhibit.data.rows] == ["30000", "30000", "54000", "54000", "97000", "97000", "175000"]
     assert exhibit.command == "mlm-experiment ladder --budget 30m"
     assert exhibit.draw
-    left, right = exhibit.draw(False).axes
-    assert [line.get_label() for line in left.lines] == ["30k", "54k", "97k", "175k"]
-    assert right.get_xscale() == "log"
+    for narrow in (False, True):
+        curves, ends, misses = exhibit.draw(narrow).axes
+        assert [line.get_label() for line in curves.lines] == ["30k", "54k", "97k", "175k"]
+        assert {axes.get_xscale() for axes in (curves, ends, misses)} == {"log"}
+        largest = [line.get_ydata()[0] for line in misses.lines if len(line.get_xdata()) == 1]
+        found, by_law = LAW.loss(SIZES[3], PLACES[-1]) + 0.07, LAW.loss(SIZES[3], 500 * 16 * 128)
+        assert largest == pytest.approx([100 * (found / by_law - 1)])
 
 
 def test_a_damaged_ladder_is_named_and_left_out(tmp_path: Path) -> None:

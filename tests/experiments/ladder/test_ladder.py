@@ -10,7 +10,7 @@ import pytest
 
 from engine.data.dataset import DatasetFacts
 from engine.run.directory import METRICS
-from experiments.ladder import climb, plan
+from experiments.ladder import climb, plan, texts
 from experiments.ladder.plan import SHAPES
 from experiments.ladder.result import CARD, FORECAST, PLAN, TRAINING, derive, format_ladder, keep, read_kept, seed_of
 from experiments.verify.recomputed import Check
@@ -61,7 +61,7 @@ def climbed(tmp_path_factory: pytest.TempPathFactory) -> Climbed:
     assert len(before) == 3 * (2 + 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "VALIDATION_SAMPLES", 16)
-        patch.setattr(climb, "find_test_set", missing)
+        patch.setattr(texts, "find_test_set", missing)
         climb.make_ladder(run, dataset, runs)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     return Climbed(run.path, next(runs.glob("ladder-forecast-*")))
@@ -94,7 +94,7 @@ def test_the_largest_rung_has_the_seed_of_its_sealed_forecast(climbed: Climbed) 
     assert (climbed.other / FORECAST).read_bytes() == (climbed.run / FORECAST).read_bytes()
     forecast = read_document(climbed.run / FORECAST, Forecast)
     assert len(forecast.made_of) == 6
-    assert all("2x80" not in name for name in forecast.made_of)
+    assert all("2x88" not in name for name in forecast.made_of)
     end = forecast.curve[-1]
     assert result.verdict == ("HIT" if end.low <= largest.loss <= end.high else "MISS")
     assert [each.seed for each in result.runs[:-1]] == 3 * [1, 2]
@@ -127,17 +127,17 @@ def other_data(run: Path) -> None:
 
 
 def reuse_a_seed(run: Path) -> None:
-    first, second = (next((run / TRAINING).glob(f"ladder-1x48-rate-*-seed-{seed}-*")) for seed in (1, 2))
+    first, second = (next((run / TRAINING).glob(f"ladder-2x36-rate-*-seed-{seed}-*")) for seed in (1, 2))
     shutil.copyfile(first / METRICS, second / METRICS)
 
 
 def cut_short(run: Path) -> None:
-    path = next(run.glob(f"{TRAINING}/ladder-2x80-rate-*/{METRICS}"))
+    path = next(run.glob(f"{TRAINING}/ladder-2x88-rate-*/{METRICS}"))
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-2]))
 
 
 def another_end(run: Path) -> None:
-    path = next(run.glob(f"{TRAINING}/ladder-2x80-rate-*/{METRICS}"))
+    path = next(run.glob(f"{TRAINING}/ladder-2x88-rate-*/{METRICS}"))
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:-1], re.sub(r'"loss": [0-9.]+', '"loss": 1.5', lines[-1])]))
 
