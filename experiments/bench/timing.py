@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal, TypeVar
@@ -141,6 +142,37 @@ def gemm_gflops(ranks: int = 1, precision: Precision = "fp32", clock: Callable[[
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
         tries.append(seconds.item())
     return 2 * GEMM_WIDTH**3 * GEMM_REPEATS * ranks / min(tries) / 1e9
+
+
+def shaped_gflops(size: BenchSize, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Billions of operations a second in the products of a model's own weights, forward and backward: each the best of
+    several tries.
+    """
+    import torch
+    from torch.nn.functional import linear
+
+    from engine.optim.precision import DTYPES
+
+    h, tokens = size.model.hidden_size, size.train.microbatch_size * size.model.seq_length
+    widths = {(h, 3 * h): size.model.num_layers, (h, h): size.model.num_layers, (h, 4 * h): size.model.num_layers,
+              (4 * h, h): size.model.num_layers, (h, size.model.padded_vocab_size): 1}  # fmt: skip
+    seconds = operations = 0.0
+    for (ins, outs), times in widths.items():
+        x, weight, gradient = (
+            torch.ones(shape, dtype=DTYPES[size.train.precision])
+            for shape in ((tokens, ins), (outs, ins), (tokens, outs))
+        )
+        for product in (partial(linear, x, weight), partial(torch.mm, gradient, weight),
+                        partial(torch.mm, gradient.t(), x)):  # fmt: skip
+            tries = []
+            for _ in range(GEMM_TRIES + 1):
+                start = clock()
+                for _ in range(GEMM_REPEATS):
+                    product()
+                tries.append((clock() - start) / GEMM_REPEATS)
+            seconds += times * min(tries)
+            operations += times * 2 * tokens * ins * outs
+    return operations / seconds / 1e9
 
 
 def rates(size: BenchSize, measured: Measured) -> dict[str, list[float]]:

@@ -6,7 +6,9 @@ import shutil
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from functools import partial
+from io import StringIO
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -220,12 +222,13 @@ def _directory(config: RunConfig, runs: Path) -> Path:
 
 
 def _alone(config: RunConfig, runs: Path) -> None:
-    """A forked process's work: train on one thread, quietly."""
+    """A forked process's work: train on one thread, quietly; spikes stand in the run's own files."""
     end_with_parent(signal.SIGTERM)
     torch.set_num_threads(1)
     os.environ[QUIET] = "1"
     try:
-        _train_one(config, runs)
+        with redirect_stderr(StringIO()):
+            _train_one(config, runs)
     except UserError as error:
         print(f"{config.name}: {error}", flush=True)
         raise SystemExit(error.exit_code) from None

@@ -29,7 +29,7 @@ from experiments.bench.benchmarks.train import (
 from experiments.bench.cli import add_benchmarks, main
 from experiments.bench.contender import TOLERANCE, read_size
 from experiments.bench.show import compare, show
-from experiments.bench.timing import Timed, differing_losses, gemm_gflops, time_contender
+from experiments.bench.timing import Timed, differing_losses, gemm_gflops, shaped_gflops, time_contender
 from lineage.benchmark import Benchmark, Case, Environment, Ratio, read_benchmark, write_benchmark
 from lineage.command import run_command
 from lineage.environment import describe_environment
@@ -48,13 +48,14 @@ def measured(seconds: float, loss: float = 1.0, peak: int = 100) -> Timed:
 def test_a_row_holds_ratios_goals_and_whether_they_are_reached() -> None:
     flops = flops_per_token(SIZE.model, causal=True) * SIZE.tokens
     found = {OURS: [measured(1.0)], STOCK: [measured(3.0, peak=150)], TUNED: [measured(0.5)]}
-    case = summarize(ROW, SIZE, found, [2 * flops / 1e9])
+    case = summarize(ROW, SIZE, found, [2 * flops / 1e9], [flops / 1e9])
     ratios = {ratio.name: ratio for ratio in case.ratios}
     assert ratios["× stock nanoGPT"].rounds == [3.0]
     assert {name: (ratio.value, ratio.goal, ratio.is_reached) for name, ratio in ratios.items()} == {
         "× stock nanoGPT": (3.0, 2.0, True),
         "× tuned nanoGPT": (0.5, None, True),
         "of the limit": (0.5, 0.5, True),
+        "of its shapes' limit": (1.0, None, True),
         "of stock nanoGPT's memory": (0.666667, 0.5, False),
     }
     assert differing(ROW, found) == []
@@ -65,7 +66,7 @@ def test_losses_that_differ_are_named() -> None:
     assert [each.split("losses of ")[1].split(" differ")[0] for each in differing(ROW, found)] == [STOCK, TUNED]
     assert len(differing(replace(ROW, dropout=0.1), found)) == 1  # with masks of their own only the NaN
     assert len(differing(replace(ROW, precision="bf16"), found)) == 1
-    assert summarize(ROW, SIZE, found, [1.0]).losses[TUNED] == [None, None]
+    assert summarize(ROW, SIZE, found, [1.0], [2.0]).losses[TUNED] == [None, None]
 
 
 def test_all_contenders_compute_the_same() -> None:
@@ -81,6 +82,7 @@ def test_all_contenders_compute_the_same() -> None:
             one[0].peak_bytes >= 0 and len(one[0].seconds) == size.train.iterations - 2 for one in found.values()
         )
     assert gemm_gflops() > 1
+    assert shaped_gflops(size) > 0.1
 
 
 def test_every_case_of_the_table_has_a_goal() -> None:
@@ -107,7 +109,7 @@ def test_the_terminal_shows_every_goal_met_or_not(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     found = {OURS: [measured(1.0)], STOCK: [measured(3.0, peak=150)], TUNED: [measured(0.5)]}
-    case = summarize(ROW, SIZE, found, [1.0])
+    case = summarize(ROW, SIZE, found, [1.0], [2.0])
     show(Benchmark(benchmark="train", title="Training", cases=[case], notes=["how [it] was measured"]))
     printed = capsys.readouterr().out
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if "│" in line]

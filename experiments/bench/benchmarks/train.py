@@ -21,7 +21,8 @@ from lineage.benchmark import Benchmark, Case
 from lineage.errors import BadInput
 from lineage.progress import announce
 
-OURS, STOCK, TUNED, LIMIT = parallel.SERIAL, "stock nanoGPT", "tuned nanoGPT", "limit"
+OURS, STOCK, TUNED = parallel.SERIAL, "stock nanoGPT", "tuned nanoGPT"
+LIMIT, SHAPED = "limit", "limit of its own shapes"
 LAYOUTS = "two processes, tiny fp32"
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
 """Most by which losses without dropout may differ; with dropout, where masks are each contender's own, MASKED."""
@@ -41,6 +42,7 @@ class Row:
     to_tuned: float | None = None
     to_limit: float | None = None
     memory_to_stock: float | None = None
+    to_shaped: float | None = None
 
     @property
     def name(self) -> str:
@@ -55,7 +57,7 @@ ROWS = (
     Row("small", "fp32", 0.0, to_limit=0.83),
     Row("tiny", "fp32", 0.0, to_limit=0.85),
     Row("tiny", "bf16", 0.0, to_limit=0.75),
-    Row("twin", "fp32", 0.1, to_stock=1.5),
+    Row("twin", "fp32", 0.1, to_stock=1.5, to_shaped=0.8),
 )
 
 
@@ -90,6 +92,9 @@ def measure(
         measurements[each.name, LIMIT] = partial(
             timing.on_ranks, "matrix products", 1, timing.gemm_gflops, 1, each.precision, time.process_time
         )
+        measurements[each.name, SHAPED] = partial(
+            timing.on_ranks, "products of its shapes", 1, timing.shaped_gflops, shapes[each.name], time.process_time
+        )
         for contender in contenders():
             measurements[each.name, contender.name] = partial(
                 timing.measure_contender, contender, shapes[each.name], each.dropout, time.process_time
@@ -100,8 +105,8 @@ def measure(
     results, disagreements = [], []
     for each in cases:
         measured = {contender.name: taken[each.name, contender.name] for contender in contenders()}
-        gflops = [rate for (rate,) in taken[each.name, LIMIT]]
-        results.append(summarize(each, shapes[each.name], measured, gflops))
+        square, shaped = ([rate for (rate,) in taken[each.name, limit]] for limit in (LIMIT, SHAPED))
+        results.append(summarize(each, shapes[each.name], measured, square, shaped))
         disagreements += differing(each, measured)
     of_layouts = {each.name: taken[LAYOUTS, each.name] for each in layouts}
     shares = timing.on_ranks(OURS, 1, profile, shapes[cases[0].name], cases[0].dropout)[0]
@@ -121,23 +126,28 @@ def measure(
     )
 
 
-def summarize(row: Row, size: BenchSize, measured: Measured, gflops: Sequence[float]) -> Case:
-    """One case of the result, from every contender's rounds and what matrix products reached in each."""
-    speed = timing.rates(size, measured)
-    limits = [rate * 1e9 / flops_per_token(size.model, causal=True) for rate in gflops]
+def summarize(row: Row, size: BenchSize, measured: Measured, square: Sequence[float], shaped: Sequence[float]) -> Case:
+    """One case of the result, from every contender's rounds and what matrix products reached in each, square ones and
+    those of the model's own shapes.
+    """
+    speed, operations = timing.rates(size, measured), flops_per_token(size.model, causal=True)
+    limits, own = ([rate * 1e9 / operations for rate in gflops] for gflops in (square, shaped))
     peaks = {name: [timed.peak_bytes for timed in many] for name, many in measured.items()}
     return Case(
         name=row.name,
         series=[
             *(series(name, "rate", RATE, *many) for name, many in speed.items()),
             series(LIMIT, "rate", RATE, median(limits), kind="computed"),
+            series(SHAPED, "rate", RATE, median(own), kind="computed"),
             *(series(name, "peak memory", "bytes", *many) for name, many in peaks.items()),
-            series("matrix products", "speed", "GFLOP/s", *gflops),
+            series("matrix products", "speed", "GFLOP/s", *square),
+            series("products of its shapes", "speed", "GFLOP/s", *shaped),
         ],
         ratios=[
             ratio("× stock nanoGPT", speed[OURS], speed[STOCK], row.to_stock),
             ratio("× tuned nanoGPT", speed[OURS], speed[TUNED], row.to_tuned),
             ratio("of the limit", speed[OURS], limits, row.to_limit),
+            ratio("of its shapes' limit", speed[OURS], own, row.to_shaped),
             ratio("of stock nanoGPT's memory", peaks[OURS], peaks[STOCK], row.memory_to_stock, less_is_better=True),
         ],
         losses=timing.first_losses(measured),
