@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq  # type: ignore[import-untyped]
 
-from experiments.catalogue import Claim
+from experiments.catalogue import Claim, find_experiment
 from experiments.verdicts import HELD_OUT
 from lineage.errors import BadInput
 
@@ -56,16 +56,49 @@ def extrapolated(claims: Sequence[Claim], series: str) -> list[dict[str, Any]]:
     return numbers
 
 
-def _at_one(sizes: np.ndarray, losses: np.ndarray) -> float:
-    """The loss at size 1 of the law through three sizes' losses, each lower than the one before."""
+def published_exponent(claims: Sequence[Claim], series: Sequence[str]) -> tuple[float, float, float]:
+    """α of loss = E + A · N^−α through three models' last published points, with the 90 % interval of their reading."""
+    last = [max((claim for claim in claims if claim.series == name and claim.x), key=_place) for name in series]
+    sizes = np.array([parameters_of(name) for name in series])
+    read = np.array([float(claim.value) for claim in last])
+    noise = np.random.default_rng(0)
+    drawn = read + noise.uniform(-READING_ERROR, READING_ERROR, (DRAWS, len(read)))
+    low, high = np.quantile([_exponent(sizes / sizes[-1], np.log(each)) for each in drawn], (0.05, 0.95))
+    return _exponent(sizes / sizes[-1], np.log(read)), float(low), float(high)
 
-    def gains(exponent: float) -> np.ndarray:
-        """Of each size over size 1, but for a factor; smooth in the exponent, also at 0."""
-        return np.log(sizes) if exponent == 0 else -np.expm1(-exponent * np.log(sizes)) / exponent
+
+def beside_published(low: float, high: float) -> str:
+    """What an exponent's interval says beside that of the published curve."""
+    names = ("345m", "775m", "2.5b")
+    value, least, most = published_exponent(find_experiment("2019/scaling-law").claims, names)
+    overlap = "overlap" if low <= most and least <= high else "do not overlap"
+    return (
+        f"The law's size exponent is {low:.3f} to {high:.3f}; the published curves of 345M, 775M and 2.5B give "
+        f"{value:.3f} ({least:.3f} to {most:.3f}) by the same form at their last epoch: the intervals {overlap}; "
+        "E and A cannot be compared, as text, vocabulary and tokens differ"
+    )
+
+
+def _place(claim: Claim) -> float:
+    return claim.x or 0.0
+
+
+def _gains(sizes: np.ndarray, exponent: float) -> np.ndarray:
+    """Of each size over size 1, but for a factor; smooth in the exponent, also at 0."""
+    return np.log(sizes) if exponent == 0 else -np.expm1(-exponent * np.log(sizes)) / exponent
+
+
+def _exponent(sizes: np.ndarray, losses: np.ndarray) -> float:
+    """That of the law through three sizes' losses, each lower than the one before."""
 
     def mismatch(exponent: float) -> float:
-        first, second, third = gains(exponent)
+        first, second, third = _gains(sizes, exponent)
         return float((losses[0] - losses[1]) * (third - second) - (losses[1] - losses[2]) * (second - first))
 
-    first, second, _ = gains(brentq(mismatch, *EXPONENTS))
+    return float(brentq(mismatch, *EXPONENTS))
+
+
+def _at_one(sizes: np.ndarray, losses: np.ndarray) -> float:
+    """The loss at size 1 of the law through three sizes' losses."""
+    first, second, _ = _gains(sizes, _exponent(sizes, losses))
     return float(losses[0] + (losses[0] - losses[1]) / (second - first) * first)

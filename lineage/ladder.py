@@ -149,4 +149,6 @@ class LadderResult(Document):
     comparisons: list[Comparison]
     last_words: list[LastWords] = Field(default_factory=list)
     """By rung; of the first seed."""
+    exponents: str
+    """The law's size exponent beside the published curve's own."""
     sentence: str

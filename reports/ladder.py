@@ -68,6 +68,7 @@ def ladder_exhibit(run: Path) -> Exhibit:
         f"{len(plan.seeds)} seeds of all but the largest.",
         f"{result.sentence}.",
         "The largest model's seed is the beginning of its forecast's digest: it cannot have been trained before.",
+        f"{result.exponents}.",
         f"The law misses no mean at the end by more than {forecast.misfit:.2%}.",
         *texts,
         *words,

@@ -1,10 +1,10 @@
 """Which models a ladder has, how long they are trained and what that takes here. Imports no torch.
 
-Sizes rise by about 1.8 in parameters without embeddings, from two layers on, at 32 to 44 units of width a layer where
-the paper's models have 36 to 43; the two smallest are narrower. The initial deviation is 0.02 · √(1024 / width), which
-is the 355M model's own at its width. Every size is tried at the same learning rates for the same number of iterations
-and keeps the best. There is no dropout, and the rate is constant after its warm-up, so that one training gives the loss
-after every number of tokens.
+Sizes rise by about 1.8 in parameters without embeddings. A model has a layer for every 43 units of width, as the 355M
+and the 8.3B model have, and two at least. The initial deviation is 0.02 · √(1024 / width), which is the 355M model's
+own at its width. Every size is tried at the same learning rates for the same number of iterations and keeps the best.
+There is no dropout, and the rate is constant after its warm-up, so that one training gives the loss after every number
+of tokens.
 """
 
 import heapq
@@ -29,11 +29,12 @@ class Shape(NamedTuple):
     heads: int
 
 
+WIDTH_OF_A_LAYER = 1024 / 24
+"""Of the 355M model, and of the 8.3B one."""
 SHAPES = tuple(
-    Shape(*sizes)
-    for sizes in (
-        (2, 36, 2), (2, 48, 3), (2, 64, 4), (2, 88, 4), (3, 96, 4), (3, 128, 4), (4, 152, 4), (5, 184, 4), (6, 224, 8),
-        (8, 264, 8), (9, 336, 8),
+    Shape(max(2, round(width / WIDTH_OF_A_LAYER)), width, heads)
+    for width, heads in (
+        (36, 2), (48, 3), (64, 4), (84, 4), (104, 4), (120, 5), (144, 6), (168, 7), (208, 8), (256, 8), (304, 8),
     )
 )  # fmt: skip
 FEWEST_RUNGS, MOST_RUNGS = 4, 7

@@ -19,6 +19,7 @@ from evaluation.uncertainty import difference_standard_error
 from experiments.ladder.law import METHOD, fit
 from experiments.ladder.plan import SEARCH_SEED
 from experiments.ladder.texts import LAST_WORDS, TEXTS
+from experiments.scaling_law import beside_published
 from lineage.atomic import write_text
 from lineage.config import parse_config
 from lineage.data_files import DataCard
@@ -201,7 +202,8 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
         f"({forecast.exponent_low:.3f} to {forecast.exponent_high:.3f}) towards {forecast.law.irreducible:.2f}"
     )
     result = LadderResult(runs=runs, verdict=verdict, found=found, bits_per_byte=texts, comparisons=comparisons,
-                          last_words=_last_words(scores), sentence=sentence)  # fmt: skip
+                          last_words=_last_words(scores), sentence=sentence,
+                          exponents=beside_published(forecast.exponent_low, forecast.exponent_high))  # fmt: skip
     return result, list(_records(ladder, plan, forecast, result))
 
 
@@ -349,4 +351,5 @@ def format_ladder(ladder: Path) -> str:
             f"{words.log_likelihood_error:.3f} nats, accuracy {words.accuracy:.2%} ± {words.accuracy_error:.2%}"
         )
     lines += [f"left out of the law: {name}: {reason}" for name, reason in forecast.left_out.items()]
+    lines.append(result.exponents)
     return "\n".join([*lines, f"the law misses no rung by more than {forecast.misfit:.2%}", result.sentence])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.catalogue import Claim, every_claim, find_experiment
-from experiments.scaling_law import extrapolated, parameters_of
+from experiments.scaling_law import beside_published, extrapolated, parameters_of, published_exponent
 from lineage.errors import BadInput
 
 SERIES = ("345m", "775m", "2.5b", "8.3b")
@@ -27,6 +27,20 @@ def test_a_law_is_found_again(floor: float, height: float, exponent: float) -> N
     (number,) = extrapolated(claims_of(law), "8.3b")
     assert math.log(number["value"]) == pytest.approx(law["8.3b"], abs=1e-6)
     assert number["low"] < number["value"] < number["high"]
+
+
+@settings(max_examples=10)
+@given(floor=st.floats(1, 3), height=st.floats(0.3, 1.5), exponent=st.floats(0.1, 0.8))
+def test_the_exponent_of_a_law_is_found_again(floor: float, height: float, exponent: float) -> None:
+    law = {name: floor + height * (parameters_of(name) / 1e9) ** -exponent for name in SERIES}
+    found, low, high = published_exponent(claims_of(law), SERIES[:3])
+    assert found == pytest.approx(exponent, abs=1e-6)
+    assert low < found < high
+
+
+def test_the_published_exponent_stands_beside_another() -> None:
+    assert "the intervals overlap" in beside_published(0.1, 0.9)
+    assert "the intervals do not overlap" in beside_published(0.01, 0.02)
 
 
 def test_the_held_out_point_is_not_looked_at() -> None:

@@ -45,6 +45,7 @@ def write_ladder(runs: Path) -> Path:
                         rung=rungs[3], curve=curve, made_of={})  # fmt: skip
     difference = Comparison(text="wikitext103", smaller=1, larger=3, difference=-0.05, low=-0.06, high=-0.04)
     result = LadderResult(runs=done, verdict="HIT", found=done[-1].loss, bits_per_byte={}, comparisons=[difference],
+                          exponents="The law's size exponent is 0.2",
                           sentence="HIT: the largest rung was foreseen")  # fmt: skip
     run = RunDirectory.begin(runs, "ladder", "ladder", {"budget_seconds": 1800.0}, {"dataset": "0" * 64})
     write_document(run.path / "plan.json", plan)

@@ -94,7 +94,7 @@ def test_the_largest_rung_has_the_seed_of_its_sealed_forecast(climbed: Climbed) 
     assert (climbed.other / FORECAST).read_bytes() == (climbed.run / FORECAST).read_bytes()
     forecast = read_document(climbed.run / FORECAST, Forecast)
     assert len(forecast.made_of) == 6
-    assert all("2x88" not in name for name in forecast.made_of)
+    assert all("2x84" not in name for name in forecast.made_of)
     end = forecast.curve[-1]
     assert result.verdict == ("HIT" if end.low <= largest.loss <= end.high else "MISS")
     assert [each.seed for each in result.runs[:-1]] == 3 * [1, 2]
@@ -132,12 +132,12 @@ def reuse_a_seed(run: Path) -> None:
 
 
 def cut_short(run: Path) -> None:
-    path = next(run.glob(f"{TRAINING}/ladder-2x88-rate-*/{METRICS}"))
+    path = next(run.glob(f"{TRAINING}/ladder-2x84-rate-*/{METRICS}"))
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-2]))
 
 
 def another_end(run: Path) -> None:
-    path = next(run.glob(f"{TRAINING}/ladder-2x88-rate-*/{METRICS}"))
+    path = next(run.glob(f"{TRAINING}/ladder-2x84-rate-*/{METRICS}"))
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:-1], re.sub(r'"loss": [0-9.]+', '"loss": 1.5', lines[-1])]))
 
