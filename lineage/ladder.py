@@ -14,9 +14,9 @@ class RungPlan(Document):
     width: int
     heads: int
     parameters: int
-    """In all."""
+    """In all: the N of the law."""
     inner_parameters: int
-    """Without the embeddings: the N of the law."""
+    """Without the embeddings."""
     seconds: Finite
     """One training was expected to take on one core."""
 
@@ -53,7 +53,7 @@ class Law(Document):
     irreducible: Finite
     """In nats a token, as `by_size` and `by_data` are."""
     by_size: Positive
-    """What a model of so many `parameters` without embeddings loses by its size."""
+    """What a model of so many `parameters` loses by its size."""
     parameters: Positive
     size_exponent: Positive
     by_data: Positive
@@ -62,7 +62,7 @@ class Law(Document):
     data_exponent: Positive
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """Of a model of so many parameters without embeddings after so many tokens."""
+        """Of a model of so many parameters after so many tokens."""
         of_size = self.by_size * (parameters / self.parameters) ** -self.size_exponent
         return float(self.irreducible + of_size + self.by_data * (tokens / self.tokens) ** -self.data_exponent)
 

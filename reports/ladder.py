@@ -47,9 +47,9 @@ def ladder_exhibit(run: Path) -> Exhibit:
     """Figure 6 in small, with what was foreseen and what was found."""
     ladder = Ladder.read(run)
     plan, forecast, result = ladder
-    heads = ("N", "parameters", "seed", "learning rate", "loss", "bits per byte", "kind")
+    heads = ("parameters, N", "without embeddings", "seed", "learning rate", "loss", "bits per byte", "kind")
     rows = [
-        (str(plan.rungs[each.rung].inner_parameters), str(plan.rungs[each.rung].parameters), str(each.seed),
+        (str(plan.rungs[each.rung].parameters), str(plan.rungs[each.rung].inner_parameters), str(each.seed),
          f"{each.learning_rate:g}", f"{each.loss:.4f}", f"{each.bits_per_byte:.4f}", "scaled")
         for each in result.runs
     ]  # fmt: skip
@@ -99,23 +99,23 @@ def draw(ladder: Ladder, narrow: bool = False) -> Figure:
         curves.plot(
             *zip(*shown, strict=True), color=color, marker=marker, markersize=3, linewidth=1.2, label=_name(sizes)
         )
-        size, by_law = sizes.inner_parameters, forecast.law.loss(sizes.inner_parameters, plan.tokens)
+        size, by_law = sizes.parameters, forecast.law.loss(sizes.parameters, plan.tokens)
         ends.plot([size] * len(reached), reached, marker, color=color, markersize=5)
         misses.plot([size] * len(reached), [100 * (loss / by_law - 1) for loss in reached], marker, color=color)
         every += reached
     places = [6 * forecast.rung.parameters * place.tokens for place in forecast.curve]
     low, high = [place.low for place in forecast.curve], [place.high for place in forecast.curve]
     curves.fill_between(places, low, high, color=LIGHT["muted"], alpha=0.35, linewidth=0, label="forecast, 90 %")
-    along = np.geomspace(plan.rungs[0].inner_parameters, plan.rungs[-1].inner_parameters, 60)
+    along = np.geomspace(plan.rungs[0].parameters, plan.rungs[-1].parameters, 60)
     ends.plot(along, [forecast.law.loss(size, plan.tokens) for size in along], color=LIGHT["muted"], linestyle=DASHES)
     end = forecast.curve[-1]
     ends.errorbar(
-        [forecast.rung.inner_parameters], [end.loss], [[end.loss - end.low], [end.high - end.loss]],
+        [forecast.rung.parameters], [end.loss], [[end.loss - end.low], [end.high - end.loss]],
         color=LIGHT["muted"], capsize=5, linewidth=1.5,
     )  # fmt: skip
     misses.axhline(0, color=LIGHT["muted"], linestyle=DASHES, linewidth=1)
     for axes, name in ((curves, "training compute (FLOPs, 6 × parameters × tokens)"),
-                       (ends, ""), (misses, "parameters without embeddings")):  # fmt: skip
+                       (ends, ""), (misses, "parameters")):  # fmt: skip
         plain_log_ticks(axes, "x")
         axes.set_xlabel(name)
         axes.yaxis.set_major_formatter(lambda value, _: show(value))
@@ -128,7 +128,7 @@ def draw(ladder: Ladder, narrow: bool = False) -> Figure:
 
 
 def _name(rung: RungPlan) -> str:
-    return compact(float(f"{rung.inner_parameters:.3g}"))
+    return compact(float(f"{rung.parameters:.3g}"))
 
 
 def _losses(curve: Sequence[tuple[int, float]]) -> list[float]:

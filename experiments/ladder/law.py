@@ -1,9 +1,9 @@
 """The law of a ladder's losses, and the forecast of its largest rung from the others. Imports no torch.
 
-loss(N, D) = E + (A / N)^α + (B / D)^β, as in Hoffmann et al. (2022), arXiv 2203.15556, Equation 2, is fitted to the
-means over seeds of the validation losses in the last three quarters of each training, by least squares of relative
-differences. The interval comes of a bootstrap that draws rungs and the seeds of each, with what one training's seed and
-the law's own misfit add.
+loss(N, D) = E + (A / N)^α + (B / D)^β, as in Hoffmann et al. (2022), arXiv 2203.15556, Equation 2, where N counts the
+embeddings as the published curve's sizes do, is fitted to the means over seeds of the validation losses in the last
+half of each training, by least squares of relative differences. The interval comes of a bootstrap that draws rungs and
+the seeds of each, with what one training's seed and the law's own misfit add.
 """
 
 import math
@@ -19,11 +19,11 @@ from lineage.ladder import Foreseen, Law, RungPlan
 Floats = NDArray[np.float64]
 
 METHOD = (
-    "loss = E + (A/N)^α + (B/D)^β by least squares of relative differences on the means over seeds, from a quarter of "
+    "loss = E + (A/N)^α + (B/D)^β by least squares of relative differences on the means over seeds, from half of "
     "the training on; interval: 5 % to 95 % of 400 draws of rungs and seeds, with a seed's and the law's own spread"
 )
 DRAWS = 400
-FROM_SHARE = 0.25
+FROM_SHARE = 0.5
 """Of a training, from which on its losses are fitted."""
 EXPONENTS = (0.02, 1.0)
 """Between which both exponents are looked for; published ones are 0.05 to 0.5."""
@@ -119,4 +119,4 @@ def fit(rungs: Sequence[RungPlan], curves: Mapping[int, Sequence[Mapping[int, fl
     """The law through validation losses by tokens, of each rung a curve for each seed."""
     places = sorted(set.intersection(*(set(curve) for seeds in curves.values() for curve in seeds)))
     of = [[[curve[place] for place in places] for curve in seeds] for seeds in curves.values()]
-    return Fitted([rungs[rung].inner_parameters for rung in curves], places, of)
+    return Fitted([rungs[rung].parameters for rung in curves], places, of)

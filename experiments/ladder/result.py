@@ -150,7 +150,7 @@ def make_forecast(plan: LadderPlan, trained: Iterable[Trained]) -> Forecast:
             curves.setdefault(rung, []).append(each.losses)
             made_of[each.folder.name] = each.digest
     fitted = fit(plan.rungs, curves)
-    curve, exponents = fitted.forecast(plan.rungs[above].inner_parameters)
+    curve, exponents = fitted.forecast(plan.rungs[above].parameters)
     return Forecast(
         method=METHOD,
         law=fitted.law,
@@ -319,7 +319,7 @@ def _records(ladder: Path, plan: LadderPlan, forecast: Forecast, result: LadderR
 
 
 def _series(plan: LadderPlan, rung: int) -> str:
-    return f"ladder, {plan.rungs[rung].inner_parameters / 1e3:,.0f}k"
+    return f"ladder, {plan.rungs[rung].parameters / 1e3:,.0f}k"
 
 
 def format_ladder(ladder: Path) -> str:
@@ -331,12 +331,12 @@ def format_ladder(ladder: Path) -> str:
     for rung, sizes in enumerate(plan.rungs):
         runs = [run for run in result.runs if run.rung == rung]
         if not runs:
-            lines.append(f"{sizes.inner_parameters:>10,}  diverged")
+            lines.append(f"{sizes.parameters:>10,}  diverged")
             continue
         loss, bits = (float(np.mean([getattr(run, name) for run in runs])) for name in ("loss", "bits_per_byte"))
-        by_law = forecast.law.loss(sizes.inner_parameters, plan.tokens)
+        by_law = forecast.law.loss(sizes.parameters, plan.tokens)
         lines.append(
-            f"{sizes.inner_parameters:>10,}{runs[0].learning_rate:>8g}{loss:>9.4f}  "
+            f"{sizes.parameters:>10,}{runs[0].learning_rate:>8g}{loss:>9.4f}  "
             f"{', '.join(f'{run.loss:.4f}' for run in runs):<26}{by_law:>9.4f}"
             f"{bits:>11.4f}" + "".join(f"{values[rung]:>19.4f}" for values in result.bits_per_byte.values())
         )

@@ -22,7 +22,7 @@ PLACES = (0, 250_000, 500_000, 1_000_000)
 
 
 def write_ladder(runs: Path) -> Path:
-    rungs = [RungPlan(layers=1, width=64, heads=4, parameters=2 * n, inner_parameters=n, seconds=1.0) for n in SIZES]
+    rungs = [RungPlan(layers=1, width=64, heads=4, parameters=n, inner_parameters=n // 2, seconds=1.0) for n in SIZES]
     plan = LadderPlan(
         budget_seconds=1800, cores=2, rungs=rungs, iterations=500, batch_size=16, seq_length=128, epochs=0.5,
         seeds=[1, 2], rates=[0.001, 0.002], search_iterations=100, expected_seconds=1500,
