@@ -109,16 +109,21 @@ def measure(
         results.append(summarize(each, shapes[each.name], measured, square, shaped))
         disagreements += differing(each, measured)
     of_layouts = {each.name: taken[LAYOUTS, each.name] for each in layouts}
-    shares = timing.on_ranks(OURS, 1, profile, shapes[cases[0].name], cases[0].dropout)[0]
     copied = timing.on_ranks("copy", 1, copied_bytes_per_second, COPIED_BYTES)[0]
-    spent = Case(
-        name=f"one iteration, {cases[0].name}",
-        series=[series(name, "share of time", "", share) for name, share in shares.items()],
-    )
+    spent = [
+        Case(
+            name=f"one iteration, {each.name}",
+            series=[
+                series(name, "share of time", "", share)
+                for name, share in timing.on_ranks(OURS, 1, profile, shapes[each.name], each.dropout)[0].items()
+            ],
+        )
+        for each in cases
+    ]
     return Benchmark(
         benchmark="train",
         title="Training beside nanoGPT and the core's limit",
-        cases=[*results, summarize_layouts(tiny, of_layouts), spent],
+        cases=[*results, summarize_layouts(tiny, of_layouts), *spent],
         disagreements=[*disagreements, *timing.differing_losses(LAYOUTS, of_layouts, TOLERANCE)],
         notes=NOTES["train"],
         setting={"rounds": rounds, "copying, GB/s": round(copied / 1e9, 1)},
