@@ -1,5 +1,6 @@
 """Schemas of the files of a dataset: its ledger and its data card."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -154,6 +155,11 @@ class Split(Document):
     documents: int
     bytes: int
     tokens: int
+
+    @property
+    def bits_per_nat(self) -> float:
+        """Bits per byte of a loss of one nat a token."""
+        return self.tokens / self.bytes / math.log(2)
 
 
 class File(Document):

@@ -9,10 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from lineage.data_files import DataCard
 from lineage.files import read_document
 from lineage.ladder import Forecast, LadderPlan, LadderResult, RungPlan
 from reports.exhibit import Exhibit, Table
 from reports.figures.marks import DASHES, blank, plain_log_ticks
+from reports.load import Reproduction
 from reports.numbers import compact, show
 from reports.style import LIGHT, look
 
@@ -23,6 +25,8 @@ class Ladder(NamedTuple):
     plan: LadderPlan
     forecast: Forecast
     result: LadderResult
+    card: DataCard
+    """Of its text."""
 
     @classmethod
     def read(cls, run: Path) -> "Ladder":
@@ -31,6 +35,7 @@ class Ladder(NamedTuple):
             read_document(run / "plan.json", LadderPlan),
             read_document(run / "forecast.json", Forecast),
             read_document(run / "ladder.json", LadderResult),
+            read_document(run / "dataset.json", DataCard),
         )
 
     def curve(self, rung: int) -> tuple[list[int], list[float]]:
@@ -43,10 +48,10 @@ class Ladder(NamedTuple):
         return [run.loss for run in self.result.runs if run.rung == rung]
 
 
-def ladder_exhibit(run: Path) -> Exhibit:
-    """Figure 6 in small, with what was foreseen and what was found."""
+def ladder_exhibit(run: Path, reproduction: Reproduction) -> Exhibit:
+    """Figure 6 in small, with what was foreseen and what was found, and where a reproduction's models stand on it."""
     ladder = Ladder.read(run)
-    plan, forecast, result = ladder
+    plan, forecast, result, _ = ladder
     heads = ("parameters, N", "without embeddings", "seed", "learning rate", "loss", "bits per byte", "kind")
     rows = [
         (str(plan.rungs[each.rung].parameters), str(plan.rungs[each.rung].inner_parameters), str(each.seed),
@@ -72,12 +77,33 @@ def ladder_exhibit(run: Path) -> Exhibit:
         f"The law misses no mean at the end by more than {forecast.misfit:.2%}.",
         *texts,
         *words,
+        *placed(ladder, reproduction),
     ]
     return Exhibit(
         "ladder", "Figure 6 as a law: a ladder of small models", caption, Table(heads, rows, words=0),
         f"mlm-experiment ladder --budget {plan.budget_seconds / 60:.0f}m", partial(draw, ladder),
         f"Validation loss of {len(plan.rungs)} models over tokens and over parameters. {result.sentence}",
     )  # fmt: skip
+
+
+def placed(ladder: Ladder, reproduction: Reproduction) -> list[str]:
+    """What the law gives a reproduction's models, by bytes, as vocabularies differ."""
+    sentences = []
+    own, other = ladder.card.splits, reproduction.card.splits if reproduction.card else {}
+    if not {"train", "valid"} <= own.keys() & other.keys():
+        return []
+    for model in reproduction.summary.models:
+        training, parameters = reproduction.trainings.get(model.name), model.trained.parameters
+        if not (training and training.final and parameters and model.tokens):
+            continue
+        text = model.tokens * other["train"].bytes / other["train"].tokens
+        by_law = ladder.forecast.law.loss(parameters, text * own["train"].tokens / own["train"].bytes)
+        sentences.append(
+            f"The {model.name} twin, {compact(parameters)} parameters after {compact(text)} bytes of text, ended at "
+            f"{training.final.loss * other['valid'].bits_per_nat:.3f} bits per byte of its validation text; at this "
+            f"size and length, which is not the ladder's, the law gives {by_law * own['valid'].bits_per_nat:.3f}."
+        )
+    return sentences
 
 
 def draw(ladder: Ladder, narrow: bool = False) -> Figure:
@@ -88,7 +114,7 @@ def draw(ladder: Ladder, narrow: bool = False) -> Figure:
     else:
         panels = figure.subplot_mosaic([["curves", "ends"], ["curves", "misses"]], height_ratios=[3, 1.2])
     curves, ends, misses = panels["curves"], panels["ends"], panels["misses"]
-    plan, forecast, _ = ladder
+    plan, forecast, *_ = ladder
     every = []
     for rung, sizes in enumerate(plan.rungs):
         if not (reached := ladder.ends(rung)):

@@ -124,8 +124,10 @@ def assemble(inputs: Inputs) -> Report:
     title = "What became of every published claim"
     exhibits["verdicts"] = Exhibit("verdicts", title, (), verdict_table(claims), tables=(outcome_table(outcomes),))
     sections = [training_section(reproduction), detail_section(reproduction)]
-    if ladders := [ladder_exhibit(origin.path) for origin in runs.origins if origin.manifest.kind == LADDER]:
-        sections.append(Section("ladder-section", "How loss falls with size", ladders))
+    if ladders := [origin for origin in runs.origins if origin.manifest.kind == LADDER]:
+        newest = max(ladders, key=lambda origin: origin.created)
+        exhibit = ladder_exhibit(newest.path, reproduction)
+        sections.append(Section("ladder-section", "How loss falls with size", [exhibit]))
     sections += [benchmarks.section] if benchmarks else []
     problems = (*reproduction.problems, *runs.problems, *(benchmarks.problems if benchmarks else ()))
     return Report(

@@ -178,8 +178,7 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
     plan, forecast = read_document(ladder / PLAN, LadderPlan), read_document(ladder / FORECAST, Forecast)
     card, trained = read_document(ladder / CARD, DataCard), read_kept(ladder)
     _check(ladder, plan, forecast, trained)
-    valid = card.splits["valid"]
-    bits_per_nat = valid.tokens / valid.bytes / math.log(2)
+    bits_per_nat = card.splits["valid"].bits_per_nat
     finished = [each for each in trained if not each.is_trial and each.is_finished]
     runs = sorted(
         (

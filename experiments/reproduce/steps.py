@@ -13,8 +13,8 @@ from lineage.installation import HOME
 from lineage.shipped import model_file
 
 TASKS = ("wikitext103", "lambada")
-BENCH = HOME / "results" / "bench"
-"""Benchmark results kept in a checkout; the report shows them where they are."""
+BENCH, KEPT_LADDER = HOME / "results" / "bench", HOME / "results" / "ladder"
+"""Results kept in a checkout; the report shows them where they are."""
 
 Step = list[str]
 
@@ -59,9 +59,10 @@ def samples_file(evaluation: Path) -> Path:
 def report_steps(directory: Path, runs: Path) -> list[Step]:
     """Predict what cannot run here, and build the page of everything; it names the commits where there are several."""
     bench = ["--bench", shown(BENCH)] if BENCH.is_dir() else []
+    kept = [shown(KEPT_LADDER)] if KEPT_LADDER.is_dir() else []
     return [
         ["mlm-experiment", "run", "--all", "--mode", "simulate", "--runs", str(runs)],
-        ["mlm-report", "build", str(directory), str(runs), *bench, "--mixed-commits"],
+        ["mlm-report", "build", str(directory), str(runs), *kept, *bench, "--mixed-commits"],
     ]
 
 
