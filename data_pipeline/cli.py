@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -65,7 +65,8 @@ def _add_verb(name: str, summary: str, stage: type[Stage] | None = None) -> None
     ) -> None:
         from data_pipeline.runner import run_overlap, run_stage
 
-        config = override_config(_one_source(source), _overrides(overrides, workers))
+        sections = [stage.name] if stage and stage.optional else []
+        config = override_config(_one_source(source, sections), _overrides(overrides, workers))
         made = run_stage(stage, config, out, executor) if stage else run_overlap(config, out, executor)
         print(f"{name} {made.path}: {_counts(made.path)}")
 
@@ -126,11 +127,12 @@ def fetch(
         print(f"written: {path}")
 
 
-def _one_source(source: str) -> DataConfig:
-    """The configuration whose only source is the argument of a verb."""
+def _one_source(source: str, sections: list[str]) -> DataConfig:
+    """The configuration whose only source is the argument of a verb, with these sections as they are by default."""
     kind, colon, _ = source.partition(":")
     name = f"documents:{source}" if Path(source).is_dir() and not (colon and kind in FILE_KINDS) else source
-    return parse_config({"name": "documents", "sources": {"names": [name]}}, DataConfig, "IN")
+    values: dict[str, Any] = {"name": "documents", "sources": {"names": [name]}, **{each: {} for each in sections}}
+    return parse_config(values, DataConfig, "IN")
 
 
 def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:

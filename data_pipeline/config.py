@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, PositiveInt, create_model, model_validator
 
 from data_pipeline.reading.config import SourcesConfig
-from data_pipeline.stages import TEXT_FILTERS, TOKEN_FILTERS
+from data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
 from data_pipeline.stages.decontaminate import DecontaminateConfig, TestSets
 from data_pipeline.stages.deduplicate import DeduplicateConfig
 from data_pipeline.stages.split import SplitConfig
@@ -58,7 +58,9 @@ if TYPE_CHECKING:
 else:
     _FILTERS = TEXT_FILTERS | TOKEN_FILTERS
     _WithFilters = create_model(
-        "_WithFilters", __base__=_Beginning, **{name: (stage, stage()) for name, stage in _FILTERS.items()}
+        "_WithFilters",
+        __base__=_Beginning,
+        **{name: (stage | None, None) if stage.optional else (stage, stage()) for name, stage in _FILTERS.items()},
     )
 
 
@@ -70,6 +72,11 @@ class DataConfig(_WithFilters):
     overlap: OverlapConfig = OverlapConfig()
     split: SplitConfig = SplitConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages that the recipe runs, in order."""
+        return tuple(stage.name for stage in STAGES if not stage.optional or getattr(self, stage.name))
 
     def identity(self) -> dict[str, Any]:
         """The plain values the dataset depends on."""

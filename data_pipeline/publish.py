@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import numpy as np
 import orjson
 
 from data_pipeline.append import append_file
+from data_pipeline.document import Document
+from data_pipeline.english import SAMPLE_DOCUMENTS, describe_english
 from data_pipeline.ledger import Amount
 from data_pipeline.passes.deduplicate import DECISIONS, Corpus
 from data_pipeline.passes.gather import SLICE_LINES, assemble
 from data_pipeline.passes.prepare import QUARANTINE
 from data_pipeline.pipeline import Pipeline
-from data_pipeline.stages import ALL, STAGES
+from data_pipeline.stages import STAGES
 from data_pipeline.tokens.tokenizer import padded_vocab_size
 from data_pipeline.work.tasks import MARKER, Counts, Settings
 from lineage.atomic import sync_directory
@@ -41,16 +44,19 @@ def publish(pipeline: Pipeline, directory: Path) -> None:
     card = None
     if "tokenize" in stages:
         splits = [[name or UNSPLIT, slices[0], slices[-1] + 1] for name, slices in pipeline.splits.items()]
-        settings = {"splits": splits, "lines": stages == ALL, "tokens": True}
+        settings = {"splits": splits, "lines": len(stages) > 1, "tokens": True}
         joined = workspace.one("assemble", assemble, settings, gathered.input).path / "00000"
         files |= {path.name: path for path in sorted(joined.iterdir()) if path.name != MARKER}
         card = _describe(pipeline, json.loads((joined / MARKER).read_text(encoding="utf-8"))["files"])
-    elif stages != ALL:
+    else:
         for name, slices in pipeline.splits.items():
             for number, task in enumerate(slices):
                 files[str(Path(name, f"shard-{number:05d}.jsonl"))] = gathered.path / f"{task:05d}" / SLICE_LINES
     for name, source in files.items():
         _move(source, directory / name)
+    if card and stages == pipeline.config.stages:
+        with (directory / "documents" / f"{next(iter(card.splits))}.jsonl").open("rb") as lines:
+            card.english = describe_english(Document(**orjson.loads(line)) for line in islice(lines, SAMPLE_DOCUMENTS))
     if pipeline.tokenizer and card:
         pipeline.tokenizer.save(directory / "tokenizer")
     ledger = pipeline.ledger.to_file(_amounts(pipeline))

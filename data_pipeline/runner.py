@@ -15,7 +15,7 @@ from data_pipeline.passes.overlap import measure_overlap
 from data_pipeline.pipeline import Pipeline
 from data_pipeline.publish import publish
 from data_pipeline.reading.sources import OpenedSources, open_sources
-from data_pipeline.stages import ALL, STAGES
+from data_pipeline.stages import STAGES
 from data_pipeline.stages.stage import Stage
 from data_pipeline.tokens.tokenizer import Tokenizer
 from data_pipeline.work.executors import make_executor
@@ -43,7 +43,7 @@ def build_dataset(config: DataConfig, root: Path, executor: str = "local") -> Ru
     DataMissing for input that is not here, Interrupted when stopped.
     """
     begin = partial(RunDirectory.begin, root, config.name, "data", config.identity())
-    return _run_stages(ALL, config, begin, executor, ROOM_OF_A_DATASET)
+    return _run_stages(config.stages, config, begin, executor, ROOM_OF_A_DATASET)
 
 
 def run_stage(stage: type[Stage], config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:

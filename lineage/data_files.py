@@ -169,6 +169,23 @@ class File(Document):
     sha256: str
 
 
+class English(Document):
+    """What the documents of one kind in a sample are made of: from files of one ending, or from one corpus."""
+
+    kind: str
+    documents: int
+    words: Share
+    """Share of the sample's words."""
+    prose: Share
+    """Share of their characters that the prose filter keeps as it is by default."""
+    function_words: Share
+    """Share of their words."""
+    sentence_words: float
+    """Mean length of a sentence."""
+    median_words: float
+    """Of a document."""
+
+
 class DataCard(Document, frozen=False):
     """dataset.json: what a dataset is and how it was made.
 
@@ -190,4 +207,6 @@ class DataCard(Document, frozen=False):
     """What each kept."""
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
     language: dict[str, str | int] = Field(default_factory=dict)
+    english: list[English] = Field(default_factory=list)
+    """Of a sample, by kind, the most words first."""
     near_duplicates: NearDuplicates | None = None

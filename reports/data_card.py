@@ -20,6 +20,20 @@ def settings(card: DataCard) -> list[tuple[str, str]]:
     ]
 
 
+def english(card: DataCard) -> list[tuple[str, ...]]:
+    """What the documents of each kind are made of."""
+    return [
+        (
+            row.kind,
+            f"{row.documents:,}",
+            *(percent(share, 1) for share in (row.words, row.prose, row.function_words)),
+            f"{row.sentence_words:.1f}",
+            f"{row.median_words:,.0f}",
+        )
+        for row in card.english[:MOST_ROWS]
+    ]
+
+
 def files(card: DataCard) -> list[tuple[str, str, str]]:
     """Name, size and SHA-256 of the dataset's files, as many as the page lists."""
     listed = list(card.files.items())[:MOST_ROWS]

@@ -87,6 +87,7 @@ def _context(report: Report) -> dict[str, Any]:
         "fallbacks": tables.compare(table_3, tables.FALLBACKS),
         "provenance": tables.provenance(reproduction),
         "card_settings": data_card.settings(card) if card else [],
+        "card_english": data_card.english(card) if card else [],
         "card_files": data_card.files(card) if card else [],
         "shards": data_card.shards(ledger.shards) if ledger else [],
         "evaluations": by_protocol(reproduction.evaluations, order),

@@ -10,7 +10,7 @@ from lineage.config import Config
 
 HUB_NAMES = ("wikipedia", "openwebtext", "realnews", "cc-stories")
 FILE_KINDS = ("jsonl", "parquet", "text", "documents")
-INSTALLED_DOCS = "installed-docs"
+INSTALLED_DOCS, OS_DOCS = "installed-docs", "os-docs"
 
 
 def check_source_name(name: str) -> None:
@@ -20,11 +20,11 @@ def check_source_name(name: str) -> None:
         if not path:
             raise ValueError(f"source {name!r} has no path after the colon")
         return
-    if name in (*HUB_NAMES, INSTALLED_DOCS):
+    if name in (*HUB_NAMES, INSTALLED_DOCS, OS_DOCS):
         return
     if name in FILE_KINDS:
         raise ValueError(f"source {name!r} needs a path: {name}:PATH")
-    known = [*HUB_NAMES, INSTALLED_DOCS, *(f"{kind}:" for kind in FILE_KINDS)]
+    known = [*HUB_NAMES, INSTALLED_DOCS, OS_DOCS, *(f"{kind}:" for kind in FILE_KINDS)]
     close = difflib.get_close_matches(f"{kind}{colon}", known, 1)
     hint = close[0] + path if close and close[0].endswith(":") else "".join(close)
     raise ValueError(
@@ -36,7 +36,7 @@ class SourcesConfig(Config):
     """Where text comes from."""
 
     names: tuple[str, ...] = Field(min_length=1)
-    """`wikipedia`, `openwebtext`, `realnews`, `cc-stories`, `installed-docs`, `jsonl:PATH`, `parquet:PATH`,
+    """`wikipedia`, `openwebtext`, `realnews`, `cc-stories`, `installed-docs`, `os-docs`, `jsonl:PATH`, `parquet:PATH`,
     `text:PATH` or `documents:PATH`, read in this order; PATH is a file, a directory or a pattern, of `documents` a
     directory that a verb wrote."""
     offline_fallback: Literal["installed-docs"] | None = None
@@ -44,7 +44,7 @@ class SourcesConfig(Config):
     max_documents: PositiveInt | None = None
     """Most documents taken from each source."""
     max_bytes: PositiveInt | None = None
-    """Most UTF-8 bytes taken from each source. Streams and files are cut off; `installed-docs` is sampled."""
+    """Most UTF-8 bytes taken from each source. Streams and files are cut off, installed documentation is sampled."""
     max_line_bytes: PositiveInt = 256 << 20
     """A longer line, or text file, is no document."""
     max_decompression_ratio: PositiveFloat = 200.0

@@ -35,7 +35,7 @@ class Location:
 
 
 LOCATIONS = {
-    "wikipedia": Location("wikimedia/wikipedia", "20231101.en", None),
+    "wikipedia": Location("wikimedia/wikipedia", "20231101.en", "b04c8d1ceb2f5cd4588862100d08de323dccfbaa"),
     "openwebtext": Location("Skylion007/openwebtext", None, "refs/convert/parquet"),
 }
 WITHDRAWN = ("realnews", "cc-stories")

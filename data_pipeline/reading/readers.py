@@ -222,11 +222,15 @@ def _read_text(piece: Piece, limits: Limits) -> Iterator[Item]:
     path = Path(piece.path)
     with path.open("rb") as file:
         content = file.read(limits.max_line_bytes + 1)
+    yield text_document(piece.name, content, limits)
+
+
+def text_document(name: str, content: bytes, limits: Limits) -> Document | Malformed:
+    """A file's content, as much as was read to see whether it is within the limits, as a document."""
     if len(content) > limits.max_line_bytes:
-        yield malformed(piece.name, 1, f"longer than {limits.max_line_bytes:,} bytes", content)
-        return
+        return malformed(name, 1, f"longer than {limits.max_line_bytes:,} bytes", content)
     try:
-        yield Document(piece.name, content.decode("utf-8"))
+        return Document(name, content.decode("utf-8"))
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        yield malformed(piece.name, line, f"invalid UTF-8 at byte {error.start}", content)
+        return malformed(name, line, f"invalid UTF-8 at byte {error.start}", content)

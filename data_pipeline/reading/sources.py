@@ -5,16 +5,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from data_pipeline.reading.config import HUB_NAMES, INSTALLED_DOCS, SourcesConfig
+from data_pipeline.reading.config import HUB_NAMES, INSTALLED_DOCS, OS_DOCS, SourcesConfig
 from data_pipeline.reading.file_sources import FileSource
+from data_pipeline.reading.harvested import HarvestedSource
 from data_pipeline.reading.hub import hub_is_reachable
 from data_pipeline.reading.hub_sources import HubSource, refuse_withdrawn
 from data_pipeline.reading.installed_docs import InstalledDocs
+from data_pipeline.reading.os_docs import OsDocs
 from data_pipeline.reading.pieces import Piece, pack
 from data_pipeline.reading.readers import Limit, pieces_within
 from data_pipeline.work.workspace import Workspace
 from lineage.errors import DataMissing
 
+HARVESTED: dict[str, type[HarvestedSource]] = {INSTALLED_DOCS: InstalledDocs, OS_DOCS: OsDocs}
 TYPICAL_DOCUMENT_BYTES = 10_000
 
 
@@ -90,8 +93,8 @@ def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
 
 
 def _open(name: str, config: SourcesConfig, seed: int) -> Source:
-    if name == INSTALLED_DOCS:
-        return InstalledDocs(config.max_documents, config.max_bytes, seed)
+    if name in HARVESTED:
+        return HARVESTED[name](config, seed)
     source = HubSource(name) if name in HUB_NAMES else FileSource(name)
     if config.max_documents is None and config.max_bytes is None:
         return source

@@ -38,6 +38,5 @@ def _declared() -> Iterator[type[Stage]]:
 
 
 STAGES = in_order(_declared())
-ALL = tuple(stage.name for stage in STAGES)
 TEXT_FILTERS = {stage.name: stage for stage in STAGES if issubclass(stage, TextFilter)}
 TOKEN_FILTERS = {stage.name: stage for stage in STAGES if issubclass(stage, TokenFilter)}

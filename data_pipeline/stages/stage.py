@@ -32,6 +32,8 @@ class Stage(Config):
     step: ClassVar[int] = 3
     """When it runs: 1 while documents are read, 2 when they have tokens, 3 when all of them are known."""
     needs_tokenizer: ClassVar[bool] = False
+    optional: ClassVar[bool] = False
+    """Whether it runs only for a recipe that has its section."""
     examples: ClassVar[tuple[Example, ...]] = ()
 
     @classmethod

@@ -15,9 +15,10 @@ import pytest
 from data_pipeline.config import SourcesConfig
 from data_pipeline.document import Document, Malformed
 from data_pipeline.reading import hub
+from data_pipeline.reading.extract import extract
 from data_pipeline.reading.file_sources import FileSource
 from data_pipeline.reading.hub_sources import HubSource
-from data_pipeline.reading.installed_docs import InstalledDocs, extract, run_time_distributions
+from data_pipeline.reading.installed_docs import InstalledDocs, run_time_distributions
 from data_pipeline.reading.readers import Limit, Limits, read_pieces
 from data_pipeline.reading.sources import Source, open_sources
 from data_pipeline.work.executors.local import LocalExecutor
@@ -189,39 +190,36 @@ def test_only_run_time_dependencies_are_read() -> None:
         run_time_distributions("no-such-distribution-here")
 
 
-def test_python_file_gives_its_docstrings(tmp_path: Path) -> None:
+def test_python_file_gives_its_strings_and_comments(tmp_path: Path) -> None:
     path = tmp_path / "m.py"
     path.write_text(
-        '"""Module."""\nimport does_not_exist\ndef f():\n    """Function."""\ndef g(): pass\n'
-        'class C:\n    """Class."""\n    x = 1\n    async def m(self):\n        """Method."""\n'
+        '# Copyright 2020 Somebody.\n\n"""Module."""\nimport does_not_exist\nx = "# none"  # nor this\n'
+        '# A comment\n# of two lines.\ny = \'"""\'\n'
+        'class C:\n    r"""Class.\n\n    More.\n    """\n    async def m(self):\n        """Method."""\n'
     )
-    assert extract(("dist", "m.py", path)) == [
-        Document("dist:m.py", "Module."),
-        Document("dist:m.py:f", "Function."),
-        Document("dist:m.py:C", "Class.\n\nMethod."),
-    ]
-    path.write_text("def broken(:\n")
-    bad = extract(("dist", "m.py", path))
-    assert isinstance(bad[0], Malformed)
-    assert (bad[0].line, bad[0].reason) == (1, "not Python: invalid syntax")
+    said = "\n\n".join(["Module.", "A comment\nof two lines.", "Class.", "More.", "Method."])
+    assert extract(("dist", "m.py", path), Limits()) == [Document("dist:m.py", said)]
+    path.write_text('def broken(:\n    """It need not be Python."""\n')
+    assert extract(("dist", "m.py", path), Limits()) == [Document("dist:m.py", "It need not be Python.")]
     path.write_bytes(b'"""one"""\n# \xff')
-    assert extract(("dist", "m.py", path)) == [Malformed("dist:m.py", 2, "invalid UTF-8 at byte 12", "")]
+    bad = Malformed("dist:m.py", 2, "invalid UTF-8 at byte 12", '"""one"""\n# \ufffd')
+    assert extract(("dist", "m.py", path), Limits()) == [bad]
 
 
 def test_package_description_and_topics(tmp_path: Path) -> None:
     metadata = tmp_path / "METADATA"
     metadata.write_text("Metadata-Version: 2.1\nName: x\n\n# About\n\nProse.\n")
-    assert extract(("x", "x.dist-info/METADATA", metadata)) == [
+    assert extract(("x", "x.dist-info/METADATA", metadata), Limits()) == [
         Document("x:x.dist-info/METADATA", "# About\n\nProse.\n")
     ]
     topics = tmp_path / "topics.py"
     topics.write_text("topics = {'b': 'second', 'a': 'first'}\n")
-    found = extract(("python", "pydoc_data/topics.py", topics))
+    found = extract(("python", "pydoc_data/topics.py", topics), Limits())
     assert [item.text for item in found if isinstance(item, Document)] == ["first", "second"]
 
 
 def installed(folder: Path, workers: int = 1, seed: int = 1, **limits: int) -> list[Document]:
-    source = InstalledDocs(**limits, seed=seed)
+    source = InstalledDocs(SourcesConfig.model_validate({"names": ["installed-docs"], **limits}), seed)
     return [item for item in found_in(source, folder, workers) if isinstance(item, Document)]
 
 
@@ -238,10 +236,13 @@ def test_sample_of_installed_docs_is_spread_and_repeatable(tmp_path: Path) -> No
 
 
 def test_installation_is_recognised_by_its_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = InstalledDocs().fingerprint()
-    assert InstalledDocs().fingerprint() == before
+    def fingerprint() -> str:
+        return InstalledDocs(SourcesConfig(names=("installed-docs",)), 1).fingerprint()
+
+    before = fingerprint()
+    assert fingerprint() == before
     monkeypatch.setattr(type(distribution("ftfy")), "version", "0.0.1")
-    assert InstalledDocs().fingerprint() != before
+    assert fingerprint() != before
 
 
 def test_sources_are_read_in_the_order_given(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from data_pipeline.document import Drop
 from data_pipeline.passes.gather import split
-from data_pipeline.stages import ALL, STAGES, TEXT_FILTERS, TOKEN_FILTERS, in_order
+from data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS, in_order
 from data_pipeline.stages.clean import Clean
 from data_pipeline.stages.language import ENGLISH, Language
 from data_pipeline.stages.length import Length
 from data_pipeline.stages.stage import Stage, TextFilter, TokenFilter
+from lineage.config import override_config
 from tests.commands import Command
+from tests.data_pipeline.builds import config_for
 from tests.data_pipeline.conftest import write_jsonl
 
 
@@ -56,7 +58,9 @@ def test_language_answers_the_same_every_time() -> None:
 
 
 def test_stages_have_an_order_that_does_not_depend_on_that_of_their_files() -> None:
-    assert ALL == ("clean", "language", "length", "deduplicate", "decontaminate", "split", "tokenize")
+    config = config_for("jsonl:a.jsonl")
+    assert config.stages == ("clean", "language", "length", "deduplicate", "decontaminate", "split", "tokenize")
+    assert override_config(config, ["prose.min_words=9"]).stages[:4] == ("clean", "language", "prose", "length")
     assert in_order(STAGES[::-1]) == STAGES
 
 
@@ -72,7 +76,7 @@ def test_a_new_filter_stands_behind_the_stage_that_it_names() -> None:
         declare(TokenFilter, "less", "language"),
     ]
     names = [stage.name for stage in in_order([*STAGES, *new])]
-    assert names[:6] == ["clean", "language", "zeal", "abc", "length", "less"]
+    assert names[:7] == ["clean", "language", "prose", "zeal", "abc", "length", "less"]
 
 
 def test_a_stage_that_cannot_stand_where_it_says_is_refused() -> None:

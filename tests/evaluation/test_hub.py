@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
+from data_pipeline.reading.hub_sources import LOCATIONS
 from tests.commands import Outcome, call
 from tests.evaluation.test_harness import directory  # noqa: F401
 from tests.hub_server import COMMIT, Hub, serving
@@ -196,6 +197,7 @@ def test_a_corpus_is_streamed_from_the_layout_of_its_repository(hub: Hub, tmp_pa
     random_words = random.Random(1)
     texts = [[" ".join(random_words.choices(ENGLISH, k=300)) for _ in range(2)] for _ in range(3)]
     put_dataset(hub, "wikimedia/wikipedia", "20231101.en", {"train": texts})
+    hub.revisions["20231101"] = str(LOCATIONS["wikipedia"].revision)
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(WIKIPEDIA)
     done = ask(hub, "mlm-data", "run", recipe, "--runs", tmp_path / "runs", "--set", "workers=1", ends=0)
@@ -203,6 +205,7 @@ def test_a_corpus_is_streamed_from_the_layout_of_its_repository(hub: Hub, tmp_pa
     ledger = json.loads(next((tmp_path / "runs").glob("wiki-*/ledger.json")).read_text())
     assert ledger["stages"][0]["documents_in"] == 6
     assert any(range_ for _, path, range_ in hub.requests if path.endswith("train-00002-of-00003.parquet"))
+    assert not any(COMMIT in path for _, path, _ in hub.requests)
 
 
 def test_a_corpus_that_the_hub_does_not_give(hub: Hub, tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""How much of a text is English prose: its function words, letters and sentences, and which paragraphs pass.
+
+The rules are those of C4 (Raffel et al. 2020, section 2.2: five words, the end of a sentence) and MassiveText (Rae et
+al. 2021, appendix A.1.1: stop words, letters, no lists), held against paragraphs instead of lines and pages. Two stop
+words in a page say little of a paragraph, so the share of all function words is asked for.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_LISTED = """
+a about above after again against all almost along already also although always am among an and another any are around
+as at away be because been before being below between both but by can cannot could did do does done down during each
+either else enough even ever every few for from had has have he hence her here him his how however i if in instead
+into is it its itself just least less like many may me might more most much must my neither never no nor not now of
+off often on once one only or other others otherwise our out over own per perhaps quite rather same several shall she
+should since so some still such than that the their them then there therefore these they this those though through
+thus to together too toward under unless until up upon us very was we well were what when where whereas whether which
+while who whom whose why will with within without would yet you your
+"""
+FUNCTION_WORDS = frozenset(_LISTED.split())
+CLOSING = "\"'`”’)]*_"
+AROUND_WORDS = CLOSING + "“‘(.,;:!?["
+PARAGRAPHS = re.compile(r"\n(?:\s*\n|[ \t]*[-=~^*+#]{3,}[ \t]*(?=\n))")
+SENTENCE_END = re.compile(rf"[.!?][{re.escape(CLOSING)}]*(?=\s|$)")
+LIST_ITEM = re.compile(r"\s*(?:(?:[-*+•]|\.\.|\(?\d{1,2}[.)]|\(?[a-z]\)|:[\w ]+:)\s|[@|>])")
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What a text is made of."""
+
+    characters: int
+    letters: int
+    """And white space."""
+    words: int
+    function_words: int
+    sentences: int
+
+    @property
+    def sentence_words(self) -> float:
+        """Words in a sentence, on average; a text that ends no sentence is one."""
+        return self.words / max(1, self.sentences)
+
+
+def measure(text: str) -> Composition:
+    """The text by its words, which white space divides."""
+    words = text.split()
+    letters = sum(map(str.isalpha, text)) + sum(map(str.isspace, text))
+    functional = sum(word.strip(AROUND_WORDS).lower() in FUNCTION_WORDS for word in words)
+    return Composition(len(text), letters, len(words), functional, len(SENTENCE_END.findall(text)))
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Each paragraph as one line, if its lines could be those of prose.
+
+    Blank lines and lines below titles divide paragraphs. Lines of prose begin in one column, the first there or further
+    in, and none of them begins as an item of a list does.
+    """
+    for paragraph in PARAGRAPHS.split(text):
+        lines = [line for line in paragraph.split("\n") if line.strip()]
+        columns = [len(line) - len(line.lstrip()) for line in lines]
+        if lines and len(set(columns[1:])) < 2 and columns[0] >= columns[-1] and not any(map(LIST_ITEM.match, lines)):
+            yield " ".join(paragraph.split())
