@@ -172,7 +172,8 @@ def _trial(plan: LadderPlan, rung: int, rate: float, dataset: Path) -> RunConfig
 def _best_rates(run: RunDirectory, plan: LadderPlan) -> dict[int, float]:
     trials = [each for each in read_kept(run.path) if each.is_trial]
     rungs = {rung_of(plan, trial) for trial in trials}
-    return {rung: best_rate(trial for trial in trials if rung_of(plan, trial) == rung) for rung in rungs}
+    share = plan.search_iterations / plan.iterations
+    return {rung: best_rate((trial for trial in trials if rung_of(plan, trial) == rung), share) for rung in rungs}
 
 
 def _train_one(config: RunConfig, runs: Path) -> None:

@@ -2,9 +2,9 @@
 
 Sizes rise by about 1.8 in parameters without embeddings. A model has a layer for every 43 units of width, as the 355M
 and the 8.3B model have, and two at least. The initial deviation is 0.02 · √(1024 / width), which is the 355M model's
-own at its width. Every size is tried at the same learning rates for the same number of iterations and keeps the best.
-There is no dropout, and the rate is constant after its warm-up, so that one training gives the loss after every number
-of tokens.
+own at its width. Every size is tried at the same learning rates for the same number of iterations, which give the rate
+of its trainings. There is no dropout, and the rate is constant after its warm-up, so that one training gives the loss
+after every number of tokens.
 """
 
 import heapq
@@ -41,7 +41,7 @@ FEWEST_RUNGS, MOST_RUNGS = 4, 7
 SEQ_LENGTH, BATCH_SIZE = 128, 16
 SEEDS = (1, 2, 3)
 SEARCH_SEED = 0
-RATES = (0.001, 0.002, 0.004, 0.008)
+RATES = (0.002, 0.004, 0.008, 0.016)
 SEARCH_SHARE = 0.2
 """Of a training's iterations that each rate is tried for."""
 TOKENS_PER_PARAMETER = 10

@@ -1,5 +1,6 @@
 """A small ladder from data to verdict: it goes on after a kill, verifies, and shows what was changed in it."""
 
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -8,15 +9,28 @@ from typing import NamedTuple
 
 import pytest
 
+from engine.config import RunConfig, TrainConfig
 from engine.data.dataset import DatasetFacts
 from engine.run.directory import METRICS
 from experiments.ladder import climb, plan, texts
-from experiments.ladder.plan import SHAPES
-from experiments.ladder.result import CARD, FORECAST, PLAN, TRAINING, derive, format_ladder, keep, read_kept, seed_of
+from experiments.ladder.plan import SEARCH_SEED, SHAPES, rung_model
+from experiments.ladder.result import (
+    CARD,
+    FORECAST,
+    PLAN,
+    TRAINING,
+    Trained,
+    best_rate,
+    derive,
+    format_ladder,
+    keep,
+    read_kept,
+    seed_of,
+)
 from experiments.verify.recomputed import Check
 from lineage.atomic import write_json
 from lineage.digest import seal, sha256_file
-from lineage.errors import DataMissing, Interrupted
+from lineage.errors import BadInput, DataMissing, Interrupted
 from lineage.files import read_document, read_object, write_document
 from lineage.ladder import Forecast, LadderPlan, RungPlan
 from lineage.run import MANIFEST, RunDirectory
@@ -101,6 +115,33 @@ def test_the_largest_rung_has_the_seed_of_its_sealed_forecast(climbed: Climbed) 
     foreseen = [record for record in records if record.kind == "simulated"]
     assert [(record.low, record.high) for record in foreseen] == [(end.low, end.high)]
     assert result.sentence in format_ladder(climbed.run)
+
+
+def trial(rate: float, loss: float) -> Trained:
+    train = TrainConfig(seed=SEARCH_SEED, learning_rate=rate, min_learning_rate=rate)
+    config = RunConfig(name="trial", model=rung_model(SHAPES[0]), train=train)
+    return Trained(Path(f"{rate:g}"), config, "", "", {0: 7.0, 1: loss}, loss, math.isfinite(loss))
+
+
+@pytest.mark.parametrize(
+    ("losses", "share", "rate"),
+    [
+        ([4.2, 4.0, 4.1, 4.4], 1.0, 4 * 2 ** (1 / 6)),
+        ([4.2, 4.0, 4.2, 9.0], 0.2, 4 * 0.2**0.32),
+        ([4.0, 4.1, 4.2, 4.3], 1.0, 2),
+        ([4.2, 4.1, 4.0, math.nan], 1.0, 8),
+    ],
+)
+def test_the_rate_is_the_lowest_point_between_the_trials_at_the_whole_length(
+    losses: list[float], share: float, rate: float
+) -> None:
+    trials = [trial(each, loss) for each, loss in zip((0.002, 0.004, 0.008, 0.016), losses, strict=True)]
+    assert best_rate(trials, share) == pytest.approx(rate / 1000, rel=2e-3)
+
+
+def test_rates_that_all_diverge_are_refused() -> None:
+    with pytest.raises(BadInput, match="at every learning rate"):
+        best_rate([trial(0.1, math.nan)], 0.2)
 
 
 def test_an_honest_ladder_verifies(climbed: Climbed) -> None:
