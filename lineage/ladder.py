@@ -126,6 +126,16 @@ class Comparison(Document):
     high: Finite
 
 
+class TextScore(Document):
+    """How a model predicts a text."""
+
+    bits_per_byte: Finite
+    nll: list[Finite]
+    """Summed over the tokens of each article, in nats."""
+    words: list[Finite]
+    """Of each article."""
+
+
 class LastWords(Document):
     """LAMBADA's last words, by the strict rule."""
 
@@ -134,6 +144,13 @@ class LastWords(Document):
     log_likelihood_error: Finite
     accuracy: Finite
     accuracy_error: Finite
+
+
+class LadderScores(Document):
+    """A file of evaluations/: what one model of a ladder reached on the published texts."""
+
+    texts: dict[str, TextScore]
+    last_words: LastWords | None = None
 
 
 class LadderResult(Document):

@@ -42,6 +42,7 @@ from experiments.ladder.result import (
     first_of_rungs,
     format_ladder,
     keep,
+    kept_scores,
     make_forecast,
     read_kept,
     rung_of,
@@ -51,7 +52,6 @@ from experiments.ladder.texts import find_tasks
 from experiments.reproduce.processes import StepFailed, run_step
 from experiments.reproduce.steps import shown
 from experiments.verdicts import RECORDS
-from lineage.atomic import write_json
 from lineage.children import end_with_parent
 from lineage.config import load_config
 from lineage.data_files import DataCard
@@ -244,4 +244,4 @@ def _evaluate(run: RunDirectory, runs: Path) -> None:
         out = run.path / EVALUATIONS / f"{each.folder.name}.json"
         if not out.is_file():
             done = evaluate(runs / each.folder.name, tasks, Settings()).done
-            write_json(out, {name: evaluation.result.model_dump(mode="json") for name, evaluation in done.items()})
+            write_document(out, kept_scores({name: evaluation.result for name, evaluation in done.items()}))

@@ -6,7 +6,7 @@ forecast was written, and a forecast that is changed later is no longer that of 
 
 import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,11 +14,10 @@ import numpy as np
 
 from engine.config import RunConfig
 from engine.run.directory import METRICS, SUMMARY, read_validations
-from evaluation.protocol import ClozeResult, PerplexityResult
+from evaluation.protocol import ClozeResult, PerplexityResult, Result
 from evaluation.uncertainty import difference_standard_error
 from experiments.ladder.law import METHOD, fit
 from experiments.ladder.plan import SEARCH_SEED
-from experiments.ladder.texts import LAST_WORDS, TEXTS
 from experiments.scaling_law import beside_published
 from lineage.atomic import write_text
 from lineage.config import parse_config
@@ -26,7 +25,7 @@ from lineage.data_files import DataCard
 from lineage.digest import MARKER, sha256_file
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Manifest, read_document, read_values
-from lineage.ladder import Comparison, Forecast, LadderPlan, LadderResult, LadderRun, LastWords
+from lineage.ladder import Comparison, Forecast, LadderPlan, LadderResult, LadderRun, LadderScores, LastWords, TextScore
 from lineage.records import Record
 from lineage.run import MANIFEST
 
@@ -207,15 +206,26 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
     found, foreseen = runs[-1].loss, forecast.curve[-1]
     verdict: Literal["HIT", "MISS"] = "HIT" if foreseen.low <= found <= foreseen.high else "MISS"
     scores = _read_scores(ladder, runs)
-    texts, comparisons = _bits_per_byte(scores)
+    common = [text for text in scores[0].texts if all(text in each.texts for each in scores)] if scores else []
+    texts = {text: [each.texts[text] for each in scores] for text in common}
+    comparisons = [
+        _compared(text, larger - 2, larger, of) for text, of in texts.items() for larger in range(2, len(of))
+    ]
     sentence = (
         f"{verdict}: the largest rung was foreseen at {foreseen.loss:.4f} nats ({foreseen.low:.4f} to "
         f"{foreseen.high:.4f}) and reached {found:.4f}; loss falls with N^-{forecast.law.size_exponent:.3f} "
         f"({forecast.exponent_low:.3f} to {forecast.exponent_high:.3f}) towards {forecast.law.irreducible:.2f}"
     )
-    result = LadderResult(runs=runs, verdict=verdict, found=found, bits_per_byte=texts, comparisons=comparisons,
-                          last_words=_last_words(scores), sentence=sentence,
-                          exponents=beside_published(forecast.exponent_low, forecast.exponent_high))  # fmt: skip
+    result = LadderResult(
+        runs=runs,
+        verdict=verdict,
+        found=found,
+        bits_per_byte={text: [each.bits_per_byte for each in of] for text, of in texts.items()},
+        comparisons=comparisons,
+        last_words=[each.last_words for each in scores if each.last_words],
+        exponents=beside_published(forecast.exponent_low, forecast.exponent_high),
+        sentence=sentence,
+    )
     return result, list(_records(ladder, plan, forecast, result))
 
 
@@ -262,45 +272,34 @@ def _agree(one: Forecast, other: Forecast) -> bool:
     )
 
 
-def _read_scores(ladder: Path, runs: list[LadderRun]) -> list[dict[str, Any]]:
+def kept_scores(results: Mapping[str, Result]) -> LadderScores:
+    """What a ladder keeps of a model's evaluations."""
+    texts, last_words = {}, None
+    for name, result in results.items():
+        if isinstance(result, PerplexityResult):
+            nll = [float(f"{block.nll:.6g}") for block in result.blocks]
+            words = [block.num_original_tokens for block in result.blocks]
+            texts[name] = TextScore(bits_per_byte=result.bits_per_byte, nll=nll, words=words)
+        elif isinstance(result, ClozeResult):
+            last_words = LastWords(
+                log_likelihood=-math.log(result.perplexity),
+                log_likelihood_error=(result.perplexity_standard_error or 0.0) / result.perplexity,
+                accuracy=result.accuracy,
+                accuracy_error=result.standard_error,
+            )
+    return LadderScores(texts=texts, last_words=last_words)
+
+
+def _read_scores(ladder: Path, runs: list[LadderRun]) -> list[LadderScores]:
     """What the first seed of every rung reached on the published texts; nothing if a rung is missing."""
     first = {run.rung: run.name for run in reversed(runs)}
     paths = [ladder / EVALUATIONS / f"{name}.json" for _, name in sorted(first.items())]
-    return [read_values(path) for path in paths] if all(path.is_file() for path in paths) else []
+    return [read_document(path, LadderScores) for path in paths] if all(path.is_file() for path in paths) else []
 
 
-def _bits_per_byte(scores: list[dict[str, Any]]) -> tuple[dict[str, list[float]], list[Comparison]]:
-    """Of each text, by rung; and between rungs two apart the difference over the same articles."""
-    texts: dict[str, list[float]] = {}
-    comparisons = []
-    for text in TEXTS:
-        if not scores or any(text not in each for each in scores):
-            continue
-        results = [PerplexityResult.model_validate(each[text]) for each in scores]
-        texts[text] = [result.bits_per_byte for result in results]
-        for smaller, larger in zip(range(len(results)), range(2, len(results)), strict=False):
-            comparisons.append(_compared(text, smaller, larger, results))
-    return texts, comparisons
-
-
-def _last_words(scores: list[dict[str, Any]]) -> list[LastWords]:
-    """LAMBADA's, by rung."""
-    results = [ClozeResult.model_validate(each[LAST_WORDS]) for each in scores if LAST_WORDS in each]
-    return [
-        LastWords(
-            log_likelihood=-math.log(result.perplexity),
-            log_likelihood_error=(result.perplexity_standard_error or 0.0) / result.perplexity,
-            accuracy=result.accuracy,
-            accuracy_error=result.standard_error,
-        )
-        for result in results
-    ]
-
-
-def _compared(text: str, smaller: int, larger: int, results: list[PerplexityResult]) -> Comparison:
-    pair = [results[larger], results[smaller]]
-    sums = [np.array([block.nll for block in result.blocks]) for result in pair]
-    words = np.array([block.num_original_tokens for block in pair[0].blocks], float)
+def _compared(text: str, smaller: int, larger: int, scores: list[TextScore]) -> Comparison:
+    pair = [scores[larger], scores[smaller]]
+    sums, words = [np.array(score.nll) for score in pair], np.array(pair[0].words)
     error = difference_standard_error((sums[0], words), (sums[1], words)) or 0.0
     bits = pair[0].bits_per_byte / (sums[0].sum() / words.sum())
     difference = pair[0].bits_per_byte - pair[1].bits_per_byte

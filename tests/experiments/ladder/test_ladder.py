@@ -7,11 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from engine.config import RunConfig, TrainConfig
 from engine.data.dataset import DatasetFacts
 from engine.run.directory import METRICS
+from evaluation.documents import RunningText
+from evaluation.protocol import SourceText
 from experiments.ladder import climb, plan, texts
 from experiments.ladder.plan import SEARCH_SEED, SHAPES, rung_model
 from experiments.ladder.result import (
@@ -75,7 +78,8 @@ def climbed(tmp_path_factory: pytest.TempPathFactory) -> Climbed:
     assert len(before) == 3 * (2 + 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "VALIDATION_SAMPLES", 16)
-        patch.setattr(texts, "find_test_set", missing)
+        patch.setattr(texts, "find_test_set", only_wikitext)
+        patch.setattr(texts, "TEXTS", {"small": ("wikitext103", small_text)})
         climb.make_ladder(run, dataset, runs)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     return Climbed(run.path, next(runs.glob("ladder-forecast-*")))
@@ -97,8 +101,15 @@ def stop(*_: object) -> None:
     raise Interrupted("stopped between the smaller rungs and the forecast")
 
 
-def missing(name: str) -> None:
-    raise DataMissing(f"{name} is not here")
+def only_wikitext(name: str) -> Path:
+    if name != "wikitext103":
+        raise DataMissing(f"{name} is not here")
+    return Path(name)
+
+
+def small_text(name: str, path: Path) -> RunningText:
+    words = np.random.default_rng(0).choice(["one", "two", "three"], (8, 40))
+    return RunningText.of_documents(SourceText(name, name, "0" * 64), [" ".join(line) for line in words])
 
 
 def test_the_largest_rung_has_the_seed_of_its_sealed_forecast(climbed: Climbed) -> None:
@@ -115,6 +126,12 @@ def test_the_largest_rung_has_the_seed_of_its_sealed_forecast(climbed: Climbed) 
     foreseen = [record for record in records if record.kind == "simulated"]
     assert [(record.low, record.high) for record in foreseen] == [(end.low, end.high)]
     assert result.sentence in format_ladder(climbed.run)
+    assert [len(values) for values in result.bits_per_byte.values()] == [4]
+    assert [(each.text, each.smaller, each.larger) for each in result.comparisons] == [("small", 0, 2), ("small", 1, 3)]
+    for each in result.comparisons:
+        values = result.bits_per_byte["small"]
+        assert each.low < each.difference < each.high
+        assert each.difference == pytest.approx(values[each.larger] - values[each.smaller])
 
 
 def trial(rate: float, loss: float) -> Trained:
