@@ -8,6 +8,7 @@ work/           tasks, where they run, what they leave on disk
 reading/        sources and the documents in them
 contamination/  test sets, and what of their text a corpus holds
 stages/         one file for each stage: its settings, its verb, its place in the order and, of a filter, its work
+english.py      what kind of English a dataset is
 duplicates/     near-duplicates: buckets, components, decisions
 ledger.py       what each stage received, kept, changed and dropped
 config.py       the recipe of a dataset

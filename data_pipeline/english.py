@@ -31,7 +31,7 @@ def describe_english(documents: Iterable[Document]) -> list[English]:
             kind=kind,
             documents=len(texts),
             words=words[kind] / max(1, sum(words.values())),
-            prose=sum(len(part) for text in texts for part in Prose().prose_of(text)) / max(1, sum(map(len, texts))),
+            prose=sum(len("\n\n".join(Prose().prose_of(text))) for text in texts) / max(1, sum(map(len, texts))),
             function_words=sum(each.function_words for each in made_of) / max(1, words[kind]),
             sentence_words=words[kind] / max(1, sum(each.sentences for each in made_of)),
             median_words=statistics.median(each.words for each in made_of),

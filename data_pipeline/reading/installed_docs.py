@@ -43,6 +43,7 @@ class InstalledDocs(HarvestedSource):
 
     @cached_property
     def places(self) -> list[Place]:
+        """Files with words for people, but no legal texts and no lists of changes."""
         return [*_distribution_files(self._distributions), *_standard_library_files()]
 
     def fingerprint(self) -> str:

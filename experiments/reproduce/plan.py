@@ -23,9 +23,16 @@ FULL_RECIPE = RECIPES / "available-2019.toml"
 LADDER = ("355m", "2.5b", "8.3b")
 """The models of the 2019 paper's Figure 6 and Table 3."""
 
-DATA_BYTES_PER_CORE_SECOND = 0.22e6
+DATA_BYTES_PER_CORE_SECOND = 0.4e6
 """Text one core takes through the data pipeline in a second; only for the estimate of minutes."""
-SOURCE_BYTES = {"wikipedia": 20e9, "openwebtext": 38e9, "realnews": 120e9, "cc-stories": 31e9, "installed-docs": 100e6}
+SOURCE_BYTES = {
+    "wikipedia": 20e9,
+    "openwebtext": 38e9,
+    "realnews": 120e9,
+    "cc-stories": 31e9,
+    "installed-docs": 60e6,
+    "os-docs": 40e6,
+}
 """Rough size of the text of sources that are not files; only for the estimate of minutes and disk."""
 FULL_EFFICIENCY_FLOPS = 30e12
 """Floating-point operations per second and GPU in the 2019 paper's runs; only for the estimate of days."""

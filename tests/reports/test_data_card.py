@@ -30,6 +30,9 @@ from tests.reports.trained import timeline
 def test_the_card_shows_settings_digests_and_versions(built: Built) -> None:
     rows = _rows(built.html)
     assert ["length", "min tokens 128"] in rows
+    assert [row[1:] for row in rows if len(row) == 7 and row[1] == "1,000"] == [
+        ["1,000", "100.0 %", "50.0 %", "44.1 %", "13.7", "2,460"]
+    ]
     assert ["sample, bytes 0 to 1,000", "4000", "cd" * 8] in rows
     assert ["train_text_document.bin", "2.00 MB", "ab" * 8] in rows
     assert "f0" * 32 in built.html
