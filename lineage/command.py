@@ -3,6 +3,7 @@
 import errno
 import inspect
 import io
+import json
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Annotated, Any, NoReturn
 
+import click
 import typer
 
 from lineage.errors import BadInput, Fault, Interrupted, UserError
@@ -34,11 +36,12 @@ OBEYED = re.compile(r"(\x1b\[[\d;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\
 Verb = Callable[..., Any]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing of cost and progress.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Keep where a fault of the program arose in a file.")]
-DEBUG = "MLM_DEBUG"
+JsonErrors = Annotated[bool, typer.Option("--json-errors", help="Say an error as a line of JSON.")]
+DEBUG, JSON_ERRORS = "MLM_DEBUG", "MLM_JSON_ERRORS"
 
 
 class CommandLine(typer.Typer):
-    """A typer application whose every verb takes `--quiet` and `--debug`."""
+    """A typer application whose every verb takes `--quiet`, `--debug` and `--json-errors`."""
 
     def command(  # type: ignore[override]  # which settings there are depends on typer's version
         self, name: str | None = None, **settings: Any
@@ -55,7 +58,7 @@ class CommandLine(typer.Typer):
 
 def _with_options_of_all(verb: Verb) -> Verb:
     @wraps(verb)
-    def run(*arguments: Any, quiet: bool, debug: bool, **options: Any) -> Any:
+    def run(*arguments: Any, quiet: bool, debug: bool, json_errors: bool, **options: Any) -> Any:
         if debug:
             os.environ[DEBUG] = "1"
         if quiet:
@@ -63,7 +66,7 @@ def _with_options_of_all(verb: Verb) -> Verb:
         return verb(*arguments, **options)
 
     own = inspect.signature(verb)
-    added = {"quiet": Quiet, "debug": Debug}
+    added = {"quiet": Quiet, "debug": Debug, "json_errors": JsonErrors}
     options = [
         inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=a) for n, a in added.items()
     ]
@@ -92,7 +95,14 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     try:
         check_installation()
         _refuse_other_than_text(arguments)
-        app(args=arguments)
+        if "--json-errors" in arguments:
+            os.environ[JSON_ERRORS] = "1"
+            ended = app(args=arguments, standalone_mode=False)
+            code = ended if isinstance(ended, int) else 0
+        else:
+            app(args=arguments)
+    except click.ClickException as error:
+        code = _explain(BadInput(error.format_message()))
     except SystemExit as end:
         code = end.code
     except _CtrlC:
@@ -117,10 +127,12 @@ class _Terminal(io.TextIOWrapper):
 
 def _show_what_is_obeyed() -> None:
     """Text from outside changes no terminal; what the output's encoding lacks is escaped."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-        if sys.stdout.isatty():
-            sys.stdout = _Terminal(sys.stdout.buffer, sys.stdout.encoding, "backslashreplace", line_buffering=True)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+            if stream.isatty():
+                setattr(sys, name, _Terminal(stream.buffer, stream.encoding, "backslashreplace", line_buffering=True))
 
 
 def _refuse_other_than_text(arguments: list[str]) -> None:
@@ -171,6 +183,7 @@ def _terminate(command: int, number: int, frame: object) -> NoReturn:
 
 def _explain(error: UserError) -> int:
     if error.on_every_rank or os.environ.get("RANK", "0") == "0":
-        shown = (c if c.isprintable() or c == "\n" else _escaped(c) for c in str(error))
-        print(f"error: {''.join(shown)}", file=sys.stderr)
+        shown = "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in str(error))
+        said = {"error": type(error).__name__, "exit_code": error.exit_code, "message": shown}
+        print(json.dumps(said) if JSON_ERRORS in os.environ else f"error: {shown}", file=sys.stderr)
     return error.exit_code

@@ -1,11 +1,10 @@
 """Seals of large directories, compared once: what has not been touched since is not read again."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
-from lineage.atomic import write_json
+from lineage.atomic import read_json, write_json
 from lineage.digest import check_seal, sha256_json
 from lineage.environment import user_cache
 
@@ -21,7 +20,7 @@ def check_seal_once(directory: Path) -> str:
     memory = user_cache("verified") / f"{sha256_json(str(directory))[:32]}.json"
     before = _touches(directory)
     try:
-        known: Any = json.loads(memory.read_text(encoding="utf-8"))
+        known: Any = read_json(memory)
         if known["touches"] == before:
             return str(known["digest"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -4,12 +4,12 @@ Formats: MNLI and QQP as GLUE gives them (tab-separated, a header line), SQuAD's
 one JSON object a passage. A file that is not there raises DataMissing, one that cannot be read BadInput with the line.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lineage.atomic import parse_json, read_bytes
 from lineage.errors import BadInput, DataMissing
 
 MNLI_LABELS = ("contradiction", "entailment", "neutral")
@@ -70,7 +70,7 @@ def read_squad(path: Path) -> list[SpanExample]:
     """Every question of a SQuAD 1.1 or 2.0 file."""
     examples = []
     try:
-        for article in _json(path.read_text(encoding="utf-8"), path)["data"]:
+        for article in _json(read_bytes(path), path)["data"]:
             for paragraph in article["paragraphs"]:
                 for question in paragraph["qas"]:
                     answers = [] if question.get("is_impossible") else question["answers"]
@@ -91,7 +91,11 @@ def read_race(folder: Path) -> list[ChoiceExample]:
         raise DataMissing(f"there are no .txt files in {folder}")
     examples = []
     for path in files:
-        for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            passages = read_bytes(path).splitlines()
+        except OSError as error:
+            raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+        for line, text in enumerate(passages, 1):
             try:
                 passage = _json(text, path)
                 parts = zip(passage["questions"], passage["options"], passage["answers"], strict=True)
@@ -127,8 +131,8 @@ def _rows(path: Path, columns: tuple[str, ...], skip_short: bool = False) -> Ite
             raise BadInput(f"{path} line {number} has {len(cells)} columns, its header {len(header)}")
 
 
-def _json(text: str, path: Path) -> dict[str, Any]:
-    value = json.loads(text)
+def _json(text: bytes, path: Path) -> dict[str, Any]:
+    value = parse_json(text)
     if not isinstance(value, dict):
         raise TypeError("it is not an object")
     return value

@@ -32,6 +32,11 @@ def run(word: str, times: int = 1) -> None:
 
 
 @app.command()
+def warn(word: str) -> None:
+    print(f"warn {word}", file=sys.stderr)
+
+
+@app.command()
 def fail(name: str) -> None:
     raise getattr(errors, name)("one clear sentence")
 
