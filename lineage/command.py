@@ -14,7 +14,6 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 
 from lineage.errors import BadInput, Fault, Interrupted, UserError
@@ -101,8 +100,6 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
             code = ended if isinstance(ended, int) else 0
         else:
             app(args=arguments)
-    except click.ClickException as error:
-        code = _explain(BadInput(error.format_message()))
     except SystemExit as end:
         code = end.code
     except _CtrlC:
@@ -149,7 +146,10 @@ def _escaped(text: str) -> str:
 
 
 def _unforeseen(error: Exception) -> UserError:
-    """What a failing disk is to the user, or a fault of ours, whose traceback is kept if it was asked for."""
+    """What a failing disk or a mistake on the command line is to the user, or a fault of ours, whose traceback is kept
+    if it was asked for."""
+    if mistake := getattr(error, "format_message", None):  # click has it, or the copy that newer versions of typer have
+        return BadInput(mistake())
     if isinstance(error, OSError) and error.errno in NO_DISK:
         where = f" {error.filename}" if error.filename else ""
         return Interrupted(f"the disk failed{where} ({error.strerror}); the same command goes on from there")

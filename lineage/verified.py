@@ -18,7 +18,7 @@ def check_seal_once(directory: Path) -> str:
     """
     directory = directory.resolve()
     memory = user_cache("verified") / f"{sha256_json(str(directory))[:32]}.json"
-    before = _touches(directory)
+    before = touches_of(directory)
     try:
         known: Any = read_json(memory)
         if known["touches"] == before:
@@ -33,7 +33,8 @@ def check_seal_once(directory: Path) -> str:
     return digest
 
 
-def _touches(directory: Path) -> dict[str, list[int]]:
+def touches_of(directory: Path) -> dict[str, list[int]]:
+    """Of each file what tells whether it was touched. Raises OSError for one that is not there."""
     touches = {}
     for path in sorted(directory.rglob("*")):
         status = os.stat(path)

@@ -178,7 +178,7 @@ def _edit_values(documents: list[Any], edits: Sequence[Sequence[int]]) -> None:
         old = inside[key]
         match kind % 8:
             case 0 | 1 | 2:
-                inside[key] = VALUES[which % len(VALUES)]
+                inside[key] = copy.deepcopy(VALUES[which % len(VALUES)])
             case 3:
                 del inside[key]
             case 4:

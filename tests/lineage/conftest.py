@@ -95,7 +95,7 @@ def parent() -> None:
     subprocess.run([sys.executable, sys.argv[0], "count", "3"], check=True)
 
 
-verbs = ("run", "fail", "fault", "refuse", "hold", "cache", "lines", "wait", "count", "parent")
+verbs = ("run", "warn", "fail", "fault", "refuse", "hold", "cache", "lines", "wait", "count", "parent")
 run_command(app, default="run", verbs=verbs)
 """
 

@@ -30,7 +30,7 @@ NO_ANSWER = "the command beside it ended with"
 INPUTS = {
     "data": "corpus.jsonl", "train": "runs/tiny-*/train_text_document.bin",
     "eval": "runs/355m-tiny-*/checkpoints/iter_0000006/model-tp00-*.safetensors",
-    "records": "runs/355m-tiny-*/summary.json", "report": "runs/reproduce-*/records.jsonl",
+    "records": "runs/355m-tiny-*/summary.json", "report": "runs/reproduce-355m-*/records.jsonl",
 }  # fmt: skip
 """What a stage reads, and may lose or find changed."""
 STAGES = {"data": "data", "train": "train", "records": "evaluate", "report": "report"}
@@ -89,8 +89,8 @@ def prepare(work: Path) -> Reference:
     return Reference(work / "notes-first", read_touches(work / "notes-first"), result, names, iterations)
 
 
-def every_fault(reference: Reference) -> list[Fault]:
-    """Each kind of fault at each point where it can happen, and NaN in each tensor.
+def every_fault(reference: Reference, kinds: Sequence[str]) -> list[Fault]:
+    """Each of these kinds of fault at each point where it can happen, NaN in each tensor.
 
     Points whose files are written by the same lines are one, tried at the middle one: those that differ in numbers
     alone, as of successive checkpoints, those of the stages of the data pipeline, and figures of one format.
@@ -98,17 +98,18 @@ def every_fault(reference: Reference) -> list[Fault]:
     alike: dict[tuple[str, int, str, str], list[Fault]] = {}
     for fault in _strikes(reference):
         alike.setdefault((fault.stage, fault.rank, fault.what, fault.name), []).append(fault)
-    return [faults[len(faults) // 2] for faults in alike.values()] + _nan_faults(reference)
+    found = [faults[len(faults) // 2] for faults in alike.values()] + _nan_faults(reference)
+    return [fault for fault in found if fault.name in kinds]
 
 
-def some_faults(reference: Reference, count: int, seed: int) -> list[Fault]:
+def some_faults(reference: Reference, count: int, seed: int, kinds: Sequence[str]) -> list[Fault]:
     """A sample of all points, the repeated ones too: of each stage in turn, and of each kind of fault in turn."""
     draw = random.Random(seed)
     pools: dict[tuple[str, str], list[Fault]] = {}
     for fault in _strikes(reference):
         pools.setdefault((STAGES.get(fault.stage, "evaluate"), fault.name), []).append(fault)
     pools["train", "NaN"] = _nan_faults(reference)
-    turns = sorted(pools)
+    turns = sorted(turn for turn in pools if turn[1] in kinds)
     draw.shuffle(turns)
     return [draw.choice(pools[turns[number % len(turns)]]) for number in range(count)]
 
@@ -206,7 +207,7 @@ def _meanwhile(here: Path, fault: Fault, job: int, log: Path) -> Callable[[], ob
         if fault.name == "gone":
             mend = partial(os.replace, path.rename(here.parent / "aside"), path)
         else:
-            path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+            path.write_bytes(bytes(byte ^ (number % 100 == 10) for number, byte in enumerate(content)))
             mend = lambda: (path.write_bytes(content), os.utime(path, ns=times))  # noqa: E731
     os.killpg(job, signal.SIGCONT)
     return mend
