@@ -203,12 +203,13 @@ def _meanwhile(here: Path, fault: Fault, job: int, log: Path) -> Callable[[], ob
             os.killpg(other, signal.SIGKILL)
     else:
         (path,) = here.glob(INPUTS[fault.stage.split()[0]])
-        content, times = path.read_bytes(), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+        aside = here.parent / "aside"
         if fault.name == "gone":
-            mend = partial(os.replace, path.rename(here.parent / "aside"), path)
+            path.rename(aside)
         else:
-            path.write_bytes(bytes(byte ^ (number % 100 == 10) for number, byte in enumerate(content)))
-            mend = lambda: (path.write_bytes(content), os.utime(path, ns=times))  # noqa: E731
+            shutil.copy2(path, aside)
+            path.write_bytes(bytes(byte ^ (number % 100 == 10) for number, byte in enumerate(aside.read_bytes())))
+        mend = partial(os.replace, aside, path)
     os.killpg(job, signal.SIGCONT)
     return mend
 
