@@ -116,7 +116,8 @@ def damage(valid: bytes, script: bytes, form: Form = PLAIN) -> bytes:
     if script[-1] % 4 > 1 and form.load:
         objects = [form.load(valid)]
         _edit_values(objects, edits)
-        return form.dump(objects[0] if objects else None)
+        with suppress(Exception):  # not every object that an edit leaves can be written
+            return form.dump(objects[0] if objects else None)
     inside = form.open(valid)
     values = _values(inside) if script[-1] % 4 > 1 else None
     if values is None:
