@@ -32,11 +32,11 @@ BARS_OF_LIBRARIES = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASET
 OBEYED = re.compile(r"(\x1b\[[\d;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """What a terminal does not show but obey; the first group, colours, may stay."""
 
+DEBUG, JSON_ERRORS = "MLM_DEBUG", "--json-errors"
 Verb = Callable[..., Any]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing of cost and progress.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Keep where a fault of the program arose in a file.")]
-JsonErrors = Annotated[bool, typer.Option("--json-errors", help="Say an error as a line of JSON.")]
-DEBUG, JSON_ERRORS = "MLM_DEBUG", "MLM_JSON_ERRORS"
+JsonErrors = Annotated[bool, typer.Option(JSON_ERRORS, help="Say an error as a line of JSON.")]
 
 
 class CommandLine(typer.Typer):
@@ -94,12 +94,8 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     try:
         check_installation()
         _refuse_other_than_text(arguments)
-        if "--json-errors" in arguments:
-            os.environ[JSON_ERRORS] = "1"
-            ended = app(args=arguments, standalone_mode=False)
-            code = ended if isinstance(ended, int) else 0
-        else:
-            app(args=arguments)
+        ended = app(args=arguments, standalone_mode=JSON_ERRORS not in arguments)
+        code = ended if isinstance(ended, int) else 0
     except SystemExit as end:
         code = end.code
     except _CtrlC:
@@ -146,8 +142,7 @@ def _escaped(text: str) -> str:
 
 
 def _unforeseen(error: Exception) -> UserError:
-    """What a failing disk or a mistake on the command line is to the user, or a fault of ours, whose traceback is kept
-    if it was asked for."""
+    """What a failing disk or a mistaken option is to the user, or a fault of ours, with its traceback if asked for."""
     if mistake := getattr(error, "format_message", None):  # click has it, or the copy that newer versions of typer have
         return BadInput(mistake())
     if isinstance(error, OSError) and error.errno in NO_DISK:
@@ -185,5 +180,5 @@ def _explain(error: UserError) -> int:
     if error.on_every_rank or os.environ.get("RANK", "0") == "0":
         shown = "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in str(error))
         said = {"error": type(error).__name__, "exit_code": error.exit_code, "message": shown}
-        print(json.dumps(said) if JSON_ERRORS in os.environ else f"error: {shown}", file=sys.stderr)
+        print(json.dumps(said) if JSON_ERRORS in sys.argv else f"error: {shown}", file=sys.stderr)
     return error.exit_code

@@ -1,6 +1,7 @@
 """Seals of large directories, compared once: what has not been touched since is not read again."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,13 @@ def check_seal_once(directory: Path) -> str:
     directory = directory.resolve()
     memory = user_cache("verified") / f"{sha256_json(str(directory))[:32]}.json"
     before = touches_of(directory)
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):
         known: Any = read_json(memory)
         if known["touches"] == before:
             return str(known["digest"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
     digest = check_seal(directory)
-    try:
+    with suppress(OSError):
         write_json(memory, {"directory": str(directory), "digest": digest, "touches": before})
-    except OSError:
-        return digest
     return digest
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import orjson
-from pydantic import Field
+from pydantic import AliasPath, Field
 
 from data_pipeline.tokens.samples import BlendedSamples, PackedSamples, Piece, training_samples
 from data_pipeline.tokens.token_file import TokenFile
@@ -16,23 +16,15 @@ from lineage.files import Document, TrainingSummary, parse_document, read_docume
 from lineage.run import MANIFEST, RunDirectory
 
 
-class _Model(Document):
-    family: str
-    seq_length: int = Field(ge=1)
-
-
-class _Train(Document):
-    seed: int = Field(ge=0, lt=2**32)
-    iterations: int
-    global_batch_size: int
-    microbatch_size: int = Field(ge=1)
-
-
 class _Config(Document):
     """What of a run's configuration says which samples it takes."""
 
-    model: _Model
-    train: _Train
+    family: str = Field(validation_alias=AliasPath("model", "family"))
+    seq_length: int = Field(ge=1, validation_alias=AliasPath("model", "seq_length"))
+    seed: int = Field(ge=0, lt=2**32, validation_alias=AliasPath("train", "seed"))
+    iterations: int = Field(validation_alias=AliasPath("train", "iterations"))
+    global_batch_size: int = Field(validation_alias=AliasPath("train", "global_batch_size"))
+    microbatch_size: int = Field(ge=1, validation_alias=AliasPath("train", "microbatch_size"))
 
 
 class _Batch(Document):
@@ -71,14 +63,14 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     dataset is not.
     """
     config = parse_document(RunDirectory.open(run).manifest["config"], _Config, f"{run / MANIFEST}")
-    if config.model.family != "gpt2":
-        raise BadInput(f"{run} trains a {config.model.family}, whose samples are not packed documents")
-    step, taken = _taken(run, iteration, config.train)
+    if config.family != "gpt2":
+        raise BadInput(f"{run} trains a {config.family}, whose samples are not packed documents")
+    step, taken = _taken(run, iteration, config)
     datasets = trained_datasets(run)
     parts = [(TokenFile(directory / "train_text_document"), weight) for directory, weight in datasets]
-    samples = training_samples(parts, taken, config.model.seq_length, config.train.seed)
+    samples = training_samples(parts, taken, config.seq_length, config.seed)
     tokenizer = Tokenizer.load(datasets[0][0] / "tokenizer")
-    micro, dp = config.train.microbatch_size, _data_parallel_ranks(run)
+    micro, dp = config.microbatch_size, _data_parallel_ranks(run)
     for place in range(step.batch_size):
         number = step.samples - step.batch_size + place
         dataset = int(samples.datasets[number]) if isinstance(samples, BlendedSamples) else 0
@@ -94,7 +86,7 @@ def _show(pieces: Iterable[Piece], token_file: TokenFile, tokenizer: Tokenizer) 
         yield tokenizer.decode(part)
 
 
-def _taken(run: Path, iteration: int, train: _Train) -> tuple[_Batch, int]:
+def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
     """The iteration's line, and the samples of the whole training, by which they are shuffled."""
     try:
         lines = [orjson.loads(line) for line in read_bytes(run / "metrics.jsonl").splitlines()]
@@ -105,8 +97,8 @@ def _taken(run: Path, iteration: int, train: _Train) -> tuple[_Batch, int]:
     if iteration not in steps:
         raise BadInput(f"{run} has no iteration {iteration:,}: its metrics go to {max(steps, default=0):,}")
     last = steps[max(steps)]
-    left = train.iterations - last.iteration
-    if left and last.batch_size != train.global_batch_size:
+    left = config.iterations - last.iteration
+    if left and last.batch_size != config.global_batch_size:
         raise BadInput(f"{run} is not complete and its batch still grows: its samples are not known yet")
     return steps[iteration], last.samples + left * last.batch_size
 

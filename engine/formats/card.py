@@ -43,9 +43,8 @@ def write_card(directory: Path, loaded: LoadedCheckpoint, results: Sequence[Eval
         for file in ("config.json", LINEAGE, "origin.json")
     )
     name, twin = described.get("name") or directory.name, described.get("twin")
-    inputs = {"run": lineage.get("run")} if lineage else {}
-    for made_of in (lineage.get("parents"), origin.get("files")):
-        inputs |= made_of if isinstance(made_of, dict) else {}
+    made_of = lineage.get("parents") if lineage else origin.get("files")
+    inputs = ({"run": lineage.get("run")} if lineage else {}) | (made_of if isinstance(made_of, dict) else {})
     scores = [(result, *_score(result)) for result in results]
     places = [result.data_repository.rpartition("/")[::2] for result in results]
     data = ModelCardData(

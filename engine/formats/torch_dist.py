@@ -186,10 +186,9 @@ def _read_metadata(path: Path) -> metadata.Metadata:
                 raise ValueError(f"{index.fqn} lies at {info.relative_path!r}, which is not a file of the directory")
         for name, tensor in known.state_dict_metadata.items():
             if isinstance(tensor, metadata.TensorStorageMetadata):
-                places = [place for part in tensor.chunks for place in (part.offsets, part.sizes)]
-                if not all(isinstance(each, torch.Size) for each in (tensor.size, *places)):
-                    raise TypeError(f"the sizes of {name} are none")
-                tensor.properties.dtype.itemsize  # noqa: B018  (reading it is the check)
+                sizes = [tensor.size, *(size for part in tensor.chunks for size in (part.offsets, part.sizes))]
+                if {*map(type, sizes)} != {torch.Size} or not isinstance(tensor.properties.dtype, torch.dtype):
+                    raise TypeError(f"{name} has no sizes or number format")
     except (TypeError, ValueError, AttributeError) as error:
         raise IntegrityFailure(f"{path} cannot be read: {error}") from error
     return known

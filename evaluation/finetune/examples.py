@@ -70,16 +70,14 @@ def read_squad(path: Path) -> list[SpanExample]:
     """Every question of a SQuAD 1.1 or 2.0 file."""
     examples = []
     try:
-        for article in _json(read_bytes(path), path)["data"]:
+        for article in _json(_read(path), path)["data"]:
             for paragraph in article["paragraphs"]:
                 for question in paragraph["qas"]:
                     answers = [] if question.get("is_impossible") else question["answers"]
                     texts = tuple(str(answer["text"]) for answer in answers)
                     starts = tuple(int(answer["answer_start"]) for answer in answers)
                     examples.append(SpanExample(question["question"], paragraph["context"], texts, starts))
-    except FileNotFoundError as error:
-        raise DataMissing(f"there is no file {path}") from error
-    except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadInput(f"{path} is not a SQuAD file: {type(error).__name__} {error}") from error
     return examples
 
@@ -91,11 +89,7 @@ def read_race(folder: Path) -> list[ChoiceExample]:
         raise DataMissing(f"there are no .txt files in {folder}")
     examples = []
     for path in files:
-        try:
-            passages = read_bytes(path).splitlines()
-        except OSError as error:
-            raise BadInput(f"{path} cannot be read: {error.strerror}") from error
-        for line, text in enumerate(passages, 1):
+        for line, text in enumerate(_read(path).splitlines(), 1):
             try:
                 passage = _json(text, path)
                 parts = zip(passage["questions"], passage["options"], passage["answers"], strict=True)
@@ -113,12 +107,7 @@ def _fill(question: str, option: str) -> str:
 
 
 def _rows(path: Path, columns: tuple[str, ...], skip_short: bool = False) -> Iterator[tuple[int, list[str]]]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError as error:
-        raise DataMissing(f"there is no file {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from error
+    lines = _read(path).split("\n")
     header = lines[0].rstrip("\r").split("\t")
     if missing := [column for column in columns if column not in header]:
         raise BadInput(f"{path} has no column {missing[0]!r} in its first line")
@@ -131,7 +120,16 @@ def _rows(path: Path, columns: tuple[str, ...], skip_short: bool = False) -> Ite
             raise BadInput(f"{path} line {number} has {len(cells)} columns, its header {len(header)}")
 
 
-def _json(text: bytes, path: Path) -> dict[str, Any]:
+def _read(path: Path) -> str:
+    try:
+        return read_bytes(path).decode("utf-8")
+    except FileNotFoundError as error:
+        raise DataMissing(f"there is no file {path}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
+
+
+def _json(text: str, path: Path) -> dict[str, Any]:
     value = parse_json(text)
     if not isinstance(value, dict):
         raise TypeError("it is not an object")

@@ -5,13 +5,11 @@ import ast
 from tests.architecture.rooms import ROOMS, ROOT, modules, parse
 
 READER = "lineage/atomic.py"
-OTHERS = {
-    "data_pipeline/reading/readers.py",  # a line of a corpus that orjson refuses, to say what is wrong with it
-    "experiments/bench/data_whole.py",  # what others do, which is timed, and what a process of ours printed
-}
+OTHERS = {"experiments/bench/data_whole.py"}
+"""Times what others do, and reads what a process of ours printed."""
 FAST = {
-    "data_pipeline/passes/measure.py", "data_pipeline/reading/readers.py", "data_pipeline/tokens/inspect_sample.py",
-    "data_pipeline/work/document_shard.py", "data_pipeline/work/tasks.py",
+    "data_pipeline/passes/measure.py", "data_pipeline/publish.py", "data_pipeline/reading/readers.py",
+    "data_pipeline/tokens/inspect_sample.py", "data_pipeline/work/document_shard.py", "data_pipeline/work/tasks.py",
 }  # fmt: skip
 """Lines of corpora, of metrics and of the pipeline's own tasks, read with orjson, which refuses what is too deep."""
 

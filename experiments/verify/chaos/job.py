@@ -88,7 +88,7 @@ def start_job(place: Path, log: Path, fault: Fault | None, notes: Path | None = 
     os.setsid()
     _settle(place, log)
     points = instrument(place, fault)
-    _call(lambda: run_command(lambda args: _reproduce(points, notes)), points, "records", 0, notes)
+    _call(lambda: run_command(lambda **_: _reproduce(points, notes)), points, "records", 0, notes)
 
 
 def _reproduce(points: Instrument, notes: Path | None) -> None:

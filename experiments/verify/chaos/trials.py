@@ -174,9 +174,8 @@ def _try(reference: Reference, fault: Fault, place: Path) -> Trial:
         if mend:
             mend()
         lost |= before - _files(here)
-    failure = _failure(reference, here, codes, logs)
-    if lost:
-        failure = f"missing: {', '.join(sorted(map(str, lost))[:3])}"
+    gone = f"missing: {', '.join(sorted(map(str, lost))[:3])}"
+    failure = gone if lost else _failure(reference, here, codes, logs)
     trial = Trial(fault, codes[0], failure, round(time.monotonic() - start, 3))
     if not trial.failure:
         shutil.rmtree(place)
