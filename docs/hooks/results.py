@@ -73,9 +73,8 @@ def _engines(results: Path) -> Iterator[str]:
 
 def _faults(results: Path) -> Iterator[str]:
     yield "## Faults"
-    for folder in ("chaos", "chaos-beside"):
-        chaos = (results / folder / "chaos.md").read_text(encoding="utf-8")
-        yield re.sub(r"^#", "###", chaos, flags=re.MULTILINE)
+    chaos = (results / "chaos" / "chaos.md").read_text(encoding="utf-8")
+    yield re.sub(r"^#", "###", chaos, flags=re.MULTILINE)
     yield "### Damaged files given to every reader"
     yield "A file is read, or refused with a documented error. Anything else would be listed here by its name."
     rows = []
