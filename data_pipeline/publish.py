@@ -1,6 +1,5 @@
 """From a finished pipeline to the files of its output directory."""
 
-import json
 import os
 import shutil
 from dataclasses import asdict
@@ -22,7 +21,7 @@ from data_pipeline.pipeline import Pipeline
 from data_pipeline.stages import STAGES
 from data_pipeline.tokens.tokenizer import padded_vocab_size
 from data_pipeline.work.tasks import MARKER, Counts, Settings
-from lineage.atomic import sync_directory
+from lineage.atomic import read_json, sync_directory
 from lineage.data_files import DataCard, File, Split, TokenizerFacts
 from lineage.files import write_document
 
@@ -47,7 +46,7 @@ def publish(pipeline: Pipeline, directory: Path) -> None:
         settings = {"splits": splits, "lines": len(stages) > 1, "tokens": True}
         joined = workspace.one("assemble", assemble, settings, gathered.input).path / "00000"
         files |= {path.name: path for path in sorted(joined.iterdir()) if path.name != MARKER}
-        card = _describe(pipeline, json.loads((joined / MARKER).read_text(encoding="utf-8"))["files"])
+        card = _describe(pipeline, read_json(joined / MARKER)["files"])
     else:
         for name, slices in pipeline.splits.items():
             for number, task in enumerate(slices):

@@ -10,6 +10,7 @@ import torch
 from engine.config import RunConfig
 from engine.data.dataset import DatasetFacts
 from engine.guard.guards import explaining_out_of_memory
+from engine.guard.inputs import InputGuard
 from engine.launch.mesh import build_mesh
 from engine.launch.rendezvous import check_agreement, join_ranks, launched_world_size, telling_of_lost_ranks
 from engine.parallel.layout import layout_of
@@ -34,11 +35,13 @@ def train(config: RunConfig, root: Path) -> RunDirectory:
                 cost = describe_training(config, mesh.layout.world_size, iterations_done(run.path))
                 announce(cost, describe_disk(config), str(run.path))
             with mesh.all_or_none():
+                unchanged = InputGuard(dataset, mesh)
                 if os.environ.get("LOCAL_RANK", "0") == "0":
                     dataset.check()
                 loggers = open_loggers(config.record.loggers if mesh.is_first else ())
             with explaining_out_of_memory(config, mesh, "before the first iteration"):
                 trainer = Trainer(config, run, dataset, mesh)
+                trainer.guards.add(unchanged)
             with explaining_out_of_memory(config, mesh, "while training"):
                 trainer.run_to_end(loggers)
         elif mesh.is_first:

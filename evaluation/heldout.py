@@ -4,7 +4,6 @@ The validation documents stand in where the published test files cannot be had, 
 they are not those.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from evaluation.documents import RunningText
 from evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
 from evaluation.protocol import Encoder, SourceText
 from evaluation.windows import STRIDES_PER_WINDOW
-from lineage.atomic import read_bytes
+from lineage.atomic import parse_json, read_bytes
 from lineage.digest import sha256_file
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 
@@ -108,7 +107,7 @@ def _read_lines(path: Path, content: str) -> list[str]:
     for number, line in enumerate(content.split("\n"), 1):
         if line.strip():
             try:
-                document = json.loads(line)["text"]
+                document = parse_json(line)["text"]
                 if not isinstance(document, str):
                     raise TypeError("its text is not a string")
             except (ValueError, KeyError, TypeError) as error:

@@ -4,13 +4,13 @@ OpenAI's file keeps case, punctuation and newlines. Megatron's instructions call
 "unprocessed"; the lower-cased, tokenised LAMBADA of the original authors is another test with other numbers.
 """
 
-import json
 from pathlib import Path
 
 from data_pipeline.contamination.testsets import TEST_SETS
 from evaluation.cloze import STRICT, ClozeRule, ClozeTask
 from evaluation.official import read_official
 from evaluation.protocol import Encoder, SourceText
+from lineage.atomic import parse_json
 from lineage.errors import IntegrityFailure
 
 NUM_EXAMPLES = 5153
@@ -19,7 +19,7 @@ NUM_EXAMPLES = 5153
 def openai_passages(path: Path) -> list[str]:
     """The texts of OpenAI's file."""
     text = read_official(path, TEST_SETS["lambada"].sha256, "OpenAI's LAMBADA test file lambada_test.jsonl")
-    return _all_of([str(json.loads(line)["text"]) for line in text.split("\n") if line])
+    return _all_of([str(parse_json(line)["text"]) for line in text.split("\n") if line])
 
 
 def standard_passages(path: Path) -> list[str]:

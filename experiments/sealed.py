@@ -10,8 +10,9 @@ from experiments.verdicts import NOT_RUN, RECORDS, load_results
 from lineage.atomic import write_json
 from lineage.digest import check_seal, is_sealed, sha256_json
 from lineage.errors import BadInput
+from lineage.files import Manifest, read_document
 from lineage.records import Kind, Record, write_records
-from lineage.run import RunDirectory
+from lineage.run import MANIFEST, RunDirectory
 
 
 def adopt_records(path: Path, runs: Path) -> str:
@@ -24,13 +25,13 @@ def adopt_records(path: Path, runs: Path) -> str:
         raise BadInput(f"{path} holds no sealed records: it has no {RECORDS} or was never finished")
     check_seal(path)
     load_results([path])
-    made = RunDirectory.open(path).manifest["environment"]
+    made = read_document(path / MANIFEST, Manifest).environment
     target = runs / path.resolve().name
     if target.exists():
         raise BadInput(f"{target} is there already")
     shutil.copytree(path, target)
-    where = f"{', '.join(made['gpus']) or made['cpu']}, {made['cores']} cores"
-    return f"{target}: made on {where}, from commit {(made['source'] or {}).get('commit')}"
+    where = f"{', '.join(made.gpus) or made.cpu}, {made.cores} cores"
+    return f"{target}: made on {where}, from commit {made.source.get('commit')}"
 
 
 Line = dict[str, Any]

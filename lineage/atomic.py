@@ -32,6 +32,19 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         return file.read()
 
 
+def parse_json(text: bytes | str) -> Any:
+    """The value of JSON. Raises ValueError where it is none, too deep values included."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def read_json(path: Path) -> Any:
+    """The value of a file. Raises OSError as `read_bytes` does, and ValueError where it holds none."""
+    return parse_json(read_bytes(path))
+
+
 def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
     """Put `data` at `path`; a reader sees the old content or the new, never a mixture.
 

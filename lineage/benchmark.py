@@ -4,7 +4,6 @@
 terminal and the page show the same.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, FiniteFloat, NonNegativeFloat, PositiveFloat
 
-from lineage.atomic import read_bytes, write_json
+from lineage.atomic import read_json, write_json
 from lineage.config import Config, parse_config
 from lineage.errors import BadInput
 from lineage.numbers import MISSING, show, size_bytes
@@ -140,10 +139,10 @@ class TextTable(NamedTuple):
 def read_benchmark(path: Path) -> Benchmark:
     """A result that `mlm-bench NAME --json` wrote. Raises BadInput where the file is none."""
     try:
-        values = json.loads(read_bytes(path))
+        values = read_json(path)
     except OSError as error:
         raise BadInput(f"{path.name} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise BadInput(f"{path.name} is not JSON: {str(error)[:200]}") from error
     return parse_benchmark(values, path.name)
 

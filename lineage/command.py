@@ -3,6 +3,7 @@
 import errno
 import inspect
 import io
+import json
 import os
 import re
 import signal
@@ -31,14 +32,15 @@ BARS_OF_LIBRARIES = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASET
 OBEYED = re.compile(r"(\x1b\[[\d;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """What a terminal does not show but obey; the first group, colours, may stay."""
 
+DEBUG, JSON_ERRORS = "MLM_DEBUG", "--json-errors"
 Verb = Callable[..., Any]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing of cost and progress.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Keep where a fault of the program arose in a file.")]
-DEBUG = "MLM_DEBUG"
+JsonErrors = Annotated[bool, typer.Option(JSON_ERRORS, help="Say an error as a line of JSON.")]
 
 
 class CommandLine(typer.Typer):
-    """A typer application whose every verb takes `--quiet` and `--debug`."""
+    """A typer application whose every verb takes `--quiet`, `--debug` and `--json-errors`."""
 
     def command(  # type: ignore[override]  # which settings there are depends on typer's version
         self, name: str | None = None, **settings: Any
@@ -55,7 +57,7 @@ class CommandLine(typer.Typer):
 
 def _with_options_of_all(verb: Verb) -> Verb:
     @wraps(verb)
-    def run(*arguments: Any, quiet: bool, debug: bool, **options: Any) -> Any:
+    def run(*arguments: Any, quiet: bool, debug: bool, json_errors: bool, **options: Any) -> Any:
         if debug:
             os.environ[DEBUG] = "1"
         if quiet:
@@ -63,7 +65,7 @@ def _with_options_of_all(verb: Verb) -> Verb:
         return verb(*arguments, **options)
 
     own = inspect.signature(verb)
-    added = {"quiet": Quiet, "debug": Debug}
+    added = {"quiet": Quiet, "debug": Debug, "json_errors": JsonErrors}
     options = [
         inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=a) for n, a in added.items()
     ]
@@ -92,7 +94,8 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     try:
         check_installation()
         _refuse_other_than_text(arguments)
-        app(args=arguments)
+        ended = app(args=arguments, standalone_mode=JSON_ERRORS not in arguments)
+        code = ended if isinstance(ended, int) else 0
     except SystemExit as end:
         code = end.code
     except _CtrlC:
@@ -117,10 +120,12 @@ class _Terminal(io.TextIOWrapper):
 
 def _show_what_is_obeyed() -> None:
     """Text from outside changes no terminal; what the output's encoding lacks is escaped."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-        if sys.stdout.isatty():
-            sys.stdout = _Terminal(sys.stdout.buffer, sys.stdout.encoding, "backslashreplace", line_buffering=True)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+            if stream.isatty():
+                setattr(sys, name, _Terminal(stream.buffer, stream.encoding, "backslashreplace", line_buffering=True))
 
 
 def _refuse_other_than_text(arguments: list[str]) -> None:
@@ -137,7 +142,9 @@ def _escaped(text: str) -> str:
 
 
 def _unforeseen(error: Exception) -> UserError:
-    """What a failing disk is to the user, or a fault of ours, whose traceback is kept if it was asked for."""
+    """What a failing disk or a mistaken option is to the user, or a fault of ours, with its traceback if asked for."""
+    if mistake := getattr(error, "format_message", None):  # click has it, or the copy that newer versions of typer have
+        return BadInput(mistake())
     if isinstance(error, OSError) and error.errno in NO_DISK:
         where = f" {error.filename}" if error.filename else ""
         return Interrupted(f"the disk failed{where} ({error.strerror}); the same command goes on from there")
@@ -171,6 +178,7 @@ def _terminate(command: int, number: int, frame: object) -> NoReturn:
 
 def _explain(error: UserError) -> int:
     if error.on_every_rank or os.environ.get("RANK", "0") == "0":
-        shown = (c if c.isprintable() or c == "\n" else _escaped(c) for c in str(error))
-        print(f"error: {''.join(shown)}", file=sys.stderr)
+        shown = "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in str(error))
+        said = {"error": type(error).__name__, "exit_code": error.exit_code, "message": shown}
+        print(json.dumps(said) if JSON_ERRORS in sys.argv else f"error: {shown}", file=sys.stderr)
     return error.exit_code

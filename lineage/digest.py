@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lineage.atomic import open_file, read_bytes, write_json
+from lineage.atomic import open_file, read_json, write_json
 from lineage.errors import IntegrityFailure
 from lineage.progress import Progress
 
@@ -105,12 +105,12 @@ def _read_marker(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise IntegrityFailure(f"{directory} has no {MARKER} file: what made it did not finish")
     try:
-        marker = json.loads(read_bytes(path))
+        marker = read_json(path)
         if not isinstance(marker["digest"], str) or not all(
             isinstance(file["bytes"], int) and isinstance(file["sha256"], str) for file in marker["files"].values()
         ):
             raise ValueError
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise IntegrityFailure(f"{path} is not a readable completion marker") from error
     return dict(marker)
 

@@ -9,15 +9,15 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from lineage.atomic import read_bytes, write_json
+from lineage.atomic import read_json, write_json
 from lineage.benchmark import Environment
 from lineage.errors import IntegrityFailure
 
 
 class Document(BaseModel):
-    """A file or a part of one. Fields are checked; a reader leaves fields that it does not know alone."""
+    """A file or a part of one. Fields are checked, numbers are finite; what a reader does not know is left alone."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; a field that was not given is left out."""
@@ -44,8 +44,8 @@ def read_document(path: Path, model: type[DocumentT]) -> DocumentT:
 def read_values(path: Path) -> Any:
     """The file's JSON. Raises IntegrityFailure where it has none."""
     try:
-        return json.loads(read_bytes(path))
-    except (ValueError, OSError, RecursionError) as error:
+        return read_json(path)
+    except (ValueError, OSError) as error:
         raise IntegrityFailure(f"{path.name} cannot be read: {one_line(error)}") from error
 
 

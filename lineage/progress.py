@@ -87,7 +87,8 @@ class Progress:
     def note(self, sentence: str) -> None:
         """Give a warning on a line of its own; `--quiet` does not silence it."""
         if not self._is_other_rank:
-            sys.stderr.write(("\r\x1b[2K" if self._is_drawn else "") + f"{sentence}\n")
+            self._erase()
+            sys.stderr.write(f"{sentence}\n")
 
     def _show(self, message: str, final: bool = False) -> None:
         elapsed = max(time.monotonic() - self._start, 1e-9)
@@ -104,11 +105,19 @@ class Progress:
         if self._terminal:
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
             line = f"{self._title}: {self._bar()}{text}"[: columns - 1]
-            sys.stderr.write(f"\r\x1b[2K{line}" + ("\n" if final else ""))
+            self._is_drawn = True
+            self._erase()
+            sys.stderr.write(line + "\n" * final)
             self._is_drawn = not final
         else:
             sys.stderr.write(f"{self._title}: {text}\n")
         sys.stderr.flush()
+
+    def _erase(self) -> None:
+        """Remove the bar, with what `run_command` lets no text do."""
+        if self._is_drawn and sys.__stderr__:
+            sys.__stderr__.write("\r\x1b[2K")
+            sys.__stderr__.flush()
 
     def _amount(self, count: int) -> str:
         return format_bytes(count) if self._unit == "bytes" else f"{count:,}"

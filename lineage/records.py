@@ -1,13 +1,12 @@
 """Result records: one number each, with what kind of number it is and where it came from."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import FiniteFloat, model_validator
 
-from lineage.atomic import read_bytes, write_text
+from lineage.atomic import parse_json, read_bytes, write_text
 from lineage.config import Config, parse_config
 from lineage.errors import BadInput
 
@@ -65,8 +64,8 @@ def read_records(path: Path) -> list[Record]:
     records = []
     for number, line in enumerate(text.removesuffix("\n").split("\n") if text else [], 1):
         try:
-            values: Any = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            values: Any = parse_json(line)
+        except ValueError as error:
             raise BadInput(f"{path} line {number} is not JSON: {error}") from error
         records.append(parse_config(values, Record, f"{path} line {number}"))
     return records

@@ -17,7 +17,7 @@ from lineage.atomic import write_json
 from lineage.digest import is_sealed, read_digest, seal, sha256_json
 from lineage.environment import describe_environment
 from lineage.errors import BadInput
-from lineage.files import Manifest, StartedWith, read_object
+from lineage.files import Manifest, StartedWith, parse_document, read_object
 from lineage.lock import LOCK
 
 MANIFEST = "manifest.json"
@@ -111,7 +111,8 @@ class RunDirectory:
         path = self.path / MANIFEST
         if not path.is_file():
             raise BadInput(f"{self.path} is not a run directory: it has no {MANIFEST}")
-        return read_object(path)
+        values = read_object(path)
+        return parse_document(values, Manifest, str(path)).model_dump(mode="json") | values
 
     @property
     def is_complete(self) -> bool:

@@ -1,11 +1,11 @@
 """Seals of large directories, compared once: what has not been touched since is not read again."""
 
-import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lineage.atomic import write_json
+from lineage.atomic import read_json, write_json
 from lineage.digest import check_seal, sha256_json
 from lineage.environment import user_cache
 
@@ -19,22 +19,19 @@ def check_seal_once(directory: Path) -> str:
     """
     directory = directory.resolve()
     memory = user_cache("verified") / f"{sha256_json(str(directory))[:32]}.json"
-    before = _touches(directory)
-    try:
-        known: Any = json.loads(memory.read_text(encoding="utf-8"))
+    before = touches_of(directory)
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        known: Any = read_json(memory)
         if known["touches"] == before:
             return str(known["digest"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
     digest = check_seal(directory)
-    try:
+    with suppress(OSError):
         write_json(memory, {"directory": str(directory), "digest": digest, "touches": before})
-    except OSError:
-        return digest
     return digest
 
 
-def _touches(directory: Path) -> dict[str, list[int]]:
+def touches_of(directory: Path) -> dict[str, list[int]]:
+    """Of each file what tells whether it was touched. Raises OSError for one that is not there."""
     touches = {}
     for path in sorted(directory.rglob("*")):
         status = os.stat(path)

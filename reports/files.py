@@ -46,7 +46,7 @@ class Problems(list[Problem]):
         for number, line in enumerate(lines, first):
             try:
                 parsed.append(parse(line))
-            except (ValueError, UserError, RecursionError) as error:
+            except (ValueError, UserError) as error:
                 self.add(part, f"Line {number} of {of} is left out: {reason(error)}.")
         return parsed
 

@@ -1,10 +1,10 @@
 """A reproduction directory as typed values, with a sentence for everything that could not be used."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lineage.atomic import parse_json
 from lineage.data_files import DataCard, Ledger
 from lineage.digest import MARKER, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from lineage.errors import BadInput
@@ -128,8 +128,8 @@ def refusal(record: Record, known_runs: set[str]) -> str | None:
 def _read_records(path: Path, known_runs: set[str], problems: Problems) -> list[Record]:
     def accept(line: bytes) -> Record:
         try:
-            record = Record.model_validate(json.loads(line))
-        except (ValueError, RecursionError) as error:
+            record = Record.model_validate(parse_json(line))
+        except ValueError as error:
             raise BadInput(f"it is not a record ({one_line(error)})") from error
         if refused := refusal(record, known_runs):
             raise BadInput(refused)
@@ -150,14 +150,14 @@ def _read_examples(path: Path, problems: Problems) -> tuple[ExampleHead | None, 
         return None, ()
     first, *rest = path.read_bytes().splitlines() or [b""]
     try:
-        head = ExampleHead.model_validate(json.loads(first))
-    except (ValueError, RecursionError) as error:
+        head = ExampleHead.model_validate(parse_json(first))
+    except ValueError as error:
         said = f"The examples cannot be shown: the first line of {EXAMPLES} is no head ({reason(error)})."
         problems.add(EXAMPLES, said)
         return None, ()
 
     def accept(line: bytes) -> Example:
-        example = Example.model_validate(json.loads(line))
+        example = Example.model_validate(parse_json(line))
         if not len(example.correct) == len(example.log_probability) == len(head.models):
             raise BadInput(f"it has not one answer for each of {len(head.models)} models")
         return example

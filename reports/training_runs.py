@@ -1,12 +1,12 @@
 """A training run's own files, read while it trains or afterwards: metrics, summary, timeline of one iteration."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
+from lineage.atomic import parse_json
 from lineage.files import Step, Timeline, TrainingSummary, Validation
 from reports.files import Problem, Problems
 
@@ -56,7 +56,7 @@ def read_training(directory: Path, part: str) -> Training:
         content = path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1].splitlines()
         lines = problems.lines(
-            part, f"the metrics of {part}", whole, lambda line: LINE.validate_python(json.loads(line))
+            part, f"the metrics of {part}", whole, lambda line: LINE.validate_python(parse_json(line))
         )
         if not whole:
             problems.add(part, f"The metrics of {part} are empty: its first iteration has not ended.", damaged=False)

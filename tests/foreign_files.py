@@ -4,11 +4,9 @@ import argparse
 import gzip
 import json
 import shutil
-import tarfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow
 import torch
@@ -44,33 +42,16 @@ from lineage.errors import DataMissing, IntegrityFailure
 from lineage.files import Validation, read_document, read_object
 from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
-from reports.load import load_reproduction
+from reports.report import Inputs, assemble
+from tests import foreign_models, foreign_results
 from tests.architecture.rooms import ROOT
+from tests.damage import GZIP, PARQUET, SAFETENSORS, TORCH, ZSTANDARD
+from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, packed
+from tests.reader import Reader, bytes_at
 
-PACKED = ROOT / "tests" / "experiments" / "sealed_at_ba375c5.tar.gz"
 TEXTS = ("a fine text", "", "zwei Töchter \u2028", 'with "quotes" and \\ and \x00')
 LINES = "\n".join(json.dumps({"text": text, "id": number}) for number, text in enumerate(TEXTS)).encode() + b"\n\n"
 SHAPES = {"words": (4, 3), "bias": (3,)}
-
-
-class Reader(NamedTuple):
-    """What reads a kind of file."""
-
-    name: str
-    prepare: Callable[[Path], Path]
-    """Makes a folder with a valid file in it and returns that file."""
-    read: Callable[[Path], object]
-    """Reads the file; raises one of `lineage.errors` if it cannot be used."""
-    cases: int = 200
-    """In a test."""
-
-
-def bytes_at(name: str, content: bytes) -> Callable[[Path], Path]:
-    def prepare(folder: Path) -> Path:
-        (folder / name).write_bytes(content)
-        return folder / name
-
-    return prepare
 
 
 def table(folder: Path) -> Path:
@@ -171,18 +152,6 @@ LEDGER = json.dumps(
 ).encode()  # fmt: skip
 
 
-def packed(pattern: str) -> Callable[[Path], Path]:
-    """A file of a sealed reproduction, its data or its training."""
-
-    def prepare(folder: Path) -> Path:
-        with tarfile.open(PACKED) as archive:
-            archive.extractall(folder, filter="data")
-        (path,) = folder.glob(f"runs/{pattern}")
-        return path
-
-    return prepare
-
-
 def verify(path: Path) -> None:
     """Verify the run that a file is in, sealed anew from the file outwards; what does not hold is an error."""
     sealed_folders = [folder for folder in path.parents if (folder / MARKER).is_file()]
@@ -208,18 +177,18 @@ def of_checkpoint(name: str) -> Reader:
             Tokenizer.load(folder / "tokenizer").encode("a fine text"),
         )
 
-    return Reader(f"checkpoint {name}", packed(f"355m-tiny-*/checkpoints/iter_0000006/{name}"), read, 25)
+    return Reader(f"checkpoint {name}", packed(f"{TRAINING}/checkpoints/iter_0000006/{name}"), read, 5)
 
 
 def of_reproduction(name: str) -> Reader:
-    """A file of a reproduction, as it is verified and as its page is made."""
+    """A file of a reproduction, as it is verified and as its page is put together."""
 
     def read(path: Path) -> object:
         with suppress(IntegrityFailure):
             verify(path)
-        return load_reproduction(next(folder for folder in path.parents if folder.parent.name == "runs"))
+        return assemble(Inputs(next(folder for folder in path.parents if folder.parent.name == "runs")))
 
-    return Reader(f"reproduction {name}", packed(f"reproduce-355m-*/{name}"), read, 25)
+    return Reader(f"reproduction {name}", packed(f"{REPRODUCTION}/{name}"), read, 5)
 
 
 def torch_file(folder: Path) -> Path:
@@ -241,13 +210,13 @@ def read_refused(path: Path) -> object:
 
 
 READERS = (
-    Reader("jsonl", bytes_at("a.jsonl", LINES), documents("jsonl")),
-    Reader("jsonl.gz", bytes_at("a.jsonl.gz", gzip.compress(LINES, mtime=0)), documents("jsonl")),
-    Reader("jsonl.zst", bytes_at("a.jsonl.zst", zstandard.compress(LINES)), documents("jsonl")),
-    Reader("parquet", table, documents("parquet")),
+    Reader("jsonl", bytes_at("a.jsonl", LINES), documents("jsonl"), 40),
+    Reader("jsonl.gz", bytes_at("a.jsonl.gz", gzip.compress(LINES, mtime=0)), documents("jsonl"), 100, GZIP),
+    Reader("jsonl.zst", bytes_at("a.jsonl.zst", zstandard.compress(LINES)), documents("jsonl"), 100, ZSTANDARD),
+    Reader("parquet", table, documents("parquet"), 40, PARQUET),
     Reader("text", bytes_at("a.txt", "\n".join(TEXTS).encode()), documents("text")),
     Reader("token index", token_index, read_tokens),
-    Reader("safetensors", weights, lambda path: read_weights(path.parent, "", BUFFER)),
+    Reader("safetensors", weights, lambda path: read_weights(path.parent, "", BUFFER), form=SAFETENSORS),
     Reader("safetensors index", weight_index, lambda path: read_weights(path.parent, "", BUFFER)),
     Reader("checkpoint index", tensor_index, read_tensors),
     Reader("model configuration", bytes_at("a.toml", (ROOT / "experiments/models/355m.toml").read_bytes()),
@@ -258,7 +227,7 @@ READERS = (
     Reader("records", records, read_records),
     Reader("manifest", manifest, read_manifest),
     Reader("seal", sealed, lambda path: check_seal(path.parent)),
-    Reader("metrics", bytes_at("metrics.jsonl", METRICS), go_on_with),
+    Reader("metrics", bytes_at("metrics.jsonl", METRICS), go_on_with, 30),
     Reader("summary", bytes_at("summary.json", SUMMARY),
            lambda path: read_summary(path.parent)),
     Reader("ledger", bytes_at("ledger.json", LEDGER), lambda path: read_document(path, Ledger)),
@@ -268,15 +237,17 @@ READERS = (
                            "ledger.json", "evaluations/355m-lambada.json", "evaluations/355m-wikitext103.json",
                            "training/355m/metrics.jsonl", "training/355m/summary.json", "training/355m/timeline.json",
                            MARKER)),
-    Reader("dataset card", packed("tiny-*/dataset.json"), lambda path: DatasetFacts.read(path.parent)),
-    Reader("training manifest", packed("355m-tiny-*/manifest.json"), verify, 25),
-    Reader("training metrics", packed("355m-tiny-*/metrics.jsonl"), verify, 25),
-    Reader("torch file", torch_file, read_torch_file),
-    Reader("tokenizer", packed("tiny-*/tokenizer/tokenizer.json"),
+    Reader("dataset card", packed(f"{DATASET}/dataset.json"), lambda path: DatasetFacts.read(path.parent)),
+    Reader("training manifest", packed(f"{TRAINING}/manifest.json"), verify, 10),
+    Reader("training metrics", packed(f"{TRAINING}/metrics.jsonl"), verify, 10),
+    Reader("torch file", torch_file, read_torch_file, 20, TORCH),
+    Reader("tokenizer", packed(f"{DATASET}/tokenizer/tokenizer.json"),
            lambda path: Tokenizer.load(path.parent).encode("a fine text")),
     Reader("cluster", bytes_at("a.toml", (ROOT / "experiments/clusters/cpu.toml").read_bytes()),
            lambda path: load_cluster(str(path))),
     Reader("job", bytes_at("a.toml", (ROOT / "experiments/jobs/355m.toml").read_bytes()),
            lambda path: load_config(path, Job)),
-    Reader("refused rows", refused_rows, read_refused),
+    Reader("refused rows", refused_rows, read_refused, 100),
+    *foreign_models.READERS,
+    *foreign_results.READERS,
 )  # fmt: skip

@@ -1,18 +1,24 @@
 """`python -m tests.fuzz N` damages valid files N times in all and reads them; results/fuzz.json says what came of it.
 
 Every reader of outside files must give an answer or one of the documented errors (`lineage.errors`), within
-CASE_SECONDS of processor time and GROWTH_BYTES of memory. Hypothesis chooses the damage and shrinks what fails.
+CASE_SECONDS of processor time and GROWTH_BYTES more memory. Each reader has a process of its own, which the system ends
+when a case takes LOST_SECONDS, and which gets no more than MEMORY_BYTES. Hypothesis chooses the damage and shrinks what
+fails.
 """
 
-import re
+import argparse
+import math
+import os
 import resource
 import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,47 +29,20 @@ from lineage.atomic import write_json
 from lineage.environment import describe_environment
 from lineage.errors import UserError
 from tests.architecture.rooms import ROOT
-from tests.foreign_files import READERS, Reader
+from tests.damage import damage
+from tests.foreign_files import READERS
+from tests.reader import Reader
 
 CASE_SECONDS = 5.0
+LOST_SECONDS = 60
+"""By the clock, where nothing is computed or what computes is deaf."""
+MEMORY_BYTES = 3 << 30
 GROWTH_BYTES = 256 << 20
 SEED = 1909_08053
-TOKEN = re.compile(rb'"[^"\n]*"|[\w.+-]+|[\[\]{}:,=\n]')
-HOSTILE = (
-    b"", b"\x00", b"\xff", b"\n", b"\r\n", b'"', b"{", b"}", b"null", b"true", b"[]", b"{}", b'""', b"-1", b"0", b"7",
-    b"1e999", b"NaN", b"-Infinity", b"9" * 400, b"9" * 5000, b"0.5", b'"a"', b'"../x"', b'"/etc/passwd"',
-    b'"\\ud800"', b'"\\u0000"', b"\xef\xbb\xbf", b"[" * 3000, b'{"a":' * 3000, b"a." * 3000 + b"a = 1\n",
-    b"[[a]]\n", b'extends = "b\\u0000.toml"\n', b'extends = ""\n', b"x" * 70_000,
-    b"\xff" * 4, b"\xff" * 8, b"\x00" * 8, b"\x00" * 7 + b"\x80", b"\xff" * 7 + b"\x7f", b"\x01" + b"\x00" * 7,
-)  # fmt: skip
-"""What is put in the place of a word, or of bytes: values of every other kind, and sizes that no file has."""
 
 
 class TooLong(Exception):
     """A case took more than CASE_SECONDS."""
-
-
-def damage(valid: bytes, script: bytes) -> bytes:
-    """The bytes after the edits of a script, four bytes for each: what to do, where, and with what."""
-    data = valid
-    for kind, high, low, which in zip(*[iter(script)] * 4, strict=False):
-        number, content = high << 8 | low, HOSTILE[which % len(HOSTILE)]
-        words = [match.span() for match in TOKEN.finditer(data)]
-        start, end = words[number % len(words)] if words and kind < 160 else (number % (len(data) + 1),) * 2
-        match kind % 8:
-            case 0 | 1 | 2:
-                data = data[:start] + content + data[max(end, start + 1) :]
-            case 3:
-                data = data[:start] + content + data[start:]
-            case 4:
-                data = data[:start] + data[end + which % 16 :]
-            case 5:
-                data = data[:start]
-            case 6:
-                data = data[: start + 4 * which] + data[start:]
-            case _:
-                data = data[:start] + bytes([which]) + data[start + 1 :]
-    return data
 
 
 @contextmanager
@@ -91,8 +70,11 @@ def answer(reader: Reader, target: Path, content: bytes) -> str:
     return "read"
 
 
-def fuzz(reader: Reader, cases: int, start: int = SEED) -> Counter[str]:
-    """How often each answer came of `cases` damaged files. Raises what a reader must not raise, of the least damage."""
+def fuzz(reader: Reader, cases: int, lost_seconds: int = 0) -> Counter[str]:
+    """How often each answer came of `cases` damaged files. Raises what a reader must not raise, of the least damage.
+
+    With `lost_seconds` the system ends this process where a case takes so long.
+    """
     answers: Counter[str] = Counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     old = signal.signal(signal.SIGPROF, stop)
@@ -102,14 +84,16 @@ def fuzz(reader: Reader, cases: int, start: int = SEED) -> Counter[str]:
             valid = target.read_bytes()
             reader.read(target)
 
-            @seed(start)
+            @seed(SEED)
             @settings(max_examples=cases, deadline=None, database=None, suppress_health_check=list(HealthCheck))
             @given(st.binary(min_size=4, max_size=16))
             def attempt(script: bytes) -> None:
-                answers[answer(reader, target, damage(valid, script))] += 1
+                signal.alarm(lost_seconds)
+                answers[answer(reader, target, damage(valid, script, reader.form))] += 1
 
             attempt()
     finally:
+        signal.alarm(0)
         signal.signal(signal.SIGPROF, old)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) << 10
     assert grown < GROWTH_BYTES, f"{reader.name}: {grown:,} bytes more"
@@ -129,18 +113,56 @@ def write_record(out: Path, found: dict[str, Any], failures: dict[str, str], **v
     return len(failures)
 
 
-def main(cases: int, out: Path) -> int:
-    """Fuzz every reader with an equal share of the cases; the number of readers that failed."""
-    began, found, failures = time.process_time(), {}, {}
-    for reader in READERS:
-        try:
-            found[reader.name] = dict(sorted(fuzz(reader, -(-cases // len(READERS))).items()))
-        except Exception as error:
-            failures[reader.name] = f"{type(error).__name__}: {error}"
-        print(reader.name, found.get(reader.name, failures.get(reader.name)), flush=True)
-    spent = round(time.process_time() - began, 1)
-    return write_record(out, found, failures, memory_growth_limit_bytes=GROWTH_BYTES, cpu_seconds=spent)
+def fuzz_alone(reader: Reader, cases: int) -> tuple[dict[str, int], str]:
+    """As `fuzz`, in a process of its own: the answers, or in words what ended it."""
+    context = get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+        with tempfile.TemporaryDirectory() as cache:
+            os.environ["XDG_CACHE_HOME"] = cache
+            try:
+                theirs.send((dict(sorted(fuzz(reader, cases, lost_seconds=LOST_SECONDS).items())), ""))
+            except Exception as error:
+                theirs.send(({}, "".join(traceback.format_exception(error))[-3000:]))
+
+    process = context.Process(target=work)
+    process.start()
+    theirs.close()
+    try:
+        return ours.recv()  # type: ignore[no-any-return]
+    except EOFError:
+        process.join()
+        return {}, f"its process ended with {process.exitcode}"
+    finally:
+        process.join()
+
+
+def main(cases: int, out: Path, only: str) -> int:
+    """Fuzz the readers whose names have `only` in them, by their shares; the number of readers that failed."""
+    began, found, failures = time.monotonic(), {}, {}
+    readers = [reader for reader in READERS if only in reader.name]
+    share = cases / sum(reader.cases for reader in readers)
+    for reader in readers:
+        answers, failure = fuzz_alone(reader, math.ceil(share * reader.cases))
+        if failure:
+            failures[reader.name] = failure
+        else:
+            found[reader.name] = answers
+        print(f"{time.monotonic() - began:.0f} s: {reader.name}: {failure or answers}", flush=True)
+    limits = {"memory_limit_bytes": MEMORY_BYTES, "memory_growth_limit_bytes": GROWTH_BYTES}
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return write_record(
+        out, found, failures, **limits, lost_seconds_limit=LOST_SECONDS,
+        cpu_seconds=round(spent.ru_utime + spent.ru_stime, 1),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "results" / "fuzz.json"))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", type=int)
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "fuzz.json")
+    parser.add_argument("--only", default="", help="Part of the names of readers.")
+    asked = parser.parse_args()
+    sys.exit(main(asked.cases, asked.out, asked.only))

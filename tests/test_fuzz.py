@@ -6,15 +6,17 @@ from pathlib import Path
 import pytest
 
 from tests import fuzz as fuzzing
-from tests.foreign_files import READERS, Reader, bytes_at
+from tests.foreign_files import READERS
 from tests.fuzz import TooLong, fuzz
+from tests.reader import Reader, bytes_at
 
 CASES = 200
 
 
 @pytest.mark.parametrize("reader", READERS, ids=[reader.name.replace(" ", "-") for reader in READERS])
 def test_a_damaged_file_is_read_or_refused(reader: Reader) -> None:
-    assert sum(fuzz(reader, reader.cases).values()) >= reader.cases
+    cases = max(reader.cases // 4, 20)
+    assert sum(fuzz(reader, cases).values()) >= cases
 
 
 def raise_at_zero(path: Path) -> None:

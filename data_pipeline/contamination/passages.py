@@ -5,13 +5,13 @@ words of `3-4`, `10,000` and `Teddy's`. Only `<unk>` does, which stands for one 
 other text has it there, so a passage ends where it stands and another begins.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
 from data_pipeline.contamination.words import Ngrams, ngrams_of
+from lineage.atomic import parse_json
 from lineage.errors import BadInput
 
 UNKNOWN_WORD = "<unk>"
@@ -53,8 +53,8 @@ def ngrams_of_files(paths: tuple[Path, ...], words: int, min_words: int) -> Ngra
 
 def _text(path: Path, number: int, line: str) -> str:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = parse_json(line)
+    except ValueError:
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
         raise BadInput(f"the test set {path}, line {number}, is not a JSON object with a string `text`")

@@ -2,7 +2,6 @@
 
 import glob
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -12,7 +11,7 @@ from data_pipeline.reading.lines import COMPRESSED
 from data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines, stamp_of
 from data_pipeline.reading.readers import compressed_bytes, mend_surrogates
 from data_pipeline.work.workspace import Workspace
-from lineage.digest import MARKER, is_sealed, sha256_file, sha256_json
+from lineage.digest import is_sealed, sealed_files, sha256_file, sha256_json
 from lineage.environment import home
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.progress import Progress
@@ -127,8 +126,7 @@ class FileSource:
 
     @cached_property
     def _sealed_digests(self) -> dict[str, str]:
-        marker = json.loads((self._root / MARKER).read_text(encoding="utf-8"))
-        return {name: entry["sha256"] for name, entry in marker["files"].items()}
+        return {name: entry["sha256"] for name, entry in sealed_files(self._root).items()}
 
 
 def _count_newlines(path: Path, progress: Progress) -> tuple[str, list[int]]:

@@ -1,7 +1,6 @@
 """Sources whose documents are taken out of many files on this machine: sampled, harvested, put in order."""
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from data_pipeline.reading.pieces import Piece, cut_lines
 from data_pipeline.reading.readers import Limit, Limits
 from data_pipeline.work.tasks import MARKER, Counts, Input, Settings
 from data_pipeline.work.workspace import Workspace
+from lineage.atomic import read_json
 from lineage.digest import sha256_json
 
 HARVESTED = "documents.jsonl"
@@ -111,7 +111,7 @@ def arrange(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     files: list[list[bytes]] = []
     for group in range(settings["groups"]):
         folder = inputs[0] / f"{group:05d}"
-        sizes = json.loads((folder / MARKER).read_text(encoding="utf-8"))["counts"]["sizes"]
+        sizes = read_json(folder / MARKER)["counts"]["sizes"]
         with (folder / HARVESTED).open("rb") as file:
             files += ([file.readline() for _ in items] for items in sizes)
     with (directory / HARVESTED).open("wb") as file:

@@ -13,6 +13,7 @@ import orjson
 from data_pipeline.document import Document, Malformed, size_bytes
 from data_pipeline.reading.lines import ALLOWED_BYTES, TooCompressed, open_bytes, read_lines, seek_line
 from data_pipeline.reading.pieces import Piece, stamp_of
+from lineage.atomic import parse_json
 from lineage.errors import BadInput, Interrupted
 
 EXCERPT_CHARACTERS = 300
@@ -146,8 +147,6 @@ def _parse(piece: Piece, number: int, line: bytes) -> Item:
         return malformed(piece.name, number, f"invalid UTF-8 at byte {error.start}", line)
     except json.JSONDecodeError as error:
         return malformed(piece.name, number, f"not JSON: {error.msg} at character {error.pos}", line)
-    except RecursionError:
-        return malformed(piece.name, number, "not JSON: nested too deeply", line)
     except ValueError as error:
         return malformed(piece.name, number, str(error), line)
     own = value.get("id") if piece.kind != "jsonl" else None
@@ -159,7 +158,7 @@ def _load(line: bytes) -> Any:
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:
-        return json.loads(line.decode("utf-8").removeprefix("\ufeff"))
+        return parse_json(line.decode("utf-8").removeprefix("\ufeff"))
 
 
 def _text_of(value: object) -> str:

@@ -2,17 +2,37 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import orjson
+from pydantic import AliasPath, Field
 
 from data_pipeline.tokens.samples import BlendedSamples, PackedSamples, Piece, training_samples
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import Tokenizer
+from lineage.atomic import read_bytes
 from lineage.data_files import trained_datasets
 from lineage.errors import BadInput
-from lineage.files import Step, TrainingSummary, parse_document, read_document
-from lineage.run import RunDirectory
+from lineage.files import Document, TrainingSummary, parse_document, read_document
+from lineage.run import MANIFEST, RunDirectory
+
+
+class _Config(Document):
+    """What of a run's configuration says which samples it takes."""
+
+    family: str = Field(validation_alias=AliasPath("model", "family"))
+    seq_length: int = Field(ge=1, validation_alias=AliasPath("model", "seq_length"))
+    seed: int = Field(ge=0, lt=2**32, validation_alias=AliasPath("train", "seed"))
+    iterations: int = Field(validation_alias=AliasPath("train", "iterations"))
+    global_batch_size: int = Field(validation_alias=AliasPath("train", "global_batch_size"))
+    microbatch_size: int = Field(ge=1, validation_alias=AliasPath("train", "microbatch_size"))
+
+
+class _Batch(Document):
+    """What of an iteration's line says which samples it took."""
+
+    iteration: int
+    batch_size: int = Field(ge=1)
+    samples: int = Field(ge=1)
 
 
 def show_sample(
@@ -42,17 +62,15 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     Raises BadInput for a run without that iteration or whose samples are no packed documents, DataMissing where its
     dataset is not.
     """
-    config = RunDirectory.open(run).manifest["config"]
-    if config["model"]["family"] != "gpt2":
-        raise BadInput(f"{run} trains a {config['model']['family']}, whose samples are not packed documents")
-    step, taken = _taken(run, iteration, config["train"])
+    config = parse_document(RunDirectory.open(run).manifest["config"], _Config, f"{run / MANIFEST}")
+    if config.family != "gpt2":
+        raise BadInput(f"{run} trains a {config.family}, whose samples are not packed documents")
+    step, taken = _taken(run, iteration, config)
     datasets = trained_datasets(run)
     parts = [(TokenFile(directory / "train_text_document"), weight) for directory, weight in datasets]
-    samples = training_samples(parts, taken, config["model"]["seq_length"], config["train"]["seed"])
+    samples = training_samples(parts, taken, config.seq_length, config.seed)
     tokenizer = Tokenizer.load(datasets[0][0] / "tokenizer")
-    micro, dp = config["train"]["microbatch_size"], _data_parallel_ranks(run)
-    assert step.samples is not None
-    assert step.batch_size is not None
+    micro, dp = config.microbatch_size, _data_parallel_ranks(run)
     for place in range(step.batch_size):
         number = step.samples - step.batch_size + place
         dataset = int(samples.datasets[number]) if isinstance(samples, BlendedSamples) else 0
@@ -68,20 +86,21 @@ def _show(pieces: Iterable[Piece], token_file: TokenFile, tokenizer: Tokenizer) 
         yield tokenizer.decode(part)
 
 
-def _taken(run: Path, iteration: int, train: dict[str, Any]) -> tuple[Step, int]:
+def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
     """The iteration's line, and the samples of the whole training, by which they are shuffled."""
     try:
-        lines = [orjson.loads(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
+        lines = [orjson.loads(line) for line in read_bytes(run / "metrics.jsonl").splitlines()]
     except (OSError, ValueError) as error:
         raise BadInput(f"{run} has no metrics that can be read: {error}") from error
-    steps = {line["iteration"]: line for line in lines if line.get("kind") == "train"}
+    found = [line for line in lines if isinstance(line, dict) and line.get("kind") == "train"]
+    steps = {step.iteration: step for step in (parse_document(line, _Batch, "metrics.jsonl") for line in found)}
     if iteration not in steps:
         raise BadInput(f"{run} has no iteration {iteration:,}: its metrics go to {max(steps, default=0):,}")
     last = steps[max(steps)]
-    left = train["iterations"] - last["iteration"]
-    if left and last["batch_size"] != train["global_batch_size"]:
+    left = config.iterations - last.iteration
+    if left and last.batch_size != config.global_batch_size:
         raise BadInput(f"{run} is not complete and its batch still grows: its samples are not known yet")
-    return parse_document(steps[iteration], Step, "metrics.jsonl"), last["samples"] + left * last["batch_size"]
+    return steps[iteration], last.samples + left * last.batch_size
 
 
 def _data_parallel_ranks(run: Path) -> int | None:

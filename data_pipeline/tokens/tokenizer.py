@@ -7,7 +7,6 @@ Megatron-LM; only the pipeline writes the end-of-text token.
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -19,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from data_pipeline.fast.exact import checked
-from lineage.atomic import read_bytes, write_text
+from lineage.atomic import parse_json, read_bytes, read_json, write_text
 from lineage.errors import BadInput, IntegrityFailure
 
 END_OF_TEXT = "<|endoftext|>"
@@ -88,7 +87,7 @@ class Tokenizer:
     def from_gpt2_files(cls, vocab_json: Path, merges_txt: Path) -> Self:
         """Build from a `vocab.json` (token to id) and a `merges.txt` (one merge a line, after a version line)."""
         try:
-            vocabulary = json.loads(vocab_json.read_text(encoding="utf-8"))
+            vocabulary = read_json(vocab_json)
             _, *lines = merges_txt.read_text(encoding="utf-8").split("\n")
             merges = [(left, right) for left, right in (line.split(" ") for line in lines if line)]
             return cls(_byte_level(vocabulary, merges))
@@ -108,7 +107,7 @@ class Tokenizer:
             vocab_size=vocab_size - 1, show_progress=False, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())
         )
         backend.train_from_iterator(texts, trainer)
-        model = json.loads(backend.to_str())["model"]
+        model = parse_json(backend.to_str())["model"]
         vocabulary: dict[str, int] = model["vocab"]
         if len(vocabulary) != vocab_size - 1:
             raise BadInput(
@@ -128,7 +127,7 @@ class Tokenizer:
         specials: list[Any] = [END_OF_TEXT, UNKNOWN]
         trainer: Any = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=specials, show_progress=False)
         backend.train_from_iterator(texts, trainer)
-        vocabulary: dict[str, int] = json.loads(backend.to_str())["model"]["vocab"]
+        vocabulary: dict[str, int] = parse_json(backend.to_str())["model"]["vocab"]
         if len(vocabulary) != vocab_size:
             raise BadInput(
                 f"the text is too small for a vocabulary of {vocab_size:,}: it gives {len(vocabulary):,} words"
@@ -196,7 +195,7 @@ def load_once(directory: Path, digest: str) -> Tokenizer:
 
 def _kind(backend: Backend) -> dict[str, Any]:
     """All that a tokenizer is beside its vocabulary."""
-    content: dict[str, Any] = json.loads(backend.to_str())
+    content: dict[str, Any] = parse_json(backend.to_str())
     vocabulary = ("vocab", "merges")
     return content | {"model": {name: value for name, value in content["model"].items() if name not in vocabulary}}
 

@@ -1,5 +1,6 @@
 """The model card of an export (README.md), and its results as the Hugging Face hub takes them (`.eval_results/`)."""
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,10 +26,11 @@ def read_results(paths: Sequence[Path], loaded: LoadedCheckpoint) -> list[Evalua
     results = []
     for path in paths:
         values = read_values(path)
-        several = values["results"].values() if isinstance(values, dict) and "results" in values else [values]
-        results += [parse_document(each, Evaluation, str(path)) for each in several]
-        if results[-1].checkpoint_digest != loaded.digest:
-            raise BadInput(f"{path} is of checkpoint {results[-1].checkpoint_digest[:16]}, not of {loaded.directory}")
+        several = values.get("results") if isinstance(values, dict) else None
+        for each in several.values() if isinstance(several, dict) else [values]:
+            results.append(parse_document(each, Evaluation, str(path)))
+            if (digest := results[-1].checkpoint_digest) != loaded.digest:
+                raise BadInput(f"{path} is of checkpoint {digest[:16]}, not of {loaded.directory}")
     return results
 
 
@@ -41,7 +43,8 @@ def write_card(directory: Path, loaded: LoadedCheckpoint, results: Sequence[Eval
         for file in ("config.json", LINEAGE, "origin.json")
     )
     name, twin = described.get("name") or directory.name, described.get("twin")
-    inputs = {"run": lineage.get("run"), **(lineage.get("parents") or {})} if lineage else origin.get("files", {})
+    made_of = lineage.get("parents") if lineage else origin.get("files")
+    inputs = ({"run": lineage.get("run")} if lineage else {}) | (made_of if isinstance(made_of, dict) else {})
     scores = [(result, *_score(result)) for result in results]
     places = [result.data_repository.rpartition("/")[::2] for result in results]
     data = ModelCardData(
@@ -79,7 +82,8 @@ def write_card(directory: Path, loaded: LoadedCheckpoint, results: Sequence[Eval
         if repository:
             entry = EvalResultEntry(repository, subset, value, notes=f"{metric}; {result.protocol}; {result.kind}")
             (directory / RESULTS).mkdir(exist_ok=True)
-            write_json(directory / RESULTS / f"{result.task}.yaml", eval_result_entries_to_yaml([entry]))
+            file = re.sub(r"[^\w-]", "-", result.task)
+            write_json(directory / RESULTS / f"{file}.yaml", eval_result_entries_to_yaml([entry]))
 
 
 def _score(result: Evaluation) -> tuple[str, float]:
@@ -89,9 +93,8 @@ def _score(result: Evaluation) -> tuple[str, float]:
 def _training(checkpoint: Path, lineage: dict[str, Any]) -> list[str]:
     """The data and the recipe of the run that the checkpoint lies in; nothing where it lies in none."""
     run = checkpoint.parent.parent
-    if (
-        not (run / MANIFEST).is_file()
-        or (manifest := RunDirectory.open(run).manifest).get("identity") != lineage["run"]
+    if not (run / MANIFEST).is_file() or (manifest := RunDirectory.open(run).manifest).get("identity") != lineage.get(
+        "run"
     ):
         return []
     rows = []

@@ -43,6 +43,8 @@ NAMES = read_names("transformers")
 HEAD = "lm_head.weight"
 PREFIX = "transformer."
 SIZES = ("n_layer", "n_embd", "n_head", "n_positions", "vocab_size")
+WEIGHT_FILE = re.compile(r"[\w-][\w.-]*\.safetensors")
+"""A plain name, so that it is a file of the directory."""
 BUFFER = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
 """The causal mask, which old files hold."""
 
@@ -244,6 +246,6 @@ def _read_index(path: Path) -> dict[str, str]:
     if not isinstance(places, dict) or not places:
         raise IntegrityFailure(f"{path} has no weight_map")
     for name in places.values():
-        if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name):
+        if not isinstance(name, str) or not WEIGHT_FILE.fullmatch(name):
             raise IntegrityFailure(f"{path} names {name!r}, which is not a file of the directory")
     return places

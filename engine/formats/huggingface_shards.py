@@ -26,18 +26,25 @@ from engine.config import ModelConfig
 from engine.formats import Imported, check_output, digests, is_tied, new_output, parameters_of, write_checkpoint
 from engine.formats import huggingface as gpt2
 from engine.formats import huggingface_bert as bert
-from engine.formats.huggingface import CONFIG, INDEX, WEIGHTS, read_config, read_weights
+from engine.formats.huggingface import CONFIG, INDEX, WEIGHT_FILE, WEIGHTS, read_config, read_weights
 from engine.formats.vocabulary import read_vocabulary
 from engine.parallel.layout import check_tensor_parallel
 from lineage.atomic import write_json
 from lineage.digest import check_seal
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import read_object
+from lineage.files import Document, parse_document, read_object
 
 FOLDER = "huggingface"
 """Folder of a checkpoint that keeps the rest of the directory it was made from."""
 WRITTEN, BUFFERS = "written.json", "buffers.safetensors"
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
+
+
+class WeightFile(Document):
+    """What a file of a model held that was divided, in the file of that name in `WRITTEN`."""
+
+    tensors: list[str]
+    metadata: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -156,11 +163,17 @@ def merge_huggingface(checkpoint: Path, out: Path) -> Path:
     tensors |= {name: tensors[weight].clone() for name, weight in family.tied.items()}
     with new_output(out) as temporary:
         for file, content in written.items():
-            merged = {
-                name: buffers[name] if name in buffers else tensors[_current_name(name.removeprefix(family.prefix))]
-                for name in content["tensors"]
-            }
-            save_file(merged, temporary / file, metadata=content["metadata"])
+            one = parse_document(content, WeightFile, f"{kept / WRITTEN}, {file}")
+            try:
+                if not WEIGHT_FILE.fullmatch(file):
+                    raise KeyError(file)
+                held = {
+                    name: buffers[name] if name in buffers else tensors[_current_name(name.removeprefix(family.prefix))]
+                    for name in one.tensors
+                }
+            except KeyError as error:
+                raise IntegrityFailure(f"{kept / WRITTEN} names {error}, which the checkpoint has not") from error
+            save_file(held, temporary / file, metadata=one.metadata)
         for path in kept.iterdir():
             if path.name not in (WRITTEN, BUFFERS):
                 shutil.copyfile(path, temporary / path.name)

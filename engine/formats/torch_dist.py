@@ -184,6 +184,11 @@ def _read_metadata(path: Path) -> metadata.Metadata:
         for index, info in known.storage_data.items():
             if not re.fullmatch(r"\w[\w.-]*", info.relative_path):
                 raise ValueError(f"{index.fqn} lies at {info.relative_path!r}, which is not a file of the directory")
+        for name, tensor in known.state_dict_metadata.items():
+            if isinstance(tensor, metadata.TensorStorageMetadata):
+                sizes = [tensor.size, *(size for part in tensor.chunks for size in (part.offsets, part.sizes))]
+                if {*map(type, sizes)} != {torch.Size} or not isinstance(tensor.properties.dtype, torch.dtype):
+                    raise TypeError(f"{name} has no sizes or number format")
     except (TypeError, ValueError, AttributeError) as error:
         raise IntegrityFailure(f"{path} cannot be read: {error}") from error
     return known

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.tokens.tokenizer import END_OF_TEXT, FILE_NAME, Tokenizer
-from lineage.atomic import write_json, write_text
+from lineage.atomic import read_json, write_json, write_text
 from lineage.errors import BadInput, IntegrityFailure
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
@@ -28,7 +28,7 @@ def write_vocabulary(source: Path, out: Path, seq_length: int) -> None:
     """Write the tokenizer in `source` (a checkpoint's `tokenizer/`) into `out` for Hugging Face's AutoTokenizer."""
     tokenizer = Tokenizer.load(source)
     tokenizer.save(out)
-    model = json.loads((out / FILE_NAME).read_text(encoding="utf-8"))["model"]
+    model = read_json(out / FILE_NAME)["model"]
     write_text(out / VOCABULARY, json.dumps(model["vocab"], ensure_ascii=False))
     write_text(out / MERGES, "".join(["#version: 0.2\n", *[f"{left} {right}\n" for left, right in model["merges"]]]))
     special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
@@ -69,7 +69,7 @@ def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
             raise BadInput(f"there is no {path.name} in {directory}")
     try:
         tokenizer = Tokenizer.from_gpt2_files(vocabulary, merges)
-        _check_ids(json.loads(vocabulary.read_text(encoding="utf-8")), vocabulary)
+        _check_ids(read_json(vocabulary), vocabulary)
     except BadInput as error:
         raise IntegrityFailure(str(error)) from error
     return tokenizer, [vocabulary, merges]
@@ -78,13 +78,13 @@ def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
 def _read_tokenizer_json(path: Path) -> tuple[dict[str, int], list[str]]:
     """Token ids and merges, with the added tokens among the ids."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         model, before = content["model"], content.get("pre_tokenizer") or {}
         _require_gpt2(content, model, before, path)
         vocabulary = {str(token): int(number) for token, number in model["vocab"].items()}
         vocabulary |= {str(added["content"]): int(added["id"]) for added in content.get("added_tokens") or []}
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise IntegrityFailure(f"{path} is not a readable tokenizer: {type(error).__name__} {error}") from error
     return vocabulary, merges
 

@@ -90,7 +90,7 @@ def become_rank(rank: int, shared: Mapping[str, str]) -> None:
 def _be_rank(work: Callable[[], object], rank: int, shared: Mapping[str, str]) -> None:
     become_rank(rank, shared)
     os.setsid()
-    run_command(lambda args: work())
+    run_command(lambda **_: work())
 
 
 def _wait(processes: Sequence[BaseProcess], grace_seconds: float = 10.0) -> int:

@@ -1,6 +1,5 @@
 """A training run on disk: finding its directory, reading its files. Imports no torch."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from engine.costs import fullest_rank, parameter_count, tokens_trained
 from engine.data.dataset import DatasetFacts
 from engine.parallel.layout import Layout
 from lineage import VERSION
+from lineage.atomic import parse_json
 from lineage.config import parse_config
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import (
@@ -70,8 +70,8 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     lines = []
     for text in path.read_bytes().splitlines():
         try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
+            line = parse_json(text)
+        except ValueError:
             break
         if not isinstance(line, dict) or "kind" not in line or not _is_count(line.get("iteration")):
             break

@@ -4,12 +4,12 @@ Formats: MNLI and QQP as GLUE gives them (tab-separated, a header line), SQuAD's
 one JSON object a passage. A file that is not there raises DataMissing, one that cannot be read BadInput with the line.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lineage.atomic import parse_json, read_bytes
 from lineage.errors import BadInput, DataMissing
 
 MNLI_LABELS = ("contradiction", "entailment", "neutral")
@@ -70,16 +70,14 @@ def read_squad(path: Path) -> list[SpanExample]:
     """Every question of a SQuAD 1.1 or 2.0 file."""
     examples = []
     try:
-        for article in _json(path.read_text(encoding="utf-8"), path)["data"]:
+        for article in _json(_read(path), path)["data"]:
             for paragraph in article["paragraphs"]:
                 for question in paragraph["qas"]:
                     answers = [] if question.get("is_impossible") else question["answers"]
                     texts = tuple(str(answer["text"]) for answer in answers)
                     starts = tuple(int(answer["answer_start"]) for answer in answers)
                     examples.append(SpanExample(question["question"], paragraph["context"], texts, starts))
-    except FileNotFoundError as error:
-        raise DataMissing(f"there is no file {path}") from error
-    except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadInput(f"{path} is not a SQuAD file: {type(error).__name__} {error}") from error
     return examples
 
@@ -91,7 +89,7 @@ def read_race(folder: Path) -> list[ChoiceExample]:
         raise DataMissing(f"there are no .txt files in {folder}")
     examples = []
     for path in files:
-        for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for line, text in enumerate(_read(path).splitlines(), 1):
             try:
                 passage = _json(text, path)
                 parts = zip(passage["questions"], passage["options"], passage["answers"], strict=True)
@@ -109,12 +107,7 @@ def _fill(question: str, option: str) -> str:
 
 
 def _rows(path: Path, columns: tuple[str, ...], skip_short: bool = False) -> Iterator[tuple[int, list[str]]]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError as error:
-        raise DataMissing(f"there is no file {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from error
+    lines = _read(path).split("\n")
     header = lines[0].rstrip("\r").split("\t")
     if missing := [column for column in columns if column not in header]:
         raise BadInput(f"{path} has no column {missing[0]!r} in its first line")
@@ -127,8 +120,17 @@ def _rows(path: Path, columns: tuple[str, ...], skip_short: bool = False) -> Ite
             raise BadInput(f"{path} line {number} has {len(cells)} columns, its header {len(header)}")
 
 
+def _read(path: Path) -> str:
+    try:
+        return read_bytes(path).decode("utf-8")
+    except FileNotFoundError as error:
+        raise DataMissing(f"there is no file {path}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
+
+
 def _json(text: str, path: Path) -> dict[str, Any]:
-    value = json.loads(text)
+    value = parse_json(text)
     if not isinstance(value, dict):
         raise TypeError("it is not an object")
     return value

@@ -1,6 +1,5 @@
 """This machine: a cluster's constants measured on it, and small workloads on its ranks beside their predictions."""
 
-import json
 import os
 import tempfile
 import time
@@ -32,7 +31,7 @@ from experiments.simulator.fits import CONSTANTS, Fitted, fit, fit_node, least, 
 from experiments.simulator.measurements import QUANTITIES, AllReduce, Observation, Simulated, predicted, workload_of
 from experiments.simulator.simulate import simulate
 from experiments.simulator.workload import Floats, Workload
-from lineage.atomic import write_json
+from lineage.atomic import read_json, write_json
 from lineage.environment import available_cores, cpu_name, list_gpus, memory_bytes
 from lineage.errors import HardwareMissing
 from lineage.progress import announce
@@ -91,7 +90,7 @@ def measure_machine() -> Cluster:
         path = Path(folder) / "measured.json"
         if launch(partial(_rank, path), ranks) or not path.is_file():
             raise HardwareMissing(f"{ranks} ranks could not be measured on this machine; what they said is above")
-        measured = Measured(**json.loads(path.read_text(encoding="utf-8")))
+        measured = Measured(**read_json(path))
     memory = min(gpu["memory_bytes"] for gpu in gpus) if gpus else (memory_bytes() or 0) / ranks
     what = gpus[0]["name"] if gpus else f"core of {cpu_name()}"
     like = load_cluster("h100" if gpus else "cpu")

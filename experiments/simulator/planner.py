@@ -1,6 +1,5 @@
 """Layouts of a model on a cluster, ranked by the simulator. Imports no torch."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from experiments.simulator.cluster import Cluster, machine_of
 from experiments.simulator.measurements import ITERATIONS_PER_EPOCH
 from experiments.simulator.simulate import Prediction, iteration_parts, simulate
 from experiments.simulator.workload import Workload, layer_parameters
+from lineage.atomic import read_json
 from lineage.errors import BadInput, HardwareMissing
 from lineage.progress import announce
 
@@ -60,7 +60,7 @@ def model_of_hub(path: Path) -> Model:
     Raises BadInput for a file that is none, lacks a size, or is of another architecture.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         family = values["model_type"]
         if family not in HUB_LLAMAS:
             raise BadInput(f"{path}: model_type = {family!r} cannot be costed: {', '.join(HUB_LLAMAS)} can")
@@ -72,7 +72,9 @@ def model_of_hub(path: Path) -> Model:
             kv_heads=int(values.get("num_key_value_heads") or heads),
             tied=int(values.get("tie_word_embeddings", False)),
         )  # fmt: skip
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        if min(heads, template.hidden, template.layers, template.seq, template.vocab, template.ffn_hidden) < 1:
+            raise ValueError("a size is less than 1")
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
         raise BadInput(f"{path} is no config.json of a model that can be planned: {error!r}") from error
     embeddings = (2 - template.tied) * template.vocab * template.hidden + template.hidden
     parameters = template.layers * layer_parameters(template) + embeddings

@@ -64,7 +64,7 @@ class Check:
             try:
                 for sentence in check():
                     self.broken.append(sentence)
-            except (UserError, OSError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+            except (UserError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
                 said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {one_line(error)}"
                 self.broken.append(f"{run.name} cannot be checked: {said}")
 

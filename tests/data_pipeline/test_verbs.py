@@ -2,14 +2,17 @@
 
 import gzip
 import json
+import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lineage.digest import check_seal, sha256_file
-from tests.commands import Command
+from tests.commands import Command, Program
 from tests.data_pipeline.builds import PASSAGE, config_for, files_of, mixed_texts, write_mixed
 from tests.data_pipeline.conftest import leftovers, sentences, write_jsonl
 from tests.data_pipeline.test_token_file import read_by_description
@@ -174,3 +177,18 @@ def test_text_made_to_be_slow_is_in_quarantine(cli: Command) -> None:
     ]
     stages = ledger_in(Path("out"))["stages"]
     assert [(stage["documents_in"], stage["documents_out"]) for stage in stages] == [(2, 2), (2, 2)]
+
+
+def test_ctrl_c_is_heard_in_text_made_to_be_slow(tmp_path: Path) -> None:
+    """The command ends long before its forty texts are read."""
+    slow = "&" + "amp;" * 400_000
+    write_jsonl(tmp_path / "corpus.jsonl", [slow] * 40)
+    command = Program("mlm-data", "clean", "jsonl:corpus.jsonl", "out", "--workers", 1, folder=tmp_path)
+    while not list(tmp_path.glob("out/.work/*/.*.partial-*")):
+        assert command.poll() is None, command.err
+        time.sleep(0.01)
+    time.sleep(0.5)
+    os.kill(command.pid, signal.SIGINT)
+    began = time.monotonic()
+    assert command.wait(60) == 7
+    assert time.monotonic() - began < 5

@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from engine.cli import main
 from engine.formats.convert import export_checkpoint
 from engine.formats.megatron import read_megatron
-from engine.formats.torch_files import read_torch_file
+from engine.formats.torch_files import first_line, read_torch_file
 from lineage.errors import IntegrityFailure
 from tests.commands import Command
+from tests.damage import TORCH
 from tests.engine.small_run import mlm_train
 from tests.engine.test_formats_checkpoint import rough_model, write_rough
 from tests.engine.test_formats_megatron import save, write_vocabulary_files
@@ -82,6 +83,22 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
             with pytest.raises(IntegrityFailure, match="cannot be read as a PyTorch file") as caught:
                 read_torch_file(path)
             assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pickled", "end"), [(b"\x80\x02Q.", "pop from empty list"), (b"\x80\x02K\x01K\x02\x81.", "but got 1")]
+)
+def test_what_torch_says_is_given_without_its_advice(pickled: bytes, end: str, tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(10)}, tmp_path / "file.pt")
+    (tmp_path / "file.pt").write_bytes(TORCH.close((tmp_path / "file.pt").read_bytes(), pickled))
+    with pytest.raises(IntegrityFailure) as caught:
+        read_torch_file(tmp_path / "file.pt")
+    assert str(caught.value).endswith(end)
+    assert "weights_only" not in str(caught.value)
+
+
+def test_a_long_message_ends_at_a_word() -> None:
+    assert first_line(ValueError("some words " * 100)).endswith(("some …", "words …"))
 
 
 @pytest.fixture

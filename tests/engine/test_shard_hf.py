@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from engine.checkpoint.checkpoint import load_for_inference
 from engine.checkpoint.shards import INDEX
 from engine.cli import app
-from engine.formats.huggingface_shards import merge_huggingface, shard_huggingface
+from engine.formats.huggingface_shards import FOLDER, WRITTEN, merge_huggingface, shard_huggingface
 from engine.launch.mesh import build_mesh
 from engine.parallel.layout import Layout
+from lineage.digest import seal
 from lineage.errors import BadInput, IntegrityFailure
 from tests.engine.test_formats_huggingface import change_config
 from tests.ranks import run_ranks
@@ -97,6 +98,18 @@ def test_the_commands(tmp_path: Path) -> None:
         assert (done.exit_code, done.stdout) == (0, f"written: {paths[-1]}\n")
     name = "model.safetensors"
     assert (tmp_path / "merged" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+
+
+def test_a_file_outside_the_output_is_not_written(tmp_path: Path) -> None:
+    write_theirs(tmp_path / "theirs")
+    checkpoint = shard_huggingface(tmp_path / "theirs", tmp_path / "shards", 1)
+    written = checkpoint / FOLDER / WRITTEN
+    (content,) = json.loads(written.read_text(encoding="utf-8")).values()
+    written.write_text(json.dumps({"../outside.safetensors": content}), encoding="utf-8")
+    seal(checkpoint)
+    with pytest.raises(IntegrityFailure, match=r"outside\.safetensors"):
+        merge_huggingface(checkpoint, tmp_path / "merged")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shards", "theirs"]
 
 
 def test_ranks_that_do_not_divide_the_heads_are_refused(tmp_path: Path) -> None:

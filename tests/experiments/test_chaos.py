@@ -17,14 +17,14 @@ import sys
 from pathlib import Path
 import torch
 import evaluation.cli
-from experiments.verify.chaos.faults import Fault
+from experiments.verify.chaos.faults import FAULTS, Fault
 from experiments.verify.chaos.command import write_results
 from experiments.verify.chaos.trials import prepare, run_trials, some_faults
 
 torch.set_num_threads(1)
 folder, points, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 reference = prepare(folder / "work")
-faults = some_faults(reference, points, seed)
+faults = some_faults(reference, points, seed, [*FAULTS, "NaN"])
 write_results(folder / "sound", "sound", reference, list(run_trials(reference, faults, folder / "work")))
 
 def in_place(path, value):
@@ -42,7 +42,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Fourteen faults by a seed, and a few more on a suite in which results are written in place."""
     folder = tmp_path_factory.mktemp("chaos")
     done = subprocess.run(
-        [sys.executable, "-c", PLANTED, str(folder), "14", "7"], cwd=ROOT, capture_output=True, text=True, timeout=1100
+        [sys.executable, "-c", PLANTED, str(folder), "14", "11"], cwd=ROOT, capture_output=True, text=True, timeout=1100
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder

@@ -13,8 +13,7 @@ import pytest
 
 from engine.run.directory import read_metrics
 from tests.commands import Program
-
-PACKED = Path(__file__).with_name("sealed_at_ba375c5.tar.gz")
+from tests.experiments.packed import PACKED
 
 
 @pytest.fixture

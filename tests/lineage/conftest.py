@@ -32,6 +32,11 @@ def run(word: str, times: int = 1) -> None:
 
 
 @app.command()
+def warn(word: str) -> None:
+    print(f"warn {word}", file=sys.stderr)
+
+
+@app.command()
 def fail(name: str) -> None:
     raise getattr(errors, name)("one clear sentence")
 
@@ -90,7 +95,7 @@ def parent() -> None:
     subprocess.run([sys.executable, sys.argv[0], "count", "3"], check=True)
 
 
-verbs = ("run", "fail", "fault", "refuse", "hold", "cache", "lines", "wait", "count", "parent")
+verbs = ("run", "warn", "fail", "fault", "refuse", "hold", "cache", "lines", "wait", "count", "parent")
 run_command(app, default="run", verbs=verbs)
 """
 

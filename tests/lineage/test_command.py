@@ -1,5 +1,6 @@
 """How a command ends: an exit code and one sentence, never a traceback."""
 
+import json
 import os
 import re
 import shutil
@@ -149,14 +150,33 @@ def test_what_the_output_cannot_say_is_escaped(start: Start) -> None:
     assert ended(start("run", "日本 é", PYTHONIOENCODING="ascii")) == (0, "run \\u65e5\\u672c \\xe9\n", "")
 
 
-def test_a_terminal_obeys_colours_alone(application: Path) -> None:
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_terminal_obeys_colours_alone(stream: str, application: Path) -> None:
     ours, theirs = os.openpty()
     word = "a\x1b]0;title\x07b\x1b[31mred\x1b[2J\x1b[0m\rc\u202ed"
-    subprocess.run([sys.executable, str(application), "run", word], stdout=theirs, check=True)
+    verb = "run" if stream == "stdout" else "warn"
+    subprocess.run([sys.executable, str(application), verb, word], check=True, **{stream: theirs})
     os.close(theirs)
     shown = os.read(ours, 1000).decode()
     os.close(ours)
-    assert shown == "run a\\x1b]0;title\\x07b\x1b[31mred\\x1b[2J\x1b[0m\\rc\\u202ed\r\n"
+    assert shown == f"{verb} a\\x1b]0;title\\x07b\x1b[31mred\\x1b[2J\x1b[0m\\rc\\u202ed\r\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fail", "DataMissing"], {"error": "DataMissing", "exit_code": 5}),
+        (["lines", "many"], {"error": "BadInput", "exit_code": 2}),
+        (["fault", "a"], {"error": "Fault", "exit_code": 70}),
+    ],
+)
+def test_an_error_is_a_line_of_json_if_asked_for(arguments: list[str], said: dict[str, object], start: Start) -> None:
+    code, out, err = ended(start(*arguments, "--json-errors"))
+    found = json.loads(err)
+    assert (code, out) == (said["exit_code"], "")
+    assert found.pop("message")
+    assert found == said
+    assert ended(start("run", "a", "--json-errors")) == (0, "run a\n", "")
 
 
 def test_help_is_about_the_whole_command(start: Start) -> None:

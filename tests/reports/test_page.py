@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from lineage.digest import check_seal
 from reports.numbers import exact
+from reports.report import Inputs
 from reports.tables import RECORD_FIELDS
 from tests.reports.conftest import Built
 from tests.reports.reproduction import (
@@ -123,6 +125,12 @@ def test_each_exhibit_gives_its_command_and_each_figure_a_text_alternative(built
     drawn = len(list((built.page.parent / "figures").glob("*.svg")))
     assert labels.count("wide") == labels.count("narrow") == len(FIGURES)
     assert labels.count("column") == drawn - len(FIGURES)
+
+
+def test_the_command_of_a_page_is_quoted() -> None:
+    command = Inputs(Path("my runs/it's one; ls"), [Path("other runs/$(ls)")]).command
+    assert shlex.split(command) == ["mlm-report", "build", "my runs/it's one; ls", "other runs"]
+    assert "'other runs'" in command
 
 
 def test_the_pdf_has_a_page_for_each_figure(built: Built) -> None:

@@ -18,13 +18,16 @@ from lineage.errors import BadInput, Diverged
 from lineage.progress import announce
 
 
-def run_chaos(every: bool, points: int, seed: int, out: Path | None, jobs: int | None) -> None:
+def run_chaos(every: bool, points: int, seed: int, kinds: str, out: Path | None, jobs: int | None) -> None:
     """Try the faults, print the table and write it to `out`. Raises Diverged if one was not survived.
 
     Raises BadInput where there is no /proc: only Linux names open files there.
     """
     if sys.platform != "linux":
         raise BadInput("chaos needs Linux: it finds open files in /proc")
+    asked = kinds.split(",") if kinds else COLUMNS
+    if unknown := sorted({*asked} - {*COLUMNS}):
+        raise BadInput(f"there is no fault {unknown[0]!r}: {', '.join(COLUMNS)}")
     torch.set_num_threads(1)
     which = "every kind of fault at every kind of point" if every else f"{points} faults"
     announce(f"a small reproduction twice, then {which}, {jobs or available_cores()} at once in folders of their own")
@@ -36,11 +39,11 @@ def run_chaos(every: bool, points: int, seed: int, out: Path | None, jobs: int |
         finally:
             for screen, number in zip(screens, (1, 2), strict=True):
                 os.dup2(screen, number)
-        faults = every_fault(reference) if every else some_faults(reference, points, seed)
+        faults = every_fault(reference, asked) if every else some_faults(reference, points, seed, asked)
         trials = list(run_trials(reference, faults, work, jobs))
         print(table(trials), end="")
         if out:
-            which = "--all" if every else f"--points {points} --seed {seed}"
+            which = ("--all" if every else f"--points {points} --seed {seed}") + f" --kinds {kinds}" * bool(kinds)
             write_results(out, f"mlm-verify chaos --recipe tiny {which}", reference, trials)
             print(f"written: {out}")
         os.chdir("/")

@@ -24,9 +24,15 @@ FAULTS: dict[str, tuple[Kind, ...]] = {
     "EIO": ("open", "write", "fsync", "rename", "mkdir", "tensors"),
     "SIGTERM": ("write", "rename", "tensors"),
     "SIGSTOP": ("rename", "tensors"),
+    "other": ("rename", "mkdir", "remove", "tensors"),
+    "gone": ("rename", "mkdir"),
+    "changed": ("rename", "mkdir"),
 }
 """What can happen, and at which kinds of point. A full disk stays full, other errors come once. A write that fails or
-is killed has written half of its bytes."""
+is killed has written half of its bytes. While a process stands still the same command is given beside it from beginning
+to end (other), or the stage's input goes away or changes."""
+MEANWHILE, STRUCK = ("other", "gone", "changed"), "struck"
+"""What happens beside a process that has stopped itself, and the file outside the folder that says it has."""
 ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO}
 
 
@@ -81,7 +87,9 @@ class Instrument:
         if name in ERRORS:
             self.is_full = name == "ENOSPC"
             raise OSError(ERRORS[name], os.strerror(ERRORS[name]), path)
-        os.kill(os.getpid(), signal.Signals[name])
+        if name in MEANWHILE:
+            os.close(os.open(os.path.join(os.path.dirname(self.folder), STRUCK), os.O_CREAT))
+        os.kill(os.getpid(), signal.SIGSTOP if name in MEANWHILE else signal.Signals[name])
 
     def inside(self, path: Any) -> str | None:
         """The path, if it lies below the folder; of an open file the path it was opened by."""

@@ -1,7 +1,6 @@
 """A reproduction in a forked process whose commands are forked too, so that nothing has to be imported again."""
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -18,9 +17,9 @@ import engine.launch.forked
 import engine.trainer
 from experiments.reproduce import processes, reproduction
 from experiments.reproduce.reproduction import reproduce
-from experiments.verify.chaos.faults import Fault, Instrument, Touch, instrument
+from experiments.verify.chaos.faults import MEANWHILE, Fault, Instrument, Touch, instrument
 from experiments.verify.chaos.recipe import RANKS, RUNS, tiny_plan
-from lineage.atomic import write_json
+from lineage.atomic import read_json, write_json
 from lineage.command import run_command
 from lineage.errors import Interrupted
 from reports import page, render
@@ -89,7 +88,7 @@ def start_job(place: Path, log: Path, fault: Fault | None, notes: Path | None = 
     os.setsid()
     _settle(place, log)
     points = instrument(place, fault)
-    _call(lambda: run_command(lambda args: _reproduce(points, notes)), points, "records", 0, notes)
+    _call(lambda: run_command(lambda **_: _reproduce(points, notes)), points, "records", 0, notes)
 
 
 def _reproduce(points: Instrument, notes: Path | None) -> None:
@@ -125,7 +124,7 @@ def _run_step(points: Instrument, notes: Path | None, program: str, *arguments: 
             sys.argv = [program, *arguments]
             _call(COMMANDS[program], points, stage, rank, notes)
         started.append(process)
-    codes = wait_for(started)
+    codes = wait_for(started, goes_on=points.fault is None or points.fault.name not in MEANWHILE)
     if failed := [code for code in codes if code]:
         causes = [code for code in failed if code > 0 and code != Interrupted.exit_code]
         raise processes.StepFailed(program, causes[0] if causes else Interrupted.exit_code)
@@ -170,8 +169,8 @@ def _plant_nan(fault: Fault | None, rank: int) -> None:
     engine.trainer.Trainer.iterate = and_plant  # type: ignore[method-assign]
 
 
-def wait_for(started: list[int], timeout_seconds: float = 60.0) -> list[int]:
-    """Exit codes of processes, negative for a signal; those that are stopped are continued a moment later.
+def wait_for(started: list[int], timeout_seconds: float = 60.0, goes_on: bool = True) -> list[int]:
+    """Exit codes of processes, negative for a signal; one that is stopped `goes_on` a moment later.
 
     When one has failed the others are ended after a moment, and all at the timeout.
     """
@@ -185,6 +184,8 @@ def wait_for(started: list[int], timeout_seconds: float = 60.0) -> list[int]:
             if not ended:
                 continue
             if os.WIFSTOPPED(status):
+                if not goes_on:
+                    continue
                 time.sleep(STOPPED_SECONDS)
                 os.kill(process, signal.SIGCONT)
                 continue
@@ -204,5 +205,5 @@ def read_touches(notes: Path) -> dict[tuple[str, int], list[Touch]]:
     touches = {}
     for path in sorted(notes.glob("*@*.json")):
         stage, _, rank = path.stem.rpartition("@")
-        touches[stage, int(rank)] = [Touch(*touch) for touch in json.loads(path.read_text(encoding="utf-8"))]
+        touches[stage, int(rank)] = [Touch(*touch) for touch in read_json(path)]
     return touches

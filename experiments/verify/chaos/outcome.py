@@ -1,12 +1,12 @@
 """What a reproduction must have come to, whatever happened on the way: results without times and their digests."""
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.checkpoint import complete_checkpoints
 from engine.run.directory import read_metrics
+from lineage.atomic import read_json
 from lineage.data_files import dataset_digest
 from lineage.digest import check_seal, is_sealed, sealed_files, sha256_json
 from lineage.records import read_records
@@ -32,9 +32,7 @@ def outcome(runs: Path) -> dict[str, str]:
     final = complete_checkpoints(training)[-1]
     tensors = {name: entry for name, entry in sealed_files(final).items() if name.endswith(".safetensors")}
     losses = [(line["kind"], line["iteration"], line["loss"]) for line in read_metrics(training)]
-    evaluations = {
-        path.name: _timeless(json.loads(path.read_text())) for path in (reproduction / "evaluations").iterdir()
-    }
+    evaluations = {path.name: _timeless(read_json(path)) for path in (reproduction / "evaluations").iterdir()}
     records = [_timeless(record.model_dump()) for record in read_records(reproduction / "records.jsonl")]
     page = sorted(path for path in (reproduction / "report").rglob("*") if path.is_file())
     tables = {

@@ -1,30 +1,38 @@
 """Faults tried one by one: strike, start again, compare with what comes out undisturbed."""
 
 import contextlib
-import json
 import os
 import random
 import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 from engine.checkpoint.checkpoint import complete_checkpoints
 from engine.checkpoint.shards import INDEX
-from experiments.verify.chaos.faults import FAULTS, Fault, Touch
+from experiments.verify.chaos.faults import FAULTS, MEANWHILE, STRUCK, Fault, Touch
 from experiments.verify.chaos.job import NO_TRACEBACK, read_touches, start_job, wait_for, warm_up
 from experiments.verify.chaos.outcome import leftovers, outcome
 from experiments.verify.chaos.recipe import RANKS, write_tiny
 from lineage.environment import available_cores
+from lineage.files import read_object
 from lineage.progress import Progress
 
 TIMEOUT_SECONDS = 180.0
 """Most time of a job; one that takes longer hangs."""
+NO_ANSWER = "the command beside it ended with"
+INPUTS = {
+    "data": "corpus.jsonl", "train": "runs/tiny-*/train_text_document.bin",
+    "eval": "runs/355m-tiny-*/checkpoints/iter_0000006/model-tp00-*.safetensors",
+    "records": "runs/355m-tiny-*/summary.json", "report": "runs/reproduce-355m-*/records.jsonl",
+}  # fmt: skip
+"""What a stage reads, and may lose or find changed."""
 STAGES = {"data": "data", "train": "train", "records": "evaluate", "report": "report"}
 """Stage of the table for each process; `eval …` is `evaluate`."""
 
@@ -76,13 +84,13 @@ def prepare(work: Path) -> Reference:
     if missing := [name for name in ("data", "train", "evaluate", "report") if name not in result]:
         raise RuntimeError(f"two undisturbed runs differ: {', '.join(missing)}")
     final = complete_checkpoints((work / "first" / "runs" / "355m-tiny").resolve())[-1]
-    names = [name for name in json.loads((final / INDEX).read_text()) if not name.startswith(("exp_avg", "master"))]
+    names = [name for name in read_object(final / INDEX) if not name.startswith(("exp_avg", "master"))]
     iterations = int(final.name.removeprefix("iter_"))
     return Reference(work / "notes-first", read_touches(work / "notes-first"), result, names, iterations)
 
 
-def every_fault(reference: Reference) -> list[Fault]:
-    """Each kind of fault at each point where it can happen, and NaN in each tensor.
+def every_fault(reference: Reference, kinds: Sequence[str]) -> list[Fault]:
+    """Each of these kinds of fault at each point where it can happen, NaN in each tensor.
 
     Points whose files are written by the same lines are one, tried at the middle one: those that differ in numbers
     alone, as of successive checkpoints, those of the stages of the data pipeline, and figures of one format.
@@ -90,17 +98,18 @@ def every_fault(reference: Reference) -> list[Fault]:
     alike: dict[tuple[str, int, str, str], list[Fault]] = {}
     for fault in _strikes(reference):
         alike.setdefault((fault.stage, fault.rank, fault.what, fault.name), []).append(fault)
-    return [faults[len(faults) // 2] for faults in alike.values()] + _nan_faults(reference)
+    found = [faults[len(faults) // 2] for faults in alike.values()] + _nan_faults(reference)
+    return [fault for fault in found if fault.name in kinds]
 
 
-def some_faults(reference: Reference, count: int, seed: int) -> list[Fault]:
+def some_faults(reference: Reference, count: int, seed: int, kinds: Sequence[str]) -> list[Fault]:
     """A sample of all points, the repeated ones too: of each stage in turn, and of each kind of fault in turn."""
     draw = random.Random(seed)
     pools: dict[tuple[str, str], list[Fault]] = {}
     for fault in _strikes(reference):
         pools.setdefault((STAGES.get(fault.stage, "evaluate"), fault.name), []).append(fault)
     pools["train", "NaN"] = _nan_faults(reference)
-    turns = sorted(pools)
+    turns = sorted(turn for turn in pools if turn[1] in kinds)
     draw.shuffle(turns)
     return [draw.choice(pools[turns[number % len(turns)]]) for number in range(count)]
 
@@ -154,21 +163,60 @@ def _try(reference: Reference, fault: Fault, place: Path) -> Trial:
     start = time.monotonic()
     here = place / "place"
     shutil.copytree(reference.notes / fault.stage, here, symlinks=True)
-    logs = [place / "disturbed.log", place / "again.log"]
-    codes = []
-    for log, planned in zip(logs, (fault, None), strict=True):
+    before, codes, lost = _files(here), [], set[Path]()
+    logs = [place / f"{name}.log" for name in ("disturbed", "again", "other")]
+    for log, planned in zip(logs, (fault, None), strict=False):
         job = start_job(here, log, planned)
+        mend = _meanwhile(here, planned, job, logs[2]) if planned and planned.name in MEANWHILE else None
         codes.append(wait_for([job], TIMEOUT_SECONDS)[0])
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job, signal.SIGKILL)
-    trial = Trial(fault, codes[0], _failure(reference, here, codes, logs), round(time.monotonic() - start, 3))
+        if mend:
+            mend()
+        lost |= before - _files(here)
+    gone = f"missing: {', '.join(sorted(map(str, lost))[:3])}"
+    failure = gone if lost else _failure(reference, here, codes, logs)
+    trial = Trial(fault, codes[0], failure, round(time.monotonic() - start, 3))
     if not trial.failure:
         shutil.rmtree(place)
     return trial
 
 
+def _files(here: Path) -> set[Path]:
+    """What a user has there: inputs and results, without the hidden files of work."""
+    found = (path.relative_to(here) for path in here.rglob("*") if path.is_file())
+    return {path for path in found if path.parts[0] != "cache" and not any(part.startswith(".") for part in path.parts)}
+
+
+def _meanwhile(here: Path, fault: Fault, job: int, log: Path) -> Callable[[], object]:
+    """Once the job has stopped itself, do beside it what the fault says and let it go on; returns what mends that."""
+    while not (here.parent / STRUCK).exists():
+        if os.waitid(os.P_PID, job, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return lambda: None
+        time.sleep(0.01)
+    mend: Callable[[], object] = lambda: None  # noqa: E731
+    if fault.name == "other":
+        if (code := wait_for([other := start_job(here, log, None)], TIMEOUT_SECONDS)[0]) not in range(8):
+            log.write_text(f"{NO_ANSWER} {code}\n{log.read_text(encoding='utf-8')}", encoding="utf-8")
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(other, signal.SIGKILL)
+    else:
+        (path,) = here.glob(INPUTS[fault.stage.split()[0]])
+        aside = here.parent / "aside"
+        if fault.name == "gone":
+            path.rename(aside)
+        else:
+            shutil.copy2(path, aside)
+            path.write_bytes(bytes(byte ^ (number % 100 == 10) for number, byte in enumerate(aside.read_bytes())))
+        mend = partial(os.replace, aside, path)
+    os.killpg(job, signal.SIGCONT)
+    return mend
+
+
 def _failure(reference: Reference, here: Path, codes: list[int], logs: list[Path]) -> str:
-    texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
+    texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs if log.exists()]
+    if texts[-1].startswith(NO_ANSWER):
+        return texts[-1].splitlines()[0]
     if codes[0] == NO_TRACEBACK or any("Traceback (most recent call last)" in text for text in texts):
         return "a traceback was shown"
     if codes[0] not in (*range(8), -signal.SIGKILL, -signal.SIGTERM):

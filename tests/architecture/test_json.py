@@ -1,0 +1,26 @@
+"""JSON from files is read in one place, which bounds its size and depth; the exceptions are listed."""
+
+import ast
+
+from tests.architecture.rooms import ROOMS, ROOT, modules, parse
+
+READER = "lineage/atomic.py"
+OTHERS = {"experiments/bench/data_whole.py"}
+"""Times what others do, and reads what a process of ours printed."""
+FAST = {
+    "data_pipeline/passes/measure.py", "data_pipeline/publish.py", "data_pipeline/reading/readers.py",
+    "data_pipeline/tokens/inspect_sample.py", "data_pipeline/work/document_shard.py", "data_pipeline/work/tasks.py",
+}  # fmt: skip
+"""Lines of corpora, of metrics and of the pipeline's own tasks, read with orjson, which refuses what is too deep."""
+
+
+def test_json_is_read_in_one_place() -> None:
+    calls = {
+        (path.relative_to(ROOT).as_posix(), ast.unparse(node.func))
+        for room in ROOMS
+        for path in modules(room)
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("json.load", "json.loads"))
+    }
+    assert {path for path, call in calls if call == "orjson.loads"} == FAST
+    assert {path for path, call in calls if call != "orjson.loads"} == {READER, *OTHERS}

@@ -1,0 +1,153 @@
+"""Valid files of models in this engine's and in others' formats, and how they are read."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from engine.checkpoint.checkpoint import load_for_inference
+from engine.compare.tensors import Piece
+from engine.formats.card import read_results, write_card
+from engine.formats.convert import export_checkpoint, import_checkpoint, read_published
+from engine.formats.huggingface_shards import FOLDER, WRITTEN, merge_huggingface, shard_huggingface
+from engine.formats.megatron_flags import from_megatron, script_or_arguments
+from evaluation.hub_models import RECORD, Fetched, is_as_fetched
+from experiments.simulator.planner import model_of_hub
+from experiments.verify.traces import DESCRIPTION, Trace, compare_traces, finish_trace, write_rank
+from lineage.digest import check_seal, seal
+from lineage.files import write_document
+from tests.damage import PICKLE, SAFETENSORS, TORCH
+from tests.engine.test_formats_checkpoint import write_rough
+from tests.engine.test_formats_megatron import save
+from tests.experiments.packed import REPRODUCTION, packed
+from tests.reader import Reader, bytes_at
+
+
+def exported(folder: Path, form: str = "huggingface") -> Path:
+    write_rough(folder / "ours")
+    return export_checkpoint(folder / "ours", folder / form, form)  # type: ignore[arg-type]
+
+
+def of_export(name: str, form: str = "huggingface") -> Callable[[Path], Path]:
+    return lambda folder: exported(folder, form) / name
+
+
+def published(root: str) -> Callable[[Path], object]:
+    """The weights of the directory of that name that a file is in, with the exported vocabulary."""
+
+    def read(path: Path) -> object:
+        directory = next(parent for parent in path.parents if parent.name == root)
+        vocabulary = directory.parent / "huggingface"
+        return read_published(directory, vocabulary if vocabulary.is_dir() else None)
+
+    return read
+
+
+def megatron(name: str, zipped: bool = True) -> Callable[[Path], Path]:
+    def prepare(folder: Path) -> Path:
+        exported(folder)
+        return save(folder / "megatron", load_for_inference(folder / "ours").model, 3, zipped=zipped) / name  # type: ignore[arg-type]
+
+    return prepare
+
+
+def of_import(name: str) -> Callable[[Path], Path]:
+    return lambda folder: import_checkpoint(exported(folder), folder / "imported") / name
+
+
+def read_imported(path: Path) -> object:
+    """As an export describes it: its card is written."""
+    seal(path.parent)
+    out = path.parent.parent / "card"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    return write_card(out, load_for_inference(path.parent, as_stored=True), ())
+
+
+def divided(folder: Path) -> Path:
+    exported(folder)
+    return shard_huggingface(folder / "huggingface", folder / "divided", 1) / FOLDER / WRITTEN
+
+
+def merge(path: Path) -> object:
+    checkpoint = path.parent.parent
+    seal(checkpoint)
+    out = checkpoint.parent / "merged"
+    shutil.rmtree(out, ignore_errors=True)
+    return merge_huggingface(checkpoint, out)
+
+
+def fetched(folder: Path) -> Path:
+    write_document(folder / RECORD, Fetched(repository="a/b", commit="c", files={"config.json": "0" * 64}))
+    return folder / RECORD
+
+
+def traced(folder: Path) -> Path:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for name in ("theirs", "ours"):
+        for draw in range(3):
+            write_rank(folder / name, draw, 0, [Piece(0, "loss", (0, 0), values * (1 + 1e-6 * draw))])
+        finish_trace(folder / name, Trace(engine=name))
+    return folder / "ours" / DESCRIPTION
+
+
+def read_traced(path: Path) -> object:
+    folder = next(parent for parent in path.parents if parent.name == "ours").parent
+    return compare_traces(folder / "theirs", folder / "ours")
+
+
+LLAMA: Mapping[str, object] = {
+    "model_type": "llama", "num_attention_heads": 8, "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100,
+    "max_position_embeddings": 128, "intermediate_size": 256, "num_key_value_heads": 2, "tie_word_embeddings": True,
+}  # fmt: skip
+SCRIPT = b"""#!/bin/bash
+GPUS=8
+ARGS="--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024"
+TRAIN=(--micro-batch-size 4 --global-batch-size 512 --lr 0.00015 --train-iters 500000 --lr-decay-style cosine)
+torchrun --nproc_per_node $GPUS pretrain_gpt.py $ARGS ${TRAIN[@]} --min-lr 1e-5 --lr-warmup-fraction .01 --fp16
+"""
+
+
+def scored(folder: Path) -> Path:
+    """A result of `mlm-eval`, beside the checkpoint it is of."""
+    write_rough(folder / "ours")
+    kept = json.loads(packed(f"{REPRODUCTION}/evaluations/355m-lambada.json")(folder).read_bytes())
+    return bytes_at("a.json", json.dumps(kept | {"checkpoint_digest": check_seal(folder / "ours")}).encode())(folder)
+
+
+def read_scored(path: Path) -> object:
+    """As a model card has it."""
+    loaded = load_for_inference(path.parent / "ours", as_stored=True)
+    out = path.parent / "card"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    return write_card(out, loaded, read_results([path], loaded))
+
+
+RELEASE, RANK = "release/", "iter_0000070/mp_rank_00/model_optim_rng.pt"
+READERS = (
+    Reader("Megatron-LM rank", megatron(RANK), published("megatron"), 5, TORCH),
+    Reader("Megatron-LM rank before torch 1.6", megatron(RANK, zipped=False), published("megatron"), 5),
+    Reader("Megatron-LM tracker", megatron("latest_checkpointed_iteration.txt"), published("megatron"), 5),
+    Reader("torch_dist metadata", of_export(f"{RELEASE}.metadata", "torch-dist"), published("torch-dist"), 5, PICKLE),
+    Reader("torch_dist common", of_export(f"{RELEASE}common.pt", "torch-dist"), published("torch-dist"), 5, TORCH),
+    Reader("torch_dist tensors", of_export(f"{RELEASE}__0_0.distcp", "torch-dist"), published("torch-dist"), 5),
+    Reader("torch_dist of ours", of_export("mlm_repro.json", "torch-dist"), published("torch-dist"), 5),
+    Reader("Hugging Face config", of_export("config.json"), published("huggingface"), 10),
+    Reader("Hugging Face weights", of_export("model.safetensors"), published("huggingface"), 10, SAFETENSORS),
+    Reader("Hugging Face vocabulary", of_export("vocab.json"), published("huggingface"), 10),
+    Reader("Hugging Face merges", of_export("merges.txt"), published("huggingface"), 10),
+    Reader("imported config", of_import("config.json"), read_imported, 5),
+    Reader("imported origin", of_import("origin.json"), read_imported, 5),
+    Reader("scores of a card", scored, read_scored, 10),
+    Reader("divided model", divided, merge, 5),
+    Reader("hub record", fetched, lambda path: is_as_fetched(path.parent, "a/b"), 50),
+    Reader("trace", traced, read_traced, 10),
+    Reader("rank of a trace", lambda folder: traced(folder).parent / "draw-0/rank-0.safetensors", read_traced, 50,
+           SAFETENSORS),
+    Reader("Llama's config", bytes_at("config.json", json.dumps(LLAMA).encode()), model_of_hub, 50),
+    Reader("Megatron-LM script", bytes_at("pretrain.sh", SCRIPT),
+           lambda path: from_megatron(script_or_arguments([str(path)])), 100),
+)  # fmt: skip

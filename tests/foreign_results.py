@@ -1,0 +1,186 @@
+"""Valid files of tests, of tasks and of what stands on a page, and how they are read."""
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import orjson
+
+from data_pipeline.contamination import passages
+from data_pipeline.reading.file_sources import FileSource
+from data_pipeline.reading.readers import Limits, read_pieces
+from data_pipeline.tokens.inspect_sample import trace_iteration
+from data_pipeline.work.tasks import MARKER as TASK_MARKER
+from data_pipeline.work.tasks import Task, run_task
+from data_pipeline.work.workspace import Workspace
+from evaluation import heldout
+from evaluation.finetune.examples import read_mnli, read_race, read_squad
+from evaluation.protocol import Scores
+from evaluation.store import StoredScores
+from experiments.catalogue import find_experiment
+from experiments.sealed import adopt_records, lines, seal_numbers
+from experiments.verify.recomputed import Check
+from lineage.digest import MARKER, seal
+from lineage.errors import UserError
+from lineage.run import MANIFEST
+from reports.benchmarks import load_benchmarks
+from reports.experiment_runs import load_experiment_runs
+from reports.exports.export import FORMS, export
+from reports.ladder import ladder_exhibit
+from reports.report import Inputs
+from tests.evaluation import test_finetune as tuned
+from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, packed
+from tests.reader import Reader, bytes_at
+from tests.reports.reproduction import write_benchmarks
+from tests.reports.test_ladder import write_ladder
+
+
+def ladder_file(name: str) -> Callable[[Path], Path]:
+    return lambda folder: write_ladder(folder) / name
+
+
+def read_ladder(path: Path) -> object:
+    """As it is verified, as its records are read, and as it stands on a page."""
+    seal(path.parent)
+    with suppress(UserError):
+        Check(path.parent)
+    load_experiment_runs([path.parent])
+    exhibit = ladder_exhibit(path.parent)
+    return exhibit.draw and exhibit.draw(False)
+
+
+def benchmark(name: str) -> Reader:
+    """A result in a folder of one, as it stands on a page."""
+
+    def prepare(folder: Path) -> Path:
+        shutil.copy(write_benchmarks(folder) / f"{name}.json", folder)
+        return folder / f"{name}.json"
+
+    def read(path: Path) -> object:
+        return [exhibit.draw and exhibit.draw(False) for exhibit in load_benchmarks(path.parent).exhibits]
+
+    return Reader(f"benchmark {name}", prepare, read, 5)
+
+
+def sealed_numbers(name: str) -> Callable[[Path], Path]:
+    def prepare(folder: Path) -> Path:
+        experiment = find_experiment("2021/figure-6")
+        return seal_numbers(experiment, "", lines("a", {"b": 1.0}), folder / "theirs")[0].path / name
+
+    return prepare
+
+
+def read_adopted(path: Path) -> object:
+    seal(path.parent)
+    ours = path.parent.parent.parent / "ours"
+    shutil.rmtree(ours, ignore_errors=True)
+    return adopt_records(path.parent, ours)
+
+
+def as_export(pattern: str, form: str) -> Reader:
+    """A run's file as an export describes the run."""
+
+    def read(path: Path) -> object:
+        run = next(folder for folder in path.parents if folder.parent.name == "runs")
+        seal(run)
+        out = run.parent / "out"
+        if out.is_dir():
+            shutil.rmtree(out)
+        out.unlink(missing_ok=True)
+        return export(run, form, out)
+
+    assert form in FORMS
+    return Reader(f"{form} of {pattern.partition('/')[2]}", packed(pattern), read, 5)
+
+
+def sources(folder: Path) -> Path:
+    run = packed(f"{REPRODUCTION}/{MANIFEST}")(folder).parent
+    (run / "report").mkdir()
+    return bytes_at("sources.json", b'{"runs": ["../other"], "bench": null, "mixed_commits": true}')(run / "report")
+
+
+def traced(path: Path) -> object:
+    return list(trace_iteration(path.parent, 2))
+
+
+def questions(folder: Path) -> Path:
+    tuned.write_squad(folder / "squad", "v2.0")
+    return folder / "squad" / "train-v2.0.json"
+
+
+def comprehension(folder: Path) -> Path:
+    tuned.write_race(folder / "race")
+    return folder / "race" / "train" / "middle" / "1.txt"
+
+
+def entailment(folder: Path) -> Path:
+    tuned.write_mnli(folder / "mnli")
+    return folder / "mnli" / "train.tsv"
+
+
+def written_by_a_verb(folder: Path) -> Path:
+    (folder / "shard-00000.jsonl").write_text('{"text": "a fine text", "id": "a"}\n', encoding="utf-8")
+    seal(folder)
+    return folder / MARKER
+
+
+def read_written(path: Path) -> object:
+    pieces = FileSource(f"documents:{path.parent}").pieces(Workspace(path.parent, None), 1 << 16)
+    return list(read_pieces(pieces, Limits(max_line_bytes=1 << 15)))
+
+
+def write_one(settings: object, inputs: object, directory: Path) -> dict[str, int]:
+    (directory / "a").write_bytes(b"a")
+    return {"documents": 1}
+
+
+def task_of(folder: Path) -> Task:
+    return Task(write_one, {}, (), folder / "task")
+
+
+def task_marker(folder: Path) -> Path:
+    return run_task(task_of(folder)).path / TASK_MARKER
+
+
+def scores(folder: Path) -> Path:
+    flags = np.ones(3, dtype=np.bool_)
+    with StoredScores(folder / "kept") as store:
+        for batch in range(2):
+            store.add(batch, Scores(-np.arange(3.0), flags, flags, flags, np.array([3])))
+    (path,) = (folder / "kept").iterdir()
+    return path
+
+
+def read_scores(path: Path) -> None:
+    found = StoredScores(path.parent).read([np.array([3])] * 2)
+    if not all(kept.log_probabilities.tolist() == [-0.0, -1.0, -2.0] for kept in found.values()):
+        raise AssertionError("a record that nobody wrote is believed")
+
+
+DOCUMENTS = b"".join(orjson.dumps({"text": f"a fine text of {n} words and more"}) + b"\n" for n in range(4))
+ARTICLES = b" \n = A title = \n \n a fine <unk> text \n = = A part = = \n another \n \n = B title = \n \n more \n"
+READERS = (
+    *(Reader(f"ladder {name}", ladder_file(name), read_ladder, 5)
+      for name in ("plan.json", "forecast.json", "ladder.json", "records.jsonl", MANIFEST)),
+    *map(benchmark, ("train", "growth", "pipeline", "learning-rate")),
+    *(Reader(f"adopted {name}", sealed_numbers(name), read_adopted, 20) for name in (MANIFEST, "records.jsonl")),
+    as_export(f"{DATASET}/dataset.json", "croissant"),
+    as_export(f"{DATASET}/ledger.json", "croissant"),
+    as_export(f"{REPRODUCTION}/{MANIFEST}", "ro-crate"),
+    as_export(f"{REPRODUCTION}/evaluations/355m-lambada.json", "every-eval-ever"),
+    Reader("sources of a report", sources, lambda path: Inputs.of_built(path.parent.parent), 50),
+    *(Reader(f"traced {name}", packed(f"{TRAINING}/{name}"), traced, 10)
+      for name in (MANIFEST, "metrics.jsonl", "summary.json")),
+    Reader("SQuAD", questions, read_squad, 50),
+    Reader("RACE", comprehension, lambda path: read_race(path.parent), 50),
+    Reader("MNLI", entailment, read_mnli, 50),
+    Reader("test set", bytes_at("a.jsonl", DOCUMENTS), passages.read_documents, 100),
+    Reader("WikiText", bytes_at("a.tokens", ARTICLES), passages.read_documents, 100),
+    Reader("held-out documents", bytes_at("a.jsonl", DOCUMENTS),
+           lambda path: heldout._read_lines(path, heldout._read_text(path)), 100),
+    Reader("documents of a verb", written_by_a_verb, read_written, 50),
+    Reader("marker of a task", task_marker, lambda path: run_task(task_of(path.parent.parent)), 50),
+    Reader("kept scores", scores, read_scores, 100),
+)  # fmt: skip
