@@ -1,21 +1,24 @@
 """Schemas of a ladder's files: its plan, its forecast and what came of it. Imports no torch."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from lineage.files import Document, Finite, Positive
 
+Exponent = Annotated[float, Field(gt=0, le=10)]
+Count = Annotated[int, Field(ge=1, le=10**15)]
+
 
 class RungPlan(Document):
     """One size of model."""
 
-    layers: int
-    width: int
-    heads: int
-    parameters: int
+    layers: Count
+    width: Count
+    heads: Count
+    parameters: Count
     """In all: the N of the law."""
-    inner_parameters: int
+    inner_parameters: Count
     """Without the embeddings."""
     seconds: Finite
     """One training was expected to take on one core."""
@@ -25,19 +28,19 @@ class LadderPlan(Document):
     """plan.json: what a budget pays for, decided once."""
 
     budget_seconds: Finite
-    cores: int
+    cores: Count
     rungs: list[RungPlan] = Field(min_length=4)
     """Smallest first."""
-    iterations: int
-    batch_size: int
-    seq_length: int
+    iterations: Count
+    batch_size: Count
+    seq_length: Count
     epochs: Finite
     """Passes over the training text."""
     seeds: list[int]
     """Of all rungs but the largest, whose seed the forecast gives."""
     rates: list[Positive]
     """Learning rates that every rung is tried at."""
-    search_iterations: int
+    search_iterations: Count
     """Of each trial."""
     expected_seconds: Finite
 
@@ -55,11 +58,11 @@ class Law(Document):
     by_size: Positive
     """What a model of so many `parameters` loses by its size."""
     parameters: Positive
-    size_exponent: Positive
+    size_exponent: Exponent
     by_data: Positive
     """What a training on so many `tokens` loses by its length."""
     tokens: Positive
-    data_exponent: Positive
+    data_exponent: Exponent
 
     def loss(self, parameters: float, tokens: float) -> float:
         """Of a model of so many parameters after so many tokens."""
@@ -70,7 +73,7 @@ class Law(Document):
 class Foreseen(Document):
     """A place on a curve with its 90 % interval."""
 
-    tokens: int
+    tokens: Count
     loss: Finite
     low: Finite
     high: Finite

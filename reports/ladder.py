@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lineage.data_files import DataCard
+from lineage.errors import IntegrityFailure
 from lineage.files import read_document
 from lineage.ladder import Forecast, LadderPlan, LadderResult, RungPlan
 from reports.exhibit import Exhibit, Table
@@ -31,12 +32,16 @@ class Ladder(NamedTuple):
     @classmethod
     def read(cls, run: Path) -> "Ladder":
         """Of a sealed run. Raises IntegrityFailure for a damaged file."""
-        return cls(
+        ladder = cls(
             read_document(run / "plan.json", LadderPlan),
             read_document(run / "forecast.json", Forecast),
             read_document(run / "ladder.json", LadderResult),
             read_document(run / "dataset.json", DataCard),
         )
+        places = {tuple(tokens for tokens, _ in each.curve) for each in ladder.result.runs}
+        if len(places) != 1 or not {each.rung for each in ladder.result.runs} <= set(range(len(ladder.plan.rungs))):
+            raise IntegrityFailure(f"ladder.json of {run.name} is not of the rungs and lengths of plan.json")
+        return ladder
 
     def curve(self, rung: int) -> tuple[list[int], list[float]]:
         """Tokens and the mean loss over seeds."""
@@ -125,9 +130,9 @@ def draw(ladder: Ladder, narrow: bool = False) -> Figure:
         curves.plot(
             *zip(*shown, strict=True), color=color, marker=marker, markersize=3, linewidth=1.2, label=_name(sizes)
         )
-        size, by_law = sizes.parameters, forecast.law.loss(sizes.parameters, plan.tokens)
-        ends.plot([size] * len(reached), reached, marker, color=color, markersize=5)
-        misses.plot([size] * len(reached), [100 * (loss / by_law - 1) for loss in reached], marker, color=color)
+        across, by_law = [sizes.parameters] * len(reached), forecast.law.loss(sizes.parameters, plan.tokens)
+        ends.plot(across, reached, marker, color=color, markersize=5)
+        misses.plot(across, [100 * (loss / by_law - 1) for loss in reached], marker, color=color)
         every += reached
     places = [6 * forecast.rung.parameters * place.tokens for place in forecast.curve]
     low, high = [place.low for place in forecast.curve], [place.high for place in forecast.curve]
@@ -135,10 +140,8 @@ def draw(ladder: Ladder, narrow: bool = False) -> Figure:
     along = np.geomspace(plan.rungs[0].parameters, plan.rungs[-1].parameters, 60)
     ends.plot(along, [forecast.law.loss(size, plan.tokens) for size in along], color=LIGHT["muted"], linestyle=DASHES)
     end = forecast.curve[-1]
-    ends.errorbar(
-        [forecast.rung.parameters], [end.loss], [[end.loss - end.low], [end.high - end.loss]],
-        color=LIGHT["muted"], capsize=5, linewidth=1.5,
-    )  # fmt: skip
+    size = forecast.rung.parameters
+    ends.plot([size, size], [end.low, end.high], "_-", color=LIGHT["muted"], markersize=10, linewidth=1.5)
     misses.axhline(0, color=LIGHT["muted"], linestyle=DASHES, linewidth=1)
     for axes, name in ((curves, "training compute (FLOPs, 6 × parameters × tokens)"),
                        (ends, ""), (misses, "parameters")):  # fmt: skip
