@@ -38,6 +38,9 @@ def test_the_hub_s_library_reads_card_and_results(run: Path, tmp_path: Path, com
         "Salesforce/wikitext", "wikitext-103-v1", result["perplexity"],
     )  # fmt: skip
     assert {path.stem for path in (out / ".eval_results").iterdir()} >= {"wikitext103", "lambada"}
+    one.write_text(json.dumps(result | {"task": "../../escaped"}))
+    assert command(main, "mlm-train", "export", run, tmp_path / "named", "--results", one).code == 0
+    assert [path.name for path in (tmp_path / "named" / ".eval_results").iterdir()] == ["------escaped.yaml"]
     assert "scaled, partial" in card.text
     assert result["checkpoint_digest"] in card.text
     assert "| words | 1 | 40 | 4,321 | made |" in card.text
