@@ -26,12 +26,13 @@ def describe_english(documents: Iterable[Document]) -> list[English]:
     kinds = [(kind, [each.text for each in group]) for kind, group in by_kind]
     found = [(kind, texts, [measure(text) for text in texts]) for kind, texts in kinds]
     words = {kind: sum(each.words for each in made_of) for kind, _, made_of in found}
+    prose = Prose()
     rows = [
         English(
             kind=kind,
             documents=len(texts),
             words=words[kind] / max(1, sum(words.values())),
-            prose=sum(len("\n\n".join(Prose().prose_of(text))) for text in texts) / max(1, sum(map(len, texts))),
+            prose=sum(len("\n\n".join(prose.prose_of(text))) for text in texts) / max(1, sum(map(len, texts))),
             function_words=sum(each.function_words for each in made_of) / max(1, words[kind]),
             sentence_words=words[kind] / max(1, sum(each.sentences for each in made_of)),
             median_words=statistics.median(each.words for each in made_of),

@@ -16,6 +16,7 @@ from evaluation.perplexity import LONGEST_WINDOW, UNCHANGED, Detokenizer, Perple
 from evaluation.protocol import Encoder, SourceText
 from lineage.errors import IntegrityFailure
 
+FILES = {"wikitext103": "test", "wikitext103-valid": "validation"}
 TEST_FILE_SHA256 = TEST_SETS["wikitext103"].sha256
 NUM_ORIGINAL_TOKENS = 245_566
 NUM_LM_EVAL_WORDS = 241_335
@@ -26,13 +27,19 @@ NUM_GPT2_TOKENS = {MEGATRON: 270_330, UNCHANGED: 285_234, INVERTIBLE: 270_213, R
 NUM_GPT2_TOKENS_BY_DOCUMENT = 270_263
 
 
+def read_wikitext(name: str, path: Path, test_set: str) -> RunningText:
+    """The official file of a test set at `path`, for the protocol `name`. Raises IntegrityFailure for another file."""
+    file, title = TEST_SETS[test_set], f"WikiText-103 {FILES[test_set]} file"
+    content = read_official(path, file.sha256, f"the {title} {Path(file.place).name}")
+    return RunningText.of_wikitext(SourceText(name, title, file.sha256), content)
+
+
 def read_wikitext103(name: str, path: Path) -> RunningText:
     """The official test file at `path`, for the protocol `name`.
 
     Raises IntegrityFailure if the file is another, or if its counts are not the published ones.
     """
-    content = read_official(path, TEST_FILE_SHA256, "the WikiText-103 test file wiki.test.tokens")
-    text = RunningText.of_wikitext(SourceText(name, "WikiText-103 test file", TEST_FILE_SHA256), content)
+    text = read_wikitext(name, path, "wikitext103")
     _expect(text.num_original_tokens, NUM_ORIGINAL_TOKENS, "original tokens")
     _expect(text.num_lm_eval_words, NUM_LM_EVAL_WORDS, "words as lm-evaluation-harness counts them")
     return text

@@ -2,7 +2,8 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,7 @@ def extrapolated(claims: Sequence[Claim], series: str) -> list[dict[str, Any]]:
             continue
         sizes = np.array([parameters_of(name) / parameters_of(series) for name in point if name != series])
         read = np.array([value for name, value in point.items() if name != series])
-        drawn = read + noise.uniform(-READING_ERROR, READING_ERROR, (DRAWS, len(read)))
-        low, high = np.quantile([_at_one(sizes, np.log(each)) for each in drawn], (0.05, 0.95))
+        low, high = _interval(partial(_at_one, sizes), read, noise)
         numbers.append({
             "series": series, "x": x, "x_name": "epochs", "quantity": claims[0].quantity, "kind": "simulated",
             "value": float(np.exp(_at_one(sizes, np.log(read)))), "low": float(np.exp(low)),
@@ -61,10 +61,15 @@ def published_exponent(claims: Sequence[Claim], series: Sequence[str]) -> tuple[
     last = [max((claim for claim in claims if claim.series == name and claim.x), key=_place) for name in series]
     sizes = np.array([parameters_of(name) for name in series])
     read = np.array([float(claim.value) for claim in last])
-    noise = np.random.default_rng(0)
+    of = partial(_exponent, sizes / sizes[-1])
+    return of(np.log(read)), *_interval(of, read, np.random.default_rng(0))
+
+
+def _interval(of: Callable[[np.ndarray], float], read: np.ndarray, noise: np.random.Generator) -> tuple[float, float]:
+    """Nine tenths of what a number of the losses is, by how exactly perplexities can be read."""
     drawn = read + noise.uniform(-READING_ERROR, READING_ERROR, (DRAWS, len(read)))
-    low, high = np.quantile([_exponent(sizes / sizes[-1], np.log(each)) for each in drawn], (0.05, 0.95))
-    return _exponent(sizes / sizes[-1], np.log(read)), float(low), float(high)
+    low, high = np.quantile([of(np.log(each)) for each in drawn], (0.05, 0.95))
+    return float(low), float(high)
 
 
 def beside_published(low: float, high: float) -> str:

@@ -37,7 +37,7 @@ from experiments.ladder.result import (
     LADDER,
     PLAN,
     TRAINING,
-    best_rate,
+    best_rates,
     derive,
     first_of_rungs,
     format_ladder,
@@ -45,7 +45,6 @@ from experiments.ladder.result import (
     kept_scores,
     make_forecast,
     read_kept,
-    rung_of,
     seed_of,
 )
 from experiments.ladder.texts import find_tasks
@@ -137,7 +136,7 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
     shutil.copyfile(dataset / CARD, run.path / CARD)
     smaller, largest = range(len(plan.rungs) - 1), len(plan.rungs) - 1
     _train_all([_trial(plan, rung, rate, dataset) for rung in reversed(smaller) for rate in plan.rates], run, runs)
-    rates = _best_rates(run, plan)
+    rates = best_rates(plan, read_kept(run.path))
     configs = [rung_config(plan, rung, seed, rates[rung], dataset) for rung in reversed(smaller) for seed in plan.seeds]
     _train_all(configs, run, runs)
     if not (run.path / FORECAST).is_file():
@@ -154,11 +153,13 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
     foreseen = f"{end.loss:.4f} nats ({end.low:.4f} to {end.high:.4f})"
     print(f"forecast of the largest rung, sealed in {sealed.path}: {foreseen}", flush=True)
     _train_all([_trial(plan, largest, rate, dataset) for rate in plan.rates], run, runs)
-    config = rung_config(plan, largest, seed_of(run.path / FORECAST), _best_rates(run, plan)[largest], dataset)
+    config = rung_config(
+        plan, largest, seed_of(run.path / FORECAST), best_rates(plan, read_kept(run.path))[largest], dataset
+    )
     if code := launch(partial(_train_one, config, runs), min(plan.cores, 2)):
         raise StepFailed(f"training of {config.name}", code)
-    keep(begin_run(config, runs)[2].path, run.path)
-    _evaluate(run, runs)
+    keep(_directory(config, runs), run.path)
+    _evaluate(run, plan, runs)
     result, records = derive(run.path)
     write_document(run.path / LADDER, result)
     write_records(run.path / RECORDS, records)
@@ -167,13 +168,6 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
 
 def _trial(plan: LadderPlan, rung: int, rate: float, dataset: Path) -> RunConfig:
     return rung_config(plan, rung, SEARCH_SEED, rate, dataset, plan.search_iterations)
-
-
-def _best_rates(run: RunDirectory, plan: LadderPlan) -> dict[int, float]:
-    trials = [each for each in read_kept(run.path) if each.is_trial]
-    rungs = {rung_of(plan, trial) for trial in trials}
-    share = plan.search_iterations / plan.iterations
-    return {rung: best_rate((trial for trial in trials if rung_of(plan, trial) == rung), share) for rung in rungs}
 
 
 def _train_one(config: RunConfig, runs: Path) -> None:
@@ -235,12 +229,12 @@ def _alone(config: RunConfig, runs: Path) -> None:
         raise SystemExit(error.exit_code) from None
 
 
-def _evaluate(run: RunDirectory, runs: Path) -> None:
+def _evaluate(run: RunDirectory, plan: LadderPlan, runs: Path) -> None:
     """Score the first seed of every rung, and the largest, on the published texts that are here."""
     tasks, missing = find_tasks()
     for name, reason in missing.items():
         print(f"{name}: left out; {reason}")
-    for each in first_of_rungs(run.path) if tasks else ():
+    for each in first_of_rungs(plan, read_kept(run.path)) if tasks else ():
         out = run.path / EVALUATIONS / f"{each.folder.name}.json"
         if not out.is_file():
             done = evaluate(runs / each.folder.name, tasks, Settings()).done

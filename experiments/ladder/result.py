@@ -115,12 +115,20 @@ def rung_of(plan: LadderPlan, trained: Trained) -> int:
         raise IntegrityFailure(f"{trained.folder.name} is of no rung of {PLAN}") from None
 
 
-def first_of_rungs(ladder: Path) -> list[Trained]:
+def first_of_rungs(plan: LadderPlan, trained: Iterable[Trained]) -> list[Trained]:
     """Of each rung that came to an end the training of the lowest seed."""
-    plan = read_document(ladder / PLAN, LadderPlan)
-    trained = [each for each in read_kept(ladder) if not each.is_trial and each.is_finished]
-    first = {rung_of(plan, each): each for each in sorted(trained, key=lambda each: -each.config.train.seed)}
+    ended = [each for each in trained if not each.is_trial and each.is_finished]
+    first = {rung_of(plan, each): each for each in sorted(ended, key=lambda each: -each.config.train.seed)}
     return [each for _, each in sorted(first.items())]
+
+
+def best_rates(plan: LadderPlan, trained: Iterable[Trained]) -> dict[int, float]:
+    """The learning rate of each rung that has trials."""
+    trials: dict[int, list[Trained]] = {}
+    for each in trained:
+        if each.is_trial:
+            trials.setdefault(rung_of(plan, each), []).append(each)
+    return {rung: best_rate(of, plan.search_iterations / plan.iterations) for rung, of in trials.items()}
 
 
 def best_rate(trials: Iterable[Trained], share: float) -> float:
@@ -205,7 +213,7 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
     )  # fmt: skip
     found, foreseen = runs[-1].loss, forecast.curve[-1]
     verdict: Literal["HIT", "MISS"] = "HIT" if foreseen.low <= found <= foreseen.high else "MISS"
-    scores = _read_scores(ladder, runs)
+    scores = _read_scores(ladder, first_of_rungs(plan, trained))
     common = [text for text in scores[0].texts if all(text in each.texts for each in scores)] if scores else []
     texts = {text: [each.texts[text] for each in scores] for text in common}
     comparisons = [
@@ -252,10 +260,10 @@ def _check(ladder: Path, plan: LadderPlan, forecast: Forecast, trained: list[Tra
             f"the largest rung was not trained with the seed that {FORECAST} gives: the forecast was changed or made "
             "after the training"
         )
+    rates = best_rates(plan, trained)
     for rung in range(len(plan.rungs)):
         of = [each for each in trained if rung_of(plan, each) == rung]
-        rate = best_rate((each for each in of if each.is_trial), plan.search_iterations / plan.iterations)
-        if any(each.config.train.learning_rate != rate for each in of if not each.is_trial):
+        if any(each.config.train.learning_rate != rates.get(rung) for each in of if not each.is_trial):
             raise IntegrityFailure(f"rung {rung + 1} was not trained at the rate that its trials give")
 
 
@@ -290,10 +298,9 @@ def kept_scores(results: Mapping[str, Result]) -> LadderScores:
     return LadderScores(texts=texts, last_words=last_words)
 
 
-def _read_scores(ladder: Path, runs: list[LadderRun]) -> list[LadderScores]:
-    """What the first seed of every rung reached on the published texts; nothing if a rung is missing."""
-    first = {run.rung: run.name for run in reversed(runs)}
-    paths = [ladder / EVALUATIONS / f"{name}.json" for _, name in sorted(first.items())]
+def _read_scores(ladder: Path, scored: list[Trained]) -> list[LadderScores]:
+    """What these trainings reached on the published texts; nothing if one is missing."""
+    paths = [ladder / EVALUATIONS / f"{each.folder.name}.json" for each in scored]
     return [read_document(path, LadderScores) for path in paths] if all(path.is_file() for path in paths) else []
 
 

@@ -12,20 +12,14 @@ from typing import TYPE_CHECKING
 from data_pipeline.contamination.testsets import TEST_SETS, find_test_set
 from evaluation.documents import RunningText
 from evaluation.lambada import openai_lambada, openai_passages
-from evaluation.official import read_official
 from evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
 from evaluation.protocol import SourceText, Task
-from evaluation.wikitext103 import MEGATRON
+from evaluation.wikitext103 import MEGATRON, read_wikitext
 from lineage.errors import DataMissing
 
 if TYPE_CHECKING:
     from evaluation.checkpoints import EvaluatedCheckpoint
     from evaluation.evaluate import MakeTask
-
-
-def _wikitext(name: str, path: Path) -> RunningText:
-    content = read_official(path, TEST_SETS[name].sha256, f"the file of {name}")
-    return RunningText.of_wikitext(SourceText(name, "WikiText-103", TEST_SETS[name].sha256), content)
 
 
 def _lambada(name: str, path: Path) -> RunningText:
@@ -35,8 +29,8 @@ def _lambada(name: str, path: Path) -> RunningText:
 
 LAST_WORDS = "lambada"
 TEXTS: dict[str, tuple[str, Callable[[str, Path], RunningText]]] = {
-    "wikitext103": ("wikitext103", _wikitext),
-    "wikitext103-valid": ("wikitext103-valid", _wikitext),
+    "wikitext103": ("wikitext103", partial(read_wikitext, test_set="wikitext103")),
+    "wikitext103-valid": ("wikitext103-valid", partial(read_wikitext, test_set="wikitext103-valid")),
     "lambada-text": ("lambada", _lambada),
 }
 """Of each text its test set and how the set is read."""

@@ -11,18 +11,16 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from data_pipeline.contamination.testsets import TEST_SETS, find_test_set
+from data_pipeline.contamination.testsets import find_test_set
 from engine.costs import parameter_count
 from evaluation.checkpoints import load_checkpoint, native_checkpoint
-from evaluation.documents import RunningText
 from evaluation.evaluate import MakeTask, Settings, evaluate, file_task, named_task, share
 from evaluation.hub_models import cached_model, is_as_fetched
-from evaluation.official import read_official
 from evaluation.perplexity import LONGEST_WINDOW, PerplexityTask, sliding_stream
-from evaluation.protocol import Encoder, SourceText
+from evaluation.protocol import Encoder
 from evaluation.scoring import score
 from evaluation.tasks import TASKS
-from evaluation.wikitext103 import MEGATRON
+from evaluation.wikitext103 import MEGATRON, read_wikitext
 from evaluation.windows import STRIDES_PER_WINDOW, evenly_spread
 from experiments.catalogue import Experiment
 from experiments.sealed import Line
@@ -116,9 +114,7 @@ def _tasks(name: str, experiment: Experiment) -> dict[str, MakeTask]:
 
 def _validation(path: Path, tokenizer: Encoder, seq_length: int, limit: int | None) -> PerplexityTask:
     """Megatron-LM's recipe on the validation file."""
-    digest = TEST_SETS["wikitext103-valid"].sha256
-    content = read_official(path, digest, "WikiText-103's file wiki.valid.tokens")
-    text = RunningText.of_wikitext(SourceText("wikitext103-valid", "WikiText-103 validation file", digest), content)
+    text = read_wikitext("wikitext103-valid", path, "wikitext103-valid")
     window = min(LONGEST_WINDOW, seq_length)
     stream = sliding_stream(text, MEGATRON, tokenizer, window, max(1, window // STRIDES_PER_WINDOW))
     return PerplexityTask(text, stream, tokenizer, limit=limit)
