@@ -51,7 +51,10 @@ class LadderPlan(Document):
 
 
 class Law(Document):
-    """loss(N, D) = irreducible + by_size · (N / parameters)^-size_exponent + by_data · (D / tokens)^-data_exponent."""
+    """loss(N, D) = irreducible + by_size · n^-size_exponent + by_data · n^interaction · (D / tokens)^-data_exponent.
+
+    n is N / parameters.
+    """
 
     irreducible: Finite
     """In nats a token, as `by_size` and `by_data` are."""
@@ -60,14 +63,39 @@ class Law(Document):
     parameters: Positive
     size_exponent: Exponent
     by_data: Positive
-    """What a training on so many `tokens` loses by its length."""
+    """What a training of that size on so many `tokens` loses by its length."""
+    interaction: Annotated[float, Field(ge=-10, le=10)] = 0.0
+    """By what power of its size a model gains more from a longer training."""
     tokens: Positive
     data_exponent: Exponent
 
     def loss(self, parameters: float, tokens: float) -> float:
         """Of a model of so many parameters after so many tokens."""
-        of_size = self.by_size * (parameters / self.parameters) ** -self.size_exponent
-        return float(self.irreducible + of_size + self.by_data * (tokens / self.tokens) ** -self.data_exponent)
+        size = parameters / self.parameters
+        of_data = self.by_data * size**self.interaction * (tokens / self.tokens) ** -self.data_exponent
+        return float(self.irreducible + self.by_size * size**-self.size_exponent + of_data)
+
+
+class RateLaw(Document):
+    """rate(N, D) = rate · (N / parameters)^-size_exponent · (D / tokens)^-length_exponent."""
+
+    rate: Positive
+    """Of a model of so many `parameters` that is trained on so many `tokens`."""
+    parameters: Positive
+    size_exponent: Annotated[float, Field(ge=-10, le=10)]
+    tokens: Positive
+    length_exponent: Exponent
+
+    def at(self, parameters: float, tokens: float) -> float:
+        """The learning rate of a model of so many parameters for so many tokens, to three digits."""
+        by_size = (parameters / self.parameters) ** -self.size_exponent
+        return float(f"{self.rate * by_size * (tokens / self.tokens) ** -self.length_exponent:.3g}")
+
+    def __str__(self) -> str:
+        return (
+            f"learning rate = {self.rate:.3g} · (N / {self.parameters:,.0f})^-{self.size_exponent:.3f} · "
+            f"(tokens / {self.tokens:,.0f})^-{self.length_exponent:g}"
+        )
 
 
 class Foreseen(Document):
@@ -169,6 +197,8 @@ class LadderResult(Document):
     comparisons: list[Comparison]
     last_words: list[LastWords] = Field(default_factory=list)
     """By rung; of the first seed."""
+    rates: RateLaw
+    """That all were trained by."""
     exponents: str
     """The law's size exponent beside the published curve's own."""
     sentence: str

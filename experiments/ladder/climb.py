@@ -37,13 +37,13 @@ from experiments.ladder.result import (
     LADDER,
     PLAN,
     TRAINING,
-    best_rates,
     derive,
     first_of_rungs,
     format_ladder,
     keep,
     kept_scores,
     make_forecast,
+    rate_law,
     read_kept,
     seed_of,
 )
@@ -136,9 +136,13 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
     shutil.copyfile(dataset / CARD, run.path / CARD)
     smaller, largest = range(len(plan.rungs) - 1), len(plan.rungs) - 1
     _train_all([_trial(plan, rung, rate, dataset) for rung in reversed(smaller) for rate in plan.rates], run, runs)
-    rates = best_rates(plan, read_kept(run.path))
-    configs = [rung_config(plan, rung, seed, rates[rung], dataset) for rung in reversed(smaller) for seed in plan.seeds]
-    _train_all(configs, run, runs)
+    rates = rate_law(plan, read_kept(run.path))
+    print(rates, flush=True)
+
+    def whole(rung: int, seed: int) -> RunConfig:
+        return rung_config(plan, rung, seed, rates.at(plan.rungs[rung].parameters, plan.tokens), dataset)
+
+    _train_all([whole(rung, seed) for rung in reversed(smaller) for seed in plan.seeds], run, runs)
     if not (run.path / FORECAST).is_file():
         write_document(run.path / FORECAST, make_forecast(plan, read_kept(run.path)))
     forecast = read_document(run.path / FORECAST, Forecast)
@@ -152,10 +156,7 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
     end = forecast.curve[-1]
     foreseen = f"{end.loss:.4f} nats ({end.low:.4f} to {end.high:.4f})"
     print(f"forecast of the largest rung, sealed in {sealed.path}: {foreseen}", flush=True)
-    _train_all([_trial(plan, largest, rate, dataset) for rate in plan.rates], run, runs)
-    config = rung_config(
-        plan, largest, seed_of(run.path / FORECAST), best_rates(plan, read_kept(run.path))[largest], dataset
-    )
+    config = whole(largest, seed_of(run.path / FORECAST))
     if code := launch(partial(_train_one, config, runs), min(plan.cores, 2)):
         raise StepFailed(f"training of {config.name}", code)
     keep(_directory(config, runs), run.path)

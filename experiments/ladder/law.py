@@ -1,9 +1,10 @@
 """The law of a ladder's losses, and the forecast of its largest rung from the others. Imports no torch.
 
-loss(N, D) = E + (A / N)^α + (B / D)^β, as in Hoffmann et al. (2022), arXiv 2203.15556, Equation 2, where N counts the
-embeddings as the published curve's sizes do, is fitted to the means over seeds of the validation losses in the last
-half of each training, by least squares of relative differences. The interval comes of a bootstrap that draws rungs and
-the seeds of each, with what one training's seed and the law's own misfit add.
+loss(N, D) = E + A / N^α + B · N^γ / D^β is fitted to the means over seeds of the validation losses in the last half of
+each training, by least squares of relative differences. N counts the embeddings, as the published curve's sizes do.
+With γ = 0 it is Equation 2 of Hoffmann et al. (2022), arXiv 2203.15556; that what a longer training gains depends on
+the size is from Li et al. (2025), arXiv 2506.10972. The interval comes of a bootstrap that draws rungs and the seeds of
+each, with what one training's seed adds and the errors that the law makes for rungs which it was not fitted to.
 """
 
 import math
@@ -19,14 +20,16 @@ from lineage.ladder import Foreseen, Law, RungPlan
 Floats = NDArray[np.float64]
 
 METHOD = (
-    "loss = E + (A/N)^α + (B/D)^β by least squares of relative differences on the means over seeds, from half of "
-    "the training on; interval: 5 % to 95 % of 400 draws of rungs and seeds, with a seed's and the law's own spread"
+    "loss = E + A/N^α + B·N^γ/D^β by least squares of relative differences on the means over seeds, from half of the "
+    "training on; interval: 5 % to 95 % of 400 draws of rungs and seeds, with a seed's spread and that of the law's "
+    "errors for rungs left out of it"
 )
 DRAWS = 400
 FROM_SHARE = 0.5
 """Of a training, from which on its losses are fitted."""
 EXPONENTS = (0.02, 1.0)
 """Between which both exponents are looked for; published ones are 0.05 to 0.5."""
+INTERACTION = (-1.0, 1.0)
 FEWEST = 3
 """Different rungs in a draw."""
 
@@ -46,16 +49,20 @@ class Fitted:
         self.middle = float(np.exp(np.log(self.parameters).mean()))
         self.curves = [np.array(seeds, float)[:, shown] for seeds in curves]
         means = np.stack([seeds.mean(axis=0) for seeds in self.curves])
-        self.law = self._fit(range(len(self.curves)), means, None)
-        fitted = np.array([self.law.loss(size, self.tokens[-1]) for size in self.parameters])
-        self.misfits: Floats = fitted / means[:, -1] - 1
+        every = list(range(len(self.curves)))
+        self.law = self._fit(every, means, None)
+        self.misfits = self._errors(every, means, self.law)
+        self.left_out_errors = np.concatenate([
+            self._errors([out], means, self._fit(others, means[others], self.law))
+            for out in every if len(others := [rung for rung in every if rung != out]) >= FEWEST
+        ] or [self.misfits])  # fmt: skip
 
     def forecast(self, parameters: int) -> tuple[list[Foreseen], tuple[float, float]]:
         """The curve of a model of so many parameters with its intervals, and the size exponent's interval."""
         noise = np.random.default_rng(0)
         spreads = [seeds / seeds.mean(axis=0) - 1 for seeds in self.curves]
         scale = [math.sqrt(len(seeds) / max(len(seeds) - 1, 1)) for seeds in self.curves]
-        misfit = float(np.sqrt(np.mean(self.misfits**2)))
+        misfit = float(np.sqrt(np.mean(self.left_out_errors**2)))
         drawn: list[Floats] = []
         exponents: list[float] = []
         while len(drawn) < DRAWS:
@@ -77,39 +84,49 @@ class Fitted:
         below, above = np.quantile(exponents, (0.05, 0.95))
         return curve, (float(below), float(above))
 
+    def _errors(self, rungs: Sequence[int], means: Floats, law: Law) -> Floats:
+        """Shares by which a law misses some rungs' mean losses [rung, place] at the end."""
+        by_law = np.array([law.loss(self.parameters[rung], self.tokens[-1]) for rung in rungs])
+        return np.asarray(by_law / means[list(rungs), -1] - 1)
+
     def _fit(self, rungs: Sequence[int], losses: Floats, start: Law | None) -> Law:
         """The law through losses [rung, place] of some rungs, the same rung perhaps several times."""
-        sizes = self.parameters[list(rungs)]
+        sizes = np.log(self.parameters[list(rungs)] / self.middle)
+        lengths = np.log(self.tokens / self.tokens[-1])
         least = float(losses.min())
 
         def predicted(values: Floats) -> Floats:
-            irreducible, by_size, size_exponent, by_data, data_exponent = values
-            of_size = np.exp(by_size - size_exponent * np.log(sizes / self.middle))
-            of_data = np.exp(by_data - data_exponent * np.log(self.tokens / self.tokens[-1]))
-            return np.asarray(irreducible + of_size[:, None] + of_data[None, :])
+            irreducible, by_size, size_exponent, by_data, interaction, data_exponent = values
+            of_size = np.exp(by_size - size_exponent * sizes)
+            of_data = np.exp(by_data + interaction * sizes[:, None] - data_exponent * lengths)
+            return np.asarray(irreducible + of_size[:, None] + of_data)
 
         def of_law(law: Law) -> list[float]:
             by_size, by_data = math.log(law.by_size), math.log(law.by_data)
-            return [law.irreducible, by_size, law.size_exponent, by_data, law.data_exponent]
+            return [law.irreducible, by_size, law.size_exponent, by_data, law.interaction, law.data_exponent]
 
-        starts = [of_law(start)] if start else [
-            [share * least, *2 * [math.log(0.5 * (1 - share) * least), exponent]]
-            for share in (0.1, 0.4, 0.7) for exponent in (0.1, 0.4)
-        ]  # fmt: skip
-        bounds = ([0.0, -15.0, EXPONENTS[0], -15.0, EXPONENTS[0]], [least, 5.0, EXPONENTS[1], 5.0, EXPONENTS[1]])
+        def first_guess(share: float, exponent: float) -> list[float]:
+            half = math.log(0.5 * (1 - share) * least)
+            return [share * least, half, exponent, half, 0.0, exponent]
+
+        starts = [of_law(start)] if start else [first_guess(s, e) for s in (0.1, 0.4, 0.7) for e in (0.1, 0.4)]
+        low, high = zip(
+            (0.0, least), (-15.0, 5.0), EXPONENTS, (-15.0, 5.0), INTERACTION, EXPONENTS, strict=True
+        )  # fmt: skip
         fits = [
             least_squares(
-                lambda values: (predicted(values) / losses - 1).ravel(), np.clip(each, *bounds), bounds=bounds
+                lambda values: (predicted(values) / losses - 1).ravel(), np.clip(each, low, high), bounds=(low, high)
             )
             for each in starts
         ]
-        irreducible, by_size, size_exponent, by_data, data_exponent = min(fits, key=lambda fit: fit.cost).x
+        irreducible, by_size, size_exponent, by_data, interaction, data_exponent = min(fits, key=lambda fit: fit.cost).x
         return Law(
             irreducible=irreducible,
             by_size=math.exp(by_size),
             parameters=self.middle,
             size_exponent=size_exponent,
             by_data=math.exp(by_data),
+            interaction=interaction,
             tokens=self.tokens[-1],
             data_exponent=data_exponent,
         )

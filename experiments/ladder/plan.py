@@ -2,9 +2,9 @@
 
 Sizes rise by about 1.8 in parameters without embeddings. A model has a layer for every 43 units of width, as the 355M
 and the 8.3B model have, and two at least. The initial deviation is 0.02 · √(1024 / width), which is the 355M model's
-own at its width. Every size is tried at the same learning rates for the same number of iterations, which give the rate
-of its trainings. There is no dropout, and the rate is constant after its warm-up, so that one training gives the loss
-after every number of tokens.
+own at its width. Every size but the largest is tried at the same learning rates for the same number of iterations;
+one rule for all, the largest too, is fitted to what came of it (`experiments.ladder.result.rate_law`). There is no
+dropout, and the rate is constant after its warm-up, so that one training gives the loss after every number of tokens.
 """
 
 import heapq
@@ -136,11 +136,8 @@ def _plan(
         for place, model, count in zip(places, models, counts, strict=True)
     ]  # fmt: skip
     *smaller, largest = (rung.seconds for rung in rungs)
-    search, train = (
-        _side_by_side([SEARCH_SHARE * s for s in smaller for _ in RATES], cores),
-        _side_by_side([s for s in smaller for _ in SEEDS], cores),
-    )
-    last = _side_by_side([SEARCH_SHARE * largest for _ in RATES], cores) + largest / (0.85 * cores)
+    search = _side_by_side([SEARCH_SHARE * s for s in smaller for _ in RATES], cores)
+    train = _side_by_side([s for s in smaller for _ in SEEDS], cores) + largest / (0.85 * cores)
     scored = sum(seconds_per_token[place] for place in places) * EVALUATION_TOKENS / cores
     return LadderPlan(
         budget_seconds=budget_seconds,
@@ -153,7 +150,7 @@ def _plan(
         seeds=list(SEEDS),
         rates=list(RATES),
         search_iterations=math.ceil(SEARCH_SHARE * iterations),
-        expected_seconds=round(search + train + last + scored, 1),
+        expected_seconds=round(search + train + scored, 1),
     )
 
 
@@ -170,8 +167,8 @@ def describe_plan(plan: LadderPlan) -> str:
     trained = len(plan.rungs) - 1
     return "\n".join([
         *lines,
-        f"each on {plan.tokens:,} tokens, {plan.epochs:.2f} passes over the text; {len(plan.seeds)} seeds of all but "
-        f"the largest, {len(plan.rates)} learning rates tried for {plan.search_iterations:,} iterations",
+        f"each on {plan.tokens:,} tokens, {plan.epochs:.2f} passes over the text; {len(plan.seeds)} seeds of all "
+        f"but the largest, {len(plan.rates)} learning rates tried for {plan.search_iterations:,} iterations",
         f"the law is fitted to {trained} sizes"
         + ("" if trained >= MOST_RUNGS - 1 else "; a larger budget has more and a narrower interval"),
         f"expected: {format_duration(plan.expected_seconds)} on {plan.cores} cores",

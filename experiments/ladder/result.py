@@ -25,7 +25,17 @@ from lineage.data_files import DataCard
 from lineage.digest import MARKER, sha256_file
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Manifest, read_document, read_values
-from lineage.ladder import Comparison, Forecast, LadderPlan, LadderResult, LadderRun, LadderScores, LastWords, TextScore
+from lineage.ladder import (
+    Comparison,
+    Forecast,
+    LadderPlan,
+    LadderResult,
+    LadderRun,
+    LadderScores,
+    LastWords,
+    RateLaw,
+    TextScore,
+)
 from lineage.records import Record
 from lineage.run import MANIFEST
 
@@ -122,33 +132,45 @@ def first_of_rungs(plan: LadderPlan, trained: Iterable[Trained]) -> list[Trained
     return [each for _, each in sorted(first.items())]
 
 
-def best_rates(plan: LadderPlan, trained: Iterable[Trained]) -> dict[int, float]:
-    """The learning rate of each rung that has trials."""
+def rate_law(plan: LadderPlan, trained: Iterable[Trained]) -> RateLaw:
+    """The learning rate for every size and length, from the trials of the smaller rungs.
+
+    The logarithm of the best rate of each size, at the trials' length, is fitted by a line in that of its parameters:
+    a rule that favours no size, and that the largest follows without a trial of its own. The best rate falls with the
+    length to the power of 0.32 (Bjorck et al. 2024, arXiv 2409.19913). Raises BadInput where fewer than two sizes have
+    a rate at which they do not diverge.
+    """
     trials: dict[int, list[Trained]] = {}
     for each in trained:
-        if each.is_trial:
+        if each.is_trial and each.is_finished and math.isfinite(each.end):
             trials.setdefault(rung_of(plan, each), []).append(each)
-    return {rung: best_rate(of, plan.search_iterations / plan.iterations) for rung, of in trials.items()}
+    if len(trials) < 2:
+        raise BadInput("at every learning rate that was tried the loss of all models, or all but one, was no number")
+    sizes = np.log([plan.rungs[rung].parameters for rung in trials])
+    slope, middle = np.polyfit(sizes - sizes.mean(), [math.log(best_rate(of)) for of in trials.values()], 1)
+    return RateLaw(
+        rate=math.exp(middle),
+        parameters=math.exp(sizes.mean()),
+        size_exponent=-slope,
+        tokens=plan.search_iterations * plan.batch_size * plan.seq_length,
+        length_exponent=LENGTH_EXPONENT,
+    )
 
 
-def best_rate(trials: Iterable[Trained], share: float) -> float:
-    """The learning rate for a whole training from trials of a share of its length.
+def best_rate(trials: Iterable[Trained]) -> float:
+    """The best learning rate for the trials' length.
 
-    A parabola of the loss in the logarithm of the rate goes through the best trial and its neighbours; at its lowest
-    point is the best rate for the trials' length. The best rate falls with the length to the power of 0.32 (Bjorck et
-    al. 2024, arXiv 2409.19913). Raises BadInput where all trials diverged.
+    It is at the lowest point of a parabola of the loss in the logarithm of the rate, through the best trial and its
+    neighbours.
     """
-    finished = [trial for trial in trials if trial.is_finished and math.isfinite(trial.end)]
-    if not finished:
-        raise BadInput("at every learning rate that was tried the loss stopped being a number")
-    ends = sorted((math.log(trial.config.train.learning_rate), trial.end) for trial in finished)
+    ends = sorted((math.log(trial.config.train.learning_rate), trial.end) for trial in trials)
     best = min(range(len(ends)), key=lambda place: ends[place][1])
     lowest = ends[best][0]
     if 0 < best < len(ends) - 1:
         rates, losses = zip(*ends[best - 1 : best + 2], strict=True)
         curvature, slope, _ = np.polyfit(rates, losses, 2)
         lowest = -slope / (2 * curvature)
-    return float(f"{math.exp(lowest) * share**LENGTH_EXPONENT:.3g}")
+    return math.exp(lowest)
 
 
 def make_forecast(plan: LadderPlan, trained: Iterable[Trained]) -> Forecast:
@@ -231,6 +253,7 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
         bits_per_byte={text: [each.bits_per_byte for each in of] for text, of in texts.items()},
         comparisons=comparisons,
         last_words=[each.last_words for each in scores if each.last_words],
+        rates=rate_law(plan, trained),
         exponents=beside_published(forecast.exponent_low, forecast.exponent_high),
         sentence=sentence,
     )
@@ -260,11 +283,12 @@ def _check(ladder: Path, plan: LadderPlan, forecast: Forecast, trained: list[Tra
             f"the largest rung was not trained with the seed that {FORECAST} gives: the forecast was changed or made "
             "after the training"
         )
-    rates = best_rates(plan, trained)
-    for rung in range(len(plan.rungs)):
-        of = [each for each in trained if rung_of(plan, each) == rung]
-        if any(each.config.train.learning_rate != rates.get(rung) for each in of if not each.is_trial):
-            raise IntegrityFailure(f"rung {rung + 1} was not trained at the rate that its trials give")
+    rates = rate_law(plan, trained)
+    for each in trained:
+        rung = rung_of(plan, each)
+        by_law = rates.at(plan.rungs[rung].parameters, plan.tokens)
+        if not each.is_trial and not math.isclose(each.config.train.learning_rate, by_law, rel_tol=0.01):
+            raise IntegrityFailure(f"rung {rung + 1} was not trained at the rate that the trials give")
 
 
 def _agree(one: Forecast, other: Forecast) -> bool:
@@ -369,5 +393,5 @@ def format_ladder(ladder: Path) -> str:
             f"{words.log_likelihood_error:.3f} nats, accuracy {words.accuracy:.2%} ± {words.accuracy_error:.2%}"
         )
     lines += [f"left out of the law: {name}: {reason}" for name, reason in forecast.left_out.items()]
-    lines.append(result.exponents)
+    lines += [str(result.rates), result.exponents]
     return "\n".join([*lines, f"the law misses no rung by more than {forecast.misfit:.2%}", result.sentence])

@@ -12,7 +12,7 @@ from lineage.data_files import DataCard
 from lineage.digest import seal
 from lineage.errors import IntegrityFailure
 from lineage.files import write_document
-from lineage.ladder import Comparison, Forecast, Foreseen, LadderPlan, LadderResult, LadderRun, Law, RungPlan
+from lineage.ladder import Comparison, Forecast, Foreseen, LadderPlan, LadderResult, LadderRun, Law, RateLaw, RungPlan
 from lineage.records import Record, write_records
 from lineage.run import RunDirectory
 from reports.experiment_runs import sort_runs
@@ -21,6 +21,7 @@ from reports.load import load_reproduction
 from reports.report import Inputs, assemble
 from tests.reports.reproduction import data_card, page_text, write_reproduction
 
+RATES = RateLaw(rate=0.004, parameters=1e5, size_exponent=0.4, tokens=1e6, length_exponent=0.32)
 LAW = Law(irreducible=2.0, by_size=0.5, parameters=1e5, size_exponent=0.3, by_data=0.4, tokens=1e6, data_exponent=0.5)
 SIZES = (30_000, 54_000, 97_000, 175_000)
 SPLITS = {name: {"prefix": name, "documents": 9, "bytes": 4000, "tokens": 2000} for name in ("train", "valid")}
@@ -51,7 +52,7 @@ def write_ladder(runs: Path) -> Path:
                         rung=rungs[3], curve=curve, made_of={})  # fmt: skip
     difference = Comparison(text="wikitext103", smaller=1, larger=3, difference=-0.05, low=-0.06, high=-0.04)
     result = LadderResult(runs=done, verdict="HIT", found=done[-1].loss, bits_per_byte={}, comparisons=[difference],
-                          exponents="The law's size exponent is 0.2",
+                          rates=RATES, exponents="The law's size exponent is 0.2",
                           sentence="HIT: the largest rung was foreseen")  # fmt: skip
     run = RunDirectory.begin(runs, "ladder", "ladder", {"budget_seconds": 1800.0}, {"dataset": "0" * 64})
     write_text(run.path / "dataset.json", json.dumps(data_card() | {"splits": SPLITS}))

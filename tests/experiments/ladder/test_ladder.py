@@ -27,6 +27,7 @@ from experiments.ladder.result import (
     derive,
     format_ladder,
     keep,
+    rate_law,
     read_kept,
     seed_of,
 )
@@ -134,31 +135,46 @@ def test_the_largest_rung_has_the_seed_of_its_sealed_forecast(climbed: Climbed) 
         assert each.difference == pytest.approx(values[each.larger] - values[each.smaller])
 
 
-def trial(rate: float, loss: float) -> Trained:
+def trial(rate: float, loss: float, rung: int = 0) -> Trained:
     train = TrainConfig(seed=SEARCH_SEED, learning_rate=rate, min_learning_rate=rate)
-    config = RunConfig(name="trial", model=rung_model(SHAPES[0]), train=train)
+    config = RunConfig(name="trial", model=rung_model(SHAPES[rung]), train=train)
     return Trained(Path(f"{rate:g}"), config, "", "", {0: 7.0, 1: loss}, loss, math.isfinite(loss))
 
 
 @pytest.mark.parametrize(
-    ("losses", "share", "rate"),
+    ("losses", "rate"),
     [
-        ([4.2, 4.0, 4.1, 4.4], 1.0, 4 * 2 ** (1 / 6)),
-        ([4.2, 4.0, 4.2, 9.0], 0.2, 4 * 0.2**0.32),
-        ([4.0, 4.1, 4.2, 4.3], 1.0, 2),
-        ([4.2, 4.1, 4.0, math.nan], 1.0, 8),
+        ([4.2, 4.0, 4.1, 4.4], 4 * 2 ** (1 / 6)),
+        ([4.2, 4.0, 4.2, 9.0], 4),
+        ([4.0, 4.1, 4.2, 4.3], 2),
+        ([4.2, 4.1, 4.0], 8),
     ],
 )
-def test_the_rate_is_the_lowest_point_between_the_trials_at_the_whole_length(
-    losses: list[float], share: float, rate: float
-) -> None:
-    trials = [trial(each, loss) for each, loss in zip((0.002, 0.004, 0.008, 0.016), losses, strict=True)]
-    assert best_rate(trials, share) == pytest.approx(rate / 1000, rel=2e-3)
+def test_the_best_rate_is_the_lowest_point_between_the_trials(losses: list[float], rate: float) -> None:
+    trials = [trial(each, loss) for each, loss in zip((0.002, 0.004, 0.008, 0.016), losses, strict=False)]
+    assert best_rate(trials) == pytest.approx(rate / 1000, rel=2e-3)
+
+
+def test_the_rates_of_all_sizes_follow_one_law() -> None:
+    """Best rates that fall with the square root of the size give it, for any size and for longer trainings."""
+    plan = tiny_plan(1024)
+    planted = {rung: 0.004 * (plan.rungs[0].parameters / plan.rungs[rung].parameters) ** 0.5 for rung in range(3)}
+    trials = [
+        trial(best * factor, 4 + abs(math.log(factor)), rung)
+        for rung, best in planted.items() for factor in (0.5, 1.0, 2.0)
+    ]  # fmt: skip
+    diverged = trial(0.1, math.nan, 2)
+    law = rate_law(plan, [*trials, diverged])
+    tried = TRIAL * plan.batch_size * plan.seq_length
+    for rung, sizes in enumerate(plan.rungs):
+        expected = 0.004 * (plan.rungs[0].parameters / plan.rungs[rung].parameters) ** 0.5
+        assert law.at(sizes.parameters, tried) == pytest.approx(expected, rel=6e-3)
+        assert law.at(sizes.parameters, 5 * tried) == pytest.approx(expected * 0.2**0.32, rel=6e-3)
 
 
 def test_rates_that_all_diverge_are_refused() -> None:
     with pytest.raises(BadInput, match="at every learning rate"):
-        best_rate([trial(0.1, math.nan)], 0.2)
+        rate_law(tiny_plan(1024), [trial(0.1, math.nan, rung) for rung in range(3)])
 
 
 def test_an_honest_ladder_verifies(climbed: Climbed) -> None:

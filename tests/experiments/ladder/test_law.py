@@ -11,8 +11,9 @@ from lineage.ladder import Law, RungPlan
 SIZES = (27_000, 49_000, 98_000, 154_000, 279_000, 518_000)
 PLACES = [50_000 * step for step in range(1, 21)]
 PLANTED = Law(
-    irreducible=2.0, by_size=0.3, parameters=1e5, size_exponent=0.4, by_data=0.2, tokens=1e6, data_exponent=0.5
-)
+    irreducible=2.0, by_size=0.3, parameters=1e5, size_exponent=0.4, by_data=0.2, interaction=0.25,
+    tokens=1e6, data_exponent=0.5,
+)  # fmt: skip
 
 
 def rungs() -> list[RungPlan]:
