@@ -79,8 +79,9 @@ def beside_published(exponent: float, low: float, high: float) -> str:
     overlap = "overlap" if low <= most and least <= high else "do not overlap"
     return (
         f"Losses at the end fall towards a limit with N^-{exponent:.3f} ({low:.3f} to {high:.3f}); the published "
-        f"curves of 345M, 775M and 2.5B do at their last epoch with N^-{value:.3f} ({least:.3f} to {most:.3f}), by the "
-        f"same form: the intervals {overlap}; limits and factors cannot be compared, as text, vocabulary and tokens differ"
+        f"curves of 345M, 775M and 2.5B do at their last epoch with N^-{value:.3f} ({least:.3f} to {most:.3f}), by "
+        f"the same form: the intervals {overlap}; limits and factors cannot be compared, as text, vocabulary and "
+        "tokens differ"
     )
 
 

@@ -49,15 +49,15 @@ class Size:
     recipe: Path
     suffix: str
     overrides: tuple[str, ...]
-    rates: RateLaw | None
-    """The rule of its learning rates; None keeps those of the twins."""
     windows: int
     """WikiText-103 windows scored for each model."""
     examples: int
     """LAMBADA examples scored for each model."""
+    rates: RateLaw | None = None
+    """The rule of its learning rates; None keeps those of the twins."""
 
 
-TWIN = Size(RECIPES / "twin.toml", "twin", (), RATES, windows=5_000, examples=5153)
+TWIN = Size(RECIPES / "twin.toml", "twin", (), windows=5_000, examples=5153, rates=RATES)
 SMOKE = Size(
     RECIPES / "smoke.toml",
     "smoke",
@@ -70,7 +70,6 @@ SMOKE = Size(
         "train.global_batch_size=4",
         "train.microbatch_size=2",
     ),
-    None,
     windows=100,
     examples=100,
 )
