@@ -63,15 +63,16 @@ def test_two_rungs_make_no_law() -> None:
         fit(rungs(), curves(np.random.default_rng(0), 0.0, 2))
 
 
-def test_the_exponent_of_the_ends_is_found_again_with_an_interval_that_holds_it(
+def test_intervals_of_the_exponent_of_the_ends_hold_about_nine_in_ten_planted_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(law, "DRAWS", 40)
-    rng = np.random.default_rng(5)
+    monkeypatch.setattr(law, "DRAWS", 30)
     exact = [2.0 + 0.3 * (size / 1e5) ** -0.4 for size in SIZES]
     assert size_exponent(SIZES, [[end] for end in exact])[0] == pytest.approx(0.4, rel=1e-3)
-    value, low, high = size_exponent(
-        SIZES, [[end * (1 + 0.003 * rng.standard_normal()) for _ in range(3)] for end in exact]
-    )
-    assert low <= value <= high
-    assert low < 0.4 < high
+    hits, plantings = 0, 12
+    for seed in range(plantings):
+        rng = np.random.default_rng(seed)
+        value, low, high = size_exponent(SIZES, [[*(end * (1 + 0.003 * rng.standard_normal(3)))] for end in exact])
+        assert low <= value <= high
+        hits += low < 0.4 < high
+    assert hits >= 7  # of nine in ten, fewer come up once in ten thousand times
