@@ -18,6 +18,7 @@ import typer
 
 from lineage.errors import BadInput, Fault, Interrupted, UserError
 from lineage.installation import check_installation
+from lineage.native import is_at_work
 from lineage.progress import QUIET
 from lineage.torch_range import refuse_unfit_torch
 
@@ -108,6 +109,9 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if code == Interrupted.exit_code and is_at_work():
+        sys.stderr.flush()
+        os._exit(code)
     raise SystemExit(code)
 
 
