@@ -13,6 +13,8 @@ from lineage.config import Config
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp16-pure"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
+LARGEST_SIZE = 1 << 28
+"""Of a model; the bytes of a matrix with two such sides are counted in 64 bits."""
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -21,10 +23,6 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
-
-
-LARGEST_SIZE = 1 << 28
-"""Of a model; the bytes of a matrix with two such sides are counted in 64 bits."""
 
 
 def _check_at_least_one(config: Config, *names: str) -> None:
@@ -143,9 +141,8 @@ class ModelConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         _check_at_least_one(self, "num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size")
-        for name in ("num_layers", "hidden_size", "seq_length", "padded_vocab_size"):
-            if (size := getattr(self, name)) > LARGEST_SIZE:
-                raise ValueError(f"{name} = {size} must be at most {LARGEST_SIZE:,}")
+        if max(self.num_layers, self.hidden_size, self.seq_length, self.padded_vocab_size) > LARGEST_SIZE:
+            raise ValueError(f"num_layers, hidden_size, seq_length and vocab_size must be at most {LARGEST_SIZE:,}")
         if self.hidden_size % self.num_heads and self.transformer_xl.head_dim is None:
             raise ValueError(f"hidden_size = {self.hidden_size} is not a multiple of num_heads = {self.num_heads}")
         if self.padded_vocab_size < self.vocab_size:

@@ -1,6 +1,7 @@
 """The documents in a piece of a file, what was found instead of one, and where a source taken in part ends."""
 
 import json
+import os
 import re
 import resource
 import zlib
@@ -17,6 +18,7 @@ from data_pipeline.reading.pieces import Piece, stamp_of
 from lineage.atomic import parse_json
 from lineage.errors import BadInput, Interrupted
 
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # pyarrow's own sets 1 GB aside, which hides what is taken
 EXCERPT_CHARACTERS = 300
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BATCH_ROWS = 64

@@ -20,6 +20,7 @@ from data_pipeline.reading.file_sources import FileSource
 from data_pipeline.reading.pieces import Piece, cut_lines
 from data_pipeline.reading.readers import Limits, read_pieces
 from lineage.errors import BadInput
+from tests.commands import call
 
 VALID = b'{"text": "a fine text"}'
 
@@ -157,9 +158,8 @@ def test_a_page_is_not_larger_than_its_table_says(tmp_path: Path) -> None:
     content = path.read_bytes()
     assert content.count(size) == 2  # of the row group and of its column
     path.write_bytes(content.replace(size, varint(1 << 20, len(size))))
-    (group,) = FileSource(f"parquet:{path}").pieces(None, 1 << 20)  # type: ignore[arg-type]  # it is not written to
-    with pytest.raises(BadInput, match="needs more memory than its table says"):
-        next(read_pieces([group], Limits()))
+    done = call({}, "mlm-data", "clean", f"parquet:{path}", tmp_path / "out", "--workers", 1, ends=2)
+    assert done.error == f"error: {path} needs more memory than its table says"
 
 
 def varint(number: int, length: int = 1) -> bytes:

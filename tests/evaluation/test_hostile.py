@@ -140,7 +140,7 @@ HEADER = json.dumps({FIRST: {"dtype": "F32", "shape": [2**40], "data_offsets": [
         (lambda c: (c / "index.json").write_text("[" * 100_000), "index.json cannot be read"),
         (lambda c: (c / "config.json").write_text("[" * 100_000), "config.json cannot be read"),
         (lambda c: (c / "config.json").write_text('{"model": 3}'), "config.json"),
-        (set_model(num_layers=10**9), "tensor"),
+        (set_model(num_layers=10**8), "tensor"),
         (set_model(hidden_size=4 * 10**7), "shape"),
         (set_model(seq_length=10**8), "shape"),
         (set_model(seq_length=10**12), "must be at most"),
