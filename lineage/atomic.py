@@ -79,10 +79,10 @@ def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        if not replaces:
-            os.link(temporary, path)
-        os.replace(temporary, path)
-    except FileExistsError:
+        (os.replace if replaces else os.link)(temporary, path)
+    except (FileExistsError, FileNotFoundError):  # who came first may have removed what others had not finished
+        if replaces or not path.exists():
+            raise
         return False
     finally:
         temporary.unlink(missing_ok=True)
