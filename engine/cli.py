@@ -18,6 +18,7 @@ from engine.pipeline.lowering import format_grid, lower
 from engine.pipeline.schedule import compute_orders, ideal_bubble, peaks_in_flight
 from engine.run.directory import begin_run, read_begun_run
 from engine.twin import shrink
+from lineage.atomic import check_place
 from lineage.command import CommandLine, run_command
 from lineage.config import load_config, override_config, to_toml
 from lineage.digest import bytes_below, sha256_json
@@ -80,6 +81,7 @@ def lr_find(
     """
     resolved = read_run_config(config, overrides or [], twin)
     ranks = ranks or default_ranks(resolved)
+    check_place("--out", out / f"{resolved.name}.json")
     from engine.launch.rendezvous import leave_ranks
     from engine.lr_finder import find_learning_rate
 

@@ -13,6 +13,8 @@ from lineage.config import Config
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp16-pure"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
+LARGEST_SIZE = 1 << 28
+"""Of a model; the bytes of a matrix with two such sides are counted in 64 bits."""
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -88,6 +90,8 @@ class TransformerXLConfig(FamilySection):
         """Raises ValueError for sizes below their least, cutoffs that do not rise, or widths that do not divide."""
         if self.memory_length < 0 or self.div_value < 1 or min(self.head_dim or 1, self.inner_size or 1) < 1:
             raise ValueError("transformer_xl: memory_length must be at least 0, the other sizes at least 1")
+        if max(self.memory_length, (self.head_dim or 1) * model.num_heads, self.inner_size or 1) > LARGEST_SIZE:
+            raise ValueError(f"transformer_xl: no size may be above {LARGEST_SIZE:,}")
         cutoffs = list(self.cutoffs)
         if cutoffs != sorted({*cutoffs}) or not all(0 < cutoff < model.vocab_size for cutoff in cutoffs):
             raise ValueError(f"cutoffs = {cutoffs} must rise and lie between 0 and vocab_size")
@@ -137,6 +141,8 @@ class ModelConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         _check_at_least_one(self, "num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size")
+        if max(self.num_layers, self.hidden_size, self.seq_length, self.padded_vocab_size) > LARGEST_SIZE:
+            raise ValueError(f"num_layers, hidden_size, seq_length and vocab_size must be at most {LARGEST_SIZE:,}")
         if self.hidden_size % self.num_heads and self.transformer_xl.head_dim is None:
             raise ValueError(f"hidden_size = {self.hidden_size} is not a multiple of num_heads = {self.num_heads}")
         if self.padded_vocab_size < self.vocab_size:

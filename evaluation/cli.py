@@ -18,7 +18,7 @@ from evaluation.heldout import file_cloze, file_perplexity
 from evaluation.protocol import Encoder, Result, Task
 from evaluation.settings import Settings, is_first_rank, start_ranks
 from evaluation.tasks import TASKS, check_task_name
-from lineage.atomic import write_json, write_text
+from lineage.atomic import check_place, write_json, write_text
 from lineage.command import CommandLine, run_command
 from lineage.errors import BadInput
 
@@ -43,7 +43,8 @@ def _scores(command: Callable[..., None], names: Sequence[str] = tuple(vars(Sett
 
     @wraps(command)
     def run(**given: Any) -> None:
-        _refuse_directories(given.get("json"), given.get("samples"))
+        for option in ("json", "samples"):
+            check_place(f"--{option}", given.get(option))
         settings = Settings(**{name: given.pop(name) for name in added})
         import evaluation.evaluate  # noqa: F401  (ranks are forked from a process that has the engine)
 
@@ -212,7 +213,7 @@ def finetune_command(
     """Fine-tune a BERT on MNLI, QQP, SQuAD or RACE and evaluate it on the held-out files."""
     from evaluation.finetune.tasks import find_task
 
-    _refuse_directories(json)
+    check_place("--json", json)
     chosen = find_task(task)
     from evaluation.finetune.train import Recipe, finetune
 
@@ -260,12 +261,6 @@ def _report_one(ckpt: Path, task: "MakeTask", settings: Settings, json: Path | N
     tables.print_result(Console(), evaluation.result)
     _write(json, evaluation.result.model_dump(mode="json"))
     _write_samples(samples, [evaluation])
-
-
-def _refuse_directories(json: Path | None, samples: Path | None = None) -> None:
-    for option, path in (("--json", json), ("--samples", samples)):
-        if path is not None and path.is_dir():
-            raise BadInput(f"{option} {path} is a directory, not a file to write")
 
 
 def _dump(results: dict[str, Result]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class RunningText:
 
 def count_original_tokens(text: str) -> int:
     """Space-separated tokens of the text as published, T_o; a newline between spaces counts as one."""
-    return len(text.strip().split(" "))
+    return text.strip().count(" ") + 1
 
 
 def lm_eval_documents(text: str) -> Iterator[str]:

@@ -26,4 +26,4 @@ def read_official(path: Path, sha256: str, name: str) -> str:
 def has_gpt2_vocabulary(tokenizer: Encoder) -> bool:
     """Whether the tokenizer numbers sub-words as OpenAI's GPT-2 does."""
     text, ids = GPT2_SAMPLE
-    return tokenizer.vocab_size == GPT2_VOCAB_SIZE and list(tokenizer.encode(text)) == ids
+    return tokenizer.vocab_size == GPT2_VOCAB_SIZE and tokenizer.encode_ids(text).tolist() == ids

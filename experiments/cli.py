@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lineage.atomic import write_text
+from lineage.atomic import check_place, write_text
 from lineage.command import CommandLine, run_command
 from lineage.errors import BadInput, Diverged
+from lineage.run import MANIFEST
 from lineage.shipped import Shipped, find_file
 
 if TYPE_CHECKING:
@@ -222,6 +223,7 @@ def run_(
 
         print(plan_released(chosen[0], limit))
     if not dry_run:
+        check_place("--runs", runs / MANIFEST)
         run_named(chosen, mode.value, runs, limit)
 
 

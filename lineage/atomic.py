@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -11,8 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lineage.errors import BadInput
+
 MOST_BYTES = 256 << 20
 """Of a file that is read whole."""
+HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""Where JSON may hold half a surrogate pair, which no file and no terminal can."""
 
 
 @contextmanager
@@ -41,8 +46,25 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The value of a file. Raises OSError as `read_bytes` does, and ValueError where it holds none."""
-    return parse_json(read_bytes(path))
+    """The value of a file. Raises OSError as `read_bytes` does, and ValueError where it holds none that is text."""
+    content = read_bytes(path)
+    value = parse_json(content)
+    if HALF_PAIR.search(content):
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    return value
+
+
+def check_place(option: str, path: Path | None) -> None:
+    """Raise BadInput where no file can be written at `path`: hours of work should not end there."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise BadInput(f"{option} {path} is a directory, not a file to write")
+    folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    if not folder.is_dir():
+        raise BadInput(f"{option} {path} cannot be written: {folder} is not a directory")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BadInput(f"{option} {path} cannot be written: {folder} is not for this user to write to")
 
 
 def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
@@ -57,10 +79,10 @@ def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        if not replaces:
-            os.link(temporary, path)
-        os.replace(temporary, path)
-    except FileExistsError:
+        (os.replace if replaces else os.link)(temporary, path)
+    except (FileExistsError, FileNotFoundError):  # who came first may have removed what others had not finished
+        if replaces or not path.exists():
+            raise
         return False
     finally:
         temporary.unlink(missing_ok=True)

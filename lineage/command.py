@@ -18,6 +18,7 @@ import typer
 
 from lineage.errors import BadInput, Fault, Interrupted, UserError
 from lineage.installation import check_installation
+from lineage.native import is_at_work
 from lineage.progress import QUIET
 from lineage.torch_range import refuse_unfit_torch
 
@@ -25,6 +26,8 @@ NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """What the system says when a disk is full or fails."""
 NO_WAY = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST)
 """What it says of a place that this user cannot use, or that is none."""
+NO_HOME, CIRCLE = "Could not determine home directory.", "Symlink loop from "
+"""What pathlib says, before Python 3.13 of a circle too, to this package or to a library."""
 
 BARS_OF_LIBRARIES = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
 """Environment variables that silence the progress bars of libraries; those write control characters into pipes too."""
@@ -108,6 +111,9 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if code == Interrupted.exit_code and is_at_work():
+        sys.stderr.flush()
+        os._exit(code)
     raise SystemExit(code)
 
 
@@ -145,6 +151,10 @@ def _unforeseen(error: Exception) -> UserError:
     """What a failing disk or a mistaken option is to the user, or a fault of ours, with its traceback if asked for."""
     if mistake := getattr(error, "format_message", None):  # click has it, or the copy that newer versions of typer have
         return BadInput(mistake())
+    if isinstance(error, RuntimeError) and str(error) == NO_HOME:
+        return BadInput("this user has no home directory: set HOME")
+    if isinstance(error, RuntimeError) and str(error).startswith(CIRCLE):
+        return BadInput(f"{str(error).removeprefix(CIRCLE)} cannot be used: links lead in a circle")
     if isinstance(error, OSError) and error.errno in NO_DISK:
         where = f" {error.filename}" if error.filename else ""
         return Interrupted(f"the disk failed{where} ({error.strerror}); the same command goes on from there")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from lineage import VERSION
-from lineage.errors import BadInput
 from lineage.files import StartedWith
 from lineage.installation import HOME, wheel_state
 
@@ -73,17 +72,9 @@ def list_gpus() -> list[dict[str, Any]]:
     return gpus
 
 
-def home() -> Path:
-    """The user's home directory. Raises BadInput for a user without one."""
-    try:
-        return Path.home()
-    except RuntimeError as error:
-        raise BadInput("this user has no home directory: set HOME") from error
-
-
 def user_cache(name: str) -> Path:
     """Folder for what can be made again: `$XDG_CACHE_HOME/mlm-repro/NAME`, or the same below `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache") / "mlm-repro" / name
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlm-repro" / name
 
 
 def cpu_name() -> str:

@@ -145,8 +145,11 @@ class RunDirectory:
         for leftover in self.path.glob(f".{link.name}.link-*"):
             leftover.unlink(missing_ok=True)
         temporary = self.path / f".{link.name}.link-{os.getpid()}"
-        temporary.symlink_to(self.path.name)
-        os.replace(temporary, link)
+        try:
+            temporary.symlink_to(self.path.name)
+            os.replace(temporary, link)
+        except PermissionError as error:
+            raise BadInput(f"{link} cannot be made to lead to {self.path.name}: {error.strerror}") from error
 
 
 def identity_of(kind: str, config: dict[str, Any], parents: dict[str, str], version: str) -> str:

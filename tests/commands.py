@@ -65,6 +65,12 @@ class Program:
         assert self._process.pid
         return self._process.pid
 
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time that it has taken, where there is a /proc."""
+        user, system = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
         return self._process.exitcode

@@ -16,7 +16,6 @@ from data_pipeline.reading.hub import hub_is_reachable
 from lineage.atomic import write_bytes, write_text
 from lineage.config import Config, load_config
 from lineage.digest import sha256_file
-from lineage.environment import home
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 
 
@@ -114,7 +113,7 @@ def fetch_published(out: Path) -> Iterator[Path]:
 
 def cache_directory() -> Path:
     """Where files from the hub are kept."""
-    return home() / ".cache" / "mlm-repro"
+    return Path.home() / ".cache" / "mlm-repro"
 
 
 def _find(file: PublishedFile) -> Path:

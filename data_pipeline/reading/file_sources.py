@@ -12,7 +12,6 @@ from data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines, stamp_of
 from data_pipeline.reading.readers import compressed_bytes, mend_surrogates
 from data_pipeline.work.workspace import Workspace
 from lineage.digest import is_sealed, sealed_files, sha256_file, sha256_json
-from lineage.environment import home
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.progress import Progress
 
@@ -39,7 +38,7 @@ class FileSource:
     @property
     def _root(self) -> Path:
         """As named; `~` is the home directory."""
-        return home() / self._path[2:] if self._path.startswith("~/") else Path(self._path)
+        return Path.home() / self._path[2:] if self._path.startswith("~/") else Path(self._path)
 
     @cached_property
     def files(self) -> list[tuple[str, Path]]:

@@ -1,7 +1,9 @@
 """The documents in a piece of a file, what was found instead of one, and where a source taken in part ends."""
 
 import json
+import os
 import re
+import resource
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -16,9 +18,12 @@ from data_pipeline.reading.pieces import Piece, stamp_of
 from lineage.atomic import parse_json
 from lineage.errors import BadInput, Interrupted
 
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # pyarrow's own sets 1 GB aside, which hides what is taken
 EXCERPT_CHARACTERS = 300
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BATCH_ROWS = 64
+SPARE_BYTES = 256 << 20
+"""Of memory, beside four times what a table says it unpacks to."""
 ROW_BYTES = 4
 """What a row of Parquet counts beside its text: its length, were it written out."""
 EXPANDS = "expands more than {:g} times, the rest is not read"
@@ -182,12 +187,14 @@ def _read_parquet(piece: Piece, limits: Limits) -> Iterator[Item]:
             numbers = range(piece.start, piece.end)
             groups = [table.metadata.row_group(group) for group in numbers]
             file_bytes = Path(piece.path).stat().st_size
+            said = sum(group.total_byte_size for group in groups)
             share = sum(map(compressed_bytes, groups)) / file_bytes
             room = share * max(ALLOWED_BYTES, limits.max_ratio * file_bytes)
-            if sum(group.total_byte_size for group in groups) > room:
+            if said > room:
                 yield malformed(piece.name, number + 1, EXPANDS.format(limits.max_ratio), b"")
                 return
-            for batch in table.iter_batches(batch_size=BATCH_ROWS, row_groups=numbers, columns=["text"]):
+            batches = table.iter_batches(batch_size=BATCH_ROWS, row_groups=numbers, columns=["text"])
+            while (batch := _next_within(SPARE_BYTES + 4 * max(said, 0), batches)) is not None:
                 for value in batch.column(0):
                     number += 1
                     item = _parquet_value(piece.name, number, value, limits)
@@ -196,8 +203,27 @@ def _read_parquet(piece: Piece, limits: Limits) -> Iterator[Item]:
                         yield malformed(piece.name, number, EXPANDS.format(limits.max_ratio), b"")
                         return
                     yield item
+    except pyarrow.ArrowMemoryError as error:
+        raise BadInput(f"{piece.path} needs more memory than its table says") from error
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise BadInput(f"{piece.path} is not a readable Parquet file: {error}") from error
+
+
+def _next_within(size: int, batches: Iterator[Any]) -> Any:
+    """The next of the batches, made in so many more bytes of memory; None after the last.
+
+    A page may have 2 GB whatever the table says of it, and is unpacked whole.
+    """
+    taken = Path("/proc/self/statm")
+    if not taken.exists():
+        return next(batches, None)
+    most = int(taken.read_text(encoding="ascii").split()[5]) * resource.getpagesize() + size
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (most if before[0] < 0 else min(most, before[0]), before[1]))
+    try:
+        return next(batches, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def compressed_bytes(group: Any) -> int:

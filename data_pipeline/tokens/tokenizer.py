@@ -20,6 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from data_pipeline.fast.exact import checked
 from lineage.atomic import parse_json, read_bytes, read_json, write_text
 from lineage.errors import BadInput, IntegrityFailure
+from lineage.native import heard
 
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<unk>"
@@ -29,6 +30,8 @@ UNKNOWN_ID = 1
 FILE_NAME = "tokenizer.json"
 MOST_BYTES = 64 << 20
 """Of that file; GPT-2's has two million."""
+LONG_TEXT = 1 << 18
+"""Characters that may take so long that Ctrl-C should not wait for them: one word of 64 million takes a minute."""
 CHECKED_TEXTS = (
     "It's they'll we're I've 'D' don''t rock'n'roll 's",
     "  two  spaces,\ttabs\t\t and\r\n\r\n lines \n",
@@ -73,10 +76,10 @@ class Tokenizer:
             raise BadInput(f"there is no {FILE_NAME} in {directory}")
         try:
             backend = Backend.from_str(read_bytes(path, MOST_BYTES).decode("utf-8"))
-            if _kind(backend) not in map(_kind, (_byte_level({}, []), _word_level({}))):
-                raise IntegrityFailure(f"{path} asks for more than GPT-2's byte-level BPE or a list of words")
             if sorted(backend.get_vocab().values()) != list(range(backend.get_vocab_size())):
                 raise IntegrityFailure(f"{path}: its token ids are not 0 to {backend.get_vocab_size() - 1}, each once")
+            if _kind(backend) not in map(_kind, (_byte_level({}, []), _word_level({}))):  # it is written for each id
+                raise IntegrityFailure(f"{path} asks for more than GPT-2's byte-level BPE or a list of words")
             return cls(backend)
         except (BadInput, IntegrityFailure):
             raise
@@ -106,7 +109,7 @@ class Tokenizer:
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size - 1, show_progress=False, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())
         )
-        backend.train_from_iterator(texts, trainer)
+        heard(lambda: backend.train_from_iterator(texts, trainer))
         model = parse_json(backend.to_str())["model"]
         vocabulary: dict[str, int] = model["vocab"]
         if len(vocabulary) != vocab_size - 1:
@@ -126,7 +129,7 @@ class Tokenizer:
         backend = _word_level({})
         specials: list[Any] = [END_OF_TEXT, UNKNOWN]
         trainer: Any = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=specials, show_progress=False)
-        backend.train_from_iterator(texts, trainer)
+        heard(lambda: backend.train_from_iterator(texts, trainer))
         vocabulary: dict[str, int] = parse_json(backend.to_str())["model"]["vocab"]
         if len(vocabulary) != vocab_size:
             raise BadInput(
@@ -140,11 +143,11 @@ class Tokenizer:
 
     def encode_ids(self, text: str) -> NDArray[np.int32]:
         """Token ids of the text; nothing is added."""
-        return self._encode(text)
+        return self._encode(text) if len(text) < LONG_TEXT else heard(lambda: self._encode(text))
 
     def encode(self, text: str) -> list[int]:
         """The ids as a list."""
-        return self._encode(text).tolist()
+        return self.encode_ids(text).tolist()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text as a list."""
@@ -152,7 +155,7 @@ class Tokenizer:
 
     def count_tokens(self, text: str) -> int:
         """How many tokens the text has."""
-        return len(self._encode(text))
+        return len(self.encode_ids(text))
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids; bytes that are not UTF-8 become U+FFFD."""

@@ -11,6 +11,7 @@ import numpy as np
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
+from numpy.typing import NDArray
 
 from evaluation.documents import RunningText
 from evaluation.protocol import Provenance, Scores, SourceText, Task
@@ -39,15 +40,15 @@ class Pieces:
     def __init__(self) -> None:
         self.texts = [END_OF_TEXT]
 
-    def encode(self, text: str) -> list[int]:
+    def encode_ids(self, text: str) -> NDArray[np.int32]:
         """The numbers of the text's sub-words; a space belongs to what follows."""
         found = re.findall(r" ?\w{1,5}| ?[^\w\s]+|\s", text)
         self.texts += [piece for piece in dict.fromkeys(found) if piece not in self.texts]
-        return [self.texts.index(piece) for piece in found]
+        return np.array([self.texts.index(piece) for piece in found], np.int32)
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Each text's."""
-        return [self.encode(text) for text in texts]
+        return [self.encode_ids(text).tolist() for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The sub-words' text; a number that is not used yet is an empty one."""

@@ -4,6 +4,7 @@ Imports no torch. Whole activations are [s, B, h] with B the sequences of the gl
 has them whole. A part says where in the whole it begins.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -81,10 +82,15 @@ def assemble(pieces: Iterable[Piece]) -> dict[Key, Array]:
 
 def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None = None) -> None:
     """Raise IntegrityFailure unless the boxes cover a tensor of shape `whole`, or the smallest that has them, once."""
+    if not boxes:
+        raise IntegrityFailure(f"{what} has no shards")
     if len({len(side) for box in boxes for side in box} | {len(whole or boxes[0][0])}) > 1:
         raise IntegrityFailure(f"the shards of {what} have different numbers of dims")
-    starts, ends = (np.array([box[side] for box in boxes], np.int64) for side in (0, 1))
-    shape = ends.max(0) if whole is None else np.array(whole, np.int64)
+    try:
+        starts, ends = (np.array([box[side] for box in boxes], np.int64) for side in (0, 1))
+        shape = ends.max(0) if whole is None else np.array(whole, np.int64)
+    except OverflowError as error:
+        raise IntegrityFailure(f"a shard of {what} lies outside every tensor") from error
     if (starts < 0).any() or (ends < starts).any() or (ends > shape).any():
         raise IntegrityFailure(f"a shard of {what} lies outside it")
     for number in range(1, len(boxes)):
@@ -93,7 +99,7 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
             raise IntegrityFailure(
                 f"shards of {what} overlap: {_text(boxes[others.argmax()])} and {_text(boxes[number])}"
             )
-    held, size = int((ends - starts).prod(1).sum()), int(shape.prod())
+    held, size = int((ends - starts).prod(1).sum()), math.prod(shape.tolist())
     if held != size:
         raise IntegrityFailure(f"shards of {what} hold {held} of its {size} elements: some are missing")
 

@@ -4,6 +4,7 @@ Flags, their older names and their defaults are in `megatron_flags.toml`, from M
 v1.0, v2.6 and 2026.
 """
 
+import math
 import re
 import shlex
 from bisect import bisect_left
@@ -132,9 +133,11 @@ class _Given:
         """The flag's value."""
         text = self.text(name, default)
         try:
-            return float(text)
-        except ValueError as error:
-            raise BadInput(f"--{name} is {text!r}, not a number") from error
+            if math.isfinite(number := float(text)):
+                return number
+        except ValueError:
+            pass
+        raise BadInput(f"--{name} is {text!r}, not a number")
 
 
 def _count_in_iterations(given: _Given) -> list[str]:

@@ -77,7 +77,7 @@ def read_squad(path: Path) -> list[SpanExample]:
                     texts = tuple(str(answer["text"]) for answer in answers)
                     starts = tuple(int(answer["answer_start"]) for answer in answers)
                     examples.append(SpanExample(question["question"], paragraph["context"], texts, starts))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BadInput(f"{path} is not a SQuAD file: {type(error).__name__} {error}") from error
     return examples
 

@@ -16,6 +16,7 @@ import typer
 
 from experiments.bench import benchmarks
 from experiments.bench.timing import load_average
+from lineage.atomic import check_place
 from lineage.benchmark import Benchmark, Environment, write_benchmark
 from lineage.command import CommandLine, run_command
 from lineage.environment import describe_environment
@@ -54,7 +55,7 @@ def carry_out(measure: Measure, json: Path | None) -> None:
     """Measure, print the result with the machine and its load, and write it where that is asked."""
     from experiments.bench.show import show
 
-    _check_output(json)
+    check_place("--json", json)
     before = load_average()
     result = measure()
     load = [before, *result.load_average, load_average()]
@@ -89,16 +90,6 @@ def _environment() -> Environment:
     beside = {name: version(name) for name in BESIDE if find_spec(name)}
     changes = {"packages": described["packages"] | beside, "argv": _to_repeat(described["argv"])}
     return Environment.model_validate(described | changes)
-
-
-def _check_output(path: Path | None) -> None:
-    """Minutes of measuring should not end at a name that cannot be written."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise BadInput(f"--json {path} is a directory, not a file to write")
-    if any(parent.exists() and not parent.is_dir() for parent in path.parents):
-        raise BadInput(f"--json {path} cannot be written: a part of its path is a file")
 
 
 def _write(path: Path, result: Benchmark) -> None:

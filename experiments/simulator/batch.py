@@ -9,7 +9,7 @@ from experiments.simulator.cluster import Cluster, load_cluster
 from experiments.simulator.measurements import COLUMNS, workload_of
 from experiments.simulator.simulate import Prediction, simulate
 from experiments.simulator.workload import Workload
-from lineage.atomic import write_text
+from lineage.atomic import check_place, write_text
 from lineage.errors import BadInput
 from lineage.numbers import csv_cell
 from lineage.progress import announce
@@ -25,6 +25,7 @@ def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
     Raises BadInput where the file cannot be read, a column without a default is missing, or `out` cannot be written;
     nothing is then left behind.
     """
+    check_place("--out", out)
     rows = _read(rows_path)
     announce(f"predicts {len(rows):,} rows")
     predictions = _predict(rows)
@@ -33,10 +34,7 @@ def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
     writer.writerow((*INPUTS, *RESULTS))
     for row, prediction in zip(rows, predictions, strict=True):
         writer.writerow((*(csv_cell(row.get(name) or "") for name in INPUTS), *_cells(prediction)))
-    try:
-        write_text(out, buffer.getvalue())
-    except OSError as error:
-        raise BadInput(f"{out} cannot be written: {error}") from error
+    write_text(out, buffer.getvalue())
     return len(rows), sum(bool(prediction.reason) for prediction in predictions)
 
 

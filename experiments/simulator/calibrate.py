@@ -16,8 +16,7 @@ from experiments.simulator.llama import memory_bytes
 from experiments.simulator.measurements import Measured, Observation, predicted, published_values
 from experiments.simulator.simulate import iteration_parts
 from experiments.simulator.workload import Floats, Workload, Workloads
-from lineage.atomic import write_text
-from lineage.errors import BadInput
+from lineage.atomic import check_place, write_text
 from lineage.progress import announce
 
 A100, V100, H100 = "dgx-a100-80g", "dgx-2h-v100", "h100"
@@ -35,10 +34,7 @@ def calibrate(out: Path) -> None:
 
     The files are what `experiments/clusters/fitted` holds. Raises BadInput when `out` cannot be a folder.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{out} cannot be written: {error}") from error
+    check_place("--out", out / f"{A100}.toml")
     count = 1 + fits.FOLDS + len(measurements.v100_rows())
     announce(f"{count} fits of the simulator's constants to measured iterations")
     machine = fits.fit_a100(machine_of(load_cluster(A100)))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lineage.atomic import check_place
 from lineage.command import CommandLine, run_command
 from lineage.digest import MARKER, bytes_below, check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
@@ -100,6 +101,7 @@ def against(
     from experiments.verify.against import iteration_table, keep, run_against
     from experiments.verify.parity import LayoutDiffers
 
+    check_place("--out", out / MANIFEST)
     result = run_against(resolved, engine, layout, iterations)
     show_rows(iteration_table(result))
     show(result)

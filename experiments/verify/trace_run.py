@@ -24,7 +24,7 @@ def record_trace(
     Rates are Megatron-Core's, in whichever engine; dropout masks are each engine's own. Raises BadInput where the
     engine cannot run it or `out` is there.
     """
-    if out.exists():
+    if os.path.lexists(out):
         raise BadInput(f"{out} exists already: name a new directory")
     kind = engine_class(engine)
     torch.set_num_threads(1)

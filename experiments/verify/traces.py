@@ -79,7 +79,10 @@ def _read_pieces(path: Path) -> Iterable[Piece]:
     try:
         for name, value in sorted(load_file(path).items()):
             _, iteration, start, tensor = name.split(" ", 3)
-            yield Piece(int(iteration), tensor, tuple(map(int, filter(None, start.split(",")))), value)
+            place = tuple(map(int, filter(None, start.split(","))))
+            if len(place) != value.ndim:
+                raise ValueError(f"{name!r} has {value.ndim} dims")
+            yield Piece(int(iteration), tensor, place, value)
     except (OSError, SafetensorError, ValueError) as error:
         raise IntegrityFailure(f"{path} is not what a rank recorded: {error}") from error
 

@@ -1,10 +1,11 @@
-"""docs/reliability.md names tests that exist, for every fault it lists."""
+"""docs/reliability.md names tests that exist, for every fault it lists, and lists each of the 28 attacks."""
 
 import re
 
 from tests.architecture.rooms import ROOT, parse
 
-ROWS = re.compile(r"^\| (?!fault |-)(.+?) \| .+? \| (.+) \|$", re.MULTILINE)
+ROWS = re.compile(r"^\| (?!fault \| |-)(.+?) \| .+? \| (.+) \|$", re.MULTILINE)
+NUMBERS = re.compile(r"\(([\d, ]+)\)$")
 NAME = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 
@@ -17,3 +18,5 @@ def test_every_fault_has_tests_that_exist() -> None:
         assert NAME.sub("", named).strip() == "", fault
         for file, name in names:
             assert any(getattr(node, "name", "") == name for node in parse(ROOT / file).body), (fault, file, name)
+    numbers = [int(number) for fault, _ in rows for found in NUMBERS.findall(fault) for number in found.split(", ")]
+    assert sorted(numbers) == list(range(1, 29))

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from data_pipeline.reading.file_sources import FileSource
 from data_pipeline.reading.pieces import Piece, cut_lines
 from data_pipeline.reading.readers import Limits, read_pieces
 from lineage.errors import BadInput
+from tests.commands import call
 
 VALID = b'{"text": "a fine text"}'
 
@@ -143,6 +145,27 @@ def test_a_table_is_not_unpacked_without_end(tmp_path: Path, repeated: bool) -> 
     assert "expands more than 200 times" in last.reason
     assert all(isinstance(each, Document) for each in found)
     assert len(found) < 100
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded by what /proc says")
+def test_a_page_is_not_larger_than_its_table_says(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.parquet"
+    table = pyarrow.table({"text": ["a b " * (1 << 20)] * 80})
+    parquet.write_table(
+        table, path, compression="zstd", use_dictionary=False, write_statistics=False, data_page_size=1 << 30
+    )
+    size = varint(parquet.ParquetFile(path).metadata.row_group(0).total_byte_size)
+    content = path.read_bytes()
+    assert content.count(size) == 2  # of the row group and of its column
+    path.write_bytes(content.replace(size, varint(1 << 20, len(size))))
+    done = call({}, "mlm-data", "clean", f"parquet:{path}", tmp_path / "out", "--workers", 1, ends=2)
+    assert done.error == f"error: {path} needs more memory than its table says"
+
+
+def varint(number: int, length: int = 1) -> bytes:
+    """A number as Parquet's metadata have it, in `length` bytes at least."""
+    digits = [2 * number >> shift & 127 for shift in range(0, max(7 * length, (2 * number).bit_length()), 7)]
+    return bytes([*(digit | 128 for digit in digits[:-1]), digits[-1]])
 
 
 def test_a_table_of_many_row_groups_is_read_whole(tmp_path: Path) -> None:

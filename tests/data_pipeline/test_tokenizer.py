@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -146,8 +147,15 @@ def test_ids_are_from_0_on(trained: Tokenizer, tmp_path: Path) -> None:
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     content["model"]["vocab"]["zzzz"] = 4_000_000_000
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(IntegrityFailure, match="each once"):
-        Tokenizer.load(tmp_path)
+    if (process := os.fork()) == 0:  # where its memory is not enough, the library ends it
+        try:
+            resource.setrlimit(resource.RLIMIT_DATA, (3 << 30, 3 << 30))
+            with pytest.raises(IntegrityFailure, match="each once"):
+                Tokenizer.load(tmp_path)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(process, 0)[1] == 0
 
 
 def test_a_wrong_fast_path_is_given_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

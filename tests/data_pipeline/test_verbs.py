@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,21 @@ def test_ctrl_c_is_heard_in_text_made_to_be_slow(tmp_path: Path) -> None:
         time.sleep(0.01)
     time.sleep(0.5)
     os.kill(command.pid, signal.SIGINT)
+    began = time.monotonic()
+    assert command.wait(60) == 7
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_ctrl_c_is_heard_while_one_word_is_cut_into_tokens(tmp_path: Path) -> None:
+    """A vocabulary is trained on a word of 16 million letters, and cuts it."""
+    write_jsonl(tmp_path / "corpus.jsonl", ["a" * (16 << 20)])
+    settings = ("--set", "tokenizer.kind=train", "--set", "tokenizer.vocab_size=270")
+    command = Program("mlm-data", "tokenize", "jsonl:corpus.jsonl", "out", "--workers", 1, *settings, folder=tmp_path)
+    while command.cpu_seconds < 4:
+        assert command.poll() is None, command.err
+        time.sleep(0.1)
+    command.send_signal(signal.SIGINT)
     began = time.monotonic()
     assert command.wait(60) == 7
     assert time.monotonic() - began < 5

@@ -1,8 +1,11 @@
 """What fails on one rank ends all of them within seconds, with one sentence that says where to look."""
 
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -119,3 +122,28 @@ def test_a_rank_that_hangs_is_named_with_every_stack(dataset: Path, tmp_path: Pa
     assert "in run_to_end" in waiting
     assert any("in run_to_end" in stack for stack in stopped)
     assert not any(is_running(rank) for rank in ranks)
+
+
+ON_A_SMALL_DISK = """
+mount -t tmpfs -o size=256k none "$1" || exit 77
+shift
+"$@"; echo $?
+mount -o remount,size=26m none "$0" && "$@"; echo $?
+"""
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+def test_a_disk_that_is_full_is_told_and_the_run_goes_on_where_it_has_room(dataset: Path, tmp_path: Path) -> None:
+    toml, runs = write_toml(tmp_path / "small.toml", dataset), tmp_path / "runs"
+    runs.mkdir()
+    program = [sys.executable, "-c", "from engine.cli import main; main()"]
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", ON_A_SMALL_DISK, runs, runs, *program, "run", toml, f"--runs={runs}", "--quiet"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr}")
+    assert [line for line in done.stdout.splitlines() if line.isdigit()] == ["7", "0"]
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("error: the checkpoint ")
+    assert "cannot be written (No space left on device): make room and give the same command again" in said

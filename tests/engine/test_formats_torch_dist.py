@@ -83,6 +83,10 @@ def leave(known: Metadata) -> None:
         info.relative_path = "../" + info.relative_path
 
 
+def empty(known: Metadata) -> None:
+    words(known).chunks.clear()
+
+
 def swell(known: Metadata) -> None:
     words(known).size = torch.Size([1 << 40, 24])
 
@@ -103,6 +107,7 @@ def truncate(folder: Path) -> None:
         (change(repeat), "shards of tensor 'embedding.word_embeddings.weight' in"),
         (change(shift), "lies outside it"),
         (change(leave), "which is not a file of the directory"),
+        (change(empty), "has no shards"),
         (change(swell), "its files only"),
         (change(forget), "'layers.0.mlp.dense_h_to_4h.bias' is missing"),
         (change(lambda known: known.storage_data.clear()), "cannot be read"),

@@ -133,6 +133,8 @@ def test_what_has_no_counterpart_is_said(command: Command) -> None:
         (SMALL.replace("64", "wide"), "--hidden-size is 'wide', not a number"),
         (SMALL + " --tensor-model-parallel-size x", "--tensor-model-parallel-size is 'x', not a number"),
         (SMALL + " --lr-warmup-samples many", "--lr-warmup-samples is 'many', not a number"),
+        (SMALL + " --lr-warmup-fraction nan", "--lr-warmup-fraction is 'nan', not a number"),
+        (SMALL.replace("-iters 9", "-iters inf"), "--train-iters is 'inf', not a number"),
         ("train --lr 1", "'train' comes before the first flag"),
         ("nowhere.sh", "nowhere.sh cannot be read"),
     ],

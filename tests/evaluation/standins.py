@@ -52,11 +52,11 @@ class Bytes:
     def decode(self, ids: Iterable[int]) -> str:
         return bytes(ids).decode("utf-8", "replace")
 
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode("utf-8"))
+    def encode_ids(self, text: str) -> np.ndarray:
+        return np.array(list(text.encode("utf-8")), np.int32)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self.encode(text) for text in texts]
+        return [list(text.encode("utf-8")) for text in texts]
 
 
 def scoring_model(

@@ -1,6 +1,7 @@
 """Fine-tuning tasks: their published formats, metrics of known value, and a small BERT that learns from small files."""
 
 import json
+import math
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,7 @@ def test_files_that_are_not_there_or_not_right_are_named(checkpoint: Path, tmp_p
         (read_squad, "[1]", "is not a SQuAD file"),
         (read_squad, "{", "is not a SQuAD file"),
         (read_squad, '{"data": [{"paragraphs": [{"qas": [{}]}]}]}', "is not a SQuAD file"),
+        (read_squad, squad([{"answers": [{"text": "", "answer_start": math.inf}]}], ""), "is not a SQuAD file"),
     ):
         bad.write_text(text, encoding="utf-8")
         with pytest.raises(BadInput, match=sentence):

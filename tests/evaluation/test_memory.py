@@ -77,11 +77,11 @@ def test_the_segments_of_a_text_score_each_target_once() -> None:
     class Letters:
         vocab_size, end_of_text = 256, 0
 
-        def encode(self, text: str) -> list[int]:
-            return list(text.encode())
+        def encode_ids(self, text: str) -> np.ndarray:
+            return np.array(list(text.encode()), np.int32)
 
         def encode_batch(self, texts: list[str]) -> list[list[int]]:
-            return [self.encode(text) for text in texts]
+            return [list(text.encode()) for text in texts]
 
     from evaluation.documents import RunningText
     from evaluation.protocol import SourceText

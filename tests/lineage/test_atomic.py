@@ -1,6 +1,7 @@
 """Files and directories appear whole or not at all, whatever happens to the writer."""
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -76,6 +77,24 @@ def test_a_full_disk_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> 
     assert out.strip() == "File too large"
     assert path.read_text() == "old"
     assert names(tmp_path) == ["file"]
+
+
+def test_of_two_who_write_first_one_does_even_where_the_other_s_work_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two steps of a writer another comes, is first, and clears away what it takes for a dead one's."""
+    path, sync = tmp_path / "file", os.fsync
+
+    def sync_and_be_late(descriptor: int) -> None:
+        sync(descriptor)
+        monkeypatch.undo()
+        for unfinished in tmp_path.iterdir():
+            unfinished.unlink()
+        assert write_bytes(path, b"theirs", replaces=False)
+
+    monkeypatch.setattr(os, "fsync", sync_and_be_late)
+    assert not write_bytes(path, b"ours", replaces=False)
+    assert (names(tmp_path), path.read_bytes()) == (["file"], b"theirs")
 
 
 def test_what_cannot_be_written_as_json_leaves_the_old_content(tmp_path: Path) -> None:

@@ -132,6 +132,10 @@ def test_a_place_that_cannot_be_used_is_named(application: Path, tmp_path: Path)
     lock.touch(0o000)
     said = f"error: {lock} cannot be used: Permission denied\n"
     assert as_another(WITHOUT_RIGHTS, application, "hold", tmp_path) == (2, said)
+    lock.unlink()
+    lock.symlink_to("/nowhere/lock")
+    said = f"error: {lock} cannot be used: Too many levels of symbolic links\n"
+    assert as_another(WITHOUT_RIGHTS, application, "hold", tmp_path) == (2, said)
     (tmp_path / "file").touch()
     code, error = as_another(WITHOUT_RIGHTS, application, "hold", tmp_path / "file")
     assert (code, error.startswith(f"error: {tmp_path}/file")) == (2, True)

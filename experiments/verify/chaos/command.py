@@ -12,7 +12,7 @@ import torch
 
 from experiments.verify.chaos.faults import FAULTS
 from experiments.verify.chaos.trials import Reference, Trial, every_fault, prepare, run_trials, some_faults
-from lineage.atomic import write_json, write_text
+from lineage.atomic import check_place, write_json, write_text
 from lineage.environment import available_cores, describe_environment
 from lineage.errors import BadInput, Diverged
 from lineage.progress import announce
@@ -25,6 +25,8 @@ def run_chaos(every: bool, points: int, seed: int, kinds: str, out: Path | None,
     """
     if sys.platform != "linux":
         raise BadInput("chaos needs Linux: it finds open files in /proc")
+    if out:
+        check_place("--out", out / "chaos.json")
     asked = kinds.split(",") if kinds else COLUMNS
     if unknown := sorted({*asked} - {*COLUMNS}):
         raise BadInput(f"there is no fault {unknown[0]!r}: {', '.join(COLUMNS)}")

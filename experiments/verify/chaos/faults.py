@@ -105,8 +105,8 @@ def instrument(folder: Path, fault: Fault | None) -> Instrument:
 
     points = Instrument(folder, fault)
     _replace_open(points)
-    for kind, names in (("rename", ("rename", "replace")), ("mkdir", ("mkdir",)), ("remove", ("unlink", "rmdir"))):
-        for name in names:
+    for kind, names in (("rename", "rename replace link"), ("mkdir", "mkdir"), ("remove", "unlink rmdir")):
+        for name in names.split():
             setattr(os, name, _touching(points, kind, getattr(os, name)))
     os.fsync = _touching(points, "fsync", os.fsync)
     engine.checkpoint.shards.save_file = _saving(points, engine.checkpoint.shards.save_file)

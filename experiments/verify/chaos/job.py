@@ -169,7 +169,7 @@ def _plant_nan(fault: Fault | None, rank: int) -> None:
     engine.trainer.Trainer.iterate = and_plant  # type: ignore[method-assign]
 
 
-def wait_for(started: list[int], timeout_seconds: float = 60.0, goes_on: bool = True) -> list[int]:
+def wait_for(started: list[int], timeout_seconds: float = 300.0, goes_on: bool = True) -> list[int]:
     """Exit codes of processes, negative for a signal; one that is stopped `goes_on` a moment later.
 
     When one has failed the others are ended after a moment, and all at the timeout.

@@ -24,7 +24,7 @@ from lineage.environment import available_cores
 from lineage.files import read_object
 from lineage.progress import Progress
 
-TIMEOUT_SECONDS = 180.0
+TIMEOUT_SECONDS = 900.0
 """Most time of a job; one that takes longer hangs."""
 NO_ANSWER = "the command beside it ended with"
 INPUTS = {

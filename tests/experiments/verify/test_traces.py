@@ -166,6 +166,10 @@ def test_traces_that_cannot_be_compared_are_refused(verify: Command, tmp_path: P
     overlapping = verify("diff", good, single)
     assert overlapping.code == 6
     assert overlapping.error.startswith(f"error: {single}: shards of loss in iteration 1 overlap: ")
+    for start, said in (((1, 2), "rank-2.safetensors is not what a rank recorded: "), ((1 << 70,), "lies outside")):
+        write_rank(single, 0, 2, [Piece(0, "loss", start, np.ones(4))])
+        damaged = verify("diff", good, single)
+        assert (damaged.code, said in damaged.error) == (6, True), damaged.err
     (single / "draw-0" / "rank-1.safetensors").write_bytes(b"\x00" * 40)
     damaged = verify("diff", good, single)
     assert damaged.code == 6
