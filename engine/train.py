@@ -64,7 +64,7 @@ def begun_on_ranks(
         layout = layout_of(config, launched_world_size())
         if layout.world_size > 1:
             torch.set_num_threads(1)
-        mesh = build_mesh(layout, config.parallel.sequence_parallel)
+        mesh = build_mesh(layout, config.parallel.sequence_parallel, config.train.invariant)
         mesh.barrier()
         yield config, dataset, run, mesh
 

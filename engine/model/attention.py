@@ -34,16 +34,22 @@ class SelfAttention(nn.Module):
         self.dense = RowParallelLinear(config.hidden_size, config.hidden_size, mesh.tp, mesh.sequence_parallel)
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
-        heads = self.num_heads // self.axis.size
-        qkv = self.query_key_value(x)  # [s, b, 3h/t]
-        s, b, _ = qkv.shape
-        qkv = qkv.view(s, b, heads, 3, self.head_dim)
+        parts = self.query_key_value(x).chunk(self.axis.virtual, dim=-1)
+        contexts = [self._attend_part(part, qkv, dropout) for part, qkv in enumerate(parts)]
+        return self.dense(contexts[0] if len(parts) == 1 else torch.cat(contexts, dim=-1), add_bias=False)  # [s, b, h]
+
+    def _attend_part(self, part: int, qkv: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+        """What the heads of one of this rank's virtual ranks find: [s, b, 3h/V] → [s, b, h/V]."""
+        s, b, columns = qkv.shape
+        heads = columns // (3 * self.head_dim)
+        qkv = qkv.reshape(s, b, heads, 3, self.head_dim)
         attend = kernel("attention", qkv)
         mask = None
         if dropout is not None:
-            mask = dropout.mask(f"layers.{self.layer}.attention", first_row=self.axis.rank * heads * s)
-        context = recomputed(self.recompute and attend is reference, attend, qkv, mask)
-        return self.dense(context, add_bias=False)  # [s, b, h]
+            first_head = (self.axis.rank * self.axis.virtual + part) * heads
+            mask = dropout.mask(f"layers.{self.layer}.attention", first_row=first_head * s)
+        context: torch.Tensor = recomputed(self.recompute and attend is reference, attend, qkv, mask)
+        return context
 
     def forward_at(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The output at positions [b, q] alone, without dropout: [s, b, h] → [q, b, h]."""

@@ -5,11 +5,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
+import torch.distributed as dist
 
 from engine.config import TrainConfig
 from engine.kernels.adam import AdamStep
 from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import ShardedParameter
+
+SQUARED_AT_ONCE = 1 << 20
 
 
 class FlatGroup:
@@ -115,14 +118,47 @@ class FlatOptimizer(ABC):
 
     def gradient_norm(self) -> float:
         """Norm of the whole gradient, over every rank that holds a part of it, counting shared parameters once."""
+        counted = [
+            piece
+            for group in self.groups
+            for parameter, piece in zip(group.parameters, group.pieces(group.own_gradient), strict=True)
+            if parameter.is_counted and piece.numel()
+        ]
+        if self.mesh.in_order:
+            return math.sqrt(self._exact_squares(counted))
         squares = torch.zeros((), dtype=torch.float64, device=self.groups[0].master.device)
-        for group in self.groups:
-            pieces = group.pieces(group.own_gradient)
-            counted = [piece for parameter, piece in zip(group.parameters, pieces, strict=True) if parameter.is_counted]
-            if counted:
-                squares += torch.nn.utils.get_total_norm(counted).double() ** 2
-        squares = self.groups[0].owners.all_reduce(squares)
-        return math.sqrt(self.mesh.pp.all_reduce(self.mesh.tp.all_reduce(squares)).item())
+        if counted:
+            squares += torch.nn.utils.get_total_norm(counted).double() ** 2
+        return math.sqrt(self._over_ranks(squares).item())
+
+    def _exact_squares(self, counted: list[torch.Tensor]) -> float:
+        """Sum of the squares of every rank's tensors, whose bits depend neither on order nor on division.
+
+        Each square is rounded to a number of large steps and one of small steps so that their sums are exact (Demmel &
+        Nguyen 2015, "Parallel Reproducible Summation").
+        """
+        device = self.groups[0].master.device
+        sizes = torch.tensor(float(sum(map(torch.Tensor.numel, counted))), dtype=torch.float64, device=device)
+        largest = (
+            torch.stack([torch.zeros((), device=device), *(piece.abs().amax() for piece in counted)]).amax().double()
+        )
+        bits = 52 - math.ceil(math.log2(self._over_ranks(sizes).item()))
+        top = self._over_ranks(largest, dist.ReduceOp.MAX).item()
+        step = 2.0 ** (math.frexp(top**2)[1] - bits) if 0 < top < math.inf else 1.0
+        sums = torch.zeros(2, dtype=torch.float64, device=device)
+        for piece in counted:
+            for part in piece.flatten().split(SQUARED_AT_ONCE):
+                squares = part.double().square_().div_(step)
+                large = squares.round()
+                sums += torch.stack([large.sum(), squares.sub_(large).mul_(2.0**bits).round_().sum()])
+        large_steps, small_steps = self._over_ranks(sums).tolist()
+        return float((large_steps + small_steps * 2.0**-bits) * step)
+
+    def _over_ranks(self, value: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
+        """Reduced over all ranks that hold a part of the gradient."""
+        for axis in (self.groups[0].owners, self.mesh.tp, self.mesh.pp):
+            axis.all_reduce(value, op)
+        return value
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_norm: float) -> None:

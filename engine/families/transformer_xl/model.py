@@ -56,10 +56,10 @@ class TransformerXLLayer(nn.Module):
         super().__init__()
         self.layer, self.mesh, self.inner_size = layer, mesh, config.inner_size
         self.self_attention = RelativeAttention(config, mesh, layer, recompute_attention)
-        self.attention_layernorm = LayerNorm(config.hidden_size)
+        self.attention_layernorm = LayerNorm(config.hidden_size, mesh)
         self.dense_h_to_inner = ColumnParallelLinear(config.hidden_size, config.inner_size, mesh.tp)
         self.dense_inner_to_h = RowParallelLinear(config.inner_size, config.hidden_size, mesh.tp)
-        self.mlp_layernorm = LayerNorm(config.hidden_size)
+        self.mlp_layernorm = LayerNorm(config.hidden_size, mesh)
 
     def forward(
         self, x: torch.Tensor, memory: torch.Tensor | None, encoding: torch.Tensor, dropout: Dropout | None
