@@ -62,8 +62,8 @@ def begun_on_ranks(
         check_agreement(config.model_dump(mode="json"))
         config, dataset, run = begin_run(config, root)
         layout = layout_of(config, launched_world_size())
-        if layout.world_size > 1:
-            torch.set_num_threads(1)
+        if layout.world_size > 1 or config.train.invariant:
+            torch.set_num_threads(1)  # several would divide a product or an update at other places
         mesh = build_mesh(layout, config.parallel.sequence_parallel, config.train.invariant)
         mesh.barrier()
         yield config, dataset, run, mesh

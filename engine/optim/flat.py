@@ -13,6 +13,8 @@ from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import ShardedParameter
 
 SQUARED_AT_ONCE = 1 << 20
+TOGETHER = 64
+"""An owner's elements are a multiple of it: a vector's worth, so that none is updated by other instructions."""
 
 
 class FlatGroup:
@@ -26,7 +28,7 @@ class FlatGroup:
     def __init__(self, parameters: list[ShardedParameter], weight_decay: float, owners: Axis, is_pure: bool) -> None:
         self.parameters, self.weight_decay, self.owners = parameters, weight_decay, owners
         first = parameters[0].local
-        each = -(-sum(p.local.numel() for p in parameters) // owners.size)
+        each = -(-sum(p.local.numel() for p in parameters) // (owners.size * TOGETHER)) * TOGETHER
         self.flat = torch.zeros(each * owners.size, dtype=first.dtype, device=first.device)
         for parameter, value in zip(parameters, self.views(self.flat), strict=True):
             value.copy_(parameter.local.data)
@@ -148,7 +150,7 @@ class FlatOptimizer(ABC):
         sums = torch.zeros(2, dtype=torch.float64, device=device)
         for piece in counted:
             for part in piece.flatten().split(SQUARED_AT_ONCE):
-                squares = part.double().square_().div_(step)
+                squares = part.double().square().div_(step)
                 large = squares.round()
                 sums += torch.stack([large.sum(), squares.sub_(large).mul_(2.0**bits).round_().sum()])
         large_steps, small_steps = self._over_ranks(sums).tolist()
