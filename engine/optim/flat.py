@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -127,34 +127,11 @@ class FlatOptimizer(ABC):
             if parameter.is_counted and piece.numel()
         ]
         if self.mesh.in_order:
-            return math.sqrt(self._exact_squares(counted))
+            return math.sqrt(exact_squares(counted, self._over_ranks))
         squares = torch.zeros((), dtype=torch.float64, device=self.groups[0].master.device)
         if counted:
             squares += torch.nn.utils.get_total_norm(counted).double() ** 2
         return math.sqrt(self._over_ranks(squares).item())
-
-    def _exact_squares(self, counted: list[torch.Tensor]) -> float:
-        """Sum of the squares of every rank's tensors, whose bits depend neither on order nor on division.
-
-        Each square is rounded to a number of large steps and one of small steps so that their sums are exact (Demmel &
-        Nguyen 2015, "Parallel Reproducible Summation").
-        """
-        device = self.groups[0].master.device
-        sizes = torch.tensor(float(sum(map(torch.Tensor.numel, counted))), dtype=torch.float64, device=device)
-        largest = (
-            torch.stack([torch.zeros((), device=device), *(piece.abs().amax() for piece in counted)]).amax().double()
-        )
-        bits = 52 - math.ceil(math.log2(self._over_ranks(sizes).item()))
-        top = self._over_ranks(largest, dist.ReduceOp.MAX).item()
-        step = 2.0 ** (math.frexp(top**2)[1] - bits) if 0 < top < math.inf else 1.0
-        sums = torch.zeros(2, dtype=torch.float64, device=device)
-        for piece in counted:
-            for part in piece.flatten().split(SQUARED_AT_ONCE):
-                squares = part.double().square().div_(step)
-                large = squares.round()
-                sums += torch.stack([large.sum(), squares.sub_(large).mul_(2.0**bits).round_().sum()])
-        large_steps, small_steps = self._over_ranks(sums).tolist()
-        return float((large_steps + small_steps * 2.0**-bits) * step)
 
     def _over_ranks(self, value: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
         """Reduced over all ranks that hold a part of the gradient."""
@@ -204,6 +181,28 @@ class FlatOptimizer(ABC):
                 views = zip(group.parameters, group.views(whole), strict=True)
                 fill([(parameter, name, view) for parameter, view in views])
                 part.copy_(whole[group.own])
+
+
+def exact_squares(pieces: Sequence[torch.Tensor], over_ranks: Callable[..., torch.Tensor]) -> float:
+    """Sum of the squares of every rank's tensors, whose bits depend neither on order nor on division.
+
+    Each square is rounded to a number of large steps and one of small steps, so that their sums are exact (Demmel &
+    Nguyen 2015, "Parallel Reproducible Summation"). `over_ranks` reduces a tensor, with an operation or to a sum.
+    """
+    device = pieces[0].device if pieces else None
+    count = torch.tensor(float(sum(piece.numel() for piece in pieces)), dtype=torch.float64, device=device)
+    bits = 52 - math.ceil(math.log2(over_ranks(count).item()))
+    largest = torch.stack([count.new_zeros(()), *(piece.abs().amax().double() for piece in pieces)]).amax()
+    top = over_ranks(largest, dist.ReduceOp.MAX).item()
+    step = math.ldexp(1.0, 2 * math.frexp(top)[1] - bits) if 0 < top < math.inf else 1.0
+    sums = count.new_zeros(2)
+    for piece in pieces:
+        for part in piece.flatten().split(SQUARED_AT_ONCE):
+            squares = part.double().square().div_(step)
+            large = squares.round()
+            sums += torch.stack([large.sum(), squares.sub_(large).mul_(2.0**bits).round_().sum()])
+    large_steps, small_steps = over_ranks(sums).tolist()
+    return float((large_steps + small_steps * 2.0**-bits) * step)
 
 
 def _is_undecayed(name: str) -> bool:

@@ -65,7 +65,7 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int) -> No
         raise BadInput(f"no layout of at most {ranks} ranks fits but the serial run")
     _check_memory(config, iterations)
     most = max(layout.world_size for layout in chosen)
-    announce(f"{1 + len(chosen)} trainings of {iterations} iterations in {precision}, on up to {most} processes")
+    announce(f"{1 + len(chosen)} trainings of {iterations} iterations in {_words(config)}, on up to {most} processes")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         tokens = token_files(config, facts, iterations, Path(folder))
@@ -75,7 +75,7 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int) -> No
         more = f" ({len(wrong) - 1} more of {len(outcomes)} layouts differ)" if len(wrong) > 1 else ""
         raise LayoutDiffers(f"layout {wrong[0].layout.name}: {wrong[0].finding}{more}")
     how = "bit for bit" if config.train.invariant else f"within {TOLERANCE:.0e}"
-    print(f"{len(outcomes)} layouts compute what the serial run computes, {how} in {precision}")
+    print(f"{len(outcomes)} layouts compute what the serial run computes, {how} in {_words(config)}")
 
 
 def _compare_all(work: Work, layouts: Sequence[ParityLayout]) -> Iterator[Outcome]:
@@ -91,7 +91,7 @@ def _compare_all(work: Work, layouts: Sequence[ParityLayout]) -> Iterator[Outcom
     batch = work.config.train.global_batch_size
     tolerance = f"{_tolerance(work):.0e}" if _tolerance(work) else "0"
     print(
-        f"{work.config.name}: {work.iterations} iterations of {batch} sequences in {work.config.train.precision}; "
+        f"{work.config.name}: {work.iterations} iterations of {batch} sequences in {_words(work.config)}; "
         f"the serial run took {serial_seconds:.1f} s, the tolerance is {tolerance}"
     )
     print(f"{'layout':{width}}  worst    result   seconds  tensor", flush=True)
@@ -139,6 +139,10 @@ def _differences(work: Work, layout: ParityLayout, reference: Reference) -> list
 
     engine.run(engine.recorder(take))
     return differences
+
+
+def _words(config: RunConfig) -> str:
+    return "float64" if config.train.precision == "fp64" else config.train.precision
 
 
 def _tolerance(work: Work) -> float:
