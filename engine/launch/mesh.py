@@ -32,6 +32,8 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False, invariant: int =
     device = local_device()
     if layout.world_size != launched_world_size():
         raise BadInput(f"{layout} needs {layout.world_size} ranks but {launched_world_size()} were started")
+    if invariant & (invariant - 1) or invariant % layout.tp:
+        raise BadInput(f"tp = {layout.tp} does not divide {invariant} virtual ranks, or these are no power of 2")
     if layout.world_size == 1:
         return serial_mesh(device, invariant)
     join_ranks()

@@ -8,7 +8,6 @@ Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabu
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
@@ -21,6 +20,7 @@ from engine.model.transformer import Embedding, LayerNorm, TransformerLayer, run
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.layers import VocabParallelEmbedding
 from engine.parallel.mesh import ParallelMesh
+from engine.parallel.vocab import vocab_parallel_logits
 from engine.rng import Dropout
 
 
@@ -82,7 +82,7 @@ class GPT2(CausalModel):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """States [..., h] → this rank's logits [..., v/t], through the tied word embedding."""
         hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel)
-        return F.linear(hidden, self.embedding.word_embeddings.weight)
+        return vocab_parallel_logits(hidden, self.embedding.word_embeddings.weight, self.mesh.tp)
 
     def loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy of targets [b, s] from the last stage's states [s, b, h], a scalar."""

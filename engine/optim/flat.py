@@ -127,7 +127,7 @@ class FlatOptimizer(ABC):
             if parameter.is_counted and piece.numel()
         ]
         if self.mesh.in_order:
-            return math.sqrt(exact_squares(counted, self._over_ranks))
+            return math.sqrt(exact_squares(counted, self._over_ranks, self.mesh.device))
         squares = torch.zeros((), dtype=torch.float64, device=self.groups[0].master.device)
         if counted:
             squares += torch.nn.utils.get_total_norm(counted).double() ** 2
@@ -183,13 +183,14 @@ class FlatOptimizer(ABC):
                 part.copy_(whole[group.own])
 
 
-def exact_squares(pieces: Sequence[torch.Tensor], over_ranks: Callable[..., torch.Tensor]) -> float:
+def exact_squares(
+    pieces: Sequence[torch.Tensor], over_ranks: Callable[..., torch.Tensor], device: torch.device
+) -> float:
     """Sum of the squares of every rank's tensors, whose bits depend neither on order nor on division.
 
     Each square is rounded to a number of large steps and one of small steps, so that their sums are exact (Demmel &
     Nguyen 2015, "Parallel Reproducible Summation"). `over_ranks` reduces a tensor, with an operation or to a sum.
     """
-    device = pieces[0].device if pieces else None
     count = torch.tensor(float(sum(piece.numel() for piece in pieces)), dtype=torch.float64, device=device)
     bits = 52 - math.ceil(math.log2(over_ranks(count).item()))
     largest = torch.stack([count.new_zeros(()), *(piece.abs().amax().double() for piece in pieces)]).amax()

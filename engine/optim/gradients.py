@@ -21,7 +21,7 @@ class Reducer(Protocol):
 
     local_square: torch.Tensor
 
-    def begin(self, sequences: int) -> None:
+    def begin(self, sequences: int = 1) -> None:
         """Before the first backward pass of an iteration on so many sequences."""
 
     def arm(self, parameters: Sequence[ShardedParameter]) -> None:
@@ -102,7 +102,7 @@ class GradientReducer:
         """Squared norm of this data-parallel rank's own gradient before the others' are added, float64: what this rank
         counts of it, to be summed over the tensor- and pipeline-parallel axes."""
 
-    def begin(self, sequences: int) -> None:
+    def begin(self, sequences: int = 1) -> None:
         """Before the first backward pass of an iteration on so many sequences."""
         self._armed.clear()
         self._arrivals.clear()

@@ -133,7 +133,7 @@ class FineTuner:
         self, microbatches: Sequence[PipelineInput], reducer: Reducer, loss_scale: float = 1.0, timeline: object = None
     ) -> torch.Tensor:
         """Sum of (loss × sequences), float64; the gradients go to the reducer."""
-        reducer.begin(1)
+        reducer.begin()
         total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for microbatch in microbatches:
             loss = self._loss(microbatch)

@@ -32,7 +32,7 @@ def train_and_move(precision: Precision, shard: bool, restored_shard: bool) -> t
     mine = tokens[mesh.dp.rank : mesh.dp.rank + 1]
 
     def step(model: GPT2, optimizer: FlatAdamW, reducer: GradientReducer) -> None:
-        reducer.begin(1)
+        reducer.begin()
         model(mine[:, :-1], mine[:, 1:]).backward()
         reducer.finish(1)
         optimizer.step(1e-2, optimizer.gradient_norm())
