@@ -72,15 +72,16 @@ def _interval(of: Callable[[np.ndarray], float], read: np.ndarray, noise: np.ran
     return float(low), float(high)
 
 
-def beside_published(low: float, high: float) -> str:
-    """What an exponent's interval says beside that of the published curve."""
+def beside_published(exponent: float, low: float, high: float) -> str:
+    """What a ladder's exponent by loss = E + A · N^−α, with its interval, says beside that of the published curve."""
     names = ("345m", "775m", "2.5b")
     value, least, most = published_exponent(find_experiment("2019/scaling-law").claims, names)
     overlap = "overlap" if low <= most and least <= high else "do not overlap"
     return (
-        f"The law's size exponent is {low:.3f} to {high:.3f}; the published curves of 345M, 775M and 2.5B give "
-        f"{value:.3f} ({least:.3f} to {most:.3f}) by the same form at their last epoch: the intervals {overlap}; "
-        "E and A cannot be compared, as text, vocabulary and tokens differ"
+        f"Losses at the end fall towards a limit with N^-{exponent:.3f} ({low:.3f} to {high:.3f}); the published "
+        f"curves of 345M, 775M and 2.5B do at their last epoch with N^-{value:.3f} ({least:.3f} to {most:.3f}), by "
+        f"the same form: the intervals {overlap}; limits and factors cannot be compared, as text, vocabulary and "
+        "tokens differ"
     )
 
 

@@ -132,6 +132,36 @@ class Fitted:
         )
 
 
+def size_exponent(parameters: Sequence[int], ends: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """α of loss = E + A/N^α through the mean losses at the end of each size's seeds, with a 90 % interval.
+
+    The interval comes of draws of how far the seeds of all sizes lie from their size's mean.
+    """
+    sizes = np.log(np.array(parameters, float) / max(parameters))
+
+    def of(losses: Floats) -> float:
+        def misses(values: Floats) -> Floats:
+            irreducible, by_size, exponent = values
+            return np.asarray((irreducible + np.exp(by_size - exponent * sizes)) / losses - 1)
+
+        least = float(losses.min())
+        starts = [
+            (share * least, math.log((1 - share) * least), exponent) for share in (0.2, 0.7) for exponent in (0.1, 0.4)
+        ]
+        bounds = ((0.0, -15.0, EXPONENTS[0]), (least, 5.0, EXPONENTS[1]))
+        return float(min((least_squares(misses, start, bounds=bounds) for start in starts), key=lambda f: f.cost).x[2])
+
+    noise, means = np.random.default_rng(0), np.array([np.mean(seeds) for seeds in ends])
+    spreads = [
+        math.sqrt(len(seeds) / (len(seeds) - 1)) * (np.array(seeds) / mean - 1)
+        for seeds, mean in zip(ends, means, strict=True) if len(seeds) > 1
+    ]  # fmt: skip
+    spread = np.concatenate(spreads or [np.zeros(1)])
+    draws = [of(means * [1 + noise.choice(spread, len(seeds)).mean() for seeds in ends]) for _ in range(DRAWS)]
+    low, high = np.quantile(draws, (0.05, 0.95))
+    return of(means), float(low), float(high)
+
+
 def fit(rungs: Sequence[RungPlan], curves: Mapping[int, Sequence[Mapping[int, float]]]) -> Fitted:
     """The law through validation losses by tokens, of each rung a curve for each seed."""
     places = sorted(set.intersection(*(set(curve) for seeds in curves.values() for curve in seeds)))

@@ -16,7 +16,7 @@ from engine.config import RunConfig
 from engine.run.directory import METRICS, SUMMARY, read_validations
 from evaluation.protocol import ClozeResult, PerplexityResult, Result
 from evaluation.uncertainty import difference_standard_error
-from experiments.ladder.law import METHOD, fit
+from experiments.ladder.law import METHOD, fit, size_exponent
 from experiments.ladder.plan import SEARCH_SEED
 from experiments.scaling_law import beside_published
 from lineage.atomic import write_text
@@ -243,9 +243,10 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
     ]
     sentence = (
         f"{verdict}: the largest rung was foreseen at {foreseen.loss:.4f} nats ({foreseen.low:.4f} to "
-        f"{foreseen.high:.4f}) and reached {found:.4f}; loss falls with N^-{forecast.law.size_exponent:.3f} "
-        f"({forecast.exponent_low:.3f} to {forecast.exponent_high:.3f}) towards {forecast.law.irreducible:.2f}"
+        f"{foreseen.high:.4f}) and reached {found:.4f}"
     )
+    by_rung = {rung: [run.loss for run in runs if run.rung == rung] for rung in sorted({run.rung for run in runs})}
+    exponents = beside_published(*size_exponent([plan.rungs[rung].parameters for rung in by_rung], [*by_rung.values()]))
     result = LadderResult(
         runs=runs,
         verdict=verdict,
@@ -254,7 +255,7 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
         comparisons=comparisons,
         last_words=[each.last_words for each in scores if each.last_words],
         rates=rate_law(plan, trained),
-        exponents=beside_published(forecast.exponent_low, forecast.exponent_high),
+        exponents=exponents,
         sentence=sentence,
     )
     return result, list(_records(ladder, plan, forecast, result))

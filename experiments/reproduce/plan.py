@@ -1,5 +1,6 @@
 """What a reproduction would run on this machine, and what that costs. Imports no torch."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from engine.costs import checkpoint_bytes, flops_per_iteration, fullest_rank, pa
 from engine.launch.local import default_ranks
 from engine.run.estimate import TRAINING_EFFICIENCY, matrix_flops_per_second
 from experiments.launch.job import Job, format_days
-from lineage.config import load_config
+from lineage.config import load_config, override_config
 from lineage.digest import is_sealed
 from lineage.environment import available_cores, list_gpus
 from lineage.errors import BadInput, HardwareMissing
 from lineage.installation import HOME
+from lineage.ladder import RateLaw
 from lineage.shipped import model_file
 
 RECIPES = HOME / "data_pipeline" / "recipes"
@@ -23,6 +25,8 @@ FULL_RECIPE = RECIPES / "available-2019.toml"
 LADDER = ("355m", "2.5b", "8.3b")
 """The models of the 2019 paper's Figure 6 and Table 3."""
 
+RATES = RateLaw(rate=0.00589, parameters=171_000, size_exponent=0.423, tokens=1.45e6, length_exponent=0.32)
+"""The rule of learning rates that `results/ladder` found, rounded."""
 DATA_BYTES_PER_CORE_SECOND = 0.4e6
 """Text one core takes through the data pipeline in a second; only for the estimate of minutes."""
 SOURCE_BYTES = {
@@ -49,9 +53,11 @@ class Size:
     """WikiText-103 windows scored for each model."""
     examples: int
     """LAMBADA examples scored for each model."""
+    rates: RateLaw | None = None
+    """The rule of its learning rates; None keeps those of the twins."""
 
 
-TWIN = Size(RECIPES / "twin.toml", "twin", (), windows=5_000, examples=5153)
+TWIN = Size(RECIPES / "twin.toml", "twin", (), windows=5_000, examples=5153, rates=RATES)
 SMOKE = Size(
     RECIPES / "smoke.toml",
     "smoke",
@@ -89,7 +95,7 @@ class Plan:
 
     def overrides(self, config: RunConfig) -> list[str]:
         """The overrides under which `mlm-train` runs one of `configs`."""
-        return [f"name={config.name}", *self.size.overrides] if self.size else []
+        return [f"name={config.name}", *self.size.overrides, *_rates(config, self.size)] if self.size else []
 
 
 def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None) -> Plan:
@@ -110,10 +116,33 @@ def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None) -> Plan:
         return Plan(target, chosen, possible, reason, recipe or FULL_RECIPE, None, published, published)
     size = SMOKE if smoke else TWIN
     why = "asked for" if mode == "scaled" or smoke else reason
+    twins = [read_run_config(model_file(name), size.overrides, twin=True) for name in names]
     configs = tuple(
-        read_run_config(model_file(name), [f"name={name}-{size.suffix}", *size.overrides], twin=True) for name in names
+        override_config(twin, [f"name={name}-{size.suffix}", *_rates(twin, size)])
+        for name, twin in zip(names, twins, strict=True)
     )
     return Plan(target, "scaled", possible, why, recipe or size.recipe, size, published, configs)
+
+
+def _rates(config: RunConfig, size: Size) -> list[str]:
+    """Overrides by which a twin has the rate of the size's rule, and the same share of it at the end as before."""
+    if not size.rates:
+        return []
+    train, rate = config.train, _rate(config, size.rates)
+    least = float(f"{rate * train.min_learning_rate / train.learning_rate:.3g}")
+    return [f"train.learning_rate={rate}", f"train.min_learning_rate={least}"]
+
+
+def _rate(config: RunConfig, rates: RateLaw) -> float:
+    return rates.at(parameter_count(config.model), tokens_trained(config.model, config.train))
+
+
+def twin_rule(config: RunConfig) -> str:
+    """By which rule a recipe was shrunk, in words; empty if it was not."""
+    if not config.twin:
+        return ""
+    is_ruled = math.isclose(config.train.learning_rate, _rate(config, RATES), rel_tol=0.05)  # a text has its vocabulary
+    return config.twin.sentence() + (f" Its rate is then that of the ladder's rule: {RATES}." if is_ruled else "")
 
 
 def training_job(plan: Plan, config: RunConfig, runs: Path) -> Job:
@@ -146,8 +175,8 @@ def _fits(config: RunConfig) -> tuple[bool, str]:
 def print_plan(plan: Plan) -> None:
     """Mode and reason, then the cost of each model: parameters, tokens, FLOPs, disk, expected time."""
     print(f"mode: {plan.mode} ({plan.reason})")
-    if plan.size and plan.configs[0].twin:
-        print(plan.configs[0].twin.sentence())
+    if plan.size:
+        print(twin_rule(plan.configs[0]))
     print(f"{'model':<12}{'parameters':>15}{'tokens':>18}{'FLOPs':>11}{'disk':>10}{'expected':>12}")
     data_seconds = 5.0 + _text_bytes(plan.recipe) / (DATA_BYTES_PER_CORE_SECOND * available_cores())
     total_seconds = data_seconds

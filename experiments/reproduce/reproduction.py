@@ -17,7 +17,7 @@ from experiments.launch.scripts import write_launch_files
 from experiments.published import published_records
 from experiments.reproduce import processes, steps
 from experiments.reproduce.kept import EXAMPLES, keep_examples, keep_training, matrix_gflops
-from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, training_job
+from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, training_job, twin_rule
 from lineage.config import load_config
 from lineage.data_files import DataCard
 from lineage.digest import read_digest
@@ -215,11 +215,6 @@ def reproduced_model(published: RunConfig, training: RunDirectory) -> Reproduced
         tokens_per_second=done.tokens_per_second,
         checkpoint_digest=read_digest(training.path / "checkpoints" / done.checkpoint),
     )
-
-
-def twin_rule(config: RunConfig) -> str:
-    """By which rule a recipe was shrunk, in words; empty if it was not."""
-    return config.twin.sentence() if config.twin else ""
 
 
 def hardware_of(started: StartedWith) -> str:

@@ -20,8 +20,8 @@ from evaluation.uncertainty import ratio_standard_error
 from experiments.ladder.result import LADDER as LADDER_RESULT
 from experiments.ladder.result import derive, keep, read_kept
 from experiments.reproduce.kept import EXAMPLES, keep_training
-from experiments.reproduce.plan import LADDER
-from experiments.reproduce.reproduction import derived_records, hardware_of, reproduced_model, shape_of, twin_rule
+from experiments.reproduce.plan import LADDER, twin_rule
+from experiments.reproduce.reproduction import derived_records, hardware_of, reproduced_model, shape_of
 from experiments.reproduce.steps import TASKS, evaluation_file
 from experiments.sealed import digest_of_numbers
 from experiments.verdicts import NOT_RUN, RECORDS, load_results

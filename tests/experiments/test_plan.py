@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from engine.config import TwinScale
-from experiments.reproduce.plan import FULL_RECIPE, LADDER, SMOKE, TWIN, make_plan
+from engine.costs import parameter_count
+from experiments.reproduce.plan import FULL_RECIPE, LADDER, RATES, SMOKE, TWIN, make_plan, twin_rule
 from lineage.errors import BadInput, HardwareMissing
+from lineage.files import read_document
+from lineage.installation import HOME
+from lineage.ladder import LadderResult
 from tests.commands import call
 from tests.experiments.machines import with_gpus
 
@@ -88,7 +92,20 @@ def test_larger_models_have_larger_twins(monkeypatch: pytest.MonkeyPatch) -> Non
         assert smaller.num_layers < larger.num_layers
         assert smaller.hidden_size < larger.hidden_size
     recipes = [config.train for config in make_plan("8.3b", "auto", False, None).configs]
-    assert recipes[0] == recipes[1] == recipes[2]
+    rates = ("learning_rate", "min_learning_rate")
+    assert all(recipe.model_dump(exclude={*rates}) == recipes[0].model_dump(exclude={*rates}) for recipe in recipes)
+    assert sorted((recipe.learning_rate for recipe in recipes), reverse=True) == [r.learning_rate for r in recipes]
+
+
+def test_twins_have_the_learning_rates_that_the_kept_ladder_found() -> None:
+    found = read_document(HOME / "results" / "ladder" / "ladder.json", LadderResult).rates
+    for parameters, tokens in ((3e5, 1.2e6), (3.3e6, 1.2e6), (1e5, 7e6)):
+        assert RATES.at(parameters, tokens) == pytest.approx(found.at(parameters, tokens), rel=0.01)
+    config = make_plan("8.3b", "scaled", False, None).configs[0]
+    assert config.train.learning_rate == RATES.at(parameter_count(config.model), 1200 * 8 * 128)
+    assert config.train.min_learning_rate == pytest.approx(config.train.learning_rate / 15, rel=0.01)
+    assert "that of the ladder's rule" in twin_rule(config)
+    assert "ladder" not in twin_rule(make_plan("8.3b", "scaled", True, None).configs[0])
 
 
 def test_a_dry_run_prints_mode_and_costs_and_does_nothing(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def test_the_exponent_of_a_law_is_found_again(floor: float, height: float, expon
 
 
 def test_the_published_exponent_stands_beside_another() -> None:
-    assert "the intervals overlap" in beside_published(0.1, 0.9)
-    assert "the intervals do not overlap" in beside_published(0.01, 0.02)
+    assert "the intervals overlap" in beside_published(0.4, 0.1, 0.9)
+    assert "the intervals do not overlap" in beside_published(0.015, 0.01, 0.02)
 
 
 def test_the_held_out_point_is_not_looked_at() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.ladder import law
-from experiments.ladder.law import FROM_SHARE, fit
+from experiments.ladder.law import FROM_SHARE, fit, size_exponent
 from lineage.errors import BadInput
 from lineage.ladder import Law, RungPlan
 
@@ -61,3 +61,18 @@ def test_a_forecast_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> No
 def test_two_rungs_make_no_law() -> None:
     with pytest.raises(BadInput, match="a law needs 3 rungs below the largest; 2 came to an end"):
         fit(rungs(), curves(np.random.default_rng(0), 0.0, 2))
+
+
+def test_intervals_of_the_exponent_of_the_ends_hold_about_nine_in_ten_planted_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(law, "DRAWS", 30)
+    exact = [2.0 + 0.3 * (size / 1e5) ** -0.4 for size in SIZES]
+    assert size_exponent(SIZES, [[end] for end in exact])[0] == pytest.approx(0.4, rel=1e-3)
+    hits, plantings = 0, 12
+    for seed in range(plantings):
+        rng = np.random.default_rng(seed)
+        value, low, high = size_exponent(SIZES, [[*(end * (1 + 0.003 * rng.standard_normal(3)))] for end in exact])
+        assert low <= value <= high
+        hits += low < 0.4 < high
+    assert hits >= 7  # of nine in ten, fewer come up once in ten thousand times
