@@ -72,15 +72,15 @@ def grid(config: RunConfig) -> list[ParityLayout]:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_layouts_drawn_from_the_grid_compute_the_same_bits(config: RunConfig, path: Path, precision: str) -> None:
-    """Of 20 drawn by a seed, each precision has ten."""
+    """Five in each precision, by a seed."""
     layouts = grid(config)
     assert len(layouts) > 200
-    names = ",".join(layout.name for layout in random.Random(precision).sample(layouts, 10))
+    names = ",".join(layout.name for layout in random.Random(precision).sample(layouts, 5))
     done = call(
         {"OMP_NUM_THREADS": "1"}, "mlm-verify", "parallel", path, "--set", f"train.precision={precision}",
         "--layouts", names, "--iterations", 2, ends=0,
     )  # fmt: skip
-    assert f"10 layouts compute what the serial run computes, bit for bit in {precision}" in done.out
+    assert f"5 layouts compute what the serial run computes, bit for bit in {precision}" in done.out
 
 
 def test_a_sum_in_another_order_is_found(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
