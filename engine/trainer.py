@@ -27,9 +27,8 @@ from engine.data.dataset import DatasetFacts
 from engine.guard.guards import Guards, Iteration, RecentIterations
 from engine.inputs import TrainingInputs, ValidationSplit
 from engine.model.microbatch import PipelineInput, to_input
-from engine.optim.precision import DTYPES, LossScaler
+from engine.optim.precision import LossScaler
 from engine.optim.schedule import learning_rate
-from engine.parallel.invariance import check_products
 from engine.parallel.mesh import ParallelMesh
 from engine.run.directory import write_summary
 from engine.run.loggers import Logger
@@ -49,8 +48,6 @@ class Trainer:
         train = config.train
         self.schedule = BatchSchedule(train)
         self.guards = Guards(mesh.device)
-        if train.invariant:
-            check_products(config.model, train.invariant, DTYPES[train.precision], mesh.device)
         measures_noise = config.record.noise_scale and mesh.dp.size > 1
         self.model, self.step = build_step(config.model, train, config.parallel, mesh, measures_noise)
         self.inputs = TrainingInputs(config, train.iterations, dataset.token_files("train"), dataset.tokenizer, mesh)

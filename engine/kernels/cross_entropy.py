@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from engine.kernels.compiled import Array, Compiled, array, exponential, largest, load, store
+from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy, vocab_parallel_logits
 from engine.parallel.mesh import Axis, sum_in_tree
-from engine.parallel.vocab import vocab_parallel_cross_entropy, vocab_parallel_logits
 
 CHUNK_BYTES = 1 << 27
 """Most bytes of logits that exist at a time."""

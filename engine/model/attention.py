@@ -12,6 +12,7 @@ from engine.kernels.attention import reference
 from engine.kernels.registry import kernel
 from engine.model.key_value_cache import KeyValueCache
 from engine.model.recompute import recomputed
+from engine.parallel.collectives import columns, join_columns
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
@@ -34,9 +35,9 @@ class SelfAttention(nn.Module):
         self.dense = RowParallelLinear(config.hidden_size, config.hidden_size, mesh.tp, mesh.sequence_parallel)
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
-        parts = self.query_key_value(x).chunk(self.axis.virtual, dim=-1)
+        parts = columns(self.query_key_value(x), self.axis.virtual)
         contexts = [self._attend_part(part, qkv, dropout) for part, qkv in enumerate(parts)]
-        return self.dense(contexts[0] if len(parts) == 1 else torch.cat(contexts, dim=-1), add_bias=False)  # [s, b, h]
+        return self.dense(join_columns(contexts), add_bias=False)  # [s, b, h]
 
     def _attend_part(self, part: int, qkv: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
         """What the heads of one of this rank's virtual ranks find: [s, b, 3h/V] → [s, b, h/V]."""
@@ -57,7 +58,7 @@ class SelfAttention(nn.Module):
         is_past = torch.arange(x.size(0), device=x.device) <= positions[:, None, :, None]  # [b, 1, q, s]
         weights, biases = (p.chunk(self.axis.virtual) for p in (self.query_key_value.weight, self.query_key_value.bias))
         contexts = [self._attend_at(x, rows, is_past, *part) for part in zip(weights, biases, strict=True)]
-        return self.dense(torch.cat(contexts, dim=-1), add_bias=False)
+        return self.dense(join_columns(contexts), add_bias=False)
 
     def _attend_at(
         self, x: torch.Tensor, rows: torch.Tensor, is_past: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor

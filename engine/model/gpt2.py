@@ -12,6 +12,7 @@ from torch import nn
 
 from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
 from engine.kernels.registry import kernel
+from engine.kernels.vocab_cross_entropy import vocab_parallel_logits
 from engine.model.key_value_cache import KeyValueCache
 from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import CausalModel
@@ -20,7 +21,6 @@ from engine.model.transformer import Embedding, LayerNorm, TransformerLayer, run
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.layers import VocabParallelEmbedding
 from engine.parallel.mesh import ParallelMesh
-from engine.parallel.vocab import vocab_parallel_logits
 from engine.rng import Dropout
 
 

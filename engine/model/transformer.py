@@ -13,7 +13,7 @@ from engine.config import ModelConfig
 from engine.kernels.registry import kernel
 from engine.model.attention import SelfAttention
 from engine.model.key_value_cache import KeyValueCache
-from engine.parallel.collectives import copies, shards
+from engine.parallel.collectives import columns, copies, join_columns, shards
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout, DropoutMask
@@ -52,9 +52,8 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, count = self.dense_h_to_4h(x, add_bias=False), self.count
-        parts = zip(x.chunk(count, dim=-1), shards(self.dense_h_to_4h.bias, count, 0), strict=True)
-        inner = [kernel("bias_gelu", x)(*part) for part in parts]
-        return self.dense_4h_to_h(inner[0] if count == 1 else torch.cat(inner, dim=-1), add_bias=False)
+        parts = zip(columns(x, count), shards(self.dense_h_to_4h.bias, count, 0), strict=True)
+        return self.dense_4h_to_h(join_columns([kernel("bias_gelu", x)(*part) for part in parts]), add_bias=False)
 
 
 class TransformerLayer(nn.Module):

@@ -102,6 +102,16 @@ def shards(parameter: torch.Tensor, count: int, dim: int) -> Sequence[torch.Tens
     return [parameter] if count == 1 else _Shards.apply(parameter, count, dim)
 
 
+def columns(x: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
+    """The columns of x that this rank's virtual ranks hold."""
+    return [x] if count == 1 else x.chunk(count, dim=-1)
+
+
+def join_columns(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What virtual ranks computed, side by side."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
+
+
 def enter_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool) -> torch.Tensor:
     """Before a column-parallel product: f, or all-gather of the sequence forward and reduce-scatter backward."""
     if axis.size == 1:

@@ -15,7 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.parallel.collectives import copies, enter_tensor_parallel, gathered_linear, leave_tensor_parallel, shards
+from engine.parallel.collectives import (
+    columns,
+    copies,
+    enter_tensor_parallel,
+    gathered_linear,
+    join_columns,
+    leave_tensor_parallel,
+    shards,
+)
 from engine.parallel.mesh import Axis, sum_in_tree
 
 
@@ -41,7 +49,7 @@ class ColumnParallelLinear(nn.Module):
         inputs = copies(enter_tensor_parallel(x, self.axis, is_divided), count)
         biases = [None] * count if bias is None else shards(bias, count, 0)
         parts = [F.linear(*part) for part in zip(inputs, shards(self.weight, count, 0), biases, strict=True)]
-        return parts[0] if count == 1 else torch.cat(parts, dim=-1)
+        return join_columns(parts)
 
 
 class RowParallelLinear(nn.Module):
@@ -66,7 +74,7 @@ class RowParallelLinear(nn.Module):
         count = self.axis.virtual
         if self.axis.size * count == 1:
             return F.linear(x, self.weight, bias)
-        inputs = [part.contiguous() for part in x.chunk(count, dim=-1)]
+        inputs = [part.contiguous() for part in columns(x, count)]
         parts = [F.linear(part, weight) for part, weight in zip(inputs, shards(self.weight, count, 1), strict=True)]
         summed = leave_tensor_parallel(sum_in_tree(parts), self.axis, self.sequence_parallel)
         return summed if bias is None else summed + bias

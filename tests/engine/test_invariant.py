@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import ModelConfig, RunConfig
+from engine.guard.products import check_products
 from engine.kernels.registry import kernel
 from engine.optim.flat import exact_squares
 from engine.optim.gradients import merges_in_tree
 from engine.parallel import layers
-from engine.parallel.invariance import check_products
 from engine.parallel.layout import layout_of
 from engine.parallel.mesh import sum_in_tree
 from experiments.verify.parity import LayoutDiffers, ParityLayout, all_layouts, misfit
@@ -151,7 +151,7 @@ def test_a_machine_whose_products_do_is_refused(monkeypatch: pytest.MonkeyPatch)
     def by_place(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x @ weight.t() + (1e-6 if x.storage_offset() else 0.0)
 
-    monkeypatch.setattr("engine.parallel.invariance.F.linear", by_place)
+    monkeypatch.setattr("engine.guard.products.F.linear", by_place)
     model = ModelConfig(num_layers=1, hidden_size=32, num_heads=4, seq_length=8, vocab_size=64, padded_vocab_size=64)
     with pytest.raises(HardwareMissing, match="changes with the place of its operands in memory"):
         check_products(model, 4, torch.float32, torch.device("cpu"))

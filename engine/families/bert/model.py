@@ -14,6 +14,7 @@ from torch import nn
 
 from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
 from engine.kernels.registry import kernel
+from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy
 from engine.model.attention import SelfAttention
 from engine.model.microbatch import PipelineInput, SentencePairs
 from engine.model.recompute import recomputed
@@ -22,7 +23,6 @@ from engine.model.stages import Stage
 from engine.model.transformer import MLP, Embedding, LayerNorm, TransformerLayer, drop, embedding_table
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.mesh import ParallelMesh
-from engine.parallel.vocab import vocab_parallel_cross_entropy
 from engine.rng import Dropout
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from engine.parallel.collectives import copies, shards
+from engine.parallel.collectives import columns, copies, join_columns, shards
 from engine.parallel.mesh import Axis, sum_in_tree
 
 
@@ -24,7 +24,7 @@ class _CrossEntropy(torch.autograd.Function):
         local = local.masked_fill(elsewhere, 0)
         target = work.gather(-1, local.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0.0)
         axis.all_reduce(target)
-        parts = work.exp_().chunk(axis.virtual, dim=-1)
+        parts = columns(work.exp_(), axis.virtual)
         total = axis.all_reduce(sum_in_tree([part.contiguous().sum(dim=-1) for part in parts]))
         work.div_(total.unsqueeze(-1))
         ctx.save_for_backward(work, local, elsewhere)
@@ -43,7 +43,7 @@ def vocab_parallel_logits(hidden: torch.Tensor, weight: torch.Tensor, axis: Axis
     """Logits [n, v/t] from hidden [n, h] and weight [v/t, h]."""
     inputs = copies(hidden, axis.virtual)
     parts = [F.linear(*part) for part in zip(inputs, shards(weight, axis.virtual, 0), strict=True)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    return join_columns(parts)
 
 
 def vocab_parallel_cross_entropy(
