@@ -235,6 +235,9 @@ class TrainConfig(Config):
     """Iterations between checkpoints; one is always written at the end."""
     keep_checkpoints: int = 2
     """Newest checkpoints kept."""
+    invariant: int = 0
+    """Virtual tensor-parallel ranks, a power of 2, in which the model is computed at every layout: then no layout
+    changes a bit of a run. 0 computes in the layout's own ranks, whose results differ by rounding."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -101,12 +101,14 @@ class TrainingStep:
         """
         mesh, scale = self.mesh, self.loss_scale
         loss_sum = self.model.forward_backward(microbatches, self.reducer, scale, self.timeline)
-        self.reducer.finish(len(microbatches) * scale)
+        sequences = sum(len(microbatch.tokens) for microbatch in microbatches)
+        self.reducer.finish((sequences if mesh.in_order else len(microbatches)) * scale)
         raised = torch.tensor(float(signal), dtype=torch.float64, device=mesh.device)
         report = torch.stack([loss_sum, *mesh.tp.all_reduce(torch.stack([raised, self.reducer.local_square]))])
         loss, signals, square = mesh.pp.all_reduce(mesh.dp.all_reduce(report)).tolist()
-        batch_size = sum(len(microbatch.tokens) for microbatch in microbatches) * mesh.dp.size
-        return Gradient(loss / batch_size, self.optimizer.gradient_norm(), square / mesh.dp.size, round(signals))
+        return Gradient(
+            loss / (sequences * mesh.dp.size), self.optimizer.gradient_norm(), square / mesh.dp.size, round(signals)
+        )
 
     def update(self, gradient: Gradient, learning_rate: float, skip: bool = False) -> bool:
         """Clip and step, unless told to skip or something is not finite; whether the weights changed."""

@@ -11,8 +11,10 @@ from engine.config import RunConfig
 from engine.data.dataset import DatasetFacts
 from engine.guard.guards import explaining_out_of_memory
 from engine.guard.inputs import InputGuard
+from engine.guard.products import check_products
 from engine.launch.mesh import build_mesh
 from engine.launch.rendezvous import check_agreement, join_ranks, launched_world_size, telling_of_lost_ranks
+from engine.optim.precision import DTYPES
 from engine.parallel.layout import layout_of
 from engine.parallel.mesh import ParallelMesh
 from engine.run.directory import begin_run
@@ -38,6 +40,8 @@ def train(config: RunConfig, root: Path) -> RunDirectory:
                 unchanged = InputGuard(dataset, mesh)
                 if os.environ.get("LOCAL_RANK", "0") == "0":
                     dataset.check()
+                if config.train.invariant:
+                    check_products(config.model, config.train.invariant, DTYPES[config.train.precision], mesh.device)
                 loggers = open_loggers(config.record.loggers if mesh.is_first else ())
             with explaining_out_of_memory(config, mesh, "before the first iteration"):
                 trainer = Trainer(config, run, dataset, mesh)
@@ -62,9 +66,9 @@ def begun_on_ranks(
         check_agreement(config.model_dump(mode="json"))
         config, dataset, run = begin_run(config, root)
         layout = layout_of(config, launched_world_size())
-        if layout.world_size > 1:
-            torch.set_num_threads(1)
-        mesh = build_mesh(layout, config.parallel.sequence_parallel)
+        if layout.world_size > 1 or config.train.invariant:
+            torch.set_num_threads(1)  # several would divide a product or an update at other places
+        mesh = build_mesh(layout, config.parallel.sequence_parallel, config.train.invariant)
         mesh.barrier()
         yield config, dataset, run, mesh
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from engine.model.stage_model import CausalModel
 from engine.parallel.layers import ColumnParallelLinear
-from engine.parallel.mesh import Axis, ParallelMesh, serial_mesh
+from engine.parallel.mesh import Axis, ParallelMesh, serial_mesh, sum_in_tree
 from evaluation.inference import forward_at
 from evaluation.protocol import Request, Scores
 from evaluation.store import ScoreStore
@@ -136,7 +136,8 @@ def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str
         "vocab_size": model.vocab_size,
         "dtype": str(model.dtype),
         "rows_per_head": model.rows_per_head(),
-        "tp": model.mesh.tp.size,
+        "tp": model.mesh.tp.size * model.mesh.tp.virtual,
+        "in_order": model.mesh.in_order,
         "torch": torch.__version__,
         "processor": cpu_name() if on_cpu else torch.cuda.get_device_name(model.mesh.device),
     }
@@ -199,6 +200,7 @@ def score_rows(
     first of those allowed."""
     axis = model.mesh.tp
     logits = model.network.logits(hidden)  # [n, v/t]
+    each = logits.size(1) // axis.virtual
     start = axis.rank * logits.size(1)
     real = max(model.vocab_size - start, 0)
     # a rank may hold nothing but padding
@@ -218,7 +220,9 @@ def score_rows(
         highest_allowed = axis.all_reduce(logits.amax(dim=1), dist.ReduceOp.MAX)
         allowed = _is_first_best(logits, start, targets, target, highest_allowed, axis)
         logits[:, columns] = kept
-    total = axis.all_reduce(logits.sub_(highest[:, None]).exp_().sum(dim=1))
+    sums = [part.contiguous().sum(dim=1) for part in logits.sub_(highest[:, None]).exp_().split(each, dim=1)]
+    sums += [torch.zeros_like(sums[0])] * (axis.virtual - len(sums))  # of ranks that hold nothing but padding
+    total = axis.all_reduce(sum_in_tree(sums))
     return target.double() - highest.double() - total.double().log(), greedy, among_best, allowed
 
 

@@ -66,6 +66,10 @@ class Settings:
             help="Ranks that share the model, such as tp=2,pp=2; started here if nobody has.",
         ),
     ] = ONE_RANK
+    invariant: Annotated[
+        int,
+        typer.Option(min=0, help="Virtual tensor-parallel ranks, a power of 2; then the layout changes no bit."),
+    ] = 0
 
 
 def start_ranks(layout: Layout, main: Callable[[], object]) -> None:

@@ -199,15 +199,17 @@ def load_checkpoint(
         state, index = _read_state(path), read_object(path / INDEX)
 
         def fill(tensors: Iterable[tuple[ShardedParameter, str, torch.Tensor]]) -> None:
-            wanted = {f"{what}.{p.name}": (p, tensor) for p, what, tensor in tensors}
-            read_into(path, index, wanted)
-            loaded.update((name, (p, measure(tensor))) for name, (p, tensor) in wanted.items())
+            every = list(tensors)
+            for copies in (True, False):  # a rank may have both the tied embedding and its copy
+                wanted = {f"{what}{p.name}": (p, tensor) for p, what, tensor in every if p.is_copy is copies}
+                read_into(path, index, wanted)
+                loaded.update((name, (p, measure(tensor))) for name, (p, tensor) in wanted.items())
 
         with torch.no_grad():
-            weights = {p.name: (p, p.local.data) for p in parameters}
-            read_into(path, index, weights)
-            loaded.update((name, (p, measure(tensor))) for name, (p, tensor) in weights.items())
-            optimizer.restore(state.optimizer_steps, fill)
+            fill((p, "", p.local.data) for p in parameters)
+            optimizer.restore(
+                state.optimizer_steps, lambda tensors: fill((p, f"{what}.", tensor) for p, what, tensor in tensors)
+            )
     if (path / STATISTICS).is_file():
         check_loaded(path, loaded, read_object(path / STATISTICS))
     own = as_ancestor(path, state.iteration)

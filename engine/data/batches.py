@@ -96,9 +96,9 @@ class TrainingStreams:
 
 
 def place_groups(global_batch_size: int, microbatch_size: int, dp_rank: int, dp: int) -> Iterator[tuple[int, ...]]:
-    """Places of a rank's microbatches: of each block of microbatch × dp sequences, its slice."""
-    for block in range(0, global_batch_size, microbatch_size * dp):
-        first = block + dp_rank * microbatch_size
+    """Places of a rank's microbatches, which follow each other in its part of the global batch."""
+    each = global_batch_size // dp
+    for first in range(dp_rank * each, (dp_rank + 1) * each, microbatch_size):
         yield tuple(range(first, first + microbatch_size))
 
 

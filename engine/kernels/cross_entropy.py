@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from engine.kernels.compiled import Array, Compiled, array, exponential, largest, load, store
-from engine.parallel.mesh import Axis
-from engine.parallel.vocab import vocab_parallel_cross_entropy
+from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy, vocab_parallel_logits
+from engine.parallel.mesh import Axis, sum_in_tree
 
 CHUNK_BYTES = 1 << 27
 """Most bytes of logits that exist at a time."""
@@ -30,7 +29,8 @@ def reference(
     Rows of the weight at or above `vocab_size` are padding and take no part. Where the axis is divided, the gradient
     of `hidden` is this rank's part of a sum.
     """
-    return vocab_parallel_cross_entropy(F.linear(hidden, weight), targets, vocab_size, axis).mean()
+    logits = vocab_parallel_logits(hidden, weight, axis)
+    return vocab_parallel_cross_entropy(logits, targets, vocab_size, axis).mean()
 
 
 def chunked(
@@ -68,40 +68,38 @@ class _Chunked(torch.autograd.Function):
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis,
         loops: LogitLoops, chunk_bytes: int,
     ) -> torch.Tensor:  # fmt: skip
-        hidden, start = hidden.contiguous(), axis.rank * len(weight)
-        columns = min(max(vocab_size - start, 0), len(weight))
-        chunks = -(-len(hidden) * len(weight) * weight.element_size() // chunk_bytes)
+        hidden, is_whole = hidden.contiguous(), axis.size * axis.virtual == 1
+        parts = [_Part(own, axis.rank * axis.virtual + number, vocab_size, targets)
+                 for number, own in enumerate(weight.chunk(axis.virtual))]  # fmt: skip
+        held = len(weight) * (axis.size if axis.in_order else 1)
+        chunks = -(-len(hidden) * held * weight.element_size() // chunk_bytes)
         chunk = -(-len(hidden) // chunks)
-        to_hidden, to_weight = torch.empty(0), _Sum(weight)
-        if is_trained := any(ctx.needs_input_grad):
-            to_hidden = torch.empty_like(hidden)
+        is_trained = any(ctx.needs_input_grad)
+        to_hidden = torch.empty_like(hidden) if is_trained else torch.empty(0)
         factor = 1.0 / len(hidden) if is_trained else 0.0
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        local = (targets - start).contiguous()
         for first in range(0, len(hidden), chunk):
             here = slice(first, first + chunk)
-            rows, target = hidden[here], local[here]
-            logits = rows @ weight.t()
-            top = torch.empty(len(rows), device=hidden.device)
-            own = torch.empty(2, len(rows), device=hidden.device)
-            loops.log_sum(logits, columns, target, top, own, factor, axis.size == 1)
-            mine = top
-            if axis.size > 1:
-                top = axis.all_reduce(mine.clone(), dist.ReduceOp.MAX)
-                own[0] *= (mine - top).exp_()
-                axis.all_reduce(own)
+            rows = hidden[here]
+            for part in parts:
+                part.log_sum(rows, here, loops, factor, is_whole)
+            top, own = parts[0].top, parts[0].own
+            if not is_whole:
+                top = axis.all_reduce(torch.stack([part.top for part in parts]).amax(dim=0), dist.ReduceOp.MAX)
+                for part in parts:
+                    part.own[0] *= (part.top - top).exp_()
+                own = axis.all_reduce(sum_in_tree([part.own for part in parts]).contiguous())
             total += (own[0].log().add_(top) - own[1]).sum(dtype=torch.float64)
-            scale = None
-            if is_trained and axis.size > 1:
-                scale = loops.softmax_gradient(logits, columns, target, mine, top, own, factor)
-            if is_trained:
-                torch.mm(logits, weight, out=to_hidden[here])
-                if scale is not None:
-                    to_hidden[here] *= scale
-                    rows = rows * scale
-                to_weight.add(logits, rows)
+            if not is_trained:
+                continue
+            if is_whole:
+                torch.mm(parts[0].logits, weight, out=to_hidden[here])
+                parts[0].gradient.add(parts[0].logits, rows)
+            else:
+                to_hidden[here] = sum_in_tree([part.gradients(rows, here, loops, top, own, factor) for part in parts])
         if is_trained:
-            ctx.save_for_backward(to_hidden, to_weight.value())
+            gradients = [part.gradient.value() for part in parts]
+            ctx.save_for_backward(to_hidden, gradients[0] if len(gradients) == 1 else torch.cat(gradients))
         return (total / len(hidden)).float()
 
     @staticmethod
@@ -111,6 +109,37 @@ class _Chunked(torch.autograd.Function):
             to_hidden.mul_(gradient)
             to_weight.mul_(gradient)
         return to_hidden, to_weight, None, None, None, None, None
+
+
+class _Part:
+    """The columns of one virtual rank: their logits of a chunk of rows, and what comes of them."""
+
+    def __init__(self, weight: torch.Tensor, number: int, vocab_size: int, targets: torch.Tensor) -> None:
+        start = number * len(weight)
+        self.weight, self.columns = weight, min(max(vocab_size - start, 0), len(weight))
+        self.targets = (targets - start).contiguous()
+        self.gradient = _Sum(weight)
+        self.logits = self.top = self.own = torch.empty(0)
+
+    def log_sum(self, rows: torch.Tensor, here: slice, loops: LogitLoops, factor: float, is_whole: bool) -> None:
+        """Logits of the rows [n, h] with each one's largest, and its sum of exponentials and target's logit [2, n]."""
+        self.logits = rows @ self.weight.t()
+        self.top = torch.empty(len(rows), device=rows.device)
+        self.own = torch.empty(2, len(rows), device=rows.device)
+        loops.log_sum(self.logits, self.columns, self.targets[here], self.top, self.own, factor, is_whole)
+
+    def gradients(
+        self, rows: torch.Tensor, here: slice, loops: LogitLoops, top: torch.Tensor, own: torch.Tensor, factor: float
+    ) -> torch.Tensor:
+        """This part's of the rows [n, h], from what `log_sum` finds of all columns; its weight's is added up."""
+        targets = self.targets[here]
+        scale = loops.softmax_gradient(self.logits, self.columns, targets, self.top, top, own, factor)
+        to_rows = self.logits @ self.weight
+        if scale is None:
+            self.gradient.add(self.logits, rows)
+            return to_rows
+        self.gradient.add(self.logits, rows * scale)
+        return to_rows.mul_(scale)
 
 
 class _Sum:

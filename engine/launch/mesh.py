@@ -1,6 +1,7 @@
 """From ranks that were started to the mesh that they are."""
 
 import os
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -22,26 +23,32 @@ def local_device() -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
+def build_mesh(layout: Layout, sequence_parallel: bool = False, invariant: int = 0) -> ParallelMesh:
     """Process groups for `layout` over the ranks that torchrun started (NCCL on GPUs, on CPUs gloo and,
-    between ranks of one machine, shared memory).
+    between ranks of one machine, shared memory). With `invariant` its tensor-parallel ranks stand for so many.
 
     Raises BadInput when the number of ranks differs from the layout's, RanksMissing when some do not come.
     """
     device = local_device()
     if layout.world_size != launched_world_size():
         raise BadInput(f"{layout} needs {layout.world_size} ranks but {launched_world_size()} were started")
+    if invariant & (invariant - 1) or invariant % layout.tp:
+        raise BadInput(f"tp = {layout.tp} does not divide {invariant} virtual ranks, or these are no power of 2")
     if layout.world_size == 1:
-        return serial_mesh(device)
+        return serial_mesh(device, invariant)
     join_ranks()
     mesh = init_device_mesh(device.type, (layout.pp, layout.dp, layout.tp), mesh_dim_names=("pp", "dp", "tp"))
     tp, pp, dp = layout.coordinates(dist.get_rank())
     waiting = Waiting()
+
+    def axis(name: str, rank: int, virtual: int = 1) -> Axis:
+        return replace(_axis(mesh, name, rank, waiting), virtual=virtual, in_order=invariant > 0)
+
     built = ParallelMesh(
         layout,
-        tp=_axis(mesh, "tp", tp, waiting),
-        pp=_axis(mesh, "pp", pp, waiting),
-        dp=_axis(mesh, "dp", dp, waiting),
+        tp=axis("tp", tp, invariant // layout.tp or 1),
+        pp=axis("pp", pp),
+        dp=axis("dp", dp),
         embedding=_embedding_axis(layout, tp, pp, dp, waiting, device.type),
         device=device,
         sequence_parallel=sequence_parallel and layout.tp > 1,

@@ -36,9 +36,9 @@ Exchange = Callable[[torch.Tensor, torch.Tensor, int], None]
 class SharedMemoryGroup(ProcessGroup):
     """Sums, extremes and gathered tensors of ranks on one machine; CPU tensors, finished on return.
 
-    Every rank adds up in the ranks' order, so that all hold the same bits. Memory has two halves that operations use in
-    turn: a rank writes to a half again when it knows that every other has begun the operation after the one that half
-    was last used for, and so has read it.
+    Every rank adds up in one binary tree over the ranks, so that all hold the same bits. Memory has two halves that
+    operations use in turn: a rank writes to a half again when it knows that every other has begun the operation after
+    the one that half was last used for, and so has read it.
 
     A RuntimeError says which rank closed its connection, or that one did not come within the time limit.
     """
@@ -129,10 +129,12 @@ class SharedMemoryGroup(ProcessGroup):
 
 
 def _fold(operation: Callable[..., torch.Tensor], parts: torch.Tensor, out: torch.Tensor) -> None:
-    """`out` takes every rank's part, in the ranks' order."""
-    operation(parts[0], parts[1], out=out)
-    for other in parts[2:]:
-        operation(out, other, out=out)
+    """`out` takes every rank's part: those of neighbours are joined, then what became of neighbours, and so on."""
+    left = list(parts)
+    while len(left) > 2:
+        alone = [left.pop()] if len(left) % 2 else []
+        left = [operation(*pair) for pair in zip(left[::2], left[1::2], strict=True)] + alone
+    operation(*left, out=out)
 
 
 def share_memory(group: dist.ProcessGroup, timeout: timedelta) -> dist.ProcessGroup | None:

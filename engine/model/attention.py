@@ -12,6 +12,7 @@ from engine.kernels.attention import reference
 from engine.kernels.registry import kernel
 from engine.model.key_value_cache import KeyValueCache
 from engine.model.recompute import recomputed
+from engine.parallel.collectives import columns, join_columns
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
@@ -34,30 +35,43 @@ class SelfAttention(nn.Module):
         self.dense = RowParallelLinear(config.hidden_size, config.hidden_size, mesh.tp, mesh.sequence_parallel)
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
-        heads = self.num_heads // self.axis.size
-        qkv = self.query_key_value(x)  # [s, b, 3h/t]
-        s, b, _ = qkv.shape
-        qkv = qkv.view(s, b, heads, 3, self.head_dim)
+        parts = columns(self.query_key_value(x), self.axis.virtual)
+        contexts = [self._attend_part(part, qkv, dropout) for part, qkv in enumerate(parts)]
+        return self.dense(join_columns(contexts), add_bias=False)  # [s, b, h]
+
+    def _attend_part(self, part: int, qkv: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+        """What the heads of one of this rank's virtual ranks find: [s, b, 3h/V] → [s, b, h/V]."""
+        s, b, columns = qkv.shape
+        heads = columns // (3 * self.head_dim)
+        qkv = qkv.reshape(s, b, heads, 3, self.head_dim)
         attend = kernel("attention", qkv)
         mask = None
         if dropout is not None:
-            mask = dropout.mask(f"layers.{self.layer}.attention", first_row=self.axis.rank * heads * s)
-        context = recomputed(self.recompute and attend is reference, attend, qkv, mask)
-        return self.dense(context, add_bias=False)  # [s, b, h]
+            first_head = (self.axis.rank * self.axis.virtual + part) * heads
+            mask = dropout.mask(f"layers.{self.layer}.attention", first_row=first_head * s)
+        context: torch.Tensor = recomputed(self.recompute and attend is reference, attend, qkv, mask)
+        return context
 
     def forward_at(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The output at positions [b, q] alone, without dropout: [s, b, h] → [q, b, h]."""
-        heads, columns = self.num_heads // self.axis.size, x.size(2)
-        rows = x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, columns))  # [q, b, h]
-        weight = self.query_key_value.weight.view(heads, 3, self.head_dim, columns)
-        bias = self.query_key_value.bias.view(heads, 3, self.head_dim)
-        query = F.linear(rows, weight[:, 0].flatten(0, 1), bias[:, 0].flatten())  # [q, b, h/t]
-        query = query.unflatten(2, (heads, self.head_dim)).permute(1, 2, 0, 3)  # [b, n/t, q, d]
-        key_value = F.linear(x, weight[:, 1:].flatten(0, 2), bias[:, 1:].flatten())  # [s, b, 2h/t]
-        key, value = key_value.unflatten(2, (heads, 2, self.head_dim)).permute(3, 1, 2, 0, 4)  # each [b, n/t, s, d]
+        rows = x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, x.size(2)))  # [q, b, h]
         is_past = torch.arange(x.size(0), device=x.device) <= positions[:, None, :, None]  # [b, 1, q, s]
+        weights, biases = (p.chunk(self.axis.virtual) for p in (self.query_key_value.weight, self.query_key_value.bias))
+        contexts = [self._attend_at(x, rows, is_past, *part) for part in zip(weights, biases, strict=True)]
+        return self.dense(join_columns(contexts), add_bias=False)
+
+    def _attend_at(
+        self, x: torch.Tensor, rows: torch.Tensor, is_past: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+    ) -> torch.Tensor:
+        """What the heads of one virtual rank find for queries of the rows [q, b, h]: [q, b, h/V]."""
+        weight = weight.view(-1, 3, self.head_dim, x.size(2))
+        bias, heads = bias.view(-1, 3, self.head_dim), len(weight)
+        query = F.linear(rows, weight[:, 0].flatten(0, 1), bias[:, 0].flatten())  # [q, b, h/V]
+        query = query.unflatten(2, (heads, self.head_dim)).permute(1, 2, 0, 3)  # [b, n/V, q, d]
+        key_value = F.linear(x, weight[:, 1:].flatten(0, 2), bias[:, 1:].flatten())  # [s, b, 2h/V]
+        key, value = key_value.unflatten(2, (heads, 2, self.head_dim)).permute(3, 1, 2, 0, 4)  # each [b, n/V, s, d]
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=is_past)
-        return self.dense(context.permute(2, 0, 1, 3).flatten(2), add_bias=False)
+        return context.permute(2, 0, 1, 3).flatten(2)
 
     def forward_next(self, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
         """The output at the positions after those in the cache, which takes them up, without dropout: [q, b, h]."""

@@ -8,17 +8,18 @@ Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabu
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
 from engine.kernels.registry import kernel
+from engine.kernels.vocab_cross_entropy import vocab_parallel_logits
 from engine.model.key_value_cache import KeyValueCache
 from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import CausalModel
 from engine.model.stages import Stage
 from engine.model.transformer import Embedding, LayerNorm, TransformerLayer, run_layers
 from engine.parallel.collectives import enter_tensor_parallel
+from engine.parallel.layers import VocabParallelEmbedding
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
 
@@ -35,8 +36,10 @@ class GPT2(CausalModel):
         self.layers = nn.ModuleDict(
             {str(i): TransformerLayer(config, mesh, i, recompute.attention) for i in self.stage.layers}
         )
+        if mesh.in_order and self.stage.is_first and self.stage.is_last:
+            self.output_embeddings = VocabParallelEmbedding(config.padded_vocab_size, config.hidden_size, mesh.tp)
         if self.stage.is_last:
-            self.final_layernorm = LayerNorm(config.hidden_size)
+            self.final_layernorm = LayerNorm(config.hidden_size, mesh)
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
         """What the stage hands on for this microbatch, [s, b, h]."""
@@ -79,12 +82,15 @@ class GPT2(CausalModel):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """States [..., h] → this rank's logits [..., v/t], through the tied word embedding."""
         hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel)
-        return F.linear(hidden, self.embedding.word_embeddings.weight)
+        return vocab_parallel_logits(hidden, self.embedding.word_embeddings.weight, self.mesh.tp)
 
     def loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy of targets [b, s] from the last stage's states [s, b, h], a scalar."""
         hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel).flatten(0, 1)  # [s·b, h]
-        weight, targets = self.embedding.word_embeddings.weight, targets.transpose(0, 1).flatten()
+        weight = (
+            self.output_embeddings if hasattr(self, "output_embeddings") else self.embedding.word_embeddings
+        ).weight
+        targets = targets.transpose(0, 1).flatten()
         loss: torch.Tensor = kernel("linear_cross_entropy", hidden)(
             hidden, weight, targets, self.config.vocab_size, self.mesh.tp
         )

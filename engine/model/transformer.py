@@ -3,25 +3,34 @@
 Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabulary, t tensor-parallel ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from engine.config import ModelConfig
 from engine.kernels.registry import kernel
 from engine.model.attention import SelfAttention
 from engine.model.key_value_cache import KeyValueCache
+from engine.parallel.collectives import columns, copies, join_columns, shards
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout, DropoutMask
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer norm over the hidden dim: [..., h] → [..., h]."""
+    """Layer norm over the hidden dim: [s, b, h] → [s, b, h]."""
+
+    def __init__(self, hidden_size: int, mesh: ParallelMesh, eps: float = 1e-5) -> None:
+        super().__init__(hidden_size, eps=eps)
+        self.mesh = mesh
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        normed: torch.Tensor = kernel("layer_norm", x)(x, self.weight, self.bias, self.eps)
+        return in_row_blocks(self.mesh, self._rows, (self.weight, self.bias), x)
+
+    def _rows(self, _: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = kernel("layer_norm", x)(x, weight, bias, self.eps)
         return normed
 
 
@@ -33,6 +42,7 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         super().__init__()
+        self.count = mesh.tp.virtual
         self.dense_h_to_4h = ColumnParallelLinear(
             config.hidden_size, 4 * config.hidden_size, mesh.tp, mesh.sequence_parallel
         )
@@ -41,8 +51,9 @@ class MLP(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.dense_h_to_4h(x, add_bias=False)
-        return self.dense_4h_to_h(kernel("bias_gelu", x)(x, self.dense_h_to_4h.bias), add_bias=False)
+        x, count = self.dense_h_to_4h(x, add_bias=False), self.count
+        parts = zip(columns(x, count), shards(self.dense_h_to_4h.bias, count, 0), strict=True)
+        return self.dense_4h_to_h(join_columns([kernel("bias_gelu", x)(*part) for part in parts]), add_bias=False)
 
 
 class TransformerLayer(nn.Module):
@@ -54,9 +65,9 @@ class TransformerLayer(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False) -> None:
         super().__init__()
         self.layer, self.mesh = layer, mesh
-        self.input_layernorm = LayerNorm(config.hidden_size)
+        self.input_layernorm = LayerNorm(config.hidden_size, mesh)
         self.self_attention = self.attention_class(config, mesh, layer, recompute_attention)
-        self.post_attention_layernorm = LayerNorm(config.hidden_size)
+        self.post_attention_layernorm = LayerNorm(config.hidden_size, mesh)
         self.mlp = self.mlp_class(config, mesh)
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
@@ -106,8 +117,8 @@ class Embedding(nn.Module):
         words = self.word_embeddings(tokens)  # [s, b, h]
         first = start + self.mesh.sequence_rank * words.size(0)
         positions = torch.arange(first, first + words.size(0), device=tokens.device)
-        embedded: torch.Tensor = words + self.position_embeddings(positions).unsqueeze(1)
-        return embedded
+        (table,) = copies(self.position_embeddings.weight, 1, self.mesh.row_axis)
+        return words + F.embedding(positions, table).unsqueeze(1)
 
 
 def embedding_table(rows: int, columns: int) -> nn.Embedding:
@@ -126,20 +137,44 @@ def add_branch(
     x: torch.Tensor, branch: torch.Tensor, bias: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh
 ) -> torch.Tensor:  # fmt: skip
     """x + dropout(branch + bias), of x and branch [s, b, h] and bias [h]."""
-    mask = _residual_mask(x, site, dropout, mesh)
-    added: torch.Tensor = kernel("bias_dropout_add", branch)(branch, bias, x, mask)
-    return added
+
+    def add(first_row: int, branch: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        mask = _mask(site, x.size(0), first_row, dropout, mesh)
+        added: torch.Tensor = kernel("bias_dropout_add", branch)(branch, bias, rows, mask)
+        return added
+
+    return in_row_blocks(mesh, add, (bias,), branch, x)
+
+
+def in_row_blocks(
+    mesh: ParallelMesh, function: Callable[..., torch.Tensor], parameters: Sequence[torch.Tensor], *inputs: torch.Tensor
+) -> torch.Tensor:
+    """function(first row, inputs, parameters) of [s, b, h] and of parameters that every rank holds whole.
+
+    Where the layout must change no bit, each block of rows is computed alone, and the parameters' gradients, which are
+    sums over rows, are added up in a tree over all blocks.
+    """
+    if not mesh.in_order or not torch.is_grad_enabled():
+        return function(0, *inputs, *parameters)
+    count = mesh.row_blocks
+    own = [copies(parameter, count, mesh.row_axis) for parameter in parameters]
+    rows = inputs[0].size(0) // count
+    blocks = [
+        function(number * rows, *(x[number * rows : (number + 1) * rows] for x in inputs), *uses)
+        for number, uses in enumerate(zip(*own, strict=True))
+    ]
+    return blocks[0] if count == 1 else torch.cat(blocks)
 
 
 def drop(x: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> torch.Tensor:
     """Dropout on the residual stream, [s, b, h]."""
-    mask = _residual_mask(x, site, dropout, mesh)
+    mask = _mask(site, x.size(0), 0, dropout, mesh)
     if mask is None:
         return x
     dropped: torch.Tensor = kernel("dropout", x)(x, mask)
     return dropped
 
 
-def _residual_mask(x: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> DropoutMask | None:
-    """A divided sequence has its rows of the mask, so layouts agree."""
-    return dropout.mask(site, first_row=mesh.sequence_rank * x.size(0)) if dropout else None
+def _mask(site: str, rows: int, first_row: int, dropout: Dropout | None, mesh: ParallelMesh) -> DropoutMask | None:
+    """From one of this rank's `rows` on; a divided sequence has its rows of the mask, so layouts agree."""
+    return dropout.mask(site, mesh.sequence_rank * rows + first_row) if dropout else None

@@ -2,14 +2,19 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
+import torch.distributed as dist
 
 from engine.config import TrainConfig
 from engine.kernels.adam import AdamStep
 from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import ShardedParameter
+
+SQUARED_AT_ONCE = 1 << 20
+TOGETHER = 64
+"""An owner's elements are a multiple of it: a vector's worth, so that none is updated by other instructions."""
 
 
 class FlatGroup:
@@ -23,7 +28,7 @@ class FlatGroup:
     def __init__(self, parameters: list[ShardedParameter], weight_decay: float, owners: Axis, is_pure: bool) -> None:
         self.parameters, self.weight_decay, self.owners = parameters, weight_decay, owners
         first = parameters[0].local
-        each = -(-sum(p.local.numel() for p in parameters) // owners.size)
+        each = -(-sum(p.local.numel() for p in parameters) // (owners.size * TOGETHER)) * TOGETHER
         self.flat = torch.zeros(each * owners.size, dtype=first.dtype, device=first.device)
         for parameter, value in zip(parameters, self.views(self.flat), strict=True):
             value.copy_(parameter.local.data)
@@ -115,14 +120,24 @@ class FlatOptimizer(ABC):
 
     def gradient_norm(self) -> float:
         """Norm of the whole gradient, over every rank that holds a part of it, counting shared parameters once."""
+        counted = [
+            piece
+            for group in self.groups
+            for parameter, piece in zip(group.parameters, group.pieces(group.own_gradient), strict=True)
+            if parameter.is_counted and piece.numel()
+        ]
+        if self.mesh.in_order:
+            return math.sqrt(exact_squares(counted, self._over_ranks, self.mesh.device))
         squares = torch.zeros((), dtype=torch.float64, device=self.groups[0].master.device)
-        for group in self.groups:
-            pieces = group.pieces(group.own_gradient)
-            counted = [piece for parameter, piece in zip(group.parameters, pieces, strict=True) if parameter.is_counted]
-            if counted:
-                squares += torch.nn.utils.get_total_norm(counted).double() ** 2
-        squares = self.groups[0].owners.all_reduce(squares)
-        return math.sqrt(self.mesh.pp.all_reduce(self.mesh.tp.all_reduce(squares)).item())
+        if counted:
+            squares += torch.nn.utils.get_total_norm(counted).double() ** 2
+        return math.sqrt(self._over_ranks(squares).item())
+
+    def _over_ranks(self, value: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
+        """Reduced over all ranks that hold a part of the gradient."""
+        for axis in (self.groups[0].owners, self.mesh.tp, self.mesh.pp):
+            axis.all_reduce(value, op)
+        return value
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_norm: float) -> None:
@@ -166,6 +181,29 @@ class FlatOptimizer(ABC):
                 views = zip(group.parameters, group.views(whole), strict=True)
                 fill([(parameter, name, view) for parameter, view in views])
                 part.copy_(whole[group.own])
+
+
+def exact_squares(
+    pieces: Sequence[torch.Tensor], over_ranks: Callable[..., torch.Tensor], device: torch.device
+) -> float:
+    """Sum of the squares of every rank's tensors, whose bits depend neither on order nor on division.
+
+    Each square is rounded to a number of large steps and one of small steps, so that their sums are exact (Demmel &
+    Nguyen 2015, "Parallel Reproducible Summation"). `over_ranks` reduces a tensor, with an operation or to a sum.
+    """
+    count = torch.tensor(float(sum(piece.numel() for piece in pieces)), dtype=torch.float64, device=device)
+    bits = 52 - math.ceil(math.log2(over_ranks(count).item()))
+    largest = torch.stack([count.new_zeros(()), *(piece.abs().amax().double() for piece in pieces)]).amax()
+    top = over_ranks(largest, dist.ReduceOp.MAX).item()
+    step = math.ldexp(1.0, 2 * math.frexp(top)[1] - bits) if 0 < top < math.inf else 1.0
+    sums = count.new_zeros(2)
+    for piece in pieces:
+        for part in piece.flatten().split(SQUARED_AT_ONCE):
+            squares = part.double().square().div_(step)
+            large = squares.round()
+            sums += torch.stack([large.sum(), squares.sub_(large).mul_(2.0**bits).round_().sum()])
+    large_steps, small_steps = over_ranks(sums).tolist()
+    return float((large_steps + small_steps * 2.0**-bits) * step)
 
 
 def _is_undecayed(name: str) -> bool:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from engine.optim.flat import FlatGroup
-from engine.parallel.mesh import ParallelMesh
+from engine.parallel.mesh import ParallelMesh, sum_in_tree
 from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
 
 BUCKET_ELEMENTS = 4_000_000
@@ -21,8 +21,8 @@ class Reducer(Protocol):
 
     local_square: torch.Tensor
 
-    def begin(self) -> None:
-        """Before an iteration's first backward pass."""
+    def begin(self, sequences: int = 1) -> None:
+        """Before the first backward pass of an iteration on so many sequences."""
 
     def arm(self, parameters: Sequence[ShardedParameter]) -> None:
         """The next gradient of each of these parameters is its last in this iteration."""
@@ -58,11 +58,12 @@ class GradientReducer:
     """Watches the parameters of one rank's flat groups.
 
     An iteration's first gradient of a parameter becomes the flat one's part, those of later microbatches are added as
-    they are made. In the last backward pass of a chunk (`arm`) each bucket's all-reduce starts when its last parameter
-    has its gradient; not where ranks share memory, for there the processor that would carry it out is the one that
-    computes. Under ZeRO stage 1 a bucket's parts are reduced to their owners alone, a reduce-scatter (Rajbhandari et
-    al. 2020, Section 7); the tied embedding's sum goes to every rank. With `measures_noise`, `local_square` is known
-    after `finish`.
+    they are made. Where the mesh is `in_order`, those of single sequences are added in a binary tree over their places
+    in the global batch, with as many partial sums as it is high. In the last backward pass of a chunk (`arm`) each
+    bucket's all-reduce starts when its last parameter has its gradient; not where ranks share memory, for there the
+    processor that would carry it out is the one that computes. Under ZeRO stage 1 a bucket's parts are reduced to their
+    owners alone, a reduce-scatter (Rajbhandari et al. 2020, Section 7); the tied embedding's sum goes to every rank.
+    With `measures_noise`, `local_square` is known after `finish`.
     """
 
     groups: Sequence[FlatGroup]
@@ -70,8 +71,12 @@ class GradientReducer:
     measures_noise: bool = False
     _buckets: list[_Bucket] = field(default_factory=list)
     _armed: set[int] = field(default_factory=set)
-    _arrivals: set[int] = field(default_factory=set)
-    """Parameters that have a gradient in this iteration."""
+    _arrivals: dict[int, int] = field(default_factory=dict)
+    """How many gradients a parameter has had in this iteration."""
+    _partial: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    """Of each parameter the sums that wait for what is to be added to them."""
+    _merges: list[int] = field(default_factory=list)
+    """How many sums are added up after each sequence's gradient."""
 
     def __post_init__(self) -> None:
         for group in self.groups:
@@ -85,8 +90,8 @@ class GradientReducer:
                     group.main_gradient[start:end],
                     len(members),
                     [views[id(parameter)] for parameter in members if parameter.is_counted],
-                    any(self._is_tied(parameter) or self._is_summed(parameter) for parameter in members),
-                    any(self._is_tied(parameter) and parameter.is_copy for parameter in members),
+                    not self.mesh.in_order and any(self._is_tied(p) or self._is_summed(p) for p in members),
+                    not self.mesh.in_order and any(self._is_tied(p) and p.is_copy for p in members),
                     group.owned(start, end) if is_divided and not self._is_tied(first) else [],
                 )
                 self._buckets.append(bucket)
@@ -97,10 +102,12 @@ class GradientReducer:
         """Squared norm of this data-parallel rank's own gradient before the others' are added, float64: what this rank
         counts of it, to be summed over the tensor- and pipeline-parallel axes."""
 
-    def begin(self) -> None:
-        """Before an iteration's first backward pass."""
+    def begin(self, sequences: int = 1) -> None:
+        """Before the first backward pass of an iteration on so many sequences."""
         self._armed.clear()
         self._arrivals.clear()
+        self._partial.clear()
+        self._merges = merges_in_tree(sequences) if self.mesh.in_order else []
         self.local_square.zero_()
         for group in self.groups:
             for parameter in group.parameters:
@@ -125,10 +132,12 @@ class GradientReducer:
                 if id(parameter.local) not in self._arrivals:
                     view.zero_()
         self._wait([bucket for bucket in self._buckets if not bucket.is_shared])
-        tied = self._share()
+        tied = [] if self.mesh.in_order else self._share()
         self._wait([bucket for bucket in self._buckets if bucket.is_shared])
         for view in tied:
             self.mesh.embedding.broadcast(view)
+        if self.mesh.in_order:
+            self._tie()
         self.local_square.div_(divisor**2)
         if (shares := divisor * self.mesh.dp.size) != 1:
             for group in self.groups:
@@ -148,25 +157,44 @@ class GradientReducer:
                     self.mesh.tp.all_reduce(view)
         return tied
 
+    def _tie(self) -> None:
+        """Add up the tied embedding's sums of input and output, each over all sequences."""
+        uses = [
+            view
+            for group in self.groups
+            for parameter, view in zip(group.parameters, group.gradients, strict=True)
+            if self._is_tied(parameter)
+        ]
+        if uses:
+            total = self.mesh.embedding.all_reduce(sum_in_tree(uses).clone())
+            for view in uses:
+                view.copy_(total)
+
     def _is_tied(self, parameter: ShardedParameter) -> bool:
-        return parameter.name == TIED_EMBEDDING and self.mesh.embedding.size > 1
+        return parameter.name == TIED_EMBEDDING and (self.mesh.embedding.size > 1 or self.mesh.in_order)
 
     def _is_summed(self, parameter: ShardedParameter) -> bool:
-        return self.mesh.sequence_parallel and parameter.dim is None
+        return self.mesh.sequence_parallel and parameter.dim is None and not self.mesh.in_order
 
     def _arrived(self, bucket: _Bucket, main: torch.Tensor, is_mixed: bool, parameter: torch.Tensor) -> None:
         if parameter.grad is not None and parameter.grad is not main:
-            if id(parameter) in self._arrivals:
-                main.add_(parameter.grad)
+            count = self._arrivals.get(id(parameter), 0)
+            sums = self._partial.setdefault(id(parameter), [main])
+            merges = self._merges[count] if self._merges else min(count, 1)
+            if count:
+                sums.append(parameter.grad if merges else parameter.grad.to(main.dtype))
             elif parameter.grad.is_sparse:
                 main.zero_().add_(parameter.grad)
             else:
                 main.copy_(parameter.grad)
-            self._arrivals.add(id(parameter))
-            parameter.grad = None if is_mixed else main
+            for _ in range(merges):
+                right = sums.pop()
+                sums[-1].add_(right)
+            self._arrivals[id(parameter)] = count + 1
+            parameter.grad = None if is_mixed or self._merges else main
         if id(parameter) in self._armed:
             bucket.waiting -= 1
-            if bucket.waiting == 0 and not bucket.is_shared and not self.mesh.dp.shared_memory:
+            if bucket.waiting == 0 and not bucket.is_shared and not self._waits:
                 self._launch(bucket)
 
     def _launch(self, bucket: _Bucket) -> None:
@@ -180,7 +208,7 @@ class GradientReducer:
     def _reduce(self, bucket: _Bucket) -> list[dist.Work]:
         """Begin to add up the bucket over data-parallel ranks; what is to be waited for."""
         dp = self.mesh.dp
-        if dp.shared_memory:
+        if self._waits:
             for owner, part in bucket.owned:
                 dp.reduce(part, owner)
             if not bucket.owned:
@@ -189,6 +217,11 @@ class GradientReducer:
         works = [dist.reduce(part, group=dp.group, group_dst=owner, async_op=True) for owner, part in bucket.owned]
         return works or [dist.all_reduce(bucket.gradient, group=dp.group, async_op=True)]
 
+    @property
+    def _waits(self) -> bool:
+        """Whether a reduction is over when it returns."""
+        return self.mesh.dp.shared_memory is not None or self.mesh.dp.in_order
+
     def _wait(self, buckets: Sequence[_Bucket]) -> None:
         for bucket in buckets:
             self._launch(bucket)
@@ -196,6 +229,15 @@ class GradientReducer:
             with self.mesh.waiting:
                 for work in bucket.works:
                     work.wait()
+
+
+def merges_in_tree(count: int) -> list[int]:
+    """How many sums are added up after each of `count` numbers in a tree of halves; an odd number's last comes last."""
+    if count == 1:
+        return [0]
+    first = count // 2 if count % 2 == 0 else count - 1
+    left, right = merges_in_tree(first), merges_in_tree(count - first)
+    return [*left, *right[:-1], right[-1] + 1]
 
 
 def _in_buckets(

@@ -64,7 +64,7 @@ class ShardedReducer:
                 shard.register_post_accumulate_grad_hook(partial(_arrived, gradient))
                 setattr(module, name, shard)
 
-    def begin(self) -> None:
+    def begin(self, sequences: int = 1) -> None:
         """Before an iteration's first backward pass."""
         for group in self.groups:
             group.main_gradient.zero_()

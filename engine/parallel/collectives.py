@@ -3,12 +3,13 @@ and its conjugate (Korthikanti et al. 2022, arXiv 2205.05198, Section 4.2). Acti
 the sequence is divided.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from engine.parallel.mesh import Axis
+from engine.parallel.mesh import Axis, sum_in_tree
 
 
 class _Copy(torch.autograd.Function):
@@ -30,6 +31,28 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient, None
+
+
+class _Copies(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, count: int, axis: Axis) -> tuple[torch.Tensor, ...]:
+        ctx.axis = axis
+        return tuple(x.view_as(x) for _ in range(count))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.axis.all_reduce(sum_in_tree(gradients).contiguous()), None, None
+
+
+class _Shards(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, count: int, dim: int) -> tuple[torch.Tensor, ...]:
+        ctx.dim = dim
+        return tuple(shard.clone() for shard in parameter.chunk(count, dim))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return torch.cat(gradients, ctx.dim), None, None
 
 
 class _Gather(torch.autograd.Function):
@@ -67,6 +90,26 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return ctx.axis.all_gather(gradient.contiguous(), dim=0), None
+
+
+def copies(x: torch.Tensor, count: int, axis: Axis | None = None) -> Sequence[torch.Tensor]:
+    """x for each of `count` uses; its gradient is theirs added up in a tree, and over `axis` where one is given."""
+    return [x] if count == 1 and axis is None else _Copies.apply(x, count, axis or Axis())
+
+
+def shards(parameter: torch.Tensor, count: int, dim: int) -> Sequence[torch.Tensor]:
+    """The parts of a parameter along `dim` that this rank's virtual ranks hold."""
+    return [parameter] if count == 1 else _Shards.apply(parameter, count, dim)
+
+
+def columns(x: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
+    """The columns of x that this rank's virtual ranks hold."""
+    return [x] if count == 1 else x.chunk(count, dim=-1)
+
+
+def join_columns(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What virtual ranks computed, side by side."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
 
 
 def enter_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool) -> torch.Tensor:

@@ -1,5 +1,8 @@
 """Linear layers and embedding divided over the tensor-parallel axis; on an axis of size 1 they are ordinary layers.
 
+A rank that stands for several virtual ranks computes the product of each alone and adds them up in a tree, so that
+every product has the shape, and every sum the order, that it has on as many real ranks.
+
 With sequence parallelism activations outside are divided along the sequence, [s/t, b, h]. A caller whose next kernel
 adds the bias asks for the product alone.
 Each layer states in `shard_dims` along which dim its parameters are divided. Shapes: `s` sequence, `b` microbatch,
@@ -12,8 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.parallel.collectives import enter_tensor_parallel, gathered_linear, leave_tensor_parallel
-from engine.parallel.mesh import Axis
+from engine.parallel.collectives import (
+    columns,
+    copies,
+    enter_tensor_parallel,
+    gathered_linear,
+    join_columns,
+    leave_tensor_parallel,
+    shards,
+)
+from engine.parallel.mesh import Axis, sum_in_tree
 
 
 class ColumnParallelLinear(nn.Module):
@@ -32,9 +43,13 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x: torch.Tensor, add_bias: bool = True) -> torch.Tensor:
         bias = self.bias if add_bias else None
-        if self.sequence_parallel and self.axis.size > 1:
+        count, is_divided = self.axis.virtual, self.sequence_parallel and self.axis.size > 1
+        if is_divided and not self.axis.in_order:
             return gathered_linear(x, self.weight, bias, self.axis)
-        return F.linear(enter_tensor_parallel(x, self.axis, sequence_parallel=False), self.weight, bias)
+        inputs = copies(enter_tensor_parallel(x, self.axis, is_divided), count)
+        biases = [None] * count if bias is None else shards(bias, count, 0)
+        parts = [F.linear(*part) for part in zip(inputs, shards(self.weight, count, 0), biases, strict=True)]
+        return join_columns(parts)
 
 
 class RowParallelLinear(nn.Module):
@@ -56,9 +71,12 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: torch.Tensor, add_bias: bool = True) -> torch.Tensor:
         bias = self.bias if add_bias else None
-        if self.axis.size == 1:
+        count = self.axis.virtual
+        if self.axis.size * count == 1:
             return F.linear(x, self.weight, bias)
-        summed = leave_tensor_parallel(F.linear(x, self.weight), self.axis, self.sequence_parallel)
+        inputs = [part.contiguous() for part in columns(x, count)]
+        parts = [F.linear(part, weight) for part, weight in zip(inputs, shards(self.weight, count, 1), strict=True)]
+        summed = leave_tensor_parallel(sum_in_tree(parts), self.axis, self.sequence_parallel)
         return summed if bias is None else summed + bias
 
 
@@ -81,11 +99,11 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         tokens = tokens.transpose(0, 1)
-        is_sparse = self.is_alone and not tokens.is_cuda
+        is_sparse = self.is_alone and not tokens.is_cuda and not self.axis.in_order
         if self.axis.size == 1:
             return F.embedding(tokens, self.weight, sparse=is_sparse)
         local = tokens - self.axis.rank * self.rows
         elsewhere = (local < 0) | (local >= self.rows)
         embedded = F.embedding(local.masked_fill(elsewhere, 0), self.weight, sparse=is_sparse)
-        embedded = embedded.masked_fill(elsewhere.unsqueeze(-1), 0.0)
+        embedded = embedded.masked_fill(elsewhere.unsqueeze(-1), -0.0)  # which adds nothing even to -0.0
         return leave_tensor_parallel(embedded, self.axis, self.sequence_parallel)

@@ -1,13 +1,14 @@
 """The mesh of ranks, an object that is passed in; there is no module-level parallel state."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from engine.parallel.layout import Layout
 from engine.torch_names import reduce_scatter_single
@@ -37,19 +38,41 @@ class Axis:
     shared_memory: dist.ProcessGroup | None = None
     """The same ranks on one machine without GPUs: what they wait for goes through memory."""
     waiting: Waiting = field(default_factory=Waiting, compare=False)
+    virtual: int = 1
+    """Virtual ranks that each rank of the axis stands for."""
+    in_order: bool = False
+    """Whether sums over the axis are taken in one fixed binary tree over its ranks."""
 
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
         """Reduce in place over the axis."""
         if self.size > 1:
             with self.waiting:
-                dist.all_reduce(tensor, op, group=self.shared_memory or self.group)
+                if self.in_order and op == dist.ReduceOp.SUM and not self.shared_memory:
+                    flat = F.pad(tensor.reshape(-1), (0, -tensor.numel() % self.size))
+                    shards = [torch.empty_like(flat[: flat.numel() // self.size]) for _ in range(self.size)]
+                    dist.all_gather(shards, self._sum_of_parts(flat), group=self.group)
+                    tensor.copy_(torch.cat(shards)[: tensor.numel()].view_as(tensor))
+                else:
+                    dist.all_reduce(tensor, op, group=self.shared_memory or self.group)
         return tensor
+
+    def _sum_of_parts(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's part, along dim 0, of the sum over the axis, added up in a tree."""
+        theirs = torch.empty_like(tensor)
+        dist.all_to_all_single(theirs, tensor.contiguous(), group=self.group)
+        return sum_in_tree(theirs.chunk(self.size))
 
     def reduce(self, tensor: torch.Tensor, owner: int = 0) -> None:
         """Add up on one rank of the axis, in place; what the others hold afterwards is not defined."""
         if self.size > 1:
             with self.waiting:
-                dist.reduce(tensor, group=self.shared_memory or self.group, group_dst=owner)
+                if self.in_order and not self.shared_memory:
+                    parts = [torch.empty_like(tensor) for _ in range(self.size)] if self.rank == owner else None
+                    dist.gather(tensor, parts, group=self.group, group_dst=owner)
+                    if parts:
+                        tensor.copy_(sum_in_tree(parts))
+                else:
+                    dist.reduce(tensor, group=self.shared_memory or self.group, group_dst=owner)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Give every rank of the axis the first one's values, in place."""
@@ -72,6 +95,8 @@ class Axis:
             return tensor
         part = tensor.new_empty(tensor.size(0) // self.size, *tensor.shape[1:])
         with self.waiting:
+            if self.in_order and not self.shared_memory:
+                return self._sum_of_parts(tensor)
             reduce_scatter_single(part, tensor.contiguous(), group=self.shared_memory or self.group)
         return part
 
@@ -89,6 +114,21 @@ class ParallelMesh:
     device: torch.device
     sequence_parallel: bool = False
     """Whether activations outside tensor-parallel regions are divided along the sequence over the tp axis."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether everything is computed in virtual tensor-parallel ranks, so that the layout changes no bit."""
+        return self.tp.in_order
+
+    @property
+    def row_blocks(self) -> int:
+        """How many blocks of a sequence's rows this rank computes one by one outside tensor-parallel regions."""
+        return self.tp.virtual * (1 if self.sequence_parallel else self.tp.size)
+
+    @property
+    def row_axis(self) -> Axis | None:
+        """Over which gradients of undivided parameters are added up as they arise; None where they need not be."""
+        return self.tp if self.in_order and self.sequence_parallel else None
 
     @property
     def sequence_rank(self) -> int:
@@ -135,6 +175,14 @@ class ParallelMesh:
         return values
 
 
-def serial_mesh(device: str | torch.device = "cpu") -> ParallelMesh:
-    """The mesh of one rank."""
-    return ParallelMesh(Layout(), Axis(), Axis(), Axis(), Axis(), torch.device(device))
+def serial_mesh(device: str | torch.device = "cpu", invariant: int = 0) -> ParallelMesh:
+    """The mesh of one rank; it stands for `invariant` virtual tensor-parallel ranks, where these are given."""
+    axis = Axis(in_order=invariant > 0)
+    return ParallelMesh(Layout(), replace(axis, virtual=invariant or 1), axis, axis, Axis(), torch.device(device))
+
+
+def sum_in_tree(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of neighbours, then of neighbouring sums, and so on: one order for any division of the parts."""
+    while len(parts) > 1:
+        parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]

@@ -8,6 +8,8 @@ from torch import nn
 from engine.parallel.mesh import Axis, ParallelMesh
 
 TIED_EMBEDDING = "embedding.word_embeddings.weight"
+OUTPUT_COPY = "output_embeddings.weight"
+"""The output's copy on a rank that has the input's too, where the gradients of both are added up apart."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
             if hasattr(parameter, "to_local"):  # a DTensor, whose module takes half a second to import
                 parameters.append(ShardedParameter(full, nn.Parameter(parameter.to_local().detach()), mesh.dp, 0))
                 continue
-            is_copy = has_copy and full == TIED_EMBEDDING
+            is_copy = full == OUTPUT_COPY or (has_copy and full == TIED_EMBEDDING)
+            full = TIED_EMBEDDING if is_copy else full
             parameters.append(ShardedParameter(full, parameter, mesh.tp, dims.get(name), is_copy))
     return parameters

@@ -62,7 +62,7 @@ class PipelineExecutor:
         total = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
         inbox: Inbox = {}
         outbox: Outbox = {}
-        saved: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]] = {}
+        saved: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]]] = {}
         sends: list[tuple[dist.Work, torch.Tensor]] = []
         for instruction in program:
             if isinstance(instruction, Message):
@@ -76,35 +76,39 @@ class PipelineExecutor:
             op, number, chunk = instruction
             stage = chunk * self._pp + self._mesh.pp.rank
             batch = microbatches[number]
+            parts = batch.sequences() if self._mesh.in_order else [batch]
             if op is Op.FORWARD:
-                if stage == 0:
-                    inputs = batch.tokens
-                else:
-                    inputs = self._take(inbox, (Op.FORWARD, number, stage), batch)
-                    inputs.requires_grad_(torch.is_grad_enabled())
-                start = self._now(timeline is not None)
-                hidden = self._chunks[chunk].run_stage(inputs, batch)
-                arrived: list[torch.Tensor] = []
-                if stage == self._last:
-                    loss = self._chunks[chunk].batch_loss(hidden, batch)
-                    total += loss.detach().double() * len(batch.tokens)
-                    output = loss * loss_scale
-                else:
-                    self._put(inbox, outbox, (Op.FORWARD, number, stage + 1), hidden.detach())
-                    output = _HandOn.apply(hidden, arrived)
-                if torch.is_grad_enabled():
-                    saved[number, stage] = (inputs, output, arrived)
-            else:
-                inputs, output, arrived = saved.pop((number, stage))
-                if stage != self._last:
-                    arrived.append(self._take(inbox, (Op.BACKWARD, number, stage), batch))
-                start = self._now(timeline is not None)
-                if before_backward:
-                    before_backward(instruction)
-                output.backward()
+                taken = [part.tokens for part in parts]
                 if stage > 0:
-                    assert inputs.grad is not None
-                    self._put(inbox, outbox, (Op.BACKWARD, number, stage - 1), inputs.grad)
+                    taken = self._take(inbox, (Op.FORWARD, number, stage), batch, len(parts))
+                    for inputs in taken:
+                        inputs.requires_grad_(torch.is_grad_enabled())
+                start = self._now(timeline is not None)
+                made = [self._chunks[chunk].run_stage(*part) for part in zip(taken, parts, strict=True)]
+                arrivals: list[list[torch.Tensor]] = [[] for _ in parts]
+                if stage == self._last:
+                    losses = [self._chunks[chunk].batch_loss(*part) for part in zip(made, parts, strict=True)]
+                    total += self._sum(losses, parts)
+                    outputs = [loss * loss_scale for loss in losses]
+                else:
+                    self._put(inbox, outbox, (Op.FORWARD, number, stage + 1), [hidden.detach() for hidden in made])
+                    outputs = [_HandOn.apply(*part) for part in zip(made, arrivals, strict=True)]
+                if torch.is_grad_enabled():
+                    saved[number, stage] = list(zip(taken, outputs, arrivals, strict=True))
+            else:
+                graphs = saved.pop((number, stage))
+                if stage != self._last:
+                    gradients = self._take(inbox, (Op.BACKWARD, number, stage), batch, len(parts))
+                    for (_, _, arrived), gradient in zip(graphs, gradients, strict=True):
+                        arrived.append(gradient)
+                start = self._now(timeline is not None)
+                for _, output, _ in graphs:
+                    if before_backward:
+                        before_backward(instruction)
+                    output.backward()
+                if stage > 0:
+                    to_inputs = [inputs.grad for inputs, _, _ in graphs if inputs.grad is not None]
+                    self._put(inbox, outbox, (Op.BACKWARD, number, stage - 1), to_inputs)
             if timeline is not None:
                 timeline.append(Interval(instruction, start, self._now(True)))
         with self._mesh.waiting:
@@ -118,22 +122,30 @@ class PipelineExecutor:
             torch.cuda.synchronize(self._mesh.device)
         return time.time()
 
-    def _put(self, inbox: Inbox, outbox: Outbox, key: Key, payload: torch.Tensor) -> None:
+    def _sum(self, losses: Sequence[torch.Tensor], parts: Sequence[PipelineInput]) -> torch.Tensor:
+        """Of loss × sequences, float64. Where the order must not matter, of losses in steps of 2⁻³²: exact."""
+        total = torch.stack(
+            [loss.detach().double() * len(part.tokens) for loss, part in zip(losses, parts, strict=True)]
+        )
+        return (total.mul_(2.0**32).round_().mul_(2.0**-32) if self._mesh.in_order else total).sum()
+
+    def _put(self, inbox: Inbox, outbox: Outbox, key: Key, parts: Sequence[torch.Tensor]) -> None:
         """Leave a payload for the message that sends it, or for this rank's own next chunk."""
+        payload = parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
         if key[2] % self._pp == self._mesh.pp.rank:
             inbox[key] = (None, payload)
         else:
             outbox[key] = self._divide(payload)
 
-    def _take(self, inbox: Inbox, key: Key, batch: PipelineInput) -> torch.Tensor:
+    def _take(self, inbox: Inbox, key: Key, batch: PipelineInput, count: int) -> list[torch.Tensor]:
+        """A payload in so many parts of the microbatch."""
         work, payload = inbox.pop(key)
-        if work is None:
-            return payload
-        with self._mesh.waiting:
-            work.wait()
-        if self._divides:
-            payload = self._mesh.tp.all_gather(payload, dim=0)
-        return payload.view(self._shape(batch))
+        if work is not None:
+            with self._mesh.waiting:
+                work.wait()
+            if self._divides:
+                payload = self._mesh.tp.all_gather(payload, dim=0)
+        return [part.contiguous() for part in payload.view(self._shape(batch)).chunk(count, dim=1)]
 
     def _send(self, payload: torch.Tensor, message: Message) -> tuple[dist.Work, torch.Tensor]:
         work = dist.isend(payload, self._mesh.pipeline_peer(message.peer), self._mesh.pp.group, self._tag(message))

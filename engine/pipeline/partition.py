@@ -79,8 +79,9 @@ class PartitionedModel:
         for chunk in self.chunks:
             if not chunk.training:  # said to every module
                 chunk.train()
-        reducer.begin()
-        left = [len(microbatches)] * len(self.chunks)
+        sequences = sum(len(microbatch.tokens) for microbatch in microbatches)
+        reducer.begin(sequences)
+        left = [sequences if self.mesh.in_order else len(microbatches)] * len(self.chunks)
 
         def before_backward(compute: Compute) -> None:
             left[compute.chunk] -= 1

@@ -158,7 +158,11 @@ class Ours(Engine):
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         config = layout.configure(work.config)
-        self.work, self.mesh = work, build_mesh(layout_of(config, layout.world_size), layout.sequence_parallel)
+        self.work, self.mesh = (
+            work,
+            build_mesh(layout_of(config, layout.world_size), layout.sequence_parallel, config.train.invariant),
+        )
+        self.at_once = 1 if self.mesh.in_order else config.train.microbatch_size
         self.place = RankPlace(layout.tp, self.mesh.tp.rank, self.mesh.sequence_parallel)
         self.model, self.training = build_step(config.model, config.train, config.parallel, self.mesh)
         divided = {parameter.name: parameter.dim for parameter in self.model.parameters if parameter.dim is not None}
@@ -176,7 +180,7 @@ class Ours(Engine):
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         """Every schedule takes a chunk through its microbatches in order."""
         microbatches = self.inputs.of(iteration)
-        firsts = [microbatch.places[0] for microbatch in microbatches]
+        firsts = [first for microbatch in microbatches for first in microbatch.places[:: self.at_once]]
         with ExitStack() as watches:
             for chunk in self.model.chunks if recorder else ():
                 watches.callback(self._watch(chunk, firsts, recorder))
@@ -202,7 +206,7 @@ class Ours(Engine):
 
         def watched_loss(*args: Any) -> torch.Tensor:
             value: torch.Tensor = batch_loss(*args)
-            recorder.loss(value, next(waiting), self.work.config.train.microbatch_size)
+            recorder.loss(value, next(waiting), self.at_once)
             return value
 
         def end() -> None:

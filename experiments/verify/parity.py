@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from engine.config import ParallelConfig, RunConfig
+from engine.config import ParallelConfig, RunConfig, TrainConfig
 from engine.model.stages import split_layers
 from engine.parallel.layout import layout_of
 from engine.pipeline.schedule import ScheduleName, compute_orders
@@ -14,7 +14,8 @@ from lineage.config import parse_config
 from lineage.errors import BadInput, UserError
 
 TOLERANCE = 1e-10
-"""Largest absolute difference from the serial run, in float64, of any element of any tensor."""
+"""Largest absolute difference from the serial run, in float64, of any element of any tensor. With `train.invariant`
+there is none, in any precision."""
 
 EXAMPLE = "tp2-pp2-dp2-chunks2-sp-recompute"
 PARTS: dict[str, dict[str, Any]] = {
@@ -45,6 +46,8 @@ class ParityLayout:
     sequence_parallel: bool = False
     recompute: Literal["none", "selective", "full"] = "none"
     shard_optimizer: bool = False
+    microbatch: int = 0
+    """Sequences of a microbatch; 0 as configured."""
 
     @property
     def world_size(self) -> int:
@@ -57,7 +60,8 @@ class ParityLayout:
         axes = [f"{axis}{size}" for axis, size in (("tp", self.tp), ("pp", self.pp), ("dp", self.dp)) if size > 1]
         order = f"chunks{self.chunks}" if self.chunks > 1 else "" if self.schedule == "1f1b" else self.schedule
         recompute = {"none": "", "selective": "selective", "full": "recompute"}[self.recompute]
-        parts = [*axes, order, "sp" * self.sequence_parallel, "zero1" * self.shard_optimizer, recompute]
+        microbatch = f"mb{self.microbatch}" if self.microbatch else ""
+        parts = [*axes, order, "sp" * self.sequence_parallel, "zero1" * self.shard_optimizer, recompute, microbatch]
         return "-".join(part for part in parts if part) or "serial"
 
     def configure(self, config: RunConfig) -> RunConfig:
@@ -67,7 +71,13 @@ class ParityLayout:
             "sequence_parallel": self.sequence_parallel, "recompute": self.recompute,
             "shard_optimizer": self.shard_optimizer,
         }  # fmt: skip
-        return config.model_copy(update={"parallel": parse_config(values, ParallelConfig, self.name)})
+        train = config.train.model_dump() | ({"microbatch_size": self.microbatch} if self.microbatch else {})
+        return config.model_copy(
+            update={
+                "parallel": parse_config(values, ParallelConfig, self.name),
+                "train": parse_config(train, TrainConfig, self.name),
+            }
+        )
 
 
 SERIAL = ParityLayout()
@@ -77,8 +87,8 @@ def parse_layout(text: str) -> ParityLayout:
     """The layout of a name. Raises BadInput for a part that is unknown or comes twice."""
     values: dict[str, Any] = {}
     for part in text.split("-"):
-        sized = re.fullmatch(r"(tp|pp|dp|chunks)([1-9]\d{0,5})", part)
-        given = {sized[1]: int(sized[2])} if sized else PARTS.get(part)
+        sized = re.fullmatch(r"(tp|pp|dp|chunks|mb)([1-9]\d{0,5})", part)
+        given = {sized[1].replace("mb", "microbatch"): int(sized[2])} if sized else PARTS.get(part)
         if given is None:
             raise BadInput(f"{text!r} is not a layout: {part!r} is no part of a name such as {EXAMPLE}")
         if given.keys() & values.keys():

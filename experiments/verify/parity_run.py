@@ -54,9 +54,10 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int) -> No
     """
     facts = DatasetFacts.read(config.data.dataset) if config.data.dataset else None
     model = facts.resize(config.model) if facts else config.model
+    precision = config.train.precision if config.train.invariant else "fp64"
     config = config.model_copy(
-        update={"model": model, "train": config.train.model_copy(update={"precision": "fp64"})}
-    )  # fmt: skip
+        update={"model": model, "train": config.train.model_copy(update={"precision": precision})}
+    )
     chosen, others = choose_layouts(names, ranks, config)
     for reason, layouts in others.items():
         print(f"does not fit: {reason}: {', '.join(layout.name for layout in layouts)}")
@@ -64,7 +65,7 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int) -> No
         raise BadInput(f"no layout of at most {ranks} ranks fits but the serial run")
     _check_memory(config, iterations)
     most = max(layout.world_size for layout in chosen)
-    announce(f"{1 + len(chosen)} trainings of {iterations} iterations in float64, on up to {most} processes")
+    announce(f"{1 + len(chosen)} trainings of {iterations} iterations in {_words(config)}, on up to {most} processes")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         tokens = token_files(config, facts, iterations, Path(folder))
@@ -73,7 +74,8 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int) -> No
     if wrong:
         more = f" ({len(wrong) - 1} more of {len(outcomes)} layouts differ)" if len(wrong) > 1 else ""
         raise LayoutDiffers(f"layout {wrong[0].layout.name}: {wrong[0].finding}{more}")
-    print(f"{len(outcomes)} layouts compute what the serial run computes, within {TOLERANCE:.0e} in float64")
+    how = "bit for bit" if config.train.invariant else f"within {TOLERANCE:.0e}"
+    print(f"{len(outcomes)} layouts compute what the serial run computes, {how} in {_words(config)}")
 
 
 def _compare_all(work: Work, layouts: Sequence[ParityLayout]) -> Iterator[Outcome]:
@@ -87,9 +89,10 @@ def _compare_all(work: Work, layouts: Sequence[ParityLayout]) -> Iterator[Outcom
     order = computation_order(tensor for _, tensor in reference)
     width = max(12, *(len(layout.name) for layout in layouts))
     batch = work.config.train.global_batch_size
+    tolerance = f"{_tolerance(work):.0e}" if _tolerance(work) else "0"
     print(
-        f"{work.config.name}: {work.iterations} iterations of {batch} sequences in float64; "
-        f"the serial run took {serial_seconds:.1f} s, the tolerance is {TOLERANCE:.0e}"
+        f"{work.config.name}: {work.iterations} iterations of {batch} sequences in {_words(work.config)}; "
+        f"the serial run took {serial_seconds:.1f} s, the tolerance is {tolerance}"
     )
     print(f"{'layout':{width}}  worst    result   seconds  tensor", flush=True)
     for layout in layouts:
@@ -132,10 +135,18 @@ def _differences(work: Work, layout: ParityLayout, reference: Reference) -> list
     rank = f"tp {mesh.tp.rank}, pp {mesh.pp.rank}, dp {mesh.dp.rank}"
 
     def take(piece: Piece) -> None:
-        differences.append(compare(piece, reference[piece.iteration, piece.tensor], rank, TOLERANCE))
+        differences.append(compare(piece, reference[piece.iteration, piece.tensor], rank, _tolerance(work)))
 
     engine.run(engine.recorder(take))
     return differences
+
+
+def _words(config: RunConfig) -> str:
+    return "float64" if config.train.precision == "fp64" else config.train.precision
+
+
+def _tolerance(work: Work) -> float:
+    return 0.0 if work.config.train.invariant else TOLERANCE
 
 
 def _check_memory(config: RunConfig, iterations: int) -> None:

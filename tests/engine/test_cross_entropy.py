@@ -8,10 +8,10 @@ import torch.nn.functional as F
 
 from engine.kernels import cross_entropy
 from engine.kernels.registry import DTYPES, implementation
+from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy
 from engine.launch.mesh import build_mesh
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import serial_mesh
-from engine.parallel.vocab import vocab_parallel_cross_entropy
 from tests.engine.triton_interpreter import interpret
 from tests.ranks import run_ranks
 

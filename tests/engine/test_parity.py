@@ -223,7 +223,9 @@ def key_mask_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 def scale_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage's input is scaled on its way."""
     take = PipelineExecutor._take
-    monkeypatch.setattr(PipelineExecutor, "_take", lambda self, *args: take(self, *args) * (1 + 1e-6))
+    monkeypatch.setattr(
+        PipelineExecutor, "_take", lambda self, *args: [part * (1 + 1e-6) for part in take(self, *args)]
+    )
 
 
 def count_copies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
 from engine.kernels.registry import kernel
+from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy
 from engine.model.attention import SelfAttention
 from engine.model.microbatch import PipelineInput, SentencePairs
 from engine.model.recompute import recomputed
@@ -22,7 +23,6 @@ from engine.model.stages import Stage
 from engine.model.transformer import MLP, Embedding, LayerNorm, TransformerLayer, drop, embedding_table
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.mesh import ParallelMesh
-from engine.parallel.vocab import vocab_parallel_cross_entropy
 from engine.rng import Dropout
 
 
@@ -100,7 +100,7 @@ class MaskedHead(nn.Module):
         super().__init__()
         self.mesh = mesh
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.layernorm = layer_norm(config)
+        self.layernorm = layer_norm(config, mesh)
         self.bias = nn.Parameter(torch.empty(config.padded_vocab_size // mesh.tp.size))
 
     def forward(self, hidden: torch.Tensor, words: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
@@ -123,7 +123,7 @@ class BERT(StageModel):
             {str(i): BertLayer(config, mesh, i, recompute.attention) for i in self.stage.layers}
         )  # fmt: skip
         if self.stage.is_last:
-            self.final_layernorm = layer_norm(config)
+            self.final_layernorm = layer_norm(config, mesh)
             self.masked_head = MaskedHead(config, mesh)
             self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
             self.order_head = nn.Linear(config.hidden_size, 2)
@@ -173,6 +173,6 @@ def _one_part(tokens: torch.Tensor) -> SentencePairs:
     return SentencePairs(none, none == 0, none[:, 0])
 
 
-def layer_norm(config: ModelConfig) -> LayerNorm:
+def layer_norm(config: ModelConfig, mesh: ParallelMesh) -> LayerNorm:
     """A layer norm over the hidden dim."""
-    return LayerNorm(config.hidden_size, eps=config.bert.layer_norm_epsilon)
+    return LayerNorm(config.hidden_size, mesh, config.bert.layer_norm_epsilon)

@@ -19,7 +19,8 @@ def build_ours(contender: Contender, size: BenchSize) -> Step:
     """A step of this rank's part of the contender's layout."""
     parallel = contender.parallel
     layout = Layout(parallel.tp, parallel.pp, contender.ranks // (parallel.tp * parallel.pp))
-    return our_step(size, parallel, build_mesh(layout, parallel.sequence_parallel), contender.microbatches)
+    mesh = build_mesh(layout, parallel.sequence_parallel, size.train.invariant)
+    return our_step(size, parallel, mesh, contender.microbatches)
 
 
 def our_step(size: BenchSize, parallel: ParallelConfig, mesh: ParallelMesh, microbatches: int) -> Step:

@@ -4,8 +4,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
-from engine.parallel.mesh import Axis
+from engine.parallel.collectives import columns, copies, join_columns, shards
+from engine.parallel.mesh import Axis, sum_in_tree
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -22,7 +24,8 @@ class _CrossEntropy(torch.autograd.Function):
         local = local.masked_fill(elsewhere, 0)
         target = work.gather(-1, local.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0.0)
         axis.all_reduce(target)
-        total = axis.all_reduce(work.exp_().sum(dim=-1))
+        parts = columns(work.exp_(), axis.virtual)
+        total = axis.all_reduce(sum_in_tree([part.contiguous().sum(dim=-1) for part in parts]))
         work.div_(total.unsqueeze(-1))
         ctx.save_for_backward(work, local, elsewhere)
         ctx.dtype = logits.dtype
@@ -34,6 +37,13 @@ class _CrossEntropy(torch.autograd.Function):
         one = torch.ones_like(gradient).masked_fill(elsewhere, 0.0)
         softmax.scatter_add_(-1, local.unsqueeze(-1), -one.unsqueeze(-1))
         return softmax.mul_(gradient.unsqueeze(-1)).to(ctx.dtype), None, None, None
+
+
+def vocab_parallel_logits(hidden: torch.Tensor, weight: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """Logits [n, v/t] from hidden [n, h] and weight [v/t, h]."""
+    inputs = copies(hidden, axis.virtual)
+    parts = [F.linear(*part) for part in zip(inputs, shards(weight, axis.virtual, 0), strict=True)]
+    return join_columns(parts)
 
 
 def vocab_parallel_cross_entropy(
