@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from engine.config import ModelConfig, RunConfig
 from engine.guard.products import check_products
 from engine.kernels.registry import kernel
+from engine.launch.forked import run_forked
+from engine.launch.mesh import build_mesh
 from engine.optim.flat import exact_squares
 from engine.optim.gradients import merges_in_tree
 from engine.parallel import layers
-from engine.parallel.layout import layout_of
+from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import sum_in_tree
 from experiments.verify.parity import LayoutDiffers, ParityLayout, all_layouts, misfit
 from experiments.verify.parity_run import run_parity
@@ -136,6 +138,38 @@ def test_a_sum_of_squares_depends_on_no_order_and_no_division(values: list[float
     shuffled = rng.sample(values, len(values))
     assert of(values, 1) == of(shuffled, min(3, len(values)))
     assert of(values, 1) == pytest.approx(expected, rel=1e-12, abs=1e-300)
+
+
+# Sums over ranks
+
+
+def parts(count: int = 4) -> list[torch.Tensor]:
+    return [torch.randn(8, 3, generator=torch.Generator().manual_seed(rank)) * 10.0**rank for rank in range(count)]
+
+
+def summed_over_ranks() -> list[list[list[float]]]:
+    axis = build_mesh(Layout(tp=4), invariant=4).tp
+    mine = parts()[axis.rank]
+    rooted = mine.clone()
+    axis.reduce(rooted, owner=2)
+    scattered = axis.all_gather(axis.reduce_scatter(mine), dim=0)
+    odd = axis.all_reduce(mine[:, :1].contiguous().view(-1)[:7].clone())
+    return [axis.all_reduce(mine.clone()).tolist(), scattered.tolist(), rooted.tolist(), [odd.tolist()]]
+
+
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_ranks_add_up_in_one_tree_with_and_without_shared_memory(
+    shares_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not shares_memory:
+        monkeypatch.setattr("engine.launch.mesh.share_memory", lambda *_: None)
+    by_rank = run_forked(summed_over_ranks, 4)
+    total = sum_in_tree(parts())
+    for rank, (reduced, scattered, rooted, odd) in enumerate(by_rank):
+        assert torch.equal(torch.tensor(reduced), total)
+        assert torch.equal(torch.tensor(scattered), total)
+        assert torch.equal(torch.tensor(odd[0]), total[:7, 0])
+        assert rank != 2 or torch.equal(torch.tensor(rooted), total)
 
 
 # What it rests on
