@@ -14,7 +14,7 @@ from engine.parallel.sharding import ShardedParameter
 
 SQUARED_AT_ONCE = 1 << 20
 TOGETHER = 64
-"""An owner's elements are a multiple of it: a vector's worth, so that none is updated by other instructions."""
+"""Elements that a processor updates by the same instructions, wherever they lie: a multiple of any vector's."""
 
 
 class FlatGroup:
@@ -25,10 +25,13 @@ class FlatGroup:
     reduced gradient the owner's part alone is defined.
     """
 
-    def __init__(self, parameters: list[ShardedParameter], weight_decay: float, owners: Axis, is_pure: bool) -> None:
+    def __init__(
+        self, parameters: list[ShardedParameter], weight_decay: float, owners: Axis, is_pure: bool, multiple: int = 1
+    ) -> None:
+        """An owner has a `multiple` of elements."""
         self.parameters, self.weight_decay, self.owners = parameters, weight_decay, owners
         first = parameters[0].local
-        each = -(-sum(p.local.numel() for p in parameters) // (owners.size * TOGETHER)) * TOGETHER
+        each = -(-sum(p.local.numel() for p in parameters) // (owners.size * multiple)) * multiple
         self.flat = torch.zeros(each * owners.size, dtype=first.dtype, device=first.device)
         for parameter, value in zip(parameters, self.views(self.flat), strict=True):
             value.copy_(parameter.local.data)
@@ -100,7 +103,8 @@ class FlatOptimizer(ABC):
         undecayed = [p for p in parameters if _is_undecayed(p.name)]
         halves = ((decayed, train.weight_decay), (undecayed, 0.0))
         is_pure = train.precision == "fp16-pure"
-        self.groups = [FlatGroup(half, decay, owners, is_pure) for half, decay in halves if half]
+        multiple = TOGETHER if mesh.in_order else 1
+        self.groups = [FlatGroup(half, decay, owners, is_pure, multiple) for half, decay in halves if half]
         self.steps = 0
 
     @abstractmethod
