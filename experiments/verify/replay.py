@@ -5,7 +5,6 @@ import math
 import secrets
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,13 @@ import torch
 
 from engine.checkpoint.checkpoint import INDEX, OPTIMIZER_STATE, checkpoint_path, complete_checkpoints, read_probe
 from engine.checkpoint.shards import read_whole
-from engine.config import RunConfig
-from engine.data.dataset import DatasetFacts
-from engine.guard import Guard
+from engine.config import RecordConfig, RunConfig
 from engine.launch.local import launch
 from engine.launch.mesh import local_device
 from engine.launch.rendezvous import leave_ranks
 from engine.run.directory import begin_run, read_begun_run, read_metrics
 from engine.run.numerics import numerics_identity
-from engine.train import begun_on_ranks
-from engine.trainer import Trainer
+from engine.train import train
 from experiments.verify.parity import SERIAL, TOLERANCE, ParityLayout, misfit, parse_layout
 from lineage.digest import check_seal, is_sealed
 from lineage.errors import BadInput, HardwareMissing, Interrupted
@@ -59,7 +55,6 @@ def replay(run: Path, count: int | None, layout_name: str) -> Audit:
     if reason := misfit(layout, config):
         raise BadInput(f"{layout.name} does not fit: {reason}")
     check_seal(directory.path)
-    DatasetFacts.read(config.data.dataset).check()
     ends = [int(path.name.removeprefix("iter_")) for path in complete_checkpoints(directory.path)]
     whole = list(zip([0, *ends], ends, strict=False))
     wanted = min(AT_MOST, len(whole)) if count is None else count
@@ -127,43 +122,29 @@ def _check_numerics(checkpoint: Path, here: dict[str, str]) -> None:
             )
 
 
-@dataclass
-class _StopAfter(Guard):
-    """Has the trainer stop, and write its checkpoint, after so many iterations."""
-
-    trainer: Trainer
-    iterations: int
-
-    def before(self, number: int) -> None:
-        self.trainer.stop_requested = number + 1 == self.iterations
-
-
 def _train_again(config: RunConfig, layout: ParityLayout, run: Path, root: Path, start: int, end: int) -> Path:
     """A run directory below `root` that was trained from the run's checkpoint at `start` to `end`."""
     config = layout.configure(config)
     kept = {"checkpoint_interval": config.train.iterations, "keep_checkpoints": 2}
-    config = config.model_copy(update={"train": config.train.model_copy(update=kept)})
+    config = config.model_copy(update={"train": config.train.model_copy(update=kept), "record": RecordConfig()})
     _, _, again = begin_run(config, root)
     if start:
         checkpoint_path(again.path, start).parent.mkdir()
         checkpoint_path(again.path, start).symlink_to(checkpoint_path(run, start))
 
-    def train() -> None:
+    def train_segment() -> None:
         try:
-            with begun_on_ranks(config, root) as (agreed, dataset, directory, mesh):
-                trainer = Trainer(agreed, directory, dataset, mesh)
-                trainer.guards.add(_StopAfter(trainer, end))
-                trainer.run_to_end()
+            train(config, root, until=end)
         except Interrupted:
             pass  # as was asked, if the checkpoint is there
         finally:
             leave_ranks()
 
     if layout.world_size > 1:
-        if code := launch(train, layout.world_size):
+        if code := launch(train_segment, layout.world_size):
             raise SystemExit(code)
     else:
-        train()
+        train_segment()
     if not is_sealed(checkpoint_path(again.path, end)):
         raise Interrupted("stopped before all segments were trained again")
     return again.path

@@ -20,7 +20,6 @@ from engine.launch.local import launch
 from engine.launch.rendezvous import leave_ranks
 from engine.run.directory import begin_run, read_metrics
 from engine.train import train
-from engine.trainer import Trainer
 from experiments.verify.parity import parse_layout
 from experiments.verify.replay import NOT_COMPUTED, chances, draw, replay
 from lineage.digest import seal, sealed_files
@@ -58,20 +57,14 @@ def run(honest: Path, tmp_path: Path) -> Path:
     return shutil.copytree(honest, tmp_path / honest.name)
 
 
-def trained(config: RunConfig, layout: str, root: Path, stop_after: int = 0) -> Path:
-    """The run below `root`, on a layout to its end or until it is asked to stop."""
+def trained(config: RunConfig, layout: str, root: Path, until: int | None = None) -> Path:
+    """The run below `root`, on a layout to its end or until an iteration."""
     chosen = parse_layout(layout)
     config = chosen.configure(config)
-    iterate = Trainer.iterate
-
-    def iterate_and_stop(trainer: Trainer, number: int) -> Any:
-        trainer.stop_requested = number + 1 == stop_after
-        return iterate(trainer, number)
 
     def work() -> None:
-        with pytest.MonkeyPatch.context() as patch, suppress(Interrupted):
-            patch.setattr(Trainer, "iterate", iterate_and_stop)
-            train(config, root)
+        with suppress(Interrupted):
+            train(config, root, until)
         leave_ranks()
 
     assert launch(work, chosen.world_size) == 0
@@ -104,8 +97,8 @@ def test_an_honest_segment_has_the_same_bits_at_another_layout(honest: Path, lay
 def test_a_run_that_changes_its_layout_three_times_ends_as_one_that_does_not(
     config: RunConfig, honest: Path, tmp_path: Path
 ) -> None:
-    for layout, stop_after in (("dp2-zero1", 1), ("tp2-sp", 3), ("pp2", 5)):
-        trained(config, layout, tmp_path, stop_after)
+    for layout, until in (("dp2-zero1", 1), ("tp2-sp", 3), ("pp2", 5)):
+        trained(config, layout, tmp_path, until)
     run = trained(config, "tp2-pp2", tmp_path)
     assert numbers(run) == numbers(honest)
     files = [sealed_files(path / "checkpoints" / "iter_0000006") for path in (run, honest)]
