@@ -26,10 +26,11 @@ from lineage.progress import announce
 from lineage.run import RunDirectory
 
 
-def train(config: RunConfig, root: Path) -> RunDirectory:
+def train(config: RunConfig, root: Path, until: int | None = None) -> RunDirectory:
     """Train `config` in its run directory below `root`, going on from the newest checkpoint there.
 
-    A complete run is returned as it is. Raises Interrupted after SIGTERM or Ctrl-C, with a checkpoint written.
+    A complete run is returned as it is. Raises Interrupted after SIGTERM, Ctrl-C or iteration `until`, with a
+    checkpoint written.
     """
     with begun_on_ranks(config, root) as (config, dataset, run, mesh), run_locked(run, mesh):
         if not run.is_complete:
@@ -47,7 +48,7 @@ def train(config: RunConfig, root: Path) -> RunDirectory:
                 trainer = Trainer(config, run, dataset, mesh)
                 trainer.guards.add(unchanged)
             with explaining_out_of_memory(config, mesh, "while training"):
-                trainer.run_to_end(loggers)
+                trainer.run_to_end(loggers, until)
         elif mesh.is_first:
             run.link()
     return run

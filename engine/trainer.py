@@ -68,8 +68,11 @@ class Trainer:
         self.validated = math.nan
         self.stop_requested = False
 
-    def run_to_end(self, loggers: dict[str, Logger] | None = None) -> None:
-        """Every iteration that is left, then the final validation, the summary and the run's seal."""
+    def run_to_end(self, loggers: dict[str, Logger] | None = None, until: int | None = None) -> None:
+        """Every iteration that is left, then the final validation, the summary and the run's seal.
+
+        Raises Interrupted, with a checkpoint written, when it is stopped, as it is after iteration `until`.
+        """
         train, first = self.config.train, self.state.iteration
         begun = time.monotonic() - self.state.seconds
         progress = Progress(self.config.name, train.iterations, "iterations", quiet=not self.mesh.is_first)
@@ -83,6 +86,7 @@ class Trainer:
                 for warning in warnings:
                     progress.note(warning)
                 done = number + 1
+                stop |= done == until
                 is_last = done == train.iterations
                 if is_last or done % train.validation_interval == 0:
                     log(self._validate(done, train.validation_samples))

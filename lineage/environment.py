@@ -79,13 +79,26 @@ def user_cache(name: str) -> Path:
 
 def cpu_name() -> str:
     """The processor's name as the system gives it."""
+    return _cpu_facts().get("model name") or platform.processor() or platform.machine()
+
+
+def processor_kind() -> tuple[str, str]:
+    """The processor's vendor, family and model, its name where the system has none, and its vector instructions."""
+    facts = _cpu_facts()
+    names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
+    kind = " ".join(f"{name} {facts[name]}" for name in names if name in facts) or cpu_name()
+    flags = (facts.get("flags") or facts.get("Features") or "").split()
+    vectors = sorted(flag for flag in flags if flag.startswith(("avx", "amx", "fma", "sve", "asimd", "bf16")))
+    return f"{platform.machine()} {kind}", " ".join(vectors)
+
+
+def _cpu_facts() -> dict[str, str]:
+    """What the system says of the first processor core."""
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
 
 
 def _installed(name: str) -> str | None:

@@ -95,6 +95,8 @@ class StartedWith(Document):
     gpus: list[str] = Field(default_factory=list)
     packages: dict[str, str] = Field(default_factory=dict)
     variables: dict[str, str] = Field(default_factory=dict)
+    numerics: dict[str, str] = Field(default_factory=dict)
+    """What the bits of a run with `train.invariant` depend on."""
     argv: list[str] = Field(default_factory=list)
 
     @property

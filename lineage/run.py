@@ -42,15 +42,18 @@ class RunDirectory:
         config: dict[str, Any],
         parents: dict[str, str],
         without: frozenset[str] = frozenset(),
+        numerics: dict[str, str] | None = None,
     ) -> "RunDirectory":
         """Open the directory for this work, writing its manifest if it is new.
 
         `parents` maps the name of each input to its digest; sections of `config` named in `without` only say where the
-        inputs lie and are no part of the identity. Raises BadInput if `root` cannot hold directories.
+        inputs lie and are no part of the identity. `numerics` is stated with the environment. Raises BadInput if `root`
+        cannot hold directories.
         """
         what = {section: value for section, value in config.items() if section not in without}
         identity = identity_of(kind, what, parents, VERSION)
-        return cls(root / f"{name}-{identity[:8]}")._begun(name, kind, identity, config, parents, without)
+        run = cls(root / f"{name}-{identity[:8]}")
+        return run._begun(name, kind, identity, config, parents, without, numerics)
 
     @classmethod
     def begin_at(cls, path: Path, kind: str, config: dict[str, Any], parents: dict[str, str]) -> "RunDirectory":
@@ -66,7 +69,7 @@ class RunDirectory:
 
     def _begun(
         self, name: str, kind: str, identity: str, config: dict[str, Any], parents: dict[str, str],
-        without: frozenset[str] = frozenset(),
+        without: frozenset[str] = frozenset(), numerics: dict[str, str] | None = None,
     ) -> "RunDirectory":  # fmt: skip
         """The run with what comes first, which of several that begin at once one writes."""
         if (self.path / MANIFEST).exists():
@@ -85,7 +88,9 @@ class RunDirectory:
             outside_identity=sorted(without),
             config_digest=sha256_json(config),
             parents=parents,
-            environment=StartedWith.model_validate(describe_environment()),
+            environment=StartedWith.model_validate(
+                describe_environment() | ({"numerics": numerics} if numerics else {})
+            ),
         )
         is_new = write_json(self.path / MANIFEST, manifest.to_json(), replaces=False)
         return RunDirectory(self.path, is_new, is_new and made)

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field, NonNegativeInt, field_validator
 
 from engine.parallel.layout import Layout
-from lineage.environment import cpu_name
+from engine.run.numerics import numerics_identity
 from lineage.errors import IntegrityFailure
 from lineage.files import Document
 
@@ -28,7 +28,7 @@ class Probe(Document):
     """Mean cross-entropy without dropout."""
     precision: str
     computed_on: dict[str, Any]
-    """All else that the bits of the loss may depend on: layout, processor, torch and its threads."""
+    """All else that the bits of the loss may depend on: layout, numerics identity, threads."""
 
     @field_validator("tokens")
     @classmethod
@@ -57,8 +57,7 @@ class Probe(Document):
 
 def describe_computation(layout: Layout, device: torch.device) -> dict[str, Any]:
     """What the bits of a loss may depend on besides weights and samples."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
-    return {**vars(layout), "device": name, "torch": torch.__version__, "threads": torch.get_num_threads()}
+    return {**vars(layout), **numerics_identity(device.type == "cuda"), "threads": torch.get_num_threads()}
 
 
 def choose_samples(rows: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

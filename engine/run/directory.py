@@ -10,6 +10,7 @@ from engine.parallel.layout import Layout
 from lineage import VERSION
 from lineage.atomic import parse_json
 from lineage.config import parse_config
+from lineage.environment import list_gpus
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import (
     Memory,
@@ -36,7 +37,12 @@ def begin_run(config: RunConfig, root: Path) -> tuple[RunConfig, DatasetFacts, R
     dataset = DatasetFacts.read(config.data.dataset)
     config = config.model_copy(update={"model": dataset.resize(config.model)})
     described = config.model_dump(mode="json")
-    run = RunDirectory.begin(root, config.name, "training", described, dataset.parents, PLACES)
+    numerics = None
+    if config.train.invariant:
+        from engine.run.numerics import numerics_identity
+
+        numerics = numerics_identity(on_gpu=bool(list_gpus()))
+    run = RunDirectory.begin(root, config.name, "training", described, dataset.parents, PLACES, numerics)
     return config, dataset, run
 
 

@@ -12,6 +12,7 @@ from lineage.command import CommandLine, run_command
 from lineage.digest import MARKER, bytes_below, check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.progress import announce, format_bytes
+from lineage.receipt import Audit
 from lineage.run import MANIFEST
 
 app = CommandLine(help="Prove that runs are unchanged and that layouts agree.", no_args_is_help=True)
@@ -19,20 +20,29 @@ app = CommandLine(help="Prove that runs are unchanged and that layouts agree.", 
 Configuration = Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")]
 Layout = Annotated[str, typer.Option("--layout", help="serial, or a name such as tp2, dp2, tp2-sp, pp2, dp2-zero1.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]
+ReceiptFile = Annotated[Path | None, typer.Option("--receipt", help="File for what was found, an in-toto statement.")]
+Key = Annotated[Path | None, typer.Option("--key", help="Private key, PEM, that signs the receipt.")]
 Twin = Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")]
 
 
 @app.command()
-def run(path: Annotated[Path, typer.Argument(help="Run or checkpoint directory.")]) -> None:
+def run(
+    path: Annotated[Path, typer.Argument(help="Run or checkpoint directory.")],
+    receipt: ReceiptFile = None,
+    key: Key = None,
+) -> None:
     """Check every file of a sealed directory, and of those inside it, against its digest, and that it says what its
     inputs give.
 
     Of a run: its identity; what it was made of, where that is on disk; each checkpoint against the one before it; each
     record against the metrics or evaluation it is from; its report, made again. Everything that does not hold is named.
     """
+    from experiments.verify.receipts import receipt_writer
+
     path = path.resolve()
     if not path.is_dir():
         raise BadInput(f"{path} is not a directory")
+    write_receipt = receipt_writer(path, receipt, key)
     inner = (
         marker.parent for marker in sorted(path.rglob(MARKER)) if is_sealed(marker.parent) and marker.parent != path
     )
@@ -41,6 +51,7 @@ def run(path: Annotated[Path, typer.Argument(help="Run or checkpoint directory."
     for directory in visible:
         print(f"ok {check_seal(directory)[:16]} {directory}")
     digest = check_seal(path)
+    audit = Audit(verb="run", differs=[])
     if (path / MANIFEST).is_file():
         from experiments.verify.recomputed import Check
 
@@ -49,9 +60,61 @@ def run(path: Annotated[Path, typer.Argument(help="Run or checkpoint directory."
             print(f"not compared, as it is not here: {name}")
         for sentence in check.broken[:-1]:
             print(f"broken: {sentence}", file=sys.stderr)
-        if check.broken:
-            raise IntegrityFailure(check.broken[-1])
+        audit = Audit(verb="run", differs=check.broken, not_compared=list(dict.fromkeys(check.absent)))
+    write_receipt(audit)
+    if audit.differs:
+        raise IntegrityFailure(audit.differs[-1])
     print(f"ok {digest[:16]} {path}")
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="Sealed run that was trained with train.invariant.")],
+    segments: Annotated[int | None, typer.Option("--segments", min=1, help="How many; by default at most 3.")] = None,
+    layout: Layout = "serial",
+    receipt: ReceiptFile = None,
+    key: Key = None,
+) -> None:
+    """Train segments of a run again, drawn now at random, and compare metrics, weights and moments bit for bit.
+
+    A segment is from one kept checkpoint, or the beginning, to the next. Any layout gives the same bits on a machine of
+    the same numerics identity. Exit code 3 where something differs; the first iteration and tensor are named.
+    """
+    from experiments.verify.parity import LayoutDiffers
+    from experiments.verify.receipts import receipt_writer
+    from experiments.verify.replay import replay as replay_run
+
+    write_receipt = receipt_writer(run, receipt, key)
+    audit = replay_run(run, segments, layout)
+    write_receipt(audit)
+    if audit.differs:
+        more = f" ({len(audit.differs) - 1} more differences)" if len(audit.differs) > 1 else ""
+        raise LayoutDiffers(f"{run.resolve().name}, {audit.differs[0]}{more}")
+    print(f"ok {len(audit.segments)} of {audit.segments_in_all} segments have the same bits at {audit.layout}")
+
+
+@app.command("receipt")
+def receipt_(
+    file: Annotated[Path, typer.Argument(help="Receipt, with its signature beside it.")],
+    key: Annotated[Path, typer.Option("--key", help="Public key, PEM, of whom you trust.")],
+    run: Annotated[Path | None, typer.Argument(help="Run that it is about.")] = None,
+) -> None:
+    """Verify the signature of a receipt and, with a run, that it is about that one; say what was found.
+
+    Exit code 3 where the receipt itself says that something differs.
+    """
+    from experiments.verify.parity import LayoutDiffers
+    from experiments.verify.receipts import verify_receipt
+
+    found = verify_receipt(file, key, run)
+    audit = found.audit
+    segments = f", {len(audit.segments)} of {audit.segments_in_all} segments at {audit.layout}" * (
+        audit.verb == "replay"
+    )
+    print(f"{audit.verb} of {audit.run}{segments}, {audit.created}, {audit.version}")
+    if audit.differs:
+        raise LayoutDiffers(f"the receipt says: {audit.differs[0]}")
+    print(f"ok signed with {found.key[:16]} {file}")
 
 
 @app.command()

@@ -4,6 +4,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 import experiments.verify.cli
 from tests.commands import Command
@@ -45,3 +47,19 @@ def config(tmp_path: Path) -> Path:
 def verify(command: Command) -> Command:
     """The command in this process: how it ended and what it said."""
     return partial(command, experiments.verify.cli.main, "mlm-verify")
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, Path]:
+    """Files of a private key and its public one."""
+    return make_keys(tmp_path)
+
+
+def make_keys(folder: Path) -> tuple[Path, Path]:
+    """A new private key and its public one, in files of the folder."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    private, public = folder / "key.pem", folder / "key.pub"
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    private.write_bytes(key.private_bytes(pem, pkcs8, serialization.NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo))
+    return private, public
