@@ -73,13 +73,13 @@ def test_a_change_is_named(directory: Path, change: Callable[[Path], object], na
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [("\\ud800", "is not a readable completion marker"), ("../first.bin", "was edited"), ("x" * 5000, "was edited")],
+    ("name", "said"),
+    [("\\ud800", "not a readable completion marker"), ("../first.bin", "was edited"), ("x" * 5000, "was edited")],
 )
-def test_a_marker_that_names_what_no_file_is_called_is_refused(directory: Path, name: str, words: str) -> None:
+def test_a_marker_that_names_what_no_file_is_called_is_refused(directory: Path, name: str, said: str) -> None:
     marker = directory / MARKER
     marker.write_text(marker.read_text(encoding="utf-8").replace("first.bin", name), encoding="utf-8")
-    with pytest.raises(IntegrityFailure, match=words):
+    with pytest.raises(IntegrityFailure, match=said):
         check_seal(directory)
 
 
