@@ -24,7 +24,6 @@ class _Config(Document):
     seed: int = Field(ge=0, lt=2**32, validation_alias=AliasPath("train", "seed"))
     iterations: int = Field(validation_alias=AliasPath("train", "iterations"))
     global_batch_size: int = Field(validation_alias=AliasPath("train", "global_batch_size"))
-    microbatch_size: int = Field(ge=1, validation_alias=AliasPath("train", "microbatch_size"))
 
 
 class _Batch(Document):
@@ -70,11 +69,13 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     parts = [(TokenFile(directory / "train_text_document"), weight) for directory, weight in datasets]
     samples = training_samples(parts, taken, config.seq_length, config.seed)
     tokenizer = Tokenizer.load(datasets[0][0] / "tokenizer")
-    micro, dp = config.microbatch_size, _data_parallel_ranks(run)
+    dp = _data_parallel_ranks(run)
+    if not step.batch_size <= step.samples <= taken:
+        raise BadInput(f"metrics.jsonl of {run} counts {step.samples:,} samples, of a batch of {step.batch_size:,}")
     for place in range(step.batch_size):
         number = step.samples - step.batch_size + place
         dataset = int(samples.datasets[number]) if isinstance(samples, BlendedSamples) else 0
-        rank = f", data-parallel rank {place // micro % dp}" if dp else ""
+        rank = f", data-parallel rank {place * dp // step.batch_size}" if dp else ""
         yield f"=== iteration {iteration:,}, sequence {place:,}{rank}: sample {number:,}, of {datasets[dataset][0]}"
         yield from _show(samples.pieces(number), parts[dataset][0], tokenizer)
 
