@@ -13,12 +13,13 @@ from experiments.catalogue import PAPERS, Experiment, load_experiments
 from experiments.verdicts import Results, Verdict, judge, unanswered
 from lineage.errors import BadInput
 from lineage.files import Document, read_document
+from reports.audits import audits_section
 from reports.benchmarks import Benchmarks, load_benchmarks
 from reports.catalogue import catalogue_exhibit, experiment_numbers
 from reports.examples import detail_section
 from reports.exhibit import Exhibit, Section
 from reports.experiment_runs import LADDER, ExperimentRuns, Origin, load_experiment_runs, seeds_of
-from reports.files import Problem
+from reports.files import Problem, Problems
 from reports.ladder import ladder_exhibit
 from reports.load import MARKER, Reproduction, load_reproduction
 from reports.numbers import printable
@@ -36,6 +37,8 @@ class Sources(Document):
     """Of experiments."""
     bench: str | None = None
     """Folder of benchmark results."""
+    receipts: list[str] = Field(default_factory=list)
+    """Of audits."""
     mixed_commits: bool = False
 
 
@@ -48,21 +51,28 @@ class Inputs:
     """Of experiments."""
     bench: Path | None = None
     mixed_commits: bool = False
+    receipts: Sequence[Path] = ()
+    """Of audits."""
 
     @classmethod
     def of_built(cls, reproduction: Path) -> "Inputs":
         """Of the report in a reproduction. Raises IntegrityFailure where that does not say it."""
         sources = read_document(reproduction / REPORT / SOURCES, Sources)
-        runs = [Path(os.path.normpath(reproduction / name)) for name in sources.runs]
+        runs, receipts = (
+            [Path(os.path.normpath(reproduction / name)) for name in names]
+            for names in (sources.runs, sources.receipts)
+        )
         bench = Path(os.path.normpath(reproduction / sources.bench)) if sources.bench else None
-        return cls(reproduction, runs, bench, sources.mixed_commits)
+        return cls(reproduction, runs, bench, sources.mixed_commits, receipts)
 
     @property
     def sources(self) -> Sources:
         """All but the reproduction."""
         runs = [os.path.relpath(run, self.reproduction) for run in self.runs]
         bench = os.path.relpath(self.bench, self.reproduction) if self.bench else None
-        return Sources(runs=runs, bench=bench, mixed_commits=self.mixed_commits)
+        sources = Sources(runs=runs, bench=bench, mixed_commits=self.mixed_commits)
+        receipts = [os.path.relpath(path, self.reproduction) for path in self.receipts]
+        return sources.model_copy(update={"receipts": receipts}) if receipts else sources
 
     @property
     def command(self) -> str:
@@ -129,7 +139,10 @@ def assemble(inputs: Inputs) -> Report:
         exhibit = ladder_exhibit(newest.path, reproduction)
         sections.append(Section("ladder-section", "How loss falls with size", [exhibit]))
     sections += [benchmarks.section] if benchmarks else []
-    problems = (*reproduction.problems, *runs.problems, *(benchmarks.problems if benchmarks else ()))
+    unshown = Problems()
+    if audits := audits_section(reproduction, inputs.receipts, unshown):
+        sections.append(audits)
+    problems = (*reproduction.problems, *runs.problems, *(benchmarks.problems if benchmarks else ()), *unshown)
     return Report(
         reproduction,
         exhibits,

@@ -35,7 +35,7 @@ RECIPE: dict[str, Any] = {
     "keep_checkpoints": 9, "validation_interval": 3, "validation_samples": 2, "invariant": 4,
 }  # fmt: skip
 LAYOUTS = (
-    "serial", "mb1", "mb4-recompute", "tp2", "tp2-sp", "tp4-sp-selective", "pp2", "pp2-gpipe", "dp2-zero1", "tp2-dp2",
+    "serial", "mb1", "recompute-mb4", "tp2", "tp2-sp", "tp4-sp-selective", "pp2", "pp2-gpipe", "dp2-zero1", "tp2-dp2",
 )  # fmt: skip
 """Ten."""
 
