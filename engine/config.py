@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic import (
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
 from lineage.config import Config
@@ -268,6 +275,14 @@ class TrainConfig(Config):
                 f"warmup_iterations = {self.warmup_iterations} is not below iterations = {self.iterations}"
             )
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a setting that earlier runs did not have: what they compute has the identity that it had."""
+        values: dict[str, Any] = handler(self)
+        if not self.invariant:
+            values.pop("invariant", None)
+        return values
 
     def _check_rampup(self, start: int, increment: int, samples: int) -> None:
         shown = f"rampup_batch_size = {[start, increment, samples]}"

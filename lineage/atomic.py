@@ -4,7 +4,6 @@ import errno
 import io
 import json
 import os
-import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -16,8 +15,6 @@ from lineage.errors import BadInput
 
 MOST_BYTES = 256 << 20
 """Of a file that is read whole."""
-HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-"""Where JSON may hold half a surrogate pair, which no file and no terminal can."""
 
 
 @contextmanager
@@ -46,12 +43,8 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The value of a file. Raises OSError as `read_bytes` does, and ValueError where it holds none that is text."""
-    content = read_bytes(path)
-    value = parse_json(content)
-    if HALF_PAIR.search(content):
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
-    return value
+    """The value of a file. Raises OSError as `read_bytes` does, and ValueError where it holds none."""
+    return parse_json(read_bytes(path))
 
 
 def check_place(option: str, path: Path | None) -> None:

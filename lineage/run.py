@@ -16,7 +16,7 @@ from lineage import VERSION
 from lineage.atomic import write_json
 from lineage.digest import is_sealed, read_digest, seal, sha256_json
 from lineage.environment import describe_environment
-from lineage.errors import BadInput
+from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Manifest, StartedWith, parse_document, read_object
 from lineage.lock import LOCK
 
@@ -117,7 +117,10 @@ class RunDirectory:
         if not path.is_file():
             raise BadInput(f"{self.path} is not a run directory: it has no {MANIFEST}")
         values = read_object(path)
-        return parse_document(values, Manifest, str(path)).model_dump(mode="json") | values
+        try:
+            return parse_document(values, Manifest, str(path)).model_dump(mode="json") | values
+        except UnicodeEncodeError as error:
+            raise IntegrityFailure(f"{path} holds half a character, which is no text") from error
 
     @property
     def is_complete(self) -> bool:

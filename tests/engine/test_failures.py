@@ -34,7 +34,7 @@ SECONDS_TO_END = 15.0
         (
             1, "layers.1.mlp.dense_h_to_4h.weight@1",
             ["data-parallel rank 1;", "first output that is not finite: layers.1.mlp.dense_h_to_4h;",
-             "first gradient: final_layernorm.", "samples of the global batch without a loss: 2, 3, 6, 7"],
+             "first gradient: final_layernorm.", "samples of the global batch without a loss: 4, 5, 6, 7"],
         ),
         (
             2, "layers.0.self_attention.dense.bias@0",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lineage.atomic import read_bytes, read_json
+from lineage.atomic import read_bytes
 from lineage.config import LONGEST_CHAIN, read_toml
 from lineage.digest import check_seal, seal
 from lineage.errors import BadInput, IntegrityFailure
@@ -55,16 +55,6 @@ def test_what_is_read_whole_is_bounded(tmp_path: Path) -> None:
     assert read_bytes(tmp_path / "file", 5) == b"12345"
     with pytest.raises(OSError, match="more than 4 bytes"):
         read_bytes(tmp_path / "file", 4)
-
-
-@pytest.mark.parametrize("content", [rb'{"a\udc00": 1}', rb'["\uD800"]', b'"\xed\xa0\x80"'])
-def test_json_with_half_a_character_is_refused(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="surrogates"):
-        read_json(path)
-    path.write_bytes(rb'["\ud83d\ude42", "\\ud800"]')
-    assert read_json(path) == ["🙂", r"\ud800"]
 
 
 @pytest.mark.parametrize("make", [endless, pipe])

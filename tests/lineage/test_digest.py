@@ -72,14 +72,11 @@ def test_a_change_is_named(directory: Path, change: Callable[[Path], object], na
     assert str(directory) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("\\ud800", "not a readable completion marker"), ("../first.bin", "was edited"), ("x" * 5000, "was edited")],
-)
-def test_a_marker_that_names_what_no_file_is_called_is_refused(directory: Path, name: str, said: str) -> None:
+@pytest.mark.parametrize("name", ["\\ud800", "../first.bin", "x" * 5000])
+def test_a_marker_that_names_what_no_file_is_called_is_edited(directory: Path, name: str) -> None:
     marker = directory / MARKER
     marker.write_text(marker.read_text(encoding="utf-8").replace("first.bin", name), encoding="utf-8")
-    with pytest.raises(IntegrityFailure, match=said):
+    with pytest.raises(IntegrityFailure, match="was edited"):
         check_seal(directory)
 
 
