@@ -60,8 +60,7 @@ class Fitted:
     def forecast(self, parameters: int) -> tuple[list[Foreseen], tuple[float, float]]:
         """The curve of a model of so many parameters with its intervals, and the size exponent's interval."""
         noise = np.random.default_rng(0)
-        spreads = [seeds / seeds.mean(axis=0) - 1 for seeds in self.curves]
-        scale = [math.sqrt(len(seeds) / max(len(seeds) - 1, 1)) for seeds in self.curves]
+        spreads = [_spread(seeds) for seeds in self.curves]
         misfit = float(np.sqrt(np.mean(self.left_out_errors**2)))
         drawn: list[Floats] = []
         exponents: list[float] = []
@@ -72,7 +71,7 @@ class Fitted:
             means = [self.curves[r][noise.integers(len(self.curves[r]), size=len(self.curves[r]))] for r in rungs]
             law = self._fit(rungs.tolist(), np.stack([mean.mean(axis=0) for mean in means]), self.law)
             of = int(noise.integers(len(spreads)))
-            own = scale[of] * spreads[of][int(noise.integers(len(spreads[of])))]
+            own = spreads[of][int(noise.integers(len(spreads[of])))]
             losses = np.array([law.loss(parameters, tokens) for tokens in self.tokens])
             drawn.append(losses * (1 + own + noise.normal(0.0, misfit)))
             exponents.append(law.size_exponent)
@@ -152,14 +151,15 @@ def size_exponent(parameters: Sequence[int], ends: Sequence[Sequence[float]]) ->
         return float(min((least_squares(misses, start, bounds=bounds) for start in starts), key=lambda f: f.cost).x[2])
 
     noise, means = np.random.default_rng(0), np.array([np.mean(seeds) for seeds in ends])
-    spreads = [
-        math.sqrt(len(seeds) / (len(seeds) - 1)) * (np.array(seeds) / mean - 1)
-        for seeds, mean in zip(ends, means, strict=True) if len(seeds) > 1
-    ]  # fmt: skip
-    spread = np.concatenate(spreads or [np.zeros(1)])
+    spread = np.concatenate([_spread(np.array(seeds)) for seeds in ends if len(seeds) > 1] or [np.zeros(1)])
     draws = [of(means * [1 + noise.choice(spread, len(seeds)).mean() for seeds in ends]) for _ in range(DRAWS)]
     low, high = np.quantile(draws, (0.05, 0.95))
     return of(means), float(low), float(high)
+
+
+def _spread(seeds: Floats) -> Floats:
+    """Shares by which losses of seeds [seed, ...] lie from their mean, widened as so few seeds lie too near it."""
+    return np.asarray(math.sqrt(len(seeds) / max(len(seeds) - 1, 1)) * (seeds / seeds.mean(axis=0) - 1))
 
 
 def fit(rungs: Sequence[RungPlan], curves: Mapping[int, Sequence[Mapping[int, float]]]) -> Fitted:
