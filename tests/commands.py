@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,15 @@ class Program:
         """Processor time that it has taken, where there is a /proc."""
         user, system = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    def interrupt_at(self, cpu_seconds: float, timeout: float) -> tuple[int, float]:
+        """Send Ctrl-C once it has taken so much processor time: its exit code, and the seconds until it ended."""
+        while self.cpu_seconds < cpu_seconds:
+            assert self.poll() is None, self.err
+            time.sleep(0.1)
+        self.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        return self.wait(timeout), time.monotonic() - began
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""

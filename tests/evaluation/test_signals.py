@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -49,11 +48,7 @@ def test_ctrl_c_is_heard_while_one_word_is_cut_into_tokens(tmp_path: Path) -> No
     write_checkpoint(tmp_path / "checkpoint", dataclasses.replace(imported(rough_model()), tokenizer=merging))
     (tmp_path / "text").write_text("a" * ((64 << 20) - 2) + " b")
     command = Program("mlm-eval", "perplexity", "text", "--ckpt", "checkpoint", "--workers", 1, folder=tmp_path)
-    while command.cpu_seconds < 6:
-        assert command.poll() is None, command.err
-        time.sleep(0.1)
-    command.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    assert command.wait(120) == 7
-    assert time.monotonic() - began < 10
+    code, seconds = command.interrupt_at(6, timeout=120)
+    assert code == 7
+    assert seconds < 10
     assert command.err == "error: interrupted; the same command goes on from what was finished\n"
