@@ -106,7 +106,9 @@ def memory_of_ranks(model: ModelConfig, train: TrainConfig, parallel: ParallelCo
 
     Activations are those of the forward passes that wait for their backward pass by the schedule (2021 paper,
     Section 2.2), what recomputation makes again at a time, and on the last rank the inputs of final layer norm and
-    output head, with logits in single precision. Raises BadInput where the pipeline cannot be divided so.
+    output head, with logits in single precision. With `train.invariant` there are partial sums of gradients, as many as
+    the tree over a rank's sequences is high, and on a rank with both ends of the model the output's embedding is a
+    parameter of its own. Raises BadInput where the pipeline cannot be divided so.
     """
     costs, b, s = family_of(model).closed_forms(model), train.microbatch_size, model.seq_length
     element = PARAMETER_BYTES[train.precision].weight
@@ -114,7 +116,8 @@ def memory_of_ranks(model: ModelConfig, train: TrainConfig, parallel: ParallelCo
     whole = activation_bytes_per_layer(model, b, parallel.model_copy(update={"recompute": "none"}))
     again = (parallel.recompute_layers if parallel.recompute == "full" else 1) * (whole - kept)
     head = s * b * (2 * element * model.hidden_size + max(element, 4) * costs.head_columns() / parallel.tp)
-    each = state_bytes_per_parameter(train.precision, parallel, dp)
+    sums = (train.global_batch_size // dp).bit_length() - 1 if train.invariant else 0
+    each = state_bytes_per_parameter(train.precision, parallel, dp) + sums * PARAMETER_BYTES[train.precision].gradient
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     microbatches = train.global_batch_size // (b * dp)
     waiting = peaks_in_flight(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
@@ -123,6 +126,8 @@ def memory_of_ranks(model: ModelConfig, train: TrainConfig, parallel: ParallelCo
         own = stages[rank :: parallel.pp]
         layers = sum(len(stage.layers) for stage in own) / parallel.chunks
         parameters = sum(costs.parameters(stage, parallel.tp) for stage in own)
+        if train.invariant and parallel.pp == 1:
+            parameters += model.padded_vocab_size * model.hidden_size // parallel.tp
         activations = element / 2 * (waiting[rank] * layers * kept + again) + (head if own[-1].is_last else 0)
         ranks.append(RankMemory(round(parameters * each), round(activations), rank))
     return ranks

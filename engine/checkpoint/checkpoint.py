@@ -199,21 +199,34 @@ def load_checkpoint(
         state, index = _read_state(path), read_object(path / INDEX)
 
         def fill(tensors: Iterable[tuple[ShardedParameter, str, torch.Tensor]]) -> None:
-            every = list(tensors)
-            for copies in (True, False):  # a rank may have both the tied embedding and its copy
-                wanted = {f"{what}{p.name}": (p, tensor) for p, what, tensor in every if p.is_copy is copies}
-                read_into(path, index, wanted)
-                loaded.update((name, (p, measure(tensor))) for name, (p, tensor) in wanted.items())
+            read = _read_all(path, index, tensors)
+            loaded.update((name, (p, measure(tensor))) for name, (p, tensor) in read.items())
 
         with torch.no_grad():
-            fill((p, "", p.local.data) for p in parameters)
+            fill((p, p.name, p.local.data) for p in parameters)
             optimizer.restore(
-                state.optimizer_steps, lambda tensors: fill((p, f"{what}.", tensor) for p, what, tensor in tensors)
+                state.optimizer_steps,
+                lambda tensors: fill((p, f"{what}.{p.name}", tensor) for p, what, tensor in tensors),
             )
     if (path / STATISTICS).is_file():
         check_loaded(path, loaded, read_object(path / STATISTICS))
     own = as_ancestor(path, state.iteration)
     return replace(state, ancestors=(*state.ancestors, own)), read_probe(path)
+
+
+def _read_all(
+    path: Path, index: dict[str, Any], tensors: Iterable[tuple[ShardedParameter, str, torch.Tensor]]
+) -> dict[str, tuple[ShardedParameter, torch.Tensor]]:
+    """Read each parameter's tensor of the name from the checkpoint in place; returns them by name.
+
+    A rank may have both the tied embedding and its copy, which have one name.
+    """
+    every, read = list(tensors), dict[str, tuple[ShardedParameter, torch.Tensor]]()
+    for copies in (True, False):
+        wanted = {name: (p, tensor) for p, name, tensor in every if p.is_copy is copies}
+        read_into(path, index, wanted)
+        read |= wanted
+    return read
 
 
 def _read_state(path: Path) -> TrainingState:
@@ -255,10 +268,10 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
     check_entries(directory, index, {parameter.name: parameter.global_shape for parameter in whole})
     dtype = stored_dtype(directory, index) if as_stored else torch.float32
     model = model_class(config, mesh, stage).to(mesh.device, dtype)
-    parameters = {p.name: p for p in sharded_parameters(model, mesh)}
+    parameters = sharded_parameters(model, mesh)
     with torch.no_grad():
-        read_into(directory, index, {name: (p, p.local.data) for name, p in parameters.items()})
-    _check_loaded_model(directory, model.eval(), parameters, mesh)
+        _read_all(directory, index, ((p, p.name, p.local.data) for p in parameters))
+    _check_loaded_model(directory, model.eval(), {p.name: p for p in parameters}, mesh)
     return LoadedCheckpoint(model, config, directory, digest)
 
 

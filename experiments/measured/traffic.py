@@ -44,6 +44,8 @@ LAYOUTS = {
     "tensor parallel": ParallelConfig(tp=RANKS),
     "pipeline parallel": ParallelConfig(pp=RANKS),
 }
+PASSED_ON = ("reduce", "gather", "alltoall_base", "allgather", "allgather_base", "broadcast")
+"""Collectives in which a tensor leaves a rank once, but for the part that is its own."""
 STAGES = {1: "optimizer states", 3: "optimizer states, gradients and parameters"}
 """As the ZeRO paper names them."""
 
@@ -83,21 +85,23 @@ class Traffic(TorchDispatchMode):
         for (name, size), count in self.bytes.items():
             if name == "send":
                 total += count
-            elif "reduce_scatter" in name or name in ("reduce", "allgather", "allgather_base", "broadcast"):
+            elif "reduce_scatter" in name or name in PASSED_ON:
                 total += count * (size - 1) / size
             elif name == "allreduce":
                 total += 2 * count * (size - 1) / size
         return total
 
 
-def iteration(model: ModelConfig, parallel: ParallelConfig, batch: int, trains: bool = True) -> Traffic:
+def iteration(
+    model: ModelConfig, parallel: ParallelConfig, batch: int, trains: bool = True, invariant: int = 0
+) -> Traffic:
     """This rank's traffic of one iteration in fp32, or of its forward passes alone, in microbatches of one sequence."""
     ranks = torch.distributed.get_world_size()
     layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=ranks // parallel.tp // parallel.pp)
-    local = build_mesh(layout, parallel.sequence_parallel)
+    local = build_mesh(layout, parallel.sequence_parallel, invariant)
     axes = {name: replace(getattr(local, name), shared_memory=None) for name in ("tp", "pp", "dp", "embedding")}
     mesh = replace(local, **axes)
-    partitioned, step = build_step(model, TrainConfig(precision="fp32"), parallel, mesh)
+    partitioned, step = build_step(model, TrainConfig(precision="fp32", invariant=invariant), parallel, mesh)
     tokens = torch.zeros(1, model.seq_length + 1, dtype=torch.int64)
     microbatches = [PipelineInput(tokens[:, :-1], tokens[:, 1:])] * (batch // mesh.dp.size)
     with Traffic() as counted:

@@ -3,6 +3,7 @@
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import ModelConfig, RunConfig
+from engine.config import ModelConfig, ParallelConfig, RunConfig
+from engine.costs import fullest_rank, parameter_count
 from engine.guard.products import check_products
 from engine.kernels.registry import kernel
 from engine.launch.forked import run_forked
@@ -19,7 +21,9 @@ from engine.optim.flat import exact_squares
 from engine.optim.gradients import merges_in_tree
 from engine.parallel import layers
 from engine.parallel.layout import Layout, layout_of
-from engine.parallel.mesh import sum_in_tree
+from engine.parallel.mesh import serial_mesh, sum_in_tree
+from engine.step import build_step
+from experiments.measured import traffic
 from experiments.verify.parity import LayoutDiffers, ParityLayout, all_layouts, misfit
 from experiments.verify.parity_run import run_parity
 from lineage.config import load_config
@@ -170,6 +174,58 @@ def test_ranks_add_up_in_one_tree_with_and_without_shared_memory(
         assert torch.equal(torch.tensor(scattered), total)
         assert torch.equal(torch.tensor(odd[0]), total[:7, 0])
         assert rank != 2 or torch.equal(torch.tensor(rooted), total)
+
+
+# What it sends and holds
+
+
+def sent(ranks: int, parallel: ParallelConfig, batch: int, virtual: int = 0) -> float:
+    """Elements that a rank sends in an iteration, the mean over ranks."""
+    counted = run_forked(traffic.iteration, ranks, traffic.MODEL, parallel, batch, True, virtual)
+    return sum(rank.sent for rank in counted) / ranks / traffic.ELEMENT
+
+
+def per_sequence(model: ModelConfig, tp: int, sequence_parallel: bool) -> float:
+    """Elements that a rank sends more for each sequence than on the ordinary path, all-reduces by rings.
+
+    Under sequence parallelism go the gradients of undivided parameters; the ordinary path gathers the inputs of two
+    products a layer a second time and keeps less.
+    """
+    if not sequence_parallel:
+        return 0
+    undivided = (6 * model.num_layers + 2) * model.hidden_size + model.seq_length * model.hidden_size
+    gathered_again = 2 * model.num_layers * model.seq_length * model.hidden_size
+    return (2 * undivided - gathered_again) * (tp - 1) / tp
+
+
+@pytest.mark.parametrize("parallel", [{"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"pp": 2}], ids=str)
+def test_a_model_of_two_ranks_sends_for_each_sequence_what_the_tree_needs(parallel: dict[str, Any]) -> None:
+    config = ParallelConfig(**parallel)
+    more = [sent(2, config, batch, VIRTUAL) - sent(2, config, batch) for batch in (4, 8)]
+    assert more[1] - more[0] == 4 * per_sequence(traffic.MODEL, config.tp, config.sequence_parallel)
+
+
+@pytest.mark.parametrize(("parallel", "times"), [({}, 1), ({"shard_optimizer": True}, 2), ({"pp": 2}, 1 / 2)], ids=str)
+def test_data_parallel_ranks_send_the_gradient_of_the_outputs_embedding_too(
+    parallel: dict[str, Any], times: float
+) -> None:
+    """Once an iteration; where the optimizer is divided the sums of both embeddings go to every rank, and the weights
+    of the output's. Of two stages the last one sends it, which is half of an all-reduce, the mean over ranks."""
+    config = ParallelConfig(**parallel)
+    ranks = 2 * config.pp
+    embedding = traffic.MODEL.padded_vocab_size * traffic.MODEL.hidden_size
+    for batch in (4, 8):
+        ordinary, invariant = (sent(ranks, config, batch, virtual) for virtual in (0, VIRTUAL))
+        assert invariant - ordinary == pytest.approx(times * embedding, abs=16)  # the parts of the norm's exact sum
+
+
+def test_a_serial_rank_holds_the_outputs_embedding_apart(config: RunConfig) -> None:
+    _, step = build_step(config.model, config.train, config.parallel, serial_mesh(invariant=VIRTUAL))
+    held = sum(group.flat.numel() for group in step.optimizer.groups)
+    words = config.model.padded_vocab_size * config.model.hidden_size
+    assert held == parameter_count(config.model) + words
+    state = fullest_rank(config.model, config.train, config.parallel).state
+    assert state == held * (4 + 4 + 8 + 3 * 4)  # weight, gradient, moments; partial sums of eight sequences
 
 
 # What it rests on

@@ -54,10 +54,10 @@ def write_part(run: Path, config: RunConfig, tokenizer: Path) -> None:
     save_checkpoint(run, config, TrainingState(iteration=10), model.parameters, optimizer, mesh, tokenizer)
 
 
-def score_on(layout: Layout, run: Path, folder: Path | None = None) -> tuple[Scores, int]:
+def score_on(layout: Layout, run: Path, folder: Path | None = None, invariant: int = 0) -> tuple[Scores, int]:
     """What one rank gets, and how many of the batches were computed on it."""
     batches: list[int] = []
-    evaluated = load_checkpoint(run, build_mesh(layout))
+    evaluated = load_checkpoint(run, build_mesh(layout, invariant=invariant))
     store = ScoreStore(folder, evaluated.digest, evaluated.tokenizer.digest) if folder else None
     scores = score(evaluated.model, REQUESTS, BATCH_SIZE, 1, batches.append, BANNED, store)
     return scores, len(batches)
@@ -77,6 +77,14 @@ def test_a_divided_model_scores_like_the_whole_one(divided: Path, serial: Scores
         np.testing.assert_array_equal(scores.greedy, serial.greedy)
         np.testing.assert_array_equal(scores.greedy_allowed, serial.greedy_allowed)
         np.testing.assert_array_equal(scores.log_probabilities, answers[0][0].log_probabilities)
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=4), Layout(tp=2, pp=2), Layout(tp=2, dp=2)], ids=str)
+def test_in_virtual_ranks_no_layout_changes_a_bit(divided: Path, layout: Layout) -> None:
+    alone, _ = score_on(Layout(), divided, invariant=4)
+    for scores, _ in run_ranks(score_on, layout.world_size, layout, divided, None, 4):
+        for name in ("nll", "log_probabilities", "greedy", "greedy_allowed"):
+            np.testing.assert_array_equal(getattr(scores, name), getattr(alone, name))
 
 
 @pytest.mark.parametrize("dp", [2, 3])
