@@ -90,15 +90,23 @@ class Fitted:
 
     def _fit(self, rungs: Sequence[int], losses: Floats, start: Law | None) -> Law:
         """The law through losses [rung, place] of some rungs, the same rung perhaps several times."""
-        sizes = np.log(self.parameters[list(rungs)] / self.middle)
+        sizes = np.log(self.parameters[list(rungs), None] / self.middle)
         lengths = np.log(self.tokens / self.tokens[-1])
         least = float(losses.min())
 
-        def predicted(values: Floats) -> Floats:
-            irreducible, by_size, size_exponent, by_data, interaction, data_exponent = values
+        def parts(values: Floats) -> tuple[Floats, Floats]:
+            _, by_size, size_exponent, by_data, interaction, data_exponent = values
             of_size = np.exp(by_size - size_exponent * sizes)
-            of_data = np.exp(by_data + interaction * sizes[:, None] - data_exponent * lengths)
-            return np.asarray(irreducible + of_size[:, None] + of_data)
+            return of_size, np.exp(by_data + interaction * sizes - data_exponent * lengths)
+
+        def misses(values: Floats) -> Floats:
+            of_size, of_data = parts(values)
+            return np.asarray((values[0] + of_size + of_data) / losses - 1).ravel()
+
+        def slopes(values: Floats) -> Floats:
+            of_size, of_data = parts(values)
+            by = (np.ones(1), of_size, -sizes * of_size, of_data, sizes * of_data, -lengths * of_data)
+            return np.stack([np.asarray(each / losses).ravel() for each in by], axis=1)
 
         def of_law(law: Law) -> list[float]:
             by_size, by_data = math.log(law.by_size), math.log(law.by_data)
@@ -112,12 +120,7 @@ class Fitted:
         low, high = zip(
             (0.0, least), (-15.0, 5.0), EXPONENTS, (-15.0, 5.0), INTERACTION, EXPONENTS, strict=True
         )  # fmt: skip
-        fits = [
-            least_squares(
-                lambda values: (predicted(values) / losses - 1).ravel(), np.clip(each, low, high), bounds=(low, high)
-            )
-            for each in starts
-        ]
+        fits = [least_squares(misses, np.clip(each, low, high), slopes, (low, high), "dogbox") for each in starts]
         irreducible, by_size, size_exponent, by_data, interaction, data_exponent = min(fits, key=lambda fit: fit.cost).x
         return Law(
             irreducible=irreducible,
@@ -148,7 +151,8 @@ def size_exponent(parameters: Sequence[int], ends: Sequence[Sequence[float]]) ->
             (share * least, math.log((1 - share) * least), exponent) for share in (0.2, 0.7) for exponent in (0.1, 0.4)
         ]
         bounds = ((0.0, -15.0, EXPONENTS[0]), (least, 5.0, EXPONENTS[1]))
-        return float(min((least_squares(misses, start, bounds=bounds) for start in starts), key=lambda f: f.cost).x[2])
+        fits = [least_squares(misses, start, bounds=bounds, method="dogbox") for start in starts]
+        return float(min(fits, key=lambda fit: fit.cost).x[2])
 
     noise, means = np.random.default_rng(0), np.array([np.mean(seeds) for seeds in ends])
     spread = np.concatenate([_spread(np.array(seeds)) for seeds in ends if len(seeds) > 1] or [np.zeros(1)])
