@@ -99,7 +99,8 @@ def climb(budget_seconds: float, recipe: Path, runs: Path, dry_run: bool = False
 def _plan(seconds: float, dataset: Path, facts: DatasetFacts) -> LadderPlan:
     corpus = read_document(dataset / CARD, DataCard).splits["train"].tokens
     vocabulary = facts.padded_vocab_size
-    return make_plan(seconds, available_cores(), measured_speeds(vocabulary), vocabulary, corpus)
+    speeds, is_scored = measured_speeds(vocabulary), bool(find_tasks()[0])
+    return make_plan(seconds, available_cores(), speeds, vocabulary, corpus, is_scored)
 
 
 def measured_speeds(vocabulary: int) -> list[float]:

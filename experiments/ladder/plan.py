@@ -11,6 +11,7 @@ import heapq
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +48,7 @@ SEARCH_SHARE = 0.2
 TOKENS_PER_PARAMETER = 10
 """At least, of the largest rung with its embeddings."""
 MOST_EPOCHS = 4.0
-USED = 0.9
+USED = 0.95
 """Share of the budget that is planned: what else the machine does takes the rest."""
 EVALUATION_TOKENS = 2e6
 """Trained tokens in whose time a rung is scored on the published texts; only for the estimate of minutes."""
@@ -91,23 +92,26 @@ def rung_config(
 
 
 def make_plan(
-    budget_seconds: float, cores: int, seconds_per_token: Sequence[float], vocabulary: int, corpus_tokens: int
-) -> LadderPlan:
+    budget_seconds: float, cores: int, seconds_per_token: Sequence[float], vocabulary: int, corpus_tokens: int,
+    is_scored: bool,
+) -> LadderPlan:  # fmt: skip
     """The largest ladder that the budget pays for, with as many tokens as it then still pays for.
 
-    `seconds_per_token` is of each of `SHAPES` on one core while all are busy. Raises BadInput for a budget too small
-    for four rungs, and for a corpus that would be read more than four times.
+    `seconds_per_token` is of each of `SHAPES` on one core while all are busy; `is_scored` says whether published texts
+    are here to score the models on. Raises BadInput for a budget too small for four rungs, and for a corpus that would
+    be read more than four times.
     """
+    plan_to = partial(_plan, budget_seconds, cores, seconds_per_token, vocabulary, corpus_tokens, is_scored)
     least = 0.0
     for top in reversed(range(FEWEST_RUNGS - 1, len(SHAPES))):
-        plan = _plan(budget_seconds, cores, seconds_per_token, vocabulary, corpus_tokens, top, 0.0)
+        plan = plan_to(top, 0.0)
         least = plan.expected_seconds
         if plan.expected_seconds > USED * budget_seconds or plan.epochs > MOST_EPOCHS:
             continue
         most = MOST_EPOCHS * corpus_tokens
         per_token = plan.expected_seconds / plan.tokens
         tokens = min(USED * budget_seconds / per_token, most)
-        return _plan(budget_seconds, cores, seconds_per_token, vocabulary, corpus_tokens, top, tokens)
+        return plan_to(top, tokens)
     if least <= USED * budget_seconds:
         raise BadInput(
             f"{corpus_tokens:,} tokens of training text are too few: {FEWEST_RUNGS} rungs would read them more than "
@@ -121,7 +125,7 @@ def make_plan(
 
 def _plan(
     budget_seconds: float, cores: int, seconds_per_token: Sequence[float], vocabulary: int, corpus_tokens: int,
-    top: int, tokens: float,
+    is_scored: bool, top: int, tokens: float,
 ) -> LadderPlan:  # fmt: skip
     """The ladder that ends at the shape `top`, on so many tokens, or as few as it may have."""
     places = range(max(0, top + 1 - MOST_RUNGS), top + 1)
@@ -138,7 +142,7 @@ def _plan(
     *smaller, largest = (rung.seconds for rung in rungs)
     search = _side_by_side([SEARCH_SHARE * s for s in smaller for _ in RATES], cores)
     train = _side_by_side([s for s in smaller for _ in SEEDS], cores) + largest / (0.85 * cores)
-    scored = sum(seconds_per_token[place] for place in places) * EVALUATION_TOKENS / cores
+    scored = sum(seconds_per_token[place] for place in places) * EVALUATION_TOKENS / cores if is_scored else 0.0
     return LadderPlan(
         budget_seconds=budget_seconds,
         cores=cores,

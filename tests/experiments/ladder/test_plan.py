@@ -32,10 +32,10 @@ def test_a_plan_stays_within_its_budget_and_reads_the_text_at_most_four_times(
     budget: float, cores: int, flops: float
 ) -> None:
     try:
-        plan = make_plan(budget, cores, speeds(flops), VOCABULARY, CORPUS)
+        plan = make_plan(budget, cores, speeds(flops), VOCABULARY, CORPUS, is_scored=True)
     except BadInput:
         with pytest.raises(BadInput, match="is too small for 4 rungs"):
-            make_plan(budget, cores, speeds(flops), VOCABULARY, CORPUS)
+            make_plan(budget, cores, speeds(flops), VOCABULARY, CORPUS, is_scored=True)
         return
     assert plan.expected_seconds <= budget
     assert plan.epochs <= MOST_EPOCHS * 1.001
@@ -52,7 +52,12 @@ def test_sizes_rise_by_about_1_8() -> None:
 
 
 def test_half_an_hour_on_two_cores_pays_for_four_rungs_and_six_hours_for_seven() -> None:
-    half_hour, six_hours = (make_plan(seconds, 2, speeds(6e10), VOCABULARY, CORPUS) for seconds in (1800, 21600))
+    half_hour, six_hours = (
+        make_plan(seconds, 2, speeds(6e10), VOCABULARY, CORPUS, is_scored=True) for seconds in (1800, 21600)
+    )
+    unscored = make_plan(1800, 2, speeds(6e10), VOCABULARY, CORPUS, is_scored=False)
+    assert unscored.tokens > half_hour.tokens
+    assert unscored.expected_seconds == pytest.approx(half_hour.expected_seconds, rel=0.05)
     assert len(half_hour.rungs) >= 4
     assert len(six_hours.rungs) == 7
     assert six_hours.expected_seconds >= 0.8 * 21600 or six_hours.epochs == pytest.approx(MOST_EPOCHS, rel=0.01)
@@ -60,7 +65,7 @@ def test_half_an_hour_on_two_cores_pays_for_four_rungs_and_six_hours_for_seven()
 
 
 def test_a_trial_and_a_training_have_the_sizes_of_their_rung(tmp_path: Path) -> None:
-    plan = make_plan(7200, 2, speeds(6e10), VOCABULARY, CORPUS)
+    plan = make_plan(7200, 2, speeds(6e10), VOCABULARY, CORPUS, is_scored=True)
     for number, rung in enumerate(plan.rungs):
         config = rung_config(plan, number, 1, 0.004, tmp_path)
         model = config.model.model_copy(update={"vocab_size": VOCABULARY, "padded_vocab_size": VOCABULARY})
@@ -79,7 +84,7 @@ def test_a_trial_and_a_training_have_the_sizes_of_their_rung(tmp_path: Path) -> 
 )
 def test_too_little_is_refused(budget: float, corpus: int, words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        make_plan(budget, 2, speeds(6e10), VOCABULARY, corpus)
+        make_plan(budget, 2, speeds(6e10), VOCABULARY, corpus, is_scored=False)
 
 
 def test_budgets_are_times() -> None:
