@@ -258,6 +258,10 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
     digest = check_seal(directory)
     config = read_model_config(directory)
     check_tensor_parallel(config, mesh.tp.size, directory)
+    if mesh.in_order:
+        check_tensor_parallel(config, mesh.tp.size * mesh.tp.virtual, directory, "invariant")
+        if config.family != "gpt2":
+            raise BadInput(f"a GPT-2 can be computed in virtual ranks; {directory} is a {config.family}")
     index = {n: e for n, e in read_object(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)}
     if len(index) < config.num_layers:  # before a model of that size is made
         raise IntegrityFailure(f"{directory} has {len(index)} tensors, too few for its {config.num_layers} layers")

@@ -115,11 +115,11 @@ def _check_invariant(config: RunConfig, dp: int) -> None:
             raise BadInput(f"train.invariant = {virtual} does not divide {name} = {getattr(model, name)}")
 
 
-def check_tensor_parallel(model: ModelConfig, tp: int, where: Path) -> None:
-    """Raise BadInput unless `tp` divides the heads and the vocabulary of the model at `where`."""
+def check_tensor_parallel(model: ModelConfig, tp: int, where: Path, name: str = "tp") -> None:
+    """Raise BadInput unless `tp`, which is said by its name, divides heads and vocabulary of the model at `where`."""
     for size, what in ((model.num_heads, "attention heads"), (model.padded_vocab_size, "vocabulary rows")):
         if size % tp:
-            raise BadInput(f"tp = {tp} does not divide the {size} {what} of {where}")
+            raise BadInput(f"{name} = {tp} does not divide the {size} {what} of {where}")
 
 
 def _divisors(number: int) -> str:

@@ -116,6 +116,8 @@ def test_a_layout_that_does_not_divide_the_model_is_refused(divided: Path) -> No
         return str(refused.value)
 
     assert "tp = 3 does not divide the 4 attention heads" in run_ranks(refusal, 3, Layout(tp=3))[0]
+    with pytest.raises(BadInput, match="invariant = 8 does not divide the 4 attention heads"):
+        load_checkpoint(divided, build_mesh(Layout(), invariant=8))
     assert "needs at least 3 layers" in run_ranks(refusal, 3, Layout(pp=3))[0]
 
 
