@@ -60,11 +60,16 @@ def figure(
     bench: Bench = None,
     mixed_commits: MixedCommits = False,
 ) -> None:
-    """Write one figure or table of the page as NAME.FORMAT."""
+    """Write one figure or table of the page as NAME.FORMAT; of a ladder alone its figure, `ladder`."""
+    from reports.experiment_runs import is_ladder
+    from reports.ladder import ladder_exhibit
     from reports.render import export_exhibit
 
-    report = _assemble(runs, bench, mixed_commits)
-    print(export_exhibit(report.all_exhibits, name, form, out))
+    if runs and len(runs) == 1 and is_ladder(runs[0]):
+        exhibits = [ladder_exhibit(runs[0])]
+    else:
+        exhibits = list(_assemble(runs, bench, mixed_commits).all_exhibits)
+    print(export_exhibit(exhibits, name, form, out))
 
 
 def _assemble(runs: list[Path] | None, bench: Path | None, mixed_commits: bool) -> "Report":

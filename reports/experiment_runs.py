@@ -91,6 +91,11 @@ def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
     return reproductions[0], list({path.resolve().name: path.resolve() for path in experiments}.values())
 
 
+def is_ladder(path: Path) -> bool:
+    """Whether the directory is a ladder's run."""
+    return _kind(path) == LADDER
+
+
 def load_experiment_runs(paths: Iterable[Path]) -> ExperimentRuns:
     """Records of the experiments' runs. A run that is unfinished, empty or damaged, and a record that is refused,
     becomes a Problem; the others stand.

@@ -53,7 +53,7 @@ class Ladder(NamedTuple):
         return [run.loss for run in self.result.runs if run.rung == rung]
 
 
-def ladder_exhibit(run: Path, reproduction: Reproduction) -> Exhibit:
+def ladder_exhibit(run: Path, reproduction: Reproduction | None = None) -> Exhibit:
     """Figure 6 in small, with what was foreseen and what was found, and where a reproduction's models stand on it."""
     ladder = Ladder.read(run)
     plan, forecast, result, _ = ladder
@@ -82,7 +82,7 @@ def ladder_exhibit(run: Path, reproduction: Reproduction) -> Exhibit:
         f"The law misses no mean at the end by more than {forecast.misfit:.2%}.",
         *texts,
         *words,
-        *placed(ladder, reproduction),
+        *(placed(ladder, reproduction) if reproduction else ()),
     ]
     return Exhibit(
         "ladder", "Figure 6 as a law: a ladder of small models", caption, Table(heads, rows, words=0),

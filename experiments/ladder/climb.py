@@ -92,6 +92,7 @@ def climb(budget_seconds: float, recipe: Path, runs: Path, dry_run: bool = False
             run.link()
         else:
             make_ladder(run, dataset, runs)
+    run_step("mlm-report", "figure", "ladder", str(run.path), "--out", str(run.path / "report"))
     print(f"{format_ladder(run.path)}\n{run.path}\ndone in {format_duration(time.monotonic() - start)}")
     return run.path
 

@@ -9,7 +9,7 @@ import pytest
 
 from lineage.atomic import write_json, write_text
 from lineage.data_files import DataCard
-from lineage.digest import seal
+from lineage.digest import check_seal, seal
 from lineage.errors import IntegrityFailure
 from lineage.files import write_document
 from lineage.ladder import Comparison, Forecast, Foreseen, LadderPlan, LadderResult, LadderRun, Law, RateLaw, RungPlan
@@ -19,6 +19,7 @@ from reports.experiment_runs import sort_runs
 from reports.ladder import Ladder, ladder_exhibit, placed
 from reports.load import load_reproduction
 from reports.report import Inputs, assemble
+from tests.commands import call
 from tests.reports.reproduction import data_card, page_text, write_reproduction
 
 RATES = RateLaw(rate=0.004, parameters=1e5, size_exponent=0.4, tokens=1e6, length_exponent=0.32)
@@ -92,6 +93,14 @@ def test_what_it_says_is_what_was_found(tmp_path: Path) -> None:
         largest = [line.get_ydata()[0] for line in misses.lines if len(line.get_xdata()) == 1]
         found, by_law = LAW.loss(SIZES[3], PLACES[-1]) + 0.07, LAW.loss(SIZES[3], 500 * 16 * 128)
         assert largest == pytest.approx([100 * (found / by_law - 1)])
+
+
+def test_a_ladder_alone_has_its_figure(tmp_path: Path) -> None:
+    ladder = write_ladder(tmp_path)
+    done = call({}, "mlm-report", "figure", "ladder", ladder, "--out", ladder / "report", ends=0)
+    assert done.out.strip() == str(ladder / "report" / "ladder.svg")
+    assert "forecast, 90 %" in (ladder / "report" / "ladder.svg").read_text(encoding="utf-8")
+    check_seal(ladder)
 
 
 def test_a_reproduction_stands_on_the_law_by_bytes_of_text(tmp_path: Path) -> None:
