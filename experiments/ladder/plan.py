@@ -48,7 +48,7 @@ SEARCH_SHARE = 0.2
 TOKENS_PER_PARAMETER = 10
 """At least, of the largest rung with its embeddings."""
 MOST_EPOCHS = 4.0
-USED = 0.95
+USED = 0.92
 """Share of the budget that is planned: what else the machine does takes the rest."""
 EVALUATION_TOKENS = 2e6
 """Trained tokens in whose time a rung is scored on the published texts; only for the estimate of minutes."""
