@@ -427,7 +427,11 @@ def test_what_was_made_honestly_holds(honest: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [ROOT / "results" / "reproduce-8.3b", ROOT / "results" / "ladder", *sorted((ROOT / "results").glob("a*/*-*"))[::3]],
+    [
+        ROOT / "results" / "reproduce-8.3b",
+        ROOT / "results" / "ladder",
+        *(manifest.parent for manifest in sorted((ROOT / "results").glob("a*/*-*/manifest.json"))[::3]),
+    ],
     ids=lambda path: path.name,
 )
 def test_what_is_kept_of_earlier_versions_holds(path: Path) -> None:
