@@ -1,12 +1,13 @@
 """Attention with dropout as Triton kernels that keep of all scores one number per query (Dao et al. 2022, 2023, arXiv
 2205.14135 and 2307.08691), with the mask of `engine.rng`, which torch's own flash kernels cannot have.
 
-Keys are worked on in blocks of 128, as the mask's bits are made. Nothing is added up in an order that could change.
-Shapes: s sequence, b microbatch, n heads, d head dim; w is d rounded up to a power of two.
+The mask is drawn once, by a kernel of its own, and kept for the backward pass with a bit for each score. Nothing is
+added up in an order that could change. Shapes: s sequence, b microbatch, n heads, d head dim; w is d rounded up to a
+power of two; a program works on m queries and c keys at a time.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,10 +15,28 @@ import triton.language as tl
 
 from engine.kernels.attention import reference
 from engine.kernels.dropout_mask import DropoutMask
-from engine.kernels.gpu.masks import BLOCK, Context, kept, mask_arguments
+from engine.kernels.gpu.masks import BLOCK, Context, mask_arguments, packed
 
-QUERIES, QUERIES_OF_KEYS = 64, 32
-"""Queries that a program works on at a time; fewer where it holds the gradients of keys and values."""
+DRAWN_ROWS, INNER_ROWS = 32, 64
+LOG2_E = tl.constexpr(math.log2(math.e))
+
+
+class Tiles(NamedTuple):
+    """What a program works on at a time, and with how much."""
+
+    queries: int
+    keys: int
+    warps: int = 8
+    stages: int = 2
+
+
+def _tiles(width: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
+    """Of the outputs, of the queries' gradients, of those of keys and values: what registers and shared memory hold."""
+    if dtype == torch.float32:
+        return (Tiles(32, 32, stages=1),) * 3
+    if width > 128:
+        return Tiles(64, 32), Tiles(64, 32), Tiles(16, 64)
+    return Tiles(128, 64), Tiles(128, 64), Tiles(64 if width < 128 else 32, 128)
 
 
 def flash(query_key_value: torch.Tensor, mask: DropoutMask | None, visible: torch.Tensor | None = None) -> torch.Tensor:
@@ -37,175 +56,227 @@ class _Flash(torch.autograd.Function):
     def forward(ctx: Context, qkv: torch.Tensor, mask: DropoutMask, visible: torch.Tensor | None) -> torch.Tensor:
         qkv = qkv.contiguous()
         s, b, n, _, d = qkv.shape
+        width = max(triton.next_power_of_2(d), 16)
         seen = qkv.new_empty(0, dtype=torch.bool) if visible is None else visible.contiguous()
         context = qkv.new_empty(s, b, n * d)
         sums = torch.empty(b * n, s, dtype=torch.float32, device=qkv.device)
-        width = max(triton.next_power_of_2(d), 16)
         keys, first_row, threshold, keep_scale = mask_arguments(mask, qkv.device)
-        ctx.rows = (seen, keys, first_row, threshold, keep_scale, 1.0 / math.sqrt(d), s, b, n, d)
-        ctx.is_causal, ctx.width = visible is None, width
-        grid = (triton.cdiv(s, QUERIES), b * n)
-        _forward[grid](
-            qkv, context, sums, *ctx.rows, visible is None, QUERIES, width, num_warps=4 if width <= 64 else 8
-        )
-        ctx.save_for_backward(qkv, context, sums)
+        blocks = triton.cdiv(s, BLOCK)
+        bits = torch.empty(b * n, s, blocks * BLOCK // 8, dtype=torch.uint8, device=qkv.device)
+        is_causal = visible is None
+        _draw[triton.cdiv(s, DRAWN_ROWS), blocks, b * n](keys, bits, first_row, threshold, s, n, is_causal, DRAWN_ROWS)
+        ctx.factors, ctx.sizes, ctx.is_causal = (keep_scale, 1.0 / math.sqrt(d)), (s, b, n), is_causal
+        tiles, *ctx.tiles = _tiles(width, qkv.dtype)
+        _forward[triton.cdiv(s, tiles.queries), b * n](
+            qkv, context, sums, seen, bits, *ctx.factors, *ctx.sizes, d, is_causal, tiles.queries, tiles.keys, width,
+            num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+        ctx.save_for_backward(qkv, context, sums, seen, bits)
         return context
 
     @staticmethod
     def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        qkv, context, sums = ctx.saved_tensors
+        qkv, context, sums, seen, bits = ctx.saved_tensors
         gradient, qkv_gradient = gradient.contiguous(), torch.empty_like(qkv)
         s, b, n, _, d = qkv.shape
-        inner = torch.empty_like(sums)
-        by_query, by_key = (triton.cdiv(s, QUERIES), b * n), (triton.cdiv(s, BLOCK), b * n)
-        given: tuple[Any, ...] = (qkv, gradient, qkv_gradient, sums, inner)
-        _inner[by_query](gradient, context, inner, s, b, n, d, QUERIES, ctx.width)
-        _to_query[by_query](*given, *ctx.rows, ctx.is_causal, QUERIES, ctx.width, num_warps=8, num_stages=2)
-        _to_key_value[by_key](*given, *ctx.rows, ctx.is_causal, QUERIES_OF_KEYS, ctx.width, num_warps=8, num_stages=2)
+        width, inner = max(triton.next_power_of_2(d), 16), torch.empty_like(sums)
+        given: tuple[Any, ...] = (qkv, gradient, qkv_gradient, sums, inner, seen, bits, *ctx.factors, *ctx.sizes, d)
+        _inner[triton.cdiv(s, INNER_ROWS), b * n](gradient, context, inner, s, b, n, d, INNER_ROWS, width)
+        to_query, to_key = ctx.tiles
+        for kernel, tiles, each in ((_to_query, to_query, to_query.queries), (_to_key_value, to_key, to_key.keys)):
+            kernel[triton.cdiv(s, each), b * n](
+                *given, ctx.is_causal, tiles.queries, tiles.keys, width, num_warps=tiles.warps,
+                num_stages=tiles.stages,
+            )  # fmt: skip
         return qkv_gradient, None, None
 
 
 @triton.jit
-def _tile(base, rows, stride, s, d, w: tl.constexpr):
-    """Rows of one head, [rows, w], zero where there are none."""
-    column = tl.arange(0, w)[None, :]
-    inside = (rows[:, None] < s) & (column < d)
-    return tl.load(base + rows[:, None].to(tl.int64) * stride + column, inside, 0.0)
+def _draw(keys, bits, first_row, threshold, s, n, is_causal: tl.constexpr, r: tl.constexpr):
+    """The mask's bits, 8 in a byte, of `r` queries and 128 keys; none where no key is seen."""
+    group, start = tl.program_id(2), tl.program_id(0) * r
+    if (tl.program_id(1) * 128 < start + r) | (not is_causal):
+        query = start + tl.arange(0, r)
+        key = tl.load(keys + group // n) + query.to(tl.int64) * 0
+        drawn = packed(key, first_row + group % n * s + query, tl.program_id(1), threshold)
+        at = (group.to(tl.int64) * s + query[:, None]) * (tl.num_programs(1) * 16)
+        at += tl.program_id(1) * 16 + tl.arange(0, 16)[None, :]
+        tl.store(bits + at, drawn, query[:, None] < s)
 
 
 @triton.jit
-def _put(base, rows, stride, value, s, d, w: tl.constexpr):
-    column = tl.arange(0, w)[None, :]
-    inside = (rows[:, None] < s) & (column < d)
-    tl.store(base + rows[:, None].to(tl.int64) * stride + column, value, inside)
+def _tile(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr):
+    """Rows of one head from `first` on, [r, w], zero where there are none."""
+    row, column = tl.arange(0, r)[:, None], tl.arange(0, w)[None, :]
+    inside = (row < s - first) & (column < d)
+    return tl.load(base + tl.cast(first, tl.int64) * stride + (row * stride + column), inside, 0.0)
 
 
 @triton.jit
-def _scores(q, k, visible, sample, query, key, scale, s, is_causal: tl.constexpr):
-    """Scaled scores [queries, keys], −∞ where a key is not seen."""
-    seen = (query[:, None] < s) & (key[None, :] < s)
+def _put(base, first, stride, value, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr):
+    row, column = tl.arange(0, r)[:, None], tl.arange(0, w)[None, :]
+    inside = (row < s - first) & (column < d)
+    tl.store(base + tl.cast(first, tl.int64) * stride + (row * stride + column), value, inside)
+
+
+@triton.jit
+def _seen(visible, sample, query, key, s, is_causal: tl.constexpr):
+    """Whether queries see keys, one of which is a column and one a row."""
     if is_causal:
-        seen = seen & (key[None, :] <= query[:, None])
-    else:
-        at = (sample.to(tl.int64) * s + query[:, None]) * s + key[None, :]
-        seen = seen & tl.load(visible + at, seen, 0).to(tl.int1)
-    return tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, float("-inf"))
+        return key <= query
+    inside = (query < s) & (key < s)
+    return inside & tl.load(visible + (sample.to(tl.int64) * s + query) * s + key, inside, 0).to(tl.int1)
 
 
 @triton.jit
-def _kept(keys, sample, head, query, start, first_row, threshold, s, m: tl.constexpr):
-    """Which weights of the queries stay, for the 128 keys from `start` on; a head's rows are head · s + query."""
-    key = tl.load(keys + sample) + query.to(tl.int64) * 0
-    return kept(key, first_row + head * s + query, start // 128, threshold, m, 1)
+def _stays(bits, group, query, key, s):
+    """Whether weights stay, of queries and keys one of which is a column and one a row."""
+    row = (s + 127) // 128 * 16
+    at = tl.minimum(query, s - 1) * row + key // 128 * 16 + key % 16
+    return (tl.load(bits + group.to(tl.int64) * s * row + at) >> (key % 128 // 16).to(tl.uint8)) & 1 != 0
+
+
+@triton.jit
+def _attend(
+    q, base, visible, bits, scale, s, n, stride, group, query, start, top, total, mixed,
+    is_causal: tl.constexpr, is_edge: tl.constexpr, c: tl.constexpr, d: tl.constexpr, w: tl.constexpr,
+):  # fmt: skip
+    """Largest score, sum and mixture of the values with `c` keys more; at an edge not all of them are seen."""
+    key = start + tl.arange(0, c)
+    k, v = _tile(base + d, start, stride, s, c, d, w), _tile(base + 2 * d, start, stride, s, c, d, w)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if is_edge:
+        scores = tl.where(_seen(visible, group // n, query[:, None], key[None, :], s, is_causal), scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    shift = higher if is_causal else tl.where(higher == float("-inf"), 0.0, higher)
+    weights, fade = tl.exp2(scores - shift[:, None]), tl.exp2(top - shift)
+    total = total * fade + tl.sum(weights, 1)
+    weights = tl.where(_stays(bits, group, query[:, None], key[None, :], s), weights, 0.0).to(v.dtype)
+    return higher, total, tl.dot(weights, v, mixed * fade[:, None], input_precision="ieee")
 
 
 @triton.jit
 def _forward(
-    qkv, context, sums, visible, keys, first_row, threshold, keep_scale, scale, s, b, n, d,
-    is_causal: tl.constexpr, m: tl.constexpr, w: tl.constexpr,
+    qkv, context, sums, visible, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
+    is_causal: tl.constexpr, m: tl.constexpr, c: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
-    group = tl.program_id(1)
-    sample, head, stride = group // n, group % n, b * n * 3 * d
-    base = qkv + group.to(tl.int64) * 3 * d
-    query = tl.program_id(0) * m + tl.arange(0, m)
-    q = _tile(base, query, stride, s, d, w)
+    group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
+    stride, base = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d
+    query = first + tl.arange(0, m)
+    q = _tile(base, first, stride, s, m, d, w)
+    scale = scale * LOG2_E
     top = tl.full([m], float("-inf"), tl.float32)
-    total = tl.zeros([m], tl.float32)
-    mixed = tl.zeros([m, w], tl.float32)
-    end = tl.minimum((tl.program_id(0) + 1) * m, s) if is_causal else s
-    for start in range(0, end, 128):
-        key = start + tl.arange(0, 128)
-        k, v = _tile(base + d, key, stride, s, d, w), _tile(base + 2 * d, key, stride, s, d, w)
-        scores = _scores(q, k, visible, sample, query, key, scale, s, is_causal)
-        higher = tl.maximum(top, tl.max(scores, 1))
-        shift = tl.where(higher == float("-inf"), 0.0, higher)
-        weights, fade = tl.exp(scores - shift[:, None]), tl.exp(top - shift)
-        total = total * fade + tl.sum(weights, 1)
-        stays = _kept(keys, sample, head, query, start, first_row, threshold, s, m)
-        weights = tl.where(stays, weights, 0.0).to(v.dtype)
-        mixed = mixed * fade[:, None] + tl.dot(weights, v, input_precision="ieee")
-        top = higher
+    total, mixed = tl.zeros([m], tl.float32), tl.zeros([m, w], tl.float32)
+    edge = 0
+    if is_causal:
+        edge = (first + 1) // c * c
+        for start in range(0, edge, c):
+            top, total, mixed = _attend(
+                q, base, visible, bits, scale, s, n, stride, group, query, start, top, total, mixed,
+                is_causal, False, c, d, w,
+            )  # fmt: skip
+    for start in range(edge, tl.minimum(first + m, s) if is_causal else s, c):
+        top, total, mixed = _attend(
+            q, base, visible, bits, scale, s, n, stride, group, query, start, top, total, mixed,
+            is_causal, True, c, d, w,
+        )  # fmt: skip
     factor = tl.where(total == 0.0, 0.0, keep_scale / tl.where(total == 0.0, 1.0, total))
-    _put(context + group.to(tl.int64) * d, query, b * n * d, mixed * factor[:, None], s, d, w)
-    log_sum = tl.where(total == 0.0, float("inf"), top + tl.log(tl.where(total == 0.0, 1.0, total)))
+    _put(context + group.to(tl.int64) * d, first, b * n * d, mixed * factor[:, None], s, m, d, w)
+    log_sum = tl.where(total == 0.0, float("inf"), top + tl.log2(tl.where(total == 0.0, 1.0, total)))
     tl.store(sums + group.to(tl.int64) * s + query, log_sum, query < s)
 
 
 @triton.jit
-def _inner(gradient, context, inner, s, b, n, d, m: tl.constexpr, w: tl.constexpr):
+def _inner(gradient, context, inner, s, b, n, d: tl.constexpr, m: tl.constexpr, w: tl.constexpr):
     """Of each query, the inner product of its output and that one's gradient."""
     group = tl.program_id(1)
-    query, at, stride = tl.program_id(0) * m + tl.arange(0, m), group.to(tl.int64) * d, b * n * d
-    given = _tile(gradient + at, query, stride, s, d, w).to(tl.float32)
-    product = tl.sum(given * _tile(context + at, query, stride, s, d, w).to(tl.float32), 1)
+    first, at, stride = tl.program_id(0) * m, group.to(tl.int64) * d, b * n * d
+    given = _tile(gradient + at, first, stride, s, m, d, w).to(tl.float32)
+    product = tl.sum(given * _tile(context + at, first, stride, s, m, d, w).to(tl.float32), 1)
+    query = first + tl.arange(0, m)
     tl.store(inner + group.to(tl.int64) * s + query, product, query < s)
 
 
 @triton.jit
-def _slopes(
-    q, k, v, given, visible, keys, log_sum, inner, sample, head, query, start, first_row, threshold, keep_scale,
-    scale, s, is_causal: tl.constexpr, m: tl.constexpr,
+def _query_slopes(
+    q, given, base, visible, bits, keep_scale, scale, s, n, stride, group, query, start, log_sum, inner, total,
+    is_causal: tl.constexpr, is_edge: tl.constexpr, c: tl.constexpr, d: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
-    """Weights after dropout and the gradient of the unscaled scores, [queries, keys], in the inputs' format."""
-    key = start + tl.arange(0, 128)
-    weights = tl.exp(_scores(q, k, visible, sample, query, key, scale, s, is_causal) - log_sum[:, None])
-    stays = _kept(keys, sample, head, query, start, first_row, threshold, s, m)
+    """The queries' gradient with what `c` keys more add to it."""
+    key = start + tl.arange(0, c)
+    k, v = _tile(base + d, start, stride, s, c, d, w), _tile(base + 2 * d, start, stride, s, c, d, w)
+    weights = tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee") * scale - log_sum[:, None])
+    if is_edge:
+        weights = tl.where(_seen(visible, group // n, query[:, None], key[None, :], s, is_causal), weights, 0.0)
     slopes = tl.dot(given, tl.trans(v), input_precision="ieee") * keep_scale
-    slopes = weights * (tl.where(stays, slopes, 0.0) - inner[:, None]) * scale
-    return tl.where(stays, weights * keep_scale, 0.0).to(q.dtype), slopes.to(q.dtype)
+    slopes = tl.where(_stays(bits, group, query[:, None], key[None, :], s), slopes, 0.0) - inner[:, None]
+    return tl.dot((weights * slopes).to(k.dtype), k, total, input_precision="ieee")
 
 
 @triton.jit
 def _to_query(
-    qkv, gradient, qkv_gradient, sums, inners, visible, keys, first_row, threshold, keep_scale, scale, s, b, n, d,
-    is_causal: tl.constexpr, m: tl.constexpr, w: tl.constexpr,
+    qkv, gradient, qkv_gradient, sums, inners, visible, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
+    is_causal: tl.constexpr, m: tl.constexpr, c: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
-    group = tl.program_id(1)
-    sample, head, stride, at = group // n, group % n, b * n * 3 * d, group.to(tl.int64) * s
-    base = qkv + group.to(tl.int64) * 3 * d
-    query = tl.program_id(0) * m + tl.arange(0, m)
-    q = _tile(base, query, stride, s, d, w)
-    given = _tile(gradient + group.to(tl.int64) * d, query, b * n * d, s, d, w)
+    group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
+    stride, base, at = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d, group.to(tl.int64) * s
+    query = first + tl.arange(0, m)
+    q = _tile(base, first, stride, s, m, d, w)
+    given = _tile(gradient + group.to(tl.int64) * d, first, b * n * d, s, m, d, w)
     log_sum = tl.load(sums + at + query, query < s, float("inf"))
     inner = tl.load(inners + at + query, query < s, 0.0)
     total = tl.zeros([m, w], tl.float32)
-    end = tl.minimum((tl.program_id(0) + 1) * m, s) if is_causal else s
-    for start in range(0, end, 128):
-        key = start + tl.arange(0, 128)
-        k, v = _tile(base + d, key, stride, s, d, w), _tile(base + 2 * d, key, stride, s, d, w)
-        _, slopes = _slopes(
-            q, k, v, given, visible, keys, log_sum, inner, sample, head, query, start, first_row, threshold,
-            keep_scale, scale, s, is_causal, m,
+    edge = 0
+    if is_causal:
+        edge = (first + 1) // c * c
+        for start in range(0, edge, c):
+            total = _query_slopes(
+                q, given, base, visible, bits, keep_scale, scale * LOG2_E, s, n, stride, group, query,
+                start, log_sum, inner, total, is_causal, False, c, d, w,
+            )  # fmt: skip
+    for start in range(edge, tl.minimum(first + m, s) if is_causal else s, c):
+        total = _query_slopes(
+            q, given, base, visible, bits, keep_scale, scale * LOG2_E, s, n, stride, group, query,
+            start, log_sum, inner, total, is_causal, True, c, d, w,
         )  # fmt: skip
-        total += tl.dot(slopes, k, input_precision="ieee")
-    _put(qkv_gradient + group.to(tl.int64) * 3 * d, query, stride, total, s, d, w)
+    _put(qkv_gradient + group.to(tl.int64) * 3 * d, first, stride, total * scale, s, m, d, w)
+
+
+@triton.jit
+def _key_slopes(
+    k, v, base, gradient, sums, inners, visible, bits, keep_scale, scale, s, b, n, group, key, row, to_key, to_value,
+    is_causal: tl.constexpr, m: tl.constexpr, d: tl.constexpr, w: tl.constexpr,
+):  # fmt: skip
+    """The gradients of keys and values with what `m` queries more add to them."""
+    query, at = row + tl.arange(0, m), group.to(tl.int64) * s
+    q = _tile(base, row, b * n * 3 * d, s, m, d, w)
+    given = _tile(gradient + group.to(tl.int64) * d, row, b * n * d, s, m, d, w)
+    log_sum = tl.load(sums + at + query, query < s, float("inf"))
+    inner = tl.load(inners + at + query, query < s, 0.0)
+    weights = tl.exp2(tl.dot(k, tl.trans(q), input_precision="ieee") * scale - log_sum[None, :])
+    weights = tl.where(_seen(visible, group // n, query[None, :], key[:, None], s, is_causal), weights, 0.0)
+    stays = _stays(bits, group, query[None, :], key[:, None], s)
+    to_value = tl.dot(tl.where(stays, weights, 0.0).to(q.dtype), given, to_value, input_precision="ieee")
+    slopes = tl.dot(v, tl.trans(given), input_precision="ieee") * keep_scale
+    slopes = weights * (tl.where(stays, slopes, 0.0) - inner[None, :])
+    return tl.dot(slopes.to(q.dtype), q, to_key, input_precision="ieee"), to_value
 
 
 @triton.jit
 def _to_key_value(
-    qkv, gradient, qkv_gradient, sums, inners, visible, keys, first_row, threshold, keep_scale, scale, s, b, n, d,
-    is_causal: tl.constexpr, m: tl.constexpr, w: tl.constexpr,
+    qkv, gradient, qkv_gradient, sums, inners, visible, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
+    is_causal: tl.constexpr, m: tl.constexpr, c: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
-    group = tl.program_id(1)
-    sample, head, stride, at = group // n, group % n, b * n * 3 * d, group.to(tl.int64) * s
-    base = qkv + group.to(tl.int64) * 3 * d
-    start = tl.program_id(0) * 128
-    key = start + tl.arange(0, 128)
-    k, v = _tile(base + d, key, stride, s, d, w), _tile(base + 2 * d, key, stride, s, d, w)
-    to_key, to_value = tl.zeros([128, w], tl.float32), tl.zeros([128, w], tl.float32)
-    first = start // m * m if is_causal else 0
-    for row in range(first, s, m):
-        query = row + tl.arange(0, m)
-        q = _tile(base, query, stride, s, d, w)
-        given = _tile(gradient + group.to(tl.int64) * d, query, b * n * d, s, d, w)
-        log_sum = tl.load(sums + at + query, query < s, float("inf"))
-        inner = tl.load(inners + at + query, query < s, 0.0)
-        weights, slopes = _slopes(
-            q, k, v, given, visible, keys, log_sum, inner, sample, head, query, start, first_row, threshold,
-            keep_scale, scale, s, is_causal, m,
+    group, start = tl.program_id(1), tl.program_id(0) * c
+    stride, base = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d
+    key = start + tl.arange(0, c)
+    k, v = _tile(base + d, start, stride, s, c, d, w), _tile(base + 2 * d, start, stride, s, c, d, w)
+    to_key, to_value = tl.zeros([c, w], tl.float32), tl.zeros([c, w], tl.float32)
+    for row in range(start // m * m if is_causal else 0, s, m):
+        to_key, to_value = _key_slopes(
+            k, v, base, gradient, sums, inners, visible, bits, keep_scale, scale * LOG2_E, s, b, n, group,
+            key, row, to_key, to_value, is_causal, m, d, w,
         )  # fmt: skip
-        to_value += tl.dot(tl.trans(weights), given, input_precision="ieee")
-        to_key += tl.dot(tl.trans(slopes), q, input_precision="ieee")
     out = qkv_gradient + group.to(tl.int64) * 3 * d
-    _put(out + d, key, stride, to_key, s, d, w)
-    _put(out + 2 * d, key, stride, to_value, s, d, w)
+    _put(out + d, start, stride, to_key * scale, s, c, d, w)
+    _put(out + 2 * d, start, stride, to_value * keep_scale, s, c, d, w)

@@ -55,6 +55,16 @@ def kept(keys, rows, block, threshold, r: tl.constexpr, c: tl.constexpr):
     )  # fmt: skip
 
 
+@triton.jit
+def packed(keys, rows, block, threshold):
+    """Bytes [r, 16]: bit j of byte l says whether column 128·`block` + 16·j + l stays, of rows [r] with keys [r]."""
+    w0, w1, w2, w3 = random_words(keys, rows, block, 1)
+    byte = ((w0 & 0xFFFF) >= threshold).to(tl.uint8) | ((w0 >> 16) >= threshold).to(tl.uint8) << 1
+    byte |= ((w1 & 0xFFFF) >= threshold).to(tl.uint8) << 2 | ((w1 >> 16) >= threshold).to(tl.uint8) << 3
+    byte |= ((w2 & 0xFFFF) >= threshold).to(tl.uint8) << 4 | ((w2 >> 16) >= threshold).to(tl.uint8) << 5
+    return byte | ((w3 & 0xFFFF) >= threshold).to(tl.uint8) << 6 | ((w3 >> 16) >= threshold).to(tl.uint8) << 7
+
+
 def mask_arguments(mask: "DropoutMask | None", device: torch.device) -> tuple[torch.Tensor, int, int, float]:
     """A dropout mask as kernels take it: keys int64 (none: no dropout), first row, threshold, factor of what is kept.
 
