@@ -9,6 +9,7 @@ from typing import Any
 from engine.checkpoint.checkpoint import LINEAGE, LoadedCheckpoint
 from engine.config import RunConfig
 from engine.costs import parameter_count
+from engine.formats import read_ours
 from lineage.atomic import write_json, write_text
 from lineage.config import parse_config, to_toml
 from lineage.data_files import DataCard, trained_datasets
@@ -42,7 +43,7 @@ def write_card(directory: Path, loaded: LoadedCheckpoint, results: Sequence[Eval
         read_object(path) if (path := loaded.directory / file).is_file() else {}
         for file in ("config.json", LINEAGE, "origin.json")
     )
-    name, twin = described.get("name") or directory.name, described.get("twin")
+    name, twin = read_ours(described, directory.name, loaded.directory / "config.json")
     made_of = lineage.get("parents") if lineage else origin.get("files")
     inputs = ({"run": lineage.get("run")} if lineage else {}) | (made_of if isinstance(made_of, dict) else {})
     scores = [(result, *_score(result)) for result in results]
