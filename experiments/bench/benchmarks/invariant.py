@@ -9,8 +9,6 @@ from experiments.bench.timing import NOTES, Rounds, in_turn, measure_contender, 
 from lineage.benchmark import Benchmark, Case
 from lineage.progress import announce
 
-VIRTUAL = 4
-"""The largest power of 2 that divides the heads of every size."""
 GOALS = {("small", 1): 1.25, ("small", 2): 1.5}
 """Most that it may cost, by size and tensor-parallel ranks."""
 DROPOUT = 0.1
@@ -31,7 +29,7 @@ def measure(rounds: Rounds = 3) -> Benchmark:
         title="The price of the same bits at every layout",
         cases=cases,
         notes=NOTES["invariant"],
-        setting={"rounds": rounds, "dropout": DROPOUT, "virtual_ranks": VIRTUAL},
+        setting={"rounds": rounds, "dropout": DROPOUT},
         load_average=load,
     )
 
@@ -40,7 +38,8 @@ def _case(name: str, tp: int, rounds: int) -> tuple[Case, list[float]]:
     from experiments.bench.contenders.ours import build_ours
 
     size = read_size(name)
-    in_virtual_ranks = replace(size, train=size.train.model_copy(update={"invariant": VIRTUAL}))
+    virtual = size.model.num_heads & -size.model.num_heads
+    in_virtual_ranks = replace(size, train=size.train.model_copy(update={"invariant": virtual}))
     contender = Contender(name, tp, build_ours, is_ours=True, parallel=ParallelConfig(tp=tp))
     both = {"ordinary": size, "invariant": in_virtual_ranks}
     jobs = {which: partial(measure_contender, contender, each, DROPOUT) for which, each in both.items()}
@@ -50,4 +49,5 @@ def _case(name: str, tp: int, rounds: int) -> tuple[Case, list[float]]:
         "time ÷ that of the ordinary path", of["ordinary"], of["invariant"], GOALS.get((name, tp)), less_is_better=True
     )
     every = [series(which, "rate", "tokens/s", *samples) for which, samples in of.items()]
-    return Case(name=f"{name}, tp {tp}", series=every, ratios=[price], setting=size.describe()), load
+    setting = size.describe() | {"virtual_ranks": virtual}
+    return Case(name=f"{name}, tp {tp}", series=every, ratios=[price], setting=setting), load
