@@ -97,7 +97,7 @@ class TrainingStep:
     def gradient(self, microbatches: Sequence[PipelineInput], signal: bool = False) -> Gradient:
         """Loss and reduced gradient of this rank's microbatches. Every rank calls it, with as many microbatches.
 
-        `signal` is told to every rank with the loss.
+        `signal` is told to every rank with the loss. At its end, and nowhere else in a step, the host waits for a GPU.
         """
         mesh, scale = self.mesh, self.loss_scale
         loss_sum = self.model.forward_backward(microbatches, self.reducer, scale, self.timeline)
@@ -105,10 +105,9 @@ class TrainingStep:
         self.reducer.finish((sequences if mesh.in_order else len(microbatches)) * scale)
         raised = torch.tensor(float(signal), dtype=torch.float64, device=mesh.device)
         report = torch.stack([loss_sum, *mesh.tp.all_reduce(torch.stack([raised, self.reducer.local_square]))])
-        loss, signals, square = mesh.pp.all_reduce(mesh.dp.all_reduce(report)).tolist()
-        return Gradient(
-            loss / (sequences * mesh.dp.size), self.optimizer.gradient_norm(), square / mesh.dp.size, round(signals)
-        )
+        report = mesh.pp.all_reduce(mesh.dp.all_reduce(report))
+        loss, signals, square, norm = on_host(torch.stack([*report, self.optimizer.gradient_norm()]))
+        return Gradient(loss / (sequences * mesh.dp.size), norm, square / mesh.dp.size, round(signals))
 
     def update(self, gradient: Gradient, learning_rate: float, skip: bool = False) -> bool:
         """Clip and step, unless told to skip or something is not finite; whether the weights changed."""
@@ -133,6 +132,12 @@ class TrainingStep:
         self.optimizer.try_step()
         for _ in self.optimizer.state():
             pass
+
+
+def on_host(numbers: torch.Tensor) -> list[float]:
+    """The numbers of a tensor, once the device has them."""
+    read: list[float] = numbers.tolist()
+    return read
 
 
 def build_step(

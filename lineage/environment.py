@@ -37,9 +37,12 @@ def describe_environment() -> dict[str, Any]:
 
 
 def source_state() -> dict[str, Any]:
-    """Git commit of the clone that the code runs from, or the build of a wheel; and whether files changed since."""
+    """Git commit of the clone that the code runs from, or the build of a wheel; and whether files changed since.
+
+    Where a copy of the files has neither, `MLM_COMMIT` says what they are a copy of.
+    """
     if not (HOME / ".git").exists():
-        return wheel_state()
+        return wheel_state() or {"commit": os.environ.get("MLM_COMMIT"), "dirty": None}
     commit = _output("git", "-C", str(HOME), "rev-parse", "HEAD")
     status = _output("git", "-C", str(HOME), "status", "--porcelain")
     return {"commit": commit or None, "dirty": None if status is None else bool(status)}
@@ -60,16 +63,32 @@ def memory_bytes() -> int | None:
 
 @cache
 def list_gpus() -> list[dict[str, Any]]:
-    """Name and memory of each NVIDIA GPU, from nvidia-smi; empty where there is none."""
+    """Name and memory of each NVIDIA GPU that this process may use, from nvidia-smi; empty where there is none."""
     if shutil.which("nvidia-smi") is None:
         return []
-    rows = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-    gpus = []
+    rows = _output("nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")
+    gpus = {}
     for row in (rows or "").splitlines():
-        name, _, mebibytes = row.rpartition(",")
+        identity, _, rest = row.partition(",")
+        name, _, mebibytes = rest.rpartition(",")
         if mebibytes.strip().isdigit():
-            gpus.append({"name": name.strip(), "memory_bytes": int(mebibytes) * 2**20})
-    return gpus
+            gpus[identity.strip()] = {"name": name.strip(), "memory_bytes": int(mebibytes) * 2**20}
+    return _visible(gpus)
+
+
+def _visible(gpus: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that `CUDA_VISIBLE_DEVICES` names, by number or by how an identity begins, up to the first unknown one."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return list(gpus.values())
+    visible = []
+    for name in map(str.strip, chosen.split(",")):
+        known = [gpu for number, (identity, gpu) in enumerate(gpus.items())
+                 if name == str(number) or (name.startswith("GPU-") and identity.startswith(name))]  # fmt: skip
+        if not known:
+            break
+        visible.append(known[0])
+    return visible
 
 
 def user_cache(name: str) -> Path:

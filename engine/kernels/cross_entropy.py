@@ -105,7 +105,7 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         to_hidden, to_weight = ctx.saved_tensors
-        if gradient.is_cuda or gradient.item() != 1.0:  # a GPU's value would have to be waited for
+        if gradient.device.type != "cpu" or gradient.item() != 1.0:  # a GPU's value would have to be waited for
             to_hidden.mul_(gradient)
             to_weight.mul_(gradient)
         return to_hidden, to_weight, None, None, None, None, None

@@ -23,6 +23,8 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for another in the middle of the work (gloo; NCCL's own watchdog ends the process)."""
 REPORT_SECONDS = 5.0
 """How long a rank that gave up waiting gives the others to say that they wait too."""
+FLIGHT_RECORDS = "2000"
+"""Collectives that NCCL's flight recorder remembers, and writes down when one does not end."""
 STACK_SIGNAL = signal.SIGUSR1
 """Makes a rank print its stack."""
 PEER_GONE = (
@@ -96,8 +98,14 @@ def join_ranks() -> None:
     if came < ranks:
         raise RanksMissing(f"{came} of {ranks} ranks came within {JOIN_SECONDS:.0f} seconds")
     faulthandler.register(STACK_SIGNAL)
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=int(rank), world_size=ranks, timeout=COLLECTIVE_TIMEOUT)
+    backend, device = "gloo", None
+    if torch.cuda.is_available():
+        os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", FLIGHT_RECORDS)
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+        backend, device = "nccl", torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group(
+        backend, store=store, rank=int(rank), world_size=ranks, timeout=COLLECTIVE_TIMEOUT, device_id=device
+    )
 
 
 def leave_ranks() -> None:

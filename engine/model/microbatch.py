@@ -1,6 +1,7 @@
 """What a model is given of one microbatch."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,12 +68,19 @@ def to_input(
     recurrence: Recurrence | None = None, pairs: PairArrays | None = None, places: tuple[int, ...] = (),
 ) -> PipelineInput:  # fmt: skip
     """A microbatch on the mesh's device: of token ids [b, s + 1] each predicts the next; of pairs [b, s] the masked."""
-    rows = torch.from_numpy(tokens).to(mesh.device)
+    rows = _on_device(tokens, mesh)
     if pairs is None:
         return PipelineInput(rows[:, :-1], rows[:, 1:], dropout, recurrence, places=places)
     targets, types, lengths, is_swapped = (
-        torch.from_numpy(array).to(mesh.device)
-        for array in (pairs.targets, pairs.token_types, pairs.lengths, pairs.is_swapped)
+        _on_device(array, mesh) for array in (pairs.targets, pairs.token_types, pairs.lengths, pairs.is_swapped)
     )
     is_token = torch.arange(rows.size(1), device=mesh.device) < lengths[:, None]
     return PipelineInput(rows, targets, dropout, None, SentencePairs(types, is_token, is_swapped), places)
+
+
+def _on_device(array: NDArray[Any], mesh: ParallelMesh) -> torch.Tensor:
+    """The array on the mesh's device, which the host does not wait for."""
+    tensor = torch.from_numpy(array)
+    if mesh.device.type == "cuda":
+        return tensor.pin_memory().to(mesh.device, non_blocking=True)
+    return tensor.to(mesh.device)

@@ -122,8 +122,10 @@ class FlatOptimizer(ABC):
             self.steps,
         )  # fmt: skip
 
-    def gradient_norm(self) -> float:
-        """Norm of the whole gradient, over every rank that holds a part of it, counting shared parameters once."""
+    def gradient_norm(self) -> torch.Tensor:
+        """Norm of the whole gradient, over every rank that holds a part of it, counting shared parameters once: a
+        scalar in float64, for which a GPU is not waited.
+        """
         counted = [
             piece
             for group in self.groups
@@ -131,11 +133,12 @@ class FlatOptimizer(ABC):
             if parameter.is_counted and piece.numel()
         ]
         if self.mesh.in_order:
-            return math.sqrt(exact_squares(counted, self._over_ranks, self.mesh.device))
+            exact = exact_squares(counted, self._over_ranks, self.mesh.device)
+            return torch.tensor(exact, dtype=torch.float64, device=self.mesh.device).sqrt()
         squares = torch.zeros((), dtype=torch.float64, device=self.groups[0].master.device)
         if counted:
             squares += torch.nn.utils.get_total_norm(counted).double() ** 2
-        return math.sqrt(self._over_ranks(squares).item())
+        return self._over_ranks(squares).sqrt()
 
     def _over_ranks(self, value: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
         """Reduced over all ranks that hold a part of the gradient."""

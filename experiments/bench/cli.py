@@ -2,12 +2,9 @@
 
 import inspect
 import pkgutil
-import re
 from collections.abc import Callable
 from functools import partial, wraps
 from importlib import import_module
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -16,16 +13,14 @@ import typer
 
 from experiments.bench import benchmarks
 from experiments.bench.timing import load_average
+from experiments.bench.where import measured_here
 from lineage.atomic import check_place
-from lineage.benchmark import Benchmark, Environment, write_benchmark
+from lineage.benchmark import Benchmark, write_benchmark
 from lineage.command import CommandLine, run_command
-from lineage.environment import describe_environment
 from lineage.errors import BadInput, Diverged
 
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
 Measure = Callable[..., Benchmark]
-BESIDE = ("accelerate", "datatrove", "lm_eval", "transformers")
-"""Packages that contenders are made of."""
 
 app = CommandLine(help="Measure speed beside other programs, in one run on this machine.", no_args_is_help=True)
 
@@ -59,7 +54,7 @@ def carry_out(measure: Measure, json: Path | None) -> None:
     before = load_average()
     result = measure()
     load = [before, *result.load_average, load_average()]
-    result = result.model_copy(update={"load_average": load, "environment": _environment()})
+    result = result.model_copy(update={"load_average": load, "environment": measured_here()})
     show(result)
     if json is not None:
         _write(json, result)
@@ -85,13 +80,6 @@ def compare(
         raise Diverged(f"fell by more than a tenth: {'; '.join(fallen['case'] + ' / ' + fallen['name'])}")
 
 
-def _environment() -> Environment:
-    described = describe_environment()
-    beside = {name: version(name) for name in BESIDE if find_spec(name)}
-    changes = {"packages": described["packages"] | beside, "argv": _to_repeat(described["argv"])}
-    return Environment.model_validate(described | changes)
-
-
 def _write(path: Path, result: Benchmark) -> None:
     try:
         write_benchmark(path, result)
@@ -100,16 +88,13 @@ def _write(path: Path, result: Benchmark) -> None:
     print(f"written: {path}")
 
 
-def _to_repeat(argv: list[str]) -> list[str]:
-    """The command as anybody may give it: without its record, and of every other path only the file's name."""
-    pairs = zip(["", *argv], argv, strict=False)
-    kept = [word for before, word in pairs if before != "--json" and not word.startswith("--json")]
-    return [re.sub(r"^(--[a-z-]+=)?.*/", r"\1", word, flags=re.DOTALL) for word in kept]
-
-
 add_benchmarks(app, benchmarks)
 
 
 def main() -> None:
     """Entry point."""
     run_command(app)
+
+
+if __name__ == "__main__":
+    main()

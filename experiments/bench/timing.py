@@ -100,8 +100,13 @@ def cpu_seconds(function: Callable[..., T], *arguments: Any) -> tuple[float, T]:
     return time.process_time() - start, answer
 
 
-def device_seconds(run: Callable[[], object], repeats: int = 1) -> float:
-    """Seconds that so many runs take: by a GPU's own clock, elsewhere of the processor."""
+def device_seconds(
+    run: Callable[[], object], repeats: int = 1, before: Callable[[], object] | None = None
+) -> float:  # fmt: skip
+    """Seconds that so many runs take: by a GPU's own clock, elsewhere of the processor.
+
+    What a GPU computes `before` is not counted; the runs are asked for meanwhile.
+    """
     import torch
 
     from engine.launch.mesh import local_device
@@ -112,6 +117,8 @@ def device_seconds(run: Callable[[], object], repeats: int = 1) -> float:
             run()
         return time.process_time() - start
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    if before:
+        before()
     first.record()
     for _ in range(repeats):
         run()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import driver
 
 from engine.kernels.attention import reference
 from engine.kernels.dropout_mask import DropoutMask
@@ -30,12 +31,31 @@ class Tiles(NamedTuple):
     stages: int = 2
 
 
-def _tiles(width: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
+HOPPER = 90
+
+
+def width_of(d: int) -> int:
+    """Columns of a tile for a head dim."""
+    return max(triton.next_power_of_2(d), 16)
+
+
+def compute_capability() -> int:
+    """Of the GPU that is compiled for; an H100's under Triton's interpreter, which compiles for none."""
+    try:
+        return int(driver.active.get_current_target().arch)
+    except RuntimeError:
+        return HOPPER
+
+
+def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
     """Of the outputs, of the queries' gradients, of those of keys and values: what registers and shared memory hold."""
+    width = width_of(d)
     if dtype == torch.float32:
         return (Tiles(32, 32, stages=1),) * 3
     if width > 128:
         return Tiles(64, 32), Tiles(64, 32), Tiles(16, 64)
+    if width == 128 and compute_capability() < HOPPER:
+        return Tiles(128, 32), Tiles(64, 64), Tiles(16, 128)
     return Tiles(128, 64), Tiles(128, 64), Tiles(64 if width < 128 else 32, 128)
 
 
@@ -56,7 +76,7 @@ class _Flash(torch.autograd.Function):
     def forward(ctx: Context, qkv: torch.Tensor, mask: DropoutMask, visible: torch.Tensor | None) -> torch.Tensor:
         qkv = qkv.contiguous()
         s, b, n, _, d = qkv.shape
-        width = max(triton.next_power_of_2(d), 16)
+        width = width_of(d)
         seen = qkv.new_empty(0, dtype=torch.bool) if visible is None else visible.contiguous()
         context = qkv.new_empty(s, b, n * d)
         sums = torch.empty(b * n, s, dtype=torch.float32, device=qkv.device)
@@ -66,7 +86,7 @@ class _Flash(torch.autograd.Function):
         is_causal = visible is None
         _draw[triton.cdiv(s, DRAWN_ROWS), blocks, b * n](keys, bits, first_row, threshold, s, n, is_causal, DRAWN_ROWS)
         ctx.factors, ctx.sizes, ctx.is_causal = (keep_scale, 1.0 / math.sqrt(d)), (s, b, n), is_causal
-        tiles, *ctx.tiles = _tiles(width, qkv.dtype)
+        tiles, *ctx.tiles = tiles_for(d, qkv.dtype)
         _forward[triton.cdiv(s, tiles.queries), b * n](
             qkv, context, sums, seen, bits, *ctx.factors, *ctx.sizes, d, is_causal, tiles.queries, tiles.keys, width,
             num_warps=tiles.warps, num_stages=tiles.stages,
@@ -79,7 +99,7 @@ class _Flash(torch.autograd.Function):
         qkv, context, sums, seen, bits = ctx.saved_tensors
         gradient, qkv_gradient = gradient.contiguous(), torch.empty_like(qkv)
         s, b, n, _, d = qkv.shape
-        width, inner = max(triton.next_power_of_2(d), 16), torch.empty_like(sums)
+        width, inner = width_of(d), torch.empty_like(sums)
         given: tuple[Any, ...] = (qkv, gradient, qkv_gradient, sums, inner, seen, bits, *ctx.factors, *ctx.sizes, d)
         _inner[triton.cdiv(s, INNER_ROWS), b * n](gradient, context, inner, s, b, n, d, INNER_ROWS, width)
         to_query, to_key = ctx.tiles

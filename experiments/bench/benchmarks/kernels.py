@@ -48,9 +48,9 @@ def _measure(precision: Precision, rounds: int) -> list[Case]:
     rows = []
     with Progress(f"kernels, {precision}", len(every), "kernels") as progress:
         for case in every:
-            times = time_kernel(case, "cpu", rounds, bool(shutil.which("g++")))
+            times, missing = time_kernel(case, "cpu", rounds, bool(shutil.which("g++")))
             spent = [series(name, "time", "ms", *(1000 * each for each in many)) for name, many in times.items()]
             ratios = [ratio(f"{name} ÷ ours", many, times["ours"]) for name, many in times.items() if name != "ours"]
-            rows.append(Case(name=f"{case.name} {precision}", series=spent, ratios=ratios))
+            rows.append(Case(name=f"{case.name} {precision}", series=spent, ratios=ratios, missing=missing))
             progress.advance(1, case.name)
     return rows

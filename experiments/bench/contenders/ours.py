@@ -1,6 +1,13 @@
 """This engine as a contender: the trainer's iteration without files and schedules."""
 
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.config import ParallelConfig
 from engine.launch.mesh import build_mesh, local_device
@@ -13,6 +20,11 @@ from engine.pipeline.partition import PartitionedModel
 from engine.rng import Dropout
 from engine.step import build_step
 from experiments.bench.contender import BenchSize, Contender, Step
+from experiments.bench.timing import rounded, series
+from lineage.benchmark import Case, Ratio
+
+SHOWN_KERNELS = 25
+TEXT_BYTES = 1 << 26
 
 
 def build_ours(contender: Contender, size: BenchSize) -> Step:
@@ -60,3 +72,70 @@ def build_without_optimizer(contender: Contender, size: BenchSize) -> Step:
         return loss.item()
 
     return step
+
+
+def losses_on(device: str, size: BenchSize) -> list[float]:
+    """Of every iteration, trained on a device with dropout; the masks are the same on each."""
+    step = our_step(size, ParallelConfig(), serial_mesh(device), 1)
+    return [step(iteration, 0.1) for iteration in range(size.train.iterations)]
+
+
+def profile(size: BenchSize, dropout: float) -> Case:
+    """Milliseconds of the kernels that take the longest in an iteration, by torch's profiler."""
+    step = our_step(size, ParallelConfig(), serial_mesh(local_device()), 1)
+    for iteration in range(size.warm_up):
+        step(iteration, dropout)
+    with torch.profiler.profile() as trace:
+        step(size.warm_up, dropout)
+    kernels = sorted(trace.key_averages(), key=lambda event: -event.self_device_time_total)[:SHOWN_KERNELS]
+    return Case(
+        name=f"kernels of an iteration, {size.name}",
+        series=[
+            series(kernel.key[:80], "time of an iteration", "ms", kernel.self_device_time_total / 1000)
+            for kernel in kernels
+            if kernel.self_device_time_total
+        ],
+    )
+
+
+@dataclass(frozen=True)
+class TextSize(BenchSize):
+    """Trained on the sources of this machine's Python packages, a token for each byte."""
+
+    def batch(self, iteration: int) -> NDArray[np.int64]:
+        """Token ids of an iteration's global batch, [B, s + 1], from places drawn at random."""
+        text, generator = _text(), np.random.default_rng([self.train.seed, iteration])
+        starts = generator.integers(len(text) - self.model.seq_length - 1, size=self.train.global_batch_size)
+        return np.stack([text[start : start + self.model.seq_length + 1] for start in starts]).astype(np.int64)
+
+
+@cache
+def _text() -> NDArray[np.uint8]:
+    held, folder = bytearray(), Path(np.__file__).parents[1]
+    for path in sorted(folder.rglob("*.py")):
+        held += path.read_bytes()
+        if len(held) > TEXT_BYTES:
+            break
+    return np.frombuffer(bytes(held), dtype=np.uint8)
+
+
+def train_on_text(size: BenchSize, dropout: float, seconds: float) -> Case:
+    """Loss and speed of as many iterations as fit the seconds."""
+    train = size.train.model_copy(update={"learning_rate": 3e-4})
+    step = our_step(TextSize(size.name, size.model, train, 0), ParallelConfig(), serial_mesh(local_device()), 1)
+    losses: list[float | None] = []
+    first, begun = 0.0, time.monotonic()
+    while time.monotonic() - begun < seconds or len(losses) < 2:
+        losses.append(loss := step(len(losses), dropout))
+        first = first or loss
+    rate = len(losses) * size.tokens / (time.monotonic() - begun)
+    return Case(
+        name=f"{size.name} on text",
+        series=[
+            series("ours", "rate", "tokens/s", rate),
+            series("ours", "iterations", "", len(losses)),
+            series("ours", "last loss of a byte", "nats", loss),
+        ],
+        ratios=[Ratio(name="last loss ÷ first", value=rounded(loss / first), goal=0.5, less_is_better=True)],
+        losses={"ours": losses[:: max(1, len(losses) // 200)]},
+    )

@@ -1,0 +1,142 @@
+"""The GPU kernels compiled for a GPU that need not be here, and what each takes of it: run in a process of its own."""
+
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from engine.kernels.adam import AdamStep
+from engine.kernels.gpu.cross_entropy import softmax_gradient
+from engine.kernels.registry import implementation
+from experiments.bench.contenders.kernels import Shape, cases, run_pass
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?);", re.MULTILINE)
+ADAM = AdamStep(1e-3, 0.9, 0.999, 1e-8, 0.01, 0.5, steps=2)
+PRODUCTS = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
+"""How instructions begin that multiply matrices on tensor cores; on sm_90 those of a group of warps alone count."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a kernel takes, by the compiler's own account."""
+
+    kernel: str
+    """Of which case, and its name in the source."""
+    registers: int
+    """Of a thread."""
+    stack: int
+    """Bytes of a thread, where registers go that there are too few of."""
+    shared: int
+    """Bytes of shared memory of a program."""
+    instructions: int
+    in_loop: int
+    """Instructions of the longest loop, run once for each tile."""
+    tensor_core: int
+    """Instructions that multiply matrices on tensor cores."""
+    programs: int
+    """In the grid of its launch."""
+    warps: int
+    """Of a program."""
+
+
+class _Absent:
+    """What Triton asks of a driver before it compiles."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_kernels(capability: int, dtype: torch.dtype, shape: Shape, names: tuple[str, ...] = ()) -> list[Compiled]:
+    """Every kernel of the cases named, of all without names, forward and backward, for sm_`capability` at a shape.
+
+    Nothing is computed: tensors are of torch's meta device. It changes Triton for the whole process.
+    """
+    driver.set_active(_Absent(capability))
+    compiled: dict[str, Compiled] = {}
+    case, run = "", JITFunction.run
+
+    def count(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        name = f"{case} {self.__name__.strip('_')}"
+        kernel = run(self, *arguments, grid=grid, warmup=True, **options)
+        compiled[name] = _counted(name, kernel, capability, torch.Size(grid).numel())
+
+    JITFunction.run = count
+    try:
+        for case, launch in _launches(dtype, shape).items():
+            if not names or case in names:
+                launch()
+    finally:
+        JITFunction.run = run
+    return list(compiled.values())
+
+
+def _launches(dtype: torch.dtype, shape: Shape) -> dict[str, Callable[[], object]]:
+    """By the name of a case what launches its kernels, on tensors without values."""
+    meta, rows, width = torch.device("meta"), shape.s * shape.b, shape.n * shape.d
+    weights, logits = torch.empty(12 * width**2, device=meta), torch.empty(rows, shape.v // 2, dtype=dtype, device=meta)
+    targets, sums = torch.empty(rows, dtype=torch.int64, device=meta), torch.empty(2, rows, device=meta)
+    launches: dict[str, Callable[[], object]] = {
+        case.name: partial(run_pass, implementation(case.name, "cuda"), case) for case in cases(shape, dtype, meta)
+    }
+    launches["divided cross_entropy"] = partial(
+        softmax_gradient, logits, shape.v // 2, targets, sums[0], sums[0], sums, 0.5
+    )
+    launches["dropout_bits"] = partial(
+        implementation("dropout_bits", "cuda"), tuple(range(shape.b)), 0, shape.s, width, meta
+    )
+    launches["adamw"] = partial(implementation("adamw", "cuda"), weights, weights.to(dtype), *[weights] * 3, ADAM)
+    return launches
+
+
+def _counted(name: str, kernel: Any, capability: int, programs: int) -> Compiled:
+    with TemporaryDirectory() as folder:
+        binary = Path(folder) / "kernel.cubin"
+        binary.write_bytes(kernel.asm["cubin"])
+        usage, listing = (_output("cuobjdump", option, binary) for option in ("-res-usage", "-sass"))
+    taken = {key: int(value) for key, value in re.findall(r"(REG|STACK):(\d+)", usage)}
+    instructions = [(int(at, 16), text) for at, text in INSTRUCTION.findall(listing)]
+    return Compiled(
+        kernel=name,
+        registers=taken["REG"],
+        stack=taken["STACK"],
+        shared=kernel.metadata.shared,
+        instructions=len(instructions),
+        in_loop=_longest_loop(instructions),
+        tensor_core=sum(PRODUCTS[capability] in text for _, text in instructions),
+        programs=programs,
+        warps=kernel.metadata.num_warps,
+    )
+
+
+def _longest_loop(instructions: list[tuple[int, str]]) -> int:
+    """Instructions between a branch and the earlier place that it goes back to."""
+    lengths = [0]
+    for at, text in instructions:
+        to = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", text)
+        if to and int(to[1], 16) < at:
+            lengths.append(sum(int(to[1], 16) <= place <= at for place, _ in instructions))
+    return max(lengths)
+
+
+def _output(tool: str, *arguments: str | Path) -> str:
+    return subprocess.run([TOOLS / tool, *arguments], capture_output=True, text=True, check=True).stdout
