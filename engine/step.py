@@ -106,7 +106,7 @@ class TrainingStep:
         raised = torch.tensor(float(signal), dtype=torch.float64, device=mesh.device)
         report = torch.stack([loss_sum, *mesh.tp.all_reduce(torch.stack([raised, self.reducer.local_square]))])
         report = mesh.pp.all_reduce(mesh.dp.all_reduce(report))
-        loss, signals, square, norm = on_host(torch.stack([*report, self.optimizer.gradient_norm()]))
+        loss, signals, square, norm = torch.stack([*report, self.optimizer.gradient_norm()]).tolist()
         return Gradient(loss / (sequences * mesh.dp.size), norm, square / mesh.dp.size, round(signals))
 
     def update(self, gradient: Gradient, learning_rate: float, skip: bool = False) -> bool:
@@ -132,12 +132,6 @@ class TrainingStep:
         self.optimizer.try_step()
         for _ in self.optimizer.state():
             pass
-
-
-def on_host(numbers: torch.Tensor) -> list[float]:
-    """The numbers of a tensor, once the device has them."""
-    read: list[float] = numbers.tolist()
-    return read
 
 
 def build_step(

@@ -42,7 +42,8 @@ def source_state() -> dict[str, Any]:
     Where a copy of the files has neither, `MLM_COMMIT` says what they are a copy of.
     """
     if not (HOME / ".git").exists():
-        return wheel_state() or {"commit": os.environ.get("MLM_COMMIT"), "dirty": None}
+        copied = os.environ.get("MLM_COMMIT")
+        return wheel_state() or ({"commit": copied, "dirty": None} if copied else {})
     commit = _output("git", "-C", str(HOME), "rev-parse", "HEAD")
     status = _output("git", "-C", str(HOME), "status", "--porcelain")
     return {"commit": commit or None, "dirty": None if status is None else bool(status)}
@@ -67,23 +68,23 @@ def list_gpus() -> list[dict[str, Any]]:
     if shutil.which("nvidia-smi") is None:
         return []
     rows = _output("nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")
-    gpus = {}
+    gpus = []
     for row in (rows or "").splitlines():
         identity, _, rest = row.partition(",")
         name, _, mebibytes = rest.rpartition(",")
         if mebibytes.strip().isdigit():
-            gpus[identity.strip()] = {"name": name.strip(), "memory_bytes": int(mebibytes) * 2**20}
+            gpus.append((identity.strip(), {"name": name.strip(), "memory_bytes": int(mebibytes) * 2**20}))
     return _visible(gpus)
 
 
-def _visible(gpus: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def _visible(gpus: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
     """Those that `CUDA_VISIBLE_DEVICES` names, by number or by how an identity begins, up to the first unknown one."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
-        return list(gpus.values())
+        return [gpu for _, gpu in gpus]
     visible = []
     for name in map(str.strip, chosen.split(",")):
-        known = [gpu for number, (identity, gpu) in enumerate(gpus.items())
+        known = [gpu for number, (identity, gpu) in enumerate(gpus)
                  if name == str(number) or (name.startswith("GPU-") and identity.startswith(name))]  # fmt: skip
         if not known:
             break

@@ -81,6 +81,4 @@ def to_input(
 def _on_device(array: NDArray[Any], mesh: ParallelMesh) -> torch.Tensor:
     """The array on the mesh's device, which the host does not wait for."""
     tensor = torch.from_numpy(array)
-    if mesh.device.type == "cuda":
-        return tensor.pin_memory().to(mesh.device, non_blocking=True)
-    return tensor.to(mesh.device)
+    return (tensor.pin_memory() if mesh.device.type == "cuda" else tensor).to(mesh.device, non_blocking=True)

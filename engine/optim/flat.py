@@ -123,9 +123,7 @@ class FlatOptimizer(ABC):
         )  # fmt: skip
 
     def gradient_norm(self) -> torch.Tensor:
-        """Norm of the whole gradient, over every rank that holds a part of it, counting shared parameters once: a
-        scalar in float64, for which a GPU is not waited.
-        """
+        """Norm of the gradient of every rank, counting shared parameters once: a float64 scalar on the device."""
         counted = [
             piece
             for group in self.groups

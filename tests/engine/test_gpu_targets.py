@@ -1,4 +1,4 @@
-"""The GPU path on a machine without one: kernels compiled for GPUs, and a training step in which nothing waits for one."""
+"""The GPU path without a GPU: kernels compiled for GPUs, and a training step in which nothing waits for one."""
 
 import multiprocessing
 import subprocess

@@ -368,3 +368,21 @@ def test_what_is_not_a_number_stays_so(device: str, on_device: OnDevice) -> None
     hidden[1, 2] = torch.nan
     loss = on_device("linear_cross_entropy", device)(hidden, weight, torch.zeros(4, dtype=torch.int64), 40, Axis())
     assert loss.isnan()
+
+
+def test_attention_is_the_same_with_the_tiles_of_an_older_gpu(
+    on_device: OnDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flash = on_device("attention", "cuda")
+    from engine.kernels.gpu import attention as gpu_attention
+
+    (qkv,), (mask, visible) = attention_inputs(150, 1, 1, 96, 0.1, is_causal=True)
+    upstream, results = random(150, 1, 96), {}
+    for capability in (80, 90):
+        monkeypatch.setattr(gpu_attention, "compute_capability", lambda own=capability: own)
+        tiles = gpu_attention.tiles_for(96, torch.bfloat16)
+        results[tiles] = run(flash, [qkv], (mask, visible), torch.bfloat16, upstream)
+    (older, newer), exact = results.values(), run(attention.reference, [qkv], (mask, visible), torch.float64, upstream)
+    for one, other, true in zip(older, newer, exact, strict=True):
+        assert (one - true).abs().max() < 0.03 * true.abs().max()
+        assert (one - other).abs().max() < 0.03 * true.abs().max()

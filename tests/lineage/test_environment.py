@@ -12,8 +12,8 @@ import pytest
 from lineage import VERSION, environment
 
 LIST_GPUS = """#!/bin/sh
-echo "NVIDIA H200, 143771"
-echo "Tesla, with a comma, 16384"
+echo "GPU-aa1, NVIDIA H200, 143771"
+echo "GPU-bb2, Tesla, with a comma, 16384"
 echo "[Not Found], [N/A]"
 """
 
@@ -41,6 +41,29 @@ def test_gpus_are_read_from_the_driver(tmp_path: Path, monkeypatch: pytest.Monke
         {"name": "NVIDIA H200", "memory_bytes": 143771 * 2**20},
         {"name": "Tesla, with a comma", "memory_bytes": 16384 * 2**20},
     ]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "names"),
+    [("1,0", ["Tesla, with a comma", "NVIDIA H200"]), ("GPU-bb", ["Tesla, with a comma"]), ("0,7,1", ["NVIDIA H200"]),
+     ("", []), ("-1", [])],
+)  # fmt: skip
+def test_gpus_that_this_process_may_not_use_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str, names: list[str]
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(LIST_GPUS)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert [gpu["name"] for gpu in environment.list_gpus.__wrapped__()] == names
+
+
+def test_a_copy_of_the_files_says_which_commit_it_is_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "HOME", tmp_path)
+    monkeypatch.setattr(environment, "wheel_state", dict)
+    assert environment.source_state() == {}
+    monkeypatch.setenv("MLM_COMMIT", "abc")
+    assert environment.source_state() == {"commit": "abc", "dirty": None}
 
 
 @pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 9\n"])

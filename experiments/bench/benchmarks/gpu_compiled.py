@@ -61,14 +61,12 @@ def measure() -> Benchmark:
 def compile_case(capability: int, dtype: str, head_dim: int) -> Case:
     """The kernels for a GPU, in a number format, at a head dim. It changes Triton for the whole process."""
     compile_not_interpret()
-    import torch
-
     from experiments.bench.contenders.compiled import compile_kernels
-    from experiments.bench.contenders.kernels import Shape
+    from experiments.bench.contenders.kernels import Shape, dtype_named
 
     shape = Shape(n=HEADS[head_dim], d=head_dim)
     names = () if head_dim in WHOLE else ("attention",)
-    return summarize(capability, dtype, head_dim, compile_kernels(capability, getattr(torch, dtype), shape, names))
+    return summarize(capability, dtype, head_dim, compile_kernels(capability, dtype_named(dtype), shape, names))
 
 
 def compile_not_interpret() -> None:

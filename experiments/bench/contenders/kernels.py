@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from engine.kernels.registry import REFERENCE, implementation
+from engine.kernels.registry import DTYPES, REFERENCE, implementation
 from engine.launch.mesh import local_device
 from engine.parallel.mesh import Axis
 from engine.rng import DropoutMask
@@ -122,7 +122,7 @@ def check_kernels(dtype: str, shape: Shape | None = None) -> list[Case]:
     """Each kernel's largest error, of output and gradients, over that of the same-precision reference; both against the
     reference in float64.
     """
-    rows, kind = [], getattr(torch, dtype)
+    rows, kind = [], dtype_named(dtype)
     for case in cases(shape or Shape(s=200, b=2, n=3, d=96, v=1000), kind):
         doubled = [tensor.detach().double() for tensor in case.tensors]
         exact = _results(implementation(case.name, REFERENCE), doubled, case.others)
@@ -263,6 +263,11 @@ def _torch_attention(qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
     query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)
     mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=mask.probability, is_causal=True)
     return mixed.permute(2, 0, 1, 3).flatten(2)
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """A number format of GPU kernels by torch's name. Raises KeyError for another."""
+    return {str(each).removeprefix("torch."): each for each in DTYPES["cuda"]}[name]
 
 
 def run_pass(function: Callable[..., torch.Tensor], case: KernelCase) -> None:
