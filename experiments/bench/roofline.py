@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from engine.config import ModelConfig, ParallelConfig
 from engine.costs import PARAMETER_BYTES, activation_bytes_per_layer, flops_per_token, parameter_count
-from experiments.bench.benchmarks.gpu_compiled import compile_not_interpret
 from experiments.bench.timing import NOTES, rounded, series
 from lineage.benchmark import Benchmark, Case, Ratio
 
@@ -44,12 +43,13 @@ def issued_instructions(model: ModelConfig) -> dict[str, float]:
 
     It changes Triton for the whole process.
     """
+    from experiments.bench.contenders.kernels import Shape, compile_not_interpret
+
     compile_not_interpret()
     import torch
 
     from engine.kernels.gpu import attention, bias_dropout_add, bias_gelu, cross_entropy
     from experiments.bench.contenders.compiled import compile_kernels
-    from experiments.bench.contenders.kernels import Shape
 
     s, d = model.seq_length, model.hidden_size // model.num_heads
     shape = Shape(s=s, b=COMPILED_B, n=model.num_heads, d=d, v=model.padded_vocab_size)

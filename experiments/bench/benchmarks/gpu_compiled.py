@@ -1,7 +1,6 @@
 """`mlm-bench gpu-compiled`: every GPU kernel compiled for GPUs that need not be here, and what each takes of one."""
 
 import multiprocessing
-import os
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 from itertools import product
@@ -60,19 +59,14 @@ def measure() -> Benchmark:
 
 def compile_case(capability: int, dtype: str, head_dim: int) -> Case:
     """The kernels for a GPU, in a number format, at a head dim. It changes Triton for the whole process."""
+    from experiments.bench.contenders.kernels import Shape, compile_not_interpret, dtype_named
+
     compile_not_interpret()
     from experiments.bench.contenders.compiled import compile_kernels
-    from experiments.bench.contenders.kernels import Shape, dtype_named
 
     shape = Shape(n=HEADS[head_dim], d=head_dim)
     names = () if head_dim in WHOLE else ("attention",)
     return summarize(capability, dtype, head_dim, compile_kernels(capability, dtype_named(dtype), shape, names))
-
-
-def compile_not_interpret() -> None:
-    """Before Triton is imported: kernels are compiled, by the rules of Triton before 3.10."""
-    os.environ.pop("TRITON_INTERPRET", None)
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
 def summarize(capability: int, dtype: str, head_dim: int, kernels: "list[Compiled]") -> Case:

@@ -1,6 +1,7 @@
 """The engine's kernels at a shape; a GPU's beside their references, and beside what copying and products allow."""
 
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -263,6 +264,12 @@ def _torch_attention(qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
     query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)
     mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=mask.probability, is_causal=True)
     return mixed.permute(2, 0, 1, 3).flatten(2)
+
+
+def compile_not_interpret() -> None:
+    """Before Triton is imported: kernels are compiled, by the rules of Triton before 3.10."""
+    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
 def dtype_named(name: str) -> torch.dtype:
