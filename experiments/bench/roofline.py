@@ -5,11 +5,11 @@ Nothing is measured and parts do not overlap. Shapes: s sequence, b microbatch, 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from engine.config import ModelConfig, ParallelConfig
 from engine.costs import PARAMETER_BYTES, activation_bytes_per_layer, flops_per_token, parameter_count
 from experiments.bench.timing import NOTES, rounded, series
+from experiments.simulator.cluster import Machine, load_cluster, machine_of
 from lineage.benchmark import Benchmark, Case, Ratio
 
 PEAK_TFLOPS = 989.0
@@ -25,17 +25,8 @@ COMPILED_B = 8
 MICROBATCHES, ACCUMULATIONS = (8, 16, 24), (1, 4, 8)
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """What differs between two GPUs of the same processors."""
-
-    name: str
-    memory_bytes: float
-    bytes_per_second: float
-
-
-GPUS = (Gpu("H100", 80e9, 3.35e12), Gpu("H200", 141e9, 4.8e12))
-"""Published by NVIDIA (H100 and H200 datasheets, SXM)."""
+CLUSTERS = {"H100": "h100", "H200": "h200"}
+"""GPUs of the same processors, and the clusters whose files have their memory."""
 
 
 def issued_instructions(model: ModelConfig) -> dict[str, float]:
@@ -92,12 +83,13 @@ def modelled(
     """
     cases = []
     for name, model in models.items():
-        for gpu in GPUS:
+        for gpu, cluster in CLUSTERS.items():
+            machine = machine_of(load_cluster(cluster))
             here = [
-                _case(name, model, issued[name], gpu, b, count)
+                _case(f"{name}, {gpu}, {b} × {count}", model, issued[name], machine, b, count)
                 for b in MICROBATCHES
                 for count in ACCUMULATIONS
-                if bytes_held(model, b) <= gpu.memory_bytes
+                if bytes_held(model, b) <= machine.memory_bytes
             ]
             best = max(range(len(here)), key=lambda place: here[place].ratios[0].value)
             reached = here[best].ratios[0].model_copy(update={"goal": goals.get(name)})
@@ -119,12 +111,12 @@ def bytes_held(model: ModelConfig, b: int) -> float:
     return state + model.num_layers * (kept + b * model.num_heads * model.seq_length**2 / 8)
 
 
-def _case(name: str, model: ModelConfig, issued: dict[str, float], gpu: Gpu, b: int, count: int) -> Case:
-    spent = seconds_of_parts(model, issued, gpu, b, count)
+def _case(name: str, model: ModelConfig, issued: dict[str, float], machine: Machine, b: int, count: int) -> Case:
+    spent = seconds_of_parts(model, issued, machine, b, count)
     rate = b * count * model.seq_length / sum(spent.values())
     share = rate * flops_per_token(model, causal=True) / (PEAK_TFLOPS * 1e12)
     return Case(
-        name=f"{name}, {gpu.name}, {b} × {count}",
+        name=name,
         series=[
             *(series(part, "time", "ms", 1000 * taken, kind="computed") for part, taken in spent.items()),
             series("memory", "held", "bytes", round(bytes_held(model, b)), kind="computed"),
@@ -133,12 +125,15 @@ def _case(name: str, model: ModelConfig, issued: dict[str, float], gpu: Gpu, b: 
     )  # fmt: skip
 
 
-def seconds_of_parts(model: ModelConfig, issued: dict[str, float], gpu: Gpu, b: int, count: int) -> dict[str, float]:
+def seconds_of_parts(
+    model: ModelConfig, issued: dict[str, float], machine: Machine, b: int, count: int
+) -> dict[str, float]:
     """Each part of an iteration of `count` microbatches. A kernel takes as long as its bytes or its instructions."""
+    from engine.kernels.gpu.attention import width_of
     from engine.kernels.gpu.cross_entropy import CHUNK_BYTES
 
     s, h, v, layers = model.seq_length, model.hidden_size, model.padded_vocab_size, model.num_layers
-    tokens, parameters, bandwidth = b * s, parameter_count(model), COPY_SHARE * gpu.bytes_per_second
+    tokens, parameters, bandwidth = b * s, parameter_count(model), COPY_SHARE * machine.memory_bytes_per_second
     product_rate = PRODUCT_SHARE * PEAK_TFLOPS * 1e12
     stream = 2 * tokens * h / bandwidth  # to read or to write the residual stream
 
@@ -148,7 +143,7 @@ def seconds_of_parts(model: ModelConfig, issued: dict[str, float], gpu: Gpu, b: 
     per_layer = {
         "products": 72 * tokens * h * h / product_rate,
         "attention": 14 * tokens * s * h / product_rate  # 7 products; whole tiles of which half is seen, rows padded
-        * (2 ** math.ceil(math.log2(h // model.num_heads)) * model.num_heads / h) / 2
+        * (width_of(h // model.num_heads) * model.num_heads / h) / 2
         + kernel("attention draw", s / 16 / (2 * h / model.num_heads)) + kernel("attention inner", 2)
         + kernel("attention forward", 4) + kernel("attention to_query", 5) + kernel("attention to_key_value", 6),
         "layer norm": 2 * (kernel("layer_norm normalize", 2) + kernel("layer_norm gradient", 3)),

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from experiments.bench.roofline import PEAK_TFLOPS
-from experiments.bench.timing import NOTES, load_average
+from experiments.bench.timing import NOTES, failure, load_average
 from experiments.bench.where import gpu_facts, measured_here
 from lineage.benchmark import Benchmark, Case, read_benchmark, write_benchmark
 from lineage.errors import BadInput, UserError
@@ -56,19 +56,19 @@ class Stage:
         Cases that it returns are kept if so asked.
         """
         limit, start = min(seconds, self.seconds_left), time.monotonic()
-        value, failure = None, ""
+        value, why = None, ""
         try:
             if limit < LEAST_SECONDS:
                 raise UserError("the deadline came first")
             value = in_new_process(limit, function, *arguments)
         except UserError as error:
-            failure = self.failures[item] = str(error)
+            why = self.failures[item] = str(error)
         spent = round(time.monotonic() - start, 2)
-        self.say(item, {"seconds": spent} | ({"failed": failure} if failure else {"result": value}))
+        self.say(item, {"seconds": spent} | ({"failed": why} if why else {"result": value}))
         self._load.append(load_average())
         if keep:
             cases = value if isinstance(value, list) else [value] if value else []
-            self.keep(*(cases or [Case(name=item, missing={"ours": failure})]))
+            self.keep(*(cases or [Case(name=item, missing={"ours": why})]))
         return value
 
     def say(self, item: str, values: dict[str, Any]) -> None:
@@ -118,15 +118,15 @@ def in_new_process(seconds: float, function: Callable[..., Any], *arguments: Any
     try:
         if not ours.poll(seconds):
             raise UserError(f"it took longer than {seconds:.0f} seconds")
-        failure, value = ours.recv()
+        why, value = ours.recv()
     except EOFError as error:
         process.join()
         raise UserError(f"its process ended with code {process.exitcode}") from error
     finally:
         process.kill()
         process.join()
-    if failure:
-        raise UserError(failure)
+    if why:
+        raise UserError(why)
     return value
 
 
@@ -134,4 +134,4 @@ def _answer(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any
     try:
         pipe.send(("", function(*arguments)))
     except Exception as error:
-        pipe.send((f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", None))
+        pipe.send((failure(error), None))

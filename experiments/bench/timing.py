@@ -233,6 +233,11 @@ def differing_losses(case: str, measured: Measured, allowed: float) -> list[str]
     return sentences
 
 
+def failure(error: BaseException) -> str:
+    """What an error is and the first line of what it says."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
 def load_average() -> float:
     """The machine's, over the last minute."""
     return round(os.getloadavg()[0], 2)

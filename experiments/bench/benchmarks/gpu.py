@@ -6,7 +6,6 @@ that is lent for minutes nothing that was measured is lost.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,7 +23,7 @@ from experiments.bench.timing import Measured, Rounds, ratio, series, time_conte
 from lineage.benchmark import Benchmark, Case, Series
 from lineage.environment import list_gpus
 from lineage.errors import HardwareMissing
-from lineage.extras import install_command
+from lineage.extras import import_extra
 from lineage.shipped import model_file
 
 OURS = "ours"
@@ -104,8 +103,7 @@ def missing_hardware() -> str:
 
 def model_iterations() -> Benchmark:
     """Iterations of 355m and 2.5b on an H100 and an H200, from compiled kernels and closed forms."""
-    if find_spec("triton") is None:
-        raise HardwareMissing(f"Triton is missing, which compiles the kernels: {install_command('gpu')}")
+    import_extra("triton", "gpu")
     models = {each.name: read_run_config(model_file(each.name)).model for each in MODELS}
     issued = {name: in_new_process(300.0, issued_instructions, each) for name, each in models.items()}
     return modelled(models, issued, {"2.5b": MODELLED})
@@ -128,7 +126,9 @@ def measure_first(stage: Stage, rounds: int) -> None:
     if limits:
         stage.attempt("kernels", 400, kernels.measure_kernels, limits, keep=True)
     tiny = read_size("tiny")
-    losses = {device: stage.attempt(f"tiny, {device}", 120, losses_on, device, tiny) for device in ("cpu", "cuda")}
+    losses = {
+        device: stage.attempt(f"tiny, {device}", 120, losses_on, device, tiny, DROPOUT) for device in ("cpu", "cuda")
+    }
     if all(losses.values()):
         compared = {device: [timing.Timed([1.0], each)] for device, each in losses.items()}
         stage.keep(Case(name="tiny, the same masks on GPU and CPU", losses=timing.first_losses(compared)))

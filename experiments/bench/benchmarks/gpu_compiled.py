@@ -2,15 +2,14 @@
 
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
-from importlib.util import find_spec
+from importlib.metadata import version
 from itertools import product
 from typing import TYPE_CHECKING
 
 from experiments.bench.timing import NOTES, load_average, series
 from lineage.benchmark import Benchmark, Case, Ratio
 from lineage.environment import available_cores
-from lineage.errors import HardwareMissing
-from lineage.extras import install_command
+from lineage.extras import import_extra
 from lineage.progress import Progress
 
 if TYPE_CHECKING:
@@ -33,10 +32,7 @@ def measure() -> Benchmark:
     Needs Triton, no GPU. Goals: shared memory within what a program may have; in 16 bits nothing spilled, and all of
     attention's products on tensor cores.
     """
-    if find_spec("triton") is None:
-        raise HardwareMissing(f"Triton is missing, which compiles the kernels: {install_command('gpu')}")
-    from importlib.metadata import version
-
+    import_extra("triton", "gpu")
     matrix = list(product(SHARED_BYTES, DTYPES, HEADS))
     spawn = multiprocessing.get_context("spawn")
     cases = []

@@ -18,7 +18,7 @@ from engine.kernels.registry import DTYPES, REFERENCE, implementation
 from engine.launch.mesh import local_device
 from engine.parallel.mesh import Axis
 from engine.rng import DropoutMask
-from experiments.bench.timing import device_seconds, ratio, rounded, series
+from experiments.bench.timing import device_seconds, failure, ratio, rounded, series
 from lineage.benchmark import Case, Ratio
 
 GEMM_WIDTH, COPIED_BYTES = 8192, 1 << 31
@@ -198,7 +198,7 @@ def measure_tiles(shape: Shape | None = None) -> Case:
             seconds = queued_seconds(partial(run_pass, implementation("attention", "cuda"), case), REPEATS)
             spent.append(series(name, "time", "ms", *(1000 * each for each in seconds)))
         except Exception as error:  # more shared memory than there is, and what else a compiler refuses
-            missing[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            missing[name] = failure(error)
     return Case(name="attention's tiles", series=spent, missing=missing)
 
 
@@ -244,7 +244,7 @@ def time_kernel(
                 if name == "ours":
                     raise
                 del seconds[name]
-                missing[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                missing[name] = failure(error)
                 if device == "cuda":
                     torch.cuda.empty_cache()
     return {name: many[WARM_UP:] for name, many in seconds.items()}, missing

@@ -74,10 +74,10 @@ def build_without_optimizer(contender: Contender, size: BenchSize) -> Step:
     return step
 
 
-def losses_on(device: str, size: BenchSize) -> list[float]:
+def losses_on(device: str, size: BenchSize, dropout: float) -> list[float]:
     """Of every iteration, trained on a device with dropout; the masks are the same on each."""
     step = our_step(size, ParallelConfig(), serial_mesh(device), 1)
-    return [step(iteration, 0.1) for iteration in range(size.train.iterations)]
+    return [step(iteration, dropout) for iteration in range(size.train.iterations)]
 
 
 def profile(size: BenchSize, dropout: float) -> Case:
