@@ -190,8 +190,8 @@ class Experiment(Config):
     """Small workloads of the same kind, in `proxy-runs.csv`, that are measured on this machine beside the simulator."""
     reproduction: str = ""
     """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
-    extrapolates: str = ""
-    """Series that is predicted from the claims about the others (`experiments.scaling_law`)."""
+    extrapolates: Literal["", "sizes", "tokens"] = ""
+    """Over what some of its claims are predicted from the others (`experiments.scaling_law`)."""
     ablation: Ablation | None = None
     """What `mlm-experiment ablate` trains for it."""
     measures: Literal[

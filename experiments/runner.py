@@ -118,9 +118,10 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: i
         announce(f"{len(experiments)} experiments one after the other, without those that train models")
     for experiment in experiments:
         has_here = bool(experiment.proxies or experiment.measures)
-        if several and (why := _left_out(experiment)):
+        is_predicted = mode == "simulate" and bool(experiment.extrapolates)
+        if several and not is_predicted and (why := _left_out(experiment)):
             print(f"{experiment.name}: left out; {why}")
-        elif experiment.reproduction:
+        elif experiment.reproduction and not is_predicted:
             if mode == "simulate":
                 raise BadInput(f"{experiment.name} is about trained models, which nothing simulates; leave --mode out")
             carry_out(make_plan(experiment.reproduction, {"measure": "full"}.get(mode, mode), False, None), runs)

@@ -1,4 +1,7 @@
-"""The largest model's published curve, predicted from the published curves of the smaller ones. Imports no torch."""
+"""Published curves predicted from other published points: a larger model's, or what comes later in training.
+
+Imports no torch.
+"""
 
 import re
 from collections import defaultdict
@@ -7,15 +10,17 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq  # type: ignore[import-untyped]
+from scipy.optimize import brentq, least_squares  # type: ignore[import-untyped]
 
 from experiments.catalogue import Claim, find_experiment
-from experiments.verdicts import HELD_OUT
+from experiments.verdicts import FITTED, HELD_OUT
 from lineage.errors import BadInput
 
 READING_ERROR = 0.03
 """In perplexity, of a number that was read off a figure; the true one lies anywhere within it."""
-DRAWS = 1000
+DRAWS, TOKEN_DRAWS = 1000, 200
+FITTED_SHARE = 1 / 3
+"""Of training, to whose points the law over tokens is fitted."""
 EXPONENTS = (-10.0, 10.0)
 """Between which a law's exponent is looked for."""
 SIZE = re.compile(r"([\d.]+)([mb])")
@@ -30,30 +35,87 @@ def parameters_of(series: str) -> float:
     return float(match[1]) * UNITS[match[2]]
 
 
-def extrapolated(claims: Sequence[Claim], series: str) -> list[dict[str, Any]]:
-    """At each place of the series' curve the perplexity that the law gives it, with a 90 % interval.
+def extrapolated(claims: Sequence[Claim], over: str) -> list[dict[str, Any]]:
+    """Published losses as a law through other published losses gives them, with 90 % intervals.
 
-    The law is loss = E + A · N^−α, a loss for each place, through the three other models, where N is the number of
-    parameters and loss the logarithm of perplexity. The interval is that of the points' reading alone.
+    `over` is "sizes" or "tokens", and a loss the logarithm of perplexity.
+    """
+    return _over_sizes(claims) if over == "sizes" else _over_tokens(claims)
+
+
+def _over_sizes(claims: Sequence[Claim]) -> list[dict[str, Any]]:
+    """The largest model's curve from those of the three others.
+
+    The law is loss = E + A · N^−α, a loss for each place, where N is the number of parameters. The interval is that of
+    the points' reading alone.
     """
     curves: dict[float, dict[str, float]] = defaultdict(dict)
     for claim in claims:
         if claim.x is not None:
             curves[claim.x][claim.series] = float(claim.value)
+    largest = max({claim.series for claim in claims}, key=parameters_of)
     noise = np.random.default_rng(0)
     numbers = []
     for x, point in curves.items():
-        if series not in point:
+        if largest not in point:
             continue
-        sizes = np.array([parameters_of(name) / parameters_of(series) for name in point if name != series])
-        read = np.array([value for name, value in point.items() if name != series])
-        low, high = _interval(partial(_at_one, sizes), read, noise)
-        numbers.append({
-            "series": series, "x": x, "x_name": "epochs", "quantity": claims[0].quantity, "kind": "simulated",
-            "value": float(np.exp(_at_one(sizes, np.log(read)))), "low": float(np.exp(low)),
-            "high": float(np.exp(high)), "note": HELD_OUT,
-        })  # fmt: skip
+        sizes = np.array([parameters_of(name) / parameters_of(largest) for name in point if name != largest])
+        read = np.array([value for name, value in point.items() if name != largest])
+        interval = _interval(partial(_at_one, sizes), read, noise)
+        number = _number(largest, x, "epochs", _at_one(sizes, np.log(read)), *interval, HELD_OUT)
+        numbers.append(number | {"quantity": claims[0].quantity})
     return numbers
+
+
+def _over_tokens(claims: Sequence[Claim]) -> list[dict[str, Any]]:
+    """Every model's curve from the first third of all curves.
+
+    The law is loss = E + A · N^−α + B · D^−β, where D is the number of tokens seen, which iterations stand for: every
+    model of the figure has the same batch. The interval is that of the points' reading and of the fit's residuals.
+    """
+    sizes = np.array([parameters_of(claim.series) for claim in claims])
+    places = np.array([_place(claim) for claim in claims])
+    read = np.array([float(claim.value) for claim in claims])
+    sizes, tokens = sizes / sizes.max(), places / places.max()
+    fitted = tokens <= FITTED_SHARE
+    exponents, losses, _ = _fit_tokens(sizes, tokens, read, fitted)
+    noise = np.random.default_rng(0)
+    drawn = []
+    for _ in range(TOKEN_DRAWS):
+        reading = read + noise.uniform(-READING_ERROR, READING_ERROR, len(read))
+        _, again, residuals = _fit_tokens(sizes, tokens, reading, fitted, exponents)
+        drawn.append(again + noise.choice(residuals, len(read)))
+    lows, highs = np.quantile(drawn, (0.05, 0.95), axis=0)
+    return [
+        _number(claim.series, x, "iterations", loss, low, high, FITTED if is_fitted else HELD_OUT)
+        | {"quantity": claim.quantity}
+        for claim, x, loss, low, high, is_fitted in zip(claims, places, losses, lows, highs, fitted, strict=True)
+    ]
+
+
+def _fit_tokens(
+    sizes: np.ndarray, tokens: np.ndarray, read: np.ndarray, fitted: np.ndarray, start: Sequence[float] = (0.3, 0.4)
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Exponents of size and of tokens that fit the points marked as fitted best, the law's losses at all points, and
+    what the fitted points' losses leave over."""
+
+    def losses(exponents: np.ndarray) -> np.ndarray:
+        terms = np.stack([np.ones_like(sizes), sizes ** -exponents[0], tokens ** -exponents[1]], axis=1)
+        factors = np.linalg.lstsq(terms[fitted], np.log(read[fitted]), rcond=None)[0]
+        return terms @ factors
+
+    def residuals(exponents: np.ndarray) -> np.ndarray:
+        return (np.log(read) - losses(exponents))[fitted]
+
+    found = least_squares(residuals, start, bounds=(0.01, 3.0)).x
+    return found, losses(found), residuals(found)
+
+
+def _number(series: str, x: float, x_name: str, loss: float, low: float, high: float, note: str) -> dict[str, Any]:
+    """A line of a record: a loss and its interval as perplexities."""
+    value, low, high = (float(np.exp(end)) for end in (loss, low, high))
+    place = {"series": series, "x": float(x), "x_name": x_name}
+    return place | {"kind": "simulated", "value": value, "low": low, "high": high, "note": note}
 
 
 def published_exponent(claims: Sequence[Claim], series: Sequence[str]) -> tuple[float, float, float]:

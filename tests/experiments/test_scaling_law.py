@@ -1,6 +1,8 @@
 """The law through three models gives a fourth, and the published curve leaves it."""
 
 import math
+from collections.abc import Callable
+from decimal import Decimal
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from experiments.catalogue import Claim, every_claim, find_experiment
 from experiments.scaling_law import beside_published, extrapolated, parameters_of, published_exponent
+from experiments.verdicts import FITTED, HELD_OUT
 from lineage.errors import BadInput
 
 SERIES = ("345m", "775m", "2.5b", "8.3b")
@@ -24,7 +27,7 @@ def claims_of(losses: dict[str, float]) -> list[Claim]:
 @given(floor=st.floats(1, 3), height=st.floats(0.3, 1.5), exponent=st.floats(0.1, 0.8))
 def test_a_law_is_found_again(floor: float, height: float, exponent: float) -> None:
     law = {name: floor + height * (parameters_of(name) / 1e9) ** -exponent for name in SERIES}
-    (number,) = extrapolated(claims_of(law), "8.3b")
+    (number,) = extrapolated(claims_of(law), "sizes")
     assert math.log(number["value"]) == pytest.approx(law["8.3b"], abs=1e-6)
     assert number["low"] < number["value"] < number["high"]
 
@@ -45,13 +48,13 @@ def test_the_published_exponent_stands_beside_another() -> None:
 
 def test_the_held_out_point_is_not_looked_at() -> None:
     law = {name: 2 + 0.5 * (parameters_of(name) / 1e9) ** -0.3 for name in SERIES}
-    same = extrapolated(claims_of(law | {"8.3b": 99.0 / 50}), "8.3b")
-    assert same == extrapolated(claims_of(law), "8.3b")
+    same = extrapolated(claims_of(law | {"8.3b": 99.0 / 50}), "sizes")
+    assert same == extrapolated(claims_of(law), "sizes")
 
 
 def test_the_published_curve_lies_above_the_law_most_at_its_end() -> None:
     claims = find_experiment("2019/scaling-law").claims
-    found = {number["x"]: number for number in extrapolated(claims, "8.3b")}
+    found = {number["x"]: number for number in extrapolated(claims, "sizes")}
     published = {claim.x: float(claim.value) for claim in claims if claim.series == "8.3b"}
     assert found.keys() == published.keys() == set(range(1, 9))
     above = [published[x] / number["value"] - 1 for x, number in found.items()]
@@ -62,3 +65,43 @@ def test_the_published_curve_lies_above_the_law_most_at_its_end() -> None:
 def test_a_name_without_a_size_is_refused() -> None:
     with pytest.raises(BadInput, match="does not say how many parameters"):
         parameters_of("large")
+
+
+def figure_6(loss: Callable[[str, float], float] | None = None) -> list[Claim]:
+    """Figure 6 as published, or with the losses of another law at its places."""
+    claims = find_experiment("2019/figure-6").claims
+    if loss is None:
+        return list(claims)
+    return [
+        claim.model_copy(update={"value": Decimal(f"{math.exp(loss(claim.series, claim.x or 0)):.6f}")})
+        for claim in claims
+    ]
+
+
+def law(series: str, iterations: float) -> float:
+    return 1.7 + 0.3 * (parameters_of(series) / 8.3e9) ** -0.3 + 0.2 * (iterations / 3e5) ** -0.4
+
+
+def test_a_law_over_tokens_is_found_again_from_a_third_of_training() -> None:
+    for number in extrapolated(figure_6(law), "tokens"):
+        assert math.log(number["value"]) == pytest.approx(law(number["series"], number["x"]), abs=1e-4)
+        assert number["low"] < number["value"] < number["high"]
+
+
+def test_what_is_held_out_of_the_law_over_tokens_is_not_looked_at() -> None:
+    def changed(series: str, iterations: float) -> float:
+        return law(series, iterations) + (0.5 if iterations > 1e5 else 0.0)
+
+    ours, same = (extrapolated(figure_6(each), "tokens") for each in (law, changed))
+    assert [number["value"] for number in ours] == pytest.approx([number["value"] for number in same])
+    assert {number["x"] > 1e5: number["note"] for number in ours} == {False: FITTED, True: HELD_OUT}
+
+
+def test_the_published_larger_model_ends_below_the_law_over_tokens() -> None:
+    """Larger models gain more from each token than a sum of two powers can say."""
+    published = {(claim.series, claim.x): float(claim.value) for claim in figure_6()}
+    last = [number for number in extrapolated(figure_6(), "tokens") if number["x"] == 300_000]
+    above = {number["series"]: number["value"] / published[number["series"], 300_000] - 1 for number in last}
+    assert above["355m"] < 0 < above["2.5b"] < above["8.3b"]
+    (largest,) = (number for number in last if number["series"] == "8.3b")
+    assert published["8.3b", 300_000] < largest["low"]
