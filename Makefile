@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt install.sh
 	touch $(READY)
 
 test: $(READY) ## Run the tests, three files at a time: some wait more than they compute
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 10
 
 test-published: $(READY) ## Run the tests about the published files, which lie in MLM_DATA_DIR
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m published $(shell grep -rlwE 'published|reference' tests --include='test_*.py')

@@ -94,7 +94,7 @@ def _over_tokens(claims: Sequence[Claim]) -> list[dict[str, Any]]:
 
 
 def _fit_tokens(
-    sizes: np.ndarray, tokens: np.ndarray, read: np.ndarray, fitted: np.ndarray, start: Sequence[float] = (0.3, 0.4)
+    sizes: np.ndarray, tokens: np.ndarray, read: np.ndarray, fitted: np.ndarray, start: Any = (0.3, 0.4)
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Exponents of size and of tokens that fit the points marked as fitted best, the law's losses at all points, and
     what the fitted points' losses leave over."""
