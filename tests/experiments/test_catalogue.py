@@ -1,4 +1,4 @@
-"""The catalogue of published claims: each to the digit of its place in the reference files, each answered by at most one experiment."""
+"""The catalogue of published claims: each to the digit of its reference file, at most one experiment for each."""
 
 import csv
 import math
