@@ -12,7 +12,7 @@ import torch
 
 from engine.config import ModelConfig, ParallelConfig, TrainConfig
 from engine.model.microbatch import PipelineInput
-from engine.optim.choice import build_optimizer
+from engine.optim.adam import build_optimizer
 from engine.optim.flat import FlatGroup
 from engine.optim.gradients import Reducer
 from engine.optim.precision import DTYPES, LossScaler

@@ -27,7 +27,8 @@ def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:
     """
     assert mesh.dp.group is not None
     ranks = DeviceMesh.from_group(mesh.dp.group, mesh.device.type)
-    wide = MixedPrecisionPolicy(reduce_dtype=_at_least_fp32(next(model.parameters()).dtype))
+    dtype = next(model.parameters()).dtype
+    wide = MixedPrecisionPolicy(reduce_dtype=dtype if dtype == torch.float64 else torch.float32)
     for layer in model.layers.values():
         fully_shard(layer, mesh=ranks, mp_policy=wide)
     fully_shard(model, mesh=ranks, mp_policy=wide)
@@ -52,9 +53,7 @@ class ShardedReducer:
         self.local_square = torch.zeros((), dtype=torch.float64, device=groups[0].master.device)
         """Zero: no rank ever has its own whole gradient."""
         storage = {
-            parameter.name: (parameter.local, gradient)
-            for group in groups
-            for parameter, gradient in zip(group.parameters, group.gradients, strict=True)
+            parameter.name: (parameter.local, gradient) for group in groups for parameter, gradient in group.gradients
         }
         for prefix, module in list(model.named_modules()):
             for name, old in list(module.named_parameters(recurse=False)):
@@ -65,24 +64,18 @@ class ShardedReducer:
                 setattr(module, name, shard)
 
     def begin(self, sequences: int = 1) -> None:
-        """Before an iteration's first backward pass."""
         for group in self.groups:
             group.main_gradient.zero_()
 
     def arm(self, parameters: Sequence[ShardedParameter]) -> None:
-        """FSDP2 reduces in every backward pass, not in the last alone."""
+        pass  # FSDP2 reduces in every backward pass, not in the last alone
 
     def finish(self, divisor: float) -> None:
-        """Divide the sum over microbatches, which is already the mean over ranks, by `divisor`."""
         for group in self.groups:
-            group.main_gradient.div_(divisor)
+            group.main_gradient.div_(divisor)  # the sum over microbatches is already the mean over ranks
 
 
 def _arrived(main: torch.Tensor, parameter: torch.Tensor) -> None:
     assert isinstance(parameter.grad, DTensor)
     main.add_(parameter.grad.to_local())
     parameter.grad = None
-
-
-def _at_least_fp32(dtype: torch.dtype) -> torch.dtype:
-    return dtype if dtype == torch.float64 else torch.float32

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from engine.config import ParallelConfig, TrainConfig
-from engine.optim.choice import build_optimizer
+from engine.optim.adam import build_optimizer
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
@@ -67,7 +67,7 @@ def test_steps_equal_the_published_formulas(
     gradients = {
         parameter.local: view
         for group in built.groups
-        for parameter, view in zip(group.parameters, group.gradients, strict=True)
+        for parameter, view in group.gradients
     }
     for t, rate in enumerate((1e-2, 3e-3, 5e-2), 1):
         for name, parameter in named.items():
