@@ -19,7 +19,6 @@ class FlatAdamW(FlatOptimizer):
     """Adam with decoupled weight decay, one fused update per group."""
 
     def update(self, group: FlatGroup, step: AdamStep) -> None:
-        """Weights, their copy in the model and moments in one pass."""
         moments = group.exp_avg, group.exp_avg_sq
         kernel("adamw", group.master)(group.master, group.own_copy, group.own_gradient, *moments, step)
 
@@ -33,7 +32,6 @@ class FlatLamb(FlatOptimizer):
     """
 
     def update(self, group: FlatGroup, step: AdamStep) -> None:
-        """Adam's step with decay, u, scaled for each tensor; every rank of the model calls it."""
         moments, is_corrected = (group.exp_avg, group.exp_avg_sq), self.train.optimizer == "lamb"
         adam_direction = kernel("adam_direction", group.master)
         direction = adam_direction(group.master, group.own_gradient, *moments, step, is_corrected)

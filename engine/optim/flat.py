@@ -39,27 +39,20 @@ class FlatGroup:
         self.is_mixed = first.dtype in (torch.float16, torch.bfloat16) and not is_pure
         self.own = slice(owners.rank * each, (owners.rank + 1) * each)
         self.master = self.flat[self.own].float() if self.is_mixed else self.flat[self.own]
+        self.own_copy = self.flat[self.own] if self.is_mixed else None
+        """The model's weights that this owner updates; None where they are `master` itself."""
         self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype)
+        self.own_gradient = self.main_gradient[self.own]
         self.gradients = list(self.views(self.main_gradient))
         """Its parts, each with its parameter."""
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
 
     @property
-    def own_gradient(self) -> torch.Tensor:
-        """The gradient of `master`."""
-        return self.main_gradient[self.own]
-
-    @property
     def state(self) -> dict[str, torch.Tensor]:
         """This owner's part of what a checkpoint keeps, by name."""
         moments = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         return moments | ({"master": self.master} if self.is_mixed else {})
-
-    @property
-    def own_copy(self) -> torch.Tensor | None:
-        """The model's weights that this owner updates; None where they are `master` itself."""
-        return self.flat[self.own] if self.is_mixed else None
 
     def publish(self) -> None:
         """Give the model the other owners' weights."""

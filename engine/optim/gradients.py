@@ -216,10 +216,9 @@ class GradientReducer:
     def _wait(self, buckets: Sequence[_Bucket]) -> None:
         for bucket in buckets:
             self._launch(bucket)
-        for bucket in buckets:
-            with self.mesh.waiting:
-                for work in bucket.works:
-                    work.wait()
+        with self.mesh.waiting:
+            for work in chain.from_iterable(bucket.works for bucket in buckets):
+                work.wait()
 
 
 def merges_in_tree(count: int) -> list[int]:

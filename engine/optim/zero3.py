@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from engine.model.stage_model import StageModel
@@ -36,12 +36,6 @@ def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:
     model.to_empty(device=mesh.device)
 
 
-def release(model: StageModel) -> None:
-    """Let go of what an evaluation has gathered: the weights may be others when they are next used."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
-
-
 class ShardedReducer:
     """Takes the shards' gradients, reduced by FSDP2 in every backward pass, to the optimizer's flat groups.
 
@@ -52,9 +46,7 @@ class ShardedReducer:
         self.groups = groups
         self.local_square = torch.zeros((), dtype=torch.float64, device=groups[0].master.device)
         """Zero: no rank ever has its own whole gradient."""
-        storage = {
-            parameter.name: (parameter.local, gradient) for group in groups for parameter, gradient in group.gradients
-        }
+        storage = {p.name: (p.local, gradient) for group in groups for p, gradient in group.gradients}
         for prefix, module in list(model.named_modules()):
             for name, old in list(module.named_parameters(recurse=False)):
                 assert isinstance(old, DTensor)

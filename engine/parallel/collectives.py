@@ -101,8 +101,7 @@ def gathered_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
 
     The whole input is gathered again in the backward pass instead of kept (arXiv 2205.05198, Section 4.2.2).
     """
-    product: torch.Tensor = _GatheredLinear.apply(x, weight, bias, axis)
-    return product
+    return _GatheredLinear.apply(x, weight, bias, axis)
 
 
 def leave_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool) -> torch.Tensor:
