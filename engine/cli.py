@@ -34,9 +34,7 @@ Model = Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a
 Twin = Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
-Ranks = Annotated[
-    int | None, typer.Option("--ranks", min=1, help="Processes; by default one per GPU or core here.")
-]  # fmt: skip
+Ranks = Annotated[int | None, typer.Option("--ranks", min=1, help="Processes; by default one per GPU or core here.")]
 
 
 @app.command()

@@ -9,8 +9,7 @@ from lineage.config import flatten
 
 KEPT = ("validation_", "checkpoint_", "keep_")
 """Beginnings of the keys of `train` that decide what is written down, not what is computed."""
-MEANINGS = ("another model", "another training", "other data", "the same numbers but for rounding",
-            "the same numbers")  # fmt: skip
+MEANINGS = ("another model", "another training", "other data", "the same numbers but for rounding", "the same numbers")
 
 
 def describe_differences(first: RunConfig, second: RunConfig) -> list[str]:

@@ -1,6 +1,6 @@
 """What the engine asks of a family of models, and the one door to those beside GPT-2. Imports no torch.
 
-Another family is a folder of `engine/families` with a `FAMILY` of its own.
+Another family is a folder of `engine/families` with a `FAMILY` of its own, and its section in `engine/config.py`.
 """
 
 from collections.abc import Callable, Sequence

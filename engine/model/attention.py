@@ -42,7 +42,9 @@ class SelfAttention(nn.Module):
     """Causal multi-head attention with heads divided over the tensor-parallel axis.
 
     The rows of `query_key_value` are ordered [n, 3, d] (Megatron checkpoint versions 2 and 3), so that a contiguous
-    slice holds whole heads. The bias of `dense` is left to `engine.model.transformer.add_branch`.
+    slice holds whole heads. The bias of `dense` is left to `engine.model.transformer.add_branch`. Positions are learned
+    and added by its `Embedding`; rotary ones would turn queries and keys here, in `_attend_part`, `_attend_at` and
+    `forward_next`.
     """
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool = False) -> None:

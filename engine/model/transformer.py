@@ -130,7 +130,7 @@ def run_layers(layers: Sequence[nn.Module], x: torch.Tensor, *others: object) ->
 
 def add_branch(
     x: torch.Tensor, branch: torch.Tensor, bias: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """x + dropout(branch + bias), of x and branch [s, b, h] and bias [h]."""
 
     def add(first_row: int, branch: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

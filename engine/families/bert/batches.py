@@ -20,7 +20,7 @@ class PairSource:
 
     def __init__(
         self, parts: Sequence[tuple[TokenFile, float]], vocabulary: Vocabulary, seq_length: int, seed: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._samples = [PairSamples(file, vocabulary, seq_length, seed) for file, _ in parts]
         self._weights = normalized([weight for _, weight in parts])
         self._blend = blending_indices(self._weights, 0)

@@ -125,7 +125,7 @@ class BERT(StageModel):
             self.embedding = BertEmbedding(config, mesh, self.stage.is_first)
         self.layers = nn.ModuleDict(
             {str(i): BertLayer(config, mesh, i, self.recomputes_attention) for i in self.stage.layers}
-        )  # fmt: skip
+        )
         if self.stage.is_last:
             self.final_layernorm = layer_norm(config, mesh)
             self.masked_head = MaskedHead(config, mesh)
