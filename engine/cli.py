@@ -14,8 +14,8 @@ from engine.launch.allocator import keep_large_buffers
 from engine.launch.local import default_ranks, launch
 from engine.lr_finder import describe_curve, write_curve
 from engine.parallel.layout import Layout, layout_of
-from engine.pipeline.lowering import format_grid, lower
-from engine.pipeline.schedule import compute_orders, ideal_bubble, peaks_in_flight
+from engine.pipeline.lowering import Lowered, lower
+from engine.pipeline.schedule import Compute, compute_orders, ideal_bubble, peaks_in_flight
 from engine.run.directory import begin_run, read_begun_run
 from engine.twin import shrink
 from lineage.atomic import check_place
@@ -34,9 +34,7 @@ Model = Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a
 Twin = Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
-Ranks = Annotated[
-    int | None, typer.Option("--ranks", min=1, help="Processes; by default one per GPU or core here.")
-]  # fmt: skip
+Ranks = Annotated[int | None, typer.Option("--ranks", min=1, help="Processes; by default one per GPU or core here.")]
 
 
 @app.command()
@@ -169,6 +167,25 @@ def schedule(
     print(f"bubble {lowered.bubble:.4f} of the ideal time; the formula says {ideal:.4f}")
     peaks = ", ".join(map(str, peaks_in_flight(chosen, pp, chunks, microbatches)))
     print(f"most activations in flight, chunks per rank: {peaks}")
+
+
+def format_grid(lowered: Lowered, chunks: int) -> str:
+    """The schedule as text: a row per rank, a column per unit of time; digits forward, letters in [] backward."""
+    unit = min(i.end - i.start for intervals in lowered.timeline for i in intervals)
+    width = max(len(_cell(i.compute, chunks)) for intervals in lowered.timeline for i in intervals)
+    lines = []
+    for rank, intervals in enumerate(lowered.timeline):
+        cells = [" " * width] * round(lowered.makespan / unit)
+        for interval in intervals:
+            for column in range(round(interval.start / unit), round(interval.end / unit)):
+                cells[column] = _cell(interval.compute, chunks).ljust(width)
+        lines.append(f"rank {rank} |" + "|".join(cells) + "|")
+    return "\n".join(lines)
+
+
+def _cell(compute: Compute, chunks: int) -> str:
+    chunk = chr(ord("a") + compute.chunk) if chunks > 1 else ""
+    return f"{compute.op}{compute.microbatch}{chunk}"
 
 
 @app.command("from-megatron", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

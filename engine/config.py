@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -24,18 +23,14 @@ LARGEST_SIZE = 1 << 28
 """Of a model; the bytes of a matrix with two such sides are counted in 64 bits."""
 
 
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of nested sections by their dotted keys, `train.seed`."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
-def _check_at_least_one(config: Config, *names: str) -> None:
-    for name in names:
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} = {getattr(config, name)} must be at least 1")
+def _check_range(config: Config, names: str, least: float, below: float = math.inf) -> None:
+    for name in names.split():
+        value = getattr(config, name)
+        if not least <= value < below:
+            end = " and finite" if below == math.inf and isinstance(value, float) else ""
+            raise ValueError(
+                f"{name} = {value} must be at least {least}{end}" + f" and below {below:g}" * (below < math.inf)
+            )
 
 
 class FamilySection(Config):
@@ -147,15 +142,14 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _check_at_least_one(self, "num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size")
+        _check_range(self, "num_layers hidden_size num_heads seq_length vocab_size", 1)
+        _check_range(self, "dropout", 0, 1)
         if max(self.num_layers, self.hidden_size, self.seq_length, self.padded_vocab_size) > LARGEST_SIZE:
             raise ValueError(f"num_layers, hidden_size, seq_length and vocab_size must be at most {LARGEST_SIZE:,}")
         if self.hidden_size % self.num_heads and self.transformer_xl.head_dim is None:
             raise ValueError(f"hidden_size = {self.hidden_size} is not a multiple of num_heads = {self.num_heads}")
         if self.padded_vocab_size < self.vocab_size:
             raise ValueError(f"padded_vocab_size = {self.padded_vocab_size} is below vocab_size = {self.vocab_size}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout = {self.dropout} is not in [0, 1)")
         if not 0 < self.init_std < math.inf:
             raise ValueError(f"init_std = {self.init_std} must be above 0 and finite")
         return self
@@ -248,19 +242,12 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _check_at_least_one(
-            self, "iterations", "global_batch_size", "microbatch_size", "validation_interval", "validation_samples",
-            "checkpoint_interval", "keep_checkpoints",
-        )  # fmt: skip
-        for name in ("learning_rate", "min_learning_rate", "warmup_iterations", "weight_decay", "clip_gradient",
-                     "adam_epsilon"):  # fmt: skip
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at least 0 and finite")
-        for name in ("adam_beta1", "adam_beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)} is not in [0, 1)")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed = {self.seed} is not in [0, 2**32)")
+        _check_range(self, "iterations global_batch_size microbatch_size keep_checkpoints", 1)
+        _check_range(self, "validation_interval validation_samples checkpoint_interval", 1)
+        _check_range(self, "learning_rate min_learning_rate warmup_iterations", 0)
+        _check_range(self, "weight_decay clip_gradient adam_epsilon", 0)
+        _check_range(self, "adam_beta1 adam_beta2", 0, 1)
+        _check_range(self, "seed", 0, 2**32)
         if self.global_batch_size % self.microbatch_size:
             raise ValueError(
                 f"global_batch_size = {self.global_batch_size} is not a multiple of "
@@ -305,22 +292,6 @@ class TrainConfig(Config):
         return math.gcd(self.global_batch_size, start, increment) // self.microbatch_size
 
 
-@dataclass(frozen=True)
-class Recompute:
-    """Activations that are computed again in the backward pass: groups of layers, or the attention core alone.
-
-    The core is scores, softmax, dropout and their product with the values (Korthikanti et al. 2022, Section 5). Dropout
-    is keyed by what it is for (`engine.rng`), so a pass that is computed again drops the same elements.
-    """
-
-    every_layers: int = 0
-    """Layers per recomputed group; 0 keeps activations."""
-    attention: bool = False
-
-
-NO_RECOMPUTE = Recompute()
-
-
 class ParallelConfig(Config):
     """How the model is divided; data parallelism takes the ranks that remain."""
 
@@ -342,21 +313,27 @@ class ParallelConfig(Config):
     scatter_gather: bool = True
     """Send each activation between stages once, divided over the tensor-parallel ranks (2021 paper, Section 4.1)."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """Activations computed again in the backward pass: none, the attention core, or whole layers."""
+    """Activations computed again in the backward pass: none, the attention core (scores, softmax, dropout and product
+    with the values; Korthikanti et al. 2022, Section 5), or whole layers. Dropout is keyed by what it is for
+    (`engine.rng`), so a pass that is computed again drops the same elements."""
     recompute_layers: int = 1
     """Layers per group that is recomputed as a whole."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _check_at_least_one(self, "tp", "pp", "chunks", "recompute_layers")
+        _check_range(self, "tp pp chunks recompute_layers", 1)
         if self.chunks > 1 and self.schedule != "interleaved":
             raise ValueError(f"chunks = {self.chunks} needs schedule = 'interleaved', not {self.schedule!r}")
         return self
 
     @property
-    def recomputation(self) -> Recompute:
-        """What is recomputed, as the model takes it."""
-        return Recompute(self.recompute_layers if self.recompute == "full" else 0, self.recompute == "selective")
+    def recomputed_layers(self) -> int:
+        """Layers per group that is recomputed as a whole; 0 keeps their activations."""
+        return self.recompute_layers if self.recompute == "full" else 0
+
+
+SERIAL = ParallelConfig()
+"""Not divided."""
 
 
 class TwinScale(Config):
@@ -372,16 +349,6 @@ class TwinScale(Config):
     warmup_iterations: int = 50
     learning_rate: int = 8
     """Multiplies instead; chosen on the 8.3b twin, as the best rate grows when width and batch shrink."""
-
-    def sentence(self) -> str:
-        """The rule in words."""
-        return (
-            f"A twin is the published recipe with hidden size and vocabulary ÷ {self.hidden_size} and "
-            f"÷ {self.vocab_size}, heads ÷ {self.num_heads}, layers ÷ {self.num_layers} (rounded down), context "
-            f"÷ {self.seq_length}, batch ÷ {self.global_batch_size}, iterations ÷ {self.iterations}, warm-up "
-            f"÷ {self.warmup_iterations} and learning rates × {self.learning_rate}; initialisation, schedule, "
-            "dropout, weight decay, clipping and every line of code stay the same."
-        )
 
 
 class DataSection(Config):

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from engine.config import RunConfig, flatten
+from engine.config import RunConfig
 from engine.costs import flops_per_token, parameter_count, tokens_trained
 from engine.optim.schedule import learning_rate
+from lineage.config import flatten
 
 KEPT = ("validation_", "checkpoint_", "keep_")
 """Beginnings of the keys of `train` that decide what is written down, not what is computed."""
-MEANINGS = ("another model", "another training", "other data", "the same numbers but for rounding",
-            "the same numbers")  # fmt: skip
+MEANINGS = ("another model", "another training", "other data", "the same numbers but for rounding", "the same numbers")
 
 
 def describe_differences(first: RunConfig, second: RunConfig) -> list[str]:

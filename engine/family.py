@@ -1,11 +1,10 @@
 """What the engine asks of a family of models, and the one door to those beside GPT-2. Imports no torch.
 
-Another family is a folder of `engine/families` with a `FAMILY` of its own.
+Another family is a folder of `engine/families` with a `FAMILY` of its own, and its section in `engine/config.py`.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,14 +55,9 @@ def _validation_order(config: RunConfig, parts: TokenFiles, tokenizer: Path) -> 
 GPT2 = Family("engine.model.gpt2:GPT2", ClosedForms, _training_order, _validation_order)
 
 
-@cache
-def _load(name: str) -> Family:
-    if name == "gpt2":
-        return GPT2
-    family: Family = import_module(f"engine.families.{name.replace('-', '_')}").FAMILY
-    return family
-
-
 def family_of(model: ModelConfig) -> Family:
     """The family of a model."""
-    return _load(model.family)
+    if model.family == "gpt2":
+        return GPT2
+    family: Family = import_module(f"engine.families.{model.family.replace('-', '_')}").FAMILY
+    return family

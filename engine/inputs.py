@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from data_pipeline.tokens.samples import known_tokens
-from engine.checkpoint.probe import SAMPLES, choose_samples
+from engine.checkpoint.probe import LENGTH, SAMPLES
 from engine.config import RunConfig
 from engine.data.batches import ValidationBatches
 from engine.family import TokenFiles, family_of
@@ -51,19 +51,13 @@ class ValidationSplit:
     """The sequences of the validation split, each alone or, for a model with memory, in streams that read on."""
 
     def __init__(self, config: RunConfig, parts: TokenFiles, mesh: ParallelMesh, tokenizer: Path) -> None:
-        self._vocab_size, self.mesh, self.batch_size = (
-            config.model.vocab_size,
-            mesh,
-            max(TOKENS_AT_ONCE // config.model.seq_length, 1),
-        )
+        self.mesh, self._vocab_size = mesh, config.model.vocab_size
+        self.batch_size = max(TOKENS_AT_ONCE // config.model.seq_length, 1)
         self._order = order = family_of(config.model).validation_order(config, parts, tokenizer)
+        self.num_samples = order.num_samples
         sequences = order if isinstance(order, ValidationBatches) else ValidationBatches(parts, config.model.seq_length)
-        self.probed = choose_samples(next(sequences.microbatches(SAMPLES, SAMPLES, 0, 1)).tokens.tolist())
-
-    @property
-    def num_samples(self) -> int:
-        """Sequences of the split."""
-        return self._order.num_samples
+        rows = next(sequences.microbatches(SAMPLES, SAMPLES, 0, 1)).tokens[:, : LENGTH + 1]
+        self.probed = tuple(map(tuple, rows.tolist()))
 
     def inputs(self, num_samples: int) -> Iterator[PipelineInput]:
         """This rank's share of about `num_samples` sequences; what comes later in a stream has a memory of it."""

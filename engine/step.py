@@ -12,7 +12,7 @@ import torch
 
 from engine.config import ModelConfig, ParallelConfig, TrainConfig
 from engine.model.microbatch import PipelineInput
-from engine.optim.choice import build_optimizer
+from engine.optim.adam import build_optimizer
 from engine.optim.flat import FlatGroup
 from engine.optim.gradients import Reducer
 from engine.optim.precision import DTYPES, LossScaler
@@ -32,17 +32,10 @@ class NotFinite(UserError):
 class TrainableModel(Protocol):
     """What a step trains: this rank's part of a model. `PartitionedModel` is one."""
 
-    @property
-    def mesh(self) -> ParallelMesh:
-        """The mesh that it is divided over."""
-
-    @property
-    def parameters(self) -> list[ShardedParameter]:
-        """Parameters that are trained."""
-
-    @property
-    def storage_mesh(self) -> ParallelMesh:
-        """The mesh over which the optimizer's tensors are divided."""
+    mesh: ParallelMesh
+    parameters: list[ShardedParameter]
+    storage_mesh: ParallelMesh
+    """Over which the optimizer's tensors are divided."""
 
     def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> Reducer:
         """What takes the gradients to the optimizer's flat groups."""
@@ -54,7 +47,10 @@ class TrainableModel(Protocol):
         loss_scale: float = 1.0,
         timeline: list[Interval] | None = None,
     ) -> torch.Tensor:
-        """Sum of (loss × sequences), float64, zero off the last stage; the gradients go to the reducer."""
+        """Sum of (loss × sequences), float64, zero off the last stage; the gradients go to the reducer.
+
+        With `timeline`, this rank's computations are added to it as they end.
+        """
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,18 @@
 """The training loop: build, then iterate; everything it does is in its run directory."""
 
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Literal
 
 import numpy as np
 import torch
 
-from engine.checkpoint.checkpoint import (
-    TrainingState,
-    checkpoint_path,
-    complete_checkpoints,
-    remove_old,
-    save_checkpoint,
-)
+from engine.checkpoint import checkpoint
+from engine.checkpoint.checkpoint import TrainingState
 from engine.checkpoint.probe import Probe, describe_computation
-from engine.checkpoint.resume import resume
 from engine.config import RunConfig
 from engine.costs import flops_per_iteration
 from engine.data.batch_schedule import BatchSchedule
@@ -26,7 +20,7 @@ from engine.data.batches import place_groups
 from engine.data.dataset import DatasetFacts
 from engine.guard.guards import Guards, Iteration, RecentIterations
 from engine.inputs import TrainingInputs, ValidationSplit
-from engine.model.microbatch import PipelineInput, to_input
+from engine.model.microbatch import to_input
 from engine.optim.precision import LossScaler
 from engine.optim.schedule import learning_rate
 from engine.parallel.mesh import ParallelMesh
@@ -38,6 +32,7 @@ from lineage.errors import Interrupted
 from lineage.files import Step, Validation
 from lineage.progress import Progress
 from lineage.run import RunDirectory
+from lineage.signals import when_stopped
 
 
 class Trainer:
@@ -51,16 +46,17 @@ class Trainer:
         measures_noise = config.record.noise_scale and mesh.dp.size > 1
         self.model, self.step = build_step(config.model, train, config.parallel, mesh, measures_noise)
         self.inputs = TrainingInputs(config, train.iterations, dataset.token_files("train"), dataset.tokenizer, mesh)
-        self.step.rehearse(self._most_held(self.inputs.of(train.iterations - 1)))
+        microbatches, most_held = self.inputs.of(train.iterations - 1), 2 * config.parallel.pp
+        self.step.rehearse(microbatches if config.parallel.schedule == "gpipe" else microbatches[:most_held])
         self.inputs.streams.discard()
-        self.state = resume(
+        self.state = checkpoint.resume(
             run.path, self.model.parameters, self.step.optimizer, lambda probe: self._loss_of(probe.tokens)
         )
         if self.state.iteration:
             batch_size = self.schedule.batch_size(self.state.iteration - 1)
             groups = place_groups(batch_size, train.microbatch_size, mesh.dp.rank, mesh.dp.size)
             layers = [number for chunk in self.model.chunks for number in chunk.stage.layers]
-            self.inputs.streams.load(checkpoint_path(run.path, self.state.iteration), groups, layers)
+            self.inputs.streams.load(checkpoint.checkpoint_path(run.path, self.state.iteration), groups, layers)
         if self.step.scaler and self.state.loss_scaler:
             self.step.scaler = LossScaler(**self.state.loss_scaler)
         self.guards.watch(config, run, self.step, RecentIterations(self.state.recent))
@@ -76,7 +72,7 @@ class Trainer:
         train, first = self.config.train, self.state.iteration
         begun = time.monotonic() - self.state.seconds
         progress = Progress(self.config.name, train.iterations, "iterations", quiet=not self.mesh.is_first)
-        with self._log(first, loggers or {}, progress.note) as log, self._stoppable(), progress:
+        with self._log(first, loggers or {}, progress.note) as log, when_stopped(self._request_stop), progress:
             progress.start_at(first)
             if first == 0:
                 log(self._validate(0, train.validation_samples))
@@ -92,7 +88,7 @@ class Trainer:
                     log(self._validate(done, train.validation_samples))
                 self.state = TrainingState(
                     done, self.step.optimizer.steps, time.monotonic() - begun,
-                    self.step.scaler.state() if self.step.scaler else None, self.guards.recent.state(),
+                    asdict(self.step.scaler) if self.step.scaler else None, self.guards.recent.state(),
                     self.state.ancestors,
                 )  # fmt: skip
                 if is_last or stop or done % train.checkpoint_interval == 0:
@@ -147,11 +143,6 @@ class Trainer:
             skipped=not is_updated,
         )
 
-    def _most_held(self, microbatches: list[PipelineInput]) -> list[PipelineInput]:
-        """As many microbatches as the schedule holds at once."""
-        parallel = self.config.parallel
-        return microbatches if parallel.schedule == "gpipe" else microbatches[: 2 * parallel.pp]
-
     @contextmanager
     def _log(
         self, reached: int, loggers: dict[str, Logger], note: Callable[[str], None]
@@ -187,7 +178,7 @@ class Trainer:
             precision=self.config.train.precision,
             computed_on=describe_computation(self.mesh.layout, self.mesh.device),
         )
-        self.state = save_checkpoint(
+        self.state = checkpoint.save_checkpoint(
             self.run.path, self.config, self.state, self.model.parameters, self.step.optimizer,
             self.model.storage_mesh, self.dataset.tokenizer, probe, self.inputs.streams,
         )  # fmt: skip
@@ -198,8 +189,8 @@ class Trainer:
         return self.mesh.pp.all_reduce(total).item() / len(tokens)
 
     def _finish(self, final: Validation, peaks: list[int]) -> None:
-        remove_old(self.run.path, self.config.train.keep_checkpoints)
-        newest = complete_checkpoints(self.run.path)[-1].name
+        checkpoint.remove_old(self.run.path, self.config.train.keep_checkpoints)
+        newest = checkpoint.complete_checkpoints(self.run.path)[-1].name
         measured_by = self.guards.memory.measured_by
         write_summary(
             self.run.path, self.config, self.mesh.layout, self.state.seconds, peaks, measured_by, final, newest
@@ -212,16 +203,6 @@ class Trainer:
             f"{line.tokens_per_second:,.0f} tokens/s, {line.model_tflops * 1000:.0f} GFLOP/s"
         )
 
-    @contextmanager
-    def _stoppable(self) -> Iterator[None]:
-        """Turn SIGTERM and Ctrl-C into a request to stop after the iteration in progress."""
-
-        def request(number: int, frame: object) -> None:
-            self.stop_requested = True
-
-        old = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
+    def _request_stop(self, number: int) -> None:
+        """Stop after the iteration in progress."""
+        self.stop_requested = True

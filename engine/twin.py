@@ -5,7 +5,7 @@ from lineage.errors import BadInput
 
 
 def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
-    """The twin of a published recipe: same code path, smaller by one stated rule (`TwinScale.sentence`)."""
+    """The twin of a published recipe: same code path, smaller by one stated rule (`describe_scale`)."""
     if config.train.rampup_batch_size:
         raise BadInput("a growing batch has no twin: leave train.rampup_batch_size out and set it on the twin")
     scale = scale or TwinScale()
@@ -42,4 +42,15 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
         parallel=ParallelConfig(),
         data=config.data,
         twin=scale,
+    )
+
+
+def describe_scale(scale: TwinScale) -> str:
+    """The rule in words."""
+    return (
+        f"A twin is the published recipe with hidden size and vocabulary ÷ {scale.hidden_size} and "
+        f"÷ {scale.vocab_size}, heads ÷ {scale.num_heads}, layers ÷ {scale.num_layers} (rounded down), context "
+        f"÷ {scale.seq_length}, batch ÷ {scale.global_batch_size}, iterations ÷ {scale.iterations}, warm-up "
+        f"÷ {scale.warmup_iterations} and learning rates × {scale.learning_rate}; initialisation, schedule, "
+        "dropout, weight decay, clipping and every line of code stay the same."
     )

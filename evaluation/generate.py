@@ -15,8 +15,8 @@ import torch.distributed as dist
 from engine.costs import parameter_count
 from engine.launch.mesh import build_mesh
 from engine.launch.rendezvous import telling_of_lost_ranks
+from engine.model.attention import KeyValueCache
 from engine.model.gpt2 import GPT2
-from engine.model.key_value_cache import KeyValueCache
 from evaluation.checkpoints import load_checkpoint, native_checkpoint
 from evaluation.evaluate import Settings
 from evaluation.inference import forward_next

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from engine.model.attention import KeyValueCache
 from engine.model.gpt2 import GPT2
-from engine.model.key_value_cache import KeyValueCache
 from engine.model.stage_model import CausalModel
 from engine.parallel.mesh import ParallelMesh
 

@@ -63,6 +63,14 @@ def to_toml(config: BaseModel) -> str:
     return "\n".join([*lines, *sections]) + "\n"
 
 
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested sections by their dotted keys, `train.seed`."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
 def parse_config(values: dict[str, Any], model: type[ConfigT], where: str) -> ConfigT:
     """Validate plain values against `model`; `where` names their origin in the error sentence."""
     try:

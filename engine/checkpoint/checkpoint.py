@@ -8,34 +8,27 @@ lineage.json (the run, its inputs, the checkpoints before this one), tokenizer/ 
 
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from engine.checkpoint import shards
 from engine.checkpoint.probe import FILE as PROBE
-from engine.checkpoint.probe import Probe
-from engine.checkpoint.shards import (
-    INDEX,
-    check_entries,
-    describe,
-    merge_descriptions,
-    read_into,
-    stored_dtype,
-    write_shard,
-)
+from engine.checkpoint.probe import Probe, describe_computation
+from engine.checkpoint.shards import INDEX
 from engine.checkpoint.statistics import FILE as STATISTICS
 from engine.checkpoint.statistics import Numbers, check_loaded, check_written, measure, measure_finite
 from engine.config import ModelConfig, RunConfig
 from engine.family import family_of
 from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import StageModel
-from engine.model.stages import split_layers
 from engine.model.stream_memory import StreamMemory
 from engine.optim.flat import FlatOptimizer
-from engine.parallel.layout import check_tensor_parallel
+from engine.parallel.layout import check_tensor_parallel, split_layers
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from lineage.atomic import publish_directory, write_json
@@ -48,6 +41,8 @@ from lineage.run import MANIFEST, RunDirectory
 FOLDER = "checkpoints"
 LINEAGE = "lineage.json"
 OPTIMIZER_STATE = ("exp_avg.", "exp_avg_sq.", "master.")
+ProbeLoss = Callable[[Probe], float]
+"""The loss of the model as it is now on a probe's samples; every rank calls it and has the result."""
 
 
 class Ancestor(NamedTuple):
@@ -141,33 +136,27 @@ def _write(
             if mesh.dp.rank == 0:
                 tensors = {name: tensor for name, (_, tensor) in parts.items()}
                 numbers = measure_finite(tensors)
-                write_shard(partial / f"{kind}-{suffix}", tensors)
+                shards.write_shard(partial / f"{kind}-{suffix}", tensors)
                 check_written(partial / f"{kind}-{suffix}", numbers)
-                described |= describe(((name, p) for name, (p, _) in parts.items()), f"{kind}-{suffix}", numbers)
+                described |= shards.describe(((name, p) for name, (p, _) in parts.items()), f"{kind}-{suffix}", numbers)
         if streams:
             streams.save(partial)
     descriptions = mesh.gather_objects(described)
     with mesh.all_or_none():
         if mesh.is_first:
-            index, statistics = merge_descriptions(descriptions)
+            index, statistics = shards.merge_descriptions(descriptions)
             write_json(partial / INDEX, index)
             write_json(partial / STATISTICS, statistics)
             write_json(partial / "config.json", config.model_dump(mode="json", include={"name", "model", "twin"}))
             write_json(partial / "state.json", {name: v for name, v in vars(state).items() if name != "ancestors"})
-            write_json(partial / LINEAGE, _lineage(run, state))
+            manifest = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
+            came_from = {"run": manifest.get("identity"), "parents": manifest.get("parents")}
+            ancestors = [ancestor._asdict() for ancestor in state.ancestors]
+            write_json(partial / LINEAGE, {**came_from, "ancestors": ancestors})
             if probe:
                 write_json(partial / PROBE, probe.to_json())
             shutil.copytree(tokenizer, partial / "tokenizer")
             seal(partial)
-
-
-def _lineage(run: Path, state: TrainingState) -> dict[str, Any]:
-    manifest = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
-    return {
-        "run": manifest.get("identity"),
-        "parents": manifest.get("parents"),
-        "ancestors": [ancestor._asdict() for ancestor in state.ancestors],
-    }
 
 
 def as_ancestor(path: Path, iteration: int) -> Ancestor:
@@ -182,6 +171,42 @@ def remove_old(run: Path, keep: int) -> None:
         hidden = old.with_name(f".{old.name}.old-{os.getpid()}")
         os.replace(old, hidden)
         shutil.rmtree(hidden)
+
+
+def resume(
+    run: Path, parameters: list[ShardedParameter], optimizer: FlatOptimizer, probe_loss: ProbeLoss
+) -> TrainingState:
+    """The state of the newest checkpoint of `run` that can be trusted, loaded; iteration 0 if there is none yet.
+
+    Digests, statistics and probe loss are compared. A checkpoint that fails is set aside under a hidden name, with a
+    warning, and the one before it is taken. Raises IntegrityFailure if there are checkpoints and none is in order.
+    Every rank calls it.
+    """
+    mesh = optimizer.mesh
+    damaged: list[tuple[Path, IntegrityFailure]] = []
+    for path in reversed(complete_checkpoints(run)):
+        try:
+            state, probe = load_checkpoint(path, parameters, optimizer)
+            loss = probe_loss(probe) if probe else 0.0
+            with mesh.all_or_none():
+                warning = probe and probe.compare(loss, path, describe_computation(mesh.layout, mesh.device))
+        except IntegrityFailure as error:
+            damaged.append((path, error))
+            continue
+        if mesh.is_first:
+            if warning:
+                print(f"warning: {path.name}: {warning}", file=sys.stderr)
+            for bad, failure in damaged:
+                aside = bad.with_name(f".{bad.name}.damaged")
+                shutil.rmtree(aside, ignore_errors=True)
+                os.replace(bad, aside)
+                kept = f"it is kept as {aside.name}, and training goes on from {path.name}"
+                print(f"warning: {failure}; {kept}", file=sys.stderr)
+        mesh.barrier()
+        return state
+    if damaged:
+        raise damaged[0][1]
+    return TrainingState()
 
 
 def load_checkpoint(
@@ -208,8 +233,7 @@ def load_checkpoint(
                 state.optimizer_steps,
                 lambda tensors: fill((p, f"{what}.{p.name}", tensor) for p, what, tensor in tensors),
             )
-    if (path / STATISTICS).is_file():
-        check_loaded(path, loaded, read_object(path / STATISTICS))
+    check_loaded(path, loaded)
     own = as_ancestor(path, state.iteration)
     return replace(state, ancestors=(*state.ancestors, own)), read_probe(path)
 
@@ -224,7 +248,7 @@ def _read_all(
     every, read = list(tensors), dict[str, tuple[ShardedParameter, torch.Tensor]]()
     for copies in (True, False):
         wanted = {name: (p, tensor) for p, name, tensor in every if p.is_copy is copies}
-        read_into(path, index, wanted)
+        shards.read_into(path, index, wanted)
         read |= wanted
     return read
 
@@ -269,30 +293,23 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
     model_class = family_of(config).model_class()
     with torch.device("meta"):
         whole = sharded_parameters(model_class(config, serial_mesh()), serial_mesh())
-    check_entries(directory, index, {parameter.name: parameter.global_shape for parameter in whole})
-    dtype = stored_dtype(directory, index) if as_stored else torch.float32
-    model = model_class(config, mesh, stage).to(mesh.device, dtype)
+    shards.check_entries(directory, index, {parameter.name: parameter.global_shape for parameter in whole})
+    stored = shards.stored_dtype(directory, index)
+    model = model_class(config, mesh, stage).to(mesh.device, stored if as_stored else torch.float32)
     parameters = sharded_parameters(model, mesh)
     with torch.no_grad():
         _read_all(directory, index, ((p, p.name, p.local.data) for p in parameters))
-    _check_loaded_model(directory, model.eval(), {p.name: p for p in parameters}, mesh)
-    return LoadedCheckpoint(model, config, directory, digest)
-
-
-def _check_loaded_model(
-    directory: Path, model: StageModel, parameters: dict[str, ShardedParameter], mesh: ParallelMesh
-) -> None:
-    """Compare the weights' statistics and, of a whole model, the probe loss with those that were saved."""
-    if (directory / STATISTICS).is_file() and stored_dtype(directory, read_object(directory / INDEX)) != torch.float64:
-        loaded = {name: (p, measure(p.local.data)) for name, p in parameters.items()}
-        check_loaded(directory, loaded, read_object(directory / STATISTICS))
+    if stored != torch.float64:
+        check_loaded(directory, {p.name: (p, measure(p.local.data)) for p in parameters})
+    model.eval()
     if (probe := read_probe(directory)) and mesh.pp.size == 1:
-        if max(map(max, probe.tokens)) >= model.config.vocab_size:
+        if max(map(max, probe.tokens)) >= config.vocab_size:
             raise IntegrityFailure(f"{directory / PROBE} has tokens beyond the vocabulary")
         tokens = torch.tensor(probe.tokens, device=mesh.device)
         batch = PipelineInput(tokens[:, :-1], tokens[:, 1:])
         with torch.no_grad():
             probe.compare(model.batch_loss(model.run_stage(batch.tokens, batch), batch).item(), directory)
+    return LoadedCheckpoint(model, config, directory, digest)
 
 
 def read_model_config(directory: Path) -> ModelConfig:

@@ -1,7 +1,6 @@
 """The loss on a few fixed samples, stored with a checkpoint and computed again from what was loaded."""
 
 import math
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
@@ -42,24 +41,14 @@ class Probe(Document):
 
         Raises IntegrityFailure where it is not near: the weights are not those that were saved.
         """
+        change = f"the loss on {len(self.tokens)} fixed samples is {loss!r} and was {self.loss!r} when it was saved"
         if not math.isclose(loss, self.loss, rel_tol=TOLERANCE.get(self.precision, 1e-4)):
-            raise IntegrityFailure(
-                f"{where}: the loss on {len(self.tokens)} fixed samples is {loss:.6f} and was {self.loss:.6f} when it "
-                "was saved: the weights are others, or this machine computes wrongly"
-            )
+            raise IntegrityFailure(f"{where}: {change}: the weights are others, or this machine computes wrongly")
         if computed_on == self.computed_on and loss != self.loss:
-            return (
-                f"the loss on {len(self.tokens)} fixed samples is {loss!r} and was {self.loss!r} when it was saved, "
-                "on the same layout and machine: what follows is not bit for bit what would have followed"
-            )
+            return f"{change}, on the same layout and machine: what follows is not bit for bit what would have followed"
         return None
 
 
 def describe_computation(layout: Layout, device: torch.device) -> dict[str, Any]:
     """What the bits of a loss may depend on besides weights and samples."""
     return {**vars(layout), **numerics_identity(device.type == "cuda"), "threads": torch.get_num_threads()}
-
-
-def choose_samples(rows: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """The samples of a probe, from the first validation sequences, each of `seq_length + 1` token ids."""
-    return tuple(tuple(int(token) for token in row[: LENGTH + 1]) for row in rows[:SAMPLES])

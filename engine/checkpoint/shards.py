@@ -99,14 +99,7 @@ def read_into(
 
         try:
             for name, (parameter, target) in wanted.items():
-                entry = index.get(name)
-                if entry is None:
-                    raise IntegrityFailure(f"{directory}: tensor {name!r} is missing")
-                if tuple(entry["shape"]) != parameter.global_shape:
-                    raise IntegrityFailure(
-                        f"{directory}: {name} has shape {entry['shape']}, the model's is {list(parameter.global_shape)}"
-                    )
-                _read_part(name, entry, parameter, target, file)
+                _read_part(name, _entry_of(directory, index, name, parameter.global_shape), parameter, target, file)
         except (SafetensorError, OSError, KeyError, TypeError) as error:
             raise IntegrityFailure(f"{directory} cannot be read: {error}") from error
 
@@ -135,17 +128,22 @@ def check_entries(directory: Path, index: dict[str, Entry], shapes: Mapping[str,
             f"{directory}: tensor {unexpected[0]!r} is unexpected ({len(unexpected)} such tensors): another model's?"
         )
     for name, shape in shapes.items():
-        if name not in index:
-            raise IntegrityFailure(f"{directory}: tensor {name!r} is missing")
-        entry = index[name]
-        if not isinstance(entry, dict) or not _is_list_of(entry.get("shape"), int):
-            raise IntegrityFailure(f"{directory}: {INDEX} does not describe tensor {name!r}")
-        if tuple(entry["shape"]) != shape:
-            raise IntegrityFailure(f"{directory}: {name} has shape {entry['shape']}, the model's is {list(shape)}")
+        entry = _entry_of(directory, index, name, shape)
         if not _is_list_of(entry.get("files"), str) or entry.get("dim") not in (None, *range(len(shape))):
             raise IntegrityFailure(f"{directory}: {INDEX} does not say where tensor {name!r} is")
         for file in entry["files"]:
             _check_file_name(directory, file)
+
+
+def _entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[int, ...]) -> Entry:
+    if name not in index:
+        raise IntegrityFailure(f"{directory}: tensor {name!r} is missing")
+    entry = index[name]
+    if not isinstance(entry, dict) or not _is_list_of(entry.get("shape"), int):
+        raise IntegrityFailure(f"{directory}: {INDEX} does not describe tensor {name!r}")
+    if tuple(entry["shape"]) != shape:
+        raise IntegrityFailure(f"{directory}: {name} has shape {entry['shape']}, the model's is {list(shape)}")
+    return entry
 
 
 def _check_file_name(directory: Path, name: str) -> None:

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from engine.parallel.mesh import Axis
 from engine.parallel.sharding import ShardedParameter
 from lineage.errors import Diverged, IntegrityFailure
-from lineage.files import TensorNumbers, parse_document
+from lineage.files import TensorNumbers, parse_document, read_object
 
 FILE = "statistics.json"
 ROUNDING = 1e-9
@@ -80,13 +80,15 @@ def check_written(file: Path, before: Mapping[str, Numbers]) -> None:
                 raise IntegrityFailure(f"{file}: tensor {name!r} was not written as it is in memory: {difference}")
 
 
-def check_loaded(
-    where: object, loaded: Mapping[str, tuple[ShardedParameter, Numbers]], stored: Mapping[str, Any]
-) -> None:
+def check_loaded(directory: Path, loaded: Mapping[str, tuple[ShardedParameter, Numbers]]) -> None:
     """Compare what this rank and its tensor-parallel peers have read with what was written; a collective of these.
 
-    Raises IntegrityFailure naming the first tensor that differs, on each of them.
+    Raises IntegrityFailure naming the first tensor that differs, on each of them. A checkpoint from before there were
+    statistics has nothing to compare.
     """
+    if not (directory / FILE).is_file():
+        return
+    stored = read_object(directory / FILE)
     measured = {name: numbers for name, (_, numbers) in sorted(loaded.items())}
     divided = [name for name in measured if loaded[name][0].dim is not None]
     if divided:
@@ -95,9 +97,9 @@ def check_loaded(
         measured |= zip(divided, whole, strict=True)
     for name, numbers in measured.items():
         if name not in stored:
-            raise IntegrityFailure(f"{where}: {FILE} does not have tensor {name!r}")
+            raise IntegrityFailure(f"{directory}: {FILE} does not have tensor {name!r}")
         if difference := differs(numbers, vars(parse_document(stored[name], TensorNumbers, f"{FILE}, {name}"))):
-            raise IntegrityFailure(f"{where}: tensor {name!r} is not what was saved: {difference}")
+            raise IntegrityFailure(f"{directory}: tensor {name!r} is not what was saved: {difference}")
 
 
 def _merge_over(axis: Axis, rows: list[Numbers], device: torch.device) -> list[Numbers]:

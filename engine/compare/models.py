@@ -109,8 +109,9 @@ class Agreement(Document):
 def engine_model(model: GPT2) -> ComparedModel:
     """A whole model of this engine, in fp32."""
     read = read_names("ours")
-    return ComparedModel("this engine", model, model.config, read,
-                         lambda tokens: model.logits(model.hidden_states(tokens)).squeeze(1))  # fmt: skip
+    return ComparedModel(
+        "this engine", model, model.config, read, lambda tokens: model.logits(model.hidden_states(tokens)).squeeze(1)
+    )
 
 
 def build_model(config: ModelConfig, tensors: dict[str, torch.Tensor]) -> ComparedModel:

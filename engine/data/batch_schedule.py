@@ -44,13 +44,12 @@ class BatchSchedule:
 
 def _ramp(start: int, increment: int, samples: int, steps: int) -> list[_Phase]:
     """The phases, of which a short ramp leaves some out."""
-    phases, iteration, taken, step = [], 0, 0, 0
-    while step < steps:
+    phases, iteration, taken = [], 0, 0
+    for step in range(steps):
         if samples * (step + 1) > taken * steps:  # the next step is not reached yet
             batch_size = start + step * increment
             phases.append(_Phase(iteration, taken, batch_size))
             left = samples * (step + 1) - taken * steps
             count = -(-left // (batch_size * steps))
             iteration, taken = iteration + count, taken + count * batch_size
-        step += 1
     return [*phases, _Phase(iteration, taken, start + steps * increment)]

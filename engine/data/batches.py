@@ -62,11 +62,9 @@ class TrainingBatches:
         iterations: int, seed: int,
     ) -> None:  # fmt: skip
         self._schedule, self._micro = schedule, microbatch_size
-        num_samples = schedule.samples_before(iterations)
-        self.samples = training_samples(parts, num_samples, seq_length, seed)
+        self.samples = training_samples(parts, schedule.samples_before(iterations), seq_length, seed)
 
     def microbatches(self, iteration: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
-        """This rank's microbatches of `iteration` (from 0)."""
         first = self._schedule.samples_before(iteration)
         for places in place_groups(self._schedule.batch_size(iteration), self._micro, dp_rank, dp):
             tokens = np.stack([self.samples.sample(first + place) for place in places])
@@ -85,11 +83,9 @@ class TrainingStreams:
         seed: int,
     ) -> None:  # fmt: skip
         self._schedule, self._micro, self._iterations = schedule, microbatch_size, iterations
-        places = schedule.batch_size(iterations - 1)
-        self.samples = PackedSamples(token_file, iterations * places, seq_length, seed)
+        self.samples = PackedSamples(token_file, iterations * schedule.batch_size(iterations - 1), seq_length, seed)
 
     def microbatches(self, iteration: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
-        """This rank's microbatches of `iteration` (from 0)."""
         for places in place_groups(self._schedule.batch_size(iteration), self._micro, dp_rank, dp):
             numbers = [place * self._iterations + iteration for place in places]
             yield Microbatch(np.stack([self.samples.consecutive(number) for number in numbers]), places)
@@ -121,7 +117,6 @@ class ValidationBatches:
         self.num_samples = int(np.argmax(self._numbers >= sizes[self._datasets]))
 
     def microbatches(self, num_samples: int, batch_size: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
-        """This rank's share of the first `num_samples` sequences."""
         mine = range(dp_rank, min(num_samples, self.num_samples), dp)
         for start in range(0, len(mine), batch_size):
             numbers = tuple(mine[start : start + batch_size])

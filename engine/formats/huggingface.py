@@ -73,7 +73,7 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
     weights = {
         their_name(name): to_theirs(name, tensor.detach().float(), config)
         for name, tensor in loaded.model.named_parameters()
-    }  # fmt: skip
+    }
     end = {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
     save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
     ours = {OURS: describe_ours(loaded.directory, loaded.digest)}

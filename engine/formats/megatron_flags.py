@@ -62,8 +62,9 @@ def read_script(text: str) -> list[str]:
     def expand(words: str) -> str:
         """A variable may hold others."""
         for _ in range(5):
-            words = re.sub(r"\$\{?(\w+)(?:\[[@*]\]|:-([^}]*))?\}?",
-                           lambda match: known.get(match[1], match[2] or match[0]), words)  # fmt: skip
+            words = re.sub(
+                r"\$\{?(\w+)(?:\[[@*]\]|:-([^}]*))?\}?", lambda match: known.get(match[1], match[2] or match[0]), words
+            )
         return words
 
     for match in ASSIGNMENT.finditer(text):
@@ -221,11 +222,12 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
         "lr-decay-iters": str(train.iterations),
         "eval-iters": str(-(-train.validation_samples // train.global_batch_size)),
         "make-vocab-size-divisible-by": str(
-            128 if padded_vocab_size(model.vocab_size, 128, parallel.tp) == model.padded_vocab_size
+            128
+            if padded_vocab_size(model.vocab_size, 128, parallel.tp) == model.padded_vocab_size
             else model.padded_vocab_size // parallel.tp
         ),
         "vocab-size": str(model.vocab_size),
-    }  # fmt: skip
+    }
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     if train.rampup_batch_size:
         words += ["--rampup-batch-size", *map(str, train.rampup_batch_size)]

@@ -23,9 +23,7 @@ class GradientMoments:
     variance: float
 
 
-def gradient_moments(
-    small_square: float, small_batch: int, large_square: float, large_batch: int
-) -> GradientMoments:  # fmt: skip
+def gradient_moments(small_square: float, small_batch: int, large_square: float, large_batch: int) -> GradientMoments:
     """From squared norms of a gradient averaged over each batch: E|G_B|² = |G|² + tr Σ / B.
 
     In data-parallel training the small batch is a rank's, the large one the whole. Raises ValueError unless the

@@ -22,9 +22,7 @@ def check_products(model: ModelConfig, virtual: int, dtype: torch.dtype, device:
     }
     generator = torch.Generator().manual_seed(0)
     for inner, columns in sorted(shapes):
-        x, weight = (
-            torch.randn(rows, inner, generator=generator).to(device, dtype) for rows in (s, columns)
-        )  # fmt: skip
+        x, weight = (torch.randn(rows, inner, generator=generator).to(device, dtype) for rows in (s, columns))
         expected = F.linear(x, weight), weight.t() @ F.linear(x, weight).t()
         for shift in SHIFTS:
             moved, other = _moved(x, shift), _moved(weight, shift)

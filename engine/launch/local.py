@@ -15,6 +15,7 @@ from lineage.children import end_with_parent
 from lineage.command import run_command
 from lineage.environment import available_cores, list_gpus
 from lineage.errors import Interrupted
+from lineage.signals import when_stopped
 
 STACK_SECONDS = 0.5
 """Given to a rank that did not end, to print its stack."""
@@ -49,33 +50,32 @@ def launch(work: Callable[[], object], ranks: int) -> int:
 
     stopped = False
 
-    def pass_on(number: int, frame: object) -> None:
+    def pass_on(number: int) -> None:
         nonlocal stopped
         stopped = True
         for process in processes:
             if process.exitcode is None:
                 process.terminate()
 
-    old = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        code = _wait(processes)
-        if stopped and code and all(process.exitcode in (None, 0, -signal.SIGTERM) for process in processes):
-            raise Interrupted("stopped before training began; the same command goes on from what was finished")
-        killed = [rank for rank, process in enumerate(processes) if (process.exitcode or 0) < 0 and not stopped]
-        if killed and code in (1, Interrupted.exit_code):
-            name = signal.Signals(-(processes[killed[0]].exitcode or 0)).name
-            raise Interrupted(f"rank {killed[0]} was ended by {name}; the same command goes on from what was finished")
-        return code
-    finally:
-        hanging = [process.pid for process in processes if process.exitcode is None and process.pid]
-        for number in (STACK_SIGNAL, signal.SIGCONT):
-            for pid in hanging:
-                os.kill(pid, number)
-        time.sleep(STACK_SECONDS if hanging else 0)
-        for process in processes:
-            process.kill()
-        for number, handler in old.items():
-            signal.signal(number, handler)
+    with when_stopped(pass_on):
+        try:
+            code = _wait(processes)
+            if stopped and code and all(process.exitcode in (None, 0, -signal.SIGTERM) for process in processes):
+                raise Interrupted("stopped before training began; the same command goes on from what was finished")
+            killed = [rank for rank, process in enumerate(processes) if (process.exitcode or 0) < 0 and not stopped]
+            if killed and code in (1, Interrupted.exit_code):
+                name = signal.Signals(-(processes[killed[0]].exitcode or 0)).name
+                ended = f"rank {killed[0]} was ended by {name}"
+                raise Interrupted(f"{ended}; the same command goes on from what was finished")
+            return code
+        finally:
+            hanging = [process.pid for process in processes if process.exitcode is None and process.pid]
+            for number in (STACK_SIGNAL, signal.SIGCONT):
+                for pid in hanging:
+                    os.kill(pid, number)
+            time.sleep(STACK_SECONDS if hanging else 0)
+            for process in processes:
+                process.kill()
 
 
 def become_rank(rank: int, shared: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from engine.config import flatten
+from lineage.config import flatten
 from lineage.errors import BadInput, HardwareMissing, Interrupted
 
 JOIN_SECONDS = 60.0

@@ -3,6 +3,8 @@
 Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, t tensor-parallel ranks.
 """
 
+from dataclasses import dataclass, field
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -10,7 +12,6 @@ from torch import nn
 from engine.config import ModelConfig
 from engine.kernels.attention import reference
 from engine.kernels.registry import kernel
-from engine.model.key_value_cache import KeyValueCache
 from engine.model.recompute import recomputed
 from engine.parallel.collectives import columns, join_columns
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
@@ -18,21 +19,40 @@ from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
 
 
+@dataclass
+class KeyValueCache:
+    """One stage's keys and values, by layer, for sequences of at most `capacity` positions, kept for the next ones."""
+
+    capacity: int
+    length: int = 0
+    """Positions that every layer has seen."""
+    _stored: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def extend(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep keys and values of the next positions, [b, n/t, q, d]; those of every position so far."""
+        if layer not in self._stored:
+            b, n, _, d = key.shape
+            self._stored[layer] = key.new_empty(2, b, n, self.capacity, d)
+        stored, end = self._stored[layer], self.length + key.size(2)
+        stored[0, :, :, self.length : end], stored[1, :, :, self.length : end] = key, value
+        return stored[0, :, :, :end], stored[1, :, :, :end]
+
+
 class SelfAttention(nn.Module):
     """Causal multi-head attention with heads divided over the tensor-parallel axis.
 
     The rows of `query_key_value` are ordered [n, 3, d] (Megatron checkpoint versions 2 and 3), so that a contiguous
-    slice holds whole heads. The bias of `dense` is left to `engine.model.transformer.add_branch`.
+    slice holds whole heads. The bias of `dense` is left to `engine.model.transformer.add_branch`. Positions are learned
+    and added by its `Embedding`; rotary ones would turn queries and keys here, in `_attend_part`, `_attend_at` and
+    `forward_next`.
     """
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool = False) -> None:
         super().__init__()
         self.layer, self.axis, self.recompute = layer, mesh.tp, recompute
-        self.num_heads, self.head_dim = config.num_heads, config.head_dim
-        self.query_key_value = ColumnParallelLinear(
-            config.hidden_size, 3 * config.hidden_size, mesh.tp, mesh.sequence_parallel
-        )
-        self.dense = RowParallelLinear(config.hidden_size, config.hidden_size, mesh.tp, mesh.sequence_parallel)
+        self.num_heads, self.head_dim, h = config.num_heads, config.head_dim, config.hidden_size
+        self.query_key_value = ColumnParallelLinear(h, 3 * h, mesh.tp, mesh.sequence_parallel)
+        self.dense = RowParallelLinear(h, h, mesh.tp, mesh.sequence_parallel)
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
         parts = columns(self.query_key_value(x), self.axis.virtual)

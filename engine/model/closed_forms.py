@@ -4,7 +4,7 @@ Shapes: s sequence, h hidden, L layers, v padded vocabulary, t tensor-parallel r
 """
 
 from engine.config import ModelConfig
-from engine.model.stages import Stage
+from engine.parallel.layout import Stage
 
 
 class ClosedForms:

@@ -10,16 +10,16 @@ from typing import cast
 import torch
 from torch import nn
 
-from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
+from engine.config import SERIAL, ModelConfig, ParallelConfig
 from engine.kernels.registry import kernel
 from engine.kernels.vocab_cross_entropy import vocab_parallel_logits
-from engine.model.key_value_cache import KeyValueCache
+from engine.model.attention import KeyValueCache
 from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import CausalModel
-from engine.model.stages import Stage
 from engine.model.transformer import Embedding, LayerNorm, TransformerLayer, run_layers
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.layers import VocabParallelEmbedding
+from engine.parallel.layout import Stage
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
 
@@ -28,13 +28,17 @@ class GPT2(CausalModel):
     """Language model over token ids, or one pipeline stage of it. Parameters bear the whole model's names."""
 
     def __init__(
-        self, config: ModelConfig, mesh: ParallelMesh, stage: Stage | None = None, recompute: Recompute = NO_RECOMPUTE
+        self,
+        config: ModelConfig,
+        mesh: ParallelMesh,
+        stage: Stage | None = None,
+        parallel: ParallelConfig = SERIAL,
     ) -> None:
-        super().__init__(config, mesh, stage, recompute)
+        super().__init__(config, mesh, stage, parallel)
         if self.stage.is_first or self.stage.is_last:
             self.embedding = Embedding(config, mesh, has_positions=self.stage.is_first)
         self.layers = nn.ModuleDict(
-            {str(i): TransformerLayer(config, mesh, i, recompute.attention) for i in self.stage.layers}
+            {str(i): TransformerLayer(config, mesh, i, self.recomputes_attention) for i in self.stage.layers}
         )
         if mesh.in_order and self.stage.is_first and self.stage.is_last:
             self.output_embeddings = VocabParallelEmbedding(config.padded_vocab_size, config.hidden_size, mesh.tp)
@@ -42,27 +46,22 @@ class GPT2(CausalModel):
             self.final_layernorm = LayerNorm(config.hidden_size, mesh)
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """What the stage hands on for this microbatch, [s, b, h]."""
         return self.hidden_states(inputs, batch.dropout)
 
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Mean cross-entropy of the microbatch from the last stage's states, a scalar."""
-        return self.loss(hidden, batch.targets)
+        hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel).flatten(0, 1)  # [s·b, h]
+        words = self.output_embeddings if hasattr(self, "output_embeddings") else self.embedding.word_embeddings
+        targets, cross_entropy = batch.targets.transpose(0, 1).flatten(), kernel("linear_cross_entropy", hidden)
+        loss: torch.Tensor = cross_entropy(hidden, words.weight, targets, self.config.vocab_size, self.mesh.tp)
+        return loss
 
     def hidden_states(self, inputs: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
-        """What the stage hands on, [s, b, h]; after the final layer norm on the last stage.
-
-        `inputs` are token ids [b, s] on the first stage, the previous stage's output elsewhere.
-        """
         x = self.embedding(inputs, dropout) if self.stage.is_first else inputs
         x = self.run_layers(x, dropout)
         return self.final_layernorm(x) if self.stage.is_last else x
 
     def hidden_states_at(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """What `hidden_states` of the last stage has at positions [b, q], [q, b, h], up to rounding; no dropout.
-
-        The last layer computes keys and values everywhere, all else only there. Not for a divided sequence.
-        """
+        # the last layer computes keys and values everywhere, all else only there; not for a divided sequence
         x = self.embedding(inputs, None) if self.stage.is_first else inputs
         *layers, last = self.layers.values()
         x = run_layers(layers, x, None)
@@ -80,22 +79,9 @@ class GPT2(CausalModel):
         return self.final_layernorm(x) if self.stage.is_last else x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """States [..., h] → this rank's logits [..., v/t], through the tied word embedding."""
         hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel)
         return vocab_parallel_logits(hidden, self.embedding.word_embeddings.weight, self.mesh.tp)
 
-    def loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy of targets [b, s] from the last stage's states [s, b, h], a scalar."""
-        hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel).flatten(0, 1)  # [s·b, h]
-        weight = (
-            self.output_embeddings if hasattr(self, "output_embeddings") else self.embedding.word_embeddings
-        ).weight
-        targets = targets.transpose(0, 1).flatten()
-        loss: torch.Tensor = kernel("linear_cross_entropy", hidden)(
-            hidden, weight, targets, self.config.vocab_size, self.mesh.tp
-        )
-        return loss
-
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
         """Loss of the whole model, a scalar, from token ids and targets [b, s]."""
-        return self.loss(self.hidden_states(tokens, dropout), targets)
+        return self.batch_loss(self.hidden_states(tokens, dropout), PipelineInput(tokens, targets))

@@ -7,11 +7,11 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
+from engine.config import SERIAL, ModelConfig, ParallelConfig
 from engine.model.microbatch import PipelineInput
 from engine.model.recompute import recomputed
-from engine.model.stages import Stage, whole_model
 from engine.model.transformer import run_layers
+from engine.parallel.layout import Stage
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import sharded_parameters
 from engine.rng import Dropout, initial_normal
@@ -29,11 +29,20 @@ class StageModel(nn.Module, ABC):
     """Whether the two weights before residual additions begin smaller, by √(2L)."""
 
     def __init__(
-        self, config: ModelConfig, mesh: ParallelMesh, stage: Stage | None = None, recompute: Recompute = NO_RECOMPUTE
+        self,
+        config: ModelConfig,
+        mesh: ParallelMesh,
+        stage: Stage | None = None,
+        parallel: ParallelConfig = SERIAL,
     ) -> None:
+        """What is recomputed is all that it takes of `parallel`."""
         super().__init__()
-        self.config, self.mesh, self.recompute = config, mesh, recompute
-        self.stage = stage or whole_model(config.num_layers)
+        self.config, self.mesh, parallel = config, mesh, parallel or ParallelConfig()
+        self.recomputed_layers, self.recomputes_attention = (
+            parallel.recomputed_layers,
+            parallel.recompute == "selective",
+        )
+        self.stage = stage or Stage(range(config.num_layers))
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
@@ -60,7 +69,7 @@ class StageModel(nn.Module, ABC):
 
         [s, b, h] → [s, b, h]; `others` is what each layer takes besides.
         """
-        layers, every = list(self.layers.values()), self.recompute.every_layers
+        layers, every = list(self.layers.values()), self.recomputed_layers
         together = every or max(len(layers), 1)
         for start in range(0, len(layers), together):
             x = recomputed(every > 0, run_layers, layers[start : start + together], x, *others)
@@ -80,7 +89,7 @@ class CausalModel(StageModel):
 
     @abstractmethod
     def hidden_states(self, inputs: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
-        """What the stage hands on, [s, b, h]; on the last stage what `logits` takes."""
+        """What the stage hands on, [s, b, h]; on the last stage, after its final layer norm, what `logits` takes."""
 
     @abstractmethod
     def hidden_states_at(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

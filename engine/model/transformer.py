@@ -11,8 +11,7 @@ from torch import nn
 
 from engine.config import ModelConfig
 from engine.kernels.registry import kernel
-from engine.model.attention import SelfAttention
-from engine.model.key_value_cache import KeyValueCache
+from engine.model.attention import KeyValueCache, SelfAttention
 from engine.parallel.collectives import columns, copies, join_columns, shards
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from engine.parallel.mesh import ParallelMesh
@@ -42,13 +41,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         super().__init__()
-        self.count = mesh.tp.virtual
-        self.dense_h_to_4h = ColumnParallelLinear(
-            config.hidden_size, 4 * config.hidden_size, mesh.tp, mesh.sequence_parallel
-        )
-        self.dense_4h_to_h = RowParallelLinear(
-            4 * config.hidden_size, config.hidden_size, mesh.tp, mesh.sequence_parallel
-        )
+        self.count, h = mesh.tp.virtual, config.hidden_size
+        self.dense_h_to_4h = ColumnParallelLinear(h, 4 * h, mesh.tp, mesh.sequence_parallel)
+        self.dense_4h_to_h = RowParallelLinear(4 * h, h, mesh.tp, mesh.sequence_parallel)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, count = self.dense_h_to_4h(x, add_bias=False), self.count
@@ -135,7 +130,7 @@ def run_layers(layers: Sequence[nn.Module], x: torch.Tensor, *others: object) ->
 
 def add_branch(
     x: torch.Tensor, branch: torch.Tensor, bias: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """x + dropout(branch + bias), of x and branch [s, b, h] and bias [h]."""
 
     def add(first_row: int, branch: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

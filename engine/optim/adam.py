@@ -1,16 +1,69 @@
-"""AdamW over flat storage: Adam with decoupled weight decay (Kingma & Ba 2015; Loshchilov & Hutter 2019)."""
+"""Adam's step over flat storage: AdamW takes it as it is, LAMB scales it to each tensor (Kingma & Ba 2015; Loshchilov &
+Hutter 2019; You et al. 2020, Algorithm 2).
+"""
 
+import torch
+
+from engine.config import TrainConfig
+from engine.kernels.adam import AdamStep
 from engine.kernels.registry import kernel
-from engine.optim.flat import FlatOptimizer
+from engine.optim.flat import FlatGroup, FlatOptimizer
+from engine.parallel.mesh import ParallelMesh
+from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
+
+CLAMP = 10.0
+"""Largest weight norm that counts in the clamped form."""
 
 
 class FlatAdamW(FlatOptimizer):
-    """AdamW, one fused update per group."""
+    """Adam with decoupled weight decay, one fused update per group."""
 
-    def update(self, learning_rate: float, clipping: float) -> None:
-        """One step on the master weights and the model's."""
-        for group in self.groups:
-            kernel("adamw", group.master)(
-                group.master, group.own_copy, group.own_gradient, group.exp_avg, group.exp_avg_sq,
-                self.adam_step(group, learning_rate, clipping),
-            )  # fmt: skip
+    def update(self, group: FlatGroup, step: AdamStep) -> None:
+        moments = group.exp_avg, group.exp_avg_sq
+        kernel("adamw", group.master)(group.master, group.own_copy, group.own_gradient, *moments, step)
+
+
+class FlatLamb(FlatOptimizer):
+    """LAMB: x ← x − η·φ(‖x‖)/‖u‖·u with u = m̂/(√v̂ + ε) + λx; the ratio is 1 where either norm is 0.
+
+    A tensor is a layer of the paper; its norms are those of the whole tensor, over every rank that holds a part of it.
+    The paper's form corrects the moments' bias and has φ(z) = z. The clamped form of "Scaling Transformer-XL to 128
+    GPUs" (cybertronai/pytorch-lamb) corrects nothing and has φ(z) = min(z, 10).
+    """
+
+    def update(self, group: FlatGroup, step: AdamStep) -> None:
+        moments, is_corrected = (group.exp_avg, group.exp_avg_sq), self.train.optimizer == "lamb"
+        adam_direction = kernel("adam_direction", group.master)
+        direction = adam_direction(group.master, group.own_gradient, *moments, step, is_corrected)
+        weight_norms, norms = self._norms(group, group.master), self._norms(group, direction)
+        if self.train.optimizer == "lamb-clamped":
+            weight_norms.clamp_(max=CLAMP)
+        ratios = torch.where((weight_norms > 0) & (norms > 0), weight_norms / norms, 1.0)
+        scales = (-step.learning_rate * ratios).to(direction.dtype)
+        for weights, change, scale in zip(group.pieces(group.master), group.pieces(direction), scales, strict=True):
+            weights.addcmul_(change, scale)
+        if (copy := group.own_copy) is not None:
+            copy.copy_(group.master)
+
+    def _norms(self, group: FlatGroup, own: torch.Tensor) -> torch.Tensor:
+        """Norm of every whole tensor of the group, [tensors], float64.
+
+        The last pipeline stage takes the first's for its copy of the embedding: sums over other owners' parts could
+        round otherwise, and the copies would part.
+        """
+        squares = torch.stack(torch._foreach_norm(group.pieces(own))).double().square()
+        group.owners.all_reduce(squares)
+        divided = torch.tensor([p.dim is not None for p in group.parameters], device=squares.device)
+        squares = torch.where(divided, self.mesh.tp.all_reduce(squares * divided), squares)
+        for number, parameter in enumerate(group.parameters):
+            if parameter.name == TIED_EMBEDDING:
+                self.mesh.embedding.all_reduce(squares[number].mul_(not parameter.is_copy))
+        return squares.sqrt()
+
+
+def build_optimizer(
+    parameters: list[ShardedParameter], train: TrainConfig, mesh: ParallelMesh, shard: bool = False
+) -> FlatOptimizer:
+    """The recipe's optimizer over these parameters; with `shard` its state is divided (ZeRO stage 1)."""
+    optimizer = FlatAdamW if train.optimizer == "adam" else FlatLamb
+    return optimizer(parameters, train, mesh, shard)

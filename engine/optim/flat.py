@@ -33,22 +33,20 @@ class FlatGroup:
         first = parameters[0].local
         each = -(-sum(p.local.numel() for p in parameters) // (owners.size * multiple)) * multiple
         self.flat = torch.zeros(each * owners.size, dtype=first.dtype, device=first.device)
-        for parameter, value in zip(parameters, self.views(self.flat), strict=True):
+        for parameter, value in self.views(self.flat):
             value.copy_(parameter.local.data)
             parameter.local.data = value
         self.is_mixed = first.dtype in (torch.float16, torch.bfloat16) and not is_pure
         self.own = slice(owners.rank * each, (owners.rank + 1) * each)
         self.master = self.flat[self.own].float() if self.is_mixed else self.flat[self.own]
+        self.own_copy = self.flat[self.own] if self.is_mixed else None
+        """The model's weights that this owner updates; None where they are `master` itself."""
         self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype)
+        self.own_gradient = self.main_gradient[self.own]
         self.gradients = list(self.views(self.main_gradient))
-        """Its parts, one per parameter."""
+        """Its parts, each with its parameter."""
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
-
-    @property
-    def own_gradient(self) -> torch.Tensor:
-        """The gradient of `master`."""
-        return self.main_gradient[self.own]
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
@@ -56,22 +54,17 @@ class FlatGroup:
         moments = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         return moments | ({"master": self.master} if self.is_mixed else {})
 
-    @property
-    def own_copy(self) -> torch.Tensor | None:
-        """The model's weights that this owner updates; None where they are `master` itself."""
-        return self.flat[self.own] if self.is_mixed else None
-
     def publish(self) -> None:
         """Give the model the other owners' weights."""
         if self.owners.size > 1:
             self.flat.copy_(self.owners.all_gather(self.flat[self.own], dim=0))
 
-    def views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The parts of a flat tensor, one per parameter, in the parameters' shapes."""
+    def views(self, flat: torch.Tensor) -> Iterator[tuple[ShardedParameter, torch.Tensor]]:
+        """Each parameter with its part of a flat tensor, in its shape."""
         offset = 0
         for parameter in self.parameters:
             count = parameter.local.numel()
-            yield flat[offset : offset + count].view(parameter.local.shape)
+            yield parameter, flat[offset : offset + count].view(parameter.local.shape)
             offset += count
 
     def owned(self, start: int, end: int) -> list[tuple[int, torch.Tensor]]:
@@ -99,28 +92,16 @@ class FlatOptimizer(ABC):
         """With `shard` the state is divided over the data-parallel ranks (ZeRO stage 1)."""
         self.mesh, self.train = mesh, train
         owners = mesh.dp if shard else Axis()
-        decayed = [p for p in parameters if not _is_undecayed(p.name)]
-        undecayed = [p for p in parameters if _is_undecayed(p.name)]
-        halves = ((decayed, train.weight_decay), (undecayed, 0.0))
-        is_pure = train.precision == "fp16-pure"
-        multiple = TOGETHER if mesh.in_order else 1
-        self.groups = [FlatGroup(half, decay, owners, is_pure, multiple) for half, decay in halves if half]
+        is_pure, multiple = train.precision == "fp16-pure", TOGETHER if mesh.in_order else 1
+        self.groups = []
+        for is_decayed, decay in ((True, train.weight_decay), (False, 0.0)):
+            if chosen := [parameter for parameter in parameters if _is_decayed(parameter.name) is is_decayed]:
+                self.groups.append(FlatGroup(chosen, decay, owners, is_pure, multiple))
         self.steps = 0
 
     @abstractmethod
-    def update(self, learning_rate: float, clipping: float) -> None:
-        """Change the master weights, and their copy in the model, by `clipping` × their gradients.
-
-        `steps` counts this update too.
-        """
-
-    def adam_step(self, group: FlatGroup, learning_rate: float, clipping: float) -> AdamStep:
-        """The numbers of a group's update."""
-        train = self.train
-        return AdamStep(
-            learning_rate, train.adam_beta1, train.adam_beta2, train.adam_epsilon, group.weight_decay, clipping,
-            self.steps,
-        )  # fmt: skip
+    def update(self, group: FlatGroup, step: AdamStep) -> None:
+        """Change a group's master weights, and their copy in the model, by its gradient."""
 
     def gradient_norm(self) -> torch.Tensor:
         """Norm of the gradient of every rank, counting shared parameters once: a float64 scalar on the device."""
@@ -147,10 +128,12 @@ class FlatOptimizer(ABC):
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_norm: float) -> None:
         """Clip, update the master weights and copy them to the model's."""
-        limit = self.train.clip_gradient
         self.steps += 1
-        self.update(learning_rate, limit / (gradient_norm + 1e-6) if limit and gradient_norm > limit else 1.0)
+        train, limit = self.train, self.train.clip_gradient
+        clipping = limit / (gradient_norm + 1e-6) if limit and gradient_norm > limit else 1.0
+        constants = train.adam_beta1, train.adam_beta2, train.adam_epsilon
         for group in self.groups:
+            self.update(group, AdamStep(learning_rate, *constants, group.weight_decay, clipping, self.steps))
             group.publish()
 
     def try_step(self) -> None:
@@ -166,15 +149,13 @@ class FlatOptimizer(ABC):
     def gradients(self) -> Iterator[tuple[ShardedParameter, torch.Tensor]]:
         """Each parameter's whole reduced gradient; a collective."""
         for group in self.groups:
-            whole = group.owners.all_gather(group.own_gradient, dim=0)
-            yield from zip(group.parameters, group.views(whole), strict=True)
+            yield from group.views(group.owners.all_gather(group.own_gradient, dim=0))
 
     def state(self) -> Iterator[tuple[ShardedParameter, str, torch.Tensor]]:
         """(parameter, what, tensor) for both moments and, in mixed precision, the master weights; a collective."""
         for group in self.groups:
             for name, part in group.state.items():
-                whole = group.owners.all_gather(part, dim=0)
-                for parameter, view in zip(group.parameters, group.views(whole), strict=True):
+                for parameter, view in group.views(group.owners.all_gather(part, dim=0)):
                     yield parameter, name, view
 
     def restore(self, steps: int, fill: Callable[[Iterable[tuple[ShardedParameter, str, torch.Tensor]]], None]) -> None:
@@ -183,8 +164,7 @@ class FlatOptimizer(ABC):
         for group in self.groups:
             for name, part in group.state.items():
                 whole = torch.zeros_like(group.flat, dtype=part.dtype)
-                views = zip(group.parameters, group.views(whole), strict=True)
-                fill([(parameter, name, view) for parameter, view in views])
+                fill([(parameter, name, view) for parameter, view in group.views(whole)])
                 part.copy_(whole[group.own])
 
 
@@ -211,5 +191,5 @@ def exact_squares(
     return float((large_steps + small_steps * 2.0**-bits) * step)
 
 
-def _is_undecayed(name: str) -> bool:
-    return name.endswith("bias") or "layernorm" in name
+def _is_decayed(name: str) -> bool:
+    return not name.endswith("bias") and "layernorm" not in name

@@ -1,8 +1,9 @@
 """Gradients on their way to the optimizer: added up in fp32, reduced over data-parallel ranks during backward."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -80,43 +81,38 @@ class GradientReducer:
 
     def __post_init__(self) -> None:
         for group in self.groups:
-            views = dict(zip(map(id, group.parameters), group.gradients, strict=True))
-            is_divided = group.owners.size > 1
-            for members in _in_buckets(group.parameters, self._is_tied):
-                first, last = members[0], members[-1]
-                start = int(views[id(first)].storage_offset())
-                end = int(views[id(last)].storage_offset()) + views[id(last)].numel()
+            for members in _in_buckets(group.gradients, self._is_tied):
+                (first, first_view), (_, last_view) = members[0], members[-1]
+                start, end = int(first_view.storage_offset()), int(last_view.storage_offset()) + last_view.numel()
+                is_divided = group.owners.size > 1 and not self._is_tied(first)
                 bucket = _Bucket(
                     group.main_gradient[start:end],
                     len(members),
-                    [views[id(parameter)] for parameter in members if parameter.is_counted],
-                    not self.mesh.in_order and any(self._is_tied(p) or self._is_summed(p) for p in members),
-                    not self.mesh.in_order and any(self._is_tied(p) and p.is_copy for p in members),
-                    group.owned(start, end) if is_divided and not self._is_tied(first) else [],
+                    [view for parameter, view in members if parameter.is_counted],
+                    not self.mesh.in_order and any(self._is_tied(p) or self._is_summed(p) for p, _ in members),
+                    not self.mesh.in_order and any(self._is_tied(p) and p.is_copy for p, _ in members),
+                    group.owned(start, end) if is_divided else [],
                 )
                 self._buckets.append(bucket)
-                for parameter in members:
-                    hook = partial(self._arrived, bucket, views[id(parameter)], group.is_mixed)
+                for parameter, view in members:
+                    hook = partial(self._arrived, bucket, view, group.is_mixed)
                     parameter.local.register_post_accumulate_grad_hook(hook)
         self.local_square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         """Squared norm of this data-parallel rank's own gradient before the others' are added, float64: what this rank
         counts of it, to be summed over the tensor- and pipeline-parallel axes."""
 
     def begin(self, sequences: int = 1) -> None:
-        """Before the first backward pass of an iteration on so many sequences."""
         self._armed.clear()
         self._arrivals.clear()
         self._partial.clear()
         self._merges = merges_in_tree(sequences) if self.mesh.in_order else []
         self.local_square.zero_()
-        for group in self.groups:
-            for parameter in group.parameters:
-                parameter.local.grad = None
+        for parameter, _ in self._gradients():
+            parameter.local.grad = None
         for bucket in self._buckets:
             bucket.waiting, bucket.works, bucket.is_launched = bucket.size, [], False
 
     def arm(self, parameters: Sequence[ShardedParameter]) -> None:
-        """The next gradient of each of these parameters is its last in this iteration."""
         self._armed.update(id(parameter.local) for parameter in parameters)
 
     def finish(self, divisor: float) -> None:
@@ -127,10 +123,9 @@ class GradientReducer:
         data-parallel rank are added up before those of the others; where there are others, the first stage hands the
         last its sum with theirs.
         """
-        for group in self.groups:
-            for parameter, view in zip(group.parameters, group.gradients, strict=True):
-                if id(parameter.local) not in self._arrivals:
-                    view.zero_()
+        for parameter, view in self._gradients():
+            if id(parameter.local) not in self._arrivals:
+                view.zero_()
         self._wait([bucket for bucket in self._buckets if not bucket.is_shared])
         tied = [] if self.mesh.in_order else self._share()
         self._wait([bucket for bucket in self._buckets if bucket.is_shared])
@@ -146,29 +141,25 @@ class GradientReducer:
     def _share(self) -> list[torch.Tensor]:
         """Add up shared gradients; returns the tied embedding's where only the first stage has the sum."""
         tied = []
-        for group in self.groups:
-            for parameter, view in zip(group.parameters, group.gradients, strict=True):
-                if self._is_tied(parameter) and self.mesh.dp.size == 1:
-                    self.mesh.embedding.all_reduce(view)
-                elif self._is_tied(parameter):
-                    self.mesh.embedding.reduce(view)
-                    tied.append(view)
-                if self._is_summed(parameter):
-                    self.mesh.tp.all_reduce(view)
+        for parameter, view in self._gradients():
+            if self._is_tied(parameter) and self.mesh.dp.size == 1:
+                self.mesh.embedding.all_reduce(view)
+            elif self._is_tied(parameter):
+                self.mesh.embedding.reduce(view)
+                tied.append(view)
+            if self._is_summed(parameter):
+                self.mesh.tp.all_reduce(view)
         return tied
 
     def _tie(self) -> None:
         """Add up the tied embedding's sums of input and output, each over all sequences."""
-        uses = [
-            view
-            for group in self.groups
-            for parameter, view in zip(group.parameters, group.gradients, strict=True)
-            if self._is_tied(parameter)
-        ]
-        if uses:
+        if uses := [view for parameter, view in self._gradients() if self._is_tied(parameter)]:
             total = self.mesh.embedding.all_reduce(sum_in_tree(uses).clone())
             for view in uses:
                 view.copy_(total)
+
+    def _gradients(self) -> Iterator[tuple[ShardedParameter, torch.Tensor]]:
+        return chain.from_iterable(group.gradients for group in self.groups)
 
     def _is_tied(self, parameter: ShardedParameter) -> bool:
         return parameter.name == TIED_EMBEDDING and (self.mesh.embedding.size > 1 or self.mesh.in_order)
@@ -225,10 +216,9 @@ class GradientReducer:
     def _wait(self, buckets: Sequence[_Bucket]) -> None:
         for bucket in buckets:
             self._launch(bucket)
-        for bucket in buckets:
-            with self.mesh.waiting:
-                for work in bucket.works:
-                    work.wait()
+        with self.mesh.waiting:
+            for work in chain.from_iterable(bucket.works for bucket in buckets):
+                work.wait()
 
 
 def merges_in_tree(count: int) -> list[int]:
@@ -241,15 +231,15 @@ def merges_in_tree(count: int) -> list[int]:
 
 
 def _in_buckets(
-    parameters: Sequence[ShardedParameter], is_alone: Callable[[ShardedParameter], bool]
-) -> list[list[ShardedParameter]]:
+    gradients: Sequence[tuple[ShardedParameter, torch.Tensor]], is_alone: Callable[[ShardedParameter], bool]
+) -> list[list[tuple[ShardedParameter, torch.Tensor]]]:
     """Neighbours in the flat order, in runs of at least BUCKET_ELEMENTS; what `is_alone` has a bucket of its own."""
-    buckets: list[list[ShardedParameter]] = []
+    buckets: list[list[tuple[ShardedParameter, torch.Tensor]]] = []
     count = BUCKET_ELEMENTS
-    for parameter in parameters:
+    for parameter, view in gradients:
         if count >= BUCKET_ELEMENTS or is_alone(parameter):
             buckets.append([])
             count = 0
-        buckets[-1].append(parameter)
-        count += BUCKET_ELEMENTS if is_alone(parameter) else parameter.local.numel()
+        buckets[-1].append((parameter, view))
+        count += BUCKET_ELEMENTS if is_alone(parameter) else view.numel()
     return buckets

@@ -1,6 +1,6 @@
 """Number formats and dynamic loss scaling."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
@@ -44,7 +44,3 @@ class LossScaler:
             self.clean_iterations = 0
             self.tolerance = self.hysteresis
             self.scale *= 2.0
-
-    def state(self) -> dict[str, float | int]:
-        """What a checkpoint keeps."""
-        return asdict(self)

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from engine.model.stage_model import StageModel
@@ -27,18 +27,13 @@ def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:
     """
     assert mesh.dp.group is not None
     ranks = DeviceMesh.from_group(mesh.dp.group, mesh.device.type)
-    wide = MixedPrecisionPolicy(reduce_dtype=_at_least_fp32(next(model.parameters()).dtype))
+    dtype = next(model.parameters()).dtype
+    wide = MixedPrecisionPolicy(reduce_dtype=dtype if dtype == torch.float64 else torch.float32)
     for layer in model.layers.values():
         fully_shard(layer, mesh=ranks, mp_policy=wide)
     fully_shard(model, mesh=ranks, mp_policy=wide)
     register_fsdp_forward_method(model, "run_stage")
     model.to_empty(device=mesh.device)
-
-
-def release(model: StageModel) -> None:
-    """Let go of what an evaluation has gathered: the weights may be others when they are next used."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
 
 
 class ShardedReducer:
@@ -51,11 +46,7 @@ class ShardedReducer:
         self.groups = groups
         self.local_square = torch.zeros((), dtype=torch.float64, device=groups[0].master.device)
         """Zero: no rank ever has its own whole gradient."""
-        storage = {
-            parameter.name: (parameter.local, gradient)
-            for group in groups
-            for parameter, gradient in zip(group.parameters, group.gradients, strict=True)
-        }
+        storage = {p.name: (p.local, gradient) for group in groups for p, gradient in group.gradients}
         for prefix, module in list(model.named_modules()):
             for name, old in list(module.named_parameters(recurse=False)):
                 assert isinstance(old, DTensor)
@@ -65,24 +56,18 @@ class ShardedReducer:
                 setattr(module, name, shard)
 
     def begin(self, sequences: int = 1) -> None:
-        """Before an iteration's first backward pass."""
         for group in self.groups:
             group.main_gradient.zero_()
 
     def arm(self, parameters: Sequence[ShardedParameter]) -> None:
-        """FSDP2 reduces in every backward pass, not in the last alone."""
+        pass  # FSDP2 reduces in every backward pass, not in the last alone
 
     def finish(self, divisor: float) -> None:
-        """Divide the sum over microbatches, which is already the mean over ranks, by `divisor`."""
         for group in self.groups:
-            group.main_gradient.div_(divisor)
+            group.main_gradient.div_(divisor)  # the sum over microbatches is already the mean over ranks
 
 
 def _arrived(main: torch.Tensor, parameter: torch.Tensor) -> None:
     assert isinstance(parameter.grad, DTensor)
     main.add_(parameter.grad.to_local())
     parameter.grad = None
-
-
-def _at_least_fp32(dtype: torch.dtype) -> torch.dtype:
-    return dtype if dtype == torch.float64 else torch.float32

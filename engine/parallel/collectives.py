@@ -3,7 +3,8 @@ and its conjugate (Korthikanti et al. 2022, arXiv 2205.05198, Section 4.2). Acti
 the sequence is divided.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,26 +12,20 @@ import torch.nn.functional as F
 
 from engine.parallel.mesh import Axis, sum_in_tree
 
-
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, axis: Axis) -> torch.Tensor:
-        ctx.axis = axis
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.axis.all_reduce(gradient.contiguous()), None
+Collective = Callable[[torch.Tensor], torch.Tensor]
 
 
-class _Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, axis: Axis) -> torch.Tensor:
-        return axis.all_reduce(x.contiguous())
+class _Conjugate(torch.autograd.Function):
+    """One collective forward, another on the gradient."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient, None
+    def forward(ctx: Any, x: torch.Tensor, forward: Collective, backward: Collective) -> torch.Tensor:
+        ctx.collective = backward
+        return forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.collective(gradient.contiguous()), None, None
 
 
 class _Copies(torch.autograd.Function):
@@ -55,17 +50,6 @@ class _Shards(torch.autograd.Function):
         return torch.cat(gradients, ctx.dim), None, None
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, axis: Axis) -> torch.Tensor:
-        ctx.axis = axis
-        return axis.all_gather(x, dim=0)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.axis.reduce_scatter(gradient), None
-
-
 class _GatheredLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, axis: Axis) -> torch.Tensor:
@@ -79,17 +63,6 @@ class _GatheredLinear(torch.autograd.Function):
         rows, whole = gradient.flatten(0, 1), ctx.axis.all_gather(x, dim=0).flatten(0, 1)
         to_bias = rows.sum(dim=0) if ctx.has_bias else None
         return ctx.axis.reduce_scatter(gradient @ weight), rows.T @ whole, to_bias, None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, axis: Axis) -> torch.Tensor:
-        ctx.axis = axis
-        return axis.reduce_scatter(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.axis.all_gather(gradient.contiguous(), dim=0), None
 
 
 def copies(x: torch.Tensor, count: int, axis: Axis | None = None) -> Sequence[torch.Tensor]:
@@ -113,10 +86,14 @@ def join_columns(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def enter_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool) -> torch.Tensor:
-    """Before a column-parallel product: f, or all-gather of the sequence forward and reduce-scatter backward."""
+    """Before a column-parallel product: f, or all-gather of the sequence forward and reduce-scatter backward.
+
+    Megatron-LM: `copy_to_tensor_model_parallel_region`, `gather_from_sequence_parallel_region`.
+    """
     if axis.size == 1:
         return x
-    return _Gather.apply(x, axis) if sequence_parallel else _Copy.apply(x, axis)
+    gather = partial(axis.all_gather, dim=0)
+    return _Conjugate.apply(x, gather, axis.reduce_scatter) if sequence_parallel else copies(x, 1, axis)[0]
 
 
 def gathered_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, axis: Axis) -> torch.Tensor:
@@ -124,12 +101,16 @@ def gathered_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
 
     The whole input is gathered again in the backward pass instead of kept (arXiv 2205.05198, Section 4.2.2).
     """
-    product: torch.Tensor = _GatheredLinear.apply(x, weight, bias, axis)
-    return product
+    return _GatheredLinear.apply(x, weight, bias, axis)
 
 
 def leave_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool) -> torch.Tensor:
-    """After a row-parallel product: g, or reduce-scatter of the sequence forward and all-gather backward."""
+    """After a row-parallel product: g, or reduce-scatter of the sequence forward and all-gather backward.
+
+    Megatron-LM: `reduce_from_tensor_model_parallel_region`, `reduce_scatter_to_sequence_parallel_region`.
+    """
     if axis.size == 1:
         return x
-    return _Scatter.apply(x, axis) if sequence_parallel else _Reduce.apply(x, axis)
+    if sequence_parallel:
+        return _Conjugate.apply(x, axis.reduce_scatter, partial(axis.all_gather, dim=0))
+    return _Conjugate.apply(x.contiguous(), axis.all_reduce, torch.Tensor.contiguous)

@@ -1,4 +1,4 @@
-"""Which rank is where: pure arithmetic. Imports no torch."""
+"""Which rank is where, and which layers it holds: pure arithmetic. Imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,39 @@ class Layout:
     def rank(self, tp: int, pp: int, dp: int) -> int:
         """Global rank at the coordinates; the inverse of `coordinates`."""
         return tp + self.tp * (dp + self.dp * pp)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A global position in the pipeline."""
+
+    layers: range
+    """Global numbers of its transformer layers."""
+    is_first: bool = True
+    """Holds the embedding."""
+    is_last: bool = True
+    """Holds the final layer norm and the output head."""
+
+
+def split_layers(num_layers: int, pp: int, chunks: int) -> list[Stage]:
+    """Stages in pipeline order; stage = chunk · pp + rank.
+
+    Layers are divided as evenly as they go, and where they do not, the earlier stages hold one more: the last stage has
+    the output head to compute as well. Raises BadInput when there are fewer layers than stages.
+    """
+    stages = pp * chunks
+    if num_layers < stages:
+        raise BadInput(
+            f"pp = {pp} with {chunks} chunk{'s' if chunks > 1 else ''} needs at least {stages} layers; "
+            f"the model has {num_layers}"
+        )
+    each, extra = divmod(num_layers, stages)
+    split, start = [], 0
+    for stage in range(stages):
+        count = each + (stage < extra)
+        split.append(Stage(range(start, start + count), stage == 0, stage == stages - 1))
+        start += count
+    return split
 
 
 def layout_of(config: RunConfig, ranks: int) -> Layout:
@@ -123,5 +156,4 @@ def check_tensor_parallel(model: ModelConfig, tp: int, where: Path, name: str = 
 
 
 def _divisors(number: int) -> str:
-    divisors = [n for n in range(1, min(number, 512) + 1) if number % n == 0]
-    return ", ".join(str(n) for n in divisors)
+    return ", ".join(str(n) for n in range(1, min(number, 512) + 1) if number % n == 0)

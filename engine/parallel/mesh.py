@@ -45,22 +45,14 @@ class Axis:
 
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
         """Reduce in place over the axis."""
-        if self.size > 1:
+        if self.size > 1 and self.in_order and op == dist.ReduceOp.SUM and not self.shared_memory:
+            flat = F.pad(tensor.reshape(-1), (0, -tensor.numel() % self.size))
+            whole = self.all_gather(self.reduce_scatter(flat), dim=0)
+            tensor.copy_(whole[: tensor.numel()].view_as(tensor))
+        elif self.size > 1:
             with self.waiting:
-                if self.in_order and op == dist.ReduceOp.SUM and not self.shared_memory:
-                    flat = F.pad(tensor.reshape(-1), (0, -tensor.numel() % self.size))
-                    shards = [torch.empty_like(flat[: flat.numel() // self.size]) for _ in range(self.size)]
-                    dist.all_gather(shards, self._sum_of_parts(flat), group=self.group)
-                    tensor.copy_(torch.cat(shards)[: tensor.numel()].view_as(tensor))
-                else:
-                    dist.all_reduce(tensor, op, group=self.shared_memory or self.group)
+                dist.all_reduce(tensor, op, group=self.shared_memory or self.group)
         return tensor
-
-    def _sum_of_parts(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's part, along dim 0, of the sum over the axis, added up in a tree."""
-        theirs = torch.empty_like(tensor)
-        dist.all_to_all_single(theirs, tensor.contiguous(), group=self.group)
-        return sum_in_tree(theirs.chunk(self.size))
 
     def reduce(self, tensor: torch.Tensor, owner: int = 0) -> None:
         """Add up on one rank of the axis, in place; what the others hold afterwards is not defined."""
@@ -96,7 +88,9 @@ class Axis:
         part = tensor.new_empty(tensor.size(0) // self.size, *tensor.shape[1:])
         with self.waiting:
             if self.in_order and not self.shared_memory:
-                return self._sum_of_parts(tensor)
+                theirs = torch.empty_like(tensor)
+                dist.all_to_all_single(theirs, tensor.contiguous(), group=self.group)
+                return sum_in_tree(theirs.chunk(self.size))
             reduce_scatter_single(part, tensor.contiguous(), group=self.shared_memory or self.group)
         return part
 

@@ -135,7 +135,8 @@ class PipelineExecutor:
         if key[2] % self._pp == self._mesh.pp.rank:
             inbox[key] = (None, payload)
         else:
-            outbox[key] = self._divide(payload)
+            flat = payload.contiguous().view(-1)
+            outbox[key] = flat.chunk(self._mesh.tp.size)[self._mesh.tp.rank].contiguous() if self._divides else flat
 
     def _take(self, inbox: Inbox, key: Key, batch: PipelineInput, count: int) -> list[torch.Tensor]:
         """A payload in so many parts of the microbatch."""
@@ -158,10 +159,6 @@ class PipelineExecutor:
         payload = torch.empty(count, dtype=parameter.dtype, device=parameter.device)
         peer = self._mesh.pipeline_peer(message.peer)
         return dist.irecv(payload, peer, self._mesh.pp.group, self._tag(message)), payload
-
-    def _divide(self, payload: torch.Tensor) -> torch.Tensor:
-        flat = payload.contiguous().view(-1)
-        return flat.chunk(self._mesh.tp.size)[self._mesh.tp.rank].contiguous() if self._divides else flat
 
     def _shape(self, batch: PipelineInput) -> tuple[int, int, int]:
         rows, columns = batch.tokens.shape

@@ -8,6 +8,7 @@ both its ends ready.
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import NamedTuple
 
 from engine.pipeline.schedule import Compute, Op
@@ -143,31 +144,11 @@ def check_programs(
             seen.add((op, microbatch, chunk))
         if seen != expected:
             raise ValueError(f"rank {rank} leaves out {sorted(expected - seen)[:3]}")
-    for low in range(pp):
-        for high in range(low + 1, pp):
-            if _between(programs[low], high) != [message._replace(send=not message.send, peer=high) for message in
-                                                 _between(programs[high], low)]:  # fmt: skip
-                raise ValueError(f"ranks {low} and {high} disagree about the order of their messages")
+    for low, high in combinations(range(pp), 2):
+        theirs = [message._replace(send=not message.send, peer=high) for message in _between(programs[high], low)]
+        if _between(programs[low], high) != theirs:
+            raise ValueError(f"ranks {low} and {high} disagree about the order of their messages")
 
 
 def _between(program: Sequence[Instruction], peer: int) -> list[Message]:
     return [i for i in program if isinstance(i, Message) and i.peer == peer]
-
-
-def format_grid(lowered: Lowered, chunks: int) -> str:
-    """The schedule as text: a row per rank, a column per unit of time; digits forward, letters in [] backward."""
-    unit = min(i.end - i.start for intervals in lowered.timeline for i in intervals)
-    width = max(len(_cell(i.compute, chunks)) for intervals in lowered.timeline for i in intervals)
-    lines = []
-    for rank, intervals in enumerate(lowered.timeline):
-        cells = [" " * width] * round(lowered.makespan / unit)
-        for interval in intervals:
-            for column in range(round(interval.start / unit), round(interval.end / unit)):
-                cells[column] = _cell(interval.compute, chunks).ljust(width)
-        lines.append(f"rank {rank} |" + "|".join(cells) + "|")
-    return "\n".join(lines)
-
-
-def _cell(compute: Compute, chunks: int) -> str:
-    chunk = chr(ord("a") + compute.chunk) if chunks > 1 else ""
-    return f"{compute.op}{compute.microbatch}{chunk}"

@@ -10,11 +10,11 @@ from engine.config import ModelConfig, ParallelConfig
 from engine.family import family_of
 from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import StageModel
-from engine.model.stages import Stage, split_layers
 from engine.optim.flat import FlatGroup
 from engine.optim.gradients import GradientReducer, Reducer
+from engine.parallel.layout import Stage, split_layers
 from engine.parallel.mesh import Axis, ParallelMesh
-from engine.parallel.sharding import ShardedParameter, sharded_parameters
+from engine.parallel.sharding import sharded_parameters
 from engine.pipeline.executor import PipelineExecutor
 from engine.pipeline.lowering import Instruction, Interval, lower
 from engine.pipeline.schedule import Compute, ScheduleName, compute_orders, forward_orders
@@ -34,31 +34,23 @@ class PartitionedModel:
         for chunk in self.chunks:
             chunk.initialize(seed)
         self._by_chunk = [sharded_parameters(chunk, mesh) for chunk in self.chunks]
+        self.parameters = [parameter for chunk in self._by_chunk for parameter in chunk]
+        # optimizer and checkpoints: in ZeRO stage 3 the data axis divides as the tensor axis does
+        self.storage_mesh = replace(mesh, tp=mesh.dp, dp=Axis()) if self.is_zero3 else mesh
         self._executor = PipelineExecutor(self.chunks, mesh, parallel.scatter_gather)
 
     def _build(self, stage: Stage, dtype: torch.dtype) -> StageModel:
-        model_class, recomputation = family_of(self.config).model_class(), self.parallel.recomputation
+        model_class = family_of(self.config).model_class()
         if not self.is_zero3:
-            return model_class(self.config, self.mesh, stage, recomputation).to(self.mesh.device, dtype)
+            return model_class(self.config, self.mesh, stage, self.parallel).to(self.mesh.device, dtype)
         from engine.optim.zero3 import shard_zero3
 
         with torch.device("meta"):
-            chunk = model_class(self.config, self.mesh, stage, recomputation).to(dtype)
+            chunk = model_class(self.config, self.mesh, stage, self.parallel).to(dtype)
         shard_zero3(chunk, self.mesh)
         return chunk
 
-    @property
-    def storage_mesh(self) -> ParallelMesh:
-        """The mesh of optimizer and checkpoints: in ZeRO stage 3 the data axis divides as the tensor axis does."""
-        return replace(self.mesh, tp=self.mesh.dp, dp=Axis()) if self.is_zero3 else self.mesh
-
-    @property
-    def parameters(self) -> list[ShardedParameter]:
-        """Parameters of all this rank's stages."""
-        return [parameter for chunk in self._by_chunk for parameter in chunk]
-
     def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> Reducer:
-        """What takes this model's gradients to the optimizer's flat groups."""
         if self.is_zero3:
             from engine.optim.zero3 import ShardedReducer
 
@@ -72,10 +64,6 @@ class PartitionedModel:
         loss_scale: float = 1.0,
         timeline: list[Interval] | None = None,
     ) -> torch.Tensor:
-        """Sum of (loss × sequences) over the microbatches, float64, zero off the last stage; adds to gradients.
-
-        With `timeline`, this rank's computations are added to it as they end.
-        """
         for chunk in self.chunks:
             if not chunk.training:  # said to every module
                 chunk.train()
@@ -97,23 +85,18 @@ class PartitionedModel:
         for chunk in self.chunks:
             chunk.eval()
         total = self._executor.run(self._program(len(microbatches), training=False), microbatches)
-        if self.is_zero3:
-            from engine.optim.zero3 import release
-
-            release(self.chunks[0])
+        for chunk in self.chunks:
+            if reshard := getattr(chunk, "reshard", None):  # FSDP2's: the weights may be others when next used
+                reshard()
         return total
 
     def _program(self, microbatches: int, training: bool) -> list[Instruction]:
-        parallel = self.parallel
-        return _programs(parallel.schedule if training else None, parallel.pp, parallel.chunks, microbatches)[
-            self.mesh.pp.rank
-        ]
+        schedule = self.parallel.schedule if training else None
+        return _programs(schedule, self.parallel.pp, self.parallel.chunks, microbatches)[self.mesh.pp.rank]
 
 
 @cache
 def _programs(schedule: ScheduleName | None, pp: int, chunks: int, microbatches: int) -> list[list[Instruction]]:
-    if schedule is None:
-        orders = forward_orders(pp, chunks, microbatches)
-    else:
-        orders = compute_orders(schedule, pp, chunks, microbatches)
+    every = pp, chunks, microbatches
+    orders = compute_orders(schedule, *every) if schedule else forward_orders(*every)
     return lower(orders, chunks).programs

@@ -67,8 +67,6 @@ def _one_f_one_b(pp: int, rank: int, chunks: int, microbatches: int) -> Iterator
     total = microbatches * chunks
 
     def step(number: int, op: Op) -> Compute:
-        if chunks == 1:
-            return Compute(op, number)
         group, place = divmod(number, pp * chunks)
         chunk = place // pp
         return Compute(op, group * pp + place % pp, chunk if op is Op.FORWARD else chunks - 1 - chunk)

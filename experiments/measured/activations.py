@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine.checkpoint.checkpoint import TrainingState, save_checkpoint
-from engine.config import ModelConfig, ParallelConfig, Recompute, RunConfig, TrainConfig
+from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from engine.costs import parameter_count
 from engine.launch.forked import run_forked
 from engine.launch.mesh import build_mesh
@@ -164,8 +164,8 @@ def _flops(shape: str) -> list[Line]:
         none, selective, full = (_counted(PlainLayer(h, heads, serial_mesh(), form).bfloat16(), x) for form in FORMS)
         tokens = torch.zeros(1, s, dtype=torch.long)
         plain, again = (
-            _counted(GPT2(config, serial_mesh("meta"), recompute=Recompute(each)).bfloat16(), tokens, tokens)
-            for each in (0, 1)
+            _counted(GPT2(config, serial_mesh("meta"), parallel=parallel).bfloat16(), tokens, tokens)
+            for parallel in (ParallelConfig(), ParallelConfig(recompute="full"))
         )
     scores, form, logits = 1 + s / (6 * h), layers * s * h**2, v / (h * layers)
     values = {

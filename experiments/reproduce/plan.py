@@ -11,6 +11,7 @@ from engine.config import RunConfig
 from engine.costs import checkpoint_bytes, flops_per_iteration, fullest_rank, parameter_count, tokens_trained
 from engine.launch.local import default_ranks
 from engine.run.estimate import TRAINING_EFFICIENCY, matrix_flops_per_second
+from engine.twin import describe_scale
 from experiments.launch.job import Job, format_days
 from lineage.config import load_config, override_config
 from lineage.digest import is_sealed
@@ -142,7 +143,7 @@ def twin_rule(config: RunConfig) -> str:
     if not config.twin:
         return ""
     is_ruled = math.isclose(config.train.learning_rate, _rate(config, RATES), rel_tol=0.05)  # a text has its vocabulary
-    return config.twin.sentence() + (f" Its rate is then that of the ladder's rule: {RATES}." if is_ruled else "")
+    return describe_scale(config.twin) + (f" Its rate is then that of the ladder's rule: {RATES}." if is_ruled else "")
 
 
 def training_job(plan: Plan, config: RunConfig, runs: Path) -> Job:

@@ -12,6 +12,7 @@ from pathlib import Path
 from lineage.children import end_with_parent
 from lineage.errors import Interrupted, UserError
 from lineage.progress import is_quiet
+from lineage.signals import when_stopped
 
 
 class StepFailed(UserError):
@@ -53,14 +54,10 @@ def _stops_left_to(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
     """
     stopped: list[int] = []
 
-    def leave(number: int, frame: object) -> None:
+    def leave(number: int) -> None:
         stopped.append(number)
         if number == signal.SIGTERM and process.poll() is None:
             process.send_signal(signal.SIGINT)
 
-    old = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with when_stopped(leave):
         yield stopped
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

@@ -13,7 +13,7 @@ from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from engine.config import RunConfig
 from engine.costs import fullest_rank
-from engine.model.stages import split_layers
+from engine.parallel.layout import split_layers
 from experiments.simulator import collectives
 from experiments.simulator.cluster import Cluster, Interval, Machine, machine_of
 from experiments.simulator.compute import Passes, head_passes, layer_passes, optimizer_seconds

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from engine.config import Precision, RunConfig
 from engine.costs import flops_per_iteration
-from engine.model.stages import split_layers
-from engine.parallel.layout import layout_of
+from engine.parallel.layout import layout_of, split_layers
 from engine.pipeline.schedule import check_schedule
 from lineage.config import parse_config
 from lineage.errors import BadInput

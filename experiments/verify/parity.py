@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from engine.config import ParallelConfig, RunConfig, TrainConfig
-from engine.model.stages import split_layers
-from engine.parallel.layout import layout_of
+from engine.parallel.layout import layout_of, split_layers
 from engine.pipeline.schedule import ScheduleName, compute_orders
 from lineage.config import parse_config
 from lineage.errors import BadInput, UserError

@@ -26,21 +26,23 @@ def test_no_large_file_is_tracked() -> None:
 
 
 def promised(trees: list[ast.Module]) -> set[str]:
-    """Names of the members of the protocol classes of a room; `forward` is torch's."""
+    """Names of the members of a room's protocols and of its abstract methods; `forward` is torch's."""
     return {"forward"} | {
         member.name
         for tree in trees
         for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Protocol" for base in node.bases)
+        if isinstance(node, ast.ClassDef)
         for member in node.body
         if isinstance(member, Definition)
+        if any(ast.unparse(base) == "Protocol" for base in node.bases)
+        or (any(ast.unparse(mark) == "abstractmethod" for mark in member.decorator_list) and ast.get_docstring(member))
     }
 
 
 def undocumented(body: list[ast.stmt], known: set[str], owner: str = "") -> Iterator[tuple[int, str]]:
     """Line and name of public classes, functions and methods that say nothing of themselves.
 
-    A method need not repeat what a protocol of its room, `known`, says.
+    A method need not repeat what a protocol or an abstract class of its room, `known`, says.
     """
     for node in body:
         if not isinstance(node, Definition) or node.name.startswith("_"):
@@ -70,8 +72,11 @@ def test_the_rule_finds_what_is_not_documented() -> None:
         'def b():\n    "doc"\n'
         'class C:\n    "doc"\n    def d(self): pass\n    def _e(self): pass\n    def f(self): pass\n'
         'class P(Protocol):\n    "doc"\n    def f(self): ...\n'
+        'class A(ABC):\n    "doc"\n    @abstractmethod\n    def g(self):\n        "doc"\n'
+        "    @abstractmethod\n    def h(self): ...\n"
+        'class B(A):\n    "doc"\n    def g(self): pass\n    def h(self): pass\n'
     )
-    assert list(undocumented(tree.body, promised([tree]))) == [(1, "a"), (6, "C.d")]
+    assert list(undocumented(tree.body, promised([tree]))) == [(1, "a"), (6, "C.d"), (18, "A.h"), (22, "B.h")]
 
 
 def readme_words() -> Iterator[list[str]]:

@@ -24,7 +24,7 @@ from engine.costs import (
 )
 from engine.family import family_of
 from engine.model.gpt2 import GPT2
-from engine.model.stages import split_layers
+from engine.parallel.layout import split_layers
 from engine.parallel.mesh import Axis, serial_mesh
 from tests.engine.small_run import MODEL
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.resume import resume
+from engine.checkpoint.checkpoint import resume
 from engine.checkpoint.statistics import check_written, measure, measure_finite, merge
 from engine.data.dataset import DatasetFacts
 from engine.guard import Guard, Iteration

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from engine.config import ParallelConfig, TrainConfig
-from engine.optim.choice import build_optimizer
+from engine.optim.adam import build_optimizer
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
@@ -64,11 +64,7 @@ def test_steps_equal_the_published_formulas(
     named = dict(model.named_parameters())
     expected = {name: (p.detach().numpy().copy(), np.zeros(p.shape), np.zeros(p.shape)) for name, p in named.items()}
     built = build_optimizer(sharded_parameters(model, serial_mesh()), train, serial_mesh())
-    gradients = {
-        parameter.local: view
-        for group in built.groups
-        for parameter, view in zip(group.parameters, group.gradients, strict=True)
-    }
+    gradients = {parameter.local: view for group in built.groups for parameter, view in group.gradients}
     for t, rate in enumerate((1e-2, 3e-3, 5e-2), 1):
         for name, parameter in named.items():
             gradient = random.randn(*parameter.shape) * 10.0 ** random.randint(-3, 2)

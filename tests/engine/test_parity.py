@@ -26,10 +26,9 @@ from engine.compare.tensors import (
 from engine.config import RunConfig
 from engine.launch.forked import RanksFailed, run_forked
 from engine.model import transformer
-from engine.model.stages import split_layers
 from engine.optim.gradients import GradientReducer
 from engine.parallel.layers import RowParallelLinear
-from engine.parallel.layout import layout_of
+from engine.parallel.layout import layout_of, split_layers
 from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
 from engine.pipeline.executor import PipelineExecutor

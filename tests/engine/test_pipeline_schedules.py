@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from engine.cli import app
-from engine.model.stages import split_layers
-from engine.pipeline.lowering import Message, check_programs, format_grid, lower
+from engine.cli import app, format_grid
+from engine.parallel.layout import split_layers
+from engine.pipeline.lowering import Message, check_programs, lower
 from engine.pipeline.schedule import (
     Compute,
     Op,

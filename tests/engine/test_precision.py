@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_a_scaler_goes_on_from_its_state() -> None:
     first = LossScaler()
     for overflow in (True, True, False, True, False):
         first.update(overflow)
-    second = LossScaler(**json.loads(json.dumps(first.state())))
+    second = LossScaler(**json.loads(json.dumps(asdict(first))))
     for overflow in (*[False] * 998, True, *[False] * 1000):
         first.update(overflow)
         second.update(overflow)

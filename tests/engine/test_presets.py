@@ -7,8 +7,7 @@ import pytest
 import experiments
 from engine.cli import read_run_config
 from engine.costs import flops_per_iteration, parameter_count
-from engine.model.stages import split_layers
-from engine.parallel.layout import layout_of
+from engine.parallel.layout import layout_of, split_layers
 from engine.pipeline.schedule import compute_orders
 
 FOLDER = Path(experiments.__file__).parent / "models" / "ptd-p"

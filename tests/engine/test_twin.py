@@ -7,7 +7,7 @@ import pytest
 import experiments
 from engine.cli import read_run_config
 from engine.config import RunConfig, TwinScale
-from engine.twin import shrink
+from engine.twin import describe_scale, shrink
 from lineage.errors import BadInput
 
 MODELS = sorted((Path(experiments.__file__).parent / "models").glob("*.toml"))
@@ -48,7 +48,7 @@ def test_a_twin_says_so(full_size: RunConfig) -> None:
     assert twin.twin == SCALE
     assert twin.name == f"{full_size.name}-twin"
     for factor in SCALE.model_dump().values():
-        assert f" {factor}" in SCALE.sentence()
+        assert f" {factor}" in describe_scale(SCALE)
 
 
 def test_other_factors_are_used_and_recorded(full_size: RunConfig) -> None:

@@ -8,7 +8,7 @@ import pytest
 from engine.checkpoint.checkpoint import load_for_inference
 from engine.config import ParallelConfig, Precision, RunConfig
 from engine.launch.mesh import build_mesh
-from engine.optim.choice import build_optimizer
+from engine.optim.adam import build_optimizer
 from engine.optim.precision import DTYPES
 from engine.parallel.layout import Layout, layout_of
 from engine.pipeline.partition import PartitionedModel

@@ -8,6 +8,7 @@ import pytest
 
 from engine.config import TwinScale
 from engine.costs import parameter_count
+from engine.twin import describe_scale
 from experiments.reproduce.plan import FULL_RECIPE, LADDER, RATES, SMOKE, TWIN, make_plan, twin_rule
 from lineage.errors import BadInput, HardwareMissing
 from lineage.files import read_document
@@ -113,7 +114,7 @@ def test_a_dry_run_prints_mode_and_costs_and_does_nothing(tmp_path: Path) -> Non
     done = call(with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", "reproduce", "8.3b", "--dry-run", "--runs", runs)
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("mode: scaled (there is no GPU")
-    assert TwinScale().sentence() in done.out
+    assert describe_scale(TwinScale()) in done.out
     for name in LADDER:
         assert re.search(rf"^{name}-twin +[\d,]+ +[\d,]+ +\d\.\d\de\+\d\d +\d+\.\d\d GB +\d", done.out, re.MULTILINE)
     assert re.search(r"^in all: about .* GB of disk$", done.out, re.MULTILINE)

@@ -16,6 +16,7 @@ import pytest
 from safetensors import safe_open
 
 from engine.config import TwinScale
+from engine.twin import describe_scale
 from experiments.published import published_records
 from experiments.reproduce.plan import SMOKE
 from experiments.verify.chaos.job import leave_figures_blank
@@ -177,7 +178,7 @@ def test_the_summary_is_that_of_the_runs(finished: Finished) -> None:
     run = finished.directory("355m-smoke")
     trained, dataset = json_of(run / "summary.json"), json_of(finished.directory("data-smoke") / "dataset.json")
     assert (summary["target"], summary["mode"], summary["reason"]) == ("355m", "scaled", "asked for")
-    assert summary["twin_rule"] == TwinScale().sentence()
+    assert summary["twin_rule"] == describe_scale(TwinScale())
     assert summary["source"] == dataset["source"]
     assert set(summary["commands"].values()) == {"mlm-experiment reproduce 355m --smoke"}
     (model,) = summary["models"]

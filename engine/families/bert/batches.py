@@ -20,7 +20,7 @@ class PairSource:
 
     def __init__(
         self, parts: Sequence[tuple[TokenFile, float]], vocabulary: Vocabulary, seq_length: int, seed: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._samples = [PairSamples(file, vocabulary, seq_length, seed) for file, _ in parts]
         self._weights = normalized([weight for _, weight in parts])
         self._blend = blending_indices(self._weights, 0)
@@ -64,7 +64,6 @@ class PairTrainingBatches:
         source.prepare(schedule.samples_before(iterations))
 
     def microbatches(self, iteration: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
-        """This rank's microbatches of `iteration` (from 0)."""
         first = self._schedule.samples_before(iteration)
         for places in place_groups(self._schedule.batch_size(iteration), self._micro, dp_rank, dp):
             yield self._source.microbatch([first + place for place in places], places)
@@ -80,7 +79,6 @@ class PairValidationBatches:
         self.num_samples = source.prepare()
 
     def microbatches(self, num_samples: int, batch_size: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
-        """This rank's share of the first `num_samples`."""
         mine = range(dp_rank, min(num_samples, self.num_samples), dp)
         for start in range(0, len(mine), batch_size):
             numbers = mine[start : start + batch_size]

@@ -2,7 +2,7 @@
 
 from data_pipeline.tokens.special_tokens import MASKED_SHARE
 from engine.model.closed_forms import ClosedForms
-from engine.model.stages import Stage
+from engine.parallel.layout import Stage
 
 
 class BertForms(ClosedForms):

@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
+from engine.config import SERIAL, ModelConfig, ParallelConfig
 from engine.kernels.registry import kernel
 from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy
 from engine.model.attention import SelfAttention
 from engine.model.microbatch import PipelineInput, SentencePairs
 from engine.model.recompute import recomputed
 from engine.model.stage_model import StageModel
-from engine.model.stages import Stage
 from engine.model.transformer import MLP, Embedding, LayerNorm, TransformerLayer, drop, embedding_table
 from engine.parallel.collectives import enter_tensor_parallel
+from engine.parallel.layout import Stage
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
 
@@ -114,14 +114,18 @@ class BERT(StageModel):
     """Masked language model over sentence pairs, or one pipeline stage of it."""
 
     def __init__(
-        self, config: ModelConfig, mesh: ParallelMesh, stage: Stage | None = None, recompute: Recompute = NO_RECOMPUTE
+        self,
+        config: ModelConfig,
+        mesh: ParallelMesh,
+        stage: Stage | None = None,
+        parallel: ParallelConfig = SERIAL,
     ) -> None:
-        super().__init__(config, mesh, stage, recompute)
+        super().__init__(config, mesh, stage, parallel)
         if self.stage.is_first or self.stage.is_last:
             self.embedding = BertEmbedding(config, mesh, self.stage.is_first)
         self.layers = nn.ModuleDict(
-            {str(i): BertLayer(config, mesh, i, recompute.attention) for i in self.stage.layers}
-        )  # fmt: skip
+            {str(i): BertLayer(config, mesh, i, self.recomputes_attention) for i in self.stage.layers}
+        )
         if self.stage.is_last:
             self.final_layernorm = layer_norm(config, mesh)
             self.masked_head = MaskedHead(config, mesh)
@@ -129,7 +133,6 @@ class BERT(StageModel):
             self.order_head = nn.Linear(config.hidden_size, 2)
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """What the stage hands on for this microbatch, [s, b, h]; after the final norm on the last stage."""
         pairs = batch.pairs or _one_part(batch.tokens)
         x = self.embedding(inputs, batch.dropout, pairs.token_types) if self.stage.is_first else inputs
         x = self.run_layers(x, batch.dropout, pairs.is_token)

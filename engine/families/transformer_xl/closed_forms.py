@@ -1,7 +1,7 @@
 """Parameters, bytes and floating-point operations of a Transformer-XL in closed form. Imports no torch."""
 
 from engine.model.closed_forms import ClosedForms
-from engine.model.stages import Stage
+from engine.parallel.layout import Stage
 
 
 class TransformerXLForms(ClosedForms):

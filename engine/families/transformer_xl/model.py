@@ -13,17 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.config import NO_RECOMPUTE, ModelConfig, Recompute
+from engine.config import SERIAL, ModelConfig, ParallelConfig
 from engine.families.transformer_xl.adaptive import AdaptiveEmbedding
 from engine.families.transformer_xl.relative_attention import RelativeAttention, distance_encoding
 from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy
 from engine.model.microbatch import PipelineInput, Recurrence
 from engine.model.recompute import recomputed
 from engine.model.stage_model import CausalModel
-from engine.model.stages import Stage
 from engine.model.transformer import LayerNorm, drop
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from engine.parallel.layout import Stage
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
 
@@ -84,31 +84,30 @@ class TransformerXL(CausalModel):
     scales_residual = False
 
     def __init__(
-        self, config: ModelConfig, mesh: ParallelMesh, stage: Stage | None = None, recompute: Recompute = NO_RECOMPUTE
+        self,
+        config: ModelConfig,
+        mesh: ParallelMesh,
+        stage: Stage | None = None,
+        parallel: ParallelConfig = SERIAL,
     ) -> None:
-        super().__init__(config, mesh, stage, recompute)
+        super().__init__(config, mesh, stage, parallel)
         if self.stage.is_first or self.stage.is_last:
             is_adaptive = bool(config.transformer_xl.cutoffs)
             self.embedding = AdaptiveEmbedding(config) if is_adaptive else TiedEmbedding(config, mesh)
         self.layers = nn.ModuleDict(
-            {str(i): TransformerXLLayer(config, mesh, i, recompute.attention) for i in self.stage.layers}
+            {str(i): TransformerXLLayer(config, mesh, i, self.recomputes_attention) for i in self.stage.layers}
         )
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """What the stage hands on for this microbatch, [s, b, h]; its memory moves on."""
         return self.hidden_states(inputs, batch.dropout, batch.recurrence)
 
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Mean cross-entropy of the microbatch from the last stage's states, a scalar."""
         return self.embedding.losses(hidden.flatten(0, 1), batch.targets.transpose(0, 1).flatten()).mean()
 
     def hidden_states(
         self, inputs: torch.Tensor, dropout: Dropout | None = None, recurrence: Recurrence | None = None
     ) -> torch.Tensor:
-        """What the stage hands on, [s, b, h]; without a recurrence the segment stands alone.
-
-        `inputs` are token ids [b, s] on the first stage, the previous stage's output elsewhere.
-        """
+        """What the stage hands on, [s, b, h]; without a recurrence the segment stands alone."""
         x = inputs
         if self.stage.is_first:
             x = drop(self.embedding(inputs) * math.sqrt(self.config.hidden_size), "embedding", dropout, self.mesh)
@@ -119,11 +118,10 @@ class TransformerXL(CausalModel):
             memory = before.get(number)
             if recurrence:
                 recurrence.after[number] = self._remember(memory, x)
-            x = recomputed(self.recompute.every_layers > 0, layer, x, memory, encoding, dropout)
+            x = recomputed(self.recomputed_layers > 0, layer, x, memory, encoding, dropout)
         return drop(x, "output", dropout, self.mesh) if self.stage.is_last else x
 
     def hidden_states_at(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """What `hidden_states` has at positions [b, q], without memory or dropout, [q, b, h]."""
         x = self.hidden_states(inputs)
         return x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, x.size(2)))
 

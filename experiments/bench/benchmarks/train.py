@@ -12,7 +12,7 @@ import typer
 from engine.config import ModelConfig, Precision
 from engine.costs import flops_per_token
 from engine.launch.allocator import keep_large_buffers
-from engine.model.stages import split_layers
+from engine.parallel.layout import split_layers
 from experiments.bench import timing
 from experiments.bench.benchmarks import parallel
 from experiments.bench.contender import TOLERANCE, BenchSize, Contender, read_size
