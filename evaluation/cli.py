@@ -68,7 +68,7 @@ def _named_command(name: str) -> Callable[..., None]:
     return command
 
 
-def _file_command(make: Callable[[Path, Encoder, int, int | None], Task], description: str) -> Callable[..., None]:
+def _file_command(make: Callable[[Path, Encoder, int], Task], description: str) -> Callable[..., None]:
     @_scores
     def command(
         file: TextFile, ckpt: Checkpoint, settings: Settings, json: Json = None, samples: Samples = None

@@ -22,8 +22,8 @@ from lineage.environment import describe_environment
 from lineage.errors import DataMissing
 from lineage.progress import Progress, announce
 
-MakeTask = Callable[[EvaluatedCheckpoint, int | None], Task]
-"""(checkpoint, limit) → the task for its tokenizer and context."""
+MakeTask = Callable[[EvaluatedCheckpoint], Task]
+"""The task for a checkpoint's tokenizer and context."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,12 @@ class Evaluations:
 
 def named_task(name: str) -> MakeTask:
     """A protocol of the table."""
-    return lambda evaluated, limit: build_task(
-        name, evaluated.tokenizer, evaluated.model.seq_length, limit, evaluated.training_dataset
-    )
+    return lambda evaluated: build_task(name, evaluated.tokenizer, evaluated.context, evaluated.training_dataset)
 
 
-def file_task(make: Callable[[Path, Encoder, int, int | None], Task], path: Path) -> MakeTask:
+def file_task(make: Callable[[Path, Encoder, int], Task], path: Path) -> MakeTask:
     """A task on a user's file."""
-    return lambda evaluated, limit: make(path, evaluated.tokenizer, evaluated.model.seq_length, limit)
+    return lambda evaluated: make(path, evaluated.tokenizer, evaluated.context)
 
 
 def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings) -> Evaluations:
@@ -69,7 +67,7 @@ def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings
         evaluated = load_checkpoint(native, build_mesh(settings.layout, invariant=settings.invariant))
         for name, make in tasks.items():
             try:
-                task = make(evaluated, settings.limit)
+                task = make(evaluated).limited(settings.limit)
                 if task.with_memory:
                     remembering(evaluated.model)
                 made[name] = task

@@ -21,7 +21,7 @@ import torch
 from data_pipeline.contamination.testsets import find_test_set
 from engine.launch.mesh import build_mesh
 from evaluation.checkpoints import EvaluatedCheckpoint, load_checkpoint, native_checkpoint
-from evaluation.cloze import LAST_TOKEN, LM_EVAL, STRICT, ClozeRule
+from evaluation.cloze import LAST_TOKEN, LM_EVAL, STRICT, ClozeRule, stop_word_tokens
 from evaluation.documents import RunningText, lm_eval_documents
 from evaluation.evaluate import Settings, share, take
 from evaluation.harness import rolling_windows
@@ -29,7 +29,6 @@ from evaluation.lambada import openai_passages, standard_passages
 from evaluation.perplexity import UNCHANGED
 from evaluation.protocol import LARGEST_EXPONENT, Request, Scores, Tokens
 from evaluation.scoring import ScoringModel, score
-from evaluation.stop_words import stop_word_tokens
 from evaluation.uncertainty import mean_standard_error
 from evaluation.wikitext103 import INVERTIBLE, MEGATRON, ROWS, read_wikitext103
 from evaluation.windows import STRIDES_PER_WINDOW, Window, evenly_spread, sliding_windows

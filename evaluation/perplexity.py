@@ -26,11 +26,10 @@ from evaluation.protocol import (
     perplexity,
 )
 from evaluation.uncertainty import ratio_standard_error
-from evaluation.windows import Lazy, evenly_spread, sliding_windows
+from evaluation.windows import Lazy, sliding_windows
 from lineage.errors import BadInput
 
 MEGATRON_LARGEST_EXPONENT = 20.0
-LONGEST_WINDOW = 1024
 MOST_STRETCHES = 1 << 14
 """Of a text without articles; its standard error draws from all of them a thousand times."""
 
@@ -130,15 +129,9 @@ class PerplexityTask(Task):
         stream: Stream,
         tokenizer: Encoder,
         divisor: Divisor = "original tokens",
-        limit: int | None = None,
         with_memory: bool = False,
     ) -> None:
-        """`limit` scores only that many windows, spread evenly over the text; with memory, the first ones."""
-        chosen: Sequence[int] = evenly_spread(len(stream.requests), limit)
-        if with_memory:
-            chosen = range(len(chosen))
-        requests = [stream.requests[index] for index in chosen]
-        super().__init__(text.source, tokenizer, requests, chosen, len(stream.requests))
+        super().__init__(text.source, tokenizer, stream.requests)
         self.with_memory, self.stream = with_memory, stream
         self._text, self._divisor, self._num_original_tokens = text, divisor, text.num_original_tokens
         if self._num_original_tokens < 2:
@@ -240,5 +233,5 @@ class PerplexityTask(Task):
             "transformers labels": "sub-words scored, one too few in each window but the first",
         }[self._divisor]
         recipe = self.stream.recipe + ("; each window with the memory of those before" if self.with_memory else "")
-        part = f"{self.part}, divisor pro rata" if self.partial else ""
+        part = f"{self.extent}, divisor pro rata" if self.is_partial else ""
         return f"{self.source.title}; {recipe}; perplexity = exp(summed loss / {divisor}); {dtype}{part}"

@@ -3,6 +3,7 @@
 A protocol is a named thing: a name stands for one recipe, written out in the result's `protocol` line.
 """
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.contamination.testsets import TEST_SETS
-from evaluation.windows import Window
+from evaluation.windows import Window, evenly_spread
 from lineage.config import Config
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.records import Kind
@@ -231,13 +232,33 @@ class Task(ABC):
     banned: Tokens | None = None
     """Tokens that do not count as predictions."""
 
-    def __init__(
-        self, source: SourceText, tokenizer: Encoder, requests: list[Request], chosen: Sequence[int], whole: int
-    ) -> None:
-        """`chosen` are the requests' numbers in the whole test, which has `whole`; `part` says so if not all."""
-        self.source, self.tokenizer, self.requests, self.chosen = source, tokenizer, requests, chosen
-        self.partial = len(chosen) < whole
-        self.part = f"; only {len(chosen)} of {whole} {self.unit}" if self.partial else ""
+    def __init__(self, source: SourceText, tokenizer: Encoder, requests: Sequence[Request]) -> None:
+        self.source, self.tokenizer, self.requests = source, tokenizer, requests
+        self.whole = len(requests)
+        """Requests of the whole test."""
+        self.chosen: Sequence[int] = range(self.whole)
+        """Numbers there of those in `requests`."""
+
+    def limited(self, limit: int | None) -> Self:
+        """The task with so many of its requests, spread evenly over the test; with memory, the first ones."""
+        chosen = evenly_spread(self.whole, limit)
+        return self.part(range(len(chosen)) if self.with_memory else chosen)
+
+    def part(self, chosen: Sequence[int]) -> Self:
+        """The task with the requests of these numbers, in this order."""
+        part = copy.copy(self)
+        part.chosen, part.requests = chosen, [self.requests[number] for number in chosen]
+        return part
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether requests of the test are left out."""
+        return len(self.chosen) < self.whole
+
+    @property
+    def extent(self) -> str:
+        """For the protocol line, how much of the test is scored; empty if all is."""
+        return f"; only {len(self.chosen)} of {self.whole} {self.unit}" if self.is_partial else ""
 
     @property
     def name(self) -> str:
@@ -287,7 +308,7 @@ class Task(ABC):
         subword = perplexity(math.fsum(scores.nll), num_scored)
         return provenance.model_dump() | {
             "task": self.name,
-            "partial": self.partial,
+            "partial": self.is_partial,
             "note": self.note,
             "warnings": misload_warnings(subword, self.tokenizer.vocab_size),
             "data_digest": self.source.digest,

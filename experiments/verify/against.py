@@ -12,8 +12,9 @@ from engine.config import RunConfig
 from experiments.verify.engines import Engine, StepResult, Work
 from experiments.verify.parity import LayoutDiffers, ParityLayout
 from experiments.verify.work import described, engine_class, on_ranks, shared_work
-from lineage.benchmark import AGAINST, Benchmark, Case, Environment, Ratio, Series, TextTable, write_benchmark
+from lineage.benchmark import AGAINST, Benchmark, Case, Ratio, Series, TextTable, write_benchmark
 from lineage.environment import describe_environment
+from lineage.files import Environment
 from lineage.progress import announce
 from lineage.run import RunDirectory
 
