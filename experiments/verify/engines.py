@@ -6,25 +6,33 @@ Each is built on every rank of its layout. What it computes in an iteration goes
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 
-from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
+from data_pipeline.tokens.token_file import TokenFile
 from engine.compare.recorder import NameMap, RankPlace, Recorder, moved, read_names
 from engine.compare.tensors import Piece
-from engine.config import ModelConfig, RunConfig
-from engine.data.dataset import DatasetFacts
+from engine.config import RunConfig
 from engine.inputs import TrainingInputs
+from engine.launch.forked import RanksFailed, run_forked
 from engine.launch.mesh import build_mesh
-from engine.model.gpt2 import GPT2
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
-from engine.parallel.mesh import serial_mesh
 from engine.step import build_step
-from experiments.verify.parity import ParityLayout
+from experiments.verify.parity import LayoutDiffers, ParityLayout
+from lineage.errors import BadInput
+
+ENGINES = {
+    "ours": "experiments.verify.engines:Ours",
+    "megatron-core": "experiments.verify.megatron_core:MegatronCore",
+    "transformers": "experiments.verify.torch_peers:Transformers",
+    "nanogpt": "experiments.verify.torch_peers:NanoGPT",
+}
+LONGEST_SECONDS = 24 * 3600
 
 Weights = dict[str, torch.Tensor]
 """Whole tensors by our names."""
@@ -158,10 +166,8 @@ class Ours(Engine):
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         config = layout.configure(work.config)
-        self.work, self.mesh = (
-            work,
-            build_mesh(layout_of(config, layout.world_size), layout.sequence_parallel, config.train.invariant),
-        )
+        sizes = layout_of(config, layout.world_size)
+        self.work, self.mesh = work, build_mesh(sizes, layout.sequence_parallel, config.train.invariant)
         self.at_once = 1 if self.mesh.in_order else config.train.microbatch_size
         self.place = RankPlace(layout.tp, self.mesh.tp.rank, self.mesh.sequence_parallel)
         self.model, self.training = build_step(config.model, config.train, config.parallel, self.mesh)
@@ -217,34 +223,27 @@ class Ours(Engine):
         return end
 
 
-def initial_weights(model: ModelConfig, seed: int, nudges: bool = False) -> Weights:
-    """This engine's initial values; with `nudges` biases and layer norms are moved too, so that none is 0 or 1."""
-    built = GPT2(model, serial_mesh())
-    built.initialize(seed)
-    weights = {name: parameter.detach() for name, parameter in built.named_parameters()}
-    if nudges:
-        generator = torch.Generator().manual_seed(seed)
-        for weight in weights.values():
-            if weight.dim() == 1:
-                weight.add_(model.init_std * torch.randn(weight.shape, generator=generator))
-    return weights
+def engine_class(name: str) -> type[Engine]:
+    """The engine of that name, with what it needs. Raises BadInput where there is none or a library is missing."""
+    if name not in ENGINES:
+        raise BadInput(f"there is no engine {name!r}; there are {', '.join(ENGINES)}")
+    module, _, attribute = ENGINES[name].partition(":")
+    kind: type[Engine] = getattr(import_module(module), attribute)
+    kind.prepare()
+    return kind
 
 
-def token_files(
-    config: RunConfig, facts: DatasetFacts | None, iterations: int, folder: Path
-) -> tuple[tuple[Path, float], ...]:
-    """The dataset's training files with their weights; without one, random tokens written to `folder`."""
-    if facts:
-        return tuple(zip(facts.prefixes("train"), facts.weights, strict=True))
-    return ((write_random_tokens(config, iterations, folder / "random"), 1.0),)
+def described(name: str) -> str:
+    """The engine with the version of its package."""
+    package = engine_class(name).package
+    return f"{name} {version(package)}" if package else name
 
 
-def write_random_tokens(config: RunConfig, iterations: int, prefix: Path) -> Path:
-    """Random tokens, few of them frequent as in text: a file of documents that samples run across."""
-    random = np.random.RandomState(config.train.seed)
-    vocab_size, length = config.model.text_vocab_size, max(config.model.seq_length * 2 // 3, 1)
-    documents = iterations * config.train.global_batch_size * 2 + 2
-    with TokenFileWriter(prefix, token_dtype(vocab_size)) as writer:
-        for _ in range(documents):
-            writer.add_document((vocab_size ** random.random_sample(length) - 1).astype(np.int64))
-    return prefix
+def on_ranks(function: Any, layout: ParityLayout, kind: type[Engine], *args: Any) -> list[Any]:
+    """What the function gave on every rank. Raises LayoutDiffers where one fails, BadInput where it is the engine's."""
+    try:
+        return run_forked(function, layout.world_size, kind, *args, timeout_seconds=LONGEST_SECONDS)
+    except RanksFailed as failure:
+        if refused := failure.sentence.partition("failed: BadInput: ")[2]:
+            raise BadInput(refused) from failure
+        raise LayoutDiffers(f"{kind.__name__}: {failure.sentence}") from failure
