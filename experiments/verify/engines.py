@@ -6,8 +6,6 @@ Each is built on every rank of its layout. What it computes in an iteration goes
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,21 +16,11 @@ from engine.compare.recorder import NameMap, RankPlace, Recorder, moved, read_na
 from engine.compare.tensors import Piece
 from engine.config import RunConfig
 from engine.inputs import TrainingInputs
-from engine.launch.forked import RanksFailed, run_forked
 from engine.launch.mesh import build_mesh
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
 from engine.step import build_step
-from experiments.verify.parity import LayoutDiffers, ParityLayout
-from lineage.errors import BadInput
-
-ENGINES = {
-    "ours": "experiments.verify.engines:Ours",
-    "megatron-core": "experiments.verify.megatron_core:MegatronCore",
-    "transformers": "experiments.verify.torch_peers:Transformers",
-    "nanogpt": "experiments.verify.torch_peers:NanoGPT",
-}
-LONGEST_SECONDS = 24 * 3600
+from experiments.verify.parity import ParityLayout
 
 Weights = dict[str, torch.Tensor]
 """Whole tensors by our names."""
@@ -221,29 +209,3 @@ class Ours(Engine):
 
         vars(chunk)["batch_loss"] = watched_loss
         return end
-
-
-def engine_class(name: str) -> type[Engine]:
-    """The engine of that name, with what it needs. Raises BadInput where there is none or a library is missing."""
-    if name not in ENGINES:
-        raise BadInput(f"there is no engine {name!r}; there are {', '.join(ENGINES)}")
-    module, _, attribute = ENGINES[name].partition(":")
-    kind: type[Engine] = getattr(import_module(module), attribute)
-    kind.prepare()
-    return kind
-
-
-def described(name: str) -> str:
-    """The engine with the version of its package."""
-    package = engine_class(name).package
-    return f"{name} {version(package)}" if package else name
-
-
-def on_ranks(function: Any, layout: ParityLayout, kind: type[Engine], *args: Any) -> list[Any]:
-    """What the function gave on every rank. Raises LayoutDiffers where one fails, BadInput where it is the engine's."""
-    try:
-        return run_forked(function, layout.world_size, kind, *args, timeout_seconds=LONGEST_SECONDS)
-    except RanksFailed as failure:
-        if refused := failure.sentence.partition("failed: BadInput: ")[2]:
-            raise BadInput(refused) from failure
-        raise LayoutDiffers(f"{kind.__name__}: {failure.sentence}") from failure

@@ -1,12 +1,14 @@
-"""One training for several engines: its configuration, samples and first weights; and what an engine makes of it, as a
-trace."""
+"""The engines by name, the training that two of them share, and what one makes of it as a trace."""
 
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,14 +17,49 @@ from data_pipeline.tokens.token_file import TokenFileWriter, token_dtype
 from engine.compare.tensors import Piece
 from engine.config import ModelConfig, RunConfig
 from engine.data.dataset import DatasetFacts
+from engine.launch.forked import RanksFailed, run_forked
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
-from experiments.verify.engines import Engine, Weights, Work, described, engine_class, on_ranks
-from experiments.verify.parity import SERIAL, ParityLayout, misfit, parse_layout
+from experiments.verify.engines import Engine, Weights, Work
+from experiments.verify.parity import SERIAL, LayoutDiffers, ParityLayout, misfit, parse_layout
 from experiments.verify.traces import Trace, finish_trace, write_rank
 from lineage.atomic import new_directory
 from lineage.errors import BadInput
 from lineage.progress import announce
+
+ENGINES = {
+    "ours": "experiments.verify.engines:Ours",
+    "megatron-core": "experiments.verify.megatron_core:MegatronCore",
+    "transformers": "experiments.verify.torch_peers:Transformers",
+    "nanogpt": "experiments.verify.torch_peers:NanoGPT",
+}
+LONGEST_SECONDS = 24 * 3600
+
+
+def engine_class(name: str) -> type[Engine]:
+    """The engine of that name, with what it needs. Raises BadInput where there is none or a library is missing."""
+    if name not in ENGINES:
+        raise BadInput(f"there is no engine {name!r}; there are {', '.join(ENGINES)}")
+    module, _, attribute = ENGINES[name].partition(":")
+    kind: type[Engine] = getattr(import_module(module), attribute)
+    kind.prepare()
+    return kind
+
+
+def described(name: str) -> str:
+    """The engine with the version of its package."""
+    package = engine_class(name).package
+    return f"{name} {version(package)}" if package else name
+
+
+def on_ranks(function: Any, layout: ParityLayout, kind: type[Engine], *args: Any) -> list[Any]:
+    """What the function gave on every rank. Raises LayoutDiffers where one fails, BadInput where it is the engine's."""
+    try:
+        return run_forked(function, layout.world_size, kind, *args, timeout_seconds=LONGEST_SECONDS)
+    except RanksFailed as failure:
+        if refused := failure.sentence.partition("failed: BadInput: ")[2]:
+            raise BadInput(refused) from failure
+        raise LayoutDiffers(f"{kind.__name__}: {failure.sentence}") from failure
 
 
 @contextmanager

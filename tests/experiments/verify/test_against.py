@@ -8,7 +8,7 @@ import pytest
 from engine.cli import read_run_config
 from engine.compare.tolerance import curve_tolerance, factor, tensor_tolerance
 from experiments.verify.against import run_against
-from experiments.verify.engines import engine_class
+from experiments.verify.work import engine_class
 from lineage.benchmark import AGAINST, read_benchmark
 from lineage.digest import check_seal
 from lineage.errors import BadInput

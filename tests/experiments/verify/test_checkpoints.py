@@ -15,7 +15,7 @@ from engine.formats.convert import import_checkpoint
 from experiments.verify.engines import Work, engine_class, on_ranks
 from experiments.verify.megatron_core import MegatronCore, core
 from experiments.verify.parity import ParityLayout
-from experiments.verify.work import shared_work
+from experiments.verify.work import engine_class, on_ranks, shared_work
 from tests.commands import Command
 from tests.engine.test_formats_checkpoint import trained_tokenizer
 
