@@ -16,6 +16,7 @@ from evaluation.protocol import (
     LARGEST_EXPONENT,
     Block,
     Encoder,
+    Estimate,
     Losses,
     PerplexityResult,
     Provenance,
@@ -25,7 +26,7 @@ from evaluation.protocol import (
     Tokens,
     perplexity,
 )
-from evaluation.uncertainty import ratio_standard_error
+from evaluation.uncertainty import ratio_standard_error, sampling_error
 from evaluation.windows import Lazy, sliding_windows
 from lineage.errors import BadInput
 
@@ -149,6 +150,14 @@ class PerplexityTask(Task):
             nll=np.array([block.nll for block in blocks]),
             weight=weight * (self._divided(scores)[1] / weight.sum()),
         )
+
+    def estimate(self, scores: Scores) -> Estimate:
+        """The perplexity, whose error is a share of it."""
+        divided, normaliser = self._divided(scores)
+        counts = scores.num_scored.astype(np.float64)
+        error = sampling_error(scores.nll, counts, self.whole)
+        share = math.inf if error is None else error * counts.sum() / normaliser
+        return Estimate(f"perplexity {math.exp(min(divided / normaliser, LARGEST_EXPONENT)):,.2f} ± {share:.2%}", share)
 
     def text(self, place: int) -> str:
         """What a window scores."""

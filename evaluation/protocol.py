@@ -196,6 +196,14 @@ class Losses:
     correct: NDArray[np.bool_] | None = None
 
 
+class Estimate(NamedTuple):
+    """The number of a whole test from requests drawn at random."""
+
+    words: str
+    error: float
+    """Standard error of drawing them: a share of a perplexity, a difference of an accuracy."""
+
+
 class Encoder(Protocol):
     """What a task needs of a tokenizer."""
 
@@ -234,7 +242,7 @@ class Task(ABC):
 
     def __init__(self, source: SourceText, tokenizer: Encoder, requests: Sequence[Request]) -> None:
         self.source, self.tokenizer, self.requests = source, tokenizer, requests
-        self.whole = len(requests)
+        self.how, self.whole = "", len(requests)
         """Requests of the whole test."""
         self.chosen: Sequence[int] = range(self.whole)
         """Numbers there of those in `requests`."""
@@ -244,10 +252,10 @@ class Task(ABC):
         chosen = evenly_spread(self.whole, limit)
         return self.part(range(len(chosen)) if self.with_memory else chosen)
 
-    def part(self, chosen: Sequence[int]) -> Self:
-        """The task with the requests of these numbers, in this order."""
+    def part(self, chosen: Sequence[int], how: str = "") -> Self:
+        """The task with the requests of these numbers, in this order; `how` says how they were chosen."""
         part = copy.copy(self)
-        part.chosen, part.requests = chosen, [self.requests[number] for number in chosen]
+        part.chosen, part.requests, part.how = chosen, [self.requests[number] for number in chosen], how
         return part
 
     @property
@@ -258,7 +266,7 @@ class Task(ABC):
     @property
     def extent(self) -> str:
         """For the protocol line, how much of the test is scored; empty if all is."""
-        return f"; only {len(self.chosen)} of {self.whole} {self.unit}" if self.is_partial else ""
+        return f"; only {len(self.chosen)} of {self.whole} {self.unit}{self.how}" if self.is_partial else ""
 
     @property
     def name(self) -> str:
@@ -297,6 +305,10 @@ class Task(ABC):
     @abstractmethod
     def losses(self, scores: Scores) -> Losses:
         """The scores by article or example."""
+
+    @abstractmethod
+    def estimate(self, scores: Scores) -> Estimate:
+        """The protocol's number, of requests drawn at random."""
 
     @abstractmethod
     def result(self, scores: Scores, provenance: Provenance) -> Result:
