@@ -70,10 +70,10 @@ def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings
         evaluated = load_checkpoint(native, build_mesh(settings.layout, invariant=settings.invariant))
         for name, make in tasks.items():
             try:
-                task = make(evaluated).limited(settings.limit)
+                task = make(evaluated)
                 if task.with_memory:
                     remembering(evaluated.model)
-                made[name] = task
+                made[name] = task if settings.until else task.limited(settings.limit)
             except (DataMissing, NoMemory) as error:
                 missing[name] = error
         if not made:
@@ -126,9 +126,7 @@ def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: 
         ]
 
 
-def _sample(
-    task: Task, evaluated: EvaluatedCheckpoint, settings: Settings, until: float
-) -> tuple[Task, Scores]:  # fmt: skip
+def _sample(task: Task, evaluated: EvaluatedCheckpoint, settings: Settings, until: float) -> tuple[Task, Scores]:
     """A part of the task, in a random order that is always the same, until its number is known well enough."""
     if task.with_memory:
         raise BadInput("a text is scored with memory from its beginning on: give --limit in place of --until")
