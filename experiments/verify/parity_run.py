@@ -22,7 +22,7 @@ from engine.costs import parameter_count
 from engine.launch.forked import RanksFailed, run_forked
 from experiments.verify.engines import Ours, Work
 from experiments.verify.parity import SERIAL, TOLERANCE, LayoutDiffers, ParityLayout, choose_layouts
-from experiments.verify.work import with_samples
+from experiments.verify.work import with_samples, with_vocabulary
 from lineage.environment import memory_bytes
 from lineage.errors import BadInput
 from lineage.progress import announce
@@ -50,20 +50,19 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int) -> No
 
     Raises LayoutDiffers for the first that is beyond the tolerance, BadInput for a layout that does not fit.
     """
+    config, facts = with_vocabulary(config)
     precision = config.train.precision if config.train.invariant else "fp64"
     config = config.model_copy(update={"train": config.train.model_copy(update={"precision": precision})})
+    chosen, others = choose_layouts(names, ranks, config)
+    for reason, layouts in others.items():
+        print(f"does not fit: {reason}: {', '.join(layout.name for layout in layouts)}")
+    if not chosen:
+        raise BadInput(f"no layout of at most {ranks} ranks fits but the serial run")
+    _check_memory(config, iterations)
+    most = max(layout.world_size for layout in chosen)
+    announce(f"{1 + len(chosen)} trainings of {iterations} iterations in {_words(config)}, on up to {most} processes")
     torch.set_num_threads(1)
-    with with_samples(config, iterations) as work:
-        config = work.config
-        chosen, others = choose_layouts(names, ranks, config)
-        for reason, layouts in others.items():
-            print(f"does not fit: {reason}: {', '.join(layout.name for layout in layouts)}")
-        if not chosen:
-            raise BadInput(f"no layout of at most {ranks} ranks fits but the serial run")
-        _check_memory(config, iterations)
-        most = max(layout.world_size for layout in chosen)
-        trainings = f"{1 + len(chosen)} trainings of {iterations} iterations"
-        announce(f"{trainings} in {_words(config)}, on up to {most} processes")
+    with with_samples(config, facts, iterations) as work:
         outcomes = list(_compare_all(work, chosen))
     wrong = [outcome for outcome in outcomes if outcome.finding]
     if wrong:

@@ -62,17 +62,22 @@ def on_ranks(function: Any, layout: ParityLayout, kind: type[Engine], *args: Any
         raise LayoutDiffers(f"{kind.__name__}: {failure.sentence}") from failure
 
 
+def with_vocabulary(config: RunConfig) -> tuple[RunConfig, DatasetFacts | None]:
+    """The configuration with the vocabulary of its dataset, and what the dataset is; None without data.dataset."""
+    if not config.data.dataset:
+        return config, None
+    facts = DatasetFacts.read(config.data.dataset)
+    return config.model_copy(update={"model": facts.resize(config.model)}), facts
+
+
 @contextmanager
-def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
-    """The training with the dataset's vocabulary and files; without data.dataset with random tokens."""
+def with_samples(config: RunConfig, facts: DatasetFacts | None, iterations: int) -> Iterator[Work]:
+    """The training on the dataset's files; without one on random tokens."""
+    if facts:
+        yield Work(config, iterations, tuple(zip(facts.prefixes("train"), facts.weights, strict=True)), facts.tokenizer)
+        return
     with tempfile.TemporaryDirectory() as folder:
-        if config.data.dataset:
-            facts = DatasetFacts.read(config.data.dataset)
-            config = config.model_copy(update={"model": facts.resize(config.model)})
-            tokens = tuple(zip(facts.prefixes("train"), facts.weights, strict=True))
-            yield Work(config, iterations, tokens, facts.tokenizer)
-        else:
-            yield Work(config, iterations, ((write_random_tokens(config, iterations, Path(folder) / "random"), 1.0),))
+        yield Work(config, iterations, ((write_random_tokens(config, iterations, Path(folder) / "random"), 1.0),))
 
 
 @contextmanager
@@ -89,16 +94,16 @@ def shared_work(
     if config.train.precision not in ("fp32", "bf16"):
         raise BadInput(f"precision {config.train.precision} is not compared: --set train.precision=fp32 or bf16")
     decay = "cosine" if config.train.decay == "clipped-cosine" else config.train.decay
-    config = config.model_copy(update={"train": config.train.model_copy(update={"decay": decay})})
-    with with_samples(config, iterations) as work:
-        model = work.config.model
-        model = model.model_copy(update={"vocab_size": model.padded_vocab_size, "dropout": dropout})
-        config = work.config.model_copy(update={"model": model})
-        chosen = SERIAL if layout == "serial" else parse_layout(layout)
-        if reason := misfit(chosen, config):
-            raise BadInput(f"{chosen.name} does not fit: {reason}")
-        weights = initial_weights(model, config.train.seed, nudges)
-        yield replace(work, config=config, initial=weights, first_rate=first_rate), chosen
+    config, facts = with_vocabulary(config)
+    model = config.model.model_copy(update={"vocab_size": config.model.padded_vocab_size, "dropout": dropout})
+    train = config.train.model_copy(update={"decay": decay})
+    config = config.model_copy(update={"model": model, "train": train})
+    chosen = SERIAL if layout == "serial" else parse_layout(layout)
+    if reason := misfit(chosen, config):
+        raise BadInput(f"{chosen.name} does not fit: {reason}")
+    weights = initial_weights(model, train.seed, nudges)
+    with with_samples(config, facts, iterations) as work:
+        yield replace(work, initial=weights, first_rate=first_rate), chosen
 
 
 def initial_weights(model: ModelConfig, seed: int, nudges: bool = False) -> Weights:
