@@ -23,10 +23,10 @@ from lineage.command import CommandLine, run_command
 from lineage.config import load_config, override_config, to_toml
 from lineage.digest import bytes_below, sha256_json
 from lineage.errors import BadInput
+from lineage.installation import check_torch
 from lineage.progress import announce, format_bytes
 from lineage.run import RunDirectory
 from lineage.shipped import Shipped, find_file
-from lineage.torch_range import check_torch
 
 app = CommandLine(help="Train GPT-2 the Megatron-LM way.", no_args_is_help=True)
 

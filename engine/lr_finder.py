@@ -11,10 +11,9 @@ from pathlib import Path
 
 from engine.config import RunConfig
 from engine.run.estimate import describe_training
-from lineage.benchmark import Environment
 from lineage.environment import describe_environment
 from lineage.errors import BadInput
-from lineage.files import LearningRate, write_document
+from lineage.files import Environment, LearningRate, write_document
 from lineage.progress import Progress, announce
 
 SMOOTHING = 0.9

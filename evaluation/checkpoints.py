@@ -77,6 +77,11 @@ class EvaluatedCheckpoint:
     """`scaled` for a shrunk twin of a published model, `measured` otherwise."""
 
     @property
+    def context(self) -> int:
+        """Longest input of the model."""
+        return self.model.seq_length
+
+    @property
     def store(self) -> ScoreStore:
         """Where its scores are kept from one evaluation to the next."""
         return ScoreStore(user_cache("scores"), self.digest, self.tokenizer.digest)

@@ -36,7 +36,11 @@ Samples = Annotated[
 ]
 
 
-def _scores(command: Callable[..., None], names: Sequence[str] = tuple(vars(Settings()))) -> Callable[..., None]:
+OF_ONE_TASK = tuple(vars(Settings()))
+OF_SEVERAL = tuple(name for name in OF_ONE_TASK if name != "until")
+
+
+def _scores(command: Callable[..., None], names: Sequence[str] = OF_SEVERAL) -> Callable[..., None]:
     """The command with fields of `Settings` as options, after its other parameters and in place of its `settings`."""
     own, fields = (inspect.signature(parameter).parameters for parameter in (command, Settings))
     added = {name: fields[name] for name in names}
@@ -58,7 +62,7 @@ def _scores(command: Callable[..., None], names: Sequence[str] = tuple(vars(Sett
 
 
 def _named_command(name: str) -> Callable[..., None]:
-    @_scores
+    @partial(_scores, names=OF_ONE_TASK)
     def command(ckpt: Checkpoint, settings: Settings, json: Json = None, samples: Samples = None) -> None:
         from evaluation.evaluate import named_task
 
@@ -68,8 +72,8 @@ def _named_command(name: str) -> Callable[..., None]:
     return command
 
 
-def _file_command(make: Callable[[Path, Encoder, int, int | None], Task], description: str) -> Callable[..., None]:
-    @_scores
+def _file_command(make: Callable[[Path, Encoder, int], Task], description: str) -> Callable[..., None]:
+    @partial(_scores, names=OF_ONE_TASK)
     def command(
         file: TextFile, ckpt: Checkpoint, settings: Settings, json: Json = None, samples: Samples = None
     ) -> None:

@@ -11,18 +11,35 @@ from evaluation import harness
 from evaluation.protocol import (
     ClozeResult,
     Encoder,
+    Estimate,
     Losses,
     Provenance,
     Request,
     Scores,
     SourceText,
     Task,
+    Tokens,
     perplexity,
 )
-from evaluation.stop_words import stop_word_tokens
 from evaluation.uncertainty import mean_standard_error
-from evaluation.windows import evenly_spread
+from evaluation.windows import Lazy
 from lineage.errors import BadInput
+
+_STOP_WORDS = """
+a about above after again against all am an and any are as at be because been before being below between both but by can
+did do does doing don down during each few for from further had has have having he her here hers herself him himself his
+how i if in into is it its itself just me more most my myself no nor not now of off on once only or other our ours
+ourselves out over own s same she should so some such t than that the their theirs them themselves then there these they
+this those through to too under until up very was we were what when where which while who whom why will with you your
+yours yourself yourselves
+"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+"""NLTK's English ones, those with an apostrophe left out, as in cybertronai/bflm's evaluation of GPT-2.
+
+The GPT-2 paper reports LAMBADA with "a stop-word filter" (section 3.3) and names neither list nor rule; bflm's
+`eval_lambada_slow.py` is the reconstruction others refer to. It rejects one at every sub-word it generates; here
+only the first sub-word of the answer may not be one, since later ones ("an", "her") are parts of words.
+"""
 
 Encoded = list[tuple[list[int], int]]
 """Sub-words of each passage and how many at its end are the target."""
@@ -81,38 +98,39 @@ LM_EVAL = ClozeRule(
 )
 
 
+def stop_word_tokens(tokenizer: Encoder) -> Tokens:
+    """Ids of the sub-words that are a whole stop word, in any case and with or without a space before it."""
+    texts = (tokenizer.decode([token]) for token in range(tokenizer.vocab_size))
+    banned = [token for token, text in enumerate(texts) if text.strip().lower() in STOP_WORDS]
+    return np.asarray(banned, dtype=np.int64)
+
+
 class ClozeTask(Task):
     """The task for a list of passages and one rule."""
 
     unit = "examples"
 
     def __init__(
-        self,
-        source: SourceText,
-        passages: Sequence[str],
-        rule: ClozeRule,
-        tokenizer: Encoder,
-        seq_length: int,
-        limit: int | None = None,
+        self, source: SourceText, passages: Sequence[str], rule: ClozeRule, tokenizer: Encoder, seq_length: int
     ) -> None:
-        """`limit` scores only that many passages, spread evenly over the list.
+        """A passage longer than `seq_length` inputs loses its beginning.
 
-        A passage longer than `seq_length` inputs loses its beginning. Raises BadInput if a target alone is
-        longer.
+        Raises BadInput where there is no passage; making a request raises it for a target that is longer.
         """
         if not passages:
             raise BadInput(f"{source.title} has no passage to score")
         examples = rule.encode(tokenizer, passages)
-        chosen = evenly_spread(len(examples), limit)
-        mine = [examples[number] for number in chosen]
-        if (longest := max(count for _, count in mine)) > seq_length:
-            raise BadInput(f"a target of {longest} sub-words does not fit the model's context of {seq_length}")
-        requests = [Request(np.asarray(ids[-(seq_length + 1) :], dtype=np.int64), count) for ids, count in mine]
-        super().__init__(source, tokenizer, requests, chosen, len(passages))
+
+        def request(number: int) -> Request:
+            ids, count = examples[number]
+            if count > seq_length:
+                raise BadInput(f"a target of {count} sub-words does not fit the model's context of {seq_length}")
+            return Request(np.asarray(ids[-(seq_length + 1) :], dtype=np.int64), count)
+
+        super().__init__(source, tokenizer, Lazy(len(examples), request))
         self.banned = stop_word_tokens(tokenizer) if rule.filters_stop_words else None
-        self._passages, self._rule = passages, rule
-        self._num_tokens = sum(len(ids) for ids, _ in examples)
-        self._num_truncated = sum(len(ids) > seq_length + 1 for ids, _ in mine)
+        self._passages, self._rule, self._seq_length = passages, rule, seq_length
+        self._lengths = [len(ids) for ids, _ in examples]
 
     def text(self, place: int) -> str:
         """The passage."""
@@ -123,6 +141,16 @@ class ClozeTask(Task):
         names = [str(number) for number in self.chosen]
         return Losses(names, scores.nll, np.ones(len(names)), self.correct(scores))
 
+    def estimate(self, scores: Scores) -> Estimate:
+        """The accuracy; two right and two wrong answers are added for its error, which is not 0 where all are alike.
+
+        Agresti and Coull 1998, Approximate Is Better than "Exact" for Interval Estimation of Binomial Proportions.
+        """
+        correct, count = int(self.correct(scores).sum()), len(self.chosen)
+        share = (correct + 2) / (count + 4)
+        error = math.sqrt((1 - count / self.whole) * share * (1 - share) / (count + 4))
+        return Estimate(f"accuracy {correct / count:.2%} ± {error:.2%}", error)
+
     def result(self, scores: Scores, provenance: Provenance) -> ClozeResult:
         """Accuracy over examples; the perplexity is of the whole target."""
         losses = scores.nll
@@ -130,19 +158,20 @@ class ClozeTask(Task):
         accuracy = num_correct / num_examples
         target_perplexity = perplexity(math.fsum(losses), num_examples)
         spread = mean_standard_error(losses)
-        cut = f"; {self._num_truncated} examples cut at the left to the model's context" if self._num_truncated else ""
+        truncated = sum(self._lengths[number] > self._seq_length + 1 for number in self.chosen)
+        cut = f"; {truncated} examples cut at the left to the model's context" if truncated else ""
         return ClozeResult(
             **self.facts(scores, provenance),
-            protocol=f"{self.source.title}; {self._rule.sentence}; {provenance.dtype}{cut}{self.part}",
+            protocol=f"{self.source.title}; {self._rule.sentence}; {provenance.dtype}{cut}{self.extent}",
             perplexity=target_perplexity,
             perplexity_standard_error=None if spread is None else target_perplexity * spread,
             num_original_tokens=len(self._passages),
-            num_tokens=self._num_tokens,
+            num_tokens=sum(self._lengths),
             accuracy=accuracy,
             standard_error=math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1)),
             num_examples=num_examples,
             num_correct=num_correct,
-            num_truncated=self._num_truncated,
+            num_truncated=truncated,
         )
 
     def correct(self, scores: Scores) -> NDArray[np.bool_]:

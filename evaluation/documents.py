@@ -1,14 +1,18 @@
-"""Running texts: what is counted in them, and where their articles begin before and after a detokenizer."""
+"""Texts of tests: read, what is counted in them, where their articles begin before and after a detokenizer."""
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evaluation.protocol import SourceText
+from lineage.atomic import read_bytes
+from lineage.errors import BadInput, IntegrityFailure
 
 _HEADING = re.compile(r"(?:(?<=\n \n)|(?<=\A \n)) = (?!= )([^\n]+?)(?<! =) = \n(?= \n)")
 """A first-level heading of WikiText between empty lines."""
@@ -55,6 +59,18 @@ class RunningText:
     def num_bytes(self) -> int:
         """UTF-8 bytes."""
         return len(self.text.encode("utf-8"))
+
+
+def read_official(path: Path, sha256: str, name: str) -> str:
+    """The text of the file at `path`. Raises IntegrityFailure unless its content is the published one."""
+    try:
+        content = read_bytes(path)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != sha256:
+        raise IntegrityFailure(f"{path} is not {name}: its SHA-256 begins {digest[:12]}, not {sha256[:12]}")
+    return content.decode("utf-8")
 
 
 def count_original_tokens(text: str) -> int:

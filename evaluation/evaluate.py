@@ -18,12 +18,15 @@ from evaluation.protocol import Encoder, Provenance, Request, Result, Scores, Ta
 from evaluation.scoring import score
 from evaluation.settings import Settings
 from evaluation.tasks import build_task
+from evaluation.uncertainty import SEED
 from lineage.environment import describe_environment
-from lineage.errors import DataMissing
+from lineage.errors import BadInput, DataMissing
 from lineage.progress import Progress, announce
 
-MakeTask = Callable[[EvaluatedCheckpoint, int | None], Task]
-"""(checkpoint, limit) → the task for its tokenizer and context."""
+SAMPLES, SMALLEST_SAMPLE = 64, 32
+"""A test is sampled in so many parts of equal size, of at least so many requests."""
+MakeTask = Callable[[EvaluatedCheckpoint], Task]
+"""The task for a checkpoint's tokenizer and context."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,12 @@ class Evaluations:
 
 def named_task(name: str) -> MakeTask:
     """A protocol of the table."""
-    return lambda evaluated, limit: build_task(
-        name, evaluated.tokenizer, evaluated.model.seq_length, limit, evaluated.training_dataset
-    )
+    return lambda evaluated: build_task(name, evaluated.tokenizer, evaluated.context, evaluated.training_dataset)
 
 
-def file_task(make: Callable[[Path, Encoder, int, int | None], Task], path: Path) -> MakeTask:
+def file_task(make: Callable[[Path, Encoder, int], Task], path: Path) -> MakeTask:
     """A task on a user's file."""
-    return lambda evaluated, limit: make(path, evaluated.tokenizer, evaluated.model.seq_length, limit)
+    return lambda evaluated: make(path, evaluated.tokenizer, evaluated.context)
 
 
 def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings) -> Evaluations:
@@ -69,25 +70,32 @@ def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings
         evaluated = load_checkpoint(native, build_mesh(settings.layout, invariant=settings.invariant))
         for name, make in tasks.items():
             try:
-                task = make(evaluated, settings.limit)
+                task = make(evaluated)
                 if task.with_memory:
                     remembering(evaluated.model)
-                made[name] = task
+                made[name] = task if settings.until else task.limited(settings.limit)
             except (DataMissing, NoMemory) as error:
                 missing[name] = error
         if not made:
             raise next(iter(missing.values()))
-        done = _run(list(made.values()), evaluated, checkpoint, settings, started)
-    return Evaluations(dict(zip(made, done, strict=True)), {name: str(error) for name, error in missing.items()})
+        for task in made.values():
+            if task.note and evaluated.model.mesh.is_first:
+                print(f"warning: {task.note}", file=sys.stderr)
+        if settings.until:
+            ((name, task),) = made.items()
+            made[name], scores = _sample(task, evaluated, settings, settings.until)
+            scored = [scores]
+        else:
+            scored = _score_all(list(made.values()), evaluated, settings)
+    provenance = _provenance(evaluated, checkpoint, started)
+    done = {
+        name: Evaluation(task, scores, task.result(scores, provenance))
+        for (name, task), scores in zip(made.items(), scored, strict=True)
+    }
+    return Evaluations(done, {name: str(error) for name, error in missing.items()})
 
 
-def _run(
-    tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, checkpoint: Path, settings: Settings, started: float
-) -> list[Evaluation]:
-    is_first = evaluated.model.mesh.is_first
-    for task in tasks:
-        if task.note and is_first:
-            print(f"warning: {task.note}", file=sys.stderr)
+def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: Settings) -> list[Scores]:
     requests, places = share([task.requests for task in tasks if not task.with_memory])
     apart = [request for task in tasks if task.with_memory for request in task.requests]
     total, tokens = len(requests) + len(apart), sum(len(request.tokens) for request in (*requests, *apart))
@@ -97,7 +105,8 @@ def _run(
         f"{total:,} {unit}, {tokens:,} tokens through {parameter_count(evaluated.model.network.config):,} parameters",
         "less what earlier evaluations have kept",
     )
-    with Progress(title, total, unit, quiet=not is_first) as progress, telling_of_lost_ranks():
+    quiet = not evaluated.model.mesh.is_first
+    with Progress(title, total, unit, quiet) as progress, telling_of_lost_ranks():
         shared = requests and score(
             evaluated.model,
             requests,
@@ -109,14 +118,36 @@ def _run(
             on_resumed=progress.start_at,
         )
         mine = iter(places)
-        scores = [
+        return [
             take(shared, next(mine), task.requests)
             if shared and not task.with_memory
             else score_with_memory(evaluated.model, task.requests, progress.advance)
             for task in tasks
         ]
-    provenance = _provenance(evaluated, checkpoint, started)
-    return [Evaluation(task, own, task.result(own, provenance)) for task, own in zip(tasks, scores, strict=True)]
+
+
+def _sample(task: Task, evaluated: EvaluatedCheckpoint, settings: Settings, until: float) -> tuple[Task, Scores]:
+    """A part of the task, in a random order that is always the same, until its number is known well enough."""
+    if task.with_memory:
+        raise BadInput("a text is scored with memory from its beginning on: give --limit in place of --until")
+    model, size = evaluated.model, max(SMALLEST_SAMPLE, task.whole // SAMPLES)
+    order = np.random.default_rng(SEED).permutation(task.whole).tolist()
+    how = f", drawn at random until the standard error was at most {until:.3%}"
+    announce(f"at most {task.whole:,} {task.unit} through {parameter_count(model.network.config):,} parameters")
+    parts: list[Scores] = []
+    with Progress(task.name, task.whole, task.unit, not model.mesh.is_first) as progress, telling_of_lost_ranks():
+        for start in range(0, task.whole, size):
+            new = task.part(order[start : start + size]).requests
+            parts.append(
+                score(model, new, settings.batch_size, settings.workers, banned=task.banned, store=evaluated.store)
+            )
+            part = task.part(order[: start + size], how)
+            scores = Scores._make(map(np.concatenate, zip(*parts, strict=True)))
+            words, error = part.estimate(scores)
+            progress.advance(len(new), words)
+            if error <= until:
+                break
+    return part, scores
 
 
 def _provenance(evaluated: EvaluatedCheckpoint, checkpoint: Path, started: float) -> Provenance:

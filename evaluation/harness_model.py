@@ -16,10 +16,9 @@ from evaluation.checkpoints import load_checkpoint, native_checkpoint
 from evaluation.evaluate import share, take
 from evaluation.generate import Sampling, generate
 from evaluation.harness import rolling_requests
-from evaluation.perplexity import LONGEST_WINDOW
 from evaluation.protocol import Request, Scores, Tokens
 from evaluation.scoring import score
-from evaluation.windows import sliding_windows
+from evaluation.windows import megatron_windows, sliding_windows
 from lineage.errors import BadInput
 from lineage.extras import import_extra
 
@@ -94,9 +93,8 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         if isinstance(text, str):
             return rolling_requests(self.tok_encode(text), self.eot_token_id, context)
         tokens: Tokens = np.asarray(self.tok_encode(text["text"]), dtype=np.int64)
-        window = min(LONGEST_WINDOW, context)
-        stride = max(1, window * text["stride"] // LONGEST_WINDOW)
-        return [Request.of_window(tokens, w) for w in sliding_windows(len(tokens), window, stride)]
+        windows = sliding_windows(len(tokens), *megatron_windows(context, text["stride"]))
+        return [Request.of_window(tokens, window) for window in windows]
 
     def _score(self, made: Sequence[Sequence[Request]]) -> list[Scores]:
         shared, places = share(made)

@@ -24,34 +24,28 @@ MOST_BYTES = 64 << 20
 """Of a user's text: its tokens are all in memory."""
 
 
-def heldout_perplexity(
-    dataset: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None, reason: str = ""
-) -> PerplexityTask:
+def heldout_perplexity(dataset: Path, tokenizer: Encoder, context: int, reason: str) -> PerplexityTask:
     """Sliding-window perplexity of all validation documents, joined by blank lines."""
     source = _source("heldout-perplexity", dataset, reason, "WikiText-103")
-    return _perplexity(source, read_documents(dataset), tokenizer, seq_length, limit)
+    return _perplexity(source, read_documents(dataset), tokenizer, context)
 
 
-def heldout_cloze(
-    dataset: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None, reason: str = ""
-) -> ClozeTask:
+def heldout_cloze(dataset: Path, tokenizer: Encoder, context: int, reason: str) -> ClozeTask:
     """Strict last-word accuracy on passages cut from the validation documents."""
     passages = [passage for text in read_documents(dataset) for passage in cut_passages(text)]
     if not passages:
         raise DataMissing(f"no validation document of {dataset} has {SHORTEST_PASSAGE_WORDS} words")
-    source = _source("heldout-cloze", dataset, reason, "LAMBADA")
-    return ClozeTask(source, passages, STRICT, tokenizer, seq_length, limit)
+    return ClozeTask(_source("heldout-cloze", dataset, reason, "LAMBADA"), passages, STRICT, tokenizer, context)
 
 
-def file_perplexity(path: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None) -> PerplexityTask:
+def file_perplexity(path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
     """Sliding-window perplexity of a text file, or of a `.jsonl` file's documents joined by blank lines."""
     content = _read_text(path)
     documents = _read_lines(path, content) if path.suffix == ".jsonl" else [content]
-    source = SourceText("perplexity", path.name, sha256_file(path))
-    return _perplexity(source, documents, tokenizer, seq_length, limit)
+    return _perplexity(SourceText("perplexity", path.name, sha256_file(path)), documents, tokenizer, context)
 
 
-def file_cloze(path: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None) -> ClozeTask:
+def file_cloze(path: Path, tokenizer: Encoder, context: int) -> ClozeTask:
     """Strict last-word accuracy on the lines of a text file, or of a `.jsonl` file's documents."""
     content = _read_text(path)
     passages = _read_lines(path, content) if path.suffix == ".jsonl" else content.split("\n")
@@ -59,7 +53,7 @@ def file_cloze(path: Path, tokenizer: Encoder, seq_length: int, limit: int | Non
     for number, passage in enumerate(passages, 1):
         if len(passage.split()) < 2:
             raise BadInput(f"{path}: passage {number}, {passage.strip()!r}, has no words before its last")
-    return ClozeTask(SourceText("cloze", path.name, sha256_file(path)), passages, STRICT, tokenizer, seq_length, limit)
+    return ClozeTask(SourceText("cloze", path.name, sha256_file(path)), passages, STRICT, tokenizer, context)
 
 
 def read_documents(dataset: Path) -> list[str]:
@@ -85,12 +79,10 @@ def cut_passages(text: str) -> Iterator[str]:
             yield text[passage[0].start() : passage[-1].end()]
 
 
-def _perplexity(
-    source: SourceText, documents: list[str], tokenizer: Encoder, seq_length: int, limit: int | None
-) -> PerplexityTask:
+def _perplexity(source: SourceText, documents: list[str], tokenizer: Encoder, context: int) -> PerplexityTask:
     text = RunningText.of_documents(source, documents)
-    stream = sliding_stream(text, UNCHANGED, tokenizer, seq_length, max(1, seq_length // STRIDES_PER_WINDOW))
-    return PerplexityTask(text, stream, tokenizer, limit=limit)
+    stream = sliding_stream(text, UNCHANGED, tokenizer, context, max(1, context // STRIDES_PER_WINDOW))
+    return PerplexityTask(text, stream, tokenizer)
 
 
 def _read_text(path: Path) -> str:

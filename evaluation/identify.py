@@ -21,7 +21,7 @@ import torch
 from data_pipeline.contamination.testsets import find_test_set
 from engine.launch.mesh import build_mesh
 from evaluation.checkpoints import EvaluatedCheckpoint, load_checkpoint, native_checkpoint
-from evaluation.cloze import LAST_TOKEN, LM_EVAL, STRICT, ClozeRule
+from evaluation.cloze import LAST_TOKEN, LM_EVAL, STRICT, ClozeRule, stop_word_tokens
 from evaluation.documents import RunningText, lm_eval_documents
 from evaluation.evaluate import Settings, share, take
 from evaluation.harness import rolling_windows
@@ -29,7 +29,6 @@ from evaluation.lambada import openai_passages, standard_passages
 from evaluation.perplexity import UNCHANGED
 from evaluation.protocol import LARGEST_EXPONENT, Request, Scores, Tokens
 from evaluation.scoring import ScoringModel, score
-from evaluation.stop_words import stop_word_tokens
 from evaluation.uncertainty import mean_standard_error
 from evaluation.wikitext103 import INVERTIBLE, MEGATRON, ROWS, read_wikitext103
 from evaluation.windows import STRIDES_PER_WINDOW, Window, evenly_spread, sliding_windows
@@ -57,6 +56,13 @@ class Combination:
     """Of its text, from the published one."""
     doubt: float = 0.0
     """How far the value may be off; 0 for one that was scored."""
+    step: float = 0.0
+    """What the value is a multiple of; 0 for any number."""
+
+    def may_give(self, claim: float, half: float) -> bool:
+        """Whether it was not scored, and a value within its doubt is the claim within `half`."""
+        possible = round(claim / self.step) * self.step if self.step else claim
+        return self.doubt > 0 and abs(self.value - claim) <= self.doubt + half and abs(possible - claim) <= half
 
 
 @dataclass
@@ -141,7 +147,7 @@ def identify(checkpoint: Path, claimed: str, task: str, settings: Settings, budg
         space.screen()
         while True:
             found = list(space.combinations())
-            near = [c for c in found if c.doubt and abs(c.value - claim) <= c.doubt + half]
+            near = (c for c in found if c.may_give(claim, half))
             open_ = sorted(near, key=lambda c: abs(c.value - claim) / c.doubt + CHANGE * c.changes)
             if not any(space.complete(c, int(budget * space.dearest) - scorer.tokens) for c in open_):
                 break
@@ -417,8 +423,8 @@ class _Lambada:
                         "ties": "right" if ties else "the first token is the answer",
                     }
                     for unit, factor in (("accuracy", 1), ("accuracy in %", 100)):
-                        number = factor * float(correct.mean())
-                        yield Combination(axes | {"number": unit}, number, text.changes, factor * doubt)
+                        value, step = factor * float(correct.mean()), factor / len(self._all)
+                        yield Combination(axes | {"number": unit}, value, text.changes, factor * doubt, step)
 
     def _score(self, text: _Passages, chosen: Sequence[int]) -> None:
         """Every rule's requests in one pass."""

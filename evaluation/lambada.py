@@ -8,7 +8,7 @@ from pathlib import Path
 
 from data_pipeline.contamination.testsets import TEST_SETS
 from evaluation.cloze import STRICT, ClozeRule, ClozeTask
-from evaluation.official import read_official
+from evaluation.documents import read_official
 from evaluation.protocol import Encoder, SourceText
 from lineage.atomic import parse_json
 from lineage.errors import IntegrityFailure
@@ -29,18 +29,16 @@ def standard_passages(path: Path) -> list[str]:
     return _all_of([line for line in text.split("\n") if line])
 
 
-def openai_lambada(
-    name: str, path: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None, rule: ClozeRule = STRICT
-) -> ClozeTask:
+def openai_lambada(name: str, path: Path, tokenizer: Encoder, context: int, rule: ClozeRule = STRICT) -> ClozeTask:
     """OpenAI's file (lm-evaluation-harness's `lambada_openai`) by a rule."""
     source = SourceText(name, "LAMBADA test file (OpenAI)", TEST_SETS["lambada"].sha256)
-    return ClozeTask(source, openai_passages(path), rule, tokenizer, seq_length, limit)
+    return ClozeTask(source, openai_passages(path), rule, tokenizer, context)
 
 
-def standard_lambada(name: str, path: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None) -> ClozeTask:
+def standard_lambada(name: str, path: Path, tokenizer: Encoder, context: int) -> ClozeTask:
     """The original authors' plain text by the strict rule."""
     source = SourceText(name, "LAMBADA test file (original plain text)", TEST_SETS["lambada-standard"].sha256)
-    return ClozeTask(source, standard_passages(path), STRICT, tokenizer, seq_length, limit)
+    return ClozeTask(source, standard_passages(path), STRICT, tokenizer, context)
 
 
 def _all_of(passages: list[str]) -> list[str]:

@@ -16,6 +16,7 @@ from evaluation.protocol import (
     LARGEST_EXPONENT,
     Block,
     Encoder,
+    Estimate,
     Losses,
     PerplexityResult,
     Provenance,
@@ -25,12 +26,11 @@ from evaluation.protocol import (
     Tokens,
     perplexity,
 )
-from evaluation.uncertainty import ratio_standard_error
-from evaluation.windows import Lazy, evenly_spread, sliding_windows
+from evaluation.uncertainty import ratio_standard_error, sampling_error
+from evaluation.windows import Lazy, sliding_windows
 from lineage.errors import BadInput
 
 MEGATRON_LARGEST_EXPONENT = 20.0
-LONGEST_WINDOW = 1024
 MOST_STRETCHES = 1 << 14
 """Of a text without articles; its standard error draws from all of them a thousand times."""
 
@@ -130,15 +130,9 @@ class PerplexityTask(Task):
         stream: Stream,
         tokenizer: Encoder,
         divisor: Divisor = "original tokens",
-        limit: int | None = None,
         with_memory: bool = False,
     ) -> None:
-        """`limit` scores only that many windows, spread evenly over the text; with memory, the first ones."""
-        chosen: Sequence[int] = evenly_spread(len(stream.requests), limit)
-        if with_memory:
-            chosen = range(len(chosen))
-        requests = [stream.requests[index] for index in chosen]
-        super().__init__(text.source, tokenizer, requests, chosen, len(stream.requests))
+        super().__init__(text.source, tokenizer, stream.requests)
         self.with_memory, self.stream = with_memory, stream
         self._text, self._divisor, self._num_original_tokens = text, divisor, text.num_original_tokens
         if self._num_original_tokens < 2:
@@ -156,6 +150,14 @@ class PerplexityTask(Task):
             nll=np.array([block.nll for block in blocks]),
             weight=weight * (self._divided(scores)[1] / weight.sum()),
         )
+
+    def estimate(self, scores: Scores) -> Estimate:
+        """The perplexity, whose error is a share of it."""
+        divided, normaliser = self._divided(scores)
+        counts = scores.num_scored.astype(np.float64)
+        error = sampling_error(scores.nll, counts, self.whole)
+        share = math.inf if error is None else error * counts.sum() / normaliser
+        return Estimate(f"perplexity {math.exp(min(divided / normaliser, LARGEST_EXPONENT)):,.2f} ± {share:.2%}", share)
 
     def text(self, place: int) -> str:
         """What a window scores."""
@@ -240,5 +242,5 @@ class PerplexityTask(Task):
             "transformers labels": "sub-words scored, one too few in each window but the first",
         }[self._divisor]
         recipe = self.stream.recipe + ("; each window with the memory of those before" if self.with_memory else "")
-        part = f"{self.part}, divisor pro rata" if self.partial else ""
+        part = f"{self.extent}, divisor pro rata" if self.is_partial else ""
         return f"{self.source.title}; {recipe}; perplexity = exp(summed loss / {divisor}); {dtype}{part}"

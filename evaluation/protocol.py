@@ -3,6 +3,7 @@
 A protocol is a named thing: a name stands for one recipe, written out in the result's `protocol` line.
 """
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.contamination.testsets import TEST_SETS
-from evaluation.windows import Window
+from evaluation.windows import Window, evenly_spread
 from lineage.config import Config
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.records import Kind
@@ -195,6 +196,14 @@ class Losses:
     correct: NDArray[np.bool_] | None = None
 
 
+class Estimate(NamedTuple):
+    """The number of a whole test from requests drawn at random."""
+
+    words: str
+    error: float
+    """Standard error of drawing them: a share of a perplexity, a difference of an accuracy."""
+
+
 class Encoder(Protocol):
     """What a task needs of a tokenizer."""
 
@@ -231,13 +240,33 @@ class Task(ABC):
     banned: Tokens | None = None
     """Tokens that do not count as predictions."""
 
-    def __init__(
-        self, source: SourceText, tokenizer: Encoder, requests: list[Request], chosen: Sequence[int], whole: int
-    ) -> None:
-        """`chosen` are the requests' numbers in the whole test, which has `whole`; `part` says so if not all."""
-        self.source, self.tokenizer, self.requests, self.chosen = source, tokenizer, requests, chosen
-        self.partial = len(chosen) < whole
-        self.part = f"; only {len(chosen)} of {whole} {self.unit}" if self.partial else ""
+    def __init__(self, source: SourceText, tokenizer: Encoder, requests: Sequence[Request]) -> None:
+        self.source, self.tokenizer, self.requests = source, tokenizer, requests
+        self.how, self.whole = "", len(requests)
+        """Requests of the whole test."""
+        self.chosen: Sequence[int] = range(self.whole)
+        """Numbers there of those in `requests`."""
+
+    def limited(self, limit: int | None) -> Self:
+        """The task with so many of its requests, spread evenly over the test; with memory, the first ones."""
+        chosen = evenly_spread(self.whole, limit)
+        return self.part(range(len(chosen)) if self.with_memory else chosen)
+
+    def part(self, chosen: Sequence[int], how: str = "") -> Self:
+        """The task with the requests of these numbers, in this order; `how` says how they were chosen."""
+        part = copy.copy(self)
+        part.chosen, part.requests, part.how = chosen, [self.requests[number] for number in chosen], how
+        return part
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether requests of the test are left out."""
+        return len(self.chosen) < self.whole
+
+    @property
+    def extent(self) -> str:
+        """For the protocol line, how much of the test is scored; empty if all is."""
+        return f"; only {len(self.chosen)} of {self.whole} {self.unit}{self.how}" if self.is_partial else ""
 
     @property
     def name(self) -> str:
@@ -278,6 +307,10 @@ class Task(ABC):
         """The scores by article or example."""
 
     @abstractmethod
+    def estimate(self, scores: Scores) -> Estimate:
+        """The protocol's number, of requests drawn at random."""
+
+    @abstractmethod
     def result(self, scores: Scores, provenance: Provenance) -> Result:
         """Aggregate the scores of `requests`."""
 
@@ -287,7 +320,7 @@ class Task(ABC):
         subword = perplexity(math.fsum(scores.nll), num_scored)
         return provenance.model_dump() | {
             "task": self.name,
-            "partial": self.partial,
+            "partial": self.is_partial,
             "note": self.note,
             "warnings": misload_warnings(subword, self.tokenizer.vocab_size),
             "data_digest": self.source.digest,

@@ -37,13 +37,34 @@ def parse_layout(text: str | Layout) -> Layout:
     return Layout(**sizes)
 
 
+def parse_share(text: str | float) -> float:
+    """`0.5%` as 0.005, which it may be already. Raises BadInput for what is no percentage above 0."""
+    if isinstance(text, float):
+        return text
+    number = text.removesuffix("%")
+    if number == text or not number.replace(".", "", 1).isdecimal() or not float(number) > 0:
+        raise BadInput(f"{text!r} is not a percentage such as 0.5%")
+    return float(number) / 100
+
+
 @dataclass(frozen=True)
 class Settings:
-    """How to score, an option each of every command that scores; of these only `limit` changes what is measured."""
+    """How to score, an option each of commands that score; of these only `limit` and `until` change what is measured.
+
+    Raises BadInput where both are given.
+    """
 
     limit: Annotated[
         int | None,
         typer.Option(min=1, help="Score only so many windows or examples, spread evenly; the result is partial."),
+    ] = None
+    until: Annotated[
+        float | None,
+        typer.Option(
+            parser=parse_share,
+            metavar="PERCENT",
+            help="Score a random sample, until its standard error, of a perplexity as a share, is at most this.",
+        ),
     ] = None
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Rows per forward pass; by default as many as fit in memory.")
@@ -70,6 +91,10 @@ class Settings:
         int,
         typer.Option(min=0, help="Virtual tensor-parallel ranks, a power of 2; then the layout changes no bit."),
     ] = 0
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.until is not None:
+            raise BadInput("--until says by itself how much is scored: leave out --limit")
 
 
 def start_ranks(layout: Layout, main: Callable[[], object]) -> None:

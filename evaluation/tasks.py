@@ -21,10 +21,10 @@ from evaluation.wikitext103 import (
 )
 from lineage.errors import BadInput, DataMissing
 
-Build = Callable[[str, Path, Encoder, int, int | None], Task]
-"""(name, test file, tokenizer, context of the model, limit) → task."""
-StandIn = Callable[[Path, Encoder, int, int | None, str], Task]
-"""(dataset directory, tokenizer, context of the model, limit, reason) → task."""
+Build = Callable[[str, Path, Encoder, int], Task]
+"""(name, test file, tokenizer, context of the model) → task."""
+StandIn = Callable[[Path, Encoder, int, str], Task]
+"""(dataset directory, tokenizer, context of the model, reason) → task."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ TASKS = {
 }  # fmt: skip
 
 
-def build_task(name: str, tokenizer: Encoder, seq_length: int, limit: int | None, dataset: Callable[[], Path]) -> Task:
+def build_task(name: str, tokenizer: Encoder, context: int, dataset: Callable[[], Path]) -> Task:
     """The protocol `name` of the table, or what stands in for it.
 
     `dataset` gives the directory a checkpoint was trained on. Raises DataMissing if neither is there.
@@ -106,8 +106,8 @@ def build_task(name: str, tokenizer: Encoder, seq_length: int, limit: int | None
             directory = dataset()
         except DataMissing as also_missing:
             raise DataMissing(f"{missing}; and no held-out documents stand in, as {also_missing}") from also_missing
-        return named.stand_in(directory, tokenizer, seq_length, limit, str(missing))
-    return named.build(name, path, tokenizer, seq_length, limit)
+        return named.stand_in(directory, tokenizer, context, str(missing))
+    return named.build(name, path, tokenizer, context)
 
 
 def check_task_name(name: str) -> None:

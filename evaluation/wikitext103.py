@@ -9,11 +9,11 @@ from pathlib import Path
 from data_pipeline.contamination.testsets import TEST_SETS
 from evaluation import invertible
 from evaluation.detokenize import NAME, detokenize_wikitext
-from evaluation.documents import RunningText, join_rows
+from evaluation.documents import RunningText, join_rows, read_official
 from evaluation.harness import document_stream
-from evaluation.official import has_gpt2_vocabulary, read_official
-from evaluation.perplexity import LONGEST_WINDOW, UNCHANGED, Detokenizer, PerplexityTask, Stream, sliding_stream
+from evaluation.perplexity import UNCHANGED, Detokenizer, Divisor, PerplexityTask, Stream, sliding_stream
 from evaluation.protocol import Encoder, SourceText
+from evaluation.windows import megatron_windows
 from lineage.errors import IntegrityFailure
 
 FILES = {"wikitext103": "test", "wikitext103-valid": "validation"}
@@ -25,6 +25,8 @@ INVERTIBLE = Detokenizer(invertible.NAME, invertible.detokenize)
 ROWS = Detokenizer("rows-by-blank-lines", join_rows)
 NUM_GPT2_TOKENS = {MEGATRON: 270_330, UNCHANGED: 285_234, INVERTIBLE: 270_213, ROWS: 286_657}
 NUM_GPT2_TOKENS_BY_DOCUMENT = 270_263
+GPT2_VOCAB_SIZE = 50_257
+GPT2_SAMPLE = ("Hello world", [15496, 995])
 
 
 def read_wikitext(name: str, path: Path, test_set: str) -> RunningText:
@@ -46,54 +48,48 @@ def read_wikitext103(name: str, path: Path) -> RunningText:
 
 
 def sliding_wikitext103(
-    name: str,
-    path: Path,
-    tokenizer: Encoder,
-    seq_length: int,
-    limit: int | None = None,
-    detokenizer: Detokenizer = MEGATRON,
-    stride: int = 32,
+    name: str, path: Path, tokenizer: Encoder, context: int, detokenizer: Detokenizer = MEGATRON, stride: int = 32
 ) -> PerplexityTask:
     """The whole file in one stream by sliding windows, with `stride` new tokens in each window of 1024."""
-    text = read_wikitext103(name, path)
-    window = min(LONGEST_WINDOW, seq_length)
-    stream = sliding_stream(text, detokenizer, tokenizer, window, max(1, window * stride // LONGEST_WINDOW))
-    _expect_gpt2(tokenizer, stream, NUM_GPT2_TOKENS[detokenizer])
-    return PerplexityTask(text, stream, tokenizer, limit=limit)
+    return _in_windows(name, path, tokenizer, detokenizer, *megatron_windows(context, stride))
 
 
-def memory_wikitext103(
-    name: str, path: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None
-) -> PerplexityTask:
+def memory_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
     """The file as it stands in disjoint windows of the model's segment, each with the memory of those before."""
-    text = read_wikitext103(name, path)
-    stream = sliding_stream(text, UNCHANGED, tokenizer, seq_length, seq_length)
-    _expect_gpt2(tokenizer, stream, NUM_GPT2_TOKENS[UNCHANGED])
-    return PerplexityTask(text, stream, tokenizer, limit=limit, with_memory=True)
+    return _in_windows(name, path, tokenizer, UNCHANGED, context, context, with_memory=True)
 
 
-def lm_eval_wikitext103(
-    name: str, path: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None
-) -> PerplexityTask:
-    """The file as lm-evaluation-harness takes `wikitext`, but with its `<unk>`s; the window is the whole context."""
-    text = read_wikitext103(name, path)
-    stream = document_stream(text, tokenizer, seq_length)
-    _expect_gpt2(tokenizer, stream, NUM_GPT2_TOKENS_BY_DOCUMENT)
-    return PerplexityTask(text, stream, tokenizer, divisor="lm-eval words", limit=limit)
-
-
-def huggingface_wikitext103(
-    name: str, path: Path, tokenizer: Encoder, seq_length: int, limit: int | None = None
-) -> PerplexityTask:
+def huggingface_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
     """The file in transformers' strided recipe (`docs/source/en/perplexity.md`), which counts sub-words.
 
     Its windows hold the whole context, the target included, so the first target has one token less before it than in
     Megatron-LM's; they overlap by half.
     """
+    return _in_windows(name, path, tokenizer, ROWS, context - 1, context // 2, "transformers labels")
+
+
+def lm_eval_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
+    """The file as lm-evaluation-harness takes `wikitext`, but with its `<unk>`s; the window is the whole context."""
     text = read_wikitext103(name, path)
-    stream = sliding_stream(text, ROWS, tokenizer, seq_length - 1, seq_length // 2)
-    _expect_gpt2(tokenizer, stream, NUM_GPT2_TOKENS[ROWS])
-    return PerplexityTask(text, stream, tokenizer, divisor="transformers labels", limit=limit)
+    stream = document_stream(text, tokenizer, context)
+    _expect_gpt2(tokenizer, stream, NUM_GPT2_TOKENS_BY_DOCUMENT)
+    return PerplexityTask(text, stream, tokenizer, "lm-eval words")
+
+
+def _in_windows(
+    name: str, path: Path, tokenizer: Encoder, detokenizer: Detokenizer, window: int, stride: int,
+    divisor: Divisor = "original tokens", with_memory: bool = False,
+) -> PerplexityTask:  # fmt: skip
+    text = read_wikitext103(name, path)
+    stream = sliding_stream(text, detokenizer, tokenizer, window, stride)
+    _expect_gpt2(tokenizer, stream, NUM_GPT2_TOKENS[detokenizer])
+    return PerplexityTask(text, stream, tokenizer, divisor, with_memory)
+
+
+def has_gpt2_vocabulary(tokenizer: Encoder) -> bool:
+    """Whether the tokenizer numbers sub-words as OpenAI's GPT-2 does."""
+    text, ids = GPT2_SAMPLE
+    return tokenizer.vocab_size == GPT2_VOCAB_SIZE and tokenizer.encode_ids(text).tolist() == ids
 
 
 def _expect_gpt2(tokenizer: Encoder, stream: Stream, published: int) -> None:

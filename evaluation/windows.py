@@ -12,6 +12,7 @@ from typing import TypeVar, overload
 from lineage.errors import BadInput
 
 STRIDES_PER_WINDOW = 32
+LONGEST_WINDOW = 1024
 
 T = TypeVar("T")
 
@@ -69,6 +70,15 @@ def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> Lazy[Windo
         return Window(start, start + size - stride if number else 1, min(start + size, num_tokens))
 
     return Lazy(1 + math.ceil(max(num_tokens - size, 0) / stride), window)
+
+
+def megatron_windows(context: int, stride: int = LONGEST_WINDOW // STRIDES_PER_WINDOW) -> tuple[int, int]:
+    """Window and stride of Megatron-LM's recipe, whose strides are for 1024 tokens, in a model's context.
+
+    A longer context is not used, of a shorter one the stride keeps its share.
+    """
+    window = min(LONGEST_WINDOW, context)
+    return window, max(1, window * stride // LONGEST_WINDOW)
 
 
 def evenly_spread(count: int, limit: int | None) -> list[int]:

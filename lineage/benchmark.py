@@ -9,11 +9,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import ConfigDict, Field, FiniteFloat, NonNegativeFloat, PositiveFloat
+from pydantic import Field, FiniteFloat, NonNegativeFloat, PositiveFloat
 
 from lineage.atomic import read_json, write_json
 from lineage.config import Config, parse_config
 from lineage.errors import BadInput
+from lineage.files import Environment
 from lineage.numbers import MISSING, show, size_bytes
 
 if TYPE_CHECKING:
@@ -84,31 +85,6 @@ class Case(Config):
     """What was run: shape, batch, number of requests and the like."""
 
 
-class Environment(Config):
-    """Machine, software and command."""
-
-    model_config = ConfigDict(extra="allow")
-
-    cpu: str = ""
-    cores: int | None = None
-    gpus: list[str] = Field(default_factory=list)
-    source: dict[str, Any] = Field(default_factory=dict)
-    """The commit, and whether files differed from it."""
-    argv: list[str] = Field(default_factory=list)
-
-    @property
-    def machine(self) -> str:
-        """Processor, cores and GPUs in words."""
-        parts = (self.cpu, f"{self.cores} cores" if self.cores else "", *self.gpus)
-        return ", ".join(part for part in parts if part) or "hardware not recorded"
-
-    @property
-    def sentence(self) -> str:
-        """Where it was measured, and with which code."""
-        commit = str(self.source.get("commit") or "")[:12]
-        return f"Measured on {self.machine}{f'; code {commit}' if commit else ''}."
-
-
 class Benchmark(Config):
     """A result of `mlm-bench`."""
 
@@ -160,8 +136,8 @@ def parse_benchmark(values: Any, name: str) -> Benchmark:
 
 def write_benchmark(path: Path, result: Benchmark) -> None:
     """Replace `path` with the result; what is empty is left out of its cases."""
-    environment = result.environment.model_dump(mode="json")
-    write_json(path, result.model_dump(mode="json", exclude_defaults=True) | {"environment": environment})
+    kept = result.model_dump(mode="json", exclude_defaults=True)
+    write_json(path, kept | {"environment": result.environment.to_json()})
 
 
 def samples(result: Benchmark) -> "pd.DataFrame":

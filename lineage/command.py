@@ -17,10 +17,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from lineage.errors import BadInput, Fault, Interrupted, UserError
-from lineage.installation import check_installation
-from lineage.native import is_at_work
+from lineage.installation import check_installation, refuse_unfit_torch
+from lineage.processes import is_at_work
 from lineage.progress import QUIET
-from lineage.torch_range import refuse_unfit_torch
 
 NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """What the system says when a disk is full or fails."""

@@ -6,13 +6,12 @@ import shutil
 import subprocess
 import sys
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from lineage import VERSION
-from lineage.files import StartedWith
-from lineage.installation import HOME, wheel_state
+from lineage.files import Environment
+from lineage.installation import HOME, installed_version, wheel_state
 
 PACKAGES = ("torch", "numpy", "tokenizers", "ftfy", "langdetect", "datasketch", "datasets", "safetensors")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES")
@@ -21,7 +20,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONF
 @cache
 def describe_environment() -> dict[str, Any]:
     """Versions, hardware and source state, as plain JSON values."""
-    return StartedWith(
+    return Environment(
         mlm_repro=VERSION,
         source=source_state(),
         python=platform.python_version(),
@@ -30,7 +29,7 @@ def describe_environment() -> dict[str, Any]:
         cores=available_cores(),
         memory_bytes=memory_bytes(),
         gpus=[gpu["name"] for gpu in list_gpus()],
-        packages={name: number for name in PACKAGES if (number := _installed(name))},
+        packages={name: number for name in PACKAGES if (number := installed_version(name))},
         variables={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         argv=[Path(sys.argv[0]).name, *sys.argv[1:]],
     ).to_json()
@@ -119,13 +118,6 @@ def _cpu_facts() -> dict[str, str]:
     except OSError:
         return {}
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _output(*command: str) -> str | None:

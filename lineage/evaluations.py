@@ -4,8 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lineage.benchmark import Environment
-from lineage.files import Document
+from lineage.files import Document, Environment
 from lineage.records import Kind
 
 

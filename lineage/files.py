@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lineage.atomic import read_json, write_json
-from lineage.benchmark import Environment
 from lineage.errors import IntegrityFailure
 
 
@@ -81,8 +80,8 @@ Computation = tuple[Literal["F", "B"], int, int, Finite, Finite]
 """Forward or backward, microbatch, chunk, start, end."""
 
 
-class StartedWith(Document):
-    """What a run was started with: command, software and machine."""
+class Environment(Document):
+    """What was started: command, software and machine."""
 
     mlm_repro: str = ""
     source: dict[str, Any] = Field(default_factory=dict)
@@ -107,9 +106,21 @@ class StartedWith(Document):
 
     @property
     def machine(self) -> str:
-        """Processor, GPUs, system and Python, as far as they are known."""
-        cores, python = (f"{self.cores} cores" if self.cores else ""), (f"Python {self.python}" if self.python else "")
-        return ", ".join(part for part in (self.cpu, cores, *self.gpus, self.platform, python) if part)
+        """Processor, cores and GPUs."""
+        parts = (self.cpu, f"{self.cores} cores" if self.cores else "", *self.gpus)
+        return ", ".join(part for part in parts if part) or "hardware not recorded"
+
+    @property
+    def system(self) -> str:
+        """Operating system and Python."""
+        parts = (self.platform, f"Python {self.python}" if self.python else "")
+        return ", ".join(part for part in parts if part) or "system not recorded"
+
+    @property
+    def sentence(self) -> str:
+        """Where it was measured, and with which code."""
+        commit = str(self.source.get("commit") or "")[:12]
+        return f"Measured on {self.machine}{f'; code {commit}' if commit else ''}."
 
 
 class Manifest(Document):
@@ -124,7 +135,7 @@ class Manifest(Document):
     """Sections of the configuration that are no part of the identity."""
     config_digest: str = ""
     parents: dict[str, str] = Field(default_factory=dict)
-    environment: StartedWith = StartedWith()
+    environment: Environment = Environment()
 
 
 class LearningRate(Document):

@@ -17,7 +17,7 @@ from lineage.atomic import write_json
 from lineage.digest import is_sealed, read_digest, seal, sha256_json
 from lineage.environment import describe_environment
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import Manifest, StartedWith, parse_document, read_object
+from lineage.files import Environment, Manifest, parse_document, read_object
 from lineage.lock import LOCK
 
 MANIFEST = "manifest.json"
@@ -88,7 +88,7 @@ class RunDirectory:
             outside_identity=sorted(without),
             config_digest=sha256_json(config),
             parents=parents,
-            environment=StartedWith.model_validate(
+            environment=Environment.model_validate(
                 describe_environment() | ({"numerics": numerics} if numerics else {})
             ),
         )

@@ -20,7 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from data_pipeline.fast.exact import checked
 from lineage.atomic import parse_json, read_bytes, read_json, write_text
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.native import heard
+from lineage.processes import heard
 
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<unk>"

@@ -69,7 +69,7 @@ def small_task(name: str, tokenizer: Pieces) -> Task:
         patch("evaluation.lambada.read_official", read_passage),
         patch("evaluation.lambada.NUM_EXAMPLES", 1),
     ):
-        return TASKS[name].build(name, Path(), tokenizer, CONTEXT, None)
+        return TASKS[name].build(name, Path(), tokenizer, CONTEXT)
 
 
 def section(name: str) -> str:

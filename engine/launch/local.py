@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 
 from engine.config import RunConfig
-from lineage.children import end_with_parent
 from lineage.command import run_command
 from lineage.environment import available_cores, list_gpus
 from lineage.errors import Interrupted
+from lineage.processes import end_with_parent
 from lineage.signals import when_stopped
 
 STACK_SECONDS = 0.5

@@ -16,20 +16,10 @@ MNLI_LABELS = ("contradiction", "entailment", "neutral")
 
 
 @dataclass(frozen=True)
-class PairExample:
-    """Two texts that belong to one of several classes."""
+class LabelledExample:
+    """Two texts of a class; or, for each option, the question with it and the passage, one of which is right."""
 
-    first: str
-    second: str
-    label: int
-
-
-@dataclass(frozen=True)
-class ChoiceExample:
-    """A passage and, for each option, the question with that option in it."""
-
-    passage: str
-    options: tuple[str, ...]
+    pairs: tuple[tuple[str, str], ...]
     label: int
 
 
@@ -44,26 +34,26 @@ class SpanExample:
     """Character at which each answer begins."""
 
 
-Example = PairExample | ChoiceExample | SpanExample
+Example = LabelledExample | SpanExample
 
 
-def read_mnli(path: Path) -> list[PairExample]:
+def read_mnli(path: Path) -> list[LabelledExample]:
     """Rows with a gold label; those marked `-`, on which annotators did not agree, are left out."""
     examples = []
-    for line, row in _rows(path, ("sentence1", "sentence2", "gold_label")):
-        first, second, label = row
+    for line, (first, second, label) in _rows(path, ("sentence1", "sentence2", "gold_label")):
         if label == "-":
             continue
         if label not in MNLI_LABELS:
             raise BadInput(f"{path} line {line}: {label!r} is none of {', '.join(MNLI_LABELS)}")
-        examples.append(PairExample(first, second, MNLI_LABELS.index(label)))
+        examples.append(LabelledExample(((first, second),), MNLI_LABELS.index(label)))
     return examples
 
 
-def read_qqp(path: Path) -> list[PairExample]:
+def read_qqp(path: Path) -> list[LabelledExample]:
     """Rows of two questions and 0 or 1; the published file has a few that are cut off, which are left out."""
     rows = _rows(path, ("question1", "question2", "is_duplicate"), skip_short=True)
-    return [PairExample(first, second, int(label)) for _, (first, second, label) in rows if label in ("0", "1")]
+    kept = (row for _, row in rows if row[-1] in ("0", "1"))
+    return [LabelledExample(((first, second),), int(label)) for first, second, label in kept]
 
 
 def read_squad(path: Path) -> list[SpanExample]:
@@ -82,7 +72,7 @@ def read_squad(path: Path) -> list[SpanExample]:
     return examples
 
 
-def read_race(folder: Path) -> list[ChoiceExample]:
+def read_race(folder: Path) -> list[LabelledExample]:
     """Every question of a folder such as `train/middle`, or of `train` with `middle` and `high` in it."""
     files = sorted(folder.rglob("*.txt"))
     if not files:
@@ -94,8 +84,8 @@ def read_race(folder: Path) -> list[ChoiceExample]:
                 passage = _json(text, path)
                 parts = zip(passage["questions"], passage["options"], passage["answers"], strict=True)
                 for question, options, answer in parts:
-                    filled = tuple(_fill(question, option) for option in options)
-                    examples.append(ChoiceExample(passage["article"], filled, "ABCD".index(answer)))
+                    pairs = tuple((_fill(question, option), passage["article"]) for option in options)
+                    examples.append(LabelledExample(pairs, "ABCD".index(answer)))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise BadInput(f"{path} line {line} is not a RACE passage: {error}") from error
     return examples

@@ -27,7 +27,7 @@ from engine.rng import Dropout, initial_normal
 from engine.step import TrainingStep
 from evaluation.finetune.encoding import PairEncoder
 from evaluation.finetune.encoding import Sequence as Encoded
-from evaluation.finetune.examples import ChoiceExample, Example, PairExample, SpanExample
+from evaluation.finetune.examples import Example, LabelledExample, SpanExample
 from evaluation.finetune.metrics import accuracy, squad_scores
 from evaluation.finetune.tasks import TASKS, FineTuned
 from lineage.errors import BadInput, UserError
@@ -143,11 +143,9 @@ class FineTuner:
 
     def _features(self, example: Example) -> Iterator["Feature"]:
         length = self.config.seq_length
-        if isinstance(example, PairExample):
-            yield Feature([self.encoder.pair(example.first, example.second, length)], (example.label,))
-        elif isinstance(example, ChoiceExample):
-            options = [self.encoder.choice(option, example.passage, length) for option in example.options]
-            yield Feature(options, (example.label,))
+        if isinstance(example, LabelledExample):
+            encode = self.encoder.pair if len(example.pairs) == 1 else self.encoder.choice
+            yield Feature([encode(*pair, length) for pair in example.pairs], (example.label,))
         else:
             answer = (example.starts[0], example.starts[0] + len(example.answers[0])) if example.answers else None
             for window in self.encoder.windows(example.question, example.context, length):

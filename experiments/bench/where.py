@@ -6,8 +6,8 @@ import subprocess
 from importlib.metadata import version
 from importlib.util import find_spec
 
-from lineage.benchmark import Environment
 from lineage.environment import describe_environment
+from lineage.files import Environment
 
 BESIDE = ("accelerate", "datatrove", "lm_eval", "transformers", "triton")
 """Packages that contenders are made of."""

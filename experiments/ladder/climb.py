@@ -51,7 +51,6 @@ from experiments.ladder.texts import find_tasks
 from experiments.reproduce.processes import StepFailed, run_step
 from experiments.reproduce.steps import shown
 from experiments.verdicts import RECORDS
-from lineage.children import end_with_parent
 from lineage.config import load_config
 from lineage.data_files import DataCard
 from lineage.digest import sha256_file
@@ -60,6 +59,7 @@ from lineage.errors import UserError
 from lineage.files import read_document, write_document
 from lineage.ladder import Forecast, LadderPlan
 from lineage.lock import locked
+from lineage.processes import end_with_parent
 from lineage.progress import QUIET, announce, format_duration
 from lineage.records import write_records
 from lineage.run import RunDirectory

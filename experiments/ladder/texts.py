@@ -50,13 +50,12 @@ def find_tasks() -> tuple[dict[str, "MakeTask"], dict[str, str]]:
     return tasks, missing
 
 
-def _running_text(name: str, path: Path, evaluated: "EvaluatedCheckpoint", limit: int | None) -> Task:
-    text = TEXTS[name][1](name, path)
-    window = evaluated.model.seq_length
+def _running_text(name: str, path: Path, evaluated: "EvaluatedCheckpoint") -> Task:
+    text, window = TEXTS[name][1](name, path), evaluated.context
     detokenizer = MEGATRON if name.startswith("wikitext") else UNCHANGED
     stream = sliding_stream(text, detokenizer, evaluated.tokenizer, window, window // 2)
-    return PerplexityTask(text, stream, evaluated.tokenizer, limit=limit)
+    return PerplexityTask(text, stream, evaluated.tokenizer)
 
 
-def _last_words(name: str, path: Path, evaluated: "EvaluatedCheckpoint", limit: int | None) -> Task:
-    return openai_lambada(name, path, evaluated.tokenizer, evaluated.model.seq_length, limit)
+def _last_words(name: str, path: Path, evaluated: "EvaluatedCheckpoint") -> Task:
+    return openai_lambada(name, path, evaluated.tokenizer, evaluated.context)

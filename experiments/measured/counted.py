@@ -9,8 +9,7 @@ from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig
 from engine.formats import parameters_of
 from evaluation.detokenize import detokenize_wikitext
-from evaluation.documents import count_original_tokens
-from evaluation.official import read_official
+from evaluation.documents import count_original_tokens, read_official
 from evaluation.wikitext103 import TEST_FILE_SHA256
 from experiments.catalogue import Experiment
 from experiments.published import position, workload_rows

@@ -16,12 +16,12 @@ from engine.costs import parameter_count
 from evaluation.checkpoints import load_checkpoint, native_checkpoint
 from evaluation.evaluate import MakeTask, Settings, evaluate, file_task, named_task, share
 from evaluation.hub_models import cached_model, is_as_fetched
-from evaluation.perplexity import LONGEST_WINDOW, PerplexityTask, sliding_stream
+from evaluation.perplexity import PerplexityTask, sliding_stream
 from evaluation.protocol import Encoder
 from evaluation.scoring import score
 from evaluation.tasks import TASKS
 from evaluation.wikitext103 import MEGATRON, read_wikitext
-from evaluation.windows import STRIDES_PER_WINDOW, evenly_spread
+from evaluation.windows import evenly_spread, megatron_windows
 from experiments.catalogue import Experiment
 from experiments.sealed import Line
 from experiments.verdicts import STAND_IN
@@ -89,7 +89,7 @@ def plan_released(experiment: Experiment, limit: int | None = None) -> str:
     for name, path, is_released in _found(experiment):
         with native_checkpoint(path) as native:
             evaluated = load_checkpoint(native)
-            tasks = {task: make(evaluated, limit) for task, make in _tasks(name, experiment).items()}
+            tasks = {task: make(evaluated).limited(limit) for task, make in _tasks(name, experiment).items()}
         requests, _ = share([task.requests for task in tasks.values()])
         tokens = sum(len(request.tokens) - 1 for request in requests)
         trial = [requests[i] for i in evenly_spread(len(requests), TRIAL_WINDOWS)]
@@ -112,12 +112,10 @@ def _tasks(name: str, experiment: Experiment) -> dict[str, MakeTask]:
     }
 
 
-def _validation(path: Path, tokenizer: Encoder, seq_length: int, limit: int | None) -> PerplexityTask:
+def _validation(path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
     """Megatron-LM's recipe on the validation file."""
     text = read_wikitext("wikitext103-valid", path, "wikitext103-valid")
-    window = min(LONGEST_WINDOW, seq_length)
-    stream = sliding_stream(text, MEGATRON, tokenizer, window, max(1, window // STRIDES_PER_WINDOW))
-    return PerplexityTask(text, stream, tokenizer, limit=limit)
+    return PerplexityTask(text, sliding_stream(text, MEGATRON, tokenizer, *megatron_windows(context)), tokenizer)
 
 
 def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:

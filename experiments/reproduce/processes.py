@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from lineage.children import end_with_parent
 from lineage.errors import Interrupted, UserError
+from lineage.processes import end_with_parent
 from lineage.progress import is_quiet
 from lineage.signals import when_stopped
 

@@ -23,19 +23,19 @@ from lineage.data_files import DataCard
 from lineage.digest import read_digest
 from lineage.errors import DataMissing
 from lineage.files import (
+    Environment,
     ModelShape,
     ReproducedModel,
     ReproductionSummary,
-    StartedWith,
     read_document,
     read_values,
     write_document,
 )
+from lineage.installation import check_torch
 from lineage.lock import locked
 from lineage.progress import format_duration
 from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
-from lineage.torch_range import check_torch
 
 
 def reproduce(plan: Plan, runs: Path) -> Path:
@@ -182,7 +182,7 @@ def _curve_records(model: ReproducedModel, mode: str, run: RunDirectory) -> list
 
 
 def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> ReproductionSummary:
-    started = StartedWith.model_validate(run.manifest["environment"])
+    started = Environment.model_validate(run.manifest["environment"])
     models = []
     for published, training in zip(plan.published, trained, strict=True):
         model = reproduced_model(published, training)
@@ -217,7 +217,7 @@ def reproduced_model(published: RunConfig, training: RunDirectory) -> Reproduced
     )
 
 
-def hardware_of(started: StartedWith) -> str:
+def hardware_of(started: Environment) -> str:
     """Processor, cores, memory and GPUs."""
     memory, gpus = started.memory_bytes, ", ".join(started.gpus)
     return (

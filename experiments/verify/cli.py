@@ -195,7 +195,7 @@ def trace(
 
     resolved = read_run_config(config, overrides or [], twin)
 
-    from experiments.verify.trace_run import record_trace
+    from experiments.verify.work import record_trace
 
     made = record_trace(resolved, engine, layout, iterations, draws, out, dropout)
     if made.unnamed:
@@ -210,9 +210,8 @@ def diff(
     out: Annotated[Path | None, typer.Option("--out", help="HTML page with every tensor.")] = None,
 ) -> None:
     """Name the first tensor, in order of computation, in which two traces differ beyond rounding: exit code 3."""
-    from experiments.verify.diff_page import write_page
     from experiments.verify.parity import LayoutDiffers
-    from experiments.verify.traces import compare_traces, read_trace
+    from experiments.verify.traces import compare_traces, read_trace, write_page
 
     found = compare_traces(reference, other)
     for directory in (reference, other):

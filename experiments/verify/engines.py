@@ -9,20 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 
-from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
+from data_pipeline.tokens.token_file import TokenFile
 from engine.compare.recorder import NameMap, RankPlace, Recorder, moved, read_names
 from engine.compare.tensors import Piece
-from engine.config import ModelConfig, RunConfig
-from engine.data.dataset import DatasetFacts
+from engine.config import RunConfig
 from engine.inputs import TrainingInputs
 from engine.launch.mesh import build_mesh
-from engine.model.gpt2 import GPT2
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
-from engine.parallel.mesh import serial_mesh
 from engine.step import build_step
 from experiments.verify.parity import ParityLayout
 
@@ -158,10 +154,8 @@ class Ours(Engine):
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         config = layout.configure(work.config)
-        self.work, self.mesh = (
-            work,
-            build_mesh(layout_of(config, layout.world_size), layout.sequence_parallel, config.train.invariant),
-        )
+        sizes = layout_of(config, layout.world_size)
+        self.work, self.mesh = work, build_mesh(sizes, layout.sequence_parallel, config.train.invariant)
         self.at_once = 1 if self.mesh.in_order else config.train.microbatch_size
         self.place = RankPlace(layout.tp, self.mesh.tp.rank, self.mesh.sequence_parallel)
         self.model, self.training = build_step(config.model, config.train, config.parallel, self.mesh)
@@ -215,36 +209,3 @@ class Ours(Engine):
 
         vars(chunk)["batch_loss"] = watched_loss
         return end
-
-
-def initial_weights(model: ModelConfig, seed: int, nudges: bool = False) -> Weights:
-    """This engine's initial values; with `nudges` biases and layer norms are moved too, so that none is 0 or 1."""
-    built = GPT2(model, serial_mesh())
-    built.initialize(seed)
-    weights = {name: parameter.detach() for name, parameter in built.named_parameters()}
-    if nudges:
-        generator = torch.Generator().manual_seed(seed)
-        for weight in weights.values():
-            if weight.dim() == 1:
-                weight.add_(model.init_std * torch.randn(weight.shape, generator=generator))
-    return weights
-
-
-def token_files(
-    config: RunConfig, facts: DatasetFacts | None, iterations: int, folder: Path
-) -> tuple[tuple[Path, float], ...]:
-    """The dataset's training files with their weights; without one, random tokens written to `folder`."""
-    if facts:
-        return tuple(zip(facts.prefixes("train"), facts.weights, strict=True))
-    return ((write_random_tokens(config, iterations, folder / "random"), 1.0),)
-
-
-def write_random_tokens(config: RunConfig, iterations: int, prefix: Path) -> Path:
-    """Random tokens, few of them frequent as in text: a file of documents that samples run across."""
-    random = np.random.RandomState(config.train.seed)
-    vocab_size, length = config.model.text_vocab_size, max(config.model.seq_length * 2 // 3, 1)
-    documents = iterations * config.train.global_batch_size * 2 + 2
-    with TokenFileWriter(prefix, token_dtype(vocab_size)) as writer:
-        for _ in range(documents):
-            writer.add_document((vocab_size ** random.random_sample(length) - 1).astype(np.int64))
-    return prefix

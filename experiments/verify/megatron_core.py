@@ -67,22 +67,6 @@ class _OnCpu(TorchFunctionMode):
         return answer
 
 
-def import_package() -> None:
-    """Import what is used of the package, so that forked ranks have it.
-
-    Raises BadInput where it is not installed, or where a name of it has moved.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name in ("models.gpt", "optimizer_param_scheduler", "datasets.blended_megatron_dataset_builder"):
-            core(name)
-    try:
-        core("transformer.torch_norm").WrappedTorchNorm.__new__  # noqa: B018
-        core("tensor_parallel.random")._get_cuda_rng_state, core("tensor_parallel.random")._set_cuda_rng_state
-    except AttributeError as error:
-        raise _moved(error) from error
-
-
 def make_it_run_on_cpus() -> None:
     """Make the changes of `PATCHES` in this process, which should be a rank that was forked for it."""
     warnings.filterwarnings("ignore")
@@ -121,7 +105,19 @@ class MegatronCore(Engine):
 
     @classmethod
     def prepare(cls) -> None:
-        import_package()
+        """Import what is used of the package, so that forked ranks have it.
+
+        Raises BadInput where it is not installed, or where a name of it has moved.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name in ("models.gpt", "optimizer_param_scheduler", "datasets.blended_megatron_dataset_builder"):
+                core(name)
+        try:
+            core("transformer.torch_norm").WrappedTorchNorm.__new__  # noqa: B018
+            core("tensor_parallel.random")._get_cuda_rng_state, core("tensor_parallel.random")._set_cuda_rng_state
+        except AttributeError as error:
+            raise _moved(error) from error
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         if layout.schedule != "1f1b" or layout.recompute != "none":

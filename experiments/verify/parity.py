@@ -3,8 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from engine.config import ParallelConfig, RunConfig, TrainConfig
 from engine.parallel.layout import layout_of, split_layers
@@ -25,6 +24,8 @@ PARTS: dict[str, dict[str, Any]] = {
     "zero1": {"shard_optimizer": True},
 }
 """What parts of a name without a number stand for."""
+NAMED = {"tp", "pp", "chunks", *(key for part in PARTS.values() for key in part)}
+"""Keys of a run's `parallel` that a name decides."""
 
 
 class LayoutDiffers(UserError):
@@ -33,18 +34,10 @@ class LayoutDiffers(UserError):
     exit_code = 3
 
 
-@dataclass(frozen=True)
-class ParityLayout:
+class ParityLayout(ParallelConfig):
     """A way to divide the model, by a name such as `tp2-pp2-dp2-chunks2-sp-recompute`."""
 
-    tp: int = 1
-    pp: int = 1
     dp: int = 1
-    schedule: ScheduleName = "1f1b"
-    chunks: int = 1
-    sequence_parallel: bool = False
-    recompute: Literal["none", "selective", "full"] = "none"
-    shard_optimizer: bool = False
     microbatch: int = 0
     """Sequences of a microbatch; 0 as configured."""
 
@@ -64,19 +57,10 @@ class ParityLayout:
         return "-".join(part for part in parts if part) or "serial"
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """The run on this layout; what the layout does not decide stays. Raises BadInput if it contradicts itself."""
-        values = config.parallel.model_dump() | {
-            "tp": self.tp, "pp": self.pp, "chunks": self.chunks, "schedule": self.schedule,
-            "sequence_parallel": self.sequence_parallel, "recompute": self.recompute,
-            "shard_optimizer": self.shard_optimizer,
-        }  # fmt: skip
+        """The run on this layout; what a name does not say stays. Raises BadInput where the batch does not fit."""
+        parallel = config.parallel.model_copy(update={name: getattr(self, name) for name in NAMED})
         train = config.train.model_dump() | ({"microbatch_size": self.microbatch} if self.microbatch else {})
-        return config.model_copy(
-            update={
-                "parallel": parse_config(values, ParallelConfig, self.name),
-                "train": parse_config(train, TrainConfig, self.name),
-            }
-        )
+        return config.model_copy(update={"parallel": parallel, "train": parse_config(train, TrainConfig, self.name)})
 
 
 SERIAL = ParityLayout()
@@ -95,7 +79,7 @@ def parse_layout(text: str) -> ParityLayout:
         values |= given
     if values.get("chunks", 1) > 1:
         values.setdefault("schedule", "interleaved")
-    return ParityLayout(**values)
+    return parse_config(values, ParityLayout, text)
 
 
 def all_layouts(ranks: int) -> Iterator[ParityLayout]:
@@ -105,18 +89,20 @@ def all_layouts(ranks: int) -> Iterator[ParityLayout]:
     The serial run itself is left out.
     """
     sizes = range(1, ranks + 1)
-    orders: tuple[tuple[ScheduleName, int], ...] = (("1f1b", 1), ("gpipe", 1), ("interleaved", 2))
+    orders = ("1f1b", 1), ("gpipe", 1), ("interleaved", 2)
     for tp, pp, dp in itertools.product(sizes, sizes, sizes):
         if tp * pp * dp > ranks:
             continue
-        divided = (False, True) if tp > 1 else (False,)
-        sharded = (False, True) if dp > 1 else (False,)
-        for (schedule, chunks), sequence_parallel, zero, recompute in itertools.product(
-            orders if pp > 1 else orders[:1], divided, sharded, (False, True)
+        for (schedule, chunks), sequence_parallel, sharded, recompute in itertools.product(
+            orders if pp > 1 else orders[:1],
+            (False, True) if tp > 1 else (False,),
+            (False, True) if dp > 1 else (False,),
+            ("none", "full"),
         ):
-            layout = ParityLayout(
-                tp, pp, dp, schedule, chunks, sequence_parallel, "full" if recompute else "none", zero
-            )  # fmt: skip
+            layout = ParityLayout.model_validate({
+                "tp": tp, "pp": pp, "dp": dp, "schedule": schedule, "chunks": chunks, "recompute": recompute,
+                "sequence_parallel": sequence_parallel, "shard_optimizer": sharded,
+            })  # fmt: skip
             if layout != SERIAL:
                 yield layout
 

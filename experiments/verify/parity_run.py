@@ -1,10 +1,8 @@
 """Trains a configuration serially and on layouts of forked ranks, and compares every tensor on the way."""
 
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -21,10 +19,10 @@ from engine.compare.tensors import (
 )
 from engine.config import RunConfig
 from engine.costs import parameter_count
-from engine.data.dataset import DatasetFacts
 from engine.launch.forked import RanksFailed, run_forked
-from experiments.verify.engines import Ours, Work, token_files
+from experiments.verify.engines import Ours, Work
 from experiments.verify.parity import SERIAL, TOLERANCE, LayoutDiffers, ParityLayout, choose_layouts
+from experiments.verify.work import with_samples, with_vocabulary
 from lineage.environment import memory_bytes
 from lineage.errors import BadInput
 from lineage.progress import announce
@@ -52,12 +50,9 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int) -> No
 
     Raises LayoutDiffers for the first that is beyond the tolerance, BadInput for a layout that does not fit.
     """
-    facts = DatasetFacts.read(config.data.dataset) if config.data.dataset else None
-    model = facts.resize(config.model) if facts else config.model
+    config, facts = with_vocabulary(config)
     precision = config.train.precision if config.train.invariant else "fp64"
-    config = config.model_copy(
-        update={"model": model, "train": config.train.model_copy(update={"precision": precision})}
-    )
+    config = config.model_copy(update={"train": config.train.model_copy(update={"precision": precision})})
     chosen, others = choose_layouts(names, ranks, config)
     for reason, layouts in others.items():
         print(f"does not fit: {reason}: {', '.join(layout.name for layout in layouts)}")
@@ -67,9 +62,8 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int) -> No
     most = max(layout.world_size for layout in chosen)
     announce(f"{1 + len(chosen)} trainings of {iterations} iterations in {_words(config)}, on up to {most} processes")
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        tokens = token_files(config, facts, iterations, Path(folder))
-        outcomes = list(_compare_all(Work(config, iterations, tokens, facts.tokenizer if facts else None), chosen))
+    with with_samples(config, facts, iterations) as work:
+        outcomes = list(_compare_all(work, chosen))
     wrong = [outcome for outcome in outcomes if outcome.finding]
     if wrong:
         more = f" ({len(wrong) - 1} more of {len(outcomes)} layouts differ)" if len(wrong) > 1 else ""

@@ -9,7 +9,7 @@ from lineage.digest import MARKER, is_sealed, sha256_file
 from lineage.environment import describe_environment
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.extras import import_extra
-from lineage.files import StartedWith, one_line
+from lineage.files import Environment, one_line
 from lineage.receipt import AUDIT, STATEMENT, Audit, Receipt, read_receipt, signature_of
 from lineage.run import MANIFEST
 
@@ -78,7 +78,7 @@ def _statement(run: Path, audit: Audit) -> dict[str, object]:
     files = [*markers, *(run / name for name in RECORDS if (run / name).is_file())]
     said = {
         "run": run.resolve().name,
-        "version": StartedWith.model_validate(describe_environment()).version,
+        "version": Environment.model_validate(describe_environment()).version,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return {

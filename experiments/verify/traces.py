@@ -1,23 +1,30 @@
-"""Traces on disk: what the ranks of an engine recorded, and how far one trace is from another. Imports no torch.
+"""Traces on disk: what the ranks of an engine recorded, how far two are apart, and their page. Imports no torch.
 
 A trace is a directory with `trace.json` and `draw-D/rank-R.safetensors`, a tensor in it for each part, named by its
 place in the order of recording, iteration, start in the whole and name. Draw 0 is the step itself, further ones are the
 same step with moved weights, as `tolerance` says; the trace that another is held against needs some.
 """
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from markupsafe import Markup
 from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from engine.compare.tensors import Array, Difference, Key, Piece, assemble, compare_all
+from lineage.atomic import write_text
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Document, read_document, write_document
+from reports.markup import template_environment
+from reports.style import theme_css
 
 DESCRIPTION = "trace.json"
+DECADES = 8
+"""Of the page's bars: a full one is this many decades of tolerances beyond, an empty one as many within."""
 
 
 class Trace(Document):
@@ -122,3 +129,20 @@ def _assemble(directory: Path, ranks: dict[str, list[Piece]]) -> dict[Key, Array
 def _only(these: Iterable[Key], others: Iterable[Key]) -> list[str]:
     found = {tensor for _, tensor in others}
     return list(dict.fromkeys(tensor for _, tensor in these if tensor not in found))
+
+
+def write_page(path: Path, names: tuple[str, str], compared: Compared) -> None:
+    """The network top to bottom, each difference beside its tolerance; it refers to nothing outside itself."""
+    first = compared.first
+    verdict = f"First: {first.sentence(names[0])}." if first else "Every tensor is within its tolerance."
+    page = template_environment().get_template("traces.html").render(
+        names=names, verdict=verdict, compared=compared, share=_share, theme=Markup(theme_css())
+    )  # fmt: skip
+    write_text(path, page + "\n")
+
+
+def _share(row: Difference) -> float:
+    """Percent of the bar."""
+    if not row.largest or not math.isfinite(row.largest) or not row.tolerance:
+        return 100.0 * (row.largest > row.tolerance)
+    return min(max(50 + 50 * math.log10(row.largest / row.tolerance) / DECADES, 0.0), 100.0)

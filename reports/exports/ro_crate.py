@@ -71,7 +71,7 @@ def _graph(run: SealedRun, folder: str) -> list[Json]:
             "#run",
             "CreateAction",
             name=title,
-            description=f"{shlex.join(started.argv)} on {started.machine}",
+            description=f"{shlex.join(started.argv)} on {started.machine}, {started.system}",
             startTime=manifest.created,
             actionStatus="http://schema.org/CompletedActionStatus",
             instrument=_link(f"#{SOFTWARE}"),

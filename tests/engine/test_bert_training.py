@@ -20,7 +20,8 @@ from engine.parallel.mesh import serial_mesh
 from engine.run.directory import read_metrics, read_summary
 from engine.train import train
 from experiments.verify import parity_run
-from experiments.verify.engines import Work, write_random_tokens
+from experiments.verify.engines import Work
+from experiments.verify.work import write_random_tokens
 from lineage.errors import BadInput
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import assert_same_training, small_config

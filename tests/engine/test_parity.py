@@ -138,7 +138,7 @@ def test_the_dataset_of_the_configuration_is_used(verify: Verify, dataset: Path)
         ("tp3", "tp3 does not fit: tp = 3 does not divide the 4 attention heads; it can be 1, 2, 4"),
         ("tp2,pp8", "pp8 does not fit: pp = 8 with 1 chunk needs at least 8 layers; the model has 4"),
         ("dp3", "dp3 does not fit: the global batch of 4 microbatches does not divide over 3 data-parallel ranks"),
-        ("pp2-gpipe-chunks2", "pp2-chunks2 does not fit: pp2-chunks2: "),
+        ("pp2-gpipe-chunks2", "pp2-gpipe-chunks2: chunks = 2 needs schedule = 'interleaved', not 'gpipe'"),
         ("tp4-dp4", "tp4-dp4 needs 16 ranks and --ranks allows 8"),
         ("tp1", "tp1 is the serial run itself; name a layout to compare with it"),
         ("tp2-tp4", "'tp2-tp4' is not a layout: it says 'tp4' and another of its kind"),

@@ -206,10 +206,10 @@ def test_readers_keep_what_the_files_say(tmp_path: Path) -> None:
     qqp = tmp_path / "qqp.tsv"
     head = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
     qqp.write_text(f'{head}\n1\t2\t3\tWhat "is" it?\tWhat?\t1\n4\t5\t6\tcut off\n7\t8\t9\ta\tb\t0\n', encoding="utf-8")
-    assert [(one.first, one.label) for one in read_qqp(qqp)] == [('What "is" it?', 1), ("a", 0)]
+    assert [(one.pairs[0][0], one.label) for one in read_qqp(qqp)] == [('What "is" it?', 1), ("a", 0)]
     write_race(tmp_path / "race")
     race = read_race(tmp_path / "race" / "train")
-    assert [one.options[1] for one in race[:2]] == ["the dog sat", "the old cat"]
+    assert [one.pairs[1][0] for one in race[:2]] == ["the dog sat", "the old cat"]
     assert [one.label for one in race] == [0, 1, 0, 1]
     write_squad(tmp_path / "squad", "v2.0")
     spans = read_squad(tmp_path / "squad" / "dev-v2.0.json")

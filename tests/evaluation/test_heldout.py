@@ -109,4 +109,4 @@ def test_a_text_without_end_is_refused(tmp_path: Path, read: Callable[..., objec
     os.mkfifo(tmp_path / "pipe.txt")
     for text in (path, tmp_path / "pipe.txt"):
         with pytest.raises(BadInput, match="cannot be read"):
-            read(text, Bytes(), 64, 5)
+            read(text, Bytes(), 64)

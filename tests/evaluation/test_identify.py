@@ -102,8 +102,10 @@ def test_a_planted_convention_is_named(
     assert all(f"{match['value']:.{digits}f}" == claimed for match in found["matches"])
     if "accuracy" not in quantity:
         assert convention.items() <= found["matches"][0]["axes"].items()
-        off = identify(f"{float(claimed) * 1.01:.{digits}f}", protocol.partition("-")[0])
-        assert not off["matches"]
+    off = identify(f"{float(claimed) * 1.01:.{digits}f}", protocol.partition("-")[0])
+    assert not off["matches"]
+    if "accuracy" in quantity:  # no number of right answers is 1 % more
+        assert all(open_["axes"]["number"] != "accuracy" for open_ in off["open"])
     assert found["tokens"] <= 1.5 * found["dearest"]
 
 

@@ -27,7 +27,7 @@ def test_a_protocol_is_built_under_its_name(name: str, made_tokenizer: Tokenizer
     def no_dataset() -> Path:
         raise DataMissing("no dataset is needed")
 
-    task = build_task(name, made_tokenizer, 128, 10, no_dataset)
+    task = build_task(name, made_tokenizer, 128, no_dataset).limited(10)
     assert task.name == name
     assert len(task.requests) == 10
 
@@ -48,12 +48,12 @@ def test_articles_tokenized_apart_are_the_whole_file(
 
 
 def test_window_and_stride_follow_the_model_s_context(wikitext_file: Path, made_tokenizer: Tokenizer) -> None:
-    short = sliding_wikitext103("x", wikitext_file, made_tokenizer, 128, limit=10)
+    short = sliding_wikitext103("x", wikitext_file, made_tokenizer, 128).limited(10)
     assert [len(request.tokens) for request in short.requests] == [129] * 10
     assert [request.num_scored for request in short.requests] == [4] * 10
-    half = sliding_wikitext103("x", wikitext_file, made_tokenizer, 128, limit=10, stride=512)
+    half = sliding_wikitext103("x", wikitext_file, made_tokenizer, 128, stride=512).limited(10)
     assert [request.num_scored for request in half.requests] == [64] * 10
-    long = sliding_wikitext103("x", wikitext_file, made_tokenizer, 4096, limit=10)
+    long = sliding_wikitext103("x", wikitext_file, made_tokenizer, 4096).limited(10)
     assert [len(request.tokens) for request in long.requests] == [1025] * 10
 
 

@@ -78,7 +78,7 @@ def outsider(directory: Path) -> Any:
 
 
 def ours(directory: Path, make: Callable[[Tokenizer], Task], **settings: int) -> Evaluation:
-    build: MakeTask = lambda evaluated, limit: make(evaluated.tokenizer)  # noqa: E731
+    build: MakeTask = lambda evaluated: make(evaluated.tokenizer)  # noqa: E731
     return evaluate(directory, {"it": build}, Settings(**{"workers": 1, **settings})).done["it"]
 
 

@@ -32,13 +32,13 @@ def gpt2_tokenizer(published: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def perplexity_tasks(gpt2_tokenizer: Tokenizer) -> dict[str, PerplexityTask]:
-    tasks = {name: build_task(name, gpt2_tokenizer, 1024, None, no_dataset) for name in TASKS if "wiki" in name}
+    tasks = {name: build_task(name, gpt2_tokenizer, 1024, no_dataset) for name in TASKS if "wiki" in name}
     return {name: task for name, task in tasks.items() if isinstance(task, PerplexityTask)}
 
 
 @pytest.fixture(scope="module")
 def cloze_tasks(gpt2_tokenizer: Tokenizer) -> dict[str, ClozeTask]:
-    tasks = {name: build_task(name, gpt2_tokenizer, 1024, None, no_dataset) for name in TASKS if "lambada" in name}
+    tasks = {name: build_task(name, gpt2_tokenizer, 1024, no_dataset) for name in TASKS if "lambada" in name}
     return {name: task for name, task in tasks.items() if isinstance(task, ClozeTask)}
 
 

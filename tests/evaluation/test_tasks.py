@@ -30,7 +30,7 @@ TEXT = "Some words stand here , in a row of words that nobody would ever want to
 def sliding_task(text: str, seq_length: int, limit: int | None = None) -> PerplexityTask:
     running = RunningText.of_documents(SOURCE, [text])
     stream = sliding_stream(running, UNCHANGED, Bytes(), seq_length, max(1, seq_length // 32))
-    return PerplexityTask(running, stream, Bytes(), limit=limit)
+    return PerplexityTask(running, stream, Bytes()).limited(limit)
 
 
 def uniform_perplexity(limit: int | None = None) -> PerplexityResult:
@@ -160,12 +160,12 @@ def test_long_examples_lose_their_beginning_and_are_counted() -> None:
 
 def test_a_target_longer_than_the_context_is_refused() -> None:
     with pytest.raises(BadInput, match="does not fit"):
-        ClozeTask(SOURCE, ["a incomprehensible"], STRICT, Bytes(), 8)
+        ClozeTask(SOURCE, ["a incomprehensible"], STRICT, Bytes(), 8).limited(None)
 
 
 def test_cloze_limit_is_partial_and_spread() -> None:
     passages = [f"this is passage number {number:03d}" for number in range(100)]
-    task = ClozeTask(SOURCE, passages, STRICT, Bytes(), 64, limit=4)
+    task = ClozeTask(SOURCE, passages, STRICT, Bytes(), 64).limited(4)
     assert [bytes(request.tokens.tolist())[-3:] for request in task.requests] == [b"012", b"037", b"062", b"087"]
     scores = made_up_scores(task.requests, 1.0, [True, False, False, True])
     result = task.result(scores, PROVENANCE)

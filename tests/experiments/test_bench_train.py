@@ -30,10 +30,11 @@ from experiments.bench.cli import add_benchmarks, main
 from experiments.bench.contender import TOLERANCE, read_size
 from experiments.bench.show import compare, show
 from experiments.bench.timing import Timed, differing_losses, gemm_gflops, shaped_gflops, time_contender
-from lineage.benchmark import Benchmark, Case, Environment, Ratio, read_benchmark, write_benchmark
+from lineage.benchmark import Benchmark, Case, Ratio, read_benchmark, write_benchmark
 from lineage.command import run_command
 from lineage.environment import describe_environment
 from lineage.errors import BadInput
+from lineage.files import Environment
 from reports.benchmarks import load_benchmarks
 from tests.commands import Command
 

@@ -94,7 +94,7 @@ def measure(
         raise DataMissing("the benchmark scores the published files only")
 
     windows, examples = (
-        build_task(name, tokenizer, SIZES[SMALL].seq_length, limit, no_stand_in).requests
+        build_task(name, tokenizer, SIZES[SMALL].seq_length, no_stand_in).limited(limit).requests
         for name, limit in (("wikitext103-lm-eval", 24), ("lambada", 256))
     )
     announce(f"memory of {2 * len(SIZES)} evaluations, then 4 comparisons of {rounds} rounds on one core")

@@ -3,7 +3,6 @@
 import os
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -59,16 +58,12 @@ COLUMNS = (*FAULTS, "NaN")
 
 def table(trials: Sequence[Trial]) -> str:
     """Faults survived of those tried, by stage and kind, in Markdown, and what was not survived."""
-    tried = Counter((trial.stage, trial.fault.name) for trial in trials)
-    survived = Counter((trial.stage, trial.fault.name) for trial in trials if not trial.failure)
 
-    def cells(name: str, keys: Sequence[tuple[str, str]]) -> str:
-        by_column = [[key for key in keys if key[1] == column] for column in COLUMNS]
-        counts = [(sum(survived[key] for key in own), sum(tried[key] for key in own)) for own in (*by_column, keys)]
-        return f"| {name} | " + " | ".join(f"{good} of {all_}" if all_ else "" for good, all_ in counts) + " |"
+    def cell(stage: str, name: str) -> str:
+        tried = [trial for trial in trials if stage in (trial.stage, "all") and name in (trial.fault.name, "all")]
+        return f"{sum(not trial.failure for trial in tried)} of {len(tried)}" if tried else ""
 
-    rows = [cells(stage, [(stage, column) for column in COLUMNS]) for stage in ROWS]
-    rows.append(cells("all", [(stage, column) for stage in ROWS for column in COLUMNS]))
+    rows = [f"| {stage} | {' | '.join(cell(stage, name) for name in (*COLUMNS, 'all'))} |" for stage in (*ROWS, "all")]
     lost = [
         f"- {trial.stage}, rank {trial.fault.rank}, {trial.fault.name} at {trial.fault.what}: {trial.failure}"
         for trial in trials

@@ -95,9 +95,7 @@ def _reproduce(points: Instrument, notes: Path | None) -> None:
     def step(program: str, *arguments: str) -> None:
         if program not in COMMANDS:
             return
-        mine = list(points.touches), points.is_armed
         _run_step(points, notes, program, *arguments)
-        points.touches[:], points.is_armed = mine
         if program == "mlm-train":
             _keep(points, notes, "records")
 

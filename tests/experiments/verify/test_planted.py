@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.cli import read_run_config
-from experiments.verify.trace_run import record_trace
 from experiments.verify.traces import compare_traces
-from experiments.verify.work import engine_class
+from experiments.verify.work import engine_class, record_trace
 from tests.experiments.verify import faults
 from tests.experiments.verify.conftest import CONFIG
 from tests.experiments.verify.faults import Fault

@@ -1,12 +1,23 @@
-"""Native code that takes long, beside which Ctrl-C is heard."""
+"""Processes that do not outlive the one that started them, and threads of native code beside which Ctrl-C is heard."""
 
+import ctypes
+import signal
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
-NAME = "native"
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+NATIVE = "native"
+
+
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+    """On Linux, send this process the signal `number` when its parent ends, however that ends; elsewhere nothing."""
+    if LIBC:
+        LIBC.prctl(PR_SET_PDEATHSIG, number)
 
 
 def heard(call: Callable[[], T]) -> T:
@@ -19,10 +30,10 @@ def heard(call: Callable[[], T]) -> T:
         except BaseException as error:  # it is raised where the answer is waited for
             answer.set_exception(error)
 
-    threading.Thread(target=work, name=NAME, daemon=True).start()
+    threading.Thread(target=work, name=NATIVE, daemon=True).start()
     return answer.result()
 
 
 def is_at_work() -> bool:
     """Whether such a thread has been left alone. The interpreter's own end can abort the process where it then ends."""
-    return any(thread.name == NAME for thread in threading.enumerate())
+    return any(thread.name == NATIVE for thread in threading.enumerate())
