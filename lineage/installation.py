@@ -4,7 +4,6 @@ import base64
 import csv
 import hashlib
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,8 @@ DATA = (".css", ".csv", ".html", ".js", ".json", ".sh", ".toml")
 @cache
 def recorded_files() -> dict[str, str]:
     """What a wheel wrote below `HOME`: path and `sha256=…` of each file of our packages. Empty in a clone."""
-    try:
-        installed = distribution("mlm-repro")
-    except PackageNotFoundError:
-        return {}
-    if Path(str(installed.locate_file(""))).resolve() != HOME:
-        return {}
-    rows = csv.reader((installed.read_text("RECORD") or "").splitlines())
+    record = next(HOME.glob("mlm_repro-*.dist-info/RECORD"), None)
+    rows = csv.reader(record.read_text(encoding="utf-8").splitlines()) if record else ()
     return {
         row[0]: row[1]
         for row in rows

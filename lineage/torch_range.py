@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from lineage.errors import BadInput
@@ -20,6 +19,8 @@ class UnfitTorch(BadInput, ImportError):
 
 def check_torch() -> None:
     """Raises UnfitTorch."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         installed = version("torch")
     except PackageNotFoundError:
@@ -33,26 +34,25 @@ def check_torch() -> None:
 
 def refuse_unfit_torch() -> None:
     """Let this process' first import of torch raise UnfitTorch where it does not fit; without an import nothing is."""
-    try:
-        check_torch()
-    except UnfitTorch as error:
-        sys.meta_path.insert(0, _Refusal(error))
+    sys.meta_path.insert(0, _Refusal())
 
 
 class _Refusal(MetaPathFinder, Loader):
-    """Finds torch before the installed one is found, and raises `error` when it is imported."""
-
-    def __init__(self, error: UnfitTorch) -> None:
-        self.error = error
+    """Where torch does not fit, it is found here before the installed one is, and its import raises UnfitTorch."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self) if name == "torch" else None
+        if name == "torch":
+            try:
+                check_torch()
+            except UnfitTorch:
+                return ModuleSpec(name, self)
+        return None
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        raise self.error
+        check_torch()
 
 
 def _release(text: str) -> tuple[int, ...]:

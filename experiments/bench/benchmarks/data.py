@@ -4,7 +4,6 @@ import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -108,6 +107,8 @@ def _beside_datatrove(cases: Sequence[Case], peer: dict[str, float] | None) -> C
     if peer is None:
         why = f"not installed: {install_command('bench')}"
         return Case(name="equivalent stages beside datatrove", missing={"datatrove": why})
+    from importlib.metadata import version
+
     ours = sum(_seconds(case, OURS) for case in cases if case.setting["stage"] in EQUIVALENT)
     theirs = sum(peer.values())
     return Case(
