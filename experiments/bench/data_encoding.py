@@ -40,7 +40,7 @@ UNABLE = {
 """Encoders that cannot be given a vocabulary, and why."""
 GPT2_EXPRESSION = r"""'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
-Ids = Iterable[Sequence[int]]
+Ids = Iterable[Iterable[int]]
 Encode = Callable[[list[str]], Ids]
 
 
