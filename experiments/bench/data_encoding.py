@@ -77,7 +77,7 @@ def _tiktoken(path: Path, cores: int) -> Encode:
 
 
 def _gigatoken(path: Path, cores: int) -> Encode:
-    encode: Encode = import_extra("gigatoken", "bench-bpe").Tokenizer(path).encode_batch_list
+    encode: Encode = import_extra("gigatoken", "bench-bpe").Tokenizer(path).encode_batch
     return encode
 
 
