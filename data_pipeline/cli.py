@@ -2,23 +2,21 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from data_pipeline.config import DataConfig
-from data_pipeline.reading.config import FILE_KINDS
 from data_pipeline.stages import STAGES
 from data_pipeline.stages.stage import Stage
 from data_pipeline.work.executors import NAMES as EXECUTORS
 from lineage.command import CommandLine, run_command
-from lineage.config import load_config, override_config, parse_config
-from lineage.data_files import DataCard, Ledger
 from lineage.digest import is_sealed, sha256_json
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import read_document, read_values
-from lineage.run import RunDirectory
 from lineage.shipped import Shipped, find_file
+
+if TYPE_CHECKING:
+    from data_pipeline.config import DataConfig
+    from lineage.data_files import Ledger
 
 app = CommandLine(help="Clean, deduplicate, decontaminate and tokenize text.", no_args_is_help=True)
 
@@ -44,6 +42,9 @@ def run(
     dry_run: DryRun = False,
 ) -> None:
     """Build the dataset of a recipe, or find it if it is already built."""
+    from data_pipeline.config import DataConfig
+    from lineage.config import load_config
+
     recipe = load_config(find_file(config, Shipped.RECIPE), DataConfig, _overrides(overrides, workers))
     if dry_run:
         print(json.dumps(recipe.model_dump(mode="json"), indent=2, ensure_ascii=False))
@@ -64,6 +65,7 @@ def _add_verb(name: str, summary: str, stage: type[Stage] | None = None) -> None
         executor: ExecutorOption = "local",
     ) -> None:
         from data_pipeline.runner import run_overlap, run_stage
+        from lineage.config import override_config
 
         sections = [stage.name] if stage and stage.optional else []
         config = override_config(_one_source(source, sections), _overrides(overrides, workers))
@@ -88,6 +90,8 @@ def inspect(
     from data_pipeline.tokens.inspect_sample import show_sample
     from data_pipeline.tokens.token_file import TokenFile
     from data_pipeline.tokens.tokenizer import Tokenizer
+    from lineage.data_files import DataCard
+    from lineage.files import read_document
 
     directory = _open(dataset)
     tokenizer = Tokenizer.load(directory / "tokenizer")
@@ -113,7 +117,7 @@ def stats(directory: Annotated[Path, typer.Argument(help="What `run` or a verb w
     """Print the attrition ledger: what each stage kept and dropped, and why."""
     from data_pipeline.ledger import format_ledger
 
-    print(format_ledger(read_document(_open(directory) / "ledger.json", Ledger)))
+    print(format_ledger(_read_ledger(_open(directory))))
 
 
 @app.command()
@@ -127,8 +131,12 @@ def fetch(
         print(f"written: {path}")
 
 
-def _one_source(source: str, sections: list[str]) -> DataConfig:
+def _one_source(source: str, sections: list[str]) -> "DataConfig":
     """The configuration whose only source is the argument of a verb, with these sections as they are by default."""
+    from data_pipeline.config import DataConfig
+    from data_pipeline.reading.config import FILE_KINDS
+    from lineage.config import parse_config
+
     kind, colon, _ = source.partition(":")
     name = f"documents:{source}" if Path(source).is_dir() and not (colon and kind in FILE_KINDS) else source
     values: dict[str, Any] = {"name": "documents", "sources": {"names": [name]}, **{each: {} for each in sections}}
@@ -141,10 +149,12 @@ def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:
 
 def _counts(directory: Path) -> str:
     """What a finished directory holds."""
+    from lineage.files import read_values
+
     if (directory / "overlap.json").is_file():
         test_sets = read_values(directory / "overlap.json")["test_sets"]
         return "; ".join(f"{name} {result['percent']:.2f} % found" for name, result in test_sets.items())
-    splits = read_document(directory / "ledger.json", Ledger).splits
+    splits = _read_ledger(directory).splits
     return "; ".join(
         f"{name} {split.documents:,} documents, "
         + (f"{split.bytes:,} bytes" if split.tokens is None else f"{split.tokens:,} tokens")
@@ -152,7 +162,16 @@ def _counts(directory: Path) -> str:
     )
 
 
+def _read_ledger(directory: Path) -> "Ledger":
+    from lineage.data_files import Ledger
+    from lineage.files import read_document
+
+    return read_document(directory / "ledger.json", Ledger)
+
+
 def _open(dataset: Path) -> Path:
+    from lineage.run import RunDirectory
+
     run = RunDirectory.open(dataset)
     if not str(run.manifest.get("kind")).startswith("data"):
         raise BadInput(f"{dataset} is not a dataset")

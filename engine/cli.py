@@ -5,28 +5,24 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from engine.config import RunConfig, ScheduleName
 from engine.launch.allocator import keep_large_buffers
-from engine.launch.local import default_ranks, launch
-from engine.lr_finder import describe_curve, write_curve
-from engine.parallel.layout import Layout, layout_of
-from engine.pipeline.lowering import Lowered, lower
-from engine.pipeline.schedule import Compute, compute_orders, ideal_bubble, peaks_in_flight
-from engine.run.directory import begin_run, read_begun_run
-from engine.twin import shrink
 from lineage.atomic import check_place
 from lineage.command import CommandLine, run_command
-from lineage.config import load_config, override_config, to_toml
 from lineage.digest import bytes_below, sha256_json
 from lineage.errors import BadInput
-from lineage.installation import check_torch
 from lineage.progress import announce, format_bytes
-from lineage.run import RunDirectory
 from lineage.shipped import Shipped, find_file
+from lineage.torch_range import check_torch
+
+if TYPE_CHECKING:
+    from engine.config import RunConfig
+    from engine.parallel.layout import Layout
+    from engine.pipeline.lowering import Lowered
+    from engine.pipeline.schedule import Compute
 
 app = CommandLine(help="Train GPT-2 the Megatron-LM way.", no_args_is_help=True)
 
@@ -57,6 +53,9 @@ def run(
 @app.command()
 def resume(run: Annotated[Path, typer.Argument(help="Run directory.")], ranks: Ranks = None) -> None:
     """Go on with a run from its newest checkpoint; nothing else needs saying."""
+    from engine.run.directory import read_begun_run
+    from lineage.run import RunDirectory
+
     directory = RunDirectory.open(run)
     config = read_begun_run(directory)
     _start(config, directory.path.parent, ranks)
@@ -78,10 +77,12 @@ def lr_find(
     A tenth of the rate at which the smoothed loss is lowest is suggested. `mlm-report build --bench FOLDER` draws it.
     """
     resolved = read_run_config(config, overrides or [], twin)
+    from engine.launch.local import default_ranks
+
     ranks = ranks or default_ranks(resolved)
     check_place("--out", out / f"{resolved.name}.json")
     from engine.launch.rendezvous import leave_ranks
-    from engine.lr_finder import find_learning_rate
+    from engine.lr_finder import describe_curve, find_learning_rate, write_curve
 
     def find() -> None:
         try:
@@ -155,9 +156,15 @@ def schedule(
     pp: Annotated[int, typer.Option(min=1, help="Pipeline-parallel ranks.")],
     microbatches: Annotated[int, typer.Option(min=1, help="Microbatches per iteration and data-parallel rank.")],
     chunks: Annotated[int, typer.Option(min=1, help="Stages per rank; more than one is interleaved.")] = 1,
-    name: Annotated[ScheduleName | None, typer.Option("--schedule", help="By default what chunks ask for.")] = None,
+    name: Annotated[
+        Literal["gpipe", "1f1b", "interleaved"] | None,
+        typer.Option("--schedule", help="By default what chunks ask for."),
+    ] = None,
 ) -> None:
     """Print a pipeline schedule as a grid, with its bubble and its activations in flight."""
+    from engine.pipeline.lowering import lower
+    from engine.pipeline.schedule import compute_orders, ideal_bubble, peaks_in_flight
+
     chosen = name or ("interleaved" if chunks > 1 else "1f1b")
     orders = compute_orders(chosen, pp, chunks, microbatches)
     lowered = lower(orders, chunks)
@@ -169,7 +176,7 @@ def schedule(
     print(f"most activations in flight, chunks per rank: {peaks}")
 
 
-def format_grid(lowered: Lowered, chunks: int) -> str:
+def format_grid(lowered: "Lowered", chunks: int) -> str:
     """The schedule as text: a row per rank, a column per unit of time; digits forward, letters in [] backward."""
     unit = min(i.end - i.start for intervals in lowered.timeline for i in intervals)
     width = max(len(_cell(i.compute, chunks)) for intervals in lowered.timeline for i in intervals)
@@ -183,7 +190,7 @@ def format_grid(lowered: Lowered, chunks: int) -> str:
     return "\n".join(lines)
 
 
-def _cell(compute: Compute, chunks: int) -> str:
+def _cell(compute: "Compute", chunks: int) -> str:
     chunk = chr(ord("a") + compute.chunk) if chunks > 1 else ""
     return f"{compute.op}{compute.microbatch}{chunk}"
 
@@ -195,6 +202,7 @@ def from_megatron_(context: typer.Context) -> None:
     `mlm-train from-megatron pretrain.sh` or `mlm-train from-megatron --num-layers 24 …`. Nothing of a script is run.
     """
     from engine.formats.megatron_flags import from_megatron, script_or_arguments
+    from lineage.config import to_toml
 
     translated = from_megatron(script_or_arguments(context.args))
     print(to_toml(translated.config), end="")
@@ -224,8 +232,12 @@ def diff(first: Model, second: Annotated[Path, typer.Argument(help="Another one.
     print("\n".join(describe_differences(read_run_config(first), read_run_config(second))))
 
 
-def read_run_config(model: str | Path, overrides: Sequence[str] = (), twin: bool = False) -> RunConfig:
+def read_run_config(model: str | Path, overrides: Sequence[str] = (), twin: bool = False) -> "RunConfig":
     """The configuration of a shipped model or a TOML file; overrides apply after shrinking when it is a twin."""
+    from engine.config import RunConfig
+    from engine.twin import shrink
+    from lineage.config import load_config, override_config
+
     path = find_file(model, Shipped.MODEL)
     if not twin:
         return load_config(path, RunConfig, overrides)
@@ -234,9 +246,10 @@ def read_run_config(model: str | Path, overrides: Sequence[str] = (), twin: bool
     return override_config(shrink(load_config(path, RunConfig)), overrides)
 
 
-def print_plan(config: RunConfig, ranks: int | None = None) -> None:
+def print_plan(config: "RunConfig", ranks: int | None = None) -> None:
     """The resolved configuration, its digest and what it costs; with a number of ranks, the layout on them."""
     from engine.costs import checkpoint_bytes, flops_per_token, fullest_rank, parameter_count, tokens_trained
+    from engine.parallel.layout import layout_of
 
     model, train, parallel = config.model, config.train, config.parallel
     layout = layout_of(config, ranks or parallel.tp * parallel.pp)
@@ -261,7 +274,9 @@ def _announce_conversion(directory: Path) -> None:
         announce(f"reads {format_bytes(bytes_below(directory))}", "writes at most twice as much")
 
 
-def _describe_layout(config: RunConfig, layout: Layout) -> str:
+def _describe_layout(config: "RunConfig", layout: "Layout") -> str:
+    from engine.pipeline.schedule import ideal_bubble
+
     parallel = config.parallel
     microbatches = config.train.global_batch_size // (config.train.microbatch_size * layout.dp)
     bubble = ideal_bubble(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
@@ -271,8 +286,11 @@ def _describe_layout(config: RunConfig, layout: Layout) -> str:
     )
 
 
-def _start(config: RunConfig, runs: Path, ranks: int | None) -> None:
+def _start(config: "RunConfig", runs: Path, ranks: int | None) -> None:
     """Train on the ranks."""
+    from engine.launch.local import default_ranks
+    from engine.run.directory import begin_run
+
     check_torch()
     if "WORLD_SIZE" not in os.environ:
         _, _, run = begin_run(config, runs)
@@ -297,6 +315,8 @@ def _start(config: RunConfig, runs: Path, ranks: int | None) -> None:
 def _on_ranks(work: Callable[[], None], ranks: int) -> None:
     """Do the work in this process if it is a rank or the only one; otherwise start the ranks and end as they do."""
     if "WORLD_SIZE" not in os.environ and ranks > 1:
+        from engine.launch.local import launch
+
         raise SystemExit(launch(work, ranks))
     work()
 

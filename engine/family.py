@@ -9,16 +9,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_pipeline.tokens.token_file import TokenFile
 from engine.config import ModelConfig, RunConfig
-from engine.data.batch_schedule import BatchSchedule
-from engine.data.batches import TrainingBatches, TrainingOrder, ValidationBatches, ValidationOrder
 from engine.model.closed_forms import ClosedForms
 
 if TYPE_CHECKING:
+    from data_pipeline.tokens.token_file import TokenFile
+    from engine.data.batches import TrainingOrder, ValidationOrder
     from engine.model.stage_model import StageModel
 
-TokenFiles = Sequence[tuple[TokenFile, float]]
+TokenFiles = Sequence[tuple["TokenFile", float]]
 """Token files with their weights."""
 
 
@@ -30,9 +29,9 @@ class Family:
     """module:class of the model, or a pipeline stage of it."""
     closed_forms: type[ClosedForms]
     """Its parameters, operations and bytes."""
-    training_order: Callable[[RunConfig, TokenFiles, int, Path | None], TrainingOrder]
+    training_order: Callable[[RunConfig, TokenFiles, int, Path | None], "TrainingOrder"]
     """(run, token files, iterations, directory of the token files' own tokenizer) → what each iteration sees."""
-    validation_order: Callable[[RunConfig, TokenFiles, Path], ValidationOrder]
+    validation_order: Callable[[RunConfig, TokenFiles, Path], "ValidationOrder"]
     """(run, token files, tokenizer) → the sequences of the validation split."""
 
     def model_class(self) -> "type[StageModel]":
@@ -42,13 +41,17 @@ class Family:
         return loaded
 
 
-def _training_order(config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None) -> TrainingOrder:
-    train = config.train
-    schedule = BatchSchedule(train)
+def _training_order(config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None) -> "TrainingOrder":
+    from engine.data.batch_schedule import BatchSchedule
+    from engine.data.batches import TrainingBatches
+
+    train, schedule = config.train, BatchSchedule(config.train)
     return TrainingBatches(parts, config.model.seq_length, schedule, train.microbatch_size, iterations, train.seed)
 
 
-def _validation_order(config: RunConfig, parts: TokenFiles, tokenizer: Path) -> ValidationOrder:
+def _validation_order(config: RunConfig, parts: TokenFiles, tokenizer: Path) -> "ValidationOrder":
+    from engine.data.batches import ValidationBatches
+
     return ValidationBatches(parts, config.model.seq_length)
 
 

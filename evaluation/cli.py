@@ -9,13 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
 from engine.launch.allocator import keep_large_buffers
-from evaluation import tables
-from evaluation.compare import paired_difference
-from evaluation.heldout import file_cloze, file_perplexity
-from evaluation.protocol import Encoder, Result, Task
 from evaluation.settings import Settings, is_first_rank, start_ranks
 from evaluation.tasks import TASKS, check_task_name
 from lineage.atomic import check_place, write_json, write_text
@@ -24,6 +19,7 @@ from lineage.errors import BadInput
 
 if TYPE_CHECKING:
     from evaluation.evaluate import Evaluation, MakeTask
+    from evaluation.protocol import Result
 
 app = CommandLine(help="Evaluate a checkpoint by a named protocol.", no_args_is_help=True)
 
@@ -68,17 +64,19 @@ def _named_command(name: str) -> Callable[..., None]:
 
         _report_one(ckpt, named_task(name), settings, json, samples)
 
-    command.__doc__ = f"{TASKS[name].title[0].upper()}{TASKS[name].title[1:]}."
+    command.__doc__ = f"{TASKS[name][0].upper()}{TASKS[name][1:]}."
     return command
 
 
-def _file_command(make: Callable[[Path, Encoder, int], Task], description: str) -> Callable[..., None]:
+def _file_command(kind: Literal["perplexity", "cloze"], description: str) -> Callable[..., None]:
     @partial(_scores, names=OF_ONE_TASK)
     def command(
         file: TextFile, ckpt: Checkpoint, settings: Settings, json: Json = None, samples: Samples = None
     ) -> None:
         from evaluation.evaluate import file_task
+        from evaluation.heldout import file_cloze, file_perplexity
 
+        make = {"perplexity": file_perplexity, "cloze": file_cloze}[kind]
         _report_one(ckpt, file_task(make, file), settings, json, samples)
 
     command.__doc__ = description
@@ -89,23 +87,24 @@ for _name in TASKS:
     app.command(_name)(_named_command(_name))
 app.command("perplexity")(
     _file_command(
-        file_perplexity, "Perplexity of your own text; the documents of a .jsonl file are joined by blank lines."
+        "perplexity", "Perplexity of your own text; the documents of a .jsonl file are joined by blank lines."
     )
 )
-app.command("cloze")(_file_command(file_cloze, "Strict last-word accuracy on your own passages, one a line."))
+app.command("cloze")(_file_command("cloze", "Strict last-word accuracy on your own passages, one a line."))
 
 
 @app.command("all")
 @_scores
 def all_command(ckpt: Checkpoint, settings: Settings, json: Json = None, samples: Samples = None) -> None:
     """Every protocol in one pass, side by side."""
+    from evaluation import tables
     from evaluation.evaluate import evaluate, named_task
 
     evaluations = evaluate(ckpt, {name: named_task(name) for name in TASKS}, settings)
     if not is_first_rank():
         return
     results = {name: evaluation.result for name, evaluation in evaluations.done.items()}
-    tables.print_conventions(Console(), results, evaluations.missing)
+    tables.print_conventions(results, evaluations.missing)
     _write(json, {"results": _dump(results), "missing": evaluations.missing})
     _write_samples(samples, evaluations.done.values())
 
@@ -128,6 +127,8 @@ def compare_command(
     """
     for name in task:
         check_task_name(name)
+    from evaluation import tables
+    from evaluation.compare import paired_difference
     from evaluation.evaluate import evaluate, named_task
 
     left, other = (evaluate(ckpt, {name: named_task(name) for name in task}, settings) for ckpt in (first, second))
@@ -140,10 +141,9 @@ def compare_command(
             raise BadInput(f"{name}: the two checkpoints were scored on different texts")
     pairs = [(name, left.done[name], other.done[name]) for name in names]
     differences = [paired_difference(n, a.task.losses(a.scores), b.task.losses(b.scores)) for n, a, b in pairs]
-    console = Console()
     for shown, evaluations in zip(results, (left, other), strict=True):
-        tables.print_conventions(console, shown, evaluations.missing)
-    tables.print_differences(console, differences)
+        tables.print_conventions(shown, evaluations.missing)
+    tables.print_differences(differences)
     compared = {"differences": [difference.model_dump(mode="json") for difference in differences],
                 "first": _dump(results[0]), "second": _dump(results[1])}  # fmt: skip
     windows = [one.task.requests for name, one in left.done.items() if name in names and not one.task.with_memory]
@@ -171,11 +171,12 @@ def identify_command(
     """Which conventions give a claimed number within its rounding: every one is derived from windows scored once."""
     if settings.limit is not None:
         raise BadInput("a number is identified on the whole test: leave out --limit")
+    from evaluation import tables
     from evaluation.identify import identify
 
     found = identify(ckpt, claimed, task, settings, budget)
     if is_first_rank():
-        tables.print_identified(Console(), found)
+        tables.print_identified(found)
         _write(json, asdict(found))
 
 
@@ -219,13 +220,14 @@ def finetune_command(
 
     check_place("--json", json)
     chosen = find_task(task)
+    from evaluation import tables
     from evaluation.finetune.train import Recipe, finetune
 
     recipe = Recipe(
         epochs or chosen.epochs, batch_size or chosen.batch_size, learning_rate or chosen.learning_rate, seed=seed
     )
     result = finetune(task, ckpt, data, recipe)
-    tables.print_finetuned(Console(), result)
+    tables.print_finetuned(result)
     _write(json, asdict(result))
 
 
@@ -252,22 +254,23 @@ def fetch_command(
 @app.command("list")
 def list_command() -> None:
     """The protocols and what sets them apart."""
-    for name, task in TASKS.items():
-        print(f"{name:<24} {task.title}")
+    for name, title in TASKS.items():
+        print(f"{name:<24} {title}")
 
 
 def _report_one(ckpt: Path, task: "MakeTask", settings: Settings, json: Path | None, samples: Path | None) -> None:
+    from evaluation import tables
     from evaluation.evaluate import evaluate
 
     (evaluation,) = evaluate(ckpt, {"task": task}, settings).done.values()
     if not is_first_rank():
         return
-    tables.print_result(Console(), evaluation.result)
+    tables.print_result(evaluation.result)
     _write(json, evaluation.result.model_dump(mode="json"))
     _write_samples(samples, [evaluation])
 
 
-def _dump(results: dict[str, Result]) -> dict[str, Any]:
+def _dump(results: "dict[str, Result]") -> dict[str, Any]:
     return {name: result.model_dump(mode="json") for name, result in results.items()}
 
 

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from engine.launch.local import launch
 from engine.parallel.layout import Layout
 from lineage.errors import BadInput
 
@@ -104,6 +103,7 @@ def start_ranks(layout: Layout, main: Callable[[], object]) -> None:
     """
     if layout.world_size == 1:
         return
+    from engine.launch.local import launch
     from engine.launch.rendezvous import leave_ranks
 
     if "WORLD_SIZE" in os.environ:

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from engine.compare.models import Agreement
     from evaluation.identify import Combination, Identified
 
+CONSOLE = Console()
 
-def print_result(console: Console, result: Result) -> None:
+
+def print_result(result: Result) -> None:
     """One result: its protocol, its numbers under every convention, and what is to be said about it."""
-    console.print(result.protocol, soft_wrap=True, markup=False, highlight=False)
+    CONSOLE.print(result.protocol, soft_wrap=True, markup=False, highlight=False)
     table = Table(title=f"{result.task} ({_kind(result)})", show_header=False)
     table.add_column(justify="left")
     table.add_column(justify="right")
@@ -40,11 +42,11 @@ def print_result(console: Console, result: Result) -> None:
     table.add_row("sub-words scored", f"{result.num_scored_tokens:,}")
     table.add_row("checkpoint", result.checkpoint_digest[:16])
     table.add_row("seconds", f"{result.seconds:,.1f}")
-    console.print(table)
-    _print_remarks(console, {result.task: result})
+    CONSOLE.print(table)
+    _print_remarks({result.task: result})
 
 
-def print_conventions(console: Console, results: Mapping[str, Result], missing: Mapping[str, str]) -> None:
+def print_conventions(results: Mapping[str, Result], missing: Mapping[str, str]) -> None:
     """Many protocols side by side."""
     texts = {name: result for name, result in results.items() if isinstance(result, PerplexityResult)}
     clozes = {name: result for name, result in results.items() if isinstance(result, ClozeResult)}
@@ -57,7 +59,7 @@ def print_conventions(console: Console, results: Mapping[str, Result], missing: 
             error = "" if (e := text.log_perplexity_standard_error) is None else f"{e:.1%}"
             values = (text.original_token_perplexity, text.lm_eval_word_perplexity, text.subword_perplexity)
             table.add_row(name, _short(text.perplexity), error, *map(_short, values), f"{text.bits_per_byte:.4f}")
-        console.print(table)
+        CONSOLE.print(table)
     if clozes:
         table = _numbers(
             f"last word ({_kind(next(iter(clozes.values())))})",
@@ -68,22 +70,22 @@ def print_conventions(console: Console, results: Mapping[str, Result], missing: 
             error = "" if (e := cloze.perplexity_standard_error) is None else f"{e / cloze.perplexity:.1%}"
             correct = f"{cloze.num_correct:,}/{cloze.num_examples:,}"
             table.add_row(name, accuracy, correct, _short(cloze.perplexity), error)
-        console.print(table)
+        CONSOLE.print(table)
     for name, result in results.items():
-        console.print(f"{name}: {result.protocol}", soft_wrap=True, markup=False, highlight=False)
+        CONSOLE.print(f"{name}: {result.protocol}", soft_wrap=True, markup=False, highlight=False)
     for name, reason in missing.items():
-        console.print(f"{name}: NOT RUN: {reason}", soft_wrap=True, markup=False, highlight=False)
-    _print_remarks(console, results)
+        CONSOLE.print(f"{name}: NOT RUN: {reason}", soft_wrap=True, markup=False, highlight=False)
+    _print_remarks(results)
 
 
-def print_differences(console: Console, differences: Sequence[Difference]) -> None:
+def print_differences(differences: Sequence[Difference]) -> None:
     """Second checkpoint less the first."""
     table = _numbers("second less first, paired", ["ln perplexity", "accuracy", "pairs"])
     for row in differences:
         accuracy = "" if row.accuracy is None else f"{row.accuracy:+.2%}{_error(row.accuracy_standard_error, '.2%')}"
         loss = f"{row.log_perplexity:+.5f}{_error(row.log_perplexity_standard_error, '.5f')}"
         table.add_row(row.task, loss, accuracy, f"{row.num_pairs:,}")
-    console.print(table)
+    CONSOLE.print(table)
 
 
 def print_agreement(agreement: "Agreement", windows: int) -> None:
@@ -94,17 +96,17 @@ def print_agreement(agreement: "Agreement", windows: int) -> None:
     print(f"first difference: {agreement.tensor or 'none beyond rounding'}")
 
 
-def _print_remarks(console: Console, results: Mapping[str, Result]) -> None:
+def _print_remarks(results: Mapping[str, Result]) -> None:
     if any(result.partial for result in results.values()):
-        console.print("PARTIAL: only part of the test was scored; this is an estimate.", style="bold", soft_wrap=True)
+        CONSOLE.print("PARTIAL: only part of the test was scored; this is an estimate.", style="bold", soft_wrap=True)
     notes = [result.note for result in results.values() if result.note]
     warnings = [warning for result in results.values() for warning in result.warnings]
     more = f" (and {len(warnings) - 1} more such warnings)" if len(warnings) > 1 else ""
     for remark in (*dict.fromkeys(notes), *(warning + more for warning in warnings[:1])):
-        console.print(f"WARNING: {remark}", style="bold", soft_wrap=True, markup=False, highlight=False)
+        CONSOLE.print(f"WARNING: {remark}", style="bold", soft_wrap=True, markup=False, highlight=False)
 
 
-def print_identified(console: Console, found: "Identified") -> None:
+def print_identified(found: "Identified") -> None:
     """The conventions that give a claim, or none; what was not scored; what it cost."""
     given = f"given by {len(found.matches)}" if found.matches else "none"
     lines = [f"{found.claimed}: {given} of {found.num_scored:,} combinations scored; {found.num_combinations:,} differ"]
@@ -118,14 +120,14 @@ def print_identified(console: Console, found: "Identified") -> None:
         lines += [f"about {_combination(one)}" for one in found.open[:3]]
     share = f"{found.tokens / found.dearest:.2f} times the dearest protocol's {found.dearest:,}"
     lines.append(f"{found.tokens:,} tokens scored, {share}")
-    console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
+    CONSOLE.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
 
 
 def _combination(found: "Combination") -> str:
     return f"{found.value:.6g}  " + "; ".join(f"{axis}: {value}" for axis, value in found.axes.items())
 
 
-def print_finetuned(console: Console, result: FineTuned) -> None:
+def print_finetuned(result: FineTuned) -> None:
     """What fine-tuning came to, set by set."""
     recipe = result.recipe
     table = _numbers(
@@ -135,7 +137,7 @@ def print_finetuned(console: Console, result: FineTuned) -> None:
     )
     for split, metrics in result.metrics.items():
         table.add_row(split, f"{result.examples[split]:,}", *[f"{value:.2f} %" for value in metrics.values()])
-    console.print(table)
+    CONSOLE.print(table)
 
 
 def _numbers(title: str, heads: Sequence[str]) -> Table:

@@ -4,7 +4,7 @@ import csv
 import math
 import re
 from decimal import Decimal
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -206,9 +206,8 @@ class Experiment(Config):
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
         """The claims it answers, in the catalogue's order."""
-        return tuple(
-            claim for claim in every_claim() if any(fnmatchcase(claim.id, pattern) for pattern in self.expected.claims)
-        )
+        answered = re.compile("|".join(map(translate, self.expected.claims)))
+        return tuple(claim for claim in every_claim() if answered.match(claim.id))
 
     def produces(self, quantity: str) -> bool:
         """Whether a run of it gives numbers of this quantity."""

@@ -10,7 +10,6 @@ import typer
 from lineage.atomic import check_place, write_text
 from lineage.command import CommandLine, run_command
 from lineage.errors import BadInput, Diverged
-from lineage.run import MANIFEST
 from lineage.shipped import Shipped, find_file
 
 if TYPE_CHECKING:
@@ -196,9 +195,11 @@ def list_(results: Annotated[list[Path] | None, typer.Option(help="Folders of ru
     from experiments.catalogue import load_experiments
     from experiments.verdicts import count_outcomes, judge, load_results
 
-    loaded = load_results(_result_folders(results))
-    for experiment in load_experiments().values():
-        print(f"{experiment.name:<27}{experiment.title}\n{'':<27}{count_outcomes(judge([experiment], loaded))}")
+    experiments = load_experiments().values()
+    verdicts = judge(experiments, load_results(_result_folders(results)))
+    for experiment in experiments:
+        mine = [verdict for verdict in verdicts if verdict.experiment == experiment.name]
+        print(f"{experiment.name:<27}{experiment.title}\n{'':<27}{count_outcomes(mine)}")
 
 
 @app.command("run")
@@ -223,6 +224,8 @@ def run_(
 
         print(plan_released(chosen[0], limit))
     if not dry_run:
+        from lineage.run import MANIFEST
+
         check_place("--runs", runs / MANIFEST)
         run_named(chosen, mode.value, runs, limit)
 

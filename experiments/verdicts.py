@@ -1,7 +1,7 @@
 """What became of every published claim, from the records of sealed runs alone. Imports no torch."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,10 @@ HELD: dict[Kind, tuple[Outcome, Outcome]] = {
 }  # fmt: skip
 """Verdicts of kinds that are held against a claim: within its tolerance, and beyond it."""
 BEYOND: tuple[Outcome, ...] = ("DIVERGED", "INCONSISTENT")
+
+
+Rows = dict[tuple[str, str, Kind], list[Record]]
+"""An experiment's records by series, quantity and kind."""
 
 
 class Refused(Document):
@@ -100,12 +104,14 @@ def load_results(folders: Iterable[Path]) -> Results:
 
 def judge(experiments: Iterable[Experiment], results: Results) -> list[Verdict]:
     """A verdict for every claim of the experiments."""
-    verdicts = []
-    for experiment in experiments:
-        mine = [record for record in results.records if record.experiment == experiment.name]
-        for claim in experiment.claims:
-            verdicts.append(_verdict(experiment, claim, mine, results))
-    return verdicts
+    records: dict[str, Rows] = defaultdict(lambda: defaultdict(list))
+    for record in results.records:
+        records[record.experiment][record.series, record.quantity, record.kind].append(record)
+    return [
+        _verdict(experiment, claim, records[experiment.name], results)
+        for experiment in experiments
+        for claim in experiment.claims
+    ]
 
 
 def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
@@ -167,10 +173,10 @@ def _records(path: Path) -> list[Record]:
     return records
 
 
-def _verdict(experiment: Experiment, claim: Claim, records: list[Record], results: Results) -> Verdict:
+def _verdict(experiment: Experiment, claim: Claim, records: Rows, results: Results) -> Verdict:
     record = _find(experiment, claim, records)
     if record is None:
-        return Verdict(experiment.name, claim, "NOT_RUN", None, _reason(experiment, claim, results))
+        return Verdict(experiment.name, claim, "NOT_RUN", None, _reason(experiment, claim, results, bool(records)))
     deviation = record.value - float(claim.value)
     shown = f"{100 * deviation / float(claim.value):+.1f} %" if claim.value else f"{deviation:+.3g}"
     if record.kind == "scaled":
@@ -192,12 +198,12 @@ def _verdict(experiment: Experiment, claim: Claim, records: list[Record], result
     )  # fmt: skip
 
 
-def _find(experiment: Experiment, claim: Claim, records: list[Record]) -> Record | None:
+def _find(experiment: Experiment, claim: Claim, records: Rows) -> Record | None:
     """The record that speaks for the claim. A twin's x is taken as the same share of its training."""
     mine = (claim.series, claim.quantity)
     curve = [each.x for each in experiment.claims if (each.series, each.quantity) == mine and each.x is not None]
     for kind in ORDER:
-        of_kind = [each for each in records if (each.series, each.quantity, each.kind) == (*mine, kind)]
+        of_kind = records.get((*mine, kind), [])
         stretch = 1.0
         if kind == "scaled" and experiment.reproduction and claim.x is not None:
             stretch = max((each.x for each in of_kind if each.x is not None), default=1.0) / max(curve)
@@ -207,10 +213,9 @@ def _find(experiment: Experiment, claim: Claim, records: list[Record]) -> Record
     return None
 
 
-def _reason(experiment: Experiment, claim: Claim, results: Results) -> str:
+def _reason(experiment: Experiment, claim: Claim, results: Results, was_run: bool) -> str:
     if reason := results.refused.get((experiment.name, claim.series, claim.x)):
         return reason
-    was_run = any(record.experiment == experiment.name for record in results.records)
     if was_run or not experiment.produces(claim.quantity):
         return experiment.not_run or "the run found here has no number for it"
     if experiment.reproduction:

@@ -6,9 +6,16 @@ if sys.version_info < (3, 11):  # noqa: UP036  (a checkout on PYTHONPATH, where 
     print(f"error: Python 3.11 or newer is needed, this is {'.'.join(map(str, sys.version_info[:3]))}", file=sys.stderr)
     raise SystemExit(2)
 
-from importlib.metadata import PackageNotFoundError, version  # newer than 3.7
 
-try:
-    VERSION = version("mlm-repro")
-except PackageNotFoundError:
-    VERSION = "0+unknown"
+def __getattr__(name: str) -> str:
+    """`VERSION`, read when it is first asked for: finding it costs more than many a command."""
+    if name != "VERSION":
+        raise AttributeError(name)
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("mlm-repro")
+    except PackageNotFoundError:
+        found = "0+unknown"
+    globals()[name] = found
+    return found

@@ -8,8 +8,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
-import traceback
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Annotated, Any, NoReturn
@@ -17,9 +15,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from lineage.errors import BadInput, Fault, Interrupted, UserError
-from lineage.installation import check_installation, refuse_unfit_torch
-from lineage.processes import is_at_work
+from lineage.installation import check_installation
 from lineage.progress import QUIET
+from lineage.torch_range import refuse_unfit_torch
 
 NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """What the system says when a disk is full or fails."""
@@ -89,6 +87,7 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, partial(_terminate, os.getpid()))
     refuse_unfit_torch()
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "true")  # it reads every installed package to look for them
     if not sys.stderr.isatty():
         os.environ.update(dict.fromkeys(BARS_OF_LIBRARIES, "1"))
     code: str | int | None = 0
@@ -110,9 +109,12 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if code == Interrupted.exit_code and is_at_work():
-        sys.stderr.flush()
-        os._exit(code)
+    if code == Interrupted.exit_code:
+        from lineage.processes import is_at_work
+
+        if is_at_work():
+            sys.stderr.flush()
+            os._exit(code)
     raise SystemExit(code)
 
 
@@ -161,6 +163,9 @@ def _unforeseen(error: Exception) -> UserError:
         return BadInput(f"{error.filename or 'a file'} cannot be used: {error.strerror}")
     kept = "`--debug` keeps where it arose in a file"
     if DEBUG in os.environ:
+        import tempfile
+        import traceback
+
         with tempfile.NamedTemporaryFile("w", prefix="mlm-fault-", suffix=".txt", delete=False) as file:
             traceback.print_exception(error, file=file)
         kept = f"{file.name} says where it arose"

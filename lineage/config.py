@@ -23,7 +23,7 @@ from lineage.shipped import shipped_at
 class Config(BaseModel):
     """A frozen section of configuration in which an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 LONGEST_CHAIN = 20

@@ -6,12 +6,13 @@ import shutil
 import subprocess
 import sys
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from lineage import VERSION
 from lineage.files import Environment
-from lineage.installation import HOME, installed_version, wheel_state
+from lineage.installation import HOME, wheel_state
 
 PACKAGES = ("torch", "numpy", "tokenizers", "ftfy", "langdetect", "datasketch", "datasets", "safetensors")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES")
@@ -29,7 +30,7 @@ def describe_environment() -> dict[str, Any]:
         cores=available_cores(),
         memory_bytes=memory_bytes(),
         gpus=[gpu["name"] for gpu in list_gpus()],
-        packages={name: number for name in PACKAGES if (number := installed_version(name))},
+        packages={name: number for name in PACKAGES if (number := _installed(name))},
         variables={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         argv=[Path(sys.argv[0]).name, *sys.argv[1:]],
     ).to_json()
@@ -126,3 +127,10 @@ def _output(*command: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

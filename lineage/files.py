@@ -16,7 +16,7 @@ from lineage.errors import IntegrityFailure
 class Document(BaseModel):
     """A file or a part of one. Fields are checked, numbers are finite; what a reader does not know is left alone."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; a field that was not given is left out."""

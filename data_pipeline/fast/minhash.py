@@ -7,15 +7,18 @@ together. None of this changes a bit of the result.
 
 from collections.abc import Callable
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-from datasketch import MinHash
 from numpy.typing import NDArray
 
 from data_pipeline.fast.exact import checked
 from data_pipeline.fast.kernels import call_first, compiled
 from data_pipeline.fast.sha1 import sha1_hashes32, working_space
 from data_pipeline.fast.shingles import CHUNK, EMPTY, as_bytes, first_end, pack, shingles
+
+if TYPE_CHECKING:
+    from datasketch import MinHash
 
 SCHEME = "affine32"
 BATCH_SHINGLES = 1 << 16
@@ -50,8 +53,10 @@ def reference_signature(text: str, num_permutations: int = 128, shingle_characte
     return np.asarray(sketch.hashvalues, np.uint32)
 
 
-def as_sketch(values: NDArray[np.uint32] | None, num_permutations: int) -> MinHash:
+def as_sketch(values: NDArray[np.uint32] | None, num_permutations: int) -> "MinHash":
     """datasketch's object for a signature, or an empty one."""
+    from datasketch import MinHash
+
     return MinHash(
         num_perm=num_permutations, hashvalues=values, permutations=_permutations(num_permutations), scheme=SCHEME
     )
@@ -71,6 +76,8 @@ def _signer(num_permutations: int, shingle_characters: int) -> Sign:
 
 @cache
 def _permutations(count: int) -> NDArray[np.uint32]:
+    from datasketch import MinHash  # which brings scipy
+
     return np.asarray(MinHash(num_perm=count, seed=1, scheme=SCHEME).permutations)
 
 

@@ -32,16 +32,6 @@ RESULT = "overlap.json"
 
 
 @dataclass(frozen=True)
-class OverlapCounts:
-    """What a part of a training corpus has of a test set."""
-
-    texts: int
-    """Training texts read."""
-    found: frozenset[str]
-    """The test set's n-grams that are in them."""
-
-
-@dataclass(frozen=True)
 class Share:
     """N-grams, and how many of them are in the training corpus."""
 
@@ -58,8 +48,6 @@ class Share:
 class Overlap:
     """The overlap of a training corpus with a test set."""
 
-    texts: int
-    """Training texts read."""
     occurrences: Share
     """The papers' statistic: n-grams of the test set, each as often as it occurs there."""
     distinct: Share
@@ -68,31 +56,31 @@ class Overlap:
     """`occurrences` for each document of the test set, in the order of its file."""
 
 
-def count_overlap(texts: Iterable[str], test_set: Path, words: int = WORDS) -> OverlapCounts:
-    """Look for the n-grams of a test-set file in the texts of one shard."""
+def count_overlap(texts: Iterable[str], test_set: Path, words: int = WORDS) -> tuple[int, set[str]]:
+    """How many texts there are, and which n-grams of a test-set file they contain."""
     ngrams = ngrams_of_files((test_set,), words, words)
     read, contained = 0, set[str]()
     for text in texts:
         read += 1
         contained.update(ngram for _, ngram in ngrams.matches(text))
-    return OverlapCounts(read, frozenset(contained))
+    return read, contained
 
 
-def overlap(counts: OverlapCounts, test_set: Path, words: int = WORDS) -> Overlap:
-    """The statistic, from the merged counts of all shards with the same test set and `words`.
+def overlap(found: set[str], test_set: Path, words: int = WORDS) -> Overlap:
+    """The statistic, from the n-grams that `count_overlap` found in all shards with the same test set and `words`.
 
-    Raises ValueError for counts of another test set.
+    Raises ValueError for those of another test set.
     """
     documents = [
         [ngram for passage in document for ngram in ngrams_of(passage, words, words)]
         for document in read_documents(test_set)
     ]
     distinct = {ngram for document in documents for ngram in document}
-    if not counts.found <= distinct:
-        raise ValueError(f"the counts are not of {test_set} in {words}-grams")
-    shares = tuple(Share(len(document), sum(ngram in counts.found for ngram in document)) for document in documents)
+    if not found <= distinct:
+        raise ValueError(f"the n-grams are not of {test_set} in {words}-grams")
+    shares = tuple(Share(len(document), sum(ngram in found for ngram in document)) for document in documents)
     occurrences = Share(sum(share.ngrams for share in shares), sum(share.found for share in shares))
-    return Overlap(counts.texts, occurrences, Share(len(distinct), len(counts.found)), shares)
+    return Overlap(occurrences, Share(len(distinct), len(found)), shares)
 
 
 def measure_overlap(
@@ -111,7 +99,7 @@ def measure_overlap(
             found.update((counted.task(number).path / FOUND).read_text(encoding="utf-8").split("\n")[:-1])
         if not (texts := sum(each["texts"] for each in counted.counts)):
             raise BadInput(f"the corpus is empty: {sources.describe()} gave no documents")
-        measured = overlap(OverlapCounts(texts, frozenset(found)), path, words)
+        measured = overlap(found, path, words)
         documents = [[share.ngrams, share.found] for share in measured.documents]
         percent = measured.occurrences.percent
         results[name] = {"texts": texts, "percent": percent} | asdict(measured) | {"documents": documents}
@@ -123,6 +111,6 @@ def count_shard(settings: Settings, inputs: list[Path], directory: Path) -> Coun
     pieces = [Piece(**piece) for piece in settings["pieces"]]
     items = read_pieces(pieces, Limits(**settings["limits"]))
     texts = (item.text for item in items if isinstance(item, Document))
-    counts = count_overlap(texts, Path(settings["test_set"]), settings["words"])
-    (directory / FOUND).write_text("".join(f"{ngram}\n" for ngram in sorted(counts.found)), encoding="utf-8")
-    return {"texts": counts.texts}
+    read, found = count_overlap(texts, Path(settings["test_set"]), settings["words"])
+    (directory / FOUND).write_text("".join(f"{ngram}\n" for ngram in sorted(found)), encoding="utf-8")
+    return {"texts": read}

@@ -1,7 +1,6 @@
 """Language filter (the paper's langdetect step)."""
 
 import platform
-from importlib.metadata import version
 from typing import Any
 
 from data_pipeline.document import Drop
@@ -30,6 +29,8 @@ class Language(TextFilter):
     @classmethod
     def made_with(cls) -> dict[str, Any]:
         """langdetect's profiles, and how Python adds floats."""
+        from importlib.metadata import version
+
         return {"langdetect": version("langdetect"), "seed": 0, "python": platform.python_version()}
 
     def apply(self, text: str) -> str | Drop:

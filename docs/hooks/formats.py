@@ -1,9 +1,14 @@
 """Tables of keys for what pydantic models describe: `<!-- generated: keys module.Model -->` on a page becomes them."""
 
+import ast
+import inspect
 import json
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from itertools import pairwise
+from typing import Any, get_args
 
 from commands import cell, table
 from mkdocs.config.defaults import MkDocsConfig
@@ -24,18 +29,43 @@ def keys(dotted: str) -> str:
     module, _, name = dotted.rpartition(".")
     model: type[BaseModel] = getattr(import_module(module), name)
     schema = model.model_json_schema()
-    parts = [_table(schema)]
+    meant = {re.sub(r"\W", "_", each.__name__): meanings(each) for each in models_in(model)}
+    parts = [_table(schema, meant[name])]
     for inner, one in schema.get("$defs", {}).items():
         if "properties" in one:
-            parts += [f"**{inner}.** {cell(one.get('description', ''))}", _table(one)]
+            parts += [f"**{inner}.** {cell(one.get('description', ''))}", _table(one, meant[inner])]
     return "\n\n".join(parts)
 
 
-def _table(schema: dict[str, Any]) -> str:
+def models_in(kind: Any) -> Iterator[type[BaseModel]]:
+    """The models of a type: itself, or those that it is put together of, with those of their fields."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield kind
+        for field in kind.model_fields.values():
+            yield from models_in(field.annotation)
+    for part in get_args(kind):
+        yield from models_in(part)
+
+
+def meanings(model: type[BaseModel]) -> dict[str, str]:
+    """What the string after each field of a model, its own or one that it inherits, says of it."""
+    found: dict[str, str] = {}
+    for each in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
+        with suppress(OSError):  # a model that no source defines has none of its own
+            (tree,) = ast.parse(inspect.getsource(each)).body
+            found |= {
+                field.target.id: said.value.value
+                for field, said in pairwise(getattr(tree, "body", ()))
+                if isinstance(field, ast.AnnAssign) and isinstance(said, ast.Expr)
+            }
+    return found
+
+
+def _table(schema: dict[str, Any], meant: dict[str, str]) -> str:
     rows = []
     for key, one in schema["properties"].items():
         default = "needed" if key in schema.get("required", ()) else _default(one.get("default"))
-        rows.append((f"`{key}`", _kind(one), default, cell(one.get("description"))))
+        rows.append((f"`{key}`", _kind(one), default, cell(meant.get(key) or one.get("description"))))
     return table(("key", "value", "default", "meaning"), rows)
 
 

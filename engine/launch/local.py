@@ -9,19 +9,22 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING
 
-from engine.config import RunConfig
 from lineage.command import run_command
 from lineage.environment import available_cores, list_gpus
 from lineage.errors import Interrupted
 from lineage.processes import end_with_parent
 from lineage.signals import when_stopped
 
+if TYPE_CHECKING:
+    from engine.config import RunConfig
+
 STACK_SECONDS = 0.5
 """Given to a rank that did not end, to print its stack."""
 
 
-def default_ranks(config: RunConfig) -> int:
+def default_ranks(config: "RunConfig") -> int:
     """One rank per GPU, or per processor core without GPUs, as many as divide the batch; at least tp × pp."""
     model_ranks = config.parallel.tp * config.parallel.pp
     available = max((len(list_gpus()) or available_cores()) // model_ranks, 1)

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from engine.config import ModelConfig, RunConfig
 from lineage.errors import BadInput
+
+if TYPE_CHECKING:
+    from engine.config import ModelConfig, RunConfig
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def split_layers(num_layers: int, pp: int, chunks: int) -> list[Stage]:
     return split
 
 
-def layout_of(config: RunConfig, ranks: int) -> Layout:
+def layout_of(config: "RunConfig", ranks: int) -> Layout:
     """The layout of a run on `ranks` ranks: tp and pp as configured, all others data-parallel.
 
     Raises BadInput with the numbers that do not divide and the choices that would.
@@ -101,11 +104,8 @@ def layout_of(config: RunConfig, ranks: int) -> Layout:
             f"the global batch of {batch_in_microbatches} microbatches{ramp} does not divide over {dp} data-parallel "
             f"ranks; their number can be {_divisors(batch_in_microbatches)}"
         )
-    if (
-        config.train.rampup_batch_size
-        and config.parallel.schedule == "interleaved"
-        and batch_in_microbatches // dp % pp
-    ):
+    grows_interleaved = config.train.rampup_batch_size and config.parallel.schedule == "interleaved"
+    if grows_interleaved and batch_in_microbatches // dp % pp:
         raise BadInput(
             f"the interleaved schedule wants multiples of pp = {pp} microbatches, and the growing batch has "
             f"{batch_in_microbatches // dp} for each data-parallel rank, or a multiple of that"
@@ -117,7 +117,7 @@ def layout_of(config: RunConfig, ranks: int) -> Layout:
     return Layout(tp=tp, pp=pp, dp=dp)
 
 
-def _check_zero3(config: RunConfig, dp: int) -> None:
+def _check_zero3(config: "RunConfig", dp: int) -> None:
     parallel, model = config.parallel, config.model
     if not model.section.shards_parameters or parallel.tp * parallel.pp > 1 or parallel.shard_optimizer:
         raise BadInput(
@@ -129,7 +129,7 @@ def _check_zero3(config: RunConfig, dp: int) -> None:
             raise BadInput(f"parallel.shard_parameters cannot divide {name} = {getattr(model, name)} over {dp} ranks")
 
 
-def _check_invariant(config: RunConfig, dp: int) -> None:
+def _check_invariant(config: "RunConfig", dp: int) -> None:
     virtual, model, train = config.train.invariant, config.model, config.train
     if model.family != "gpt2" or train.optimizer != "adam" or train.precision not in ("fp64", "fp32", "bf16"):
         raise BadInput(
@@ -148,7 +148,7 @@ def _check_invariant(config: RunConfig, dp: int) -> None:
             raise BadInput(f"train.invariant = {virtual} does not divide {name} = {getattr(model, name)}")
 
 
-def check_tensor_parallel(model: ModelConfig, tp: int, where: Path, name: str = "tp") -> None:
+def check_tensor_parallel(model: "ModelConfig", tp: int, where: Path, name: str = "tp") -> None:
     """Raise BadInput unless `tp`, which is said by its name, divides heads and vocabulary of the model at `where`."""
     for size, what in ((model.num_heads, "attention heads"), (model.padded_vocab_size, "vocabulary rows")):
         if size % tp:

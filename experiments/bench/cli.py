@@ -13,7 +13,6 @@ import typer
 
 from experiments.bench import benchmarks
 from experiments.bench.timing import load_average
-from experiments.bench.where import measured_here
 from lineage.atomic import check_place
 from lineage.benchmark import Benchmark, write_benchmark
 from lineage.command import CommandLine, run_command
@@ -49,6 +48,7 @@ def _verb(measure: Measure) -> Callable[..., None]:
 def carry_out(measure: Measure, json: Path | None) -> None:
     """Measure, print the result with the machine and its load, and write it where that is asked."""
     from experiments.bench.show import show
+    from experiments.bench.where import measured_here
 
     check_place("--json", json)
     before = load_average()

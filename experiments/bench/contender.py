@@ -3,15 +3,16 @@
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from engine.cli import read_run_config
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from lineage.extras import install_command
 from lineage.shipped import model_file
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 TOLERANCE = 1e-3
 """By how much the losses of two contenders may differ."""
@@ -36,8 +37,10 @@ class BenchSize:
         """Tokens of one iteration over all ranks."""
         return self.train.global_batch_size * self.model.seq_length
 
-    def batch(self, iteration: int) -> NDArray[np.int64]:
+    def batch(self, iteration: int) -> "NDArray[np.int64]":
         """Token ids of an iteration's global batch, [B, s + 1]: few words are frequent, as in text."""
+        import numpy as np
+
         generator = np.random.default_rng([self.train.seed, iteration])
         uniform = generator.random((self.train.global_batch_size, self.model.seq_length + 1))
         return (self.model.vocab_size**uniform - 1).astype(np.int64)

@@ -4,7 +4,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +31,7 @@ from data_pipeline.stages.language import Language
 from data_pipeline.stages.length import Length
 from data_pipeline.tokens.tokenizer import Tokenizer
 from experiments.bench.data_whole import FASTER, HOURS, OURS, PLAIN, SECONDS, answers, core_hours
-from experiments.bench.timing import cpu_seconds, in_turn, rounded, series
+from experiments.bench.timing import cpu_seconds, rounded, series
 from lineage.benchmark import Case, Ratio
 from lineage.errors import BadInput, DataMissing
 from lineage.progress import Progress
@@ -241,34 +240,23 @@ def summarize(
 
 def measure_stage(stage: Stage, texts: Sequence[str]) -> tuple[Case, list[Any]]:
     """Both functions on the same blocks of documents in turn; the case and our answers."""
-    taken: Taken = {PLAIN: [], OURS: []}
     stage.plain(texts[:1]), stage.ours(texts[:1])  # loads tables and compiles
     bounds = np.linspace(0, len(texts), min(BLOCKS, len(texts)) + 1).astype(int)
-    with Progress(stage.name, len(texts), "documents") as progress:
-        for start, end in pairwise(bounds):
-            for name, function in ((PLAIN, stage.plain), (OURS, stage.ours)):
-                taken[name].append(cpu_seconds(function, texts[start:end]))
-            progress.advance(int(end - start))
+    blocks = [((texts[start:end],),) * 2 for start, end in pairwise(bounds)]
+    taken = _in_turn(stage, blocks)
     expected, answers = ([answer for _, block in taken[name] for answer in block] for name in (PLAIN, OURS))
     differing = sum(not np.array_equal(left, right) for left, right in zip(expected, answers, strict=True))
     return summarize(stage, texts, taken, len(texts), differing), answers
 
 
-@dataclass(frozen=True)
-class Chain:
-    """What the stages did, one after the other."""
-
-    cases: list[Case]
-    texts: Counter[str]
-    """What is left at the end."""
-
-
-def measure_stages(texts: Sequence[str], tokenizer: Path, test_sets: tuple[Path, ...], config: DataConfig) -> Chain:
-    """A row for each stage, every stage on the documents that the one before it kept.
+def measure_stages(
+    texts: Sequence[str], tokenizer: Path, test_sets: tuple[Path, ...], config: DataConfig
+) -> tuple[list[Case], Counter[str]]:
+    """A row for each stage, every stage on the documents that the one before it kept; what is left at the end.
 
     Raises BadInput for a corpus of which nothing is left on the way.
     """
-    rows = []
+    rows: list[Case] = []
 
     def run(stage: Stage, documents: Sequence[str]) -> list[Any]:
         if len(documents) < 2:
@@ -287,7 +275,7 @@ def measure_stages(texts: Sequence[str], tokenizer: Path, test_sets: tuple[Path,
     signatures = run(signing(duplicates), long)
     group = grouping(duplicates)
     group.ours(signatures[:2])
-    taken = _measure_whole(group, REPEATS, (signatures,), (signatures,))
+    taken = _in_turn(group, [((signatures,),) * 2] * REPEATS)
     candidates, pairs = pairs_of_queries(taken[PLAIN][-1][1]), pairs_of_buckets(taken[OURS][-1][1])
     rows.append(summarize(group, long, taken, len(candidates), len(candidates ^ pairs), REPEATS))
     verify = verification(duplicates)
@@ -295,7 +283,7 @@ def measure_stages(texts: Sequence[str], tokenizer: Path, test_sets: tuple[Path,
     bands = (np.ascontiguousarray(fingerprints[:, band]) for band in range(duplicates.bands))
     labels = components(bands, np.ascontiguousarray(fingerprints[:, duplicates.bands :]), duplicates)
     verify.ours(long[:2], fingerprints[:2], np.zeros(2, np.int64))
-    taken = _measure_whole(verify, 1, (long, candidates), (long, fingerprints, labels))
+    taken = _in_turn(verify, [((long, candidates), (long, fingerprints, labels))])
     expected, decided = (set(taken[name][0][1]) for name in (PLAIN, OURS))
     rows.append(summarize(verify, long, taken, len(expected), len(expected ^ decided)))
     gone = {document for document, _ in decided}
@@ -309,10 +297,15 @@ def measure_stages(texts: Sequence[str], tokenizer: Path, test_sets: tuple[Path,
     rare = Ngrams.of(ngram for ngram, times in frequency.items() if times < contamination.frequent)
     parts = [decontaminate(Document("", text), rare) if answer else [Document("", text)]
              for text, answer in zip(kept, matches, strict=True)]  # fmt: skip
-    return Chain(rows, Counter(part.text for each in parts if not isinstance(each, Drop) for part in each))
+    return rows, Counter(part.text for each in parts if not isinstance(each, Drop) for part in each)
 
 
-def _measure_whole(stage: Stage, repeats: int, plain: tuple[Any, ...], ours: tuple[Any, ...]) -> Taken:
-    """Both functions of a stage that takes all documents at once, in turn."""
-    sides = {PLAIN: (stage.plain, *plain), OURS: (stage.ours, *ours)}
-    return in_turn(stage.name, repeats, {name: partial(cpu_seconds, *side) for name, side in sides.items()})[0]
+def _in_turn(stage: Stage, blocks: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]]) -> Taken:
+    """The plain function and ours, each on its arguments of every block or repeat."""
+    taken: Taken = {PLAIN: [], OURS: []}
+    with Progress(stage.name, len(blocks), "blocks") as progress:
+        for plain, ours in blocks:
+            taken[PLAIN].append(cpu_seconds(stage.plain, *plain))
+            taken[OURS].append(cpu_seconds(stage.ours, *ours))
+            progress.advance()
+    return taken

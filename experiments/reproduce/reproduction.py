@@ -31,11 +31,11 @@ from lineage.files import (
     read_values,
     write_document,
 )
-from lineage.installation import check_torch
 from lineage.lock import locked
 from lineage.progress import format_duration
 from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
+from lineage.torch_range import check_torch
 
 
 def reproduce(plan: Plan, runs: Path) -> Path:

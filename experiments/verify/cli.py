@@ -12,8 +12,6 @@ from lineage.command import CommandLine, run_command
 from lineage.digest import MARKER, bytes_below, check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.progress import announce, format_bytes
-from lineage.receipt import Audit
-from lineage.run import MANIFEST
 
 app = CommandLine(help="Prove that runs are unchanged and that layouts agree.", no_args_is_help=True)
 
@@ -38,6 +36,8 @@ def run(
     record against the metrics or evaluation it is from; its report, made again. Everything that does not hold is named.
     """
     from experiments.verify.receipts import receipt_writer
+    from lineage.receipt import Audit
+    from lineage.run import MANIFEST
 
     path = path.resolve()
     if not path.is_dir():
@@ -163,6 +163,7 @@ def against(
     from experiments.bench.show import show, show_rows
     from experiments.verify.against import iteration_table, keep, run_against
     from experiments.verify.parity import LayoutDiffers
+    from lineage.run import MANIFEST
 
     check_place("--out", out / MANIFEST)
     result = run_against(resolved, engine, layout, iterations)

@@ -19,7 +19,7 @@ def says_so(*rooms: str) -> list[str]:
 PURE = [
     *(module_name(path) for path in modules("lineage", "data_pipeline")),
     *says_so("engine"), "engine.cli",
-    *says_so("evaluation"), "evaluation.tasks", "evaluation.tables", "evaluation.compare", "evaluation.cli",
+    *says_so("evaluation"), "evaluation.builders", "evaluation.tables", "evaluation.compare", "evaluation.cli",
     *(
         module_name(path)
         for path in modules("experiments")
@@ -41,12 +41,13 @@ for name in sys.argv[1:]:
 CALL_AND_LOOK = """
 import importlib, sys
 module, function = sys.argv.pop(1).split(":")
+unwanted = set(sys.argv.pop(1).split(","))
 main = getattr(importlib.import_module(module), function)
 try:
     main()
 except SystemExit as end:
     assert not end.code, end.code
-found = {"torch", "pandas"} & sys.modules.keys()
+found = unwanted & sys.modules.keys()
 sys.exit(f"{sorted(found)} was imported" if found else 0)
 """
 
@@ -83,7 +84,33 @@ def test_the_check_sees_torch() -> None:
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_a_command_answers_without_torch(command: str, arguments: list[str]) -> None:
-    code = [sys.executable, "-c", CALL_AND_LOOK, command_names()[command], *arguments]
+    code = [sys.executable, "-c", CALL_AND_LOOK, command_names()[command], "torch,pandas", *arguments]
+    done = subprocess.run(code, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+HEAVY = ("matplotlib", "multiprocessing.pool", "numba", "numpy", "pandas", "pyarrow", "scipy", "tokenizers", "torch")
+CONFIGURATIONS = ("data_pipeline.config", "engine.config", "lineage.benchmark", "lineage.files")
+"""Modules of many pydantic models."""
+
+
+@pytest.mark.parametrize(
+    ("command", "unwanted"),
+    [
+        (["mlm-data", "--help"], CONFIGURATIONS),
+        (["mlm-train", "--help"], ("pydantic", *CONFIGURATIONS)),
+        (["mlm-eval", "list"], ("rich", *CONFIGURATIONS)),
+        (["mlm-experiment", "list"], ("rich", "engine.config", "data_pipeline.config")),
+        (["mlm-bench", "--help"], ("evaluation.protocol", "experiments.simulator.cluster")),
+        (["mlm-report", "--help"], ("pydantic", *CONFIGURATIONS)),
+        (["mlm-verify", "--help"], ("pydantic", *CONFIGURATIONS)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_imports_nothing_that_it_does_not_use(command: list[str], unwanted: tuple[str, ...]) -> None:
+    names = ",".join((*HEAVY, *unwanted))
+    code = [sys.executable, "-c", CALL_AND_LOOK, command_names()[command[0]], names, *command[1:]]
     done = subprocess.run(code, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout

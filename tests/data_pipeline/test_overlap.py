@@ -10,16 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.contamination.testsets import TEST_SETS
-from data_pipeline.passes.overlap import Overlap, OverlapCounts, Share, count_overlap, overlap
+from data_pipeline.passes.overlap import Overlap, Share, count_overlap, overlap
 from tests.data_pipeline.conftest import write_jsonl
 
 WORD_LISTS = st.lists(st.sampled_from(["a", "B", "c,", "d.", "İ"]), max_size=25).map(" ".join)
 
 
-def merged(parts: Iterable[OverlapCounts]) -> OverlapCounts:
-    """The counts of all parts together."""
-    parts = list(parts)
-    return OverlapCounts(sum(part.texts for part in parts), frozenset[str]().union(*(part.found for part in parts)))
+def merged(parts: Iterable[tuple[int, set[str]]]) -> set[str]:
+    """What was found in all parts together."""
+    return set[str]().union(*(found for _, found in parts))
 
 
 def brute_force(texts: list[str], documents: list[str], words: int) -> list[Share]:
@@ -49,17 +48,17 @@ def test_overlap_is_a_brute_force_count(
     texts = [text for shard in shards for text in shard]
     shares = brute_force(texts, documents, words)
     assert found.documents == tuple(shares)
-    assert found.texts == len(texts)
+    assert sum(read for read, _ in parts) == len(texts)
     assert found.occurrences == Share(sum(share.ngrams for share in shares), sum(share.found for share in shares))
     assert found.distinct.found <= found.distinct.ngrams <= found.occurrences.ngrams
 
 
 def test_an_example(tmp_path: Path) -> None:
     test_set = write_jsonl(tmp_path / "exam.jsonl", ["a b c d", "x y", "a b c"])
-    counts = count_overlap(["A, b -- c!", "y x", "b c"], test_set, words=3)
-    assert counts == OverlapCounts(3, frozenset({"a b c"}))
-    found = overlap(counts, test_set, words=3)
-    assert found == Overlap(3, Share(3, 2), Share(2, 1), (Share(2, 1), Share(0, 0), Share(1, 1)))
+    read, contained = count_overlap(["A, b -- c!", "y x", "b c"], test_set, words=3)
+    assert (read, contained) == (3, {"a b c"})
+    found = overlap(contained, test_set, words=3)
+    assert found == Overlap(Share(3, 2), Share(2, 1), (Share(2, 1), Share(0, 0), Share(1, 1)))
     assert found.occurrences.percent == pytest.approx(200 / 3)
     assert found.documents[1].percent == 0
 
@@ -67,7 +66,7 @@ def test_an_example(tmp_path: Path) -> None:
 def test_counts_of_another_test_set_are_refused(tmp_path: Path) -> None:
     one, other = (write_jsonl(tmp_path / f"{name}.jsonl", [name * 3]) for name in ("a ", "b "))
     with pytest.raises(ValueError, match=r"not of .*b \.jsonl in 2-grams"):
-        overlap(count_overlap(["a a a"], one, 2), other, 2)
+        overlap(count_overlap(["a a a"], one, 2)[1], other, 2)
 
 
 def lines_of(name: str, data: Path) -> list[str]:
@@ -76,7 +75,7 @@ def lines_of(name: str, data: Path) -> list[str]:
 
 def test_overlap_of_whole_test_sets(made_data: Path) -> None:
     test_set, lines = made_data / TEST_SETS["wikitext103"].place, lines_of("wikitext103", made_data)
-    whole = overlap(count_overlap(lines, test_set), test_set)
+    whole = overlap(count_overlap(lines, test_set)[1], test_set)
     assert whole.occurrences.found == whole.occurrences.ngrams > 10_000
     valid = lines_of("wikitext103-valid", made_data)
     halves = [count_overlap(valid[half::2], test_set) for half in range(2)]
@@ -101,5 +100,5 @@ def test_overlap_of_whole_test_sets(made_data: Path) -> None:
 def test_half_a_test_set_is_half_of_its_overlap(made_data: Path) -> None:
     passages = [json.loads(line)["text"] for line in lines_of("lambada", made_data) if line]
     lambada = made_data / TEST_SETS["lambada"].place
-    half = overlap(count_overlap(passages[::2], lambada), lambada)
+    half = overlap(count_overlap(passages[::2], lambada)[1], lambada)
     assert 45 < half.occurrences.percent < 55

@@ -9,11 +9,13 @@ from pydoc_data.topics import topics
 
 import pytest
 
+from experiments.bench import data_encoding
 from experiments.bench.benchmarks.data import whole_case
 from experiments.bench.benchmarks.data_scale import memory_bound_bytes
 from experiments.bench.data_chain import cleaning, measure_stage, pairs_of_buckets, pairs_of_queries
 from experiments.bench.data_whole import core_hours
 from lineage.benchmark import Benchmark, Case, read_benchmark
+from lineage.progress import Progress
 from tests.commands import Outcome, call
 
 TEXTS = [topics[name] for name in sorted(topics)][:20]
@@ -97,6 +99,34 @@ def test_a_corpus_that_costs_hardly_more_than_starting_has_no_ratio(run: tuple[B
 
 def test_core_hours_are_those_of_the_papers_corpus() -> None:
     assert core_hours(3600, 174_000) == pytest.approx(1)
+
+
+def test_encoders_give_the_ids_of_tokenizers(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": text}) for text in topics.values()]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    out = tmp_path / "encoding.json"
+    done = bench("data", tmp_path / "corpus.jsonl", "--stage=encoding", "--fuzzed=300", "--json", out)
+    assert done.code == 0, done.err
+    *cases, unmeasured = read_benchmark(out).cases
+    assert [case.name for case in cases if case.setting["texts"] == 300] == ["fuzzed strings, 1 core"]
+    assert len(cases) == 7
+    for case in cases:
+        measured = {one.contender for one in case.series if one.measure == "throughput"}
+        differing = {one.contender: one.samples for one in case.series if one.measure == "texts with other ids"}
+        assert measured == differing.keys() == data_encoding.ENCODERS.keys() - unmeasured.missing.keys()
+        assert all(differing[name] == [0] for name in ("fastokens", "tiktoken"))
+    assert data_encoding.UNABLE.keys() <= unmeasured.missing.keys()
+
+
+def test_an_encoder_with_other_ids_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers = {"tokenizers": [b"a", b"b"], "fastokens": [b"a", b"c"], "tokie": [b"a", b"b"]}
+    monkeypatch.setattr(data_encoding, "in_new_process", lambda seconds, run, name, *arguments: (1.0, answers[name]))
+    with Progress("encoding", 3, "encoders") as progress:
+        case, of_ours = data_encoding.compare_encoders("text", 1, ["x", "y"], list(answers), tmp_path, progress)
+    assert {one.contender: one.samples[0] for one in case.series if one.unit == ""} == {
+        "tokenizers": 0, "fastokens": 1, "tokie": 0
+    }  # fmt: skip
+    assert of_ours == 1
 
 
 @pytest.mark.parametrize("content", ["", "not json\n", '{"text": "too short"}\n'])

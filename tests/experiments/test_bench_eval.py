@@ -12,13 +12,13 @@ from evaluation.protocol import Request
 from experiments.bench.benchmarks.eval import (
     GPT2,
     OURS,
-    SIZES,
     SMALL,
     Comparison,
     compare,
     has_harness,
     measure_memory,
     peak_bytes,
+    sizes,
     sliding_requests,
 )
 from experiments.bench.contenders.scorers import Answer, export_model, harness, our_model, ours, plain_loop
@@ -36,9 +36,9 @@ def answers_of(*nll: float, greedy: Sequence[bool] | None = None) -> Answer:
 
 
 def test_the_sizes_are_those_of_the_goals() -> None:
-    assert (SIZES[SMALL].num_layers, SIZES[SMALL].hidden_size) == (2, 128)
-    assert (SIZES[GPT2].num_layers, SIZES[GPT2].hidden_size, SIZES[GPT2].num_heads) == (12, 768, 12)
-    assert {(config.seq_length, config.vocab_size) for config in SIZES.values()} == {(1024, 50257)}
+    assert (sizes()[SMALL].num_layers, sizes()[SMALL].hidden_size) == (2, 128)
+    assert (sizes()[GPT2].num_layers, sizes()[GPT2].hidden_size, sizes()[GPT2].num_heads) == (12, 768, 12)
+    assert {(config.seq_length, config.vocab_size) for config in sizes().values()} == {(1024, 50257)}
 
 
 def test_the_plain_loop_gives_our_answers() -> None:

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from engine.pipeline.schedule import compute_orders
-from experiments.bench.benchmarks.pipeline import MICROBATCHES, SCHEDULES, SIZE, measure_schedules
+from experiments.bench.benchmarks.pipeline import MICROBATCHES, RANKS, SCHEDULES, measure_schedules, size
 from experiments.bench.show import show
 from lineage.benchmark import Benchmark
 
 SHAPE = {"num_layers": 4, "hidden_size": 32, "num_heads": 2, "seq_length": 16, "vocab_size": 64}
 TINY = replace(
-    SIZE,
-    model=SIZE.model.model_copy(update=SHAPE | {"padded_vocab_size": 64}),
-    train=SIZE.train.model_copy(update={"iterations": 2}),
+    size(),
+    model=size().model.model_copy(update=SHAPE | {"padded_vocab_size": 64}),
+    train=size().train.model_copy(update={"iterations": 2}),
 )
 
 
@@ -24,8 +24,8 @@ def result() -> Benchmark:
 
 def test_a_timeline_is_the_instruction_list_in_order_of_time(result: Benchmark) -> None:
     assert [case.name for case in result.cases] == ["gpipe", "1f1b", "interleaved"]
-    for parallel, one in zip(SCHEDULES, (case.timeline for case in result.cases), strict=True):
-        orders = compute_orders(parallel.schedule, parallel.pp, parallel.chunks, MICROBATCHES)
+    for (schedule, chunks), one in zip(SCHEDULES.items(), (case.timeline for case in result.cases), strict=True):
+        orders = compute_orders(schedule, RANKS, chunks, MICROBATCHES)
         for part in ("planned", "measured"):
             assert [[tuple(row[:3]) for row in rank] for rank in one[part]] == [list(map(tuple, o)) for o in orders]
         for rank in one["measured"]:
@@ -34,13 +34,13 @@ def test_a_timeline_is_the_instruction_list_in_order_of_time(result: Benchmark) 
 
 
 def test_a_forward_pass_ends_on_one_stage_before_it_begins_on_the_next(result: Benchmark) -> None:
-    for parallel, one in zip(SCHEDULES, (case.timeline for case in result.cases), strict=True):
+    for chunks, one in zip(SCHEDULES.values(), (case.timeline for case in result.cases), strict=True):
         times = {
-            (row[0], row[1], row[2] * parallel.pp + place): row[3:]
+            (row[0], row[1], row[2] * RANKS + place): row[3:]
             for place, rank in enumerate(one["measured"])
             for row in rank
         }
-        last = parallel.pp * parallel.chunks - 1
+        last = RANKS * chunks - 1
         for number in range(MICROBATCHES):
             for stage in range(last):
                 assert times["F", number, stage][1] <= times["F", number, stage + 1][0]

@@ -1,5 +1,6 @@
 """A torch that does not fit: one sentence and exit code 2 from what needs it, and nothing from what does not."""
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -8,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lineage import installation
-from lineage.installation import TORCH_RANGE, UnfitTorch, check_torch
+from lineage.torch_range import TORCH_RANGE, UnfitTorch, check_torch
 from tests.architecture.rooms import ROOT, command_names
 
 CONFIG = "experiments/models/355m.toml"
@@ -73,13 +73,13 @@ def test_a_command_that_needs_none_does_not_look_at_it(command: list[str], folde
 
 @pytest.mark.parametrize("found", ["2.11.0+cu130", "2.12.0a0+5bac5d2.nv26.3", "2.13.0+cpu", "2.15.1"])
 def test_a_version_inside_the_range_fits(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "version", lambda name: found)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
     check_torch()
 
 
 @pytest.mark.parametrize("found", ["1.13.1", "2.1.2", "2.10.0", "2.16.0", "2.16.0.dev20261101+cpu", "3.0.0"])
 def test_a_version_outside_the_range_does_not(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "version", lambda name: found)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
     with pytest.raises(UnfitTorch, match="does not fit"):
         check_torch()
 

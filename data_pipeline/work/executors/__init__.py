@@ -1,12 +1,16 @@
 """Where tasks run: processes of this machine, or a Ray cluster."""
 
-from data_pipeline.work.tasks import Executor
+from typing import TYPE_CHECKING
+
 from lineage.errors import BadInput
+
+if TYPE_CHECKING:
+    from data_pipeline.work.tasks import Executor
 
 NAMES = ("local", "ray")
 
 
-def make_executor(name: str, workers: int) -> Executor:
+def make_executor(name: str, workers: int) -> "Executor":
     """The executor of that name; `workers` is the number of its processes, 0 for one on each core."""
     if name == "local":
         from data_pipeline.work.executors.local import LocalExecutor

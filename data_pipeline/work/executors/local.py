@@ -117,7 +117,7 @@ class LocalExecutor:
 
 def _start() -> _Worker:
     context = get_context("forkserver")
-    context.set_forkserver_preload(["data_pipeline.pipeline"])  # imported once for all of them
+    context.set_forkserver_preload(["data_pipeline.pipeline", "datasketch"])  # imported once for all of them
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
     resource_tracker.ensure_running()  # to start it lets Ctrl-C through again

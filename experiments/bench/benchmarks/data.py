@@ -4,10 +4,9 @@ import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,6 +25,10 @@ EQUIVALENT = ("clean", "encode", "signatures", "group", "verify")
 
 def measure(
     corpus: Annotated[Path, typer.Option("--corpus", help="A .jsonl file with a string `text` on every line.")],
+    stage: Annotated[
+        Literal["encoding"] | None, typer.Option(help="Only this stage, beside every encoder of byte-level BPE.")
+    ] = None,
+    fuzzed: Annotated[int, typer.Option(min=1, help="With --stage: random strings that are compared.")] = 100_000,
 ) -> Benchmark:
     """The data pipeline on one core, stage by stage beside the plain libraries, and whole beside their chain.
 
@@ -37,6 +40,14 @@ def measure(
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     texts, malformed = whole.read_texts(corpus)
+    described = {"name": corpus.name, "sha256": sha256_file(corpus), "documents": len(texts), "malformed": malformed}
+    if stage:
+        from experiments.bench.data_encoding import measure_encoders
+
+        vocabulary = choose_vocabulary(texts)
+        return measure_encoders(
+            texts, vocabulary.tokenizer, fuzzed, {"corpus": described, "vocabulary": vocabulary.description}
+        )
     megabytes = size_bytes(texts) / 1e6
     announce(f"{megabytes:.1f} MB in {len(texts):,} documents, every stage by plain libraries and by ours")
     with tempfile.TemporaryDirectory() as folder:
@@ -49,27 +60,26 @@ def measure(
             with suppress(DataMissing):
                 test_sets.append(find_test_set(name))
         config = DataConfig(name="bench", sources=SourcesConfig(names=(f"jsonl:{corpus}",)))
-        chain = measure_stages(texts, work / "tokenizer", tuple(test_sets), config)
+        stages, expected = measure_stages(texts, work / "tokenizer", tuple(test_sets), config)
         few = whole.write_few(work / "few.jsonl", texts)
         whole.run_pipeline(few, vocabulary.recipe_of_few, work)  # machine code is compiled and kept
         starting = whole.run_pipeline(few, vocabulary.recipe_of_few, work)[0].cpu_seconds
         spent, dataset = whole.run_pipeline(corpus, vocabulary.recipe, work)
         left = whole.texts_of(dataset)
-        differing = ((chain.texts - left) + (left - chain.texts)).total()
+        differing = ((expected - left) + (left - expected)).total()
         (work / "datatrove").mkdir()
         peer = whole.run_datatrove(corpus, work / "tokenizer" / "tokenizer.json", work / "datatrove")
-    plain = sum(_seconds(case, PLAIN) for case in chain.cases)
-    cases = [*chain.cases, whole_case(plain, spent.cpu_seconds, starting, megabytes, left.total(), differing)]
+    plain = sum(_seconds(case, PLAIN) for case in stages)
+    cases = [*stages, whole_case(plain, spent.cpu_seconds, starting, megabytes, left.total(), differing)]
     wrong = {case.name: one.samples[0] for case in cases for one in case.series if one.contender == "differing"}
     return Benchmark(
         benchmark="data",
         title="Data pipeline beside the libraries it replaces",
-        cases=[*cases, _beside_datatrove(chain.cases, peer)],
+        cases=[*cases, _beside_datatrove(stages, peer)],
         disagreements=[f"{name}: {count} answers differ" for name, count in wrong.items() if count],
         notes=NOTES["data"],
         setting={
-            "corpus": {"name": corpus.name, "sha256": sha256_file(corpus), "documents": len(texts),
-                       "malformed": malformed, "megabytes": round(megabytes, 3)},
+            "corpus": described | {"megabytes": round(megabytes, 3)},
             "vocabulary": vocabulary.description,
         },
     )  # fmt: skip
@@ -108,6 +118,8 @@ def _beside_datatrove(cases: Sequence[Case], peer: dict[str, float] | None) -> C
     if peer is None:
         why = f"not installed: {install_command('bench')}"
         return Case(name="equivalent stages beside datatrove", missing={"datatrove": why})
+    from importlib.metadata import version
+
     ours = sum(_seconds(case, OURS) for case in cases if case.setting["stage"] in EQUIVALENT)
     theirs = sum(peer.values())
     return Case(

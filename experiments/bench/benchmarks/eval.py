@@ -5,18 +5,14 @@ import importlib.util
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
-from data_pipeline.contamination.testsets import find_gpt2_vocabulary
-from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig
 from engine.launch.allocator import keep_large_buffers
-from evaluation.protocol import Request
 from experiments.bench.timing import NOTES, cpu_seconds, in_turn, on_ranks, ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.errors import DataMissing
@@ -24,21 +20,13 @@ from lineage.extras import install_command
 from lineage.progress import Progress, announce
 
 if TYPE_CHECKING:
+    from evaluation.protocol import Request
     from experiments.bench.contenders.scorers import Score
 
 TOLERANCE = 1e-5
 STRIDE = 32
 HARNESS_NEEDS = ("lm_eval", "accelerate", "transformers")
-SIZES = {
-    "2 layers, 128 wide": ModelConfig(
-        num_layers=2, hidden_size=128, num_heads=2, seq_length=1024, vocab_size=50257, padded_vocab_size=50304,
-        init_std=0.1,
-    ),
-    "GPT-2 124M": ModelConfig(
-        num_layers=12, hidden_size=768, num_heads=12, seq_length=1024, vocab_size=50257, padded_vocab_size=50304,
-    ),
-}  # fmt: skip
-SMALL, GPT2 = SIZES
+SMALL, GPT2 = "2 layers, 128 wide", "GPT-2 124M"
 OURS, PLAIN_LOOP = "ours", "plain loop"
 
 
@@ -50,7 +38,7 @@ class Comparison:
     rival: str
     size: str
     goal: float
-    requests: Sequence[Request]
+    requests: "Sequence[Request]"
     batch_sizes: tuple[int, ...]
     """The rival's; it is measured with the fastest."""
 
@@ -69,8 +57,22 @@ class Comparison:
         }
 
 
-def sliding_requests(config: ModelConfig, count: int) -> list[Request]:
+@cache
+def sizes() -> dict[str, ModelConfig]:
+    """The models that score."""
+    of_gpt2 = partial(ModelConfig, seq_length=1024, vocab_size=50257, padded_vocab_size=50304)
+    return {
+        SMALL: of_gpt2(num_layers=2, hidden_size=128, num_heads=2, init_std=0.1),
+        GPT2: of_gpt2(num_layers=12, hidden_size=768, num_heads=12),
+    }
+
+
+def sliding_requests(config: ModelConfig, count: int) -> "list[Request]":
     """Full windows of stride 32 over random tokens of which few are frequent, as in text."""
+    import numpy as np
+
+    from evaluation.protocol import Request
+
     draws = np.random.default_rng(0).random(config.seq_length + 1 + STRIDE * count)
     tokens = (config.vocab_size**draws - 1).astype(np.int64)
     return [
@@ -85,7 +87,9 @@ def measure(
 
     Needs the published test files and GPT-2's vocabulary. Ends with code 3 if the answers differ by more than rounding.
     """
-    from evaluation.tasks import build_task
+    from data_pipeline.contamination.testsets import find_gpt2_vocabulary
+    from data_pipeline.tokens.tokenizer import Tokenizer
+    from evaluation.builders import build_task
     from experiments.bench.contenders.scorers import export_model, harness, our_model, ours, plain_loop
 
     tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
@@ -94,17 +98,17 @@ def measure(
         raise DataMissing("the benchmark scores the published files only")
 
     windows, examples = (
-        build_task(name, tokenizer, SIZES[SMALL].seq_length, no_stand_in).limited(limit).requests
+        build_task(name, tokenizer, sizes()[SMALL].seq_length, no_stand_in).limited(limit).requests
         for name, limit in (("wikitext103-lm-eval", 24), ("lambada", 256))
     )
-    announce(f"memory of {2 * len(SIZES)} evaluations, then 4 comparisons of {rounds} rounds on one core")
-    memory = [measure_memory(name, config, batch) for name, config in SIZES.items() for batch in (1, 8)]
+    announce(f"memory of {2 * len(sizes())} evaluations, then 4 comparisons of {rounds} rounds on one core")
+    memory = [measure_memory(name, config, batch) for name, config in sizes().items() for batch in (1, 8)]
     keep_large_buffers()
     import torch
 
     torch.set_num_threads(1)
-    models = {name: our_model(config) for name, config in SIZES.items()}
-    stride = {name: sliding_requests(config, 16 if name == SMALL else 8) for name, config in SIZES.items()}
+    models = {name: our_model(config) for name, config in sizes().items()}
+    stride = {name: sliding_requests(config, 16 if name == SMALL else 8) for name, config in sizes().items()}
     comparisons = [
         Comparison("stride 32", PLAIN_LOOP, SMALL, 10.0, stride[SMALL], (1, 8)),
         Comparison("stride 32", PLAIN_LOOP, GPT2, 1.5, stride[GPT2], (1, 8)),
@@ -122,7 +126,7 @@ def measure(
             rival = plain_loop(models[each.size])
             if is_harness:
                 path = Path(folder) / each.name
-                rival = harness(export_model(models[each.size], SIZES[each.size], tokenizer, path), 1024)
+                rival = harness(export_model(models[each.size], sizes()[each.size], tokenizer, path), 1024)
             case, differing = compare(each, ours(models[each.size]), rival, rounds)
             cases.append(case)
             disagreements += differing
@@ -144,6 +148,8 @@ def has_harness() -> bool:
 
 def compare(comparison: Comparison, our_score: "Score", their_score: "Score", rounds: int) -> tuple[Case, list[str]]:
     """Seconds of both, round by round, after one run of each that is not counted; a sentence if answers differ."""
+    import numpy as np
+
     expected = our_score(comparison.requests, None)
     tried = {size: cpu_seconds(their_score, comparison.requests, size) for size in comparison.batch_sizes}
     best = min(tried, key=lambda size: tried[size][0])

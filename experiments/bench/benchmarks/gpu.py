@@ -7,24 +7,24 @@ that is lent for minutes nothing that was measured is lost.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from engine.cli import read_run_config
 from engine.config import ParallelConfig
-from engine.costs import flops_per_token
 from experiments.bench import timing
 from experiments.bench.benchmarks.train import MASKED
 from experiments.bench.contender import TOLERANCE, BenchSize, Contender, bench_size, left_out, read_size
-from experiments.bench.roofline import PEAK_TFLOPS, bytes_held, issued_instructions, modelled
-from experiments.bench.stage import Stage, in_new_process
 from experiments.bench.timing import Measured, Rounds, ratio, series, time_contender
 from lineage.benchmark import Benchmark, Case, Series
 from lineage.environment import list_gpus
 from lineage.errors import HardwareMissing
 from lineage.extras import import_extra
 from lineage.shipped import model_file
+
+if TYPE_CHECKING:
+    from experiments.bench.stage import Stage
 
 OURS = "ours"
 TO_PEERS = 1.3
@@ -80,6 +80,8 @@ def measure(
 
     Ends with code 4 where there is no GPU, with 3 if a kernel is not exact or losses differ.
     """
+    from experiments.bench.stage import Stage
+
     if model:
         return model_iterations()
     run = Stage(out, deadline)
@@ -103,13 +105,16 @@ def missing_hardware() -> str:
 
 def model_iterations() -> Benchmark:
     """Iterations of 355m and 2.5b on an H100 and an H200, from compiled kernels and closed forms."""
+    from experiments.bench.roofline import issued_instructions, modelled
+    from experiments.bench.stage import in_new_process
+
     import_extra("triton", "gpu")
     models = {each.name: read_run_config(model_file(each.name)).model for each in MODELS}
     issued = {name: in_new_process(300.0, issued_instructions, each) for name, each in models.items()}
     return modelled(models, issued, {"2.5b": MODELLED})
 
 
-def measure_first(stage: Stage, rounds: int) -> None:
+def measure_first(stage: "Stage", rounds: int) -> None:
     """Whether it runs and is exact, what the GPU can do, each kernel, then 355m and 2.5b alone."""
     from experiments.bench.contenders import kernels
     from experiments.bench.contenders.ours import losses_on, profile
@@ -141,10 +146,11 @@ def measure_first(stage: Stage, rounds: int) -> None:
         stage.attempt(f"kernels of an iteration, {each.name}", 180, profile, size, DROPOUT, keep=True)
 
 
-def measure_batches(stage: Stage, rounds: int) -> None:
+def measure_batches(stage: "Stage", rounds: int) -> None:
     """Attention's tiles; 2.5b by microbatch and accumulation, the best for longer; 8.3b without an optimizer."""
     from experiments.bench.contenders import kernels
     from experiments.bench.contenders.ours import build_without_optimizer
+    from experiments.bench.roofline import bytes_held
 
     stage.attempt("attention's tiles", 240, kernels.measure_tiles, keep=True)
     ours, memory = contenders()[0], min(gpu["memory_bytes"] for gpu in list_gpus())
@@ -179,7 +185,7 @@ def measure_batches(stage: Stage, rounds: int) -> None:
         stage.keep(summarize(passes, size, {OURS: [timed]}, {})[0])
 
 
-def measure_peers(stage: Stage, rounds: int) -> None:
+def measure_peers(stage: "Stage", rounds: int) -> None:
     """Every contender in turn, `rounds` times, each model by itself; then the kernels under compute-sanitizer."""
     from experiments.bench.contenders.kernels import sanitize
 
@@ -203,7 +209,7 @@ def measure_peers(stage: Stage, rounds: int) -> None:
     stage.attempt("compute-sanitizer", 240, sanitize)
 
 
-def measure_text(stage: Stage, rounds: int) -> None:
+def measure_text(stage: "Stage", rounds: int) -> None:
     """355m on the text of this machine's Python packages, byte by byte, for as long as is left."""
     from experiments.bench.contenders.ours import train_on_text
 
@@ -212,7 +218,7 @@ def measure_text(stage: Stage, rounds: int) -> None:
     stage.attempt("355m on text", seconds + 60, train_on_text, size, DROPOUT, seconds, keep=True)
 
 
-STAGES: dict[str, Callable[[Stage, int], None]] = {
+STAGES: "dict[str, Callable[[Stage, int], None]]" = {
     "first": measure_first, "batches": measure_batches, "peers": measure_peers, "text": measure_text
 }  # fmt: skip
 
@@ -244,6 +250,9 @@ def summarize(model: Model, size: BenchSize, measured: Measured, failures: dict[
 
 
 def _peak_rate(size: BenchSize) -> float:
+    from engine.costs import flops_per_token
+    from experiments.bench.roofline import PEAK_TFLOPS
+
     return PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)
 
 

@@ -1,8 +1,5 @@
 """`mlm-bench gpu-compiled`: every GPU kernel compiled for GPUs that need not be here, and what each takes of one."""
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-from importlib.metadata import version
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -32,6 +29,10 @@ def measure() -> Benchmark:
     Needs Triton, no GPU. Goals: shared memory within what a program may have; in 16 bits nothing spilled, and all of
     attention's products on tensor cores.
     """
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    from importlib.metadata import version
+
     import_extra("triton", "gpu")
     matrix = list(product(SHARED_BYTES, DTYPES, HEADS))
     spawn = multiprocessing.get_context("spawn")

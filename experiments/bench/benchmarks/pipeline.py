@@ -1,32 +1,29 @@
 """What each rank of a pipeline computes when, under every schedule, beside the engine's plan for it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from engine.config import ModelConfig, ParallelConfig, TrainConfig
-from engine.guard.timeline import describe_timeline
+from engine.config import ModelConfig, ParallelConfig, ScheduleName
 from engine.pipeline.lowering import Interval
-from experiments.bench.contender import TOLERANCE, BenchSize, Contender
+from experiments.bench.contender import TOLERANCE, BenchSize, Contender, bench_size
 from experiments.bench.timing import Timed, differing_losses, first_losses, in_turn, on_ranks, series
 from lineage.benchmark import Benchmark, Case
 from lineage.progress import announce
 
-SCHEDULES = (
-    ParallelConfig(pp=2, schedule="gpipe"),
-    ParallelConfig(pp=2, schedule="1f1b"),
-    ParallelConfig(pp=2, schedule="interleaved", chunks=2),
-)
-MICROBATCHES = 8
-SIZE = BenchSize(
-    "pipeline",
-    ModelConfig(num_layers=8, hidden_size=128, num_heads=4, seq_length=256, vocab_size=1024, padded_vocab_size=1024),
-    TrainConfig(
-        iterations=6, global_batch_size=MICROBATCHES, microbatch_size=1, learning_rate=1e-3, warmup_iterations=0,
-        precision="fp32",
-    ),
-    warm_up=1,
-)  # fmt: skip
+SCHEDULES: dict[ScheduleName, int] = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
+"""With their chunks."""
+RANKS, MICROBATCHES = 2, 8
+
+
+def size() -> BenchSize:
+    """What is trained, a sequence a microbatch."""
+    model = ModelConfig(
+        num_layers=8, hidden_size=128, num_heads=4, seq_length=256, vocab_size=1024, padded_vocab_size=1024
+    )
+    one = bench_size("pipeline", model, 1, iterations=6, warm_up=1)
+    return replace(one, train=one.train.model_copy(update={"global_batch_size": MICROBATCHES}))
 
 
 def measure() -> Benchmark:
@@ -34,7 +31,7 @@ def measure() -> Benchmark:
 
     Takes some seconds. Ends with code 3 if the losses of two schedules differ.
     """
-    return measure_schedules(SIZE)
+    return measure_schedules(size())
 
 
 def measure_schedules(size: BenchSize) -> Benchmark:
@@ -42,13 +39,17 @@ def measure_schedules(size: BenchSize) -> Benchmark:
 
     Raises UserError naming the schedule whose processes failed.
     """
-    announce(f"{len(SCHEDULES)} schedules, {size.train.iterations} iterations each, on {SCHEDULES[0].pp} processes")
+    announce(f"{len(SCHEDULES)} schedules, {size.train.iterations} iterations each, on {RANKS} processes")
+    from engine.guard.timeline import describe_timeline
     from experiments.bench.contenders.ours import build_ours
 
     contenders = [
-        Contender(parallel.schedule, parallel.pp, build_ours, parallel=parallel, microbatches=MICROBATCHES)
-        for parallel in SCHEDULES
-    ]
+        Contender(
+            schedule, RANKS, build_ours, microbatches=MICROBATCHES,
+            parallel=ParallelConfig(pp=RANKS, schedule=schedule, chunks=chunks),
+        )
+        for schedule, chunks in SCHEDULES.items()
+    ]  # fmt: skip
     taken, load = in_turn(
         "pipeline",
         1,
