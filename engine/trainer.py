@@ -30,9 +30,9 @@ from engine.run.metrics import MetricsLog
 from engine.step import NotFinite, build_step
 from lineage.errors import Interrupted
 from lineage.files import Step, Validation
+from lineage.processes import when_stopped
 from lineage.progress import Progress
 from lineage.run import RunDirectory
-from lineage.signals import when_stopped
 
 
 class Trainer:

@@ -1,11 +1,12 @@
-"""Processes that do not outlive the one that started them, and threads of native code beside which Ctrl-C is heard."""
+"""How processes end: with the one that started them, when they are asked to, and beside threads of native code."""
 
 import ctypes
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -18,6 +19,18 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
     """On Linux, send this process the signal `number` when its parent ends, however that ends; elsewhere nothing."""
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, number)
+
+
+@contextmanager
+def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
+    """SIGTERM and Ctrl-C call `handler` with the signal's number; at the end they do again what they did before."""
+    numbers = signal.SIGTERM, signal.SIGINT
+    former = {number: signal.signal(number, lambda number, frame: handler(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, before in former.items():
+            signal.signal(number, before)
 
 
 def heard(call: Callable[[], T]) -> T:

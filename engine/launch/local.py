@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from lineage.command import run_command
 from lineage.environment import available_cores, list_gpus
 from lineage.errors import Interrupted
-from lineage.processes import end_with_parent
-from lineage.signals import when_stopped
+from lineage.processes import end_with_parent, when_stopped
 
 if TYPE_CHECKING:
     from engine.config import RunConfig

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from lineage.errors import Interrupted, UserError
-from lineage.processes import end_with_parent
+from lineage.processes import end_with_parent, when_stopped
 from lineage.progress import is_quiet
-from lineage.signals import when_stopped
 
 
 class StepFailed(UserError):
