@@ -118,7 +118,7 @@ def as_cluster(like: Cluster, measured: Measured, ranks: int, memory: float, tit
     sources = dict.fromkeys(benchmarked, ("micro-benchmark", "mlm-experiment plan --mine"))
     fitted = ("fit", f"{len(SHAPES)} small iterations of the engine, mlm-experiment plan --mine")
     constants = stated_constants(machine, sources | dict.fromkeys(EFFICIENCIES, fitted))
-    held = HeldOut(range(len(ratios)), ratios, np.ones_like(ratios), *np.zeros((2, len(ratios))))
+    held = HeldOut(range(len(ratios)), ratios, *np.ones((2, len(ratios))), *np.zeros((2, len(ratios))))
     interval = interval_of(held, f"{len(SHAPES)} small iterations on one rank, each left out")
     return like.model_copy(
         update={

@@ -104,12 +104,12 @@ class SoftwareConstants(Stated[Number], Generic[Number]):
     stall_seconds: Number
     """What a message between stages takes where it stalls."""
     stall_nodes: Number
-    """Of n nodes the chance of stalls is 1 − exp(−rate − (n / this)²), as of any pair of them; 0 where none did."""
+    """Of n nodes the chance of stalls is 1 − exp(−rate − (n / this)²), as of any pair of them; 0 where none does."""
     stall_rate: Number
     tensor_stall_seconds: Number
     """What a layer takes longer where its tensor-parallel group stalls."""
     stall_ranks: Number
-    """Of t tensor-parallel ranks without a pipeline the chance of that is 1 − exp(−(t / this)²)."""
+    """Of t ranks on n nodes the chance of that is 1 − exp(−t / this · (1 + (n / stall_nodes)⁴)), without a pipeline."""
     memory_share: Number
     """Share of the memory that a run of a llama can fill, the rest being the driver's and lost to fragments."""
     memory_error: Number

@@ -20,7 +20,7 @@ from experiments.simulator.cluster import Interval, Machine
 from experiments.simulator.cluster_file import rounded
 from experiments.simulator.collectives import node_all_reduce_seconds, stall_probability
 from experiments.simulator.measurements import AllReduce, Observation
-from experiments.simulator.simulate import CERTAIN, iteration_parts, time_interval
+from experiments.simulator.simulate import iteration_parts, time_interval
 from experiments.simulator.workload import Floats, Workload, Workloads
 from lineage.config import read_toml
 from lineage.progress import Progress
@@ -56,7 +56,7 @@ ONE_NODE, SEVERAL_NODES, FIGURES = 1.0, 5.0, 1.5
 TFLOP/s and from another machine of the same kind, less than either."""
 SOFT = 0.02
 """Relative error from which a row's pull stops growing (soft L1): some measured rows are twice what their like take."""
-STALLS = {"stall_rate": 0.1, "stall_nodes": 40.0, "stall_ranks": 50.0}
+STALLS = {"stall_rate": 0.1, "stall_nodes": 40.0, "stall_ranks": 100.0}
 """Where the H100 fit starts: that some runs on 32 nodes stall and nearly all on 64 is seen before any fit."""
 FOLDS = 5
 SEED = 1234
@@ -73,8 +73,10 @@ class HeldOut:
     """What each was left out with."""
     ratios: Floats
     """Measured over predicted time."""
+    total: Floats
+    """Seconds predicted."""
     smooth: Floats
-    """Seconds predicted without stalls."""
+    """Without stalls."""
     stalls: Floats
     """Seconds that stalls would add."""
     chance: Floats
@@ -83,7 +85,7 @@ class HeldOut:
     @property
     def seconds(self) -> Floats:
         """Measured, of a ratio by the first row's prediction."""
-        return self.ratios * (self.smooth + np.where(self.chance > CERTAIN, self.stalls, 0.0))
+        return self.ratios * self.total
 
     def of(self, chosen: Mask) -> "HeldOut":
         """The chosen rows."""
@@ -211,14 +213,14 @@ def held_out(
     title: str, rows: Sequence[Observation], keys: Sequence[Hashable], refit: Callable[[Sequence[Observation]], Machine]
 ) -> HeldOut:
     """The rows that have a key, each predicted by a machine fitted on those with another and those with none."""
-    found = np.full((4, len(rows)), np.nan)
+    found = np.full((5, len(rows)), np.nan)
     every = dict.fromkeys(key for key in keys if key is not None)
     with Progress(title, len(every), "fits") as progress:
         for key in every:
             left = np.array([each == key for each in keys])
             machine = refit([*compress(rows, ~left)])
             parts = iteration_parts(machine, [row.workload for row in rows])
-            its = (measurements.time_ratios(machine, rows), parts.smooth, parts.stalls, parts.chance)
+            its = (measurements.time_ratios(machine, rows), parts.total, parts.smooth, parts.stalls, parts.chance)
             found[:, left] = np.stack(its)[:, left]
             progress.advance()
     return HeldOut(keys, *found).of(np.array([key is not None for key in keys]))

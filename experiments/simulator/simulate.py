@@ -24,8 +24,8 @@ from lineage.errors import BadInput
 from lineage.progress import Progress
 
 CERTAIN = 0.75
-"""Chance of stalls from which they are predicted: one that does not come is a larger relative error than one that is
-not foreseen."""
+"""Chance of stalls between stages from which they are predicted: one that does not come is a larger relative error than
+one that is not foreseen. Those of tensor-parallel groups differ a hundredfold in size and are never predicted."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Parts:
     """Of messages between nodes, where they stall."""
     chance: Floats
     """That they do."""
+    foreseen: NDArray[np.bool_]
+    """Whether they are predicted."""
     ahead: Floats
     """How far the host runs ahead of the device, from 0 to 1."""
 
@@ -53,8 +55,8 @@ class Parts:
 
     @property
     def total(self) -> Floats:
-        """With stalls where they are `CERTAIN`."""
-        return self.smooth + np.where(self.chance > CERTAIN, self.stalls, 0.0)
+        """With stalls where they are foreseen."""
+        return self.smooth + np.where(self.foreseen, self.stalls, 0.0)
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,9 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     optimizer = optimizer_seconds(machine, parameters / np.where(w.zero == 1, w.d, 1.0))
     host = np.full(len(workloads), machine.host_iteration_seconds)
     stalls, chance = collectives.stalls_seconds(machine, w), collectives.stall_probability(machine, w)
-    ahead = np.where(chance > CERTAIN, 0.0, ahead)
-    return Parts(pipeline, gradients, optimizer, host, stalls, chance, ahead)
+    foreseen = (chance > CERTAIN) & (w.p > 1)
+    ahead = np.where(w.p > 1, 1 - 2 / w.p, ahead) * (1 - chance)  # as measured: between its ends a pipeline runs ahead
+    return Parts(pipeline, gradients, optimizer, host, stalls, chance, foreseen, ahead)
 
 
 def stage_passes(like: Workload, layer: Passes, head: Passes, message_seconds: Floats) -> Passes:
@@ -152,8 +155,8 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | N
         memory = _memory(machine, workload, config, ahead)
         predictions[place] = Prediction(
             seconds=total,
-            low_seconds=low,
-            high_seconds=high,
+            low_seconds=min(low, total),
+            high_seconds=max(high, total),
             tflops_per_gpu=flops_of(workload) / (total * workload.gpus * 1e12),
             expected_rate=memory["probability_fits"] * ((1 - chance) / smooth + chance / (smooth + stalls)),
             **memory,

@@ -95,11 +95,11 @@ def test_an_interval_holds_as_many_as_it_says() -> None:
     inside = [
         one.low <= np.exp(sample[8]) <= one.high
         for sample in drawn
-        for one in [interval_of(HeldOut(range(8), np.exp(sample[:8]), np.ones(8), *np.zeros((2, 8))), "planted")]
+        for one in [interval_of(HeldOut(range(8), np.exp(sample[:8]), *np.ones((2, 8)), *np.zeros((2, 8))), "planted")]
     ]
     assert np.mean(inside) == pytest.approx(0.9, abs=0.04)
     many = np.exp(np.random.default_rng(2).normal(0, 0.2, 500))
-    found = interval_of(HeldOut(range(500), many, np.ones(500), *np.zeros((2, 500))), "planted")
+    found = interval_of(HeldOut(range(500), many, *np.ones((2, 500)), *np.zeros((2, 500))), "planted")
     assert (np.mean(many < found.low), np.mean(many > found.high)) == pytest.approx((0.05, 0.05), abs=0.01)
     assert found.coverage == pytest.approx(0.9, abs=0.01)
 
