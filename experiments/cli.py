@@ -1,6 +1,7 @@
 """`mlm-experiment`: run what the papers ran, at the size this machine allows."""
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -116,6 +117,7 @@ def plan_(
     ],
     gpus: Annotated[int | None, typer.Option(min=1, help="GPUs, or ranks where there are none.")] = None,
     cluster: Annotated[str | None, typer.Option(help="A shipped cluster, such as dgx-2h-v100, or a TOML file.")] = None,
+    software: Annotated[str, typer.Option(help="What trains, such as megatron-2021, if not the cluster's own.")] = "",
     mine: Annotated[bool, typer.Option("--mine", help="Measure this machine, in a minute, and plan it.")] = False,
     twin: Annotated[bool, typer.Option("--twin", help="Plan the model's laptop size.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say where the time of the first layout goes.")] = False,
@@ -130,7 +132,7 @@ def plan_(
     hub = model.endswith(".json")
     planned = planner.model_of_hub(Path(model)) if hub else planner.model_of_run(read_run_config(model, twin=twin))
     if cluster:
-        machine = load_cluster(cluster)
+        machine = load_cluster(cluster, software)
     else:
         from experiments.measured.machine import measure_machine
         from experiments.simulator.cluster_file import cluster_toml
@@ -150,11 +152,13 @@ def plan_(
 @app.command()
 def calibrate(
     out: Annotated[Path, typer.Option(help="Folder for constants.")] = Path("runs/calibration"),
+    json: Annotated[Path | None, typer.Option(help="Also write the errors to this file, which the page shows.")] = None,
 ) -> None:
     """Fit the simulator on measured iterations; print its errors on those left out."""
+    from experiments.bench.cli import carry_out
     from experiments.simulator.calibrate import calibrate as run
 
-    run(out)
+    carry_out(partial(run, out), json)
 
 
 @app.command()

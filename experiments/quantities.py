@@ -9,21 +9,29 @@ from engine.costs import MEGATRON_BYTES, parameter_count
 from engine.pipeline.schedule import ideal_bubble
 from experiments.catalogue import every_claim
 from experiments.published import Row, published_value
-from experiments.simulator.measurements import PEAK_TFLOPS, QUANTITIES, Simulated, workload_of
+from experiments.simulator.cluster import Interval
+from experiments.simulator.measurements import PEAK_TFLOPS, QUANTITIES, RATIOS, Simulated, workload_of
 from experiments.simulator.simulate import Prediction
 from experiments.simulator.workload import Workload, checked_config, flops_of
 from lineage.errors import BadInput
 
 TABLE_2_TOKENS = 300e9
 """2021 paper, Table 2: tokens trained on."""
-RATIOS = ("speedup", "scaling_percent")
-"""Quantities that are 1 or 100 % of the first row by definition, and then have no interval."""
 
 
 def simulated_values(
-    name: str, workload: Workload, cluster: str, prediction: Prediction, first: Workload, first_seconds: float
+    name: str,
+    cluster: str,
+    workload: Workload,
+    prediction: Prediction,
+    first: Workload,
+    first_seconds: float,
+    ratio: Interval | None,
 ) -> dict[str, Any]:
-    """A record's value and interval of a quantity, by a prediction. Raises BadInput for one that it does not give."""
+    """A record's value and interval of a quantity, by a prediction. Raises BadInput for one that it does not give.
+
+    A ratio's interval is `ratio`, where that is known, and none where it is the first row's to itself.
+    """
     if name not in QUANTITIES:
         raise BadInput(f"no prediction gives {name!r}; there are {', '.join(QUANTITIES)}")
     point, *ends = (
@@ -31,7 +39,11 @@ def simulated_values(
         for seconds in (prediction.seconds, prediction.low_seconds, prediction.high_seconds)
     )
     values = {"quantity": name, "kind": "simulated", "value": point}
-    return values if workload == first and name in RATIOS else values | {"low": min(ends), "high": max(ends)}
+    if name in RATIOS and workload == first:
+        return values
+    if name in RATIOS and ratio:
+        ends = [point / ratio.high, point / ratio.low]
+    return values | {"low": min(ends), "high": max(ends)}
 
 
 def _training_days(row: Row, first: Row) -> float:

@@ -93,9 +93,11 @@ def _simulated(part: Part, rows: Sequence[Row], clusters: dict[str, Cluster]) ->
         if reason:
             yield {key: value for key, value in position(part, row).items() if key != "x_name"} | {"reason": reason}
             continue
-        note = FITTED if workload in fitted_workloads() else HELD_OUT
+        cluster = clusters[row["cluster"]]
+        note = FITTED if workload in fitted_workloads(cluster.software) else HELD_OUT
         for name in part.simulated:
-            values = simulated_values(name, workload, row["cluster"], prediction, first, first_prediction.seconds)
+            values = simulated_values(name, row["cluster"], workload, prediction, first, first_prediction.seconds,
+                                      cluster.intervals.ratio)  # fmt: skip
             yield position(part, row) | values | {"note": note}
 
 

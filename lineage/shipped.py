@@ -16,6 +16,7 @@ class Shipped(StrEnum):
     RECIPE = "data_pipeline/recipes/*.toml"
     JOB = "experiments/jobs/*.toml"
     CLUSTER = "experiments/clusters/*.toml"
+    SOFTWARE = "experiments/software/*.toml"
     WORKLOAD_FILE = "experiments/published/*-runs.csv"
 
 

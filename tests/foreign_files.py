@@ -245,6 +245,8 @@ READERS = (
            lambda path: Tokenizer.load(path.parent).encode("a fine text")),
     Reader("cluster", bytes_at("a.toml", (ROOT / "experiments/clusters/cpu.toml").read_bytes()),
            lambda path: load_cluster(str(path))),
+    Reader("software", bytes_at("a.toml", (ROOT / "experiments/software/fitted/megatron-2019.toml").read_bytes()),
+           lambda path: load_cluster("dgx-2h-v100", str(path))),
     Reader("job", bytes_at("a.toml", (ROOT / "experiments/jobs/355m.toml").read_bytes()),
            lambda path: load_config(path, Job)),
     Reader("refused rows", refused_rows, read_refused, 100),

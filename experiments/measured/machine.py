@@ -24,10 +24,10 @@ from experiments.catalogue import Experiment, Part
 from experiments.published import Row, position, workload_rows
 from experiments.quantities import simulated_values
 from experiments.sealed import Line, seal_numbers
-from experiments.simulator.cluster import Cluster, Interval, Intervals, Machine, load_cluster, machine_of
-from experiments.simulator.cluster_file import rounded, stated_constants
+from experiments.simulator.cluster import Cluster, Intervals, Machine, load_cluster, machine_of
+from experiments.simulator.cluster_file import stated_constants
 from experiments.simulator.compute import matmul_seconds
-from experiments.simulator.fits import CONSTANTS, Fitted, fit, fit_node, least, started
+from experiments.simulator.fits import CONSTANTS, Fitted, HeldOut, fit, fit_node, interval_of, least, started
 from experiments.simulator.measurements import QUANTITIES, AllReduce, Observation, Simulated, predicted, workload_of
 from experiments.simulator.simulate import simulate
 from experiments.simulator.workload import Floats, Workload
@@ -118,11 +118,12 @@ def as_cluster(like: Cluster, measured: Measured, ranks: int, memory: float, tit
     sources = dict.fromkeys(benchmarked, ("micro-benchmark", "mlm-experiment plan --mine"))
     fitted = ("fit", f"{len(SHAPES)} small iterations of the engine, mlm-experiment plan --mine")
     constants = stated_constants(machine, sources | dict.fromkeys(EFFICIENCIES, fitted))
-    source = f"each of {len(SHAPES)} small iterations on one rank predicted from the others: the extremes"
-    interval = Interval(low=rounded(float(ratios.min())), high=rounded(float(ratios.max())), source=source)
+    held = HeldOut(range(len(ratios)), ratios, *np.ones((2, len(ratios))), *np.zeros((2, len(ratios))))
+    interval = interval_of(held, f"{len(SHAPES)} small iterations on one rank, each left out")
     return like.model_copy(
         update={
             "title": title,
+            "software": "",
             "max_gpus": ranks,
             "constants": like.constants.model_copy(update=constants),
             "intervals": Intervals(one_node=interval, several_nodes=interval),
@@ -288,6 +289,7 @@ def _numbers(part: Part, rows: Sequence[Row]) -> Iterator[Line]:
                 "note": f"{crowd}, {load}" if crowd else load,
             }  # fmt: skip
             values = simulated_values(
-                name, workload, cluster, predictions[place], workloads[base], predictions[base].seconds
-            )
+                name, cluster, workload, predictions[place], workloads[base], predictions[base].seconds,
+                load_cluster(cluster).intervals.ratio,
+            )  # fmt: skip
             yield position(part, row) | values | {"note": crowd}

@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from experiments.simulator.cluster import Cluster, load_cluster
-from experiments.simulator.measurements import COLUMNS, workload_of
+from experiments.simulator.measurements import COLUMNS, fitted_workloads, workload_of
 from experiments.simulator.simulate import Prediction, simulate
 from experiments.simulator.workload import Workload
 from lineage.atomic import check_place, write_text
@@ -14,9 +14,10 @@ from lineage.errors import BadInput
 from lineage.numbers import csv_cell
 from lineage.progress import announce
 
-INPUTS = ("cluster", *COLUMNS)
+INPUTS = ("cluster", "software", *COLUMNS)
 RESULTS = ("iteration_ms", "low_ms", "high_ms", "tflops_per_gpu", "memory_gib", "memory_bytes",
-           "probability_fits", "fits", "reason")  # fmt: skip
+           "probability_fits", "fitted", "fits", "reason")  # fmt: skip
+"""`fitted`: whether the cost model was fitted on this very workload."""
 
 
 def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
@@ -33,9 +34,9 @@ def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow((*INPUTS, *RESULTS))
     for row, prediction in zip(rows, predictions, strict=True):
-        writer.writerow((*(csv_cell(row.get(name) or "") for name in INPUTS), *_cells(prediction)))
+        writer.writerow((*(csv_cell(row.get(name) or "") for name in INPUTS), *_cells(*prediction)))
     write_text(out, buffer.getvalue())
-    return len(rows), sum(bool(prediction.reason) for prediction in predictions)
+    return len(rows), sum(bool(prediction.reason) for prediction, _ in predictions)
 
 
 def _read(path: Path) -> list[dict[str, str]]:
@@ -46,34 +47,37 @@ def _read(path: Path) -> list[dict[str, str]]:
             names = reader.fieldnames or []
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
-    missing = [name for name in INPUTS if name not in names and name not in Workload._field_defaults]
+    missing = [name for name in INPUTS if name not in (*names, *Workload._field_defaults, "software")]
     if missing:
         raise BadInput(f"{path} has no column {', '.join(missing)}; it needs {', '.join(INPUTS)}")
     return rows
 
 
-def _predict(rows: list[dict[str, str]]) -> list[Prediction]:
-    predictions = [Prediction()] * len(rows)
-    asked: dict[str, list[tuple[int, Workload]]] = defaultdict(list)
-    clusters: dict[str, Cluster] = {}
+def _predict(rows: list[dict[str, str]]) -> list[tuple[Prediction, bool]]:
+    """Of each row, and whether the cost model was fitted on it."""
+    predictions = [(Prediction(), False)] * len(rows)
+    asked: dict[tuple[str, str], list[tuple[int, Workload]]] = defaultdict(list)
+    clusters: dict[tuple[str, str], Cluster] = {}
     for place, row in enumerate(rows):
-        name = (row["cluster"] or "").strip()
+        name = ((row["cluster"] or "").strip(), (row.get("software") or "").strip())
         try:
             if name not in clusters:
-                clusters[name] = load_cluster(name)
+                clusters[name] = load_cluster(*name)
             asked[name].append((place, workload_of(row)))
         except BadInput as error:
-            predictions[place] = Prediction(reason=str(error))
+            predictions[place] = Prediction(reason=str(error)), False
     for name, workloads in asked.items():
         answers = simulate(clusters[name], [workload for _, workload in workloads])
-        for (place, _), prediction in zip(workloads, answers, strict=True):
-            predictions[place] = prediction
+        known = fitted_workloads(clusters[name].software)
+        for (place, workload), prediction in zip(workloads, answers, strict=True):
+            predictions[place] = prediction, workload in known
     return predictions
 
 
-def _cells(prediction: Prediction) -> tuple[str, ...]:
-    p, fits = prediction, "false" if prediction.reason else "true"
+def _cells(p: Prediction, fitted: bool) -> tuple[str, ...]:
+    fits = "false" if p.reason else "true"
     if not p.seconds:
-        return ("",) * 7 + (fits, p.reason)
+        return ("",) * 8 + (fits, p.reason)
     numbers = (1e3 * p.seconds, 1e3 * p.low_seconds, 1e3 * p.high_seconds, p.tflops_per_gpu, p.memory_bytes / 2**30)
-    return (*(f"{number:.6g}" for number in numbers), str(p.memory_bytes), f"{p.probability_fits:.4f}", fits, p.reason)
+    chance, known = f"{p.probability_fits:.4f}", "true" if fitted else "false"
+    return (*(f"{number:.6g}" for number in numbers), str(p.memory_bytes), chance, known, fits, p.reason)

@@ -1,16 +1,16 @@
-"""Clusters: what a machine can do, as constants that each say where they come from. Imports no torch."""
+"""Clusters, what a machine can do, and software, what it makes of one: constants that each say where they come from.
 
-from pathlib import Path
-from typing import Any, Generic, Literal, Self, TypeVar
+Imports no torch.
+"""
 
-from pydantic import FiniteFloat, NonNegativeFloat, PositiveInt, model_validator
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+
+from pydantic import Field, FiniteFloat, NonNegativeFloat, PositiveInt, model_validator
 
 from engine.config import Precision
 from engine.costs import PARAMETER_BYTES
-from lineage.config import Config, load_config
+from lineage.config import Config, load_config, parse_config, read_toml
 from lineage.shipped import Shipped, find_file
-
-FOLDER = Path(__file__).parent.parent / "clusters"
 
 
 class Constant(Config):
@@ -27,8 +27,24 @@ class Constant(Config):
 Number = TypeVar("Number", Constant, float)
 
 
-class Constants(Config, Generic[Number]):
-    """Everything the cost model knows of a cluster; units stand in names, per GPU unless said otherwise."""
+class Stated(Config, Generic[Number]):
+    """Constants, of which a file may leave out those that nobody measured."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, values: Any) -> Any:
+        """Their files state the bytes of a parameter, which `engine.costs` knows, and not what was unknown."""
+        if not isinstance(values, dict):
+            return values
+        known = {name: value for name, value in values.items() if name not in FORMER}
+        unknown = {name: value for name, value in UNKNOWN.items() if name in cls.model_fields}
+        return {
+            name: {"value": value, "kind": "counted", "source": "not measured"} for name, value in unknown.items()
+        } | known
+
+
+class Hardware(Stated[Number], Generic[Number]):
+    """What the cost model knows of machines and their networks; units stand in names, per GPU unless said otherwise."""
 
     gpus_per_node: Number
     memory_bytes: Number
@@ -49,6 +65,19 @@ class Constants(Config, Generic[Number]):
     """Share of the peak that the largest matrix products reach."""
     matmul_half_size: Number
     """Size of a dimension, in elements, at which a product runs at half of that."""
+    network_efficiency: Number
+    """Share of the network's bandwidth that messages reach."""
+    network_rank_share: Number
+    """By what share of its time each rank lengthens a reduction of gradients between nodes."""
+    network_share: Number
+    """Share of the adapters beyond one that gradients use where several ranks of a data-parallel group share a node."""
+    tensor_network_share: Number
+    """Share of the network that one tensor-parallel group larger than a node reaches of what gradients reach."""
+
+
+class SoftwareConstants(Stated[Number], Generic[Number]):
+    """What it knows of the program that trains: what is fused, overlapped, waited for and stored."""
+
     memory_efficiency: Number
     """Share of the memory bandwidth that element-wise operations reach."""
     host_layer_seconds: Number
@@ -63,18 +92,10 @@ class Constants(Config, Generic[Number]):
     """p in (host^p + device^p)^(1/p), the time of a pass: 1 where one waits for the other, ∞ where they overlap."""
     collective_slowdown: Number
     """Time of a collective beside computation over its time alone."""
-    network_efficiency: Number
-    """Share of the network's bandwidth that messages reach."""
-    network_rank_share: Number
-    """By what share of its time each rank lengthens a reduction of gradients between nodes."""
-    network_share: Number
-    """Share of the adapters beyond one that gradients use where several ranks of a data-parallel group share a node."""
     gradient_overlap: Number
     """Share of the last backward pass that hides gradient reduction; of a GPT-2, where there is no pipeline."""
     flash_efficiency: Number
     """Share of the peak that fused attention reaches, by the products that a causal mask leaves."""
-    tensor_network_share: Number
-    """Share of the network that one tensor-parallel group larger than a node reaches of what gradients reach."""
     tensor_step_seconds: Number
     """Added to a collective of a tensor-parallel group larger than a node for each of its ranks."""
     pipeline_step_seconds: Number
@@ -83,42 +104,39 @@ class Constants(Config, Generic[Number]):
     stall_seconds: Number
     """What a message between stages takes where it stalls."""
     stall_nodes: Number
-    """Of n nodes the chance of stalls is 1 − exp(−rate − (n / this)²), as of any pair of them; 0 where none did."""
+    """Of n nodes the chance of stalls is 1 − exp(−rate − (n / this)²), as of any pair of them; 0 where none does."""
     stall_rate: Number
     tensor_stall_seconds: Number
     """What a layer takes longer where its tensor-parallel group stalls."""
     stall_ranks: Number
-    """Of t tensor-parallel ranks without a pipeline the chance of that is 1 − exp(−(t / this)²)."""
+    """Of t ranks on n nodes the chance of that is 1 − exp(−t / this · (1 + (n / stall_nodes)⁴)), without a pipeline."""
     memory_share: Number
     """Share of the memory that a run of a llama can fill, the rest being the driver's and lost to fragments."""
     memory_error: Number
     """Standard deviation of the logarithm of measured over computed memory."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, values: Any) -> Any:
-        """Their files state the bytes of a parameter, which `engine.costs` knows, and not what was unknown."""
-        if not isinstance(values, dict):
-            return values
-        known = {name: value for name, value in values.items() if name not in FORMER}
-        return {name: {"value": value, "kind": "counted", "source": "not measured"} for name, value in UNKNOWN} | known
+
+class Constants(Hardware[Number], SoftwareConstants[Number], Generic[Number]):
+    """Everything the cost model knows of a cluster under a software."""
 
 
 FORMER = ("state_bytes_per_parameter", "network_latency_seconds")
 """Constants of earlier versions' files."""
-UNKNOWN = (("flash_efficiency", 0.3), ("network_rank_share", 0.0), ("tensor_network_share", 1.0),
-           ("tensor_step_seconds", 0.0), ("pipeline_step_seconds", 0.0), ("stall_seconds", 0.0),
-           ("stall_nodes", 0.0), ("stall_rate", 0.0), ("tensor_stall_seconds", 0.0), ("stall_ranks", 1e9),
-           ("memory_share", 1.0), ("memory_error", 0.08))  # fmt: skip
+UNKNOWN = {"flash_efficiency": 0.3, "network_rank_share": 0.0, "tensor_network_share": 1.0,
+           "tensor_step_seconds": 0.0, "pipeline_step_seconds": 0.0, "stall_seconds": 0.0,
+           "stall_nodes": 0.0, "stall_rate": 0.0, "tensor_stall_seconds": 0.0, "stall_ranks": 1e9,
+           "memory_share": 1.0, "memory_error": 0.08}  # fmt: skip
 """Values of constants that a file may leave out."""
 
 
 class Interval(Config):
-    """Where nine in ten measurements lie, as factors on the prediction (5th and 95th percentile of held-out ratios)."""
+    """Where nine in ten measurements are to lie, as factors on the prediction."""
 
     low: FiniteFloat
     high: FiniteFloat
     source: str
+    coverage: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the measurements that lay in an interval made without them; None where nobody tried."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -128,17 +146,35 @@ class Interval(Config):
 
 
 class Intervals(Config):
-    """Intervals of runs inside one node and of runs on several."""
+    """Intervals of runs inside one node, of runs on several, and of ratios of two runs."""
 
     one_node: Interval
     several_nodes: Interval
+    ratio: Interval | None = None
+    """Of a ratio, in which the errors that both predictions have cancel; None where it is as uncertain as a run."""
+
+
+class Software(Config):
+    """A generation of a program that trains, by its constants on the cluster that it was measured on."""
+
+    title: str
+    fuses: str
+    """Which operations are one kernel."""
+    overlaps: str
+    """What is hidden behind computation."""
+    stores: str
+    """What is kept of a parameter and of activations."""
+    constants: SoftwareConstants[Constant]
+    intervals: Intervals
 
 
 class Cluster(Config):
-    """A named machine."""
+    """A named machine, with the software that trains on it."""
 
     title: str
     """What it is, in words."""
+    software: str = ""
+    """Whose constants and intervals it has where its file states none; empty where its file states all."""
     precision: Precision
     """Of parameters and activations."""
     max_gpus: PositiveInt | None = None
@@ -167,6 +203,22 @@ def machine_of(cluster: Cluster) -> Machine:
     return Machine(element_bytes=PARAMETER_BYTES[cluster.precision].weight, **values)
 
 
-def load_cluster(name: str) -> Cluster:
-    """A shipped cluster, or that of a TOML file. Raises BadInput for anything else."""
-    return load_config(find_file(name, Shipped.CLUSTER), Cluster)
+def load_cluster(name: str, software: str = "") -> Cluster:
+    """A shipped cluster, or that of a TOML file, under its own software or the named one. Raises BadInput for anything
+    else.
+
+    What a cluster's file states itself goes before its own software's constants, and another software's go before both.
+    """
+    path = find_file(name, Shipped.CLUSTER)
+    values = read_toml(path)
+    own = values.get("software", "")
+    named = software or own
+    if named and isinstance(named, str):
+        file = load_config(find_file(named, Shipped.SOFTWARE), Software)
+        of_software = file.model_dump(include={"constants", "intervals"}, exclude_unset=True)
+        for table, shared in of_software.items():
+            stated = values.get(table, {})
+            if isinstance(stated, dict):
+                values[table] = shared | stated if named == own else stated | shared
+        values["software"] = named
+    return parse_config(values, Cluster, str(path))

@@ -1,30 +1,17 @@
 """Clusters as files that commands write: fitted constants (`calibrate`) and measured machines (`plan --mine`)."""
 
+import json
 from collections.abc import Mapping
 
-from experiments.simulator.cluster import FOLDER, UNKNOWN, Cluster, Constant, Constants, Interval, Intervals, Machine
+from experiments.simulator.cluster import Cluster, Constant, Constants, Interval, Machine
+from lineage.installation import HOME
 
-FITTED = FOLDER / "fitted"
-
-DATASHEET = (
-    "gpus_per_node",
-    "memory_bytes",
-    "matmul_flops_per_second",
-    "memory_bytes_per_second",
-    "link_bytes_per_second",
-    "network_bytes_per_second",
-)
+FITTED = {"clusters": HOME / "experiments/clusters/fitted", "software": HOME / "experiments/software/fitted"}
+"""Folders of fitted constants, which the files of clusters and software extend."""
+DATASHEET = ("gpus_per_node", "memory_bytes", "matmul_flops_per_second", "memory_bytes_per_second",
+             "link_bytes_per_second", "network_bytes_per_second")  # fmt: skip
 """Constants that the cluster's own file states."""
 DIGITS = 4
-
-
-def fitted_constants(
-    machine: Machine, sources: Mapping[str, tuple[str, str]], otherwise: tuple[str, str]
-) -> dict[str, Constant]:
-    """Every constant that is not a datasheet's, rounded, with kind and source by name."""
-    left_out = {*DATASHEET, *(name for name, _ in UNKNOWN if name not in sources)}
-    names = [name for name in Constants.model_fields if name not in left_out]
-    return stated_constants(machine, {name: sources.get(name, otherwise) for name in names})
 
 
 def stated_constants(machine: Machine, sources: Mapping[str, tuple[str, str]]) -> dict[str, Constant]:
@@ -36,14 +23,14 @@ def stated_constants(machine: Machine, sources: Mapping[str, tuple[str, str]]) -
 
 
 def fitted_toml(constants: Mapping[str, Constant], intervals: Mapping[str, Interval]) -> str:
-    """The text of a file that a cluster extends."""
+    """The text of a file that a cluster or a software extends."""
     return "\n".join(["# Written by `mlm-experiment calibrate`.", *_tables(constants, intervals)]) + "\n"
 
 
 def cluster_toml(cluster: Cluster) -> str:
     """The text of a cluster's own file, which `load_cluster` reads back."""
     constants = {name: getattr(cluster.constants, name) for name in Constants.model_fields}
-    intervals = {name: getattr(cluster.intervals, name) for name in Intervals.model_fields}
+    intervals = {name: interval for name, interval in cluster.intervals if interval}
     head = [f'title = "{cluster.title}"', f'precision = "{cluster.precision}"', f"max_gpus = {cluster.max_gpus}", ""]
     return "\n".join(["# Written by `mlm-experiment plan --mine`.", *head, *_tables(constants, intervals)]) + "\n"
 
@@ -54,14 +41,9 @@ def _tables(constants: Mapping[str, Constant], intervals: Mapping[str, Interval]
         f'{name} = {{ value = {constant.value!r}, kind = "{constant.kind}", source = "{constant.source}" }}'
         for name, constant in constants.items()
     ]
-    for name, constant in intervals.items():
-        lines += [
-            "",
-            f"[intervals.{name}]",
-            f"low = {constant.low!r}",
-            f"high = {constant.high!r}",
-            f'source = "{constant.source}"',
-        ]
+    for name, interval in intervals.items():
+        stated = interval.model_dump(exclude_none=True)
+        lines += ["", f"[intervals.{name}]", *(f"{key} = {json.dumps(value)}" for key, value in stated.items())]
     return lines
 
 

@@ -77,13 +77,14 @@ def stalls_seconds(machine: Machine, w: Workloads) -> Floats:
 
 
 def stall_probability(machine: Machine, w: Workloads) -> Floats:
-    """Chance that it does: it grows with the pairs of nodes, or of tensor-parallel ranks, one of which suffices.
+    """Chance that it does: it grows with the pairs of nodes, one of which suffices; without a pipeline with the
+    tensor-parallel ranks too, and steeper with the nodes.
 
     Messages beside a tensor-parallel group on more than two nodes always stall.
     """
     nodes = w.gpus / machine.gpus_per_node
     stalls = (nodes > 1) & (machine.stall_nodes > 0)
-    rate = machine.stall_rate + (nodes / max(machine.stall_nodes, 1.0)) ** 2
-    rate = np.where(w.t > 2 * machine.gpus_per_node, 10.0, rate)
-    rate = np.where(w.p > 1, rate, (w.t / max(machine.stall_ranks, 1.0)) ** 2)
+    pairs = (nodes / max(machine.stall_nodes, 1.0)) ** 2
+    rate = np.where(w.t > 2 * machine.gpus_per_node, 10.0, machine.stall_rate + pairs)
+    rate = np.where(w.p > 1, rate, np.where(w.t > 1, w.t, 0.0) / machine.stall_ranks * (1 + pairs**2))
     return np.where(stalls, 1 - np.exp(-rate), 0.0)

@@ -3,22 +3,25 @@
 Imports no torch. `mlm-experiment calibrate` fits with it what `experiments/clusters/fitted` holds.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares  # type: ignore[import-untyped]
+from scipy.optimize import least_squares, minimize  # type: ignore[import-untyped]
+from scipy.stats import t  # type: ignore[import-untyped]
 
 from experiments.simulator import measurements
-from experiments.simulator.cluster import Machine
-from experiments.simulator.collectives import node_all_reduce_seconds
+from experiments.simulator.cluster import Interval, Machine
+from experiments.simulator.cluster_file import rounded
+from experiments.simulator.collectives import node_all_reduce_seconds, stall_probability
 from experiments.simulator.measurements import AllReduce, Observation
-from experiments.simulator.simulate import iteration_parts
-from experiments.simulator.workload import Floats
+from experiments.simulator.simulate import iteration_parts, time_interval
+from experiments.simulator.workload import Floats, Workload, Workloads
 from lineage.config import read_toml
 from lineage.progress import Progress
 
@@ -53,18 +56,41 @@ ONE_NODE, SEVERAL_NODES, FIGURES = 1.0, 5.0, 1.5
 TFLOP/s and from another machine of the same kind, less than either."""
 SOFT = 0.02
 """Relative error from which a row's pull stops growing (soft L1): some measured rows are twice what their like take."""
+STALLS = {"stall_rate": 0.1, "stall_nodes": 40.0, "stall_ranks": 100.0}
+"""Where the H100 fit starts: that some runs on 32 nodes stall and nearly all on 64 is seen before any fit."""
 FOLDS = 5
 SEED = 1234
+FEW = 20
+"""Ratios from which an interval is between their quantiles; of fewer it is Student's, of another like them."""
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Errors on rows that the constants were not fitted on."""
+    """Rows predicted by constants that they were not fitted with, in order."""
 
+    keys: Sequence[Hashable]
+    """What each was left out with."""
     ratios: Floats
-    """Measured over predicted, in the rows' order."""
-    covered: float
-    """Share of rows inside intervals made from the other folds' rows."""
+    """Measured over predicted time."""
+    total: Floats
+    """Seconds predicted."""
+    smooth: Floats
+    """Without stalls."""
+    stalls: Floats
+    """Seconds that stalls would add."""
+    chance: Floats
+    """Of stalls."""
+
+    @property
+    def seconds(self) -> Floats:
+        """Measured, of a ratio by the first row's prediction."""
+        return self.ratios * self.total
+
+    def of(self, chosen: Mask) -> "HeldOut":
+        """The chosen rows."""
+        columns = (getattr(self, each.name) for each in fields(self)[1:])
+        return HeldOut([*compress(self.keys, chosen)], *(column[chosen] for column in columns))
 
 
 def fit(
@@ -125,42 +151,21 @@ def least(
     return moved(solution.x)
 
 
-def a100_rows() -> tuple[list[Observation], Floats]:
-    """What the A100 constants are fitted on, with weights: single-node rows, multi-node rows, published rows that are
-    not in the 2021 paper's Table 1."""
-    sets = [
-        (measurements.single_node(), ONE_NODE),
-        (measurements.multi_node(), SEVERAL_NODES),
-        (measurements.ptd_p_others(), FIGURES),
-    ]
-    rows = [row for rows, _ in sets for row in rows]
-    return rows, np.array([weight for rows, weight in sets for _ in rows])
+def weights_of(rows: Sequence[Observation]) -> Floats:
+    """How much each row of the A100s counts."""
+    return np.array([FIGURES if row.quantity != "iteration_seconds" else
+                     ONE_NODE if row.workload.gpus <= 8 else SEVERAL_NODES for row in rows])  # fmt: skip
 
 
-def fit_a100(machine: Machine) -> Machine:
+def fit_a100(machine: Machine, rows: Sequence[Observation]) -> Machine:
     """All fitted constants of an A100 cluster, from where their fits start."""
     alone = fit_node(machine, [timed for timed in measurements.all_reduces() if timed.gpu == "a100"])
-    rows, weights = a100_rows()
-    return fit(started(alone, A100_CONSTANTS), A100_CONSTANTS, rows, weights)
+    return fit(started(alone, A100_CONSTANTS), A100_CONSTANTS, rows, weights_of(rows))
 
 
-def fit_h100(machine: Machine, rows: Sequence[Observation]) -> Machine:
-    """All fitted constants of the H100 cluster and nanotron of 2024, from where their fits start."""
-    stated = {name: constant.on_h100 for name, constant in CONSTANTS.items() if constant.on_h100 is not None}
-    start = started(machine, H100_CONSTANTS).replaced(**stated)
-    workloads, logs = [row.workload for row in rows], np.log(measurements.published_values(rows))
-
-    def errors(trial: Machine) -> Floats:
-        parts = iteration_parts(trial, workloads)
-        both = np.stack([np.log(parts.smooth) - logs, np.log(parts.smooth + parts.stalls) - logs])
-        return np.where(np.abs(both[0]) < np.abs(both[1]), both[0], both[1])
-
-    return least(least(start, H100_CONSTANTS, errors, 0.1), H100_CONSTANTS, errors, scale=0.06, loss="cauchy")
-
-
-def fit_v100(machine: Machine, rows: Sequence[Observation] | None = None) -> Machine:
-    """The constants of the 2019 paper's machine and software; the others are as `machine` has them."""
-    rows = measurements.v100_rows() if rows is None else rows
+def fit_v100(machine: Machine, rows: Sequence[Observation]) -> Machine:
+    """The constants of the 2019 paper's machine and software; the others are as `machine` has them. The first row is
+    what ratios refer to and has no weight."""
     alone = fit_node(
         machine, [timed for timed in measurements.all_reduces() if (timed.gpu, timed.ranks) == ("v100", 8)]
     )
@@ -168,62 +173,84 @@ def fit_v100(machine: Machine, rows: Sequence[Observation] | None = None) -> Mac
     return fit(alone, SOFTWARE_OF_2019, rows, weights, scale=0.03)
 
 
-def left_out(
-    title: str, keys: NDArray[np.int64], refit: Callable[[NDArray[np.bool_]], Machine]
-) -> Iterator[tuple[NDArray[np.bool_], Machine]]:
-    """For each key, which rows have it, and the machine refitted on all others; rows of key -1 are in every fit."""
-    every = sorted(set(keys.tolist()) - {-1})
+def fit_h100(machine: Machine, rows: Sequence[Observation]) -> Machine:
+    """All fitted constants of the H100 cluster and nanotron of 2024, from where their fits start, but memory's."""
+    stated = {name: constant.on_h100 for name, constant in CONSTANTS.items() if constant.on_h100 is not None}
+    start = started(machine, H100_CONSTANTS).replaced(**stated, **STALLS)
+    workloads, seconds = [row.workload for row in rows], measurements.published_values(rows)
+
+    def errors(trial: Machine) -> Floats:
+        parts = iteration_parts(trial, workloads)
+        both = np.log(np.stack([parts.smooth, parts.smooth + parts.stalls]) / seconds)
+        return np.where(np.abs(both[0]) < np.abs(both[1]), both[0], both[1])
+
+    fitted = least(least(start, H100_CONSTANTS, errors, 0.1), H100_CONSTANTS, errors, scale=0.06, loss="cauchy")
+    parts = iteration_parts(fitted, workloads)
+    did, known = stalled(parts.smooth, parts.stalls, seconds)
+    return fitted.replaced(**_stall_constants(fitted, did[known], [*compress(workloads, known)]))
+
+
+def stalled(smooth: Floats, stalls: Floats, seconds: Floats) -> tuple[Mask, Mask]:
+    """Which iterations are nearer to predictions with stalls, and of which that says that they did: it would more than
+    double their time.
+    """
+    return np.abs(np.log(seconds / (smooth + stalls))) < np.abs(np.log(seconds / smooth)), stalls > smooth
+
+
+def _stall_constants(machine: Machine, did: Mask, workloads: Sequence[Workload]) -> dict[str, float]:
+    """The constants by which the rows that stalled are most likely (`stall_probability`)."""
+    columns = Workloads.of(workloads)
+
+    def unlikely(point: Floats) -> float:
+        chance = stall_probability(machine.replaced(**dict(zip(STALLS, np.exp(point).tolist(), strict=True))), columns)
+        return -float(np.log(np.where(did, chance, 1 - chance) + 1e-9).sum())
+
+    fitted = np.exp(minimize(unlikely, np.log([*STALLS.values()]), method="Nelder-Mead").x)
+    return dict(zip(STALLS, fitted.tolist(), strict=True))
+
+
+def held_out(
+    title: str, rows: Sequence[Observation], keys: Sequence[Hashable], refit: Callable[[Sequence[Observation]], Machine]
+) -> HeldOut:
+    """The rows that have a key, each predicted by a machine fitted on those with another and those with none."""
+    found = np.full((5, len(rows)), np.nan)
+    every = dict.fromkeys(key for key in keys if key is not None)
     with Progress(title, len(every), "fits") as progress:
         for key in every:
-            yield keys == key, refit(keys != key)
+            left = np.array([each == key for each in keys])
+            machine = refit([*compress(rows, ~left)])
+            parts = iteration_parts(machine, [row.workload for row in rows])
+            its = (measurements.time_ratios(machine, rows), parts.total, parts.smooth, parts.stalls, parts.chance)
+            found[:, left] = np.stack(its)[:, left]
             progress.advance()
+    return HeldOut(keys, *found).of(np.array([key is not None for key in keys]))
 
 
-def random_folds(count: int) -> NDArray[np.int64]:
+def random_folds(count: int) -> list[int]:
     """A fold number for each of so many rows: equal shares, shuffled with a fixed seed."""
-    return np.random.default_rng(SEED).permutation(np.arange(count) % FOLDS)
+    return np.random.default_rng(SEED).permutation(np.arange(count) % FOLDS).tolist()
 
 
-def cross_validate(machine: Machine, folds: NDArray[np.int64]) -> dict[str, HeldOut]:
-    """Errors of the single-node and the multi-node set, each row predicted by constants fitted without its fold.
-
-    `machine` is where each fit starts; `folds` numbers the single-node rows, then the multi-node rows.
-    """
-    rows, weights = a100_rows()
-    measured, ratios = len(folds), np.empty(len(rows))
-
-    def refit(kept: NDArray[np.bool_]) -> Machine:
-        return fit(machine, A100_CONSTANTS, list(compress(rows, kept)), weights[kept])
-
-    keys = np.concatenate([folds, np.full(len(rows) - measured, -1)])
-    for left, fitted in left_out("cross-validation", keys, refit):
-        out = list(compress(rows, left))
-        ratios[left] = measurements.published_values(out) / measurements.predicted(fitted, out)
-    split = len(measurements.single_node())
-    parts = {"single node": slice(0, split), "several nodes": slice(split, measured)}
-    return {name: HeldOut(ratios[part], covered(ratios[part], folds[part])) for name, part in parts.items()}
+def interval_of(held: HeldOut, source: str) -> Interval:
+    """Where nine in ten measurements that did not stall are to lie, and the share of all that lie in what
+    `time_interval` makes of those with other keys."""
+    did, _ = stalled(held.smooth, held.stalls, held.seconds)
+    ratios = held.seconds / held.smooth
+    inside = []
+    for key in dict.fromkeys(held.keys):
+        left = np.array([each == key for each in held.keys])
+        ends = _ends(ratios[~did & ~left] if (~did & ~left).any() else ratios[~did])
+        one = held.of(left)
+        for seconds, *parts in np.stack([one.seconds, one.smooth, one.stalls, one.chance], 1).tolist():
+            low, high = time_interval(*ends, *parts)
+            inside.append(low <= seconds <= high)
+    low, high = map(rounded, _ends(ratios[~did]))
+    return Interval(low=low, high=high, source=source, coverage=round(float(np.mean(inside)), 3))
 
 
-def interval(ratios: Floats) -> tuple[float, float]:
-    """Factors between which nine in ten held-out measurements lie."""
-    return (float(np.quantile(ratios, 0.05, method="lower")), float(np.quantile(ratios, 0.95, method="higher")))
-
-
-def covered(ratios: Floats, folds: NDArray[np.int64]) -> float:
-    """Share of rows that lie in the interval made from the rows of the other folds."""
-    inside = 0
-    for fold in set(folds.tolist()):
-        low, high = interval(ratios[folds != fold])
-        inside += int(((ratios[folds == fold] >= low) & (ratios[folds == fold] <= high)).sum())
-    return inside / len(ratios)
-
-
-def v100_left_out(machine: Machine) -> Floats:
-    """Published over predicted time of each row the V100 constants are fitted on, fitted without it."""
-    rows, ratios = measurements.v100_rows(), []
-    keys = np.arange(len(rows)) - 1  # the first row is what ratios refer to
-    for left, fitted in left_out("V100, a row left out", keys, lambda kept: fit_v100(machine, [*compress(rows, kept)])):
-        (row,) = compress(rows, left)
-        ratio = row.value / measurements.predicted(fitted, [rows[0], row])[1]
-        ratios.append(ratio if row.quantity == "days_per_epoch" else 1 / ratio)
-    return np.array(ratios)
+def _ends(ratios: Floats) -> tuple[float, float]:
+    if len(ratios) >= FEW:
+        return (float(np.quantile(ratios, 0.05, method="lower")), float(np.quantile(ratios, 0.95, method="higher")))
+    logs, count = np.log(ratios), len(ratios)
+    half = t.ppf(0.95, max(count - 1, 1)) * logs.std(ddof=1 if count > 1 else 0) * math.sqrt(1 + 1 / count)
+    return (math.exp(logs.mean() - half), math.exp(logs.mean() + half))

@@ -117,9 +117,22 @@ def v100_rows() -> list[Observation]:
 
 
 @cache
-def fitted_workloads() -> frozenset[Workload]:
-    """The published workloads whose times some cluster's constants are fitted on; a ratio's first row among them."""
-    return frozenset(row.workload for row in (*ptd_p_others(), *v100_rows()))
+def fitted_workloads(software: str) -> frozenset[Workload]:
+    """The workloads whose times the constants of this software are fitted on; a ratio's first row among them."""
+    rows = {"megatron-2019": v100_rows, "megatron-2021": a100_rows,
+            "nanotron-2024": lambda: h100_rows(costed(ultrascale()))}  # fmt: skip
+    return frozenset(row.workload for row in rows[software]()) if software in rows else frozenset()
+
+
+def a100_rows() -> list[Observation]:
+    """What the A100 constants are fitted on: all measured rows and the published ones that are not in Table 1."""
+    return [*single_node(), *multi_node(), *ptd_p_others()]
+
+
+def h100_rows(measured: Sequence[Measured]) -> list[Observation]:
+    """What the H100 constants are fitted on: the iterations of those that ran."""
+    return [Observation("ultrascale-h100", one.workload, "iteration_seconds", one.seconds)
+            for one in measured if one.ran]  # fmt: skip
 
 
 def all_reduces() -> list[AllReduce]:
@@ -169,6 +182,13 @@ def predicted(machine: Machine, observations: Sequence[Observation]) -> Floats:
                      for one, time in zip(observations, seconds, strict=True)])  # fmt: skip
 
 
+def time_ratios(machine: Machine, observations: Sequence[Observation]) -> Floats:
+    """By what factor each takes longer than predicted; of a ratio, relative to the first row."""
+    ratios = published_values(observations) / predicted(machine, observations)
+    falls = [one.quantity not in ("iteration_seconds", "days_per_epoch") for one in observations]
+    return np.where(falls, 1 / ratios, ratios)
+
+
 def published_values(observations: Sequence[Observation]) -> Floats:
     """What was measured or published, in order."""
     return np.array([observation.value for observation in observations])
@@ -211,6 +231,8 @@ QUANTITIES: dict[str, Callable[[Simulated], float]] = {
     "percent_of_peak": lambda one: 100 * _tflops(one) / PEAK_TFLOPS[one.cluster],
 }
 """Published quantities that an iteration's time decides."""
+RATIOS = ("speedup", "scaling_percent")
+"""Those that are 1 or 100 % of the first row by definition."""
 
 
 def _times(name: str) -> list[Observation]:

@@ -9,7 +9,7 @@ from engine.config import RunConfig
 from engine.costs import parameter_count, tokens_trained
 from engine.pipeline.schedule import ideal_bubble
 from experiments.simulator.cluster import Cluster, machine_of
-from experiments.simulator.measurements import ITERATIONS_PER_EPOCH
+from experiments.simulator.measurements import ITERATIONS_PER_EPOCH, fitted_workloads
 from experiments.simulator.simulate import Prediction, iteration_parts, simulate
 from experiments.simulator.workload import Workload, layer_parameters
 from lineage.atomic import read_json
@@ -165,9 +165,8 @@ def format_plan(model: Model, cluster: Cluster, choices: Sequence[Choice]) -> st
     whose = "nanotron's" if llama else "as --dry-run has it, this engine's"
     lines = [
         f"{model.name}: {model.parameters:,} parameters, {tokens:,} tokens in batches of "
-        f"{template.global_batch}, on {gpus} of {cluster.title}",
-        f"simulated, with 90 % intervals ({cluster.interval(gpus).source}); an epoch is {EPOCH_TOKENS / 1e9:.1f} "
-        "billion tokens (2019 paper)",
+        f"{template.global_batch}, on {gpus} of {cluster.title}{f', {cluster.software}' if cluster.software else ''}",
+        f"simulated; {_trust(cluster, choices)}; an epoch is {EPOCH_TOKENS / 1e9:.1f} billion tokens (2019 paper)",
         f"memory is that of {whose} fullest rank in {cluster.precision}; TFLOP/s count the whole of attention and "
         f"layers that are computed again (2021 paper, Equation 3); times are a {'llama' if llama else 'GPT-2'}'s",
         "the order is by expected throughput: with the chances that memory suffices and that messages stall",
@@ -188,6 +187,16 @@ def format_plan(model: Model, cluster: Cluster, choices: Sequence[Choice]) -> st
     if len(choices) > SHOWN:
         lines.append(f"and {len(choices) - SHOWN} further layouts that fit")
     return "\n".join(lines)
+
+
+def _trust(cluster: Cluster, choices: Sequence[Choice]) -> str:
+    """How far the numbers can be believed."""
+    interval = cluster.interval(choices[0].workload.gpus)
+    known = fitted_workloads(cluster.software)
+    fitted = sum(choice.workload in known for choice in choices)
+    tried = f", which held {interval.coverage:.0%} of them," if interval.coverage is not None else ""
+    return (f"90 % intervals{tried} come of measurements ({interval.source}); the cost model was fitted on "
+            f"{fitted or 'none'} of these layouts")  # fmt: skip
 
 
 def _divisors(number: int, most: int) -> list[int]:

@@ -15,7 +15,7 @@ from engine.config import RunConfig
 from engine.costs import fullest_rank
 from engine.parallel.layout import split_layers
 from experiments.simulator import collectives
-from experiments.simulator.cluster import Cluster, Interval, Machine, machine_of
+from experiments.simulator.cluster import Cluster, Machine, machine_of
 from experiments.simulator.compute import Passes, head_passes, layer_passes, optimizer_seconds
 from experiments.simulator.llama import memory_bytes, stage_blocks, stage_parameters
 from experiments.simulator.timeline import makespan_seconds, order_of
@@ -24,8 +24,8 @@ from lineage.errors import BadInput
 from lineage.progress import Progress
 
 CERTAIN = 0.75
-"""Chance of stalls from which they are predicted: one that does not come is a larger relative error than one that is
-not foreseen."""
+"""Chance of stalls between stages from which they are predicted: one that does not come is a larger relative error than
+one that is not foreseen. Those of tensor-parallel groups differ a hundredfold in size and are never predicted."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Parts:
     """Of messages between nodes, where they stall."""
     chance: Floats
     """That they do."""
+    foreseen: NDArray[np.bool_]
+    """Whether they are predicted."""
     ahead: Floats
     """How far the host runs ahead of the device, from 0 to 1."""
 
@@ -53,8 +55,8 @@ class Parts:
 
     @property
     def total(self) -> Floats:
-        """With stalls where they are `CERTAIN`."""
-        return self.smooth + np.where(self.chance > CERTAIN, self.stalls, 0.0)
+        """With stalls where they are foreseen."""
+        return self.smooth + np.where(self.foreseen, self.stalls, 0.0)
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,9 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     optimizer = optimizer_seconds(machine, parameters / np.where(w.zero == 1, w.d, 1.0))
     host = np.full(len(workloads), machine.host_iteration_seconds)
     stalls, chance = collectives.stalls_seconds(machine, w), collectives.stall_probability(machine, w)
-    ahead = np.where(chance > CERTAIN, 0.0, ahead)
-    return Parts(pipeline, gradients, optimizer, host, stalls, chance, ahead)
+    foreseen = (chance > CERTAIN) & (w.p > 1)
+    ahead = np.where(w.p > 1, 1 - 2 / w.p, ahead) * (1 - chance)  # as measured: between its ends a pipeline runs ahead
+    return Parts(pipeline, gradients, optimizer, host, stalls, chance, foreseen, ahead)
 
 
 def stage_passes(like: Workload, layer: Passes, head: Passes, message_seconds: Floats) -> Passes:
@@ -147,12 +150,13 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | N
     parts = iteration_parts(machine, [workload for _, workload, _ in runnable])
     columns = (each.tolist() for each in (parts.total, parts.smooth, parts.stalls, parts.chance, parts.ahead))
     for (place, workload, config), total, smooth, stalls, chance, ahead in zip(runnable, *columns, strict=True):
-        low, high = time_interval(cluster.interval(workload.gpus), smooth, stalls, chance)
+        interval = cluster.interval(workload.gpus)
+        low, high = time_interval(interval.low, interval.high, smooth, stalls, chance)
         memory = _memory(machine, workload, config, ahead)
         predictions[place] = Prediction(
             seconds=total,
-            low_seconds=low,
-            high_seconds=high,
+            low_seconds=min(low, total),
+            high_seconds=max(high, total),
             tflops_per_gpu=flops_of(workload) / (total * workload.gpus * 1e12),
             expected_rate=memory["probability_fits"] * ((1 - chance) / smooth + chance / (smooth + stalls)),
             **memory,
@@ -160,16 +164,16 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | N
     return predictions
 
 
-def time_interval(interval: Interval, seconds: float, stalled: float, chance: float) -> tuple[float, float]:
+def time_interval(low: float, high: float, seconds: float, stalled: float, chance: float) -> tuple[float, float]:
     """Where nine in ten measurements lie, of which `chance` take `stalled` longer.
 
-    The interval's factors are taken as the 5th and 95th percentile of two halves of lognormals about 1.
+    The factors `low` and `high` are taken as the 5th and 95th percentile of two halves of lognormals about 1.
     """
     if chance == 0.0:
-        return float(seconds * interval.low), float(seconds * interval.high)
+        return seconds * low, seconds * high
     z = NormalDist().inv_cdf(0.95)
-    widths = (max(-math.log(min(interval.low, 0.99)), 0.01) / z, max(math.log(max(interval.high, 1.01)), 0.01) / z)
-    widest = math.log(interval.low) * 4, math.log1p(stalled / seconds) + math.log(max(interval.high, 1.01)) * 4
+    widths = (max(-math.log(min(low, 0.99)), 0.01) / z, max(math.log(max(high, 1.01)), 0.01) / z)
+    widest = math.log(low) * 4, math.log1p(stalled / seconds) + math.log(max(high, 1.01)) * 4
     times = seconds * np.exp(np.linspace(*widest, 2000))
 
     def below(center: float) -> Floats:
@@ -177,8 +181,8 @@ def time_interval(interval: Interval, seconds: float, stalled: float, chance: fl
         return ndtr(logs / np.where(logs < 0, *widths))
 
     share = (1 - chance) * below(seconds) + chance * below(seconds + stalled)
-    low, high = np.interp((0.05, 0.95), share, times)
-    return float(low), float(high)
+    first, last = np.interp((0.05, 0.95), share, times)
+    return float(first), float(last)
 
 
 def _memory(machine: Machine, workload: Workload, config: RunConfig, ahead: float) -> dict[str, Any]:

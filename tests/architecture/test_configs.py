@@ -18,6 +18,7 @@ from tests.architecture.rooms import ROOT, source_files
 MODEL_FOLDER = ROOT / "experiments" / "models"
 MODELS = sorted(MODEL_FOLDER.rglob("*.toml"))
 CLUSTERS = sorted((ROOT / "experiments" / "clusters").rglob("*.toml"))  # looked at in tests/experiments/simulator
+SOFTWARE = sorted((ROOT / "experiments" / "software").rglob("*.toml"))  # as these
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*/*/ex*.toml"))  # looked at in tests/experiments/test_catalogue.py
 UNANSWERED = ROOT / "experiments" / "unanswered.toml"  # looked at in tests/experiments/test_verdicts.py
 JOBS = sorted((ROOT / "experiments" / "jobs").glob("*.toml"))  # looked at in tests/experiments/launch
@@ -50,6 +51,7 @@ def test_every_configuration_is_looked_at_here() -> None:
         *MODELS,
         *RECIPES,
         *CLUSTERS,
+        *SOFTWARE,
         *EXPERIMENTS,
         *JOBS,
         UNANSWERED,

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from experiments.arena.terms import Guess
 from experiments.simulator import fits
 from experiments.simulator.calibrate import H100, fitted_h100
@@ -19,13 +17,12 @@ def guesses(cluster: str, known: Sequence[Measured], asked: Sequence[Workload]) 
     """Order by the throughput to be expected. The A100's intervals are as shipped, of rows left out at random."""
     used = load_cluster(cluster)
     if known and cluster == H100:
-        machine, intervals, _ = fitted_h100(known)
+        machine, intervals = fitted_h100(known)
         used = _with(used, machine, {name: each.model_dump() for name, each in intervals.items()})
     elif known:
         start = fits.started(machine_of(used), fits.A100_CONSTANTS)
         rows = [Observation("", one.workload, "iteration_seconds", one.seconds) for one in known]
-        weights = [fits.ONE_NODE if one.workload.gpus <= start.gpus_per_node else fits.SEVERAL_NODES for one in known]
-        used = _with(used, fits.fit(start, fits.A100_CONSTANTS, rows, np.array(weights)), {})
+        used = _with(used, fits.fit(start, fits.A100_CONSTANTS, rows, fits.weights_of(rows)), {})
     return [
         Guess((p.expected_rate,), p.seconds, p.low_seconds, p.high_seconds, not p.reason, p.memory_bytes / 2**30)
         for p in simulate(used, asked)

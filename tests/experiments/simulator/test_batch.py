@@ -49,6 +49,17 @@ def test_every_row_is_answered_in_order(tmp_path: Path) -> None:
             assert {row[name] for name in RESULTS[:6]} == {""}
 
 
+def test_software_is_the_cluster_s_unless_a_row_names_another(tmp_path: Path) -> None:
+    """And a row that the software's constants were fitted on is said to be."""
+    row = "dgx-2h-v100,8,8,8,3072,16,72,1024,8,1,1"  # 2019 paper, Table 7
+    names = ("", "megatron-2019", "megatron-2021", "cobol")
+    own, same, newer, none = answers(tmp_path, f"{HEADER},software", *(f"{row},{name}" for name in names))
+    assert [own[name] for name in RESULTS] == [same[name] for name in RESULTS]
+    assert float(newer["iteration_ms"]) < float(own["iteration_ms"])
+    assert (own["fitted"], newer["fitted"], none["fitted"]) == ("true", "false", "")
+    assert "there is no software 'cobol'" in none["reason"]
+
+
 def test_measured_files_are_accepted_as_they_are(tmp_path: Path) -> None:
     lines = (HERE / "vtrain-multi-node.csv").read_text(encoding="utf-8").splitlines()
     found = answers(tmp_path, *lines)

@@ -61,6 +61,8 @@ def test_what_fits_nowhere_is_said() -> None:
     [
         (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "512"], 0, "days/epoch"),
         (["8.3b", "--twin", "--cluster", "cpu"], 0, "8.3b-twin"),
+        (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "64", "--software", "megatron-2021"], 0, "megatron-2021"),
+        (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "64", "--software", "cobol"], 2, "no software 'cobol'"),
         (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "512", "--explain"], 0, "limited by"),
         (["ptd-p/145.6b", "--cluster", "dgx-a100-80g", "--gpus", "1536", "--explain"], 0, "pipeline bubble"),
         (["8.3b", "--cluster", "dgx-2h-v100"], 2, "--gpus"),

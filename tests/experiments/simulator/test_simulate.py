@@ -7,9 +7,12 @@ import pytest
 
 from engine.cli import read_run_config
 from engine.costs import parameter_count
-from experiments.simulator.cluster import Cluster, load_cluster, machine_of
+from experiments.simulator.cluster import Cluster, Software, SoftwareConstants, load_cluster, machine_of
 from experiments.simulator.simulate import Prediction, iteration_parts, simulate
 from experiments.simulator.workload import Workload
+from lineage.config import load_config
+from lineage.errors import BadInput
+from lineage.installation import HOME
 from lineage.shipped import Shipped, find_file
 
 GPT_3 = Workload(768, 1536, 1, 12288, 96, 96, 2048, 8, 8, 12)
@@ -32,6 +35,48 @@ def test_a_cluster_states_where_every_constant_comes_from(name: str) -> None:
         constant = getattr(cluster.constants, field)
         assert len(constant.source) > 3, field
     assert cluster.intervals.one_node.low < 1 < cluster.intervals.several_nodes.high
+
+
+SOFTWARE = sorted(path.stem for path in (HOME / "experiments/software").glob("*.toml"))
+
+
+@pytest.mark.parametrize("name", SOFTWARE)
+def test_hardware_and_software_are_apart(name: str) -> None:
+    """A cluster takes another software's constants and intervals and keeps its own hardware's; each software says what
+    it is, and states nothing of a machine."""
+    own, other = load_cluster("dgx-2h-v100"), load_cluster("dgx-2h-v100", name)
+    stated = load_config(find_file(name, Shipped.SOFTWARE), Software)
+    assert min(map(len, (stated.title, stated.fuses, stated.overlaps, stated.stores))) > 10
+    assert other.software == name
+    assert other.intervals == stated.intervals
+    for field in type(own.constants).model_fields:
+        is_soft = field in SoftwareConstants.model_fields
+        assert getattr(other.constants, field) == getattr(stated.constants if is_soft else own.constants, field)
+    assert (own == other) == (name == "megatron-2019")
+
+
+def test_newer_software_is_predicted_to_be_faster() -> None:
+    """Unfused kernels of 2019 against fused ones of 2021 on the same V100s."""
+    row = Workload(8, 8, 8, 3072, 32, 72, 1024, 8, 1, 1)
+    of_2019, of_2020, of_2021 = (
+        simulate(load_cluster("dgx-2h-v100", f"megatron-{year}"), [row])[0].seconds for year in (2019, 2020, 2021)
+    )
+    assert of_2019 == of_2020 > 1.1 * of_2021
+    assert simulate(load_cluster("dgx-2h-v100"), [row])[0].seconds == of_2019
+
+
+def test_what_a_cluster_s_own_file_states_goes_before_its_software(tmp_path: Path) -> None:
+    own = 'extends = "experiments/clusters/h100.toml"\n[constants]\n'
+    own += 'gradient_overlap = { value = 0.25, kind = "fit", source = "mine" }\n'
+    (tmp_path / "own.toml").write_text(own, encoding="utf-8")
+    path = str(tmp_path / "own.toml")
+    assert load_cluster(path).constants.gradient_overlap.value == 0.25
+    assert load_cluster(path).intervals == load_cluster("h100").intervals
+    assert load_cluster(path, "megatron-2021").constants.gradient_overlap.source != "mine"
+    for text in ("software = 3", 'software = "cobol"', 'extends = "experiments/clusters/h100.toml"\nconstants = 3'):
+        (tmp_path / "bad.toml").write_text(text, encoding="utf-8")
+        with pytest.raises(BadInput):
+            load_cluster(str(tmp_path / "bad.toml"))
 
 
 @pytest.mark.parametrize(
