@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from experiments.catalogue import Ablation, Experiment
-from experiments.verdicts import HELD, Results, Verdict
+from experiments.verdicts import HELD, Verdict
 from lineage.config import read_toml
 from lineage.records import Kind, Record
 from reports.exhibit import Exhibit, Table
@@ -258,9 +258,3 @@ def _agreement(verdicts: Sequence[Verdict]) -> list[str]:
         reasons = "; ".join(dict.fromkeys(verdict.reason for verdict in missing))
         said.append(f"Not run: {len(missing)} ({reasons}).")
     return [sentence for sentence in said if sentence]
-
-
-def experiment_numbers(experiment: Experiment, results: Results, verdicts: Sequence[Verdict]) -> Numbers:
-    """What the results hold for an experiment."""
-    records = [record for record in results.records if record.experiment == experiment.name]
-    return Numbers(experiment, records, [verdict for verdict in verdicts if verdict.experiment == experiment.name])

@@ -4,8 +4,6 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from markupsafe import Markup
-
 from lineage.evaluations import Evaluation
 from lineage.files import Example, ExampleHead
 from reports.curves import Curve, model_order
@@ -14,7 +12,6 @@ from reports.exhibit import Exhibit, Section, Table
 from reports.figures.curves import draw_articles
 from reports.files import file_name
 from reports.load import EXAMPLES, Reproduction
-from reports.markup import template_environment
 from reports.numbers import MISSING, exact, printable, show
 from reports.reproduced import make_command, own_kind
 
@@ -130,7 +127,6 @@ def _browser(reproduction: Reproduction, head: ExampleHead, examples: Sequence[E
         f"{model} {sum(one.correct[place] for one in examples):,} of {len(examples):,}"
         for place, model in enumerate(head.models)
     )
-    template = template_environment().get_template("examples.html")
     return Exhibit(
         "examples",
         f"Examples of {printable(head.task)}",
@@ -140,5 +136,4 @@ def _browser(reproduction: Reproduction, head: ExampleHead, examples: Sequence[E
         ],
         Table(("kind", "index", "context", "target", "model", "correct", "log_probability"), rows, 6),
         make_command(reproduction, "table-3"),
-        body=Markup(template.render(models=head.models, examples=examples)),
     )

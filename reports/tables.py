@@ -141,14 +141,14 @@ def attrition_table(ledger: Ledger) -> Table:
     return Table(heads, rows, 2, "Attrition")
 
 
-def provenance(reproduction: Reproduction) -> list[dict[str, Any]]:
+def provenance(reproduction: Reproduction) -> Table:
     """The records grouped by where they came from."""
     groups = Counter(
         (r.experiment, r.kind, r.source, (r.digest or MISSING)[:16], MISSING if r.seed is None else str(r.seed))
         for r in reproduction.records
     )
-    fields = ("experiment", "kind", "source", "digest", "seed")
-    return [{**dict(zip(fields, key, strict=True)), "count": count} for key, count in sorted(groups.items())]
+    rows = [(*key, str(count)) for key, count in sorted(groups.items())]
+    return Table(("exhibit", "kind", "run or document", "digest", "seed", "numbers"), rows, 4, "Provenance")
 
 
 def records_data(records: Iterable[Record]) -> Table:
