@@ -13,7 +13,7 @@ from reports.figures import pipeline_schedule
 from reports.figures.benchmarks import draw_axes, draw_differences, draw_goals, draw_rates
 from reports.files import Problem, Problems, file_name
 from reports.numbers import MISSING, exact, printable
-from reports.pipelines import PLAN_RULE, timeline_alt, timeline_data
+from reports.training import PLAN_RULE, timeline_alt, timeline_data
 
 DATA_HEADS = ("case", "axis", "at", "contender", "measure", "unit", "kind", "round", "value", "goal")
 

@@ -7,16 +7,15 @@ from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
-from experiments.catalogue import PAPERS, Experiment
+from experiments.catalogue import PAPERS, Claim, Experiment
 from experiments.verdicts import BEYOND, Outcome, Verdict
 from lineage.records import Record
 from reports.exhibit import Exhibit, Table
 from reports.figures.deviations import draw
 from reports.numbers import MISSING, show
-from reports.style import LOOKS, STYLE
+from reports.style import CONFIDENCES, LOOKS, STYLE
 
 UNCOUNTED: Outcome = "CONTEXT"
-SHOWN_DEVIATIONS = ("REPRODUCED", "DIVERGED", "CONSISTENT", "INCONSISTENT", "SIMULATED")
 
 
 class Found(NamedTuple):
@@ -29,7 +28,8 @@ class Found(NamedTuple):
     def deviation(self) -> float | None:
         """What was found over what was published, less 1; None where the claim is of another kind."""
         claim, record = self.verdict.claim, self.verdict.record
-        comparable = self.verdict.outcome in SHOWN_DEVIATIONS and claim.relation == "=" and claim.value
+        is_number = LOOKS[self.verdict.outcome].group in ("measured", "arithmetic", "simulated")
+        comparable = is_number and claim.relation == "=" and claim.value
         return record.value / float(claim.value) - 1 if record and comparable else None
 
 
@@ -92,6 +92,12 @@ class Part(NamedTuple):
     """Where it is to be drawn here."""
     claims: Claims
 
+    @property
+    def shared(self) -> dict[str, str]:
+        """What is the same of all its claims, said once above them."""
+        said = [described(each.verdict.claim) for each in self.claims]
+        return {label: text for label, text in said[0].items() if all(one.get(label) == text for one in said)}
+
 
 class Paper(NamedTuple):
     """A paper's part of the page."""
@@ -100,6 +106,18 @@ class Paper(NamedTuple):
     title: str
     parts: tuple[Part, ...]
     claims: Claims
+
+
+def described(claim: Claim) -> dict[str, str]:
+    """Where a claim was read, what it means and when a number agrees with it."""
+    told = {
+        "Read in": f"{claim.citation}, {CONFIDENCES[claim.confidence]}",
+        "Protocol": claim.protocol,
+        "Tolerance": f"{claim.tolerance}: {claim.because}",
+        "Relation": claim.relation,
+        "Note": claim.notes,
+    }
+    return {label: text for label, text in told.items() if text not in ("", "=")}
 
 
 def find_claims(verdicts: Iterable[Verdict], records: Iterable[Record]) -> Claims:
@@ -136,7 +154,7 @@ def group_claims(claims: Claims) -> list[Group]:
 def paper_parts(
     claims: Claims, experiments: Mapping[str, Experiment], drawn: Mapping[str, Exhibit], elsewhere: Iterable[str]
 ) -> list[Paper]:
-    """Each paper with its tables and figures: an exhibit stands where its first claim does.
+    """Each paper with its tables and figures: an exhibit stands where most of its claims do.
 
     `drawn` has exhibits by the experiment's name, `elsewhere` the ids of those that stand in other parts of the page.
     """
@@ -150,8 +168,8 @@ def paper_parts(
         for name in sorted(ours, key=lambda name: natural.get(name, len(natural))):
             title = experiments[name].title if name else "Claims without an experiment"
             place = name.replace("/", "-")
-            home = name and experiments[name].claims[0].paper == paper
-            exhibit = left.pop(name, None) if home else None
+            homes = Counter(claim.paper for claim in experiments[name].claims) if name else Counter[str]()
+            exhibit = left.pop(name, None) if homes and paper == homes.most_common(1)[0][0] else None
             parts.append(Part(title, place if place in places else "", exhibit, ours[name]))
         if theirs:
             parts.append(Part(STYLE["groups"]["context"][0], "", None, theirs))

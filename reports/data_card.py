@@ -3,13 +3,9 @@
 from math import ceil
 from typing import Any
 
-from lineage.data_files import Amount, DataCard, Ledger, NearDuplicates, Shard, Stage
-from lineage.numbers import size_bytes
+from lineage.data_files import Amount, DataCard, Ledger, NearDuplicates, Stage
 from reports.exhibit import Table
 from reports.numbers import MISSING, percent
-
-MOST_ROWS = 200
-"""Shards or files that the page lists; the files beside the dataset list all."""
 
 
 def settings(card: DataCard) -> list[tuple[str, str]]:
@@ -18,18 +14,6 @@ def settings(card: DataCard) -> list[tuple[str, str]]:
         (stage, "; ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in setting.items()))
         for stage, setting in card.settings.items()
     ]
-
-
-def english(card: DataCard) -> Table:
-    """What the documents of each kind are made of."""
-    heads = ("kind of file", "documents", "of all words", "prose", "function words", "words in a sentence",
-             "median words of a document")  # fmt: skip
-    rows = [
-        (row.kind, f"{row.documents:,}", *(percent(share, 1) for share in (row.words, row.prose, row.function_words)),
-         f"{row.sentence_words:.1f}", f"{row.median_words:,.0f}")
-        for row in card.english[:MOST_ROWS]
-    ]  # fmt: skip
-    return Table(heads, rows)
 
 
 def drops(ledger: Ledger, card: DataCard | None) -> Table:
@@ -79,17 +63,6 @@ def _mean_tokens(tokens: int | None, documents: int) -> str:
     return MISSING if tokens is None or not documents else f"{tokens / documents:,.0f}"
 
 
-def files(card: DataCard) -> list[tuple[str, str, str]]:
-    """Name, size and SHA-256 of the dataset's files, as many as the page lists."""
-    listed = list(card.files.items())[:MOST_ROWS]
-    return [(name, size_bytes(file.bytes), file.sha256) for name, file in listed]
-
-
-def shards(listed: list[Shard]) -> list[tuple[str, int, str]]:
-    """What each shard was read from, its documents and its digest, as many as the page lists."""
-    return [(_pieces(shard), shard.documents, shard.digest) for shard in listed[:MOST_ROWS]]
-
-
 def recalls(banding: NearDuplicates) -> list[str]:
     """The expected recall at the similarities named, none rounded up to certainty."""
     return [
@@ -130,14 +103,6 @@ def banding_data(banding: NearDuplicates) -> Table:
     rows = [("expected recall", str(similarity), str(value)) for similarity, value in banding.s_curve]
     rows += [("compared pairs", str(index / len(bins)), str(count)) for index, count in enumerate(bins)]
     return Table(("series", "jaccard", "value"), rows)
-
-
-def _pieces(shard: Shard) -> str:
-    if not shard.read:
-        return "not recorded"
-    name, start, end = shard.read[0]
-    more = f" and {len(shard.read) - 1} more pieces" if len(shard.read) > 1 else ""
-    return f"{name}, bytes {start:,} to {end:,}{more}"
 
 
 def _plain(value: Any) -> str:

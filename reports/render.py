@@ -134,11 +134,15 @@ def _inline(svg: bytes, alt: str, layout: str, styles: dict[str, str]) -> Markup
         tag = match[0]
         if tag == "</g>":
             return tag if kept.pop() else ""
+        if tag == "<g/>":
+            return ""
         if tag.startswith("<g"):
             kept.append(tag != "<g>")
             return tag if kept[-1] else ""
         tag = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), tag)
-        return re.sub(r"\s+(?=[MLCQz\"])|(?<=[MLCQ])\s+", "", tag)
+        tag = re.sub(r"\s+(?=[MLCQz\"])|(?<=[MLCQ])\s+", "", tag)
+        tag = re.sub(r"M(\S+) (\S+)L(\S+) \2L\3 (\S+)L\1 \4z", r"M\1 \2H\3V\4H\1z", tag)  # a rectangle
+        return re.sub(r'"M(\S+) (\S+)L(\S+) \2"', r'"M\1 \2H\3"', tag)  # a level line
 
     text, kept = svg.decode("utf-8"), list[bool]()
     head, body = text[text.index("<svg") :].split(">", 1)

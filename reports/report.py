@@ -182,7 +182,7 @@ def _drawn(experiments: dict[str, Experiment], claims: Claims, runs: ExperimentR
         if experiment.reproduction:
             continue
         records = [record for record in runs.results.records if record.experiment == name]
-        numbers = Numbers(experiment, records, [each.verdict for each in by_experiment.get(name, ())])
+        numbers = Numbers(experiment, records, by_experiment.get(name, ()))
         problems = [problem.sentence for problem in runs.problems if problem.part == name]
         if not problems and not numbers.records:
             problems = [f"No run of {name} was given: only what is published is shown."]

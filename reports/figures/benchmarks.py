@@ -42,6 +42,7 @@ def draw_goals(result: Benchmark, narrow: bool = True) -> Figure:
         plain_log_ticks(axes, "x")
     else:
         axes.set_xlim(left=0)
+    axes.grid(visible=False, axis="y")
     axes.set_xlabel("share of the goal (1: reached)")
     return figure
 

@@ -58,7 +58,7 @@ window.addEventListener("hashchange", function () {
   var root = document.documentElement;
   told.push(clipped.length, root.scrollWidth <= window.innerWidth, window.innerWidth);
   parent.postMessage(told.join(" "), "*");
-});
+}, { once: true });
 </script></body>
 """
 AXE = """
@@ -67,7 +67,7 @@ AXE = """
 function keep(first, rows) { Array.from(rows).slice(first).forEach(function (row) { row.remove(); }); }
 document.querySelectorAll("tbody").forEach(function (part) { keep(3, part.rows); });  // what repeats is left out
 document.querySelectorAll("details.claims").forEach(function (part) { keep(2, part.querySelectorAll(".claim")); });
-document.querySelectorAll(".plot svg").forEach(function (part) { part.replaceChildren(); });  // an image to whoever reads it
+document.querySelectorAll(".plot svg").forEach(function (part) { part.replaceChildren(); });  // each is an image
 document.querySelectorAll("details").forEach(function (part) { part.open = true; });
 axe.run(document).then(function (found) {
   var serious = found.violations.filter(function (one) { return ["serious", "critical"].indexOf(one.impact) >= 0; });
