@@ -56,21 +56,23 @@ class Inputs:
     def of_built(cls, reproduction: Path) -> "Inputs":
         """Of the report in a reproduction. Raises IntegrityFailure where that does not say it."""
         sources = read_document(reproduction / REPORT / SOURCES, Sources)
-        runs, receipts = (
-            [Path(os.path.normpath(reproduction / name)) for name in names]
-            for names in (sources.runs, sources.receipts)
-        )
-        bench = Path(os.path.normpath(reproduction / sources.bench)) if sources.bench else None
-        return cls(reproduction, runs, bench, sources.mixed_commits, receipts)
+
+        def places(names: Sequence[str]) -> list[Path]:
+            return [Path(os.path.normpath(reproduction / name)) for name in names]
+
+        bench = places([sources.bench])[0] if sources.bench else None
+        return cls(reproduction, places(sources.runs), bench, sources.mixed_commits, places(sources.receipts))
 
     @property
     def sources(self) -> Sources:
         """All but the reproduction."""
-        runs = [os.path.relpath(run, self.reproduction) for run in self.runs]
-        bench = os.path.relpath(self.bench, self.reproduction) if self.bench else None
-        sources = Sources(runs=runs, bench=bench, mixed_commits=self.mixed_commits)
-        receipts = [os.path.relpath(path, self.reproduction) for path in self.receipts]
-        return sources.model_copy(update={"receipts": receipts}) if receipts else sources
+
+        def seen(paths: Sequence[Path]) -> list[str]:
+            return [os.path.relpath(path, self.reproduction) for path in paths]
+
+        bench = seen([self.bench])[0] if self.bench else None
+        receipts = {"receipts": seen(self.receipts)} if self.receipts else {}
+        return Sources(runs=seen(self.runs), bench=bench, mixed_commits=self.mixed_commits, **receipts)
 
     @property
     def command(self) -> str:

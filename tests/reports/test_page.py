@@ -220,6 +220,10 @@ def test_the_page_stands_alone(built: Built) -> None:
         assert not re.search(pattern, built.html), pattern
 
 
+def test_the_page_is_small(built: Built) -> None:
+    assert len(built.html.encode("utf-8", "replace")) <= 2_500_000
+
+
 def test_both_themes_and_print_are_styled(built: Built) -> None:
     assert "prefers-color-scheme:dark" in built.html
     assert "@media print" in built.html
