@@ -22,9 +22,9 @@ UNPICKLER = "torch_files.py"
 TRUSTED_MARKUP = {
     "experiments/verify/diff_page.py": ["theme_css()"],
     "reports/page.py": [
+        "''.join((f'.{name}{{{style}}}' for name, style in sorted(styles.items())))",
         "theme_css() + (folder / 'page.css').read_text(encoding='utf-8')",
         "''.join(((folder / name).read_text(encoding='utf-8') for name in SCRIPTS))",
-        "''.join((f'.{name}{{{style}}}' for name, style in sorted(styles.items())))",
     ],
     "reports/render.py": ["opening + body"],
 }
