@@ -12,9 +12,8 @@ from reports.exhibit import Draw, Exhibit, Section, Table
 from reports.figures import pipeline_schedule
 from reports.figures.benchmarks import draw_axes, draw_differences, draw_goals, draw_rates
 from reports.files import Problem, Problems, file_name
-from reports.markup import folded
 from reports.numbers import MISSING, exact, printable
-from reports.pipelines import PLAN_RULE, timeline_alt, timeline_data
+from reports.training import PLAN_RULE, timeline_alt, timeline_data
 
 DATA_HEADS = ("case", "axis", "at", "contender", "measure", "unit", "kind", "round", "value", "goal")
 
@@ -88,7 +87,7 @@ def _rates_exhibit(result: LearningRate) -> Exhibit:
         partial(draw_rates, result),
         f"Loss over a rising learning rate, as it was and smoothed. {' '.join(caption)}",
         (Table(("run", "optimizer", "batch", "falls fastest at", "lowest at", "suggested"), [row], 2),),
-        folded("How it was measured", result.notes),
+        result.notes,
     )
 
 
@@ -98,6 +97,7 @@ def _rate(value: float | None) -> str:
 
 def _exhibit(result: Benchmark, file: str) -> Exhibit:
     draw: Draw | None = None
+    column = False
     caption, alt, data = sentences(result), "", _data(result)
     timelines = [
         parse_document(case.timeline, Timeline, f"{file}, {case.name}") for case in result.cases if case.timeline
@@ -113,6 +113,7 @@ def _exhibit(result: Benchmark, file: str) -> Exhibit:
         draw, alt = partial(draw_axes, result), "What was measured along each axis, beside limits and closed forms."
     elif any(ratio.goal is not None for case in result.cases for ratio in case.ratios):
         draw, alt = partial(draw_goals, result), "Each ratio as a share of its goal, with least and most of the rounds."
+        column = True
     return Exhibit(
         f"bench-{file_name(result.benchmark)}",
         result.title,
@@ -122,7 +123,8 @@ def _exhibit(result: Benchmark, file: str) -> Exhibit:
         draw,
         f"{alt} {' '.join(caption)}" if draw else "",
         tuple(Table(*rows) for rows in tables(result)),
-        folded("How it was measured", [*setting_lines(result), *result.notes]),
+        [*setting_lines(result), *result.notes],
+        column=column,
     )
 
 

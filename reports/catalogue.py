@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pandas as pd
 
 from experiments.catalogue import Ablation, Experiment
-from experiments.verdicts import HELD, Results, Verdict
 from lineage.config import read_toml
 from lineage.records import Kind, Record
+from reports.claims import Claims, Found
 from reports.exhibit import Exhibit, Table
 from reports.figures.catalogue import Layer, Point, draw_bars, draw_curves
 from reports.numbers import MISSING, exact, show
@@ -28,7 +28,7 @@ class Numbers(NamedTuple):
 
     experiment: Experiment
     records: Sequence[Record]
-    verdicts: Sequence[Verdict]
+    claims: Sequence[Found]
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -64,12 +64,12 @@ def catalogue_exhibit(numbers: Numbers) -> Exhibit:
     data = _data(numbers)
     if not quantity:
         table = _table(numbers, set())
-        caption = [*_arms(numbers), *_agreement(numbers.verdicts)]
+        caption = [*_arms(numbers), *_agreement(numbers.claims)]
         return Exhibit(name, experiment.title, caption, data, command, tables=(table,))
     layers = layers_of(numbers, quantity)
     x_label = numbers.x_label
     draw = partial(draw_bars if experiment.chart == "bars" else draw_curves, layers, x_label, named(quantity))
-    caption = [*_shapes(layers, x_label), *_arms(numbers), *_repeats(layers), *_agreement(numbers.verdicts)]
+    caption = [*_shapes(layers, x_label), *_arms(numbers), *_repeats(layers), *_agreement(numbers.claims)]
     rest = _table(numbers, {quantity})
     alt = f"Chart of {named(quantity)} against {x_label}. {' '.join(caption)}"
     tables = (rest,) if rest.rows else ()
@@ -227,40 +227,18 @@ def _end(ablation: Ablation, arm: pd.DataFrame) -> str:
     return ended + (f", {count:g} of {len(ablation.seeds)} seeds diverged" if count else "")
 
 
-def _agreement(verdicts: Sequence[Verdict]) -> list[str]:
-    """How the numbers made here lie to the published ones, by kind."""
-    said = []
-    for kind, (within, beyond) in HELD.items():
-        good, bad = (sum(verdict.outcome == outcome for verdict in verdicts) for outcome in (within, beyond))
-        if good or bad:
-            what = "reproduced" if kind == "measured" else "consistent with the source's own arithmetic"
-            said.append(f"{kind.capitalize()}: {good} of {good + bad} published numbers are {what}, within tolerance.")
-    pairs = [
-        (verdict, verdict.record)
-        for verdict in verdicts
-        if verdict.outcome == "SIMULATED" and verdict.record and verdict.claim.value
+def _agreement(claims: Sequence[Found]) -> list[str]:
+    """How simulated numbers lie to the published ones."""
+    simulated = [each for each in claims if each.verdict.outcome == "SIMULATED" and each.deviation is not None]
+    if not simulated:
+        return []
+    worst = max(simulated, key=lambda each: abs(each.deviation or 0))
+    errors, where = Claims(simulated).deviations, worst.verdict.claim
+    place = "" if where.x is None else f", {where.x:,g}"
+    spans = [(one.low, one.high, float(verdict.claim.value)) for verdict, (one, *_) in simulated if one.low is not None]
+    inside = sum(low <= value <= high for low, high, value in spans if low is not None and high is not None)
+    interval = f" {inside} of {len(spans)} published numbers lie inside the simulated interval." if spans else ""
+    return [
+        f"Simulated: {100 * fmean(errors):.1f} % from the published on average over {len(errors)}, "
+        f"{100 * max(errors):.1f} % at most ({where.series}{place}).{interval}"
     ]
-    if pairs:
-        errors = [(abs(record.value / float(verdict.claim.value) - 1), verdict) for verdict, record in pairs]
-        worst, where = max(errors, key=lambda error: error[0])
-        place = "" if where.claim.x is None else f", {where.claim.x:,g}"
-        said.append(
-            f"Simulated: {100 * fmean(error for error, _ in errors):.1f} % from the published on average over "
-            f"{len(errors)}, {100 * worst:.1f} % at most ({where.claim.series}{place})."
-        )
-        spans = [
-            (record.low, record.high, float(verdict.claim.value)) for verdict, record in pairs if record.low is not None
-        ]
-        inside = sum(low <= value <= high for low, high, value in spans if low is not None and high is not None)
-        said.append(f"{inside} of {len(spans)} published numbers lie inside the simulated interval." if spans else "")
-    missing = [verdict for verdict in verdicts if verdict.outcome == "NOT_RUN"]
-    if missing:
-        reasons = "; ".join(dict.fromkeys(verdict.reason for verdict in missing))
-        said.append(f"Not run: {len(missing)} ({reasons}).")
-    return [sentence for sentence in said if sentence]
-
-
-def experiment_numbers(experiment: Experiment, results: Results, verdicts: Sequence[Verdict]) -> Numbers:
-    """What the results hold for an experiment."""
-    records = [record for record in results.records if record.experiment == experiment.name]
-    return Numbers(experiment, records, [verdict for verdict in verdicts if verdict.experiment == experiment.name])

@@ -3,13 +3,9 @@
 from math import ceil
 from typing import Any
 
-from lineage.data_files import DataCard, NearDuplicates, Shard
-from lineage.numbers import size_bytes
+from lineage.data_files import Amount, DataCard, Ledger, NearDuplicates, Stage
 from reports.exhibit import Table
-from reports.numbers import percent
-
-MOST_ROWS = 200
-"""Shards or files that the page lists; the files beside the dataset list all."""
+from reports.numbers import MISSING, percent
 
 
 def settings(card: DataCard) -> list[tuple[str, str]]:
@@ -20,29 +16,51 @@ def settings(card: DataCard) -> list[tuple[str, str]]:
     ]
 
 
-def english(card: DataCard) -> list[tuple[str, ...]]:
-    """What the documents of each kind are made of."""
-    return [
-        (
-            row.kind,
-            f"{row.documents:,}",
-            *(percent(share, 1) for share in (row.words, row.prose, row.function_words)),
-            f"{row.sentence_words:.1f}",
-            f"{row.median_words:,.0f}",
-        )
-        for row in card.english[:MOST_ROWS]
-    ]
+def drops(ledger: Ledger, card: DataCard | None) -> Table:
+    """For each stage that dropped documents, how many, how long they were and what it was set to."""
+    set_to = dict(settings(card)) if card else {}
+    rows = []
+    for stage in ledger.stages:
+        if lost := _lost(stage):
+            length = _mean_tokens(lost.tokens, lost.documents)
+            tokens = MISSING if lost.tokens is None or not stage.tokens_in else percent(lost.tokens, stage.tokens_in)
+            rows.append((stage.name, set_to.get(stage.name, MISSING), f"{lost.documents:,}",
+                         percent(lost.documents, stage.documents_in), length, tokens))  # fmt: skip
+    heads = ("stage", "set to", "documents dropped", "of those it saw", "tokens of one, mean", "of the tokens it saw")
+    return Table(heads, rows, 2, "What each stage dropped")
 
 
-def files(card: DataCard) -> list[tuple[str, str, str]]:
-    """Name, size and SHA-256 of the dataset's files, as many as the page lists."""
-    listed = list(card.files.items())[:MOST_ROWS]
-    return [(name, size_bytes(file.bytes), file.sha256) for name, file in listed]
+def dropped_most(ledger: Ledger) -> str:
+    """Which stage dropped most documents, for what reason, and how little text that was."""
+    lost = {stage.name: amount for stage in ledger.stages if (amount := _lost(stage))}
+    if not lost:
+        return "No stage dropped a document."
+    stage = max((each for each in ledger.stages if each.name in lost), key=lambda each: lost[each.name].documents)
+    mine, reason = lost[stage.name], max(stage.dropped, key=lambda name: stage.dropped[name].documents)
+    sentence = (
+        f"Most are dropped by the stage {stage.name}: {mine.documents:,} of the {stage.documents_in:,} that reach it "
+        f"({percent(mine.documents, stage.documents_in)}), above all for this reason: {reason}."
+    )
+    if mine.tokens is None or not stage.tokens_in or not stage.tokens_out:
+        return sentence
+    return (
+        f"{sentence} They have {_mean_tokens(mine.tokens, mine.documents)} tokens on average, those that stay "
+        f"{_mean_tokens(stage.tokens_out, stage.documents_out)}: all together they are "
+        f"{percent(mine.tokens, stage.tokens_in)} of the tokens. Samples stand below."
+    )
 
 
-def shards(listed: list[Shard]) -> list[tuple[str, int, str]]:
-    """What each shard was read from, its documents and its digest, as many as the page lists."""
-    return [(_pieces(shard), shard.documents, shard.digest) for shard in listed[:MOST_ROWS]]
+def _lost(stage: Stage) -> Amount | None:
+    """What a stage dropped for all its reasons together."""
+    amounts = stage.dropped.values()
+    tokens = [amount.tokens for amount in amounts if amount.tokens is not None]
+    if not (documents := sum(amount.documents for amount in amounts)):
+        return None
+    return Amount(documents=documents, tokens=sum(tokens) if len(tokens) == len(amounts) else None)
+
+
+def _mean_tokens(tokens: int | None, documents: int) -> str:
+    return MISSING if tokens is None or not documents else f"{tokens / documents:,.0f}"
 
 
 def recalls(banding: NearDuplicates) -> list[str]:
@@ -85,14 +103,6 @@ def banding_data(banding: NearDuplicates) -> Table:
     rows = [("expected recall", str(similarity), str(value)) for similarity, value in banding.s_curve]
     rows += [("compared pairs", str(index / len(bins)), str(count)) for index, count in enumerate(bins)]
     return Table(("series", "jaccard", "value"), rows)
-
-
-def _pieces(shard: Shard) -> str:
-    if not shard.read:
-        return "not recorded"
-    name, start, end = shard.read[0]
-    more = f" and {len(shard.read) - 1} more pieces" if len(shard.read) > 1 else ""
-    return f"{name}, bytes {start:,} to {end:,}{more}"
 
 
 def _plain(value: Any) -> str:

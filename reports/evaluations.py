@@ -24,11 +24,6 @@ def cells_of(result: Evaluation) -> tuple[str, ...]:
     return f"{100 * result.accuracy:.2f}{error} %", correct, first
 
 
-def articles_of(result: Evaluation) -> list[tuple[str, str, str]]:
-    """Title, sub-words scored and loss per sub-word of each."""
-    return [(block.title, show(block.num_scored), show(block.loss)) for block in result.blocks]
-
-
 def with_models(evaluations: Mapping[str, Evaluation], order: Sequence[str]) -> list[tuple[str, Evaluation]]:
     """Each result with its model, which its file stem begins with, in the models' order."""
     named = [(stem.removesuffix(f"-{result.task}"), result) for stem, result in evaluations.items()]

@@ -1,10 +1,8 @@
 """Evaluation in detail: checkpoints by protocol, a text article by article, a last-word test example by example."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-
-from markupsafe import Markup
 
 from lineage.evaluations import Evaluation
 from lineage.files import Example, ExampleHead
@@ -14,7 +12,6 @@ from reports.exhibit import Exhibit, Section, Table
 from reports.figures.curves import draw_articles
 from reports.files import file_name
 from reports.load import EXAMPLES, Reproduction
-from reports.markup import template_environment
 from reports.numbers import MISSING, exact, printable, show
 from reports.reproduced import make_command, own_kind
 
@@ -64,59 +61,46 @@ def _headline(result: Evaluation | None) -> str:
     return f"{value} *" if result.partial else value
 
 
-def _articles(reproduction: Reproduction, named: list[tuple[str, Evaluation]], order: list[str]) -> list[Exhibit]:
+def _articles(reproduction: Reproduction, named: list[tuple[str, Evaluation]], order: list[str]) -> Iterator[Exhibit]:
     """A figure for each protocol whose text has articles."""
-    exhibits = []
+    kind = own_kind(reproduction)
     for task in dict.fromkeys(result.task for _, result in named):
-        mine = {model: result for model, result in named if result.task == task and model in order}
+        blocks = {model: result.blocks for model, result in named if result.task == task and model in order}
         losses = {
-            model: {place: block.loss for place, block in enumerate(result.blocks) if block.loss is not None}
-            for model, result in mine.items()
+            model: {place: block.loss for place, block in enumerate(mine) if block.loss is not None}
+            for model, mine in blocks.items()
         }
-        losses = {model: articles for model, articles in losses.items() if len(articles) > 1}
-        if losses:
-            titles = {model: [block.title for block in result.blocks] for model, result in mine.items()}
-            exhibits.append(_articles_exhibit(reproduction, task, losses, titles, order))
-    return exhibits
+        losses = {model: scored for model, scored in losses.items() if len(scored) > 1}
+        if not losses:
+            continue
+        leader = list(losses)[-1]
+        places = sorted(losses[leader], key=losses[leader].__getitem__)
+        curves = []
+        for model, scored in losses.items():
+            if points := [(float(x), _perplexity(scored[at])) for x, at in enumerate(places) if at in scored]:
+                curves.append(Curve(model, kind, order.index(model), *zip(*points, strict=True)))
+        rows = [
+            [kind, model, blocks[model][at].title, exact(loss)]
+            for model, scored in losses.items() for at, loss in scored.items()
+        ]  # fmt: skip
+        ends = [
+            f"{printable(blocks[leader][at].title.strip())} ({show(_perplexity(losses[leader][at]))})"
+            for at in (places[0], places[-1])
+        ]
+        caption = [
+            f"Articles in the order of {leader}: from {ends[0]} to {ends[1]}.",
+            "The same model, the same tokenizer: how hard a text is differs by article.",
+        ]
+        yield Exhibit(
+            f"articles-{file_name(task)}", f"Perplexity of each article, {printable(task)}", caption,
+            Table(("kind", "model", "article", "nats per sub-word"), rows, 3), make_command(reproduction, "table-3"),
+            partial(draw_articles, curves),
+            f"Perplexity per sub-word of {len(places)} articles for {len(curves)} models. {caption[0]}",
+        )  # fmt: skip
 
 
-def _articles_exhibit(
-    reproduction: Reproduction,
-    task: str,
-    losses: dict[str, dict[int, float]],
-    titles: dict[str, list[str]],
-    order: list[str],
-) -> Exhibit:
-    """`losses` has for each model the nats per sub-word of the articles that were scored, by their place."""
-    kind, leader = own_kind(reproduction), list(losses)[-1]
-    places = sorted(losses[leader], key=lambda place: losses[leader][place])
-    curves = []
-    for model, articles in losses.items():
-        if xs := [float(x) for x, place in enumerate(places) if place in articles]:
-            ys = [math.exp(min(articles[place], 700.0)) for place in places if place in articles]
-            curves.append(Curve(model, kind, order.index(model), tuple(xs), tuple(ys)))
-    rows = [
-        [kind, model, titles[model][place], exact(loss)]
-        for model, articles in losses.items()
-        for place, loss in articles.items()
-    ]
-    ends = [
-        f"{printable(titles[leader][place].strip())} ({show(math.exp(min(losses[leader][place], 700.0)))})"
-        for place in (places[0], places[-1])
-    ]
-    caption = [
-        f"Articles in the order of {leader}: from {ends[0]} to {ends[1]}.",
-        "The same model, the same tokenizer: how hard a text is differs by article.",
-    ]
-    return Exhibit(
-        f"articles-{file_name(task)}",
-        f"Perplexity of each article, {printable(task)}",
-        caption,
-        Table(("kind", "model", "article", "nats per sub-word"), rows, 3),
-        make_command(reproduction, "table-3"),
-        partial(draw_articles, curves),
-        f"Perplexity per sub-word of {len(places)} articles for {len(curves)} models. {caption[0]}",
-    )
+def _perplexity(loss: float) -> float:
+    return math.exp(min(loss, 700.0))
 
 
 def _browser(reproduction: Reproduction, head: ExampleHead, examples: Sequence[Example]) -> Exhibit:
@@ -130,7 +114,6 @@ def _browser(reproduction: Reproduction, head: ExampleHead, examples: Sequence[E
         f"{model} {sum(one.correct[place] for one in examples):,} of {len(examples):,}"
         for place, model in enumerate(head.models)
     )
-    template = template_environment().get_template("examples.html")
     return Exhibit(
         "examples",
         f"Examples of {printable(head.task)}",
@@ -140,5 +123,4 @@ def _browser(reproduction: Reproduction, head: ExampleHead, examples: Sequence[E
         ],
         Table(("kind", "index", "context", "target", "model", "correct", "log_probability"), rows, 6),
         make_command(reproduction, "table-3"),
-        body=Markup(template.render(models=head.models, examples=examples)),
     )

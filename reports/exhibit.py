@@ -1,13 +1,10 @@
 """What the page is made of: sections of exhibits, each with its caption, its data and the command that makes it."""
 
-import base64
 import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from markupsafe import Markup
+from typing import TYPE_CHECKING, NamedTuple
 
 from lineage.numbers import csv_cell, markdown_cell
 
@@ -16,9 +13,8 @@ if TYPE_CHECKING:
 
 Draw = Callable[[bool], "Figure"]
 """Draws for a wide page, or for a column of 4.5 inches when given True."""
-NO_MARKUP = Markup("")
-MOST_INLINE_BYTES = 200_000
-"""Data above this stand beside the page only, not in it as well."""
+ORIGIN = ("kind", "source", "digest")
+"""Columns that say where a number comes from."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +70,10 @@ class Exhibit:
     """Text alternative of the figure."""
     tables: Sequence[Table] = ()
     """Shown on the page, and written as Markdown and LaTeX."""
-    body: Markup = NO_MARKUP
-    """Further markup under the caption, made with escaping by who gives it."""
+    notes: Sequence[str] = ()
+    """How it was measured, folded."""
+    problems: Sequence[str] = ()
+    """Sentences on what is missing here."""
     column: bool = False
     """Drawn at column width, two beside each other on a wide page."""
 
@@ -88,12 +86,31 @@ class Exhibit:
         return tuple(dict.fromkeys(row[place] for row in self.data.rows))
 
     @property
-    def download(self) -> Markup | None:
-        """The CSV as a link that needs no other file; None where it is too long for a page."""
-        text = self.data.csv.encode("utf-8", "replace")
-        if len(text) > MOST_INLINE_BYTES:
-            return None
-        return Markup(f"data:text/csv;charset=utf-8;base64,{base64.b64encode(text).decode('ascii')}")
+    def numbers(self) -> "Numbers":
+        """The data by where they come from, without the columns that say the same in every line."""
+        heads, rows = self.data.heads, self.data.rows
+        origin = [place for place, head in enumerate(heads) if head in ORIGIN]
+        alike = {
+            place: rows[0][place] for place, head in enumerate(heads)
+            if place not in origin and head != "value" and len({row[place] for row in rows}) == 1
+        }  # fmt: skip
+        kept = [place for place in range(len(heads)) if place not in alike and place not in origin]
+        groups: dict[tuple[str, ...], list[list[str]]] = {}
+        for row in rows:
+            groups.setdefault(tuple(row[place] for place in origin), []).append([row[place] for place in kept])
+        constant = {heads[place]: cell for place, cell in alike.items() if cell}
+        return Numbers(constant, [heads[place] for place in origin], [heads[place] for place in kept], groups)
+
+
+class Numbers(NamedTuple):
+    """An exhibit's data as the page lists them."""
+
+    constant: dict[str, str]
+    """By their heads, cells that are the same in every line."""
+    origin: Sequence[str]
+    """Heads of what the groups are by."""
+    heads: Sequence[str]
+    groups: dict[tuple[str, ...], list[list[str]]]
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,13 @@
 """What the numbers say, in sentences computed from them."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from lineage.data_files import Ledger
 from lineage.records import Kind, Record
 from reports.curves import Curve, Ordering, orderings
 from reports.figures.curves import mean_window
 from reports.load import Reproduction
-from reports.numbers import percent, show
-from reports.tables import BENCHMARKS, FALLBACKS, is_partial
+from reports.numbers import show
 
 SUBJECT: dict[Kind, str] = {
     "published": "the published curves",
@@ -18,28 +16,6 @@ SUBJECT: dict[Kind, str] = {
     "computed": "the closed form",
     "simulated": "the simulation",
 }
-
-
-class Finding(NamedTuple):
-    """A verdict in a few words and the sentence behind it."""
-
-    topic: str
-    verdict: str
-    sentence: str
-    good: bool | None
-    kind: Kind | None
-
-
-def ordering_finding(curves: Sequence[Curve], records: Sequence[Record]) -> Finding:
-    """Whether larger models end lower here, as they do in the paper."""
-    topic = "Figure 6, order of the models"
-    ours = [ordering for ordering in orderings(curves) if ordering.kind != "published"]
-    if not ours or ours[0].holds is None:
-        return Finding(topic, "Cannot be judged", "Fewer than two models were trained and evaluated here.", None, None)
-    ordering = ours[0]
-    sentence = _ordering_sentence(ordering) + seeds_sentence(records)
-    verdict = "The order holds" if ordering.holds else "The order does not hold"
-    return Finding(topic, verdict, sentence, ordering.holds, ordering.kind)
 
 
 def ordering_caption(curves: Sequence[Curve]) -> list[str]:
@@ -51,43 +27,8 @@ def seeds_sentence(records: Sequence[Record]) -> str:
     """How many seeds stand behind what was run here, if recorded."""
     seeds = {record.seed for record in records if record.kind != "published" and record.seed is not None}
     if len(seeds) == 1:
-        return f" One seed ({seeds.pop()}) for each model: how much this varies from run to run was not measured."
-    return f" {len(seeds)} seeds." if seeds else ""
-
-
-def evaluation_finding(records: Sequence[Record]) -> Finding:
-    """How much of Table 3 has a number of our own."""
-    topic = "Table 3, tests"
-    ours = [record for record in records if record.kind != "published"]
-    parts, complete = [], True
-    for quantity, (title, _) in BENCHMARKS.items():
-        chosen = [record for record in ours if record.quantity == quantity]
-        partial = sum(is_partial(record) for record in chosen)
-        complete = complete and bool(chosen) and not partial
-        if chosen:
-            range_text = _range([record.value for record in chosen])
-            parts.append(
-                f"{title} was computed for {_models(chosen)}{range_text if 'perplexity' in quantity else ''}"
-                + (f", {partial} of {len(chosen)} partially." if partial else ".")
-            )
-        else:
-            parts.append(f"No {title} was computed.")
-    if any(record.quantity in FALLBACKS for record in ours):
-        parts.append("A held-out set stands in under its own name; it is neither WikiText-103 nor LAMBADA.")
-    verdict = "Tested in full" if complete else "Tested in part" if ours else "Not tested"
-    return Finding(topic, verdict, " ".join(parts), complete or None, ours[0].kind if ours else None)
-
-
-def data_finding(ledger: Ledger | None, kind: Kind) -> Finding:
-    """How much of the source text the models were trained on."""
-    topic = "Training data"
-    if ledger is None:
-        return Finding(topic, "No ledger", "What the data pipeline kept and dropped is not recorded.", None, None)
-    first, last = ledger.stages[0], ledger.stages[-1]
-    kept = percent(last.documents_out, first.documents_in)
-    tokens = f" They hold {last.tokens_out:,} tokens." if last.tokens_out is not None else ""
-    sentence = f"{last.documents_out:,} of {first.documents_in:,} documents passed every stage.{tokens}"
-    return Finding(topic, f"{kept} of documents kept", sentence, None, kind)
+        return f"One seed ({seeds.pop()}) for each model: how much this varies from run to run was not measured."
+    return f"{len(seeds)} seeds." if seeds else ""
 
 
 def scale_limits(reproduction: Reproduction) -> str:
@@ -143,13 +84,3 @@ def _ordering_sentence(ordering: Ordering) -> str:
     ends = ", ".join(f"{name} {show(value)}" for name, value in reversed(ordering.finals))
     wrong = " and ".join(f"{large} does not end below {small}" for large, small in ordering.inversions)
     return f"In {SUBJECT[ordering.kind]} {wrong}: {ends}.{points}"
-
-
-def _models(records: Sequence[Record]) -> str:
-    names = list(dict.fromkeys(record.series for record in records))
-    return "one model" if len(names) == 1 else f"{len(names)} models"
-
-
-def _range(values: Sequence[float]) -> str:
-    low, high = min(values), max(values)
-    return f" ({show(low)})" if low == high else f" ({show(low)} to {show(high)})"

@@ -1,10 +1,8 @@
-"""Templates in which every value is escaped, and lists that fold away."""
+"""Templates in which every value is escaped."""
 
-from collections.abc import Sequence
 from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from reports.numbers import printable, show
 
@@ -21,11 +19,3 @@ def template_environment() -> Environment:
     )
     environment.filters |= {"printable": printable, "show": show}
     return environment
-
-
-def folded(title: str, lines: Sequence[str]) -> Markup:
-    """A list that opens at a click; nothing without lines."""
-    if not lines:
-        return Markup("")
-    items = Markup("").join(Markup("<li>{}</li>").format(printable(line)) for line in lines)
-    return Markup('<details class="numbers"><summary>{}</summary><ul>{}</ul></details>').format(title, items)

@@ -5,20 +5,29 @@ from typing import Any
 
 from markupsafe import Markup
 
+from experiments.catalogue import PAPERS, load_experiments
 from lineage.atomic import new_directory
 from lineage.digest import seal
 from lineage.files import write_document
+from lineage.numbers import size_bytes
 from reports import data_card, findings, tables
+from reports.claims import UNCOUNTED, described
 from reports.curves import model_order
-from reports.evaluations import articles_of, by_protocol
+from reports.evaluations import by_protocol
 from reports.markup import template_environment
+from reports.numbers import percent
 from reports.render import Drawing, render_all, write_exhibit
 from reports.report import REPORT, SOURCES, Report
-from reports.reproduced import figure_6_curves, own_kind
-from reports.style import KIND_GLYPHS, KIND_MEANINGS, theme_css
-from reports.verdict_table import GLYPHS, OUTCOMES
+from reports.reproduced import own_kind
+from reports.style import KIND_GLYPHS, KIND_MEANINGS, LOOKS, theme_css
 
 SCRIPTS = ("page.js", "examples.js")
+MOST_ROWS = 14
+"""Of a table that is not folded."""
+MOST_LISTED = 200
+"""Shards or files; the files beside the dataset list all."""
+MOST_NUMBERS = 200
+"""Of an exhibit whose numbers the page lists; more of them stand in a file beside it alone."""
 
 
 def build_report(report: Report) -> Path:
@@ -50,46 +59,41 @@ def write_report(report: Report, directory: Path) -> None:
 
 def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
     """The HTML text; every value is escaped except drawings and styles made here."""
-    return template_environment().get_template("page.html").render(_context(report), drawings=drawings)
+    styles = {name: style for drawing in drawings.values() for name, style in drawing.styles.items()}
+    drawn_styles = Markup("".join(f".{name}{{{style}}}" for name, style in sorted(styles.items())))
+    template = template_environment().get_template("page.html")
+    return template.render(_context(report), drawings=drawings, drawn_styles=drawn_styles)
 
 
 def _context(report: Report) -> dict[str, Any]:
     reproduction = report.reproduction
-    summary, card, ledger = reproduction.summary, reproduction.card, reproduction.ledger
     folder = Path(__file__).parent / "templates"
-    ours = own_kind(reproduction)
-    table_3 = reproduction.select("2019/table-3")
-    order = model_order(reproduction)
-    named = {model.name for model in summary.models} | {record.series for record in table_3}
+    outcomes = list(LOOKS)
     return {
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
         "script": Markup("".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)),
         "report": report,
-        "redraw": report.inputs.command,
         "run": reproduction,
-        "summary": summary,
+        "summary": reproduction.summary,
+        "redraw": report.inputs.command,
         "exhibits": report.exhibits,
-        "ours": ours,
+        "homes": report.homes,
+        "papers": PAPERS,
+        "titles": {name: experiment.title for name, experiment in load_experiments().items()},
         "glyphs": KIND_GLYPHS,
         "meanings": KIND_MEANINGS,
-        "limits": findings.scale_limits(reproduction),
-        "findings": [
-            findings.ordering_finding(figure_6_curves(reproduction), reproduction.select("2019/figure-6")),
-            findings.evaluation_finding(table_3),
-            findings.data_finding(ledger, ours),
-        ],
-        "outcomes": OUTCOMES,
-        "outcome_glyphs": GLYPHS,
-        "series": [name for name in order if name in named],
-        "written": tables.written,
-        "is_partial": tables.is_partial,
-        "benchmarks": tables.compare(table_3, tables.BENCHMARKS),
-        "fallbacks": tables.compare(table_3, tables.FALLBACKS),
-        "provenance": tables.provenance(reproduction),
-        "card_settings": data_card.settings(card) if card else [],
-        "card_english": data_card.english(card) if card else [],
-        "card_files": data_card.files(card) if card else [],
-        "shards": data_card.shards(ledger.shards) if ledger else [],
-        "evaluations": by_protocol(reproduction.evaluations, order),
-        "articles_of": articles_of,
+        "looks": LOOKS,
+        "outcomes": outcomes,
+        "counted_outcomes": [each for each in outcomes if each != UNCOUNTED and report.claims.counts[each]],
+        "described": described,
+        "ours": own_kind(reproduction),
+        "evaluations": by_protocol(reproduction.evaluations, model_order(reproduction)),
+        "findings": findings,
+        "tables": tables,
+        "data_card": data_card,
+        "percent": percent,
+        "size_bytes": size_bytes,
+        "most_rows": MOST_ROWS,
+        "most_numbers": MOST_NUMBERS,
+        "most_listed": MOST_LISTED,
     }

@@ -1,10 +1,11 @@
 """Exhibits as files: a figure inline on the page, as SVG, PNG and PDF; tables as CSV, Markdown and LaTeX."""
 
+import hashlib
 import io
 import re
 import textwrap
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,7 @@ _METADATA: dict[str, dict[str, Any]] = {
 }
 _UNWANTED = re.compile(
     r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>"
-    r'| id="[A-Za-z.]+_\d+"'
-    r"|(?<=\d\.\d\d)\d+",  # of coordinates, in points
+    r'| id="[A-Za-z0-9.]+_\d+"| transform="rotate\(-?0 [^"]*"|xlink:(?=href)',
     re.DOTALL,
 )
 CANVASES = {"svg": FigureCanvasSVG, "png": FigureCanvasAgg, "pdf": FigureCanvasPdf}
@@ -41,9 +41,11 @@ class Drawing:
     """One figure in every form the page needs; the inline forms hold no reference to anything outside them."""
 
     inline: tuple[Markup, ...]
-    """For every width, or for a wide page and for a narrow one."""
+    """For every width, or for a wide page and for a narrow one; styles are classes of `styles`."""
     svg: bytes
     png: bytes
+    styles: Mapping[str, str] = field(default_factory=dict)
+    """Declarations by class: one declaration has one name on every page."""
 
 
 def render_all(exhibits: Iterable[Exhibit], title: str) -> tuple[dict[str, Drawing], bytes]:
@@ -70,10 +72,10 @@ def _render(exhibit: Exhibit, pages: PdfPages) -> Drawing:
         _write_under(figure, exhibit)
         pages.savefig(figure, facecolor="white")
     if exhibit.column:
-        return Drawing((_inline(svg, exhibit.alt, "column"),), svg, png)
+        return _drawing(svg, png, exhibit.alt, column=svg)
     with figure_style(f"{exhibit.name}-narrow"):
         narrow = _save(_draw(exhibit, True), "svg")
-    return Drawing((_inline(svg, exhibit.alt, "wide"), _inline(narrow, exhibit.alt, "narrow")), svg, png)
+    return _drawing(svg, png, exhibit.alt, wide=svg, narrow=narrow)
 
 
 def figure_bytes(exhibit: Exhibit, form: str) -> bytes:
@@ -114,14 +116,42 @@ def _save(figure: Figure, form: str) -> bytes:
     return buffer.getvalue()
 
 
-def _inline(svg: bytes, alt: str, layout: str) -> Markup:
-    text = svg.decode("utf-8")
-    text = re.sub(r"\n\s*", " ", _UNWANTED.sub("", text[text.index("<svg") :]))
-    head, body = text.split(">", 1)
-    match = re.search(r'viewBox="[^"]*"', head)
-    view_box = match[0] if match else ""
-    opening = f'<svg class="{layout}" {view_box} role="img" aria-label="{escape(alt)}">'
-    return Markup(follow_theme(opening + body))
+def _drawing(svg: bytes, png: bytes, alt: str, **layouts: bytes) -> Drawing:
+    styles: dict[str, str] = {}
+    inline = tuple(_inline(content, alt, layout, styles) for layout, content in layouts.items())
+    return Drawing(inline, svg, png, styles)
+
+
+def _inline(svg: bytes, alt: str, layout: str, styles: dict[str, str]) -> Markup:
+    """For the page: styles as classes, coordinates to a tenth of a point, without what only other programs read."""
+
+    def as_class(match: re.Match[str]) -> str:
+        name = f"s{hashlib.sha256(match[1].encode()).hexdigest()[:6]}"
+        styles[name] = match[1]
+        return f' class="{name}"'
+
+    def shorten(match: re.Match[str]) -> str:
+        tag = match[0]
+        if tag == "</g>":
+            return tag if kept.pop() else ""
+        if tag == "<g/>":
+            return ""
+        if tag.startswith("<g"):
+            kept.append(tag != "<g>")
+            return tag if kept[-1] else ""
+        tag = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), tag)
+        tag = re.sub(r"\s+(?=[MLCQz\"])|(?<=[MLCQ])\s+", "", tag)
+        tag = re.sub(r"M(\S+) (\S+)L(\S+) \2L\3 (\S+)L\1 \4z", r"M\1 \2H\3V\4H\1z", tag)  # a rectangle
+        return re.sub(r'"M(\S+) (\S+)L(\S+) \2"', r'"M\1 \2H\3"', tag)  # a level line
+
+    text, kept = svg.decode("utf-8"), list[bool]()
+    head, body = text[text.index("<svg") :].split(">", 1)
+    body = re.sub(r'(?<=["#])([mph][0-9a-f]{5})[0-9a-f]{5}(?=[")])', r"\1", _UNWANTED.sub("", body))  # ids
+    body = re.sub(r' style="([^"]*)"', as_class, follow_theme(body))
+    body = re.sub(r"<[^>]*>", shorten, re.sub(r">\s+<", "><", body))
+    view_box = re.search(r'viewBox="[^"]*"', head)
+    opening = f'<svg class="{layout}" {view_box[0] if view_box else ""} role="img" aria-label="{escape(alt)}">'
+    return Markup(opening + body)
 
 
 TEXTS = ("csv", "md", "tex")

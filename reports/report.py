@@ -6,26 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from markupsafe import Markup
 from pydantic import Field
 
-from experiments.catalogue import PAPERS, Experiment, load_experiments
-from experiments.verdicts import Results, Verdict, judge, unanswered
+from experiments.catalogue import Experiment, load_experiments
+from experiments.verdicts import Results, judge, unanswered
 from lineage.errors import BadInput
 from lineage.files import Document, read_document
 from reports.audits import audits_section
 from reports.benchmarks import Benchmarks, load_benchmarks
-from reports.catalogue import catalogue_exhibit, experiment_numbers
+from reports.catalogue import Numbers, catalogue_exhibit
+from reports.claims import Claims, Group, Paper, find_claims, group_claims, paper_parts, verdicts_exhibit
 from reports.examples import detail_section
 from reports.exhibit import Exhibit, Section
 from reports.experiment_runs import LADDER, ExperimentRuns, Origin, load_experiment_runs, seeds_of
 from reports.files import Problem, Problems
 from reports.ladder import ladder_exhibit
 from reports.load import MARKER, Reproduction, load_reproduction
-from reports.numbers import printable
 from reports.reproduced import reproduction_exhibits
 from reports.training import training_section
-from reports.verdict_table import ClaimRow, OutcomeRow, claim_rows, outcome_rows, outcome_table, verdict_table
 
 REPORT, SOURCES = "report", "sources.json"
 
@@ -58,21 +56,23 @@ class Inputs:
     def of_built(cls, reproduction: Path) -> "Inputs":
         """Of the report in a reproduction. Raises IntegrityFailure where that does not say it."""
         sources = read_document(reproduction / REPORT / SOURCES, Sources)
-        runs, receipts = (
-            [Path(os.path.normpath(reproduction / name)) for name in names]
-            for names in (sources.runs, sources.receipts)
-        )
-        bench = Path(os.path.normpath(reproduction / sources.bench)) if sources.bench else None
-        return cls(reproduction, runs, bench, sources.mixed_commits, receipts)
+
+        def places(names: Sequence[str]) -> list[Path]:
+            return [Path(os.path.normpath(reproduction / name)) for name in names]
+
+        bench = places([sources.bench])[0] if sources.bench else None
+        return cls(reproduction, places(sources.runs), bench, sources.mixed_commits, places(sources.receipts))
 
     @property
     def sources(self) -> Sources:
         """All but the reproduction."""
-        runs = [os.path.relpath(run, self.reproduction) for run in self.runs]
-        bench = os.path.relpath(self.bench, self.reproduction) if self.bench else None
-        sources = Sources(runs=runs, bench=bench, mixed_commits=self.mixed_commits)
-        receipts = [os.path.relpath(path, self.reproduction) for path in self.receipts]
-        return sources.model_copy(update={"receipts": receipts}) if receipts else sources
+
+        def seen(paths: Sequence[Path]) -> list[str]:
+            return [os.path.relpath(path, self.reproduction) for path in paths]
+
+        bench = seen([self.bench])[0] if self.bench else None
+        receipts = {"receipts": seen(self.receipts)} if self.receipts else {}
+        return Sources(runs=seen(self.runs), bench=bench, mixed_commits=self.mixed_commits, **receipts)
 
     @property
     def command(self) -> str:
@@ -92,11 +92,11 @@ class Report:
     reproduction: Reproduction
     exhibits: dict[str, Exhibit]
     """Those of the reproduction and the verdicts, each with a place of its own on the page."""
-    catalogue: tuple[Section, ...]
-    """The papers' tables and figures."""
+    claims: Claims
+    papers: tuple[Paper, ...]
+    stray: tuple[str, ...]
+    """Sentences on runs of experiments that are in none of the papers."""
     sections: tuple[Section, ...]
-    outcomes: tuple[OutcomeRow, ...]
-    claims: tuple[ClaimRow, ...]
     origins: tuple[Origin, ...]
     """The reproduction, then the runs of experiments."""
     commits: tuple[str, ...]
@@ -107,8 +107,19 @@ class Report:
     @property
     def all_exhibits(self) -> list[Exhibit]:
         """In the order of the page."""
-        listed = [exhibit for section in (*self.catalogue, *self.sections) for exhibit in section.exhibits]
-        return [*self.exhibits.values(), *listed]
+        drawn = [part.exhibit for paper in self.papers for part in paper.parts if part.exhibit]
+        return [*self.exhibits.values(), *drawn, *(each for section in self.sections for each in section.exhibits)]
+
+    @property
+    def groups(self) -> list[Group]:
+        """The claims by how they were settled."""
+        return group_claims(self.claims)
+
+    @property
+    def homes(self) -> dict[str, str]:
+        """By what records name as their source, the run on the page that they came with."""
+        own, *others = (origin.name for origin in self.origins)
+        return {record.source: own for record in self.reproduction.records} | {name: name for name in others}
 
 
 def assemble(inputs: Inputs) -> Report:
@@ -124,15 +135,11 @@ def assemble(inputs: Inputs) -> Report:
             "or build with --mixed-commits, which the page then says"
         )
     experiments = load_experiments()
-    verdicts = _verdicts(experiments, reproduction, runs.results)
-    catalogue = _catalogue(experiments, verdicts, runs) if runs.origins or runs.problems else ()
+    claims = _claims(experiments, reproduction, runs.results)
     exhibits = reproduction_exhibits(reproduction)
-    homes = {record.source: own.name for record in reproduction.records}
-    claims = claim_rows(verdicts, homes | {origin.name: origin.name for origin in runs.origins})
-    places = {each.name for section in catalogue for each in section.exhibits} | exhibits.keys()
-    outcomes = outcome_rows(verdicts, {name: each.title for name, each in experiments.items()}, places)
-    title = "What became of every published claim"
-    exhibits["verdicts"] = Exhibit("verdicts", title, (), verdict_table(claims), tables=(outcome_table(outcomes),))
+    drawn = _drawn(experiments, claims, runs) if runs.origins or runs.problems else {}
+    papers = paper_parts(claims, experiments, drawn, exhibits)
+    stray = tuple(problem.sentence for problem in runs.problems if problem.part not in experiments)
     sections = [training_section(reproduction), detail_section(reproduction)]
     if ladders := [origin for origin in runs.origins if origin.manifest.kind == LADDER]:
         newest = max(ladders, key=lambda origin: origin.created)
@@ -143,18 +150,11 @@ def assemble(inputs: Inputs) -> Report:
     if audits := audits_section(reproduction, inputs.receipts, unshown):
         sections.append(audits)
     problems = (*reproduction.problems, *runs.problems, *(benchmarks.problems if benchmarks else ()), *unshown)
-    return Report(
-        reproduction,
-        exhibits,
-        catalogue,
-        tuple(sections),
-        tuple(outcomes),
-        tuple(claims),
-        origins,
-        commits,
-        problems,
-        inputs,
+    report = Report(
+        reproduction, exhibits, claims, tuple(papers), stray, tuple(sections), origins, commits, problems, inputs
     )
+    exhibits["verdicts"] = verdicts_exhibit(claims, report.homes)
+    return report
 
 
 def _commits(origins: Sequence[Origin], benchmarks: Benchmarks | None) -> tuple[str, ...]:
@@ -169,32 +169,24 @@ def _commits(origins: Sequence[Origin], benchmarks: Benchmarks | None) -> tuple[
     )
 
 
-def _verdicts(experiments: dict[str, Experiment], reproduction: Reproduction, results: Results) -> list[Verdict]:
+def _claims(experiments: dict[str, Experiment], reproduction: Reproduction, results: Results) -> Claims:
     """From sealed runs alone: a reproduction that is unfinished or was changed answers nothing."""
     mine = () if reproduction.problems_of(MARKER) else reproduction.records
     records = (*results.records, *(record for record in mine if record.kind != "published"))
     verdicts = judge(experiments.values(), Results(records, results.refused, ()))
-    return [*verdicts, *unanswered(experiments.values())]
+    return find_claims([*verdicts, *unanswered(experiments.values())], records)
 
 
-def _catalogue(
-    experiments: dict[str, Experiment], verdicts: Sequence[Verdict], runs: ExperimentRuns
-) -> tuple[Section, ...]:
-    papers: dict[str, list[Exhibit]] = {}
-    for experiment in experiments.values():
+def _drawn(experiments: dict[str, Experiment], claims: Claims, runs: ExperimentRuns) -> dict[str, Exhibit]:
+    """The tables and figures that no reproduction makes, by the names of their experiments."""
+    by_experiment, drawn = claims.by("experiment"), {}
+    for name, experiment in experiments.items():
         if experiment.reproduction:
             continue
-        numbers = experiment_numbers(experiment, runs.results, verdicts)
-        sentences = [problem.sentence for problem in runs.problems if problem.part == experiment.name]
-        if not sentences and not numbers.records:
-            sentences = [f"No run of {experiment.name} was given: only what is published is shown."]
-        exhibit = catalogue_exhibit(numbers)
-        missing = (Markup('<p class="missing">{}</p>').format(printable(sentence)) for sentence in sentences)
-        exhibit = replace(exhibit, body=Markup("").join(missing))
-        papers.setdefault(experiment.claims[0].paper, []).append(exhibit)
-    known = {experiment.name for experiment in experiments.values()}
-    stray = [problem.sentence for problem in runs.problems if problem.part not in known]
-    return tuple(
-        Section(f"paper-{paper}", PAPERS[paper], numbered, stray if place == 0 else ())
-        for place, (paper, numbered) in enumerate(papers.items())
-    )
+        records = [record for record in runs.results.records if record.experiment == name]
+        numbers = Numbers(experiment, records, by_experiment.get(name, ()))
+        problems = [problem.sentence for problem in runs.problems if problem.part == name]
+        if not problems and not numbers.records:
+            problems = [f"No run of {name} was given: only what is published is shown."]
+        drawn[name] = replace(catalogue_exhibit(numbers), problems=problems)
+    return drawn

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
+from experiments.verdicts import Outcome
 from lineage.config import read_toml
 from lineage.records import Kind
 
@@ -20,6 +21,23 @@ LIGHT = {name: light for name, (light, _) in PALETTE.items()}
 MARKERS = ("o", "s", "^", "D", "v")
 KIND_GLYPHS: dict[Kind, str] = {kind: glyph for kind, (glyph, _) in STYLE["kinds"].items()}
 KIND_MEANINGS: dict[Kind, str] = {kind: meaning for kind, (_, meaning) in STYLE["kinds"].items()}
+CONFIDENCES: dict[str, str] = STYLE["confidences"]
+"""How a claim was read, in words."""
+
+
+class OutcomeLook(NamedTuple):
+    """How an outcome is shown."""
+
+    group: str
+    glyph: str
+    meaning: str
+    color: str
+    """In the palette."""
+    marker: str
+
+
+LOOKS: dict[Outcome, OutcomeLook] = {outcome: OutcomeLook(*STYLE["outcomes"][outcome]) for outcome in get_args(Outcome)}
+"""In the order of the page."""
 
 
 class Look(NamedTuple):

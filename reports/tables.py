@@ -1,8 +1,7 @@
 """The tables of the page and the CSV files beside it."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lineage.data_files import Ledger
@@ -38,58 +37,32 @@ RECORD_FIELDS = (
 EXACT = ("x", "value", "low", "high")
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A group of columns: one quantity, one column for each published source and one for what was run here."""
-
-    title: str
-    hint: str
-    sources: tuple[str, ...]
-    rows: dict[str, list[list[Record]]]
-    """For each series, the numbers of each column."""
-
-
 OURS = "this reproduction"
 
 
-def compare(records: Sequence[Record], quantities: dict[str, tuple[str, str]]) -> list[Measure]:
-    """Column groups for the quantities that have records; each published source keeps a column of its own."""
-    measures = []
-    for quantity, (title, hint) in quantities.items():
-        chosen = [record for record in records if record.quantity == quantity]
-        if not chosen:
-            continue
-        published = tuple(dict.fromkeys(record.source for record in chosen if record.kind == "published"))
-        sources = (*published, OURS)
-        rows: dict[str, list[list[Record]]] = {record.series: [[] for _ in sources] for record in chosen}
-        for record in chosen:
-            column = sources.index(record.source if record.kind == "published" else OURS)
-            rows[record.series][column].append(record)
-        measures.append(Measure(title, hint, sources, rows))
-    return measures
-
-
-def comparison_tables(records: Sequence[Record]) -> list[Table]:
-    """What `compare` sets side by side, a table for each quantity, each number with its kind."""
+def comparison_tables(
+    records: Sequence[Record], quantities: Mapping[str, tuple[str, str]] = BENCHMARKS | FALLBACKS
+) -> list[Table]:
+    """A table for each quantity that has records: a column for each published source, one for what was run here."""
     tables = []
-    for measure in compare(records, BENCHMARKS | FALLBACKS):
-        rows = [(name, *("; ".join(map(_cell, cell)) or MISSING for cell in row)) for name, row in measure.rows.items()]
-        tables.append(Table(("model", *measure.sources), rows, 1, f"{measure.title} ({measure.hint})"))
+    for quantity, (title, hint) in quantities.items():
+        cells: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for record in records:
+            if record.quantity == quantity:
+                column = record.source if record.kind == "published" else OURS
+                cells[record.series, column].append(_cell(record))
+        if cells:
+            series, sources = (dict.fromkeys(names) for names in zip(*cells, strict=True))
+            columns = [*(source for source in sources if source != OURS), OURS]
+            rows = [(name, *("; ".join(cells.get((name, each), [MISSING])) for each in columns)) for name in series]
+            tables.append(Table(("model", *columns), rows, 1, f"{title} ({hint})"))
     return tables
 
 
-def written(record: Record) -> str:
-    """The number of a comparison: an accuracy in per cent, anything else as it is."""
-    return accuracy(record.value, record.unit) if "accuracy" in record.quantity else show(record.value)
-
-
 def _cell(record: Record) -> str:
-    return f"{written(record)} ({record.kind}{', partial' if is_partial(record) else ''})"
-
-
-def is_partial(record: Record) -> bool:
-    """Whether the record's note says that only part of the test set was scored."""
-    return "partial" in record.note.lower()
+    """An accuracy in per cent, anything else as it is, with its kind and what its note says."""
+    value = accuracy(record.value, record.unit) if "accuracy" in record.quantity else show(record.value)
+    return f"{value} ({record.kind}{f', {record.note}' if record.note else ''})"
 
 
 def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
@@ -141,14 +114,14 @@ def attrition_table(ledger: Ledger) -> Table:
     return Table(heads, rows, 2, "Attrition")
 
 
-def provenance(reproduction: Reproduction) -> list[dict[str, Any]]:
+def provenance(reproduction: Reproduction) -> Table:
     """The records grouped by where they came from."""
     groups = Counter(
         (r.experiment, r.kind, r.source, (r.digest or MISSING)[:16], MISSING if r.seed is None else str(r.seed))
         for r in reproduction.records
     )
-    fields = ("experiment", "kind", "source", "digest", "seed")
-    return [{**dict(zip(fields, key, strict=True)), "count": count} for key, count in sorted(groups.items())]
+    rows = [(*key, str(count)) for key, count in sorted(groups.items())]
+    return Table(("exhibit", "kind", "run or document", "digest", "seed", "numbers"), rows, 4, "Provenance")
 
 
 def records_data(records: Iterable[Record]) -> Table:

@@ -13,8 +13,8 @@ from reports.figures.marks import DASHES, blank, plain_log_ticks
 from reports.numbers import compact
 from reports.style import LIGHT, look
 
-NAME_CHARACTERS = {False: 72, True: 30}
-"""Of a line of a ratio's name on a wide and on a narrow page."""
+NAME_CHARACTERS = 30
+"""Of a line of a ratio's name."""
 LOGARITHMIC_ABOVE = 4.0
 """Times a panel's largest value is its smallest, or the best ratio its goal."""
 COLUMNS = 5
@@ -23,10 +23,10 @@ COMPARED = ("loss", "gradient norm")
 """Cases of two engines that are drawn."""
 
 
-def draw_goals(result: Benchmark, narrow: bool = False) -> Figure:
+def draw_goals(result: Benchmark, narrow: bool = True) -> Figure:
     """A row for each goal: the value's share of it with the rounds' range, at 1 the goal; more is better."""
     goals = [(case.name, ratio) for case in result.cases for ratio in case.ratios if ratio.goal is not None]
-    names = [fill(f"{case}: {ratio.name}", NAME_CHARACTERS[narrow]) for case, ratio in goals]
+    names = [fill(f"{case}: {ratio.name}", NAME_CHARACTERS) for case, ratio in goals]
     figure = blank(narrow, 0.8 + sum(0.14 + 0.16 * (1 + name.count("\n")) for name in names))
     axes = figure.subplots()
     for place, (_, ratio) in enumerate(goals):
@@ -42,6 +42,7 @@ def draw_goals(result: Benchmark, narrow: bool = False) -> Figure:
         plain_log_ticks(axes, "x")
     else:
         axes.set_xlim(left=0)
+    axes.grid(visible=False, axis="y")
     axes.set_xlabel("share of the goal (1: reached)")
     return figure
 

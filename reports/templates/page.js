@@ -10,9 +10,7 @@
     var chosen = root.getAttribute("data-theme");
     return chosen ? chosen === "dark" : system.matches;
   }
-  function label() {
-    button.textContent = dark() ? "Light page" : "Dark page";
-  }
+  function label() { button.textContent = dark() ? "Light page" : "Dark page"; }
   var before = remembered();
   if (before === "dark" || before === "light") { root.setAttribute("data-theme", before); }
   button.hidden = false;
@@ -25,34 +23,78 @@
     label();
   });
 
-  var claims = document.getElementById("claims");
-  var rows = Array.from(claims.querySelectorAll("tbody tr"));
-  var texts = rows.map(function (row) { return row.textContent.toLowerCase(); });
-  var search = document.getElementById("claim-search");
-  var outcome = document.getElementById("claim-outcome");
-  var whole = "experiment:";
+  // The contents are open beside the text, and folded above it on a narrow screen.
+  var contents = document.querySelector("nav.contents details");
+  var wide = window.matchMedia("(min-width: 66rem)");
+  function place() { contents.open = wide.matches; }
+  place();
+  wide.addEventListener("change", place);
+  contents.addEventListener("click", function (event) {
+    if (!wide.matches && event.target.closest("a")) { contents.open = false; }
+  });
+
+  // Claims are found by words, verdict and paper; what holds none of those found is hidden.
+  var form = document.querySelector("form.search"), main = document.querySelector("main");
+  var papers = Array.from(document.querySelectorAll("details.fold[id^='paper-']"));
+  var claims = Array.from(document.querySelectorAll("details.claim")).map(function (row) {
+    return { row: row, paper: row.closest("details.fold"), list: row.closest("details.claims"), text: row.textContent.toLowerCase() };
+  });
   function filter() {
-    var words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    var shown = 0;
-    rows.forEach(function (row, place) {
-      var fits = (!outcome.value || row.dataset.outcome === outcome.value) && words.every(function (word) {
-        return word.indexOf(whole) ? texts[place].indexOf(word) >= 0 : row.dataset.experiment === word.slice(whole.length);
-      });
-      row.hidden = !fits;
-      shown += fits ? 1 : 0;
+    var words = form.elements.text.value.toLowerCase().split(/\s+/).filter(Boolean);
+    var outcome = form.elements.outcome.value, paper = form.elements.paper.value;
+    var searching = Boolean(words.length || outcome || paper), shown = 0, holders = new Set();
+    claims.forEach(function (one) {
+      var fits = (!outcome || one.row.classList.contains(outcome)) && (!paper || one.paper.id === "paper-" + paper) &&
+        words.every(function (word) { return one.text.indexOf(word) >= 0; });
+      one.row.hidden = !fits;
+      if (fits) { shown += 1; holders.add(one.paper).add(one.list); }
     });
-    document.getElementById("claim-count").textContent = shown + " of " + rows.length;
+    main.classList.toggle("searching", searching);
+    papers.forEach(function (part) {
+      part.hidden = !holders.has(part);
+      part.open = searching && holders.has(part);
+      part.querySelectorAll("details.claims").forEach(function (list) {
+        list.parentElement.hidden = !holders.has(list);
+        list.open = searching && holders.has(list);
+      });
+    });
+    form.querySelector("output").textContent = searching ? shown + " of " + claims.length + " claims" : claims.length + " claims";
   }
-  search.addEventListener("input", filter);
-  outcome.addEventListener("change", filter);
-  claims.querySelector(".filter").hidden = false;
+  form.hidden = false;
+  form.addEventListener("submit", function (event) { event.preventDefault(); });
+  form.addEventListener("input", filter);
   filter();
-  document.querySelectorAll(".outcomes a[data-outcome]").forEach(function (link) {
+  document.querySelectorAll("a[data-outcome]").forEach(function (link) {
     link.addEventListener("click", function () {
-      claims.open = true;
-      search.value = whole + link.dataset.experiment;
-      outcome.value = link.dataset.outcome;
+      form.elements.text.value = "";
+      form.elements.outcome.value = link.dataset.outcome;
+      form.elements.paper.value = link.dataset.paper;
       filter();
     });
   });
+
+  // An address opens every fold that it lies in.
+  function reveal() {
+    var target = document.getElementById(decodeURIComponent(window.location.hash.slice(1)));
+    if (!target) { return; }
+    if (target.closest("[hidden]")) { form.reset(); filter(); }
+    for (var part = target; part; part = part.parentElement) {
+      if (part.tagName === "DETAILS" && part !== contents) { part.open = true; }
+    }
+    target.scrollIntoView();
+  }
+  window.addEventListener("hashchange", reveal);
+  reveal();
+  main.addEventListener("click", function (event) {
+    var claim = event.target.closest("details.claim > summary");
+    if (claim && !claim.parentElement.open) { window.history.replaceState(null, "", "#" + claim.parentElement.id); }
+  });
+
+  // A printed page has no folds.
+  var folded = [];
+  window.addEventListener("beforeprint", function () {
+    folded = Array.from(document.querySelectorAll("details:not([open])"));
+    folded.forEach(function (part) { part.open = true; });
+  });
+  window.addEventListener("afterprint", function () { folded.forEach(function (part) { part.open = false; }); });
 })();

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from experiments.catalogue import find_experiment, load_experiments
+from experiments.catalogue import every_claim, find_experiment, load_experiments
 from experiments.verdicts import Results, judge, load_results
 from lineage.errors import BadInput
 from lineage.records import Record, read_records
-from reports.catalogue import Numbers, catalogue_exhibit, experiment_numbers, layers_of
+from reports.catalogue import Numbers, catalogue_exhibit, layers_of
+from reports.claims import find_claims, group_claims
 from reports.exhibit import Exhibit
 from reports.numbers import exact
 from reports.render import export_exhibit
 from reports.report import Report
+from reports.style import LOOKS
 from tests.reports.reproduction import make_report, page_text, write_reproduction
 from tests.reports.runs import change_manifest, spoil, write_runs
 from tests.reports.test_page import Outline
@@ -147,22 +149,56 @@ def test_several_measurements_are_a_mean_with_its_spread(report: Report, runs: l
 def test_the_verdicts_are_those_of_the_catalogue_and_lead_to_their_runs(report: Report, runs: list[Path]) -> None:
     experiments = [one for one in load_experiments().values() if not one.reproduction]
     expected = {one.claim.id: one for one in judge(experiments, load_results(runs))}
-    rows = {row.id: row for row in report.claims}
-    assert expected.keys() <= rows.keys()
+    found = {one.verdict.claim.id: one for one in report.claims}
+    assert expected.keys() <= found.keys()
     names = {origin.name for origin in report.origins}
     for name, verdict in expected.items():
-        assert rows[name].outcome == verdict.outcome
-        assert (rows[name].run in names) == (verdict.record is not None)
-    assert sum(sum(row.counts) for row in report.outcomes) == len(report.claims)
+        assert found[name].verdict == verdict
+        assert found[name].records[:1] == ((verdict.record,) if verdict.record else ())
+        assert {report.homes[record.source] for record in found[name].records} <= names
+    outcomes = [one.verdict.outcome for one in report.claims]
+    assert outcomes == sorted(outcomes, key=list(LOOKS).index)
 
 
-def test_every_verdict_cell_leads_somewhere_on_the_page(runs: list[Path], tmp_path: Path) -> None:
+def test_every_claim_stands_once_under_its_paper(report: Report) -> None:
+    ids = [one.verdict.claim.id for paper in report.papers for part in paper.parts for one in part.claims]
+    assert sorted(ids) == sorted(claim.id for claim in every_claim())
+    for paper in report.papers:
+        assert {one.verdict.claim.paper for one in paper.claims} == {paper.name}
+        context = [one for one in paper.claims if one.verdict.outcome == "CONTEXT"]
+        assert paper.claims.counted == len(paper.claims) - len(context)
+        if context:
+            assert list(paper.parts[-1].claims) == context
+            assert paper.parts[-1].title == "Numbers of others"
+
+
+def test_a_claim_shows_every_record_at_its_place() -> None:
+    experiment = find_experiment("2021/figure-12")
+    claim = experiment.claims[0]
+    records = [
+        Record(experiment=experiment.name, series=claim.series, quantity=claim.quantity, x=x, kind=kind, source="run",
+               value=float(claim.value) * 1.5, digest="d" * 64)
+        for kind, x in (("simulated", claim.x), ("measured", claim.x), ("measured", claim.x), ("measured", 1e9))
+    ]  # fmt: skip
+    found = find_claims(judge([experiment], Results(tuple(records), {}, ())), records)
+    one = next(each for each in found if each.verdict.claim.id == claim.id)
+    assert [record.kind for record in one.records] == ["measured", "simulated", "measured"]
+    assert one.records[0] is one.verdict.record
+    assert one.verdict.outcome == "DIVERGED"
+    assert one.deviation == pytest.approx(0.5)
+    (group, *_) = group_claims(found)
+    assert [each.verdict.claim.id for each in group.against] == [claim.id]
+
+
+def test_every_link_leads_somewhere_on_the_page(runs: list[Path], tmp_path: Path) -> None:
     html = page_text(write_reproduction(tmp_path), runs=runs)
     assert Outline(html).balanced
-    targets = set(re.findall(r'id="([^"]+)"', html))
+    identities = re.findall(r' id="([^"]+)"', html)
     links = set(re.findall(r'href="#([^"]+)"', html))
+    assert {claim.id for claim in every_claim()} <= set(identities)
     assert {link for link in links if link.startswith("run-")}
-    assert links <= targets
+    assert links - {link for link in links if re.fullmatch(r"m[0-9a-f]{5}", link)} <= set(identities)
+    assert len(identities) == len(set(identities))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +288,7 @@ def test_a_sweep_over_learning_rates_is_drawn_with_where_it_is_lowest_and_lost()
         for quantity, value in (("highest_training_loss", 8.0), ("validation_loss", 6 + factor * rate + seed / 10),
                                 ("diverged", float(factor * rate > 5)))
     ]  # fmt: skip
-    exhibit = catalogue_exhibit(experiment_numbers(experiment, Results(tuple(records), {}, ()), []))
+    exhibit = catalogue_exhibit(Numbers(experiment, records, []))
     caption = " ".join(exhibit.caption)
     assert exhibit.draw is not None
     assert "6.160 at 0.01" in caption

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from lineage.data_files import NearDuplicates
+from lineage.data_files import Amount, Ledger, NearDuplicates, Stage
 from lineage.errors import BadInput
 from reports.benchmarks import load_benchmarks
-from reports.data_card import banding_caption, recalls
+from reports.data_card import banding_caption, dropped_most, recalls
 from reports.load import load_reproduction
 from tests.architecture.rooms import ROOT
 from tests.commands import call
@@ -33,11 +33,30 @@ def test_the_card_shows_settings_digests_and_versions(built: Built) -> None:
     assert [row[1:] for row in rows if len(row) == 7 and row[1] == "1,000"] == [
         ["1,000", "100.0 %", "50.0 %", "44.1 %", "13.7", "2,460"]
     ]
-    assert ["sample, bytes 0 to 1,000", "4000", "cd" * 8] in rows
-    assert ["train_text_document.bin", "2.00 MB", "ab" * 8] in rows
+    assert f'sample, bytes 0 to 1,000: 4,000 documents, SHA-256 <code title="{"cd" * 32}">' in built.html
+    assert f'train_text_document.bin, 2.00 MB, SHA-256 <code title="{"ab" * 32}">' in built.html
     assert "f0" * 32 in built.html
     assert "langdetect 1.0.9, seed 0, python 3.11.7" in built.html
     assert "2 blank ones passed over" in built.html
+
+
+def test_the_card_says_why_documents_were_dropped(built: Built) -> None:
+    rows = _rows(built.html)
+    assert ["length", "min tokens 128", "633", "16.9 %", "510", "16.9 %"] in rows
+    assert ["deduplicate", "—", "325", "10.4 %", "510", "10.4 %"] in rows
+    assert "Most are dropped by the stage length: 633 of the 3,747 that reach it (16.9 %)" in built.html
+
+
+def test_short_documents_are_said_to_be_short() -> None:
+    lost = {"fewer than 128 tokens": Amount(documents=60, tokens=1200)}
+    kept = Stage(name="source", documents_in=100, documents_out=100)
+    stage = Stage(name="length", documents_in=100, documents_out=40, tokens_in=10_000, tokens_out=8_800, dropped=lost)
+    sentence = dropped_most(Ledger(stages=[kept, stage]))
+    assert "60 of the 100 that reach it (60.0 %), above all for this reason: fewer than 128 tokens." in sentence
+    assert "They have 20 tokens on average, those that stay 220: all together they are 12.0 % of the tokens" in sentence
+    without = stage.model_copy(update={"dropped": {"too short": Amount(documents=60)}})
+    assert dropped_most(Ledger(stages=[without])).endswith("above all for this reason: too short.")
+    assert dropped_most(Ledger(stages=[kept])) == "No stage dropped a document."
 
 
 def test_the_caption_counts_the_pairs_at_or_above_the_threshold() -> None:
@@ -57,7 +76,7 @@ def test_evaluations_show_every_convention_with_its_standard_error(built: Built)
     numbers = ["643.8 ± 64.38", "88.25", "643.8", "721.5", "1.52", "c" * 16]
     assert ["8.3b", "wikitext103", "● scaled partial", *numbers] in rows
     assert ["8.3b", "lambada", "● scaled partial", "1.25 ± 0.15 %", "5 of 400", "643.8 ± 64.38", "c" * 16] in rows
-    assert [row for row in rows if len(row) == 3 and row[1:] == ["100", "6.12"]]
+    assert ": 6.12 nats per sub-word, 100 scored</li>" in built.html
 
 
 def test_ratios_stand_beside_their_goals(built: Built) -> None:

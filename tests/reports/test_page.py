@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from lineage.digest import check_seal
+from reports.exhibit import Exhibit, Table
 from reports.numbers import exact
 from reports.report import Inputs
-from reports.tables import RECORD_FIELDS
+from reports.style import KIND_GLYPHS, LOOKS, STYLE
 from tests.reports.conftest import Built
 from tests.reports.reproduction import (
     BLOG,
@@ -27,7 +28,7 @@ from tests.reports.reproduction import (
 
 FIGURES = (
     "2019-figure-6", "training-loss", "data-ledger", "near-duplicates", "training-curves",
-    "rank-memory", "pipeline-8.3b", "bench-pipeline", "bench-train", "bench-growth", "bench-learning-rate",
+    "rank-memory", "pipeline-8.3b", "bench-pipeline", "bench-growth", "bench-learning-rate",
 )  # fmt: skip
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -79,21 +80,35 @@ def _rows(html: str) -> list[list[str]]:
 
 
 def test_every_record_is_on_the_page_with_its_kind_and_source(built: Built) -> None:
-    rows = [row for row in _rows(built.html) if len(row) == len(RECORD_FIELDS)]
-    shown = {(*row[:3], row[3].split()[-1], row[5], row[6], row[10]) for row in rows}
+    shown, origin = set(), ""
+    for row in _rows(built.html):
+        origin = row[0] if len(row) == 1 else origin
+        shown |= {(origin, cell) for cell in row}
     for record in records():
-        x, value = exact(record.x), exact(record.value)
-        names = (record.experiment, record.series, record.quantity)
-        assert (*names, record.kind, x, value, record.source) in shown
+        origins = {place for place, cell in shown if cell == exact(record.value)}
+        start = f"{KIND_GLYPHS[record.kind]} {record.kind} {record.source} {(record.digest or '')[:16]}".rstrip()
+        assert start in origins
+
+
+def test_numbers_that_say_the_same_in_every_line_are_said_once(built: Built) -> None:
+    data = Table(
+        ("experiment", "x", "value", "kind", "source"),
+        [("e", "1", "2", "scaled", "a"), ("e", "1", "2", "published", "b"), ("e", "2", "2", "scaled", "a")],
+    )
+    found = Exhibit("name", "title", (), data).numbers
+    assert found.constant == {"experiment": "e"}
+    assert found.heads == ["x", "value"]
+    assert found.groups == {("scaled", "a"): [["1", "2"], ["2", "2"]], ("published", "b"): [["1", "2"]]}
+    assert "In every line: experiment 2019/training-loss" in built.html
 
 
 def test_table_3_sets_both_published_sources_beside_the_scaled_number(built: Built) -> None:
     rows = _rows(built.html)
-    assert ["355m", "19.31 ○ published", "19.22 ○ published"] in [row[:3] for row in rows]
-    (row,) = [row for row in rows if row[:2] == ["8.3b", "10.81 ○ published"]]
-    assert row[3] == "643.8 ● scaled partial partial: first 64 of 8,448 windows"
-    assert row[4:] == ["66.51 % ○ published", "66.51 % ○ published", "1.25 % ● scaled"]
-    assert [PAPER_TABLE, BLOG, "this reproduction"] * 2 in rows
+    assert rows.count(["model", PAPER_TABLE, BLOG, "this reproduction"]) == 2
+    assert ["355m", "19.31 (published)", "19.22 (published)"] in [row[:3] for row in rows]
+    ours = "643.8 (scaled, partial: first 64 of 8,448 windows)"
+    assert ["8.3b", "10.81 (published)", "10.81 (published)", ours] in rows
+    assert ["8.3b", "66.51 % (published)", "66.51 % (published)", "1.25 % (scaled)"] in rows
 
 
 def test_the_held_out_stand_in_is_named_as_what_it_is(built: Built) -> None:
@@ -102,14 +117,39 @@ def test_the_held_out_stand_in_is_named_as_what_it_is(built: Built) -> None:
     assert "Held-out cloze accuracy" not in built.html
 
 
-def test_the_head_says_what_was_run_and_on_what(built: Built) -> None:
-    head = built.html[: built.html.index("<main>")]
+def test_the_first_screen_says_in_numbers_what_was_settled(built: Built) -> None:
+    head = " ".join(built.html[built.html.index("<header") : built.html.index("<main>")].split())
+    counts = {name: int(number) for number, name in re.findall(r"<b>([\d,]+)</b> .*?</span> ([\w ]+?)</span>", head)}
+    assert {"reproduced", "diverged"} <= counts.keys()
+    assert "context" not in counts
+    together = re.search(r"Together</th>(.*?)</tr>", head)
+    assert together
+    whole, *columns = map(int, re.findall(r">(\d+)</td>", together[1]))
+    assert whole == sum(columns) == sum(counts.values())
+    assert f"{whole} published numbers of" in head
+    assert '<figure id="verdicts">' in head
+    assert "<h1>Published claims" in head
+    assert re.search("<title>Published claims of Megatron-LM beside what was measured here", built.html)
+
+
+def test_what_was_measured_comes_first_and_what_was_not_run_last(built: Built) -> None:
+    groups = list(dict.fromkeys(look.group for look in LOOKS.values()))
+    assert groups == [name for name in STYLE["groups"] if name in groups]
+    assert (groups[0], groups[-2:]) == ("measured", ["not-run", "context"])
+    places = [built.html.find(f' id="{name}"') for name in groups]
+    there = [place for place in places if place >= 0]
+    assert places[0] > 0
+    assert there == sorted(there)
+
+
+def test_the_reproduction_says_what_was_run_and_on_what(built: Built) -> None:
+    part = built.html[built.html.index('id="reproduction"') :]
     for key in ("reason", "source", "twin_rule", "hardware"):
-        assert str(summary()[key]) in head
-    assert built.directory.name in head
-    assert "0123456789ab" in head
-    assert "uncommitted changes" in head
-    assert "They cannot show that the published values are reached" in head
+        assert str(summary()[key]) in part
+    assert built.directory.name in part
+    assert "0123456789ab" in part
+    assert "uncommitted changes" in part
+    assert "They cannot show that the published values are reached" in part
 
 
 def test_each_exhibit_gives_its_command_and_each_figure_a_text_alternative(built: Built) -> None:
@@ -180,6 +220,10 @@ def test_the_page_stands_alone(built: Built) -> None:
         assert not re.search(pattern, built.html), pattern
 
 
+def test_the_page_is_small(built: Built) -> None:
+    assert len(built.html.encode("utf-8", "replace")) <= 2_500_000
+
+
 def test_both_themes_and_print_are_styled(built: Built) -> None:
     assert "prefers-color-scheme:dark" in built.html
     assert "@media print" in built.html
@@ -198,7 +242,7 @@ def test_hostile_text_is_only_text(built: Built) -> None:
 
 def test_hostile_names_stay_out_of_markup(tmp_path: Path) -> None:
     path = write_reproduction(tmp_path, sealed=False)
-    marked = "<b>$x_{1}$<b>\"'"
+    marked = "<u>$x_{1}$<u>\"'"
     for name in ("records.jsonl", "summary.json", "ledger.json"):
         text = (path / name).read_text(encoding="utf-8")
         for value in ("8.3b", "length"):
@@ -208,7 +252,7 @@ def test_hostile_names_stay_out_of_markup(tmp_path: Path) -> None:
     html = page_text(path)
     outline = Outline(html)
     assert outline.balanced
-    assert not {"b", "img"} & set(outline.tags)
+    assert not {"u", "img"} & set(outline.tags)
     assert outline.tags.count("script") == 1
 
 
@@ -265,7 +309,8 @@ def test_published_points_alone_are_drawn(tmp_path: Path) -> None:
     (path / "records.jsonl").write_text("".join(line for line in lines if '"published"' in line))
     html = page_text(path)
     assert '<figure id="2019-figure-6"' in html
-    assert "Cannot be judged" in html
+    assert "In the published curves the larger model ends lower" in html
+    assert "In the scaled twins" not in html
     assert "There are no training losses in the records." in html
 
 

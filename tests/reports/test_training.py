@@ -10,8 +10,7 @@ import pytest
 from lineage.digest import seal
 from lineage.files import Timeline
 from reports.load import load_reproduction
-from reports.pipelines import bubble
-from reports.training import UTILISATION, training_section
+from reports.training import UTILISATION, bubble, training_section
 from reports.training_runs import read_training
 from tests.reports.conftest import Built
 from tests.reports.reproduction import write_reproduction

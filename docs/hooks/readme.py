@@ -1,6 +1,6 @@
 """Writes what README shows from the result files in `results/` and from commands, so that no number is typed.
 
-`python -m reports.readme README.md` rewrites the blocks between markers and the outputs in `console` blocks.
+`python -m docs.hooks.readme README.md` rewrites the blocks between markers and the outputs in `console` blocks.
 """
 
 import re
@@ -17,7 +17,7 @@ from lineage.files import ReproductionSummary, read_document
 from lineage.progress import format_duration
 from lineage.records import read_records
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / "reproduce-8.3b"
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from docs.hooks.readme import CONSOLE, RESULTS, Kept, results_block, rewrite
 from lineage.digest import check_seal
 from lineage.errors import BadInput
-from reports.readme import CONSOLE, RESULTS, Kept, results_block, rewrite
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"

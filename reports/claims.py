@@ -1,0 +1,217 @@
+"""What became of every published claim: by how it came out, by paper, and each with the records behind it."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import groupby
+from typing import NamedTuple
+
+from experiments.catalogue import PAPERS, Claim, Experiment
+from experiments.verdicts import BEYOND, Outcome, Verdict
+from lineage.records import Record
+from reports.exhibit import Exhibit, Table
+from reports.figures.deviations import draw
+from reports.numbers import MISSING, show
+from reports.style import CONFIDENCES, LOOKS, STYLE
+
+UNCOUNTED: Outcome = "CONTEXT"
+
+
+class Found(NamedTuple):
+    """A claim's verdict and the records at its place, first the one that speaks for it."""
+
+    verdict: Verdict
+    records: tuple[Record, ...]
+
+    @property
+    def deviation(self) -> float | None:
+        """What was found over what was published, less 1; None where the claim is of another kind."""
+        claim, record = self.verdict.claim, self.verdict.record
+        is_number = LOOKS[self.verdict.outcome].group in ("measured", "arithmetic", "simulated")
+        comparable = is_number and claim.relation == "=" and claim.value
+        return record.value / float(claim.value) - 1 if record and comparable else None
+
+
+class Claims(tuple[Found, ...]):
+    """Some claims, in the order of their outcomes."""
+
+    @property
+    def counts(self) -> Counter[Outcome]:
+        """How many came out how."""
+        return Counter(each.verdict.outcome for each in self)
+
+    @property
+    def counted(self) -> int:
+        """All but the numbers of others."""
+        return len(self) - self.counts[UNCOUNTED]
+
+    @property
+    def deviations(self) -> list[float]:
+        """Sizes of those that have one."""
+        return [abs(each.deviation) for each in self if each.deviation is not None]
+
+    def by(self, what: str) -> "dict[str, Claims]":
+        """Parts by `experiment`, `paper`, `reason` or `outcome`, in the order of their first claim."""
+        parts: dict[str, list[Found]] = defaultdict(list)
+        for each in self:
+            parts[each.verdict.claim.paper if what == "paper" else getattr(each.verdict, what)].append(each)
+        return {name: Claims(part) for name, part in parts.items()}
+
+
+class Group(NamedTuple):
+    """The outcomes that say how claims were settled in one way."""
+
+    name: str
+    title: str
+    rows: str
+    """What a row of its table is: a claim, or an experiment or a reason with its claims."""
+    text: str
+    outcomes: tuple[Outcome, ...]
+    claims: Claims
+
+    @property
+    def parts(self) -> dict[str, Claims]:
+        """By experiment in the catalogue's order, or by reason, the commonest first."""
+        parts = self.claims.by(self.rows)
+        return dict(sorted(parts.items(), key=lambda part: -len(part[1]))) if self.rows == "reason" else parts
+
+    @property
+    def against(self) -> Claims:
+        """The claims that what was found here goes against."""
+        return Claims(each for each in self.claims if each.verdict.outcome in BEYOND)
+
+
+class Part(NamedTuple):
+    """A table or figure of a paper with its claims."""
+
+    title: str
+    place: str
+    """Id of its exhibit on the page; empty without one."""
+    exhibit: Exhibit | None
+    """Where it is to be drawn here."""
+    claims: Claims
+
+    @property
+    def shared(self) -> dict[str, str]:
+        """What is the same of all its claims, said once above them."""
+        said = [described(each.verdict.claim) for each in self.claims]
+        return {label: text for label, text in said[0].items() if all(one.get(label) == text for one in said)}
+
+
+class Paper(NamedTuple):
+    """A paper's part of the page."""
+
+    name: str
+    title: str
+    parts: tuple[Part, ...]
+    claims: Claims
+
+
+def described(claim: Claim) -> dict[str, str]:
+    """Where a claim was read, what it means and when a number agrees with it."""
+    told = {
+        "Read in": f"{claim.citation}, {CONFIDENCES[claim.confidence]}",
+        "Protocol": claim.protocol,
+        "Tolerance": f"{claim.tolerance}: {claim.because}",
+        "Relation": claim.relation,
+        "Note": claim.notes,
+    }
+    return {label: text for label, text in told.items() if text not in ("", "=")}
+
+
+def find_claims(verdicts: Iterable[Verdict], records: Iterable[Record]) -> Claims:
+    """Every verdict with its records."""
+    places: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
+    for record in records:
+        places[record.experiment, record.series, record.quantity].append(record)
+
+    def behind(verdict: Verdict) -> Iterator[Record]:
+        if (own := verdict.record) is not None:
+            yield own
+            for other in places[own.experiment, own.series, own.quantity]:
+                same = (own.x is None) == (other.x is None) and math.isclose(own.x or 0, other.x or 0)
+                if same and other is not own:
+                    yield other
+
+    order = list(LOOKS)
+    found = (Found(verdict, tuple(behind(verdict))) for verdict in verdicts)
+    return Claims(sorted(found, key=lambda each: order.index(each.verdict.outcome)))
+
+
+def group_claims(claims: Claims) -> list[Group]:
+    """By how they were settled, in the order of the outcomes; measured ones even where there are none."""
+    groups: list[Group] = []
+    for name, outcomes in groupby(LOOKS, lambda outcome: LOOKS[outcome].group):
+        mine = tuple(outcomes)
+        some = Claims(each for each in claims if each.verdict.outcome in mine)
+        if some or not groups:
+            title, rows, text = STYLE["groups"][name]
+            groups.append(Group(name, title, rows, text, mine, some))
+    return groups
+
+
+def paper_parts(
+    claims: Claims, experiments: Mapping[str, Experiment], drawn: Mapping[str, Exhibit], elsewhere: Iterable[str]
+) -> list[Paper]:
+    """Each paper with its tables and figures: an exhibit stands where most of its claims do.
+
+    `drawn` has exhibits by the experiment's name, `elsewhere` the ids of those that stand in other parts of the page.
+    """
+    places, left, papers = {*elsewhere, *(exhibit.name for exhibit in drawn.values())}, dict(drawn), []
+    by_paper, natural = claims.by("paper"), {name: place for place, name in enumerate(experiments)}
+    for paper in (name for name in PAPERS if name in by_paper):
+        mine = by_paper[paper]
+        theirs = Claims(each for each in mine if each.verdict.outcome == UNCOUNTED)
+        ours = Claims(each for each in mine if each.verdict.outcome != UNCOUNTED).by("experiment")
+        parts = []
+        for name in sorted(ours, key=lambda name: natural.get(name, len(natural))):
+            title = experiments[name].title if name else "Claims without an experiment"
+            place = name.replace("/", "-")
+            homes = Counter(claim.paper for claim in experiments[name].claims) if name else Counter[str]()
+            exhibit = left.pop(name, None) if homes and paper == homes.most_common(1)[0][0] else None
+            parts.append(Part(title, place if place in places else "", exhibit, ours[name]))
+        if theirs:
+            parts.append(Part(STYLE["groups"]["context"][0], "", None, theirs))
+        papers.append(Paper(paper, PAPERS[paper], tuple(parts), mine))
+    return papers
+
+
+def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
+    """Every claim as a file, the counts as a table, and how far the numbers found lie from those published."""
+    heads = ("claim", "published", "source", "ours", "kind", "verdict", "reason", "run", "experiment")
+    rows = []
+    for verdict, _ in claims:
+        claim, record = verdict.claim, verdict.record
+        published = f"{claim.value} {claim.unit}".rstrip()
+        ours = (show(record.value), record.kind) if record else (MISSING, "")
+        run = homes.get(record.source, "") if record else ""
+        rows.append((claim.id, published, claim.citation, *ours, verdict.outcome, verdict.reason, run,
+                     verdict.experiment or "none"))  # fmt: skip
+    counts = [
+        (paper, experiment or "none", *(str(part.counts[outcome]) for outcome in LOOKS))
+        for paper, mine in claims.by("paper").items()
+        for experiment, part in mine.by("experiment").items()
+    ]
+    table = Table(("paper", "experiment", *(outcome.replace("_", " ") for outcome in LOOKS)), counts, 2)
+    far = {
+        PAPERS[paper]: [(each.verdict.outcome, 100 * each.deviation) for each in claims
+                        if each.verdict.claim.paper == paper and each.deviation is not None]
+        for paper in PAPERS
+    }  # fmt: skip
+    far = {title: marks for title, marks in far.items() if marks}
+    caption = list(_spread(claims))
+    return Exhibit(
+        "verdicts", "How far each number found lies from the published one", caption, Table(heads, rows, 9),
+        draw=partial(draw, far) if far else None, alt=f"Marks by paper, deviation in per cent. {' '.join(caption)}",
+        tables=(table,), column=True,
+    )  # fmt: skip
+
+
+def _spread(claims: Claims) -> Iterator[str]:
+    """How far the numbers of each outcome lie from those published."""
+    for outcome, part in claims.by("outcome").items():
+        if sizes := sorted(part.deviations):
+            name = outcome.replace("_", " ").lower()
+            median, most = (f"{100 * size:.3g} %" for size in (sizes[len(sizes) // 2], sizes[-1]))
+            yield f"{name.capitalize()}: {len(sizes)} numbers, half of them within {median}, all within {most}."
