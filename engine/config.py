@@ -232,6 +232,8 @@ class TrainConfig(Config):
     """Of parameters and activations; fp16 and bf16 keep fp32 master weights, moments and gradient sums, fp16 scales its
     loss dynamically. `fp16-pure` has everything in fp16 and no scale, as tried in "Scaling Transformer-XL to 128 GPUs".
     """
+    initial_loss_scale: float = 2.0**32
+    """Of fp16's loss scale, as Megatron-LM's `--initial-loss-scale`."""
     seed: int = 1234
     """Of initial values, data order and dropout."""
     validation_interval: int = 1000
@@ -256,6 +258,8 @@ class TrainConfig(Config):
                      "adam_epsilon"):  # fmt: skip
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 0 and finite")
+        if not 1 <= self.initial_loss_scale < math.inf:
+            raise ValueError(f"initial_loss_scale = {self.initial_loss_scale} must be at least 1 and finite")
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} is not in [0, 1)")
@@ -280,8 +284,9 @@ class TrainConfig(Config):
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without a setting that earlier runs did not have: what they compute has the identity that it had."""
         values: dict[str, Any] = handler(self)
-        if not self.invariant:
-            values.pop("invariant", None)
+        for name in ("invariant", "initial_loss_scale"):
+            if getattr(self, name) == type(self).model_fields[name].default:
+                values.pop(name, None)
         return values
 
     def _check_rampup(self, start: int, increment: int, samples: int) -> None:

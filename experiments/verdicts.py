@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from experiments.catalogue import PAPERS, Claim, Experiment, every_claim, unanswered_claims
+from experiments.effects import ABLATION, Finding, derive_effects
 from lineage.digest import check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Document, parse_document, read_values
@@ -25,14 +26,20 @@ STAND_IN = "a stand-in for the released weights"
 FITTED, HELD_OUT = "the cost model was fitted on this row", "held out of the cost model's fit"
 """What the record of a simulated number notes."""
 
-Outcome = Literal["REPRODUCED", "DIVERGED", "CONSISTENT", "INCONSISTENT", "SIMULATED", "NOT_RUN", "CONTEXT"]
-"""REPRODUCED and DIVERGED: measured, within or beyond the claim's tolerance. CONSISTENT and INCONSISTENT: the source's
-own arithmetic. SIMULATED: a cost model's number. NOT_RUN: no number at the published size. CONTEXT: others' numbers."""
+Outcome = Literal[
+    "REPRODUCED", "DIVERGED", "SUPPORTED", "CONTRADICTED", "INCONCLUSIVE", "CONSISTENT", "INCONSISTENT", "SIMULATED",
+    "NOT_RUN", "CONTEXT",
+]  # fmt: skip
+"""REPRODUCED and DIVERGED: measured, within or beyond the claim's tolerance. SUPPORTED, CONTRADICTED and INCONCLUSIVE:
+an effect tried at reduced scale, forecast before it. CONSISTENT and INCONSISTENT: the source's own arithmetic.
+SIMULATED: a cost model's number. NOT_RUN: no number at the published size. CONTEXT: others' numbers."""
 HELD: dict[Kind, tuple[Outcome, Outcome]] = {
     "measured": ("REPRODUCED", "DIVERGED"), "computed": ("CONSISTENT", "INCONSISTENT")
 }  # fmt: skip
 """Verdicts of kinds that are held against a claim: within its tolerance, and beyond it."""
 BEYOND: tuple[Outcome, ...] = ("DIVERGED", "INCONSISTENT")
+"""Verdicts on numbers that end a command with exit code 3; an effect that is CONTRADICTED at reduced scale does not."""
+EFFECTS: tuple[Outcome, ...] = ("SUPPORTED", "CONTRADICTED", "INCONCLUSIVE")
 
 
 class Refused(Document):
@@ -72,13 +79,15 @@ class Results:
     """Why a run has no number for (experiment, series, x)."""
     left_out: tuple[str, ...]
     """A sentence for each directory with records that was never finished."""
+    findings: dict[str, Finding]
+    """What the newest ablation found of the effect that answers a claim, by the claim's id."""
 
 
 def load_results(folders: Iterable[Path]) -> Results:
     """Records of the sealed runs that stand in `folders`, or are one of them.
 
-    Raises IntegrityFailure where a sealed file was changed or a run holds a kind of number that it cannot have made,
-    BadInput where a folder is not there.
+    Raises IntegrityFailure where a sealed file was changed, a run holds a kind of number that it cannot have made or an
+    ablation's forecast is not that of its trainings, BadInput where a folder is not there.
     """
     runs: dict[Path, str] = {}
     left_out = []
@@ -90,12 +99,18 @@ def load_results(folders: Iterable[Path]) -> Results:
             runs[path] = str(RunDirectory.open(path).manifest.get("created", ""))
     records: list[Record] = []
     refused: dict[tuple[str, str, float | None], str] = {}
+    findings: dict[str, Finding] = {}
     for path in sorted(runs, key=lambda run: runs[run], reverse=True):
         records += _records(path)
+        if RunDirectory.open(path).manifest["kind"] == ABLATION:
+            found, derived = derive_effects(path)
+            if records[-len(derived) :] != derived:
+                raise IntegrityFailure(f"{path} does not have the numbers of its trainings in {RECORDS}")
+            findings = {finding.effect.claim: finding for finding in found} | findings
         if (path / NOT_RUN).is_file():
             for row in parse_document({"rows": read_values(path / NOT_RUN)}, Refusals, NOT_RUN).rows:
                 refused.setdefault((row.experiment, row.series, row.x), row.reason)
-    return Results(tuple(records), refused, tuple(left_out))
+    return Results(tuple(records), refused, tuple(left_out), findings)
 
 
 def judge(experiments: Iterable[Experiment], results: Results) -> list[Verdict]:
@@ -173,6 +188,8 @@ def _verdict(experiment: Experiment, claim: Claim, records: list[Record], result
         return Verdict(experiment.name, claim, "NOT_RUN", None, _reason(experiment, claim, results))
     deviation = record.value - float(claim.value)
     shown = f"{100 * deviation / float(claim.value):+.1f} %" if claim.value else f"{deviation:+.3g}"
+    if record.kind == "scaled" and (finding := results.findings.get(claim.id)):
+        return Verdict(experiment.name, claim, finding.outcome, record, finding.sentence)
     if record.kind == "scaled":
         smaller = "the number is of a smaller model or machine"
         reason = f"the number is of {STAND_IN}" if record.note.startswith(STAND_IN) else smaller

@@ -173,7 +173,7 @@ def _verdicts(experiments: dict[str, Experiment], reproduction: Reproduction, re
     """From sealed runs alone: a reproduction that is unfinished or was changed answers nothing."""
     mine = () if reproduction.problems_of(MARKER) else reproduction.records
     records = (*results.records, *(record for record in mine if record.kind != "published"))
-    verdicts = judge(experiments.values(), Results(records, results.refused, ()))
+    verdicts = judge(experiments.values(), replace(results, records=records))
     return [*verdicts, *unanswered(experiments.values())]
 
 
