@@ -135,9 +135,9 @@ def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
 
 
 def format_summary(verdicts: Sequence[Verdict]) -> str:
-    """The number of claims and of each verdict, by paper and in all; of measured ones even where there are none."""
+    """The number of claims and of each verdict, by paper and in all, of what was measured or tried even where none is."""
     counts = Counter((verdict.claim.paper, verdict.outcome) for verdict in verdicts)
-    given = {*HELD["measured"], *(verdict.outcome for verdict in verdicts)}
+    given = {*HELD["measured"], *EFFECTS, *(verdict.outcome for verdict in verdicts)}
     outcomes = [outcome for outcome in get_args(Outcome) if outcome in given]
     papers = dict.fromkeys(verdict.claim.paper for verdict in verdicts)
     rows = {PAPERS[paper]: [counts[paper, outcome] for outcome in outcomes] for paper in papers}
