@@ -5,7 +5,7 @@ The seeds of the trainings are those that the forecast gives (`experiments.train
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 from scipy.stats import t as student_t  # type: ignore[import-untyped]
 
 from engine.config import RunConfig
-from experiments.catalogue import Ablation, Arm, Claim, Effect, every_claim
+from experiments.catalogue import Ablation, Arm, Effect
 from experiments.trainings.kept import FORECAST, SEARCH_SEED, Trained, read_kept, seeds_of
 from lineage.config import parse_config
 from lineage.errors import IntegrityFailure
@@ -48,12 +48,8 @@ class Finding(NamedTuple):
     """What came of an effect."""
 
     effect: Effect
-    differences: tuple[float, ...]
-    """By seed."""
-    mean: float
-    low: float
-    """With `high`, the paired interval."""
-    high: float
+    record: Record
+    """The mean difference with its paired interval."""
     outcome: Supported
     sentence: str
 
@@ -134,10 +130,11 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
     if more := sum(not each.is_trial for each in trained.values()) - len(ablation.arms) * len(seeds):
         raise IntegrityFailure(f"{folder.name} keeps {more} trainings that its {FORECAST} does not ask for")
     bits = {arm.name: forecast.bits_per_nat[arm.dataset] for arm in ablation.arms}
-    findings = [find_effect(effect, ablation.level, arms, bits) for effect in ablation.effects]
     about = {"experiment": forecast.experiment, "source": f"{manifest.name}-{manifest.identity[:8]}",
              "digest": manifest.config_digest, "kind": "scaled"}  # fmt: skip
-    return findings, [Record(**about | line) for line in _lines(arms, forecast, findings)]
+    findings = [find_effect(effect, ablation.level, arms, bits, about) for effect in ablation.effects]
+    records = [Record(**about | line) for line in _lines(arms, forecast.rates)]
+    return findings, records + [finding.record for finding in findings]
 
 
 def _trained(folder: Path, trained: Mapping[str, Trained], config: RunConfig) -> Trained:
@@ -145,8 +142,8 @@ def _trained(folder: Path, trained: Mapping[str, Trained], config: RunConfig) ->
     found = trained.get(config.name)
     if found is None:
         raise IntegrityFailure(
-            f"{folder.name} does not keep {config.name}: {FORECAST} gives other seeds than those of the trainings, so "
-            "it was changed or made after them"
+            f"{folder.name} does not keep {config.name}, which {FORECAST} asks for: the forecast was changed or made "
+            "after its trainings"
         )
     vocabulary = {name: getattr(found.config.model, name) for name in ("vocab_size", "padded_vocab_size")}
     if (found.config.model, found.config.train) != (config.model.model_copy(update=vocabulary), config.train):
@@ -159,36 +156,40 @@ def _check_data(trained: Trained, dataset: str) -> None:
         raise IntegrityFailure(f"{trained.folder.name} was trained on other data than {FORECAST} says")
 
 
-def find_effect(effect: Effect, level: float, arms: dict[str, list[Trained]], bits: dict[str, float]) -> Finding:
+def find_effect(
+    effect: Effect, level: float, arms: dict[str, list[Trained]], bits: dict[str, float], about: dict[str, Any]
+) -> Finding:
     """The paired t interval of the differences over seeds, and on which side of what is claimed it lies."""
-    pairs = zip(arms[effect.of], arms[effect.less], strict=True)
     scale = bits if effect.quantity == "bits_per_byte" else dict.fromkeys(bits, 1.0)
     differences = [
         loss_after(one, effect.share) * scale[effect.of] - loss_after(other, effect.share) * scale[effect.less]
-        for one, other in pairs
+        for one, other in zip(arms[effect.of], arms[effect.less], strict=True)
     ]
     count, mean = len(differences), float(np.mean(differences))
     reach = float(student_t.ppf((1 + level) / 2, count - 1) * np.std(differences, ddof=1) / math.sqrt(count))
-    mean, low, high, reach = (float(f"{number:.6g}") for number in (mean, mean - reach, mean + reach, reach))
-    above, below = (-math.inf if effect.above is None else effect.above), (
-        math.inf if effect.below is None else effect.below
-    )  # fmt: skip
+    mean, low, high = (float(f"{number:.6g}") for number in (mean, mean - reach, mean + reach))
+    above = -math.inf if effect.above is None else effect.above
+    below = math.inf if effect.below is None else effect.below
     outcome: Supported = "INCONCLUSIVE"
     if above < low and high < below:
         outcome = "SUPPORTED"
     elif high <= above or below <= low:
         outcome = "CONTRADICTED"
-    claimed = " and ".join(
-        f"{side} {end:g}" for side, end in (("above", effect.above), ("below", effect.below)) if end is not None
-    )
+    ends = (("above", above), ("below", below))
+    claimed = " and ".join(f"{side} {end:g}" for side, end in ends if math.isfinite(end))
     when = "" if effect.share == 1 else f" after {effect.share:.0%} of the tokens"
+    series, unit = f"{effect.of} less {effect.less}{when}", UNITS[effect.quantity]
     sentence = (
-        f"{effect.of} less {effect.less}{when}: {mean:+.4g} {UNITS[effect.quantity]} "
-        f"({low:+.4g} to {high:+.4g}, {level:.0%} over {count} pairs of seeds), claimed {claimed}"
+        f"{series}: {mean:+.4g} {unit} ({low:+.4g} to {high:+.4g}, {level:.0%} over {count} pairs of seeds), "
+        f"claimed {claimed}"
     )
     if outcome == "INCONCLUSIVE":
         sentence += f"; an effect of {reach:.2g} would have shown"
-    return Finding(effect, tuple(differences), mean, low, high, outcome, sentence)
+    record = Record(
+        **about, series=series, quantity=f"{effect.quantity}_difference", value=mean, low=low, high=high, unit=unit,
+        note=outcome,
+    )  # fmt: skip
+    return Finding(effect, record, outcome, sentence)
 
 
 def loss_after(trained: Trained, share: float) -> float:
@@ -203,12 +204,10 @@ def loss_after(trained: Trained, share: float) -> float:
     return float(np.interp(share * tokens[-1], tokens, list(trained.losses.values())))
 
 
-def _lines(
-    arms: dict[str, list[Trained]], forecast: EffectForecast, findings: Iterable[Finding]
-) -> Iterator[dict[str, Any]]:
-    """Of each arm its rate, its curves and their ends; of each effect the mean difference with its interval."""
+def _lines(arms: dict[str, list[Trained]], rates: dict[str, float]) -> Iterator[dict[str, Any]]:
+    """Of each arm its rate, its curves and their ends."""
     for name, trainings in arms.items():
-        yield {"series": name, "quantity": "learning_rate", "value": forecast.rates[name]}
+        yield {"series": name, "quantity": "learning_rate", "value": rates[name]}
         for each in trainings:
             of = {"series": name, "seed": each.config.train.seed}
             for tokens, loss in each.losses.items():
@@ -216,15 +215,6 @@ def _lines(
             yield of | {"quantity": "diverged", "value": float(each.is_diverged)}
             if not each.is_diverged:
                 yield of | {"quantity": "final_validation_loss", "value": each.final}
-    claims = {claim.id: claim for claim in every_claim()}
-    for finding in findings:
-        if claim := claims.get(finding.effect.claim):
-            yield _of_claim(claim, finding)
-
-
-def _of_claim(claim: Claim, finding: Finding) -> dict[str, Any]:
-    return {"series": claim.series, "quantity": claim.quantity, "value": finding.mean, "low": finding.low,
-            "high": finding.high, "unit": UNITS[finding.effect.quantity], "note": finding.outcome}  # fmt: skip
 
 
 def slug(name: str) -> str:

@@ -135,7 +135,7 @@ def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
 
 
 def format_summary(verdicts: Sequence[Verdict]) -> str:
-    """The number of claims and of each verdict, by paper and in all, of what was measured or tried even where none is."""
+    """The number of claims and of each verdict, by paper and in all; of some verdicts even where there are none."""
     counts = Counter((verdict.claim.paper, verdict.outcome) for verdict in verdicts)
     given = {*HELD["measured"], *EFFECTS, *(verdict.outcome for verdict in verdicts)}
     outcomes = [outcome for outcome in get_args(Outcome) if outcome in given]
@@ -184,12 +184,12 @@ def _records(path: Path) -> list[Record]:
 
 def _verdict(experiment: Experiment, claim: Claim, records: list[Record], results: Results) -> Verdict:
     record = _find(experiment, claim, records)
+    if (record is None or record.kind == "scaled") and (finding := results.findings.get(claim.id)):
+        return Verdict(experiment.name, claim, finding.outcome, finding.record, finding.sentence)
     if record is None:
         return Verdict(experiment.name, claim, "NOT_RUN", None, _reason(experiment, claim, results))
     deviation = record.value - float(claim.value)
     shown = f"{100 * deviation / float(claim.value):+.1f} %" if claim.value else f"{deviation:+.3g}"
-    if record.kind == "scaled" and (finding := results.findings.get(claim.id)):
-        return Verdict(experiment.name, claim, finding.outcome, record, finding.sentence)
     if record.kind == "scaled":
         smaller = "the number is of a smaller model or machine"
         reason = f"the number is of {STAND_IN}" if record.note.startswith(STAND_IN) else smaller
