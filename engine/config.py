@@ -252,14 +252,12 @@ class TrainConfig(Config):
     def _check(self) -> Self:
         _check_at_least_one(
             self, "iterations", "global_batch_size", "microbatch_size", "validation_interval", "validation_samples",
-            "checkpoint_interval", "keep_checkpoints",
+            "checkpoint_interval", "keep_checkpoints", "initial_loss_scale",
         )  # fmt: skip
         for name in ("learning_rate", "min_learning_rate", "warmup_iterations", "weight_decay", "clip_gradient",
-                     "adam_epsilon"):  # fmt: skip
+                     "adam_epsilon", "initial_loss_scale"):  # fmt: skip
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 0 and finite")
-        if not 1 <= self.initial_loss_scale < math.inf:
-            raise ValueError(f"initial_loss_scale = {self.initial_loss_scale} must be at least 1 and finite")
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} is not in [0, 1)")
@@ -284,10 +282,8 @@ class TrainConfig(Config):
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without a setting that earlier runs did not have: what they compute has the identity that it had."""
         values: dict[str, Any] = handler(self)
-        for name in ("invariant", "initial_loss_scale"):
-            if getattr(self, name) == type(self).model_fields[name].default:
-                values.pop(name, None)
-        return values
+        later = {name: type(self).model_fields[name].default for name in ("invariant", "initial_loss_scale")}
+        return {name: value for name, value in values.items() if name not in later or value != later[name]}
 
     def _check_rampup(self, start: int, increment: int, samples: int) -> None:
         shown = f"rampup_batch_size = {[start, increment, samples]}"
