@@ -24,7 +24,7 @@ from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import read_object
 from lineage.records import read_records, write_records
 from lineage.run import MANIFEST
-from tests.commands import call
+from tests.commands import ROOT, call
 from tests.engine.conftest import write_dataset
 
 ABLATIONS = {name: one for name, one in load_experiments().items() if one.ablation}
@@ -40,10 +40,14 @@ def shrunk(name: str, iterations: int, **changed: Any) -> Experiment:
     return experiment.model_copy(update={"ablation": ablation})
 
 
-def memory(**changed: Any) -> Experiment:
-    """A tiny ablation whose second arm is trained at a rate that teaches it nothing."""
+RIGHT = Effect(claim="transformer-xl/paper/memory", of="no memory", less="memory of 16", above=0.0)
+SWAPPED = Effect(claim="transformer-xl/readme/hours", of="memory of 16", less="no memory", above=0.0)
+
+
+def memory() -> Experiment:
+    """A tiny ablation whose second arm is trained at a rate that teaches it nothing; of its effects one is swapped."""
     arms = (Arm(name="memory of 16"), Arm(name="no memory", rates=(1e-9,)))
-    return shrunk("transformer-xl/memory", 8, rates=(1e-2, 1e6), search_share=0.5, arms=arms, **changed)
+    return shrunk("transformer-xl/memory", 8, rates=(1e-2, 1e6), search_share=0.5, arms=arms, effects=(RIGHT, SWAPPED))
 
 
 @pytest.fixture(scope="module")
@@ -97,20 +101,32 @@ def test_the_seeds_are_those_of_the_sealed_forecast(trained: Path) -> None:
     assert list(forecast["searched"].values()).count("") <= 1
 
 
-def test_an_honest_run_is_judged_by_its_interval_and_verifies(trained: Path) -> None:
+def test_a_run_is_judged_by_its_intervals_and_verifies(trained: Path) -> None:
     results = load_results([trained])
-    *others, claim = judge([find_experiment("transformer-xl/memory")], results)
-    assert (claim.claim.id, claim.outcome) == ("transformer-xl/paper/memory", "SUPPORTED")
-    assert {other.outcome for other in others} == {"NOT_RUN"}
-    (finding,) = results.findings.values()
-    assert claim.record == finding.record == results.records[-1]
-    assert (finding.record.low or 0) > 0
+    found = {one.claim.id: one for one in judge([find_experiment("transformer-xl/memory")], results)}
+    assert {name: one.outcome for name, one in found.items()} == {
+        RIGHT.claim: "SUPPORTED", SWAPPED.claim: "CONTRADICTED", "transformer-xl/readme/perplexity": "NOT_RUN"
+    }  # fmt: skip
+    right, swapped = (found[effect.claim].record for effect in (RIGHT, SWAPPED))
+    assert [right, swapped] == list(results.records[-2:])
+    assert right is not None
+    assert swapped is not None
+    assert (right.value, right.low) == (-swapped.value, -(swapped.high or 0))
+    assert 0 < (right.low or 0) < right.value
     curve = [one for one in results.records if (one.series, one.quantity) == ("no memory", "validation_loss")]
     assert [one.x for one in curve] == 5 * [0.0, 256.0, 512.0]
     assert "SUPPORTED: no memory less memory of 16: +" in format_ablation(memory(), *derive_effects(trained))
     check = Check(trained)
     assert not check.broken
     assert not check.absent
+
+
+def test_what_is_contradicted_is_shown_and_is_no_reason_for_exit_code_3(trained: Path) -> None:
+    one = call({}, "mlm-experiment", "compare", "transformer-xl/memory", "--results", trained, ends=0)
+    assert "CONTRADICTED  memory of 16 less no memory: -" in one.out
+    every = call({}, "mlm-experiment", "compare", "--all", "--results", trained, ends=0)
+    assert SWAPPED.claim in every.out
+    assert RIGHT.claim not in every.out
 
 
 def test_what_is_finished_is_found_again(trained: Path) -> None:
@@ -120,13 +136,19 @@ def test_what_is_finished_is_found_again(trained: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in runs.glob("*/COMPLETE")} == before
 
 
-def test_swapped_arms_turn_the_verdict(trained: Path, tmp_path: Path) -> None:
-    effect = Effect(claim="transformer-xl/paper/memory", of="memory of 16", less="no memory", above=0.0)
-    run = run_ablation(memory(effects=(effect,)), [trained.parent.parent / "words"], tmp_path)
-    *_, claim = judge([find_experiment("transformer-xl/memory")], load_results([run.path]))
-    assert claim.outcome == "CONTRADICTED"
-    done = call({}, "mlm-experiment", "compare", "transformer-xl/memory", "--results", run.path, ends=0)
-    assert "CONTRADICTED" in done.out
+KEPT = sorted(path.parent for path in (ROOT / "results" / "ablations").glob(f"*/{TRAINING}/"))
+
+
+@pytest.mark.parametrize("run", KEPT, ids=lambda run: run.name)
+def test_a_kept_ablation_is_that_of_its_experiment(run: Path) -> None:
+    forecast = read_object(run / FORECAST)
+    ablation = find_experiment(forecast["experiment"]).ablation
+    assert ablation is not None
+    assert forecast["ablation"] == ablation.model_dump(mode="json")
+    assert {finding.effect.claim for finding in load_results([run]).findings.values()} == {
+        effect.claim for effect in ablation.effects
+    }
+    assert not Check(run).broken
 
 
 def edit_forecast(run: Path) -> None:
@@ -282,11 +304,13 @@ def test_datasets_of_other_text_are_refused(tmp_path: Path) -> None:
 
 def test_the_finder_gives_the_rates(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "words")
-    found = shrunk("transformer-xl/learning-rate-finder", 12, search_share=1.0, finder=(1e-3, 1.0))
+    shipped = find_experiment("transformer-xl/learning-rate-finder").ablation
+    assert shipped is not None
+    short: dict[str, Any] = {"arms": shipped.arms[:2], "effects": shipped.effects[:1], "finder": (1e-3, 1.0)}
+    found = shrunk("transformer-xl/learning-rate-finder", 12, search_share=1.0, **short)
     run = run_ablation(found, [dataset], tmp_path / "runs")
     rates = read_object(run.path / FORECAST)["rates"]
-    for optimizer in ("LAMB", "Adam"):
-        highest = rates[f"{optimizer} at the finder's rate"]
-        assert 1e-3 < highest <= 1
-        assert rates[f"{optimizer} at a fifth of it"] == pytest.approx(highest / 5, rel=1e-3)
-    assert len(load_results([run.path]).findings) == 2
+    highest = rates["LAMB at the finder's rate"]
+    assert 1e-3 < highest <= 1
+    assert rates["LAMB at a fifth of it"] == pytest.approx(highest / 5, rel=1e-3)
+    assert len(load_results([run.path]).findings) == 1
