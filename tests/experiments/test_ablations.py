@@ -140,15 +140,20 @@ KEPT = sorted(path.parent for path in (ROOT / "results" / "ablations").glob(f"*/
 
 
 @pytest.mark.parametrize("run", KEPT, ids=lambda run: run.name)
-def test_a_kept_ablation_is_that_of_its_experiment(run: Path) -> None:
-    forecast = read_object(run / FORECAST)
-    ablation = find_experiment(forecast["experiment"]).ablation
-    assert ablation is not None
-    assert forecast["ablation"] == ablation.model_dump(mode="json")
-    assert {finding.effect.claim for finding in load_results([run]).findings.values()} == {
-        effect.claim for effect in ablation.effects
-    }
+def test_a_kept_ablation_verifies(run: Path) -> None:
     assert not Check(run).broken
+
+
+def test_the_newest_kept_ablation_is_that_of_its_experiment() -> None:
+    newest = {}
+    for run in sorted(KEPT, key=lambda run: str(read_object(run / MANIFEST)["created"])):
+        forecast = read_object(run / FORECAST)
+        newest[forecast["experiment"]] = forecast["ablation"]
+    assert newest
+    for name, forecast in newest.items():
+        ablation = find_experiment(name).ablation
+        assert ablation is not None
+        assert forecast == ablation.model_dump(mode="json"), name
 
 
 def edit_forecast(run: Path) -> None:
