@@ -226,6 +226,8 @@ class TrainConfig(Config):
     """Of parameters and activations; fp16 and bf16 keep fp32 master weights, moments and gradient sums, fp16 scales its
     loss dynamically. `fp16-pure` has everything in fp16 and no scale, as tried in "Scaling Transformer-XL to 128 GPUs".
     """
+    initial_loss_scale: float = 2.0**32
+    """Of fp16's loss scale, as Megatron-LM's `--initial-loss-scale`."""
     seed: int = 1234
     """Of initial values, data order and dropout."""
     validation_interval: int = 1000
@@ -242,7 +244,7 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _check_range(self, "iterations global_batch_size microbatch_size keep_checkpoints", 1)
+        _check_range(self, "iterations global_batch_size microbatch_size keep_checkpoints initial_loss_scale", 1)
         _check_range(self, "validation_interval validation_samples checkpoint_interval", 1)
         _check_range(self, "learning_rate min_learning_rate warmup_iterations", 0)
         _check_range(self, "weight_decay clip_gradient adam_epsilon", 0)
@@ -267,9 +269,8 @@ class TrainConfig(Config):
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without a setting that earlier runs did not have: what they compute has the identity that it had."""
         values: dict[str, Any] = handler(self)
-        if not self.invariant:
-            values.pop("invariant", None)
-        return values
+        later = {name: type(self).model_fields[name].default for name in ("invariant", "initial_loss_scale")}
+        return {name: value for name, value in values.items() if name not in later or value != later[name]}
 
     def _check_rampup(self, start: int, increment: int, samples: int) -> None:
         shown = f"rampup_batch_size = {[start, increment, samples]}"

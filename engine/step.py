@@ -81,7 +81,7 @@ class TrainingStep:
         self.model, self.mesh = model, model.mesh
         self.optimizer = build_optimizer(model.parameters, train, model.storage_mesh, shard_optimizer)
         self.reducer = model.reducer(self.optimizer.groups, measures_noise)
-        self.scaler = LossScaler() if train.precision == "fp16" else None
+        self.scaler = LossScaler(train.initial_loss_scale) if train.precision == "fp16" else None
         self.timeline: list[Interval] | None = None
         """Where a list stands here, this rank's computations are added to it as they end."""
 

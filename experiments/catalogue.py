@@ -123,24 +123,67 @@ class Arm(Config):
     """Its series among the records."""
     model: dict[str, Any] = Field(default_factory=dict)
     train: dict[str, Any] = Field(default_factory=dict)
+    rates: tuple[float, ...] = ()
+    """Learning rates that are tried, in place of the ablation's."""
+    of_rate: float = Field(default=1.0, gt=0)
+    """It is trained at the rate that its search gives times this."""
     dataset: int = Field(default=0, ge=0)
     """Which of the given datasets it reads, from 0; several are of the same text in other tokens."""
 
 
+class Effect(Config):
+    """What is claimed of two arms: where the difference of a quantity lies."""
+
+    claim: str
+    """Id of the published claim that it answers."""
+    of: str
+    """The arm whose quantity the other's is taken from."""
+    less: str
+    quantity: Literal["validation_loss", "bits_per_byte"] = "validation_loss"
+    """In nats a token, or in bits a byte of text, at the end of training."""
+    share: float = Field(default=1.0, gt=0, le=1)
+    """Of the training's tokens after which it is taken, where that is not the end."""
+    above: FiniteFloat | None = None
+    """The difference is claimed to be greater than this."""
+    below: FiniteFloat | None = None
+    """The difference is claimed to be less than this."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.above is None and self.below is None:
+            raise ValueError(f"the effect of {self.claim} claims nothing: give above, below or both")
+        return self
+
+
 class Ablation(Config):
-    """The same small training but for one thing, over several seeds."""
+    """The same small training but for one thing, over several seeds, and what is claimed of it before."""
 
     question: str
     model: dict[str, Any]
     train: dict[str, Any]
     arms: tuple[Arm, ...]
-    learning_rates: tuple[float, ...] = ()
-    """Constant rates that every arm is trained at, each apart, in place of the recipe's."""
+    effects: tuple[Effect, ...]
+    rates: tuple[float, ...] = ()
+    """Learning rates that every arm is tried at with a seed of its own; it is trained at the best."""
+    search_share: float = Field(default=0.2, gt=0, le=1)
+    """Of a training's iterations that each rate is tried for."""
     finder: tuple[float, float] | None = None
-    """Ends of a learning-rate finder's sweep, which every arm makes instead of a training."""
-    ranks: int = Field(default=1, ge=1)
-    """Data-parallel ranks; with more than one the gradient noise scale is recorded."""
-    seeds: tuple[int, ...] = (1, 2)
+    """Ends of a learning-rate finder's sweep over as many iterations, which gives the rate in place of trials."""
+    seeds: int = Field(default=5, ge=5, le=8)
+    """How many every arm is trained with; the forecast's digest says which."""
+    level: float = Field(default=0.95, gt=0, lt=1)
+    """Of the paired t intervals over seeds."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = {arm.name for arm in self.arms}
+        for effect in self.effects:
+            if not {effect.of, effect.less} <= names:
+                raise ValueError(f"the effect of {effect.claim} is about an arm that is not one of {sorted(names)}")
+        for arm in self.arms:
+            if not (self.finder or arm.rates or self.rates):
+                raise ValueError(f"the arm {arm.name!r} has no rates to try")
+        return self
 
 
 class Expected(Config):

@@ -253,13 +253,14 @@ def ablate(
     ],
     runs: Annotated[Path, typer.Option("--runs", help="Folder of run directories.")] = Path("runs"),
 ) -> None:
-    """Train the same recipe but for one thing, over several seeds, and say what it changed."""
+    """Train the same recipe but for one thing, over seeds that a sealed forecast gives, and say what it changed."""
     from experiments.catalogue import find_experiment
+    from experiments.effects import derive_effects
     from experiments.measured.ablations import format_ablation, run_ablation
 
     experiment = find_experiment(name)
-    run, records = run_ablation(experiment, dataset, runs)
-    print(f"{format_ablation(experiment, records)}\n{run.path}")
+    run = run_ablation(experiment, dataset, runs)
+    print(f"{format_ablation(experiment, *derive_effects(run.path))}\n{run.path}")
 
 
 @app.command()
@@ -273,7 +274,8 @@ def compare(
 ) -> None:
     """A verdict for every published claim, from the records of sealed runs; exit code 3 where one diverged.
 
-    Of one experiment every claim has its row; of all, verdicts are counted by paper, and those that diverged are shown.
+    Of one experiment every claim has its row; of all, verdicts are counted by paper, and those that diverged or were
+    contradicted are shown. An effect that is contradicted at reduced scale is no reason for exit code 3.
     """
     from experiments.verdicts import BEYOND, format_summary, format_verdicts, judge, load_results, unanswered
 
@@ -289,8 +291,8 @@ def compare(
         if loaded.left_out:
             print(f"left out: {len(loaded.left_out)} directories that were never finished")
         print("a row for each claim: mlm-experiment compare --all --rows")
-        if diverged:
-            print(f"\n{format_verdicts(diverged)}")
+        if shown := [verdict for verdict in verdicts if verdict.outcome in (*BEYOND, "CONTRADICTED")]:
+            print(f"\n{format_verdicts(shown)}")
     if diverged:
         more = f" and {len(diverged) - 1} more" if len(diverged) > 1 else ""
         raise Diverged(f"{diverged[0].claim.id}{more}: the number found here is beyond the claim's tolerance")

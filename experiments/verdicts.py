@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from experiments.catalogue import PAPERS, Claim, Experiment, every_claim, unanswered_claims
+from experiments.effects import ABLATION, Finding, derive_effects
 from lineage.digest import check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Document, parse_document, read_values
@@ -25,14 +26,20 @@ STAND_IN = "a stand-in for the released weights"
 FITTED, HELD_OUT = "the cost model was fitted on this row", "held out of the cost model's fit"
 """What the record of a simulated number notes."""
 
-Outcome = Literal["REPRODUCED", "DIVERGED", "CONSISTENT", "INCONSISTENT", "SIMULATED", "NOT_RUN", "CONTEXT"]
-"""REPRODUCED and DIVERGED: measured, within or beyond the claim's tolerance. CONSISTENT and INCONSISTENT: the source's
-own arithmetic. SIMULATED: a cost model's number. NOT_RUN: no number at the published size. CONTEXT: others' numbers."""
+Outcome = Literal[
+    "REPRODUCED", "DIVERGED", "SUPPORTED", "CONTRADICTED", "INCONCLUSIVE", "CONSISTENT", "INCONSISTENT", "SIMULATED",
+    "NOT_RUN", "CONTEXT",
+]  # fmt: skip
+"""REPRODUCED and DIVERGED: measured, within or beyond the claim's tolerance. SUPPORTED, CONTRADICTED and INCONCLUSIVE:
+an effect tried at reduced scale, forecast before it. CONSISTENT and INCONSISTENT: the source's own arithmetic.
+SIMULATED: a cost model's number. NOT_RUN: no number at the published size. CONTEXT: others' numbers."""
 HELD: dict[Kind, tuple[Outcome, Outcome]] = {
     "measured": ("REPRODUCED", "DIVERGED"), "computed": ("CONSISTENT", "INCONSISTENT")
 }  # fmt: skip
 """Verdicts of kinds that are held against a claim: within its tolerance, and beyond it."""
 BEYOND: tuple[Outcome, ...] = ("DIVERGED", "INCONSISTENT")
+"""Verdicts on numbers that end a command with exit code 3; an effect that is CONTRADICTED at reduced scale does not."""
+EFFECTS: tuple[Outcome, ...] = ("SUPPORTED", "CONTRADICTED", "INCONCLUSIVE")
 
 
 Rows = dict[tuple[str, str, Kind], list[Record]]
@@ -76,13 +83,15 @@ class Results:
     """Why a run has no number for (experiment, series, x)."""
     left_out: tuple[str, ...]
     """A sentence for each directory with records that was never finished."""
+    findings: dict[str, Finding]
+    """What the newest ablation found of the effect that answers a claim, by the claim's id."""
 
 
 def load_results(folders: Iterable[Path]) -> Results:
     """Records of the sealed runs that stand in `folders`, or are one of them.
 
-    Raises IntegrityFailure where a sealed file was changed or a run holds a kind of number that it cannot have made,
-    BadInput where a folder is not there.
+    Raises IntegrityFailure where a sealed file was changed, a run holds a kind of number that it cannot have made or an
+    ablation's forecast is not that of its trainings, BadInput where a folder is not there.
     """
     runs: dict[Path, str] = {}
     left_out = []
@@ -94,12 +103,18 @@ def load_results(folders: Iterable[Path]) -> Results:
             runs[path] = str(RunDirectory.open(path).manifest.get("created", ""))
     records: list[Record] = []
     refused: dict[tuple[str, str, float | None], str] = {}
+    findings: dict[str, Finding] = {}
     for path in sorted(runs, key=lambda run: runs[run], reverse=True):
         records += _records(path)
+        if RunDirectory.open(path).manifest["kind"] == ABLATION:
+            found, derived = derive_effects(path)
+            if records[-len(derived) :] != derived:
+                raise IntegrityFailure(f"{path} does not have the numbers of its trainings in {RECORDS}")
+            findings = {finding.effect.claim: finding for finding in found} | findings
         if (path / NOT_RUN).is_file():
             for row in parse_document({"rows": read_values(path / NOT_RUN)}, Refusals, NOT_RUN).rows:
                 refused.setdefault((row.experiment, row.series, row.x), row.reason)
-    return Results(tuple(records), refused, tuple(left_out))
+    return Results(tuple(records), refused, tuple(left_out), findings)
 
 
 def judge(experiments: Iterable[Experiment], results: Results) -> list[Verdict]:
@@ -126,9 +141,9 @@ def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
 
 
 def format_summary(verdicts: Sequence[Verdict]) -> str:
-    """The number of claims and of each verdict, by paper and in all; of measured ones even where there are none."""
+    """The number of claims and of each verdict, by paper and in all; of some verdicts even where there are none."""
     counts = Counter((verdict.claim.paper, verdict.outcome) for verdict in verdicts)
-    given = {*HELD["measured"], *(verdict.outcome for verdict in verdicts)}
+    given = {*HELD["measured"], *EFFECTS, *(verdict.outcome for verdict in verdicts)}
     outcomes = [outcome for outcome in get_args(Outcome) if outcome in given]
     papers = dict.fromkeys(verdict.claim.paper for verdict in verdicts)
     rows = {PAPERS[paper]: [counts[paper, outcome] for outcome in outcomes] for paper in papers}
@@ -175,6 +190,8 @@ def _records(path: Path) -> list[Record]:
 
 def _verdict(experiment: Experiment, claim: Claim, records: Rows, results: Results) -> Verdict:
     record = _find(experiment, claim, records)
+    if (record is None or record.kind == "scaled") and (finding := results.findings.get(claim.id)):
+        return Verdict(experiment.name, claim, finding.outcome, finding.record, finding.sentence)
     if record is None:
         return Verdict(experiment.name, claim, "NOT_RUN", None, _reason(experiment, claim, results, bool(records)))
     deviation = record.value - float(claim.value)

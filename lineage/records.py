@@ -30,7 +30,8 @@ class Record(Config):
     """For a published number the document; otherwise the run directory's name."""
     unit: str = ""
     low: FiniteFloat | None = None
-    """With `high`, where nine in ten measurements lie; only a simulated number has it."""
+    """With `high`, an interval: of a simulated number where nine in ten measurements lie, of an effect at reduced scale
+    that of its mean over seeds; no other number has it."""
     high: FiniteFloat | None = None
     x: FiniteFloat | None = None
     """Position on the x axis, for a curve."""
@@ -43,8 +44,8 @@ class Record(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.kind != "simulated" and (self.low, self.high) != (None, None):
-            raise ValueError(f"a {self.kind} number has no interval; only a simulated one has")
+        if self.kind not in ("simulated", "scaled") and (self.low, self.high) != (None, None):
+            raise ValueError(f"a {self.kind} number has no interval; only a simulated or a scaled one has")
         return self
 
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from experiments.catalogue import Ablation, Experiment
+from experiments.catalogue import Experiment
+from experiments.verdicts import EFFECTS, FITTED
 from lineage.config import read_toml
 from lineage.records import Kind, Record
 from reports.claims import Claims, Found
@@ -102,8 +103,6 @@ def _drawn(numbers: Numbers) -> str:
     places = {quantity: len(part) for quantity, part in frame.groupby("quantity", sort=False) if len(part) > 1}
     if numbers.experiment.chart == "table" or not places:
         return ""
-    if numbers.experiment.ablation and "validation_loss" in places:
-        return "validation_loss"
     ours = {record.quantity for record in numbers.records}
     published = {claim.quantity for claim in numbers.experiment.claims}
     return max(places, key=lambda quantity: (quantity in published, quantity in ours, places[quantity]))
@@ -194,51 +193,48 @@ def _repeats(layers: Iterable[Layer]) -> list[str]:
 
 
 def _arms(numbers: Numbers) -> list[str]:
-    """Of an ablation: its question, how each arm ended, where it diverged, and how it was trained."""
+    """Of an ablation: its question, how it was trained, how each arm ended, and what came of each effect."""
     ablation = numbers.experiment.ablation
-    if ablation is None or not numbers.records:
+    tried = [each.verdict for each in numbers.claims if each.verdict.outcome in EFFECTS]
+    if ablation is None or not tried:
         return []
-    frame = numbers.frame[lambda frame: frame["kind"] != "published"]
-    ends = [f"{arm.name} {_end(ablation, frame[frame['series'] == arm.name])}" for arm in ablation.arms]
-    seeds = f"seeds {', '.join(map(str, ablation.seeds))}"
+    frame = numbers.frame
+    ends = [f"{arm.name} {_end(frame[frame['series'] == arm.name])}" for arm in ablation.arms]
     trained = f"{ablation.train['iterations']:,} iterations of batch {ablation.train['global_batch_size']}"
-    what = f"Validation loss after {trained}, {seeds}"
-    if ablation.finder or ablation.learning_rates:
-        of = "The smoothed loss is lowest at" if ablation.finder else "Validation loss at the end, mean of"
-        what = f"{of} {seeds}, {trained}"
-    return [ablation.question, f"{what}: {'; '.join(ends)}."]
+    return [
+        ablation.question,
+        f"Validation loss after {trained}, {ablation.seeds} seeds: {'; '.join(ends)}.",
+        *(f"{verdict.outcome}: {verdict.reason}." for verdict in tried),
+    ]
 
 
-def _end(ablation: Ablation, arm: pd.DataFrame) -> str:
-    """How an arm ended: the rate of its lowest loss, its loss at each rate, or its loss over the seeds."""
-    rates, losses, lost = (
-        arm[arm["quantity"] == quantity] for quantity in ("lowest_loss_rate", "validation_loss", "diverged")
+def _end(arm: pd.DataFrame) -> str:
+    """How an arm ended over its seeds, and its learning rate."""
+    losses, lost, rates = (
+        arm.loc[arm["quantity"] == quantity, "value"]
+        for quantity in ("final_validation_loss", "diverged", "learning_rate")
     )
-    if ablation.finder:
-        return " and ".join(f"{rate:.3g}" for rate in rates["value"]) or "nowhere"
-    if ablation.learning_rates:
-        means = losses.groupby("x")["value"].mean()
-        shown = ", ".join(f"{loss:.3f} at {rate:g}" for rate, loss in means.items())
-        at = ", ".join(f"{rate:g}" for rate in lost[lost["value"] > 0]["x"].unique())
-        return shown + (f", diverged at {at}" if at else "")
-    loss, count = losses["value"], lost["value"].sum()
-    spread = f" ({loss.min():.3f} to {loss.max():.3f})" if len(loss) > 1 else ""
-    ended = f"{loss.mean():.3f}{spread}" if len(loss) else "no number"
-    return ended + (f", {count:g} of {len(ablation.seeds)} seeds diverged" if count else "")
+    ended = f"{losses.mean():.3f} ({losses.min():.3f} to {losses.max():.3f})" if len(losses) else "no number"
+    ended += f", {lost.sum():g} of {len(lost)} diverged" if lost.sum() else ""
+    return f"{ended} at the rate {rates.iloc[0]:g}"
 
 
 def _agreement(claims: Sequence[Found]) -> list[str]:
-    """How simulated numbers lie to the published ones."""
+    """How simulated numbers lie to the published ones: apart, those that the model was fitted on."""
     simulated = [each for each in claims if each.verdict.outcome == "SIMULATED" and each.deviation is not None]
-    if not simulated:
-        return []
-    worst = max(simulated, key=lambda each: abs(each.deviation or 0))
-    errors, where = Claims(simulated).deviations, worst.verdict.claim
-    place = "" if where.x is None else f", {where.x:,g}"
-    spans = [(one.low, one.high, float(verdict.claim.value)) for verdict, (one, *_) in simulated if one.low is not None]
-    inside = sum(low <= value <= high for low, high, value in spans if low is not None and high is not None)
-    interval = f" {inside} of {len(spans)} published numbers lie inside the simulated interval." if spans else ""
-    return [
-        f"Simulated: {100 * fmean(errors):.1f} % from the published on average over {len(errors)}, "
-        f"{100 * max(errors):.1f} % at most ({where.series}{place}).{interval}"
-    ]
+    said = []
+    for title, is_fitted in (("held out", False), ("fitted on these", True)):
+        part = [each for each in simulated if (each.records[0].note == FITTED) == is_fitted]
+        if not part:
+            continue
+        worst = max(part, key=lambda each: abs(each.deviation or 0))
+        errors, where = Claims(part).deviations, worst.verdict.claim
+        place = "" if where.x is None else f", {where.x:,g}"
+        spans = [(one.low, one.high, float(verdict.claim.value)) for verdict, (one, *_) in part if one.low is not None]
+        inside = sum(low <= value <= high for low, high, value in spans if low is not None and high is not None)
+        interval = f" {inside} of {len(spans)} published numbers lie inside the simulated interval." if spans else ""
+        said.append(
+            f"Simulated, {title}: {100 * fmean(errors):.1f} % from the published on average over {len(errors)}, "
+            f"{100 * max(errors):.1f} % at most ({where.series}{place}).{interval}"
+        )
+    return said

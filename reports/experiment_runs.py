@@ -74,7 +74,7 @@ def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
     named, folders, experiments = [], [], []
     for path in paths:
         kind = _kind(path)
-        if kind in ("experiment", LADDER):
+        if kind in ("experiment", "ablation", LADDER):
             experiments.append(path)
         elif kind == "reproduction":
             named.append(path)
@@ -101,8 +101,7 @@ def load_experiment_runs(paths: Iterable[Path]) -> ExperimentRuns:
     becomes a Problem; the others stand.
     """
     known = load_experiments()
-    records: list[Record] = []
-    refused: dict[tuple[str, str, float | None], str] = {}
+    loaded: list[Results] = []
     origins, problems = [], Problems()
     for path in paths:
         name = path.name
@@ -115,11 +114,13 @@ def load_experiment_runs(paths: Iterable[Path]) -> ExperimentRuns:
         except (UserError, KeyError, TypeError) as error:
             problems.add(name, f"The run {path.name} is left out: {one_line(error)}.")
             continue
-        records += results.records
-        refused = results.refused | refused
+        loaded.append(results)
         if results.records:
             origins.append(replace(origin, seeds=seeds_of(results.records)))
-    return ExperimentRuns(Results(tuple(records), refused, ()), tuple(origins), tuple(problems))
+    records = tuple(record for results in loaded for record in results.records)
+    refused = {place: reason for results in reversed(loaded) for place, reason in results.refused.items()}
+    findings = {claim: finding for results in reversed(loaded) for claim, finding in results.findings.items()}
+    return ExperimentRuns(Results(records, refused, (), findings), tuple(origins), tuple(problems))
 
 
 def _kind(path: Path) -> str:
@@ -164,8 +165,8 @@ def _read(origin: Origin, experiment: str, is_known: bool, problems: Problems) -
         if not results.records:
             why = "none of its rows can run" if results.refused else "it is empty"
             problems.add(experiment, f"{run} holds no numbers: {why}.", damaged=False)
-        return Results(tuple(kept), results.refused, ())
-    return Results((), {}, ())
+        return replace(results, records=tuple(kept))
+    return Results((), {}, (), {})
 
 
 def _refusal(record: Record, experiment: str, run: str) -> str | None:

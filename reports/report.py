@@ -173,7 +173,7 @@ def _claims(experiments: dict[str, Experiment], reproduction: Reproduction, resu
     """From sealed runs alone: a reproduction that is unfinished or was changed answers nothing."""
     mine = () if reproduction.problems_of(MARKER) else reproduction.records
     records = (*results.records, *(record for record in mine if record.kind != "published"))
-    verdicts = judge(experiments.values(), Results(records, results.refused, ()))
+    verdicts = judge(experiments.values(), replace(results, records=records))
     return find_claims([*verdicts, *unanswered(experiments.values())], records)
 
 
@@ -181,9 +181,9 @@ def _drawn(experiments: dict[str, Experiment], claims: Claims, runs: ExperimentR
     """The tables and figures that no reproduction makes, by the names of their experiments."""
     by_experiment, drawn = claims.by("experiment"), {}
     for name, experiment in experiments.items():
-        if experiment.reproduction:
-            continue
         records = [record for record in runs.results.records if record.experiment == name]
+        if experiment.reproduction and not records:
+            continue
         numbers = Numbers(experiment, records, by_experiment.get(name, ()))
         problems = [problem.sentence for problem in runs.problems if problem.part == name]
         if not problems and not numbers.records:

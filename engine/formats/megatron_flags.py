@@ -206,6 +206,7 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
         raise BadInput(f"a {config.model.family} is not trained by pretrain_gpt.py")
     values = config.model_dump(mode="json")
     model, train, parallel = config.model, config.train, config.parallel
+    values["train"]["initial_loss_scale"] = train.initial_loss_scale
     flags = {name: str(_get(values, flag["key"])) for name, flag in VALUES.items()}
     if parallel.chunks == 1:
         del flags["num-virtual-stages-per-pipeline-rank"]

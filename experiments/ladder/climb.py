@@ -1,18 +1,9 @@
 """The ladder from text to verdict: data, trials of rates, trainings side by side, forecast, the largest rung."""
 
-import multiprocessing
-import os
 import shutil
-import signal
 import time
-from collections.abc import Sequence
-from contextlib import redirect_stderr
 from functools import partial
-from io import StringIO
-from multiprocessing.connection import wait
-from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,43 +15,35 @@ from engine.launch.local import launch
 from engine.launch.mesh import local_device
 from engine.model.microbatch import PipelineInput
 from engine.parallel.mesh import serial_mesh
-from engine.run.directory import begin_run, read_steps
-from engine.step import NotFinite, build_step
-from engine.train import train
+from engine.step import build_step
 from evaluation.evaluate import evaluate
 from evaluation.settings import Settings
-from experiments.ladder.plan import BATCH_SIZE, SEARCH_SEED, SHAPES, describe_plan, make_plan, rung_config, rung_model
+from experiments.ladder.plan import BATCH_SIZE, SHAPES, describe_plan, make_plan, rung_config, rung_model
 from experiments.ladder.result import (
     CARD,
     EVALUATIONS,
-    FORECAST,
     LADDER,
     PLAN,
-    TRAINING,
     derive,
     first_of_rungs,
     format_ladder,
-    keep,
     kept_scores,
     make_forecast,
     rate_law,
-    read_kept,
-    seed_of,
 )
 from experiments.ladder.texts import find_tasks
 from experiments.reproduce.processes import StepFailed, run_step
 from experiments.reproduce.steps import shown
+from experiments.trainings.kept import FORECAST, SEARCH_SEED, keep, read_kept, seal_forecast, seeds_of
+from experiments.trainings.together import directory_of, train_all, train_one
 from experiments.verdicts import RECORDS
 from lineage.config import load_config
 from lineage.data_files import DataCard
-from lineage.digest import sha256_file
 from lineage.environment import available_cores
-from lineage.errors import UserError
 from lineage.files import read_document, write_document
 from lineage.ladder import Forecast, LadderPlan
 from lineage.lock import locked
-from lineage.processes import end_with_parent
-from lineage.progress import QUIET, announce, format_duration
+from lineage.progress import announce, format_duration
 from lineage.records import write_records
 from lineage.run import RunDirectory
 
@@ -137,31 +120,25 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
     plan = read_document(run.path / PLAN, LadderPlan)
     shutil.copyfile(dataset / CARD, run.path / CARD)
     smaller, largest = range(len(plan.rungs) - 1), len(plan.rungs) - 1
-    _train_all([_trial(plan, rung, rate, dataset) for rung in reversed(smaller) for rate in plan.rates], run, runs)
+    train_all([_trial(plan, rung, rate, dataset) for rung in reversed(smaller) for rate in plan.rates], run.path, runs)
     rates = rate_law(plan, read_kept(run.path))
     print(rates, flush=True)
 
     def whole(rung: int, seed: int) -> RunConfig:
         return rung_config(plan, rung, seed, rates.at(plan.rungs[rung].parameters, plan.tokens), dataset)
 
-    _train_all([whole(rung, seed) for rung in reversed(smaller) for seed in plan.seeds], run, runs)
+    train_all([whole(rung, seed) for rung in reversed(smaller) for seed in plan.seeds], run.path, runs)
     if not (run.path / FORECAST).is_file():
         write_document(run.path / FORECAST, make_forecast(plan, read_kept(run.path)))
     forecast = read_document(run.path / FORECAST, Forecast)
-    sealed = RunDirectory.begin(
-        runs, "ladder-forecast", "forecast", {"ladder": run.path.name, "sha256": sha256_file(run.path / FORECAST)},
-        forecast.made_of,
-    )  # fmt: skip
-    if not sealed.is_complete:
-        shutil.copyfile(run.path / FORECAST, sealed.path / FORECAST)
-        sealed.complete()
+    sealed = seal_forecast(run.path / FORECAST, "ladder", forecast.made_of)
     end = forecast.curve[-1]
     foreseen = f"{end.loss:.4f} nats ({end.low:.4f} to {end.high:.4f})"
-    print(f"forecast of the largest rung, sealed in {sealed.path}: {foreseen}", flush=True)
-    config = whole(largest, seed_of(run.path / FORECAST))
-    if code := launch(partial(_train_one, config, runs), min(plan.cores, 2)):
+    print(f"forecast of the largest rung, sealed in {sealed}: {foreseen}", flush=True)
+    config = whole(largest, *seeds_of(run.path / FORECAST, 1))
+    if code := launch(partial(train_one, config, runs), min(plan.cores, 2)):
         raise StepFailed(f"training of {config.name}", code)
-    keep(_directory(config, runs), run.path)
+    keep(directory_of(config, runs), run.path)
     _evaluate(run, plan, runs)
     result, records = derive(run.path)
     write_document(run.path / LADDER, result)
@@ -171,65 +148,6 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
 
 def _trial(plan: LadderPlan, rung: int, rate: float, dataset: Path) -> RunConfig:
     return rung_config(plan, rung, SEARCH_SEED, rate, dataset, plan.search_iterations)
-
-
-def _train_one(config: RunConfig, runs: Path) -> None:
-    """Train, unless the loss stops being a number."""
-    try:
-        train(config, runs)
-    except NotFinite as error:
-        print(f"{config.name} diverged: {error}", flush=True)
-
-
-def _train_all(configs: Sequence[RunConfig], ladder: RunDirectory, runs: Path) -> None:
-    """Train each on one core, as many side by side as there are cores, and keep what the ladder needs of it.
-
-    Raises Interrupted where a training was stopped, StepFailed where one failed; the others are stopped first.
-    """
-    waiting = [config for config in configs if not (ladder.path / TRAINING / _directory(config, runs).name).is_dir()]
-    context, total, start = multiprocessing.get_context("fork"), len(waiting), time.monotonic()
-    running: dict[Any, tuple[ForkProcess, RunConfig]] = {}
-    done = 0
-    try:
-        while waiting or running:
-            while waiting and len(running) < available_cores():
-                config = waiting.pop(0)
-                process = context.Process(target=_alone, args=(config, runs))
-                process.start()
-                running[process.sentinel] = process, config
-            for sentinel in wait(list(running)):
-                process, config = running.pop(sentinel)
-                process.join()
-                if process.exitcode:
-                    raise StepFailed(f"training of {config.name}", process.exitcode)
-                place, done = _directory(config, runs), done + 1
-                keep(place, ladder.path)
-                steps = read_steps(place)
-                passed = format_duration(time.monotonic() - start)
-                print(f"{place.name}: loss {steps[-1].loss:.3f} ({done} of {total}, {passed})", flush=True)
-    except BaseException:
-        for process, _ in running.values():
-            process.terminate()
-        for process, _ in running.values():
-            process.join()
-        raise
-
-
-def _directory(config: RunConfig, runs: Path) -> Path:
-    return begin_run(config, runs)[2].path
-
-
-def _alone(config: RunConfig, runs: Path) -> None:
-    """A forked process's work: train on one thread, quietly; spikes stand in the run's own files."""
-    end_with_parent(signal.SIGTERM)
-    torch.set_num_threads(1)
-    os.environ[QUIET] = "1"
-    try:
-        with redirect_stderr(StringIO()):
-            _train_one(config, runs)
-    except UserError as error:
-        print(f"{config.name}: {error}", flush=True)
-        raise SystemExit(error.exit_code) from None
 
 
 def _evaluate(run: RunDirectory, plan: LadderPlan, runs: Path) -> None:

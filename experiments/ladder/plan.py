@@ -41,7 +41,6 @@ SHAPES = tuple(
 FEWEST_RUNGS, MOST_RUNGS = 4, 7
 SEQ_LENGTH, BATCH_SIZE = 128, 16
 SEEDS = (1, 2, 3)
-SEARCH_SEED = 0
 RATES = (0.002, 0.004, 0.008, 0.016)
 SEARCH_SHARE = 0.2
 """Of a training's iterations that each rate is tried for."""

@@ -1,30 +1,23 @@
 """What came of a ladder, from the trainings and evaluations that it keeps. Imports no torch.
 
-The largest rung's seed is the beginning of the forecast's digest, so that it cannot have been trained before the
-forecast was written, and a forecast that is changed later is no longer that of the training.
+The largest rung's seed is the one that the forecast gives (`experiments.trainings.kept`).
 """
 
 import math
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
-from engine.config import RunConfig
-from engine.run.directory import METRICS, SUMMARY, read_validations
 from evaluation.protocol import ClozeResult, PerplexityResult, Result
 from evaluation.uncertainty import difference_standard_error
 from experiments.ladder.law import METHOD, fit, size_exponent
-from experiments.ladder.plan import SEARCH_SEED
 from experiments.scaling_law import beside_published
-from lineage.atomic import write_text
-from lineage.config import parse_config
+from experiments.trainings.kept import FORECAST, Trained, read_kept, seeds_of
 from lineage.data_files import DataCard
-from lineage.digest import MARKER, sha256_file
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import Manifest, read_document, read_values
+from lineage.files import Manifest, read_document
 from lineage.ladder import (
     Comparison,
     Forecast,
@@ -39,80 +32,12 @@ from lineage.ladder import (
 from lineage.records import Record
 from lineage.run import MANIFEST
 
-PLAN, FORECAST, LADDER, CARD = "plan.json", "forecast.json", "ladder.json", "dataset.json"
-TRAINING, EVALUATIONS = "training", "evaluations"
+PLAN, LADDER, CARD, EVALUATIONS = "plan.json", "ladder.json", "dataset.json", "evaluations"
 LENGTH_EXPONENT = 0.32
 NORMAL = 1.645
 """Standard errors on either side of nine tenths of a normal distribution."""
 SAME = 1e-6
 """Of a law that is fitted again elsewhere."""
-
-
-class Trained(NamedTuple):
-    """What is kept of a training."""
-
-    folder: Path
-    config: RunConfig
-    dataset: str
-    """Digest of what it was trained on."""
-    digest: str
-    losses: dict[int, float]
-    """Of the same part of the validation text by tokens trained on, from 0."""
-    final: float
-    """At the end, of all of the validation text."""
-    is_finished: bool
-    """Not if its loss stopped being a number."""
-
-    @property
-    def is_trial(self) -> bool:
-        """Whether it tried a learning rate."""
-        return self.config.train.seed == SEARCH_SEED
-
-    @property
-    def end(self) -> float:
-        """The last validation's loss."""
-        return list(self.losses.values())[-1]
-
-
-def keep(training: Path, ladder: Path) -> None:
-    """Put what a ladder keeps of a training into its directory: manifest, marker, summary and validations."""
-    folder = ladder / TRAINING / training.name
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in (MANIFEST, MARKER, SUMMARY):
-        if (training / name).is_file():
-            shutil.copyfile(training / name, folder / f"training-{name}")
-    write_text(folder / METRICS, "".join(line.to_line() for line in read_validations(training)))
-
-
-def read_kept(ladder: Path) -> list[Trained]:
-    """The trainings that a ladder keeps. Raises IntegrityFailure where one is damaged or is not what its seal says."""
-    return [_read(folder) for folder in sorted((ladder / TRAINING).iterdir())]
-
-
-def _read(folder: Path) -> Trained:
-    manifest = read_document(folder / f"training-{MANIFEST}", Manifest)
-    config = parse_config(manifest.config, RunConfig, f"{folder.name}/{MANIFEST}")
-    marker = folder / f"training-{MARKER}"
-    digest = ""
-    if marker.is_file():
-        sealed = read_values(marker)
-        digest = sealed["digest"]
-        if sealed["files"][MANIFEST]["sha256"] != sha256_file(folder / f"training-{MANIFEST}"):
-            raise IntegrityFailure(f"{folder.name}: the manifest is not the one that was sealed")
-    batch = config.train.global_batch_size * config.model.seq_length
-    lines = read_validations(folder)
-    losses = {line.iteration * batch: line.loss for line in lines if line.kind == "validation"}
-    if marker.is_file() and max(losses, default=0) != config.train.iterations * batch:
-        raise IntegrityFailure(f"{folder.name}: {METRICS} does not end where the training did")
-    return Trained(
-        folder,
-        config,
-        manifest.parents["dataset"],
-        digest,
-        losses,
-        lines[-1].loss if lines else math.nan,
-        marker.is_file(),
-    )
 
 
 def rung_of(plan: LadderPlan, trained: Trained) -> int:
@@ -186,7 +111,7 @@ def make_forecast(plan: LadderPlan, trained: Iterable[Trained]) -> Forecast:
     for rung, each in sorted((place for place in smaller if place[0] < above), key=lambda place: place[0]):
         if not each.is_finished:
             left_out[each.folder.name] = "its loss stopped being a number"
-        elif each.end > each.losses[0]:
+        elif each.is_diverged:
             left_out[each.folder.name] = "its loss ended above that of the untrained model"
         else:
             curves.setdefault(rung, []).append(each.losses)
@@ -204,11 +129,6 @@ def make_forecast(plan: LadderPlan, trained: Iterable[Trained]) -> Forecast:
         made_of=made_of,
         left_out=left_out,
     )
-
-
-def seed_of(forecast: Path) -> int:
-    """The seed with which a forecast's largest rung is trained: the first 32 bits of the file's SHA-256."""
-    return int(sha256_file(forecast)[:8], 16)
 
 
 def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
@@ -279,7 +199,7 @@ def _check(ladder: Path, plan: LadderPlan, forecast: Forecast, trained: list[Tra
     if not _agree(again, forecast):
         raise IntegrityFailure(f"{FORECAST} is not what the trainings of the smaller rungs give")
     largest = [each for each in trained if not each.is_trial and rung_of(plan, each) == len(plan.rungs) - 1]
-    if [each.config.train.seed for each in largest] != [seed_of(ladder / FORECAST)]:
+    if [each.config.train.seed for each in largest] != seeds_of(ladder / FORECAST, 1):
         raise IntegrityFailure(
             f"the largest rung was not trained with the seed that {FORECAST} gives: the forecast was changed or made "
             "after the training"

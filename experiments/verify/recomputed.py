@@ -17,13 +17,15 @@ from engine.config import RunConfig
 from engine.run.directory import METRICS, SUMMARY, TIMELINE, read_metrics, read_steps, read_summary, read_validations
 from evaluation.protocol import ClozeResult, PerplexityResult
 from evaluation.uncertainty import ratio_standard_error
+from experiments.effects import ABLATION
 from experiments.ladder.result import LADDER as LADDER_RESULT
-from experiments.ladder.result import derive, keep, read_kept
+from experiments.ladder.result import derive
 from experiments.reproduce.kept import EXAMPLES, keep_training
 from experiments.reproduce.plan import LADDER, twin_rule
 from experiments.reproduce.reproduction import derived_records, hardware_of, reproduced_model, shape_of
 from experiments.reproduce.steps import TASKS, evaluation_file
 from experiments.sealed import digest_of_numbers
+from experiments.trainings.kept import keep, read_kept
 from experiments.verdicts import NOT_RUN, RECORDS, load_results
 from lineage.chain import broken_links
 from lineage.config import parse_config
@@ -59,6 +61,7 @@ class Check:
             "training": (self._datasets, self._curve),
             "data": (self._card,),
             "ladder": (self._ladder,),
+            ABLATION: (self._ablation,),
         }  # fmt: skip
         for check in (lambda: broken_links(run), *by_kind.get(self.manifest.kind, ())):
             try:
@@ -255,6 +258,15 @@ class Check:
             yield f"{LADDER_RESULT} of {self.run.name} is not what its trainings give"
         if records != read_records(self.run / RECORDS):
             yield f"{RECORDS} of {self.run.name} does not have the numbers of {LADDER_RESULT}"
+        yield from self._kept_trainings()
+
+    def _ablation(self) -> Iterator[str]:
+        """The records are those of the trainings that it keeps, whose seeds its forecast gives."""
+        load_results([self.run])
+        yield from self._kept_trainings()
+
+    def _kept_trainings(self) -> Iterator[str]:
+        """What is kept of trainings is what the runs that are on disk hold."""
         for trained in read_kept(self.run):
             place = self.run.parent / trained.folder.name
             if not place.is_dir():

@@ -23,9 +23,10 @@ PURE = [
     *(
         module_name(path)
         for path in modules("experiments")
-        if path.parent.name not in ("chaos", "contenders", "ladder", "measured", "verify")
+        if path.parent.name not in ("chaos", "contenders", "ladder", "measured", "trainings", "verify")
     ),
     *says_so("experiments/ladder"),
+    *says_so("experiments/trainings"),
     *says_so("experiments/verify"), "experiments.verify.cli",
     *(module_name(path) for path in modules("reports")),
 ]  # fmt: skip

@@ -1,8 +1,9 @@
-"""An ablation trains its arms alike but for what they change, and its records say which of them diverged."""
+"""An ablation's forecast gives the seeds of its trainings, and its verdicts are those of the paired intervals."""
 
 import json
 import math
-from itertools import pairwise
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,56 +12,282 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
-from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
-from experiments.catalogue import Arm, Experiment, find_experiment, load_experiments
-from experiments.measured.ablations import configure, format_ablation, length_adjusted_perplexity, run_ablation
-from experiments.verdicts import load_results
-from lineage.digest import seal
-from lineage.errors import BadInput
+from experiments.catalogue import Arm, Effect, Experiment, find_experiment, load_experiments
+from experiments.effects import Finding, ablation_config, derive_effects, find_effect, loss_after
+from experiments.measured.ablations import format_ablation, run_ablation
+from experiments.trainings.kept import FORECAST, TRAINING, Trained, read_kept, seeds_of
+from experiments.verdicts import RECORDS, judge, load_results
+from experiments.verify.recomputed import Check
+from lineage.atomic import write_json
+from lineage.digest import seal, sha256_file
+from lineage.errors import BadInput, IntegrityFailure
+from lineage.files import read_object
+from lineage.records import read_records, write_records
+from lineage.run import MANIFEST
+from tests.commands import ROOT, call
 from tests.engine.conftest import write_dataset
 
 ABLATIONS = {name: one for name, one in load_experiments().items() if one.ablation}
 
 
 def shrunk(name: str, iterations: int, **changed: Any) -> Experiment:
-    """A shipped experiment that trains so few iterations of four samples with one seed, `changed` in its ablation."""
+    """A shipped experiment that trains so few iterations of four samples, `changed` in its ablation."""
     experiment = find_experiment(name)
     assert experiment.ablation is not None
-    small = {"iterations": iterations, "global_batch_size": 4, "microbatch_size": 4, "warmup_iterations": 0}
+    small = {"iterations": iterations, "global_batch_size": 4, "microbatch_size": 4, "validation_interval": 4}
     train = experiment.ablation.train | small | changed.pop("train", {})
-    ablation = experiment.ablation.model_copy(update={"train": train, "seeds": (1,)} | changed)
+    ablation = experiment.ablation.model_copy(update={"train": train} | changed)
     return experiment.model_copy(update={"ablation": ablation})
 
 
+RIGHT = Effect(claim="transformer-xl/paper/memory", of="no memory", less="memory of 16", above=0.0)
+SWAPPED = Effect(claim="transformer-xl/readme/hours", of="memory of 16", less="no memory", above=0.0)
+
+
+def memory() -> Experiment:
+    """A tiny ablation whose second arm is trained at a rate that teaches it nothing; of its effects one is swapped."""
+    arms = (Arm(name="memory of 16"), Arm(name="no memory", rates=(1e-9,)))
+    return shrunk("transformer-xl/memory", 8, rates=(1e-2, 1e6), search_share=0.5, arms=arms, effects=(RIGHT, SWAPPED))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ablation")
+    return run_ablation(memory(), [write_dataset(folder / "words")], folder / "runs").path
+
+
+@pytest.fixture
+def copied(trained: Path, tmp_path: Path) -> Path:
+    """The run with nothing beside it."""
+    return shutil.copytree(trained, tmp_path / trained.name)
+
+
 @pytest.mark.parametrize("name", ABLATIONS)
-def test_arms_differ_in_what_they_change_alone(name: str, tmp_path: Path) -> None:
-    experiment = ABLATIONS[name]
-    assert experiment.ablation is not None
-    assert len(experiment.ablation.seeds) >= 2
-    plain = configure(experiment, Arm(name="plain"), 1, tmp_path).model_dump(mode="json")
-    for arm in experiment.ablation.arms:
-        first, second = (configure(experiment, arm, seed, tmp_path) for seed in (1, 2))
+def test_arms_differ_in_what_they_change_alone(name: str) -> None:
+    ablation = ABLATIONS[name].ablation
+    assert ablation is not None
+    plain = ablation_config(name, ablation, Arm(name="plain"), 1, 1e-3).model_dump(mode="json")
+    for arm in ablation.arms:
+        first, second = (ablation_config(name, ablation, arm, seed, 1e-3) for seed in (1, 2))
         assert first.train.model_copy(update={"seed": 2}) == second.train
         described = first.model_dump(mode="json")
         for section, changed in (("model", arm.model), ("train", arm.train)):
-            differing = {key for key, value in described[section].items() if plain[section][key] != value}
+            differing = {key for key, value in described[section].items() if plain[section].get(key) != value}
             assert differing <= changed.keys()
+        if first.train.precision == "fp16":
+            assert first.train.initial_loss_scale == 2**16
 
 
-def test_a_result_tells_what_trained_from_what_diverged(tmp_path: Path) -> None:
-    dataset = write_dataset(tmp_path / "words")
-    arms = (Arm(name="trains"), Arm(name="diverges", train={"learning_rate": 1e6, "min_learning_rate": 1e6}))
-    tiny = shrunk("transformer-xl/memory", 8, arms=arms)
-    run, records = run_ablation(tiny, [dataset], tmp_path / "runs")
-    assert {one.series: one.value for one in records if one.quantity == "diverged"} == {"trains": 0, "diverges": 1}
-    curve = [one for one in records if (one.series, one.quantity) == ("trains", "training_loss")]
-    assert [one.x for one in curve] == list(range(1, 9))
-    assert {(one.kind, one.seed) for one in records} == {("scaled", 1)}
-    assert list(load_results([run.path]).records) == records
-    assert format_ablation(tiny, records).splitlines()[1].startswith("trains")
-    again, _ = run_ablation(tiny, [dataset], tmp_path / "runs")
-    assert again.path == run.path
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_what_is_forecast_is_what_the_claim_says(name: str) -> None:
+    """Every number that a forecast allows agrees with its claim, and as many rates are tried for every arm."""
+    ablation, claims = ABLATIONS[name].ablation, {claim.id: claim for claim in ABLATIONS[name].claims}
+    assert ablation is not None
+    for effect in ablation.effects:
+        inside = [end + side for end, side in ((effect.above, 1e-9), (effect.below, -1e-9)) if end is not None]
+        assert all(claims[effect.claim].agrees(number) for number in inside)
+    assert len({len(arm.rates or ablation.rates) for arm in ablation.arms}) == 1
+
+
+def test_the_seeds_are_those_of_the_sealed_forecast(trained: Path) -> None:
+    seeds = seeds_of(trained / FORECAST, 5)
+    kept = [each for each in read_kept(trained) if not each.is_trial]
+    assert sorted(each.config.train.seed for each in kept) == sorted(2 * seeds)
+    (sealed,) = (path for path in trained.parent.glob("ablation-forecast-*") if not path.is_symlink())
+    assert (sealed / FORECAST).read_bytes() == (trained / FORECAST).read_bytes()
+    forecast = read_object(trained / FORECAST)
+    assert forecast["rates"] == {"memory of 16": 1e-2, "no memory": 1e-9}
+    assert len(forecast["searched"]) == 3
+    assert list(forecast["searched"].values()).count("") <= 1
+
+
+def test_a_run_is_judged_by_its_intervals_and_verifies(trained: Path) -> None:
+    results = load_results([trained])
+    found = {one.claim.id: one for one in judge([find_experiment("transformer-xl/memory")], results)}
+    assert {name: one.outcome for name, one in found.items()} == {
+        RIGHT.claim: "SUPPORTED", SWAPPED.claim: "CONTRADICTED", "transformer-xl/readme/perplexity": "NOT_RUN"
+    }  # fmt: skip
+    right, swapped = (found[effect.claim].record for effect in (RIGHT, SWAPPED))
+    assert [right, swapped] == list(results.records[-2:])
+    assert right is not None
+    assert swapped is not None
+    assert (right.value, right.low) == (-swapped.value, -(swapped.high or 0))
+    assert 0 < (right.low or 0) < right.value
+    curve = [one for one in results.records if (one.series, one.quantity) == ("no memory", "validation_loss")]
+    assert [one.x for one in curve] == 5 * [0.0, 256.0, 512.0]
+    assert "SUPPORTED: no memory less memory of 16: +" in format_ablation(memory(), *derive_effects(trained))
+    check = Check(trained)
+    assert not check.broken
+    assert not check.absent
+
+
+def test_what_is_contradicted_is_shown_and_is_no_reason_for_exit_code_3(trained: Path) -> None:
+    one = call({}, "mlm-experiment", "compare", "transformer-xl/memory", "--results", trained, ends=0)
+    assert "CONTRADICTED  memory of 16 less no memory: -" in one.out
+    every = call({}, "mlm-experiment", "compare", "--all", "--results", trained, ends=0)
+    assert SWAPPED.claim in every.out
+    assert RIGHT.claim not in every.out
+
+
+def test_what_is_finished_is_found_again(trained: Path) -> None:
+    runs = trained.parent
+    before = {path: path.stat().st_mtime_ns for path in runs.glob("*/COMPLETE")}
+    assert run_ablation(memory(), [runs.parent / "words"], runs).path == trained
+    assert {path: path.stat().st_mtime_ns for path in runs.glob("*/COMPLETE")} == before
+
+
+KEPT = sorted(path.parent for path in (ROOT / "results" / "ablations").glob(f"*/{TRAINING}/"))
+
+
+@pytest.mark.parametrize("run", KEPT, ids=lambda run: run.name)
+def test_a_kept_ablation_verifies(run: Path) -> None:
+    assert not Check(run).broken
+
+
+def test_the_newest_kept_ablation_is_that_of_its_experiment() -> None:
+    newest = {}
+    for run in sorted(KEPT, key=lambda run: str(read_object(run / MANIFEST)["created"])):
+        forecast = read_object(run / FORECAST)
+        newest[forecast["experiment"]] = forecast["ablation"]
+    assert newest
+    for name, forecast in newest.items():
+        ablation = find_experiment(name).ablation
+        assert ablation is not None
+        assert forecast == ablation.model_dump(mode="json"), name
+
+
+def edit_forecast(run: Path) -> None:
+    forecast = read_object(run / FORECAST)
+    forecast["ablation"]["effects"][0] |= {"above": None, "below": 0.0}
+    write_json(run / FORECAST, forecast)
+    manifest = read_object(run / MANIFEST)
+    manifest["config"]["ablation"] = forecast["ablation"]
+    write_json(run / MANIFEST, manifest)
+
+
+def write_forecast_later(run: Path) -> None:
+    (run / FORECAST).write_bytes((run / FORECAST).read_bytes() + b"\n")
+
+
+def exchange_arms(run: Path) -> None:
+    first, second = (next((run / TRAINING).glob(f"*-{arm}-seed-*")) for arm in ("memory-of-16", "no-memory"))
+    for one, other in ((first, second.with_name("0")), (second, first), (second.with_name("0"), second)):
+        one.rename(other)
+    for path in (first, second):
+        manifest = read_object(path / f"training-{MANIFEST}")
+        manifest["config"]["name"] = path.name.rpartition("-")[0]
+        reseal(path, manifest)
+
+
+def shorten(run: Path) -> None:
+    path = next((run / TRAINING).glob("*-no-memory-seed-*"))
+    manifest = read_object(path / f"training-{MANIFEST}")
+    manifest["config"]["train"]["learning_rate"] = 0.5
+    reseal(path, manifest)
+
+
+def other_data(run: Path) -> None:
+    path = next((run / TRAINING).glob("*-no-memory-seed-*"))
+    manifest = read_object(path / f"training-{MANIFEST}")
+    manifest["parents"]["dataset"] = "0" * 64
+    reseal(path, manifest)
+
+
+def reseal(training: Path, manifest: dict[str, Any]) -> None:
+    write_json(training / f"training-{MANIFEST}", manifest)
+    sealed = read_object(training / "training-COMPLETE")
+    sealed["files"][MANIFEST]["sha256"] = sha256_file(training / f"training-{MANIFEST}")
+    write_json(training / "training-COMPLETE", sealed)
+
+
+def another_rate(run: Path) -> None:
+    forecast = read_object(run / FORECAST)
+    forecast["rates"]["memory of 16"] = 0.5
+    write_json(run / FORECAST, forecast)
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (edit_forecast, "the forecast was changed or made after its trainings"),
+        (write_forecast_later, "the forecast was changed or made after its trainings"),
+        (exchange_arms, "was not trained as forecast.json says"),
+        (shorten, "was not trained as forecast.json says"),
+        (other_data, "was trained on other data than forecast.json says"),
+        (another_rate, "has other rates than its search gives"),
+    ],
+)
+def test_what_was_changed_after_the_run_is_refused(copied: Path, edit: Callable[[Path], None], words: str) -> None:
+    edit(copied)
+    seal(copied)
+    with pytest.raises(IntegrityFailure, match=words):
+        load_results([copied])
+    assert words in " ".join(Check(copied).broken)
+
+
+def test_records_that_say_more_than_the_trainings_are_named(copied: Path) -> None:
+    records = read_records(copied / RECORDS)
+    write_records(copied / RECORDS, [record.model_copy(update={"value": 2 * record.value}) for record in records])
+    seal(copied)
+    with pytest.raises(IntegrityFailure, match="does not have the numbers of its trainings"):
+        load_results([copied])
+
+
+def planted(differences: list[float], **claimed: float) -> Finding:
+    """What is found where the arms of each seed differ by so much."""
+
+    def ended(loss: float) -> Trained:
+        config = ablation_config("x", memory().ablation, Arm(name="one"), 1, 1e-3)  # type: ignore[arg-type]
+        return Trained(Path(), config, "", "", {0: 9.0, 512: loss}, loss, is_finished=True)
+
+    arms = {"one": [ended(5 + each) for each in differences], "other": [ended(5.0) for _ in differences]}
+    effect = Effect.model_validate({"claim": "x", "of": "one", "less": "other", **claimed})
+    about = {"experiment": "x", "source": "x", "kind": "scaled"}
+    return find_effect(effect, 0.95, arms, {"one": 1.0, "other": 1.0}, about)
+
+
+@pytest.mark.parametrize(
+    ("differences", "claimed", "outcome"),
+    [
+        ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": 0.0}, "SUPPORTED"),
+        ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": 0.09}, "SUPPORTED"),
+        ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": 0.12}, "INCONCLUSIVE"),
+        ([0.1, 0.2, 0.15, 0.12, 0.18], {"below": 0.0}, "CONTRADICTED"),
+        ([0.1, -0.2, 0.15, -0.12, 0.1], {"above": 0.0}, "INCONCLUSIVE"),
+        ([0.01, -0.01, 0.0, 0.01, -0.01], {"above": -0.02, "below": 0.02}, "SUPPORTED"),
+        ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": -0.02, "below": 0.02}, "CONTRADICTED"),
+    ],
+)
+def test_the_verdict_is_where_the_interval_lies(
+    differences: list[float], claimed: dict[str, float], outcome: str
+) -> None:
+    finding = planted(differences, **claimed)
+    assert finding.outcome == outcome
+    assert ("would have shown" in finding.sentence) == (outcome == "INCONCLUSIVE")
+
+
+def test_the_interval_is_students() -> None:
+    """Five differences with mean 0.15 and standard deviation 0.0412: 2.776 standard errors on either side."""
+    finding = planted([0.1, 0.2, 0.15, 0.12, 0.18], above=0.0)
+    reach = 2.7764 * np.std([0.1, 0.2, 0.15, 0.12, 0.18], ddof=1) / math.sqrt(5)
+    assert (finding.record.low, finding.record.high) == pytest.approx((0.15 - reach, 0.15 + reach), rel=1e-3)
+
+
+@given(st.lists(st.floats(-3, 3), min_size=5, max_size=8))
+def test_the_opposite_claim_has_the_opposite_verdict(differences: list[float]) -> None:
+    opposite = {"SUPPORTED": "CONTRADICTED", "CONTRADICTED": "SUPPORTED", "INCONCLUSIVE": "INCONCLUSIVE"}
+    one, other = planted(differences, above=0.0), planted(differences, below=0.0)
+    if one.record.low != 0 and one.record.high != 0:
+        assert other.outcome == opposite[one.outcome]
+
+
+def test_a_training_that_diverged_counts_as_the_untrained_model() -> None:
+    config = ablation_config("x", memory().ablation, Arm(name="one"), 1, 1e-3)  # type: ignore[arg-type]
+    lost = Trained(Path(), config, "", "", {0: 7.0}, 7.0, is_finished=False)
+    above = Trained(Path(), config, "", "", {0: 7.0, 256: 5.0, 512: 9.0}, 9.0, is_finished=True)
+    assert loss_after(lost, 1) == loss_after(above, 1) == 7.0
+    ended = above._replace(losses={0: 7.0, 256: 5.0, 512: 4.0}, final=4.1)
+    assert (loss_after(ended, 1), loss_after(ended, 0.5), loss_after(ended, 0.25)) == (4.1, 5.0, 6.0)
 
 
 def test_an_experiment_without_an_ablation_is_refused(tmp_path: Path) -> None:
@@ -68,102 +295,27 @@ def test_an_experiment_without_an_ablation_is_refused(tmp_path: Path) -> None:
         run_ablation(find_experiment("2019/figure-6"), [tmp_path], tmp_path)
 
 
-def write_words(directory: Path, of_bytes: Path) -> Path:
-    """The random sentences of a dataset again, in whole words."""
-    tokenizer = Tokenizer.load(of_bytes / "tokenizer")
-    cards = {}
-    splits = {}
-    for split in ("train", "valid"):
-        file = TokenFile(of_bytes / f"{split}_text_document")
-        stops = [0, *np.cumsum(file.sizes).tolist()]
-        splits[split] = [tokenizer.decode(file.tokens[a : b - 1].tolist()) for a, b in pairwise(stops)]
-    words = Tokenizer.of_words(splits["train"], 21)
-    words.save(directory / "tokenizer")
-    for split, texts in splits.items():
-        with TokenFileWriter(directory / f"{split}_text_document", token_dtype(words.vocab_size)) as writer:
-            for text in texts:
-                writer.add_document([*words.encode(text), words.end_of_text])
-    for path, kind, size in ((of_bytes, "train", tokenizer.vocab_size), (directory, "words", words.vocab_size)):
-        sizes = {"vocab_size": size, "padded_vocab_size": padded_vocab_size(size)}
-        cards[kind] = {"name": kind, "seed": 0, "tokenizer": {"kind": kind, "digest": ""}, **sizes, "splits": {
-            split: {"prefix": f"{split}_text_document", "documents": len(texts), "bytes": len("".join(texts).encode()),
-                    "tokens": len(TokenFile(path / f"{split}_text_document").tokens)}
-            for split, texts in splits.items()
-        }}  # fmt: skip
-        (path / "dataset.json").write_text(json.dumps(cards[kind]), encoding="utf-8")
-        seal(path)
-    return directory
-
-
-def test_vocabularies_are_compared_by_the_word(tmp_path: Path) -> None:
-    of_bytes = write_dataset(tmp_path / "bytes")
-    (of_bytes / "COMPLETE").unlink()
-    of_words = write_words(tmp_path / "words", of_bytes)
-    experiment = find_experiment("transformer-xl/tokens")
-    assert experiment.ablation is not None
-    bpe, words = experiment.ablation.arms
-    words = words.model_copy(update={"model": {"transformer_xl": {"cutoffs": [5, 9], "div_value": 4}}})
-    tiny = shrunk("transformer-xl/tokens", 4, arms=(bpe, words))
-    _, records = run_ablation(tiny, [of_bytes, of_words], tmp_path / "runs")
-    found = {(one.series, one.quantity): one.value for one in records if one.x is None}
-    tokens, count = (len(TokenFile(path / "valid_text_document").tokens) for path in (of_bytes, of_words))
-    loss = found["byte-pair encoding", "validation_loss"]
-    assert found["byte-pair encoding", "sequence_length_percent"] == pytest.approx(100 * (tokens / count - 1))
-    assert found["byte-pair encoding", "word_perplexity"] == pytest.approx(math.exp(loss * tokens / count))
-    assert found["words, adaptive", "word_perplexity"] == pytest.approx(
-        math.exp(found["words, adaptive", "validation_loss"])
-    )
+def test_datasets_of_other_text_are_refused(tmp_path: Path) -> None:
+    experiment = shrunk("transformer-xl/tokens", 4)
+    first, second = (write_dataset(tmp_path / name) for name in ("one", "other"))
     with pytest.raises(BadInput, match="takes --dataset 2 times; it was given 1"):
-        run_ablation(tiny, [of_bytes], tmp_path / "runs")
-    with pytest.raises(BadInput, match="none of the datasets has a vocabulary of words"):
-        run_ablation(tiny, [of_bytes, of_bytes], tmp_path / "runs")
-    other = json.loads((of_bytes / "dataset.json").read_text(encoding="utf-8"))
-    other["splits"]["valid"]["bytes"] += 1
-    (of_bytes / "dataset.json").write_text(json.dumps(other), encoding="utf-8")
+        run_ablation(experiment, [first], tmp_path / "runs")
+    card = json.loads((second / "dataset.json").read_text(encoding="utf-8"))
+    card["splits"] = {"valid": {"prefix": "x", "documents": 1, "bytes": 1, "tokens": 1}}
+    (second / "dataset.json").write_text(json.dumps(card), encoding="utf-8")
     with pytest.raises(BadInput, match="are not of the same text"):
-        run_ablation(tiny, [of_bytes, of_words], tmp_path / "runs")
+        run_ablation(experiment, [first, second], tmp_path / "runs")
 
 
-def test_rates_are_swept_and_the_finder_says_where_the_loss_is_lowest(tmp_path: Path) -> None:
+def test_the_finder_gives_the_rates(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "words")
-    swept = shrunk("transformer-xl/large-batch", 6, learning_rates=(1e-3, 1e5))
-    _, records = run_ablation(swept, [dataset], tmp_path / "runs")
-    lost = {(one.series, one.x): one.value for one in records if one.quantity == "diverged"}
-    assert {key: value for key, value in lost.items() if key[0] == "Adam"} == {("Adam", 1e-3): 0, ("Adam", 1e5): 1}
-    assert len(lost) == 4
-    shown = [line.split() for line in format_ablation(swept, records).splitlines()]
-    assert ["Adam", "diverged", "100000", "1", "scaled"] in shown
-    found = shrunk("transformer-xl/learning-rate-finder", 12)
-    _, records = run_ablation(found, [dataset], tmp_path / "runs")
-    curve = [one.x for one in records if (one.series, one.quantity) == ("Adam", "smoothed_loss")]
-    assert curve[0] == 1e-4
-    assert all(1e-4 < one.value <= 1 for one in records if one.quantity == "lowest_loss_rate")
-    assert "Adam" in format_ablation(found, records)
-
-
-def test_data_parallel_arms_record_the_noise_scale_over_samples(tmp_path: Path) -> None:
-    dataset = write_dataset(tmp_path / "words")
-    arms = (Arm(name="growing", train={"rampup_batch_size": [4, 4, 8]}),)
-    tiny = shrunk("transformer-xl/batch-scaling", 6, arms=arms, train={"global_batch_size": 8, "microbatch_size": 2})
-    _, records = run_ablation(tiny, [dataset], tmp_path / "runs")
-    places = [one.x for one in records if one.quantity == "noise_scale"]
-    assert places
-    assert {*places} <= {4, 8, 16, 24, 32, 40}
-    assert {one.x_name for one in records if one.x is not None} == {"samples"}
-
-
-def test_the_posts_example_of_length_adjustment() -> None:
-    assert length_adjusted_perplexity(26.25, 1950, 1699) == pytest.approx(42.5, abs=0.1)
-
-
-@given(perplexity=st.floats(1, 1e4), tokens=st.integers(1, 10**6), words=st.integers(1, 10**6))
-def test_a_text_adjusted_there_and_back_stays_as_likely(perplexity: float, tokens: int, words: int) -> None:
-    if tokens <= 10 * words:
-        there = length_adjusted_perplexity(perplexity, tokens, words)
-        assert length_adjusted_perplexity(there, words, tokens) == pytest.approx(perplexity, rel=1e-9)
-
-
-@pytest.mark.parametrize("values", [(0.5, 1, 1), (2.0, 0, 1), (2.0, 1, -1), (float("nan"), 1, 1)])
-def test_impossible_perplexities_are_refused(values: tuple[float, float, float]) -> None:
-    with pytest.raises(BadInput, match="is impossible"):
-        length_adjusted_perplexity(*values)
+    shipped = find_experiment("transformer-xl/learning-rate-finder").ablation
+    assert shipped is not None
+    short: dict[str, Any] = {"arms": shipped.arms[:2], "effects": shipped.effects[:1], "finder": (1e-3, 1.0)}
+    found = shrunk("transformer-xl/learning-rate-finder", 12, search_share=1.0, **short)
+    run = run_ablation(found, [dataset], tmp_path / "runs")
+    rates = read_object(run.path / FORECAST)["rates"]
+    highest = rates["LAMB at the finder's rate"]
+    assert 1e-3 < highest <= 1
+    assert rates["LAMB at a fifth of it"] == pytest.approx(highest / 5, rel=1e-3)
+    assert len(load_results([run.path]).findings) == 1

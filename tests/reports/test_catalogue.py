@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.catalogue import every_claim, find_experiment, load_experiments
-from experiments.verdicts import Results, judge, load_results
+from experiments.verdicts import Results, Verdict, judge, load_results
 from lineage.errors import BadInput
 from lineage.records import Record, read_records
 from reports.catalogue import Numbers, catalogue_exhibit, layers_of
@@ -180,7 +180,7 @@ def test_a_claim_shows_every_record_at_its_place() -> None:
                value=float(claim.value) * 1.5, digest="d" * 64)
         for kind, x in (("simulated", claim.x), ("measured", claim.x), ("measured", claim.x), ("measured", 1e9))
     ]  # fmt: skip
-    found = find_claims(judge([experiment], Results(tuple(records), {}, ())), records)
+    found = find_claims(judge([experiment], Results(tuple(records), {}, (), {})), records)
     one = next(each for each in found if each.verdict.claim.id == claim.id)
     assert [record.kind for record in one.records] == ["measured", "simulated", "measured"]
     assert one.records[0] is one.verdict.record
@@ -272,27 +272,27 @@ def test_a_run_whose_manifest_is_damaged_is_named_and_the_rest_is_shown(runs: li
     assert f'id="run-{runs[1].name}"' in html
 
 
-def test_a_sweep_over_learning_rates_is_drawn_with_where_it_is_lowest_and_lost() -> None:
-    shipped = find_experiment("transformer-xl/large-batch")
-    assert shipped.ablation is not None
-    ablation = shipped.ablation.model_copy(update={"learning_rates": (0.01, 0.3)})
-    experiment = shipped.model_copy(update={"ablation": ablation})
-    records = [
-        Record(
-            experiment=experiment.name, series=arm.name, quantity=quantity, kind="scaled", source="run", seed=seed,
-            x=rate, x_name="learning_rate", value=value,
-        )
-        for arm, factor in zip(ablation.arms, (1.0, 20.0), strict=True)
-        for seed in (1, 2)
-        for rate in ablation.learning_rates
-        for quantity, value in (("highest_training_loss", 8.0), ("validation_loss", 6 + factor * rate + seed / 10),
-                                ("diverged", float(factor * rate > 5)))
-    ]  # fmt: skip
-    exhibit = catalogue_exhibit(Numbers(experiment, records, []))
+def test_an_effect_is_drawn_with_its_curves_and_what_came_of_it() -> None:
+    experiment = find_experiment("transformer-xl/large-batch")
+    assert experiment.ablation is not None
+    about = {"experiment": experiment.name, "kind": "scaled", "source": "run"}
+    records = []
+    for arm, loss in zip(experiment.ablation.arms, (6.0, 5.0), strict=True):
+        records.append(Record(**about, series=arm.name, quantity="learning_rate", value=0.02))
+        for seed in (1, 2):
+            of = about | {"series": arm.name, "seed": seed}
+            points = ((0, 7.0), (512, loss + seed / 10))
+            records += [Record(**of, quantity="validation_loss", x=x, x_name="tokens", value=y) for x, y in points]
+            records += [Record(**of, quantity="final_validation_loss", value=loss + seed / 10)]
+            records += [Record(**of, quantity="diverged", value=float(seed == 2 and arm.name == "Adam"))]
+    claim = next(one for one in experiment.claims if one.id == "transformer-xl/post/lamb")
+    verdict = Verdict(experiment.name, claim, "CONTRADICTED", None, "Adam less LAMB: -1 nats")
+    exhibit = catalogue_exhibit(Numbers(experiment, records, find_claims([verdict], records)))
     caption = " ".join(exhibit.caption)
     assert exhibit.draw is not None
-    assert "6.160 at 0.01" in caption
-    assert "Adam 6.350 at 0.01" in caption
-    assert "12.150 at 0.3, diverged at 0.3" in caption
-    assert "against learning rate" in exhibit.alt
+    assert (
+        "LAMB, clamped 6.150 (6.100 to 6.200) at the rate 0.02; Adam 5.150 (5.100 to 5.200), 1 of 2 diverged" in caption
+    )
+    assert "CONTRADICTED: Adam less LAMB: -1 nats." in caption
+    assert "against tokens" in exhibit.alt
     exhibit.draw(True)

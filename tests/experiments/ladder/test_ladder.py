@@ -16,21 +16,16 @@ from engine.run.directory import METRICS
 from evaluation.documents import RunningText
 from evaluation.protocol import SourceText
 from experiments.ladder import climb, plan, texts
-from experiments.ladder.plan import SEARCH_SEED, SHAPES, rung_model
+from experiments.ladder.plan import SHAPES, rung_model
 from experiments.ladder.result import (
     CARD,
-    FORECAST,
     PLAN,
-    TRAINING,
-    Trained,
     best_rate,
     derive,
     format_ladder,
-    keep,
     rate_law,
-    read_kept,
-    seed_of,
 )
+from experiments.trainings.kept import FORECAST, SEARCH_SEED, TRAINING, Trained, keep, read_kept, seeds_of
 from experiments.verify.recomputed import Check
 from lineage.atomic import write_json
 from lineage.digest import seal, sha256_file
@@ -116,7 +111,7 @@ def small_text(name: str, path: Path) -> RunningText:
 def test_the_largest_rung_has_the_seed_of_its_sealed_forecast(climbed: Climbed) -> None:
     result, records = derive(climbed.run)
     largest = result.runs[-1]
-    assert (largest.rung, largest.seed) == (3, seed_of(climbed.run / FORECAST))
+    assert (largest.rung, largest.seed) == (3, *seeds_of(climbed.run / FORECAST, 1))
     assert (climbed.other / FORECAST).read_bytes() == (climbed.run / FORECAST).read_bytes()
     forecast = read_document(climbed.run / FORECAST, Forecast)
     assert len(forecast.made_of) == 6

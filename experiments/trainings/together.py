@@ -1,0 +1,86 @@
+"""Trains many configurations on this machine's cores at once, each on one, and keeps what came of them."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from io import StringIO
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.config import RunConfig
+from engine.run.directory import begin_run, read_validations
+from engine.step import NotFinite
+from engine.train import train
+from experiments.reproduce.processes import StepFailed
+from experiments.trainings.kept import TRAINING, keep
+from lineage.environment import available_cores
+from lineage.errors import UserError
+from lineage.processes import end_with_parent
+from lineage.progress import QUIET, format_duration
+
+
+def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
+    """Train each below `runs`, as many side by side as there are cores, and keep what came of it in `folder`.
+
+    What is kept there already is not trained again. Raises Interrupted where a training was stopped, StepFailed where
+    one failed; the others are stopped first.
+    """
+    waiting = [config for config in configs if not (folder / TRAINING / directory_of(config, runs).name).is_dir()]
+    context, total, start = multiprocessing.get_context("fork"), len(waiting), time.monotonic()
+    running: dict[Any, tuple[ForkProcess, RunConfig]] = {}
+    done = 0
+    try:
+        while waiting or running:
+            while waiting and len(running) < available_cores():
+                config = waiting.pop(0)
+                process = context.Process(target=_alone, args=(config, runs))
+                process.start()
+                running[process.sentinel] = process, config
+            for sentinel in wait(list(running)):
+                process, config = running.pop(sentinel)
+                process.join()
+                if process.exitcode:
+                    raise StepFailed(f"training of {config.name}", process.exitcode)
+                place, done = directory_of(config, runs), done + 1
+                keep(place, folder)
+                loss, passed = read_validations(place)[-1].loss, format_duration(time.monotonic() - start)
+                print(f"{place.name}: validation loss {loss:.3f} ({done} of {total}, {passed})", flush=True)
+    except BaseException:
+        for process, _ in running.values():
+            process.terminate()
+        for process, _ in running.values():
+            process.join()
+        raise
+
+
+def train_one(config: RunConfig, runs: Path) -> None:
+    """Train, unless the loss stops being a number."""
+    try:
+        train(config, runs)
+    except NotFinite as error:
+        print(f"{config.name} diverged: {error}", flush=True)
+
+
+def directory_of(config: RunConfig, runs: Path) -> Path:
+    """Where a training takes place."""
+    return begin_run(config, runs)[2].path
+
+
+def _alone(config: RunConfig, runs: Path) -> None:
+    """A forked process's work: train on one thread, quietly; spikes stand in the run's own files."""
+    end_with_parent(signal.SIGTERM)
+    torch.set_num_threads(1)
+    os.environ[QUIET] = "1"
+    try:
+        with redirect_stderr(StringIO()):
+            train_one(config, runs)
+    except UserError as error:
+        print(f"{config.name}: {error}", flush=True)
+        raise SystemExit(error.exit_code) from None
