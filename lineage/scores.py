@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Self
+
+from pydantic import model_validator
 
 from lineage.files import Document, Finite
 
@@ -81,36 +84,35 @@ class Scores(Document):
     comparisons: list[Comparison]
     """Of neighbouring sizes."""
 
+    @model_validator(mode="after")
+    def _is_of_its_models(self) -> Self:
+        if not all(0 <= each.smaller < each.larger < len(self.names) for each in self.comparisons):
+            raise ValueError("a comparison is of no model")
+        return self
+
     @property
     def names(self) -> list[str]:
         """The models, smallest first."""
         return list(dict.fromkeys(each.model for each in self.models))
 
     @property
-    def seeds(self) -> list[int | None]:
-        """Those of every model."""
-        return list(dict.fromkeys(each.seed for each in self.models))
-
-    def bits(self, model: str) -> list[float]:
-        """Bits per byte of a model, by seed."""
-        return [each.bits_per_byte for each in self.models if each.model == model]
+    def by_seed(self) -> dict[int | None, list[float]]:
+        """Bits per byte of the models, smallest first, of each seed."""
+        seeds = dict.fromkeys(each.seed for each in self.models)
+        return {seed: [each.bits_per_byte for each in self.models if each.seed == seed] for seed in seeds}
 
     def sentences(self) -> Iterator[str]:
         """Each paired difference, then whether larger models take fewer bits in each seed."""
         for each in self.comparisons:
             yield f"{each.sentence(self.names)}."
         if self.comparisons:
-            over = f"{self.articles:,} articles" + (f" and {len(self.seeds)} seeds" if len(self.seeds) > 1 else "")
-            yield f"Intervals are over {over}."
-            yield order_sentence("Bits per byte", {name: self.bits(name) for name in self.names}, self.seeds)
+            seeds = f" and {len(self.by_seed)} seeds" if len(self.by_seed) > 1 else ""
+            yield f"Intervals are over {self.articles:,} articles{seeds}."
+            yield order_sentence("Bits per byte", self.by_seed)
 
 
-def order_sentence(what: str, values: Mapping[str, Sequence[float]], seeds: Sequence[int | None]) -> str:
-    """In how many seeds `what`, of each model by seed and smallest model first, falls from every model to the next."""
-    broken = [
-        str(seed)
-        for seed, *of_seed in zip(seeds, *values.values(), strict=True)
-        if not all(larger < smaller for smaller, larger in pairwise(of_seed))
-    ]
-    held = f"{len(seeds) - len(broken)} of {len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
+def order_sentence(what: str, by_seed: Mapping[int | None, Sequence[float]]) -> str:
+    """In how many seeds `what`, of each seed the models' values, falls from every model to the next larger one."""
+    broken = [str(seed) for seed, values in by_seed.items() if any(b >= a for a, b in pairwise(values))]
+    held = f"{len(by_seed) - len(broken)} of {len(by_seed)} seed{'s' if len(by_seed) > 1 else ''}"
     return f"{what}: the order of the models holds in {held}{', not in ' if broken else ''}{', '.join(broken)}."

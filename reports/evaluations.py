@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from lineage.evaluations import Evaluation
+from lineage.numbers import with_error
 from reports.exhibit import Table
 from reports.numbers import show
 
@@ -15,7 +16,7 @@ LAST_WORD = ("accuracy", "correct", "perplexity of the target")
 
 def cells_of(result: Evaluation) -> tuple[str, ...]:
     """As text what CONVENTIONS names, or for a last-word test what LAST_WORD names."""
-    first = show(result.perplexity) + ("" if result.spread is None else f" ± {show(result.spread)}")
+    first = with_error(result.perplexity, result.spread)
     if result.accuracy is None:
         words = (result.subword_perplexity, result.original_token_perplexity, result.lm_eval_word_perplexity)
         return (first, *map(show, (*words, result.bits_per_byte)))

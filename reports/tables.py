@@ -96,7 +96,7 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
     """Shapes, published and trained, and training runs as the page shows them."""
     shapes = [
         (model.name, kind, *(_setting(key, getattr(shape, key)) for key in SHAPE))
-        for model, kind, shape in _shapes(models, ours)
+        for model, kind, shape in _shapes([each for each in models if each.name == each.series], ours)
     ]
     runs = [
         (

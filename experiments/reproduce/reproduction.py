@@ -310,23 +310,18 @@ def shape_of(config: RunConfig) -> ModelShape:
 
 
 def _print_results(directory: Path) -> None:
-    records = [r for r in read_records(directory / "records.jsonl") if r.seed is not None]
-    seeds = list(dict.fromkeys(record.seed for record in records))
-    final: dict[str, list[float]] = {}
-    for record in records:
-        if record.quantity == "final_validation_perplexity":
-            final.setdefault(record.series, []).append(record.value)
-    for name, values in final.items():
-        scores = ", ".join(
-            f"{r.quantity.replace('_', ' ')} {r.value:,.4g}{r.unit}{' (partial)' if r.note else ''}"
-            for r in records
-            if r.series == name and r.experiment == "2019/table-3"
-        )
-        print(f"{name}: validation perplexity {', '.join(f'{value:.2f}' for value in values)}; {scores}")
+    final: dict[int | None, list[float]] = {}
+    for record in read_records(directory / "records.jsonl"):
+        if record.kind == "published" or (record.x is not None and record.quantity != "final_validation_perplexity"):
+            continue
+        seeds = record.note if record.seed is None else f"seed {record.seed}"
+        print(f"{record.series}: {record.quantity.replace('_', ' ')} {record.value:,.4g} {record.unit} ({seeds})")
+        if record.x is not None and record.seed is not None:
+            final.setdefault(record.seed, []).append(record.value)
     if (directory / SCORES).is_file():
         print(*read_document(directory / SCORES, Scores).sentences(), sep="\n")
-    if len(final) > 1:
-        print(order_sentence("Figure 6, validation perplexity", final, seeds))
+    if any(len(values) > 1 for values in final.values()):
+        print(order_sentence("Figure 6, validation perplexity", final))
 
 
 def _is_available(name: str) -> bool:
