@@ -7,7 +7,7 @@ import numpy as np
 from scipy.stats import t as student  # type: ignore[import-untyped]
 
 from evaluation.protocol import ClozeResult, PerplexityResult
-from evaluation.uncertainty import difference_standard_error, ratio_standard_error
+from evaluation.uncertainty import difference_standard_error
 from lineage.scores import Comparison, LastWords, TextScore
 
 NORMAL = 1.645
@@ -34,12 +34,6 @@ def last_words(result: ClozeResult) -> LastWords:
     )
 
 
-def bits_per_byte_error(score: TextScore) -> float | None:
-    """Standard error over articles, which are resampled whole. None for fewer than two."""
-    error = ratio_standard_error(np.array(score.nll), np.array(score.words))
-    return None if error is None else error * _bits(score)
-
-
 def compared(text: str, smaller: int, larger: int, scores: Sequence[Sequence[TextScore]]) -> Comparison:
     """Two of some models, of each of which `scores` has one for each seed, with a 90 % interval.
 
@@ -47,7 +41,8 @@ def compared(text: str, smaller: int, larger: int, scores: Sequence[Sequence[Tex
     differences is added in squares, and Student's t has the degrees of freedom of Welch and Satterthwaite.
     """
     pair = scores[larger], scores[smaller]
-    words, bits = np.array(pair[0][0].words), _bits(pair[0][0])
+    words = np.array(pair[0][0].words)
+    bits = pair[0][0].bits_per_byte / (np.array(pair[0][0].nll).sum() / words.sum())
     sums = [np.mean([score.nll for score in seeds], axis=0) for seeds in pair]
     error, times = difference_standard_error((sums[0], words), (sums[1], words)) or 0.0, NORMAL
     differences = [one.bits_per_byte - other.bits_per_byte for one, other in zip(*pair, strict=True)]
@@ -59,8 +54,3 @@ def compared(text: str, smaller: int, larger: int, scores: Sequence[Sequence[Tex
         text=text, smaller=smaller, larger=larger, difference=difference, low=difference - reach,
         high=difference + reach,
     )  # fmt: skip
-
-
-def _bits(score: TextScore) -> float:
-    """Bits per byte of a nat per word."""
-    return float(score.bits_per_byte / (np.array(score.nll).sum() / np.array(score.words).sum()))

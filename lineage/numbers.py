@@ -19,9 +19,9 @@ def show(value: float | int | None) -> str:
     return f"{value:,.{0 if size >= 1000 else 1 if size >= 100 else 2}f}"
 
 
-def with_error(value: float, error: float | None) -> str:
+def with_error(value: float | None, error: float | None) -> str:
     """A number with its standard error, both to the error's second digit; as `show` writes it where there is none."""
-    if not error:
+    if value is None or not error:
         return show(value)
     if abs(value) >= 1e7:
         return f"{value:.2g} ± {error:.1g}"

@@ -1,12 +1,13 @@
 """How models predict texts: bits per byte, last words, and paired differences between models. Imports no torch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Self
 
 from pydantic import model_validator
 
 from lineage.files import Document, Finite
+from lineage.records import Record
 
 
 class Comparison(Document):
@@ -60,59 +61,45 @@ class LastWords(Document):
         )
 
 
-class ModelScore(Document):
-    """One training's results."""
-
-    model: str
-    seed: int | None
-    bits_per_byte: Finite
-    bits_per_byte_error: Finite | None
-    """Standard error over articles."""
-    last_words: LastWords
-
-
 class Scores(Document):
-    """scores.json of a reproduction: its models on the same text and last words."""
+    """scores.json of a reproduction: paired differences between its models on the same text."""
 
     text: str
-    """The protocol of the running text."""
-    last_words: str
-    """That of the last words."""
+    """The protocol of the text."""
     articles: int
-    models: list[ModelScore]
-    """By seed, then by size."""
+    seeds: int
+    models: list[str]
+    """Smallest first."""
     comparisons: list[Comparison]
-    """Of neighbouring sizes."""
+    """Of neighbours."""
 
     @model_validator(mode="after")
     def _is_of_its_models(self) -> Self:
-        if not all(0 <= each.smaller < each.larger < len(self.names) for each in self.comparisons):
+        if not all(0 <= each.smaller < each.larger < len(self.models) for each in self.comparisons):
             raise ValueError("a comparison is of no model")
         return self
 
     @property
-    def names(self) -> list[str]:
-        """The models, smallest first."""
-        return list(dict.fromkeys(each.model for each in self.models))
+    def quantity(self) -> str:
+        """Of the records that have the bits per byte of each model and seed."""
+        return f"{self.text.removesuffix('-perplexity')}_bits_per_byte"
 
-    @property
-    def by_seed(self) -> dict[int | None, list[float]]:
-        """Bits per byte of the models, smallest first, of each seed."""
-        seeds = dict.fromkeys(each.seed for each in self.models)
-        return {seed: [each.bits_per_byte for each in self.models if each.seed == seed] for seed in seeds}
-
-    def sentences(self) -> Iterator[str]:
-        """Each paired difference, then whether larger models take fewer bits in each seed."""
-        for each in self.comparisons:
-            yield f"{each.sentence(self.names)}."
-        if self.comparisons:
-            seeds = f" and {len(self.by_seed)} seeds" if len(self.by_seed) > 1 else ""
-            yield f"Intervals are over {self.articles:,} articles{seeds}."
-            yield order_sentence("Bits per byte", self.by_seed)
+    def sentences(self, records: Iterable[Record]) -> list[str]:
+        """Each paired difference, then in how many seeds larger models take fewer bits."""
+        if not self.comparisons:
+            return []
+        over = f"{self.articles:,} articles" + (f" and {self.seeds} seeds" if self.seeds > 1 else "")
+        differences = [f"{each.sentence(self.models)}." for each in self.comparisons]
+        return [*differences, f"Intervals are over {over}.", order_sentence(self.quantity, records)]
 
 
-def order_sentence(what: str, by_seed: Mapping[int | None, Sequence[float]]) -> str:
-    """In how many seeds `what`, of each seed the models' values, falls from every model to the next larger one."""
-    broken = [str(seed) for seed, values in by_seed.items() if any(b >= a for a, b in pairwise(values))]
-    held = f"{len(by_seed) - len(broken)} of {len(by_seed)} seed{'s' if len(by_seed) > 1 else ''}"
-    return f"{what}: the order of the models holds in {held}{', not in ' if broken else ''}{', '.join(broken)}."
+def order_sentence(quantity: str, records: Iterable[Record]) -> str:
+    """In how many seeds a quantity falls from every model to the next larger one, at the end where it is a curve."""
+    ends: dict[int, dict[str, float]] = {}
+    for record in records:
+        if record.quantity == quantity and record.seed is not None:
+            ends.setdefault(record.seed, {})[record.series] = record.value
+    broken = [str(seed) for seed, of in ends.items() if any(b >= a for a, b in pairwise(of.values()))]
+    held = f"{len(ends) - len(broken)} of {len(ends)} seed{'s' if len(ends) > 1 else ''}"
+    words = quantity.replace("_", " ")
+    return f"The order of the models by {words} holds in {held}{', not in ' if broken else ''}{', '.join(broken)}."

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from lineage.data_files import Ledger
 from lineage.records import Kind, Record
 from lineage.scores import order_sentence
-from reports.curves import Curve, Ordering, build_curves, orderings
+from reports.curves import Curve, Ordering, orderings
 from reports.figures.curves import mean_window
 from reports.load import Reproduction
 from reports.numbers import percent, show
@@ -38,7 +38,7 @@ def ordering_finding(curves: Sequence[Curve], records: Sequence[Record]) -> Find
     if not ours or ours[0].holds is None:
         return Finding(topic, "Cannot be judged", "Fewer than two models were trained and evaluated here.", None, None)
     ordering = ours[0]
-    sentence = _ordering_sentence(ordering) + seeds_sentence(records, [name for name, _ in ordering.finals])
+    sentence = _ordering_sentence(ordering) + seeds_sentence(records)
     verdict = "The order holds" if ordering.holds else "The order does not hold"
     return Finding(topic, verdict, sentence, ordering.holds, ordering.kind)
 
@@ -48,15 +48,13 @@ def ordering_caption(curves: Sequence[Curve]) -> list[str]:
     return [_ordering_sentence(ordering) for ordering in orderings(curves) if ordering.holds is not None]
 
 
-def seeds_sentence(records: Sequence[Record], models: Sequence[str]) -> str:
+def seeds_sentence(records: Sequence[Record]) -> str:
     """How many seeds stand behind what was run here, if recorded, and in how many of them the order holds."""
     ours = [record for record in records if record.kind != "published" and record.seed is not None]
-    seeds = dict.fromkeys(record.seed for record in ours)
+    seeds = {record.seed for record in ours}
     if len(seeds) == 1:
-        return f" One seed ({next(iter(seeds))}) for each model: how much this varies from run to run was not measured."
-    of_seeds = {seed: build_curves([record for record in ours if record.seed == seed], models) for seed in seeds}
-    finals = {seed: [curve.final for curve in curves] for seed, curves in of_seeds.items()}
-    return f" These are means. {order_sentence('Seed by seed', finals)}" if seeds else ""
+        return f" One seed ({seeds.pop()}) for each model: how much this varies from run to run was not measured."
+    return f" These are means over {len(seeds)} seeds. {order_sentence(ours[0].quantity, ours)}" if seeds else ""
 
 
 def evaluation_finding(records: Sequence[Record]) -> Finding:

@@ -48,21 +48,21 @@ def results_block(kept: Kept) -> str:
     """Each model's twin beside the published model, then the paired differences."""
     text = kept.scores.text
     lines = [f"| | bits per byte, {text} | validation perplexity | published |", "|---|--:|--:|--:|"]
-    for name in kept.scores.names:
+    for name in kept.scores.models:
         bits, perplexity = (
-            kept.own(name, quantity) for quantity in (f"{text}_bits_per_byte", "final_validation_perplexity")
+            kept.own(name, quantity) for quantity in (kept.scores.quantity, "final_validation_perplexity")
         )
         whole = kept.published(name, "validation_perplexity")
         lines.append(f"| {name} | {band(bits)} | {band(perplexity, 1)} | {whole} |")
-    seeds = ", ".join(map(str, kept.scores.by_seed))
-    several = ": mean, least and greatest" if len(kept.scores.by_seed) > 1 else ""
-    said = " ".join(kept.scores.sentences())
-    return "\n".join([*lines, "", f"Scaled: {kept.summary.hardware}, seed {seeds}{several}. {said}"])
+    seeds = dict.fromkeys(str(model.seed) for model in kept.summary.models)
+    several = ": mean, least and greatest" if len(seeds) > 1 else ""
+    said = " ".join(kept.scores.sentences(kept.records))
+    return "\n".join([*lines, "", f"Scaled: {kept.summary.hardware}, seed {', '.join(seeds)}{several}. {said}"])
 
 
 def tiers_block(kept: Kept) -> str:
     """What each size of hardware can run: one command, how long it takes, the number to expect."""
-    names = kept.scores.names
+    names = kept.scores.models
     of_one_seed = kept.summary.models[: len(names)]
     trained = format_duration(sum(model.train_seconds or 0 for model in of_one_seed))
     curve = " > ".join(f"{fmean(kept.own(name, 'final_validation_perplexity')):.0f}" for name in names)

@@ -1,14 +1,11 @@
 """The exhibits of a reproduction: whatever it has numbers for."""
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from statistics import fmean
 
-from lineage.numbers import MISSING, with_error
-from lineage.records import Kind
-from lineage.scores import LastWords, Scores
+from lineage.records import Kind, Record
 from reports import data_card, findings, tables
 from reports.curves import Curve, build_curves, model_order
 from reports.evaluations import evaluations_data, evaluations_tables
@@ -72,11 +69,11 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
         data, command = tables.records_data(benchmarks), make_command(reproduction, "table-3")
         shown = tables.comparison_tables(benchmarks)
         yield Exhibit("2019-table-3", "WikiText-103 and LAMBADA", (), data, command, tables=shown)
-    if (scores := reproduction.scores) and scores.models:
+    if scores := reproduction.scores:
         ours = [record for record in benchmarks if record.kind != "published"]
-        data, command = tables.records_data(ours), make_command(reproduction, "table-3")
-        shown = [scores_table(scores, reproduction)]
-        yield Exhibit("2019-twins", "Bits per byte and last words", [*scores.sentences()], data, command, tables=shown)
+        data, command, shown = tables.records_data(ours), make_command(reproduction, "table-3"), [bands_table(ours)]
+        said = scores.sentences(ours)
+        yield Exhibit("2019-twins", "The twins on the same texts", said, data, command, tables=shown)
     if further:
         data, command = tables.records_data(further), make_command(reproduction, "validation")
         yield Exhibit("further-numbers", "Further numbers", (), data, command, tables=(data,))
@@ -94,41 +91,21 @@ def _means(curves: Sequence[Curve], bands: str = "") -> list[str]:
     return [f"Lines are means of several seeds{bands}."] if any(curve.band for curve in curves) else []
 
 
-def scores_table(scores: Scores, reproduction: Reproduction) -> Table:
-    """Each training's results with their standard errors, then of several seeds the mean, the least and the greatest.
-
-    Tokens a parameter are computed: of the published recipe, then of what was trained.
-    """
-    shapes = {model.series: (model.published, model.trained) for model in reproduction.summary.models}
-    ratios = {
-        name: tuple(MISSING if (ratio := shape.tokens_per_parameter) is None else f"{ratio:.2f}" for shape in pair)
-        for name, pair in shapes.items()
-    }
-    kind, rows = own_kind(reproduction), []
-    for each in scores.models:
-        bits = with_error(each.bits_per_byte, each.bits_per_byte_error)
-        seed = MISSING if each.seed is None else str(each.seed)
-        rows.append((each.model, seed, kind, *ratios.get(each.model, ("", "")), bits, *_words(each.last_words)))
-    for name in scores.names if len(scores.by_seed) > 1 else ():
-        mine = [each for each in scores.models if each.model == name]
-        bits = band([each.bits_per_byte for each in mine])
-        likelihood = band([each.last_words.log_likelihood for each in mine])
-        rows.append((name, f"{len(mine)} seeds", kind, *ratios.get(name, ("", "")), bits, likelihood, "", ""))
-    heads = ("model", "seed", "kind", "tokens a parameter, published", "trained", f"bits per byte, {scores.text}",
-             f"log-likelihood of the word, {scores.last_words}", "perplexity of the word", "accuracy")  # fmt: skip
-    return Table(heads, rows, 3)
+def bands_table(records: Sequence[Record]) -> Table:
+    """Of each model the mean of its seeds with the least and the greatest, where no paper has such a number."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for record in records:
+        if record.quantity.endswith(("bits_per_byte", "log_likelihood")) and record.seed is not None:
+            quantity = f"{record.quantity.replace('_', ' ')} {record.unit}".strip()
+            values.setdefault((quantity, record.series), []).append(record.value)
+    rows = [(*which, band(mine)) for which, mine in values.items()]
+    return Table(("quantity", "model", "mean (least to greatest of the seeds)"), rows, 2)
 
 
 def band(values: Sequence[float], digits: int = 3) -> str:
     """The mean of several seeds with the least and the greatest."""
-    mean, *ends = (f"{value:,.{digits}f}" for value in (fmean(values), min(values), max(values)))
-    return f"{mean} ({ends[0]} to {ends[1]})" if len(values) > 1 else mean
-
-
-def _words(words: LastWords) -> tuple[str, str, str]:
-    likelihood = with_error(words.log_likelihood, words.log_likelihood_error)
-    accuracy = f"{100 * words.accuracy:.2f} ± {100 * words.accuracy_error:.2f} %"
-    return likelihood, f"{math.exp(min(-words.log_likelihood, 700)):.2g}", accuracy
+    mean, low, high = (f"{value:,.{digits}f}" for value in (fmean(values), min(values), max(values)))
+    return f"{mean} ({low} to {high})" if len(values) > 1 else mean
 
 
 def _data(reproduction: Reproduction) -> Iterator[Exhibit]:

@@ -30,6 +30,7 @@ SHAPE = {
     "parameters": "parameters",
     "global_batch_size": "batch",
     "iterations": "iterations",
+    "tokens_per_parameter": "tokens/parameter",
     "learning_rate": "learning rate",
 }
 RECORD_FIELDS = (
@@ -193,7 +194,7 @@ def _setting(key: str, value: float | None) -> str:
         return MISSING
     if key == "parameters":
         return parameters(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _plain(value: Any) -> str:

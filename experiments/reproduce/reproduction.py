@@ -21,7 +21,7 @@ from experiments.published import published_records
 from experiments.reproduce import processes, steps
 from experiments.reproduce.kept import EXAMPLES, keep_examples, keep_training, matrix_gflops
 from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, model_name, training_job, twin_rule
-from experiments.scores import bits_per_byte_error, compared, last_words, text_score
+from experiments.scores import compared, text_score
 from lineage.config import load_config, parse_config
 from lineage.data_files import DataCard
 from lineage.digest import read_digest
@@ -39,10 +39,11 @@ from lineage.lock import locked
 from lineage.progress import format_duration
 from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
-from lineage.scores import ModelScore, Scores, TextScore, order_sentence
+from lineage.scores import Scores, TextScore, order_sentence
 from lineage.torch_range import check_torch
 
 SCORES = "scores.json"
+END = "final_validation_perplexity"
 UNITS_OF_TWINS = ("bits_per_byte", "log_likelihood")
 """Ends of the names of quantities that compare twins; the paper has none of them."""
 ResultT = TypeVar("ResultT", bound=PerplexityResult | ClozeResult)
@@ -144,7 +145,7 @@ def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
     """Where there are several seeds, the mean of a model's results with the least and the greatest."""
     of_seeds: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        if record.seed is not None and record.quantity.endswith((*UNITS_OF_TWINS, "final_validation_perplexity")):
+        if record.seed is not None and record.quantity.endswith((*UNITS_OF_TWINS, END)):
             of_seeds.setdefault((record.series, record.quantity), []).append(record)
     manifest = run.manifest
     source = {"source": f"{manifest['name']}-{manifest['identity'][:8]}", "digest": manifest["config_digest"]}
@@ -156,29 +157,16 @@ def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
 
 
 def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> Scores:
-    """Bits per byte, last words and paired differences, from the evaluations that a reproduction keeps."""
-
-    def read(model: ReproducedModel) -> tuple[PerplexityResult, ClozeResult]:
-        text, words = (steps.evaluation_file(run.path, model.name, task) for task in steps.TASKS)
-        return read_result(text, PerplexityResult), read_result(words, ClozeResult)
-
-    models = []
+    """Paired differences between neighbouring models, from the evaluations that a reproduction keeps."""
     by_size: dict[str, list[TextScore]] = {}
     for model in summary.models:
-        text, words = read(model)
-        score = text_score(text)
-        by_size.setdefault(model.series, []).append(score)
-        models.append(
-            ModelScore(
-                model=model.series, seed=model.seed, bits_per_byte=score.bits_per_byte,
-                bits_per_byte_error=bits_per_byte_error(score), last_words=last_words(words),
-            )
-        )  # fmt: skip
-    text, words = read(summary.models[0])
-    articles, scores = len(text_score(text).nll), [*by_size.values()]
+        result = read_result(steps.evaluation_file(run.path, model.name, steps.TASKS[0]), PerplexityResult)
+        by_size.setdefault(model.series, []).append(text_score(result))
+    scores = [*by_size.values()]
+    articles = len(scores[0][0].nll)
     larger = range(1, len(scores)) if articles > 1 else ()
-    comparisons = [compared(text.task, place - 1, place, scores) for place in larger]
-    return Scores(text=text.task, last_words=words.task, articles=articles, models=models, comparisons=comparisons)
+    comparisons = [compared(result.task, place - 1, place, scores) for place in larger]
+    return Scores(text=result.task, articles=articles, seeds=len(scores[0]), models=[*by_size], comparisons=comparisons)
 
 
 def read_result(path: Path, of: type[ResultT]) -> ResultT:
@@ -235,7 +223,7 @@ def _curve_records(model: ReproducedModel, mode: str, run: RunDirectory) -> list
     ]
     experiments = {
         "validation": ("2019/figure-6", "validation_perplexity"),
-        "final-validation": ("2019/validation", "final_validation_perplexity"),
+        "final-validation": ("2019/validation", END),
     }
     for validation in read_validations(kept):
         if validation.iteration:
@@ -310,18 +298,14 @@ def shape_of(config: RunConfig) -> ModelShape:
 
 
 def _print_results(directory: Path) -> None:
-    final: dict[int | None, list[float]] = {}
-    for record in read_records(directory / "records.jsonl"):
-        if record.kind == "published" or (record.x is not None and record.quantity != "final_validation_perplexity"):
-            continue
-        seeds = record.note if record.seed is None else f"seed {record.seed}"
-        print(f"{record.series}: {record.quantity.replace('_', ' ')} {record.value:,.4g} {record.unit} ({seeds})")
-        if record.x is not None and record.seed is not None:
-            final.setdefault(record.seed, []).append(record.value)
+    records = [record for record in read_records(directory / "records.jsonl") if record.kind != "published"]
+    for record in records:
+        if record.x is None or record.quantity == END:
+            seeds = record.note if record.seed is None else f"seed {record.seed}"
+            print(f"{record.series}: {record.quantity.replace('_', ' ')} {record.value:,.4g} {record.unit} ({seeds})")
     if (directory / SCORES).is_file():
-        print(*read_document(directory / SCORES, Scores).sentences(), sep="\n")
-    if any(len(values) > 1 for values in final.values()):
-        print(order_sentence("Figure 6, validation perplexity", final))
+        print(*read_document(directory / SCORES, Scores).sentences(records), sep="\n")
+    print(order_sentence(END, records))
 
 
 def _is_available(name: str) -> bool:

@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluation.protocol import PerplexityResult
-from experiments.scores import NORMAL, bits_per_byte_error, compared, text_score
+from evaluation.uncertainty import ratio_standard_error
+from experiments.scores import NORMAL, compared, text_score
 from lineage.errors import IntegrityFailure
-from lineage.files import parse_document
+from lineage.evaluations import Evaluation
+from lineage.files import parse_document, read_document
 from lineage.installation import HOME
-from lineage.scores import Comparison, LastWords, ModelScore, Scores, TextScore, order_sentence
+from lineage.records import Record
+from lineage.scores import Comparison, Scores, TextScore, order_sentence
 
 WORDS = np.array([50.0, 80.0, 120.0, 60.0, 90.0, 200.0])
 BITS_OF_A_NAT = 0.25
@@ -38,9 +41,9 @@ def test_the_difference_is_paired_over_articles() -> None:
     paired = compared("text", 0, 1, [[score(SMALL)], [score(LARGE)]])
     assert paired.difference == pytest.approx(score(LARGE).bits_per_byte - score(SMALL).bits_per_byte)
     assert paired.low < paired.difference < paired.high < 0
-    alone = bits_per_byte_error(score(LARGE))
-    assert alone
-    assert width(paired) < NORMAL * alone  # what makes an article hard makes it hard for both
+    level = ratio_standard_error(np.array(score(LARGE).nll), WORDS)
+    assert level
+    assert width(paired) < NORMAL * level * BITS_OF_A_NAT  # what makes an article hard makes it hard for both
     constant = compared("text", 0, 1, [[score([x + 0.5 for x in LARGE])], [score(LARGE)]])
     assert (constant.low, constant.high) == pytest.approx((-0.125, -0.125))
 
@@ -84,11 +87,10 @@ def test_words_of_an_article_are_those_of_the_part_that_was_scored() -> None:
     found = text_score(result)
     assert sum(found.words) == pytest.approx(result.normaliser, rel=0.01)
     assert sum(found.nll) == pytest.approx(result.loss_per_token * result.num_scored_tokens, rel=1e-5)
-    error = bits_per_byte_error(found)
+    error = ratio_standard_error(np.array(found.nll), np.array(found.words))
     assert error
-    assert result.log_perplexity_standard_error
-    relative = result.log_perplexity_standard_error / math.log(result.perplexity)
-    assert error / found.bits_per_byte == pytest.approx(relative, rel=0.02)
+    of_bits = read_document(path, Evaluation).bits_per_byte_error
+    assert of_bits == pytest.approx(error * result.bits_per_byte / math.log(result.perplexity), rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -111,16 +113,22 @@ def test_a_difference_is_said_with_its_sign_and_whether_it_may_be_none(
 
 
 def test_seeds_in_which_the_order_fails_are_named() -> None:
-    assert order_sentence("Loss", {1: [3.0, 2.0, 1.0]}) == "Loss: the order of the models holds in 1 of 1 seed."
-    broken = order_sentence("Loss", {1: [3.0, 2.0], 2: [2.0, 2.0], 3: [1.0, 2.0]})
-    assert broken == "Loss: the order of the models holds in 1 of 3 seeds, not in 2, 3."
+    def records(*by_seed: Sequence[float]) -> list[Record]:
+        return [
+            Record(experiment="e", series=str(size), quantity="q_q", value=value, kind="scaled", source="s", seed=seed)
+            for seed, values in enumerate(by_seed, 1)
+            for size, last in enumerate(values)
+            for value in (9.0, last)
+        ]
+
+    assert order_sentence("q_q", records([3.0, 2.0, 1.0])) == "The order of the models by q q holds in 1 of 1 seed."
+    broken = order_sentence("q_q", records([3.0, 2.0], [2.0, 2.0], [1.0, 2.0]))
+    assert broken == "The order of the models by q q holds in 1 of 3 seeds, not in 2, 3."
 
 
 def test_a_comparison_of_no_model_is_refused() -> None:
-    words = LastWords(log_likelihood=-9, log_likelihood_error=0.1, accuracy=0, accuracy_error=0)
-    models = [ModelScore(model="a", seed=1, bits_per_byte=3, bits_per_byte_error=None, last_words=words)]
     comparison = {"text": "t", "smaller": 0, "larger": 1, "difference": 0, "low": 0, "high": 0}
-    values = {"text": "t", "last_words": "w", "articles": 2, "models": [each.to_json() for each in models]}
+    values = {"text": "t", "articles": 2, "seeds": 1, "models": ["a"]}
     parse_document({**values, "comparisons": []}, Scores, "scores.json")
     with pytest.raises(IntegrityFailure, match="a comparison is of no model"):
         parse_document({**values, "comparisons": [comparison]}, Scores, "scores.json")

@@ -5,32 +5,29 @@ from pathlib import Path
 
 import pytest
 
+from lineage.evaluations import Evaluation
 from lineage.files import write_document
-from lineage.scores import Comparison, LastWords, ModelScore, Scores
+from lineage.records import Record
+from lineage.scores import Comparison, Scores
 from reports.curves import build_curves
+from reports.evaluations import cells_of
 from reports.figures import figure_6
 from reports.findings import ordering_finding
 from reports.load import Reproduction, load_reproduction
-from reports.reproduced import band, figure_6_curves, reproduction_exhibits
-from tests.reports.reproduction import page_text, write_reproduction
+from reports.reproduced import figure_6_curves, reproduction_exhibits
+from tests.reports.reproduction import evaluation, page_text, write_reproduction
 
 NAMES = ("355m", "2.5b", "8.3b")
 BITS = {1234: (3.2, 3.1, 3.0), 1235: (3.3, 3.1, 3.15)}
 
 
 def scores() -> Scores:
-    words = LastWords(log_likelihood=-18.94, log_likelihood_error=0.08, accuracy=0.01, accuracy_error=0.002)
-    models = [
-        ModelScore(model=name, seed=seed, bits_per_byte=bits, bits_per_byte_error=0.0312, last_words=words)
-        for seed, values in BITS.items()
-        for name, bits in zip(NAMES, values, strict=True)
-    ]
     differences = ((0, 1, -0.15, -0.2, -0.1), (1, 2, -0.025, -0.1, 0.05))
     comparisons = [
         Comparison(text="wikitext103", smaller=a, larger=b, difference=d, low=low, high=high)
         for a, b, d, low, high in differences
     ]
-    return Scores(text="wikitext103", last_words="lambada", articles=60, models=models, comparisons=comparisons)
+    return Scores(text="wikitext103", articles=60, seeds=2, models=[*NAMES], comparisons=comparisons)
 
 
 @pytest.fixture
@@ -43,7 +40,12 @@ def reproduction(tmp_path: Path) -> Reproduction:
         for record in found.select("2019/figure-6")
         if record.kind == "scaled"
     ]
-    return replace(found, scores=scores(), records=(*found.records, *again))
+    bits = [
+        Record(experiment="2019/table-3", series=name, quantity="wikitext103_bits_per_byte", value=value,
+               kind="scaled", source="a-run", digest="0" * 64, seed=seed)
+        for seed, values in BITS.items() for name, value in zip(NAMES, values, strict=True)
+    ]  # fmt: skip
+    return replace(found, scores=scores(), records=(*found.records, *again, *bits))
 
 
 def test_curves_of_several_seeds_are_their_means_with_a_band(reproduction: Reproduction) -> None:
@@ -64,33 +66,43 @@ def test_figure_6_draws_the_band_of_each_twin(reproduction: Reproduction) -> Non
 
 def test_a_seed_in_which_the_order_fails_is_named(reproduction: Reproduction) -> None:
     finding = ordering_finding(figure_6_curves(reproduction), reproduction.select("2019/figure-6"))
-    assert "the order of the models holds in 1 of 2 seeds, not in 1235." in finding.sentence
+    assert "The order of the models by validation perplexity holds in 1 of 2 seeds, not in 1235." in finding.sentence
     caption = reproduction_exhibits(reproduction)["2019-twins"].caption
     assert caption == [
         "On wikitext103 2.5b takes 0.150 bits per byte fewer than 355m (90 %: 0.100 to 0.200).",
         "On wikitext103 8.3b takes 0.025 bits per byte fewer than 2.5b (90 %: -0.050 to 0.100); the interval has zero "
         "in it.",
         "Intervals are over 60 articles and 2 seeds.",
-        "Bits per byte: the order of the models holds in 1 of 2 seeds, not in 1235.",
+        "The order of the models by wikitext103 bits per byte holds in 1 of 2 seeds, not in 1235.",
     ]
 
 
-def test_the_table_has_each_seed_with_its_errors_and_then_the_means(reproduction: Reproduction) -> None:
+def test_the_table_has_means_with_the_least_and_the_greatest(reproduction: Reproduction) -> None:
     (table,) = reproduction_exhibits(reproduction)["2019-twins"].tables
-    assert [row[:2] for row in table.rows] == [
-        *((name, str(seed)) for seed in BITS for name in NAMES), *((name, "2 seeds") for name in NAMES)
-    ]  # fmt: skip
-    first, last = table.rows[0], table.rows[-1]
-    published = reproduction.summary.models[0].published
-    assert published.parameters
-    assert first[3] == f"{300_000 * 512 * 1024 / published.parameters:.2f}"
-    assert first[5:] == ("3.200 ± 0.031", "-18.940 ± 0.080", "1.7e+08", "1.00 ± 0.20 %")
-    assert last[5] == band([3.0, 3.15]) == "3.075 (3.000 to 3.150)"
+    assert list(table.rows)[2] == ("wikitext103 bits per byte", "8.3b", "3.075 (3.000 to 3.150)")
+
+
+def test_tokens_of_a_parameter_stand_beside_the_published_ones(reproduction: Reproduction) -> None:
+    shapes, _ = reproduction_exhibits(reproduction)["models"].tables
+    place = list(shapes.heads).index("tokens/parameter")
+    model = reproduction.summary.models[0]
+    assert model.published.parameters
+    assert model.trained.parameters
+    assert shapes.rows[0][place] == f"{300_000 * 512 * 1024 / model.published.parameters:.4g}"
+    assert shapes.rows[1][place] == f"{500 * 8 * 128 / model.trained.parameters:.4g}"
+
+
+def test_a_standard_error_says_how_many_digits_a_number_has() -> None:
+    cells = cells_of(Evaluation.model_validate(evaluation(perplexity=82100.88, log_perplexity_standard_error=0.08)))
+    assert (cells[0], cells[-1]) == ("82,100 ± 6,600", "1.520 ± 0.011")
+    words = {"accuracy": 0.01, "perplexity": 1.8e8, "perplexity_standard_error": 1.5e7}
+    cells = cells_of(Evaluation(task="lambada", kind="scaled", protocol="", **words))
+    assert cells[2:] == ("-19.008 ± 0.083", "1.8e+08 ± 2e+07")
 
 
 def test_damaged_scores_are_a_problem_and_not_an_error(tmp_path: Path) -> None:
     run = write_reproduction(tmp_path, sealed=False)
     write_document(run / "scores.json", scores())
-    assert "the order of the models holds in 1 of 2 seeds" in page_text(run)
+    assert "8.3b takes 0.025 bits per byte fewer than 2.5b" in page_text(run)
     (run / "scores.json").write_text('{"models": [{}]}', encoding="utf-8")
     assert "Bits per byte with intervals cannot be shown" in page_text(run)
