@@ -39,8 +39,6 @@ from lineage.run import MANIFEST
 PLAN, FORECAST, LADDER, CARD = "plan.json", "forecast.json", "ladder.json", "dataset.json"
 TRAINING, EVALUATIONS = "training", "evaluations"
 LENGTH_EXPONENT = 0.32
-SAME = 1e-6
-"""Of a law that is fitted again elsewhere."""
 
 
 class Trained(NamedTuple):
