@@ -94,12 +94,14 @@ class Scores(Document):
 
 
 def order_sentence(quantity: str, records: Iterable[Record]) -> str:
-    """In how many seeds a quantity falls from every model to the next larger one, at the end where it is a curve."""
+    """Whether, and in how many seeds, a quantity falls from every model to the next larger one; of a curve its end."""
     ends: dict[int, dict[str, float]] = {}
     for record in records:
         if record.quantity == quantity and record.seed is not None:
             ends.setdefault(record.seed, {})[record.series] = record.value
     broken = [str(seed) for seed, of in ends.items() if any(b >= a for a, b in pairwise(of.values()))]
-    held = f"{len(ends) - len(broken)} of {len(ends)} seed{'s' if len(ends) > 1 else ''}"
-    words = quantity.replace("_", " ")
-    return f"The order of the models by {words} holds in {held}{', not in ' if broken else ''}{', '.join(broken)}."
+    held = "does not hold" if broken else "holds"
+    if len(ends) > 1:
+        held = f"holds in {len(ends) - len(broken)} of {len(ends)} seeds"
+        held += f", not in {', '.join(broken)}" if broken else ""
+    return f"The models' order by {quantity.replace('_', ' ')} {held}."

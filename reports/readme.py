@@ -17,7 +17,7 @@ from lineage.errors import BadInput, Diverged
 from lineage.files import ReproductionSummary, read_document
 from lineage.progress import format_duration
 from lineage.records import read_records
-from lineage.scores import Scores
+from lineage.scores import Scores, order_sentence
 from reports.reproduced import band
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,19 +45,21 @@ class Kept:
 
 
 def results_block(kept: Kept) -> str:
-    """Each model's twin beside the published model, then the paired differences."""
-    text = kept.scores.text
-    lines = [f"| | bits per byte, {text} | validation perplexity | published |", "|---|--:|--:|--:|"]
-    for name in kept.scores.models:
-        bits, perplexity = (
-            kept.own(name, quantity) for quantity in (kept.scores.quantity, "final_validation_perplexity")
-        )
-        whole = kept.published(name, "validation_perplexity")
-        lines.append(f"| {name} | {band(bits)} | {band(perplexity, 1)} | {whole} |")
+    """Each model's twin beside the published model, and in how many seeds the order of the models holds."""
+    scores, end = kept.scores, "final_validation_perplexity"
+    less = {each.larger: f"{-each.difference:.3f} ({-each.high:.3f} to {-each.low:.3f})" for each in scores.comparisons}
+    rows = {
+        "": scores.models,
+        "---": ["--:"] * len(scores.models),
+        "published perplexity": [kept.published(name, "validation_perplexity") for name in scores.models],
+        "twin's": [band(kept.own(name, end), 1) for name in scores.models],
+        f"bits per byte, {scores.text}": [band(kept.own(name, scores.quantity)) for name in scores.models],
+        "fewer (90 %)": [less.get(place, "") for place in range(len(scores.models))],
+    }
     seeds = dict.fromkeys(str(model.seed) for model in kept.summary.models)
-    several = ": mean, least and greatest" if len(seeds) > 1 else ""
-    said = " ".join(kept.scores.sentences(kept.records))
-    return "\n".join([*lines, "", f"Scaled: {kept.summary.hardware}, seed {', '.join(seeds)}{several}. {said}"])
+    scaled = f"Scaled: {kept.summary.hardware}, seed {', '.join(seeds)}."
+    orders = (order_sentence(quantity, kept.records) for quantity in (scores.quantity, end))
+    return "\n".join([*(f"|{head}|{'|'.join(row)}|" for head, row in rows.items()), "", " ".join([scaled, *orders])])
 
 
 def tiers_block(kept: Kept) -> str:
@@ -65,13 +67,13 @@ def tiers_block(kept: Kept) -> str:
     names = kept.scores.models
     of_one_seed = kept.summary.models[: len(names)]
     trained = format_duration(sum(model.train_seconds or 0 for model in of_one_seed))
-    curve = " > ".join(f"{fmean(kept.own(name, 'final_validation_perplexity')):.0f}" for name in names)
+    ends = ", ".join(f"{fmean(kept.own(name, 'final_validation_perplexity')):.0f}" for name in names)
     small, large = names[0], names[-1]
     return "\n".join(
         [
             "| hardware | command | duration | expect |",
             "|---|---|---|---|",
-            f"| laptop | `make reproduce-8.3b` | {trained} (training) | perplexity {curve}, scaled |",
+            f"| laptop | `make reproduce-8.3b` | {trained} (training) | perplexity {ends}, scaled |",
             f"| one GPU | `make reproduce-{small}` | not run yet | WikiText-103 "
             f"{kept.published(small, 'wikitext103_perplexity')}, published |",
             f"| cluster | `mlm-experiment launch experiments/jobs/{large}.toml --out launch` | not run yet | "

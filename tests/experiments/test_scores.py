@@ -121,9 +121,10 @@ def test_seeds_in_which_the_order_fails_are_named() -> None:
             for value in (9.0, last)
         ]
 
-    assert order_sentence("q_q", records([3.0, 2.0, 1.0])) == "The order of the models by q q holds in 1 of 1 seed."
+    assert order_sentence("q_q", records([3.0, 2.0, 1.0])) == "The models' order by q q holds."
+    assert order_sentence("q_q", records([3.0, 2.0, 2.0])) == "The models' order by q q does not hold."
     broken = order_sentence("q_q", records([3.0, 2.0], [2.0, 2.0], [1.0, 2.0]))
-    assert broken == "The order of the models by q q holds in 1 of 3 seeds, not in 2, 3."
+    assert broken == "The models' order by q q holds in 1 of 3 seeds, not in 2, 3."
 
 
 def test_a_comparison_of_no_model_is_refused() -> None:

@@ -66,14 +66,14 @@ def test_figure_6_draws_the_band_of_each_twin(reproduction: Reproduction) -> Non
 
 def test_a_seed_in_which_the_order_fails_is_named(reproduction: Reproduction) -> None:
     finding = ordering_finding(figure_6_curves(reproduction), reproduction.select("2019/figure-6"))
-    assert "The order of the models by validation perplexity holds in 1 of 2 seeds, not in 1235." in finding.sentence
+    assert "The models' order by validation perplexity holds in 1 of 2 seeds, not in 1235." in finding.sentence
     caption = reproduction_exhibits(reproduction)["2019-twins"].caption
     assert caption == [
         "On wikitext103 2.5b takes 0.150 bits per byte fewer than 355m (90 %: 0.100 to 0.200).",
         "On wikitext103 8.3b takes 0.025 bits per byte fewer than 2.5b (90 %: -0.050 to 0.100); the interval has zero "
         "in it.",
         "Intervals are over 60 articles and 2 seeds.",
-        "The order of the models by wikitext103 bits per byte holds in 1 of 2 seeds, not in 1235.",
+        "The models' order by wikitext103 bits per byte holds in 1 of 2 seeds, not in 1235.",
     ]
 
 
