@@ -37,6 +37,7 @@ def reproduce(
         Mode, typer.Option(help="full: published size; scaled: twins; auto: what fits; plan: print the full size.")
     ] = Mode.AUTO,
     smoke: Annotated[bool, typer.Option("--smoke", help="Twins at the smallest size: does everything work?")] = False,
+    seeds: Annotated[int, typer.Option(min=1, max=9, help="Trainings of each twin; several give a band.")] = 1,
     data: Annotated[Path | None, typer.Option(help="Another data recipe, such as wikipedia or a TOML file.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print mode and cost, and stop.")] = False,
@@ -46,7 +47,7 @@ def reproduce(
     from experiments.runner import carry_out
 
     recipe = find_file(data, Shipped.RECIPE) if data else None
-    carry_out(make_plan(target.value, mode.value, smoke, recipe), runs, dry_run)
+    carry_out(make_plan(target.value, mode.value, smoke, recipe, seeds), runs, dry_run)
 
 
 @app.command()

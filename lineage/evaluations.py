@@ -1,10 +1,11 @@
 """An evaluation's result as a file: the evaluation room writes it, others read it."""
 
+import math
 from typing import Annotated
 
 from pydantic import Field
 
-from lineage.files import Document, Environment
+from lineage.files import Document, Environment, Positive
 from lineage.records import Kind
 
 
@@ -30,7 +31,7 @@ class Evaluation(Document):
     checkpoint: str = ""
     checkpoint_digest: str = ""
     partial: bool = False
-    perplexity: float
+    perplexity: Positive
     perplexity_standard_error: float | None = None
     log_perplexity_standard_error: float | None = None
     subword_perplexity: float | None = None
@@ -50,8 +51,20 @@ class Evaluation(Document):
     environment: Environment = Field(default_factory=Environment)
 
     @property
+    def log_perplexity_error(self) -> float | None:
+        """Standard error of the perplexity's logarithm: of the mean loss of a word, or of an example."""
+        if self.log_perplexity_standard_error is not None:
+            return self.log_perplexity_standard_error
+        return None if self.perplexity_standard_error is None else self.perplexity_standard_error / self.perplexity
+
+    @property
+    def bits_per_byte_error(self) -> float | None:
+        """Standard error over articles of the bits per byte, which are in proportion to the perplexity's logarithm."""
+        if self.bits_per_byte is None or self.log_perplexity_error is None or self.perplexity <= 1:
+            return None
+        return self.bits_per_byte * self.log_perplexity_error / math.log(self.perplexity)
+
+    @property
     def spread(self) -> float | None:
         """Standard error of the perplexity."""
-        if self.log_perplexity_standard_error is not None:
-            return self.perplexity * self.log_perplexity_standard_error
-        return self.perplexity_standard_error
+        return None if self.log_perplexity_error is None else self.perplexity * self.log_perplexity_error

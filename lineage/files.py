@@ -276,12 +276,19 @@ class ModelShape(Document):
     learning_rate: float | None = None
     parameters: int | None = None
 
+    @property
+    def tokens_per_parameter(self) -> float | None:
+        """What a parameter is trained on; None where the length or the size is not known."""
+        if not (self.iterations and self.global_batch_size and self.seq_length and self.parameters):
+            return None
+        return self.iterations * self.global_batch_size * self.seq_length / self.parameters
+
 
 class ReproducedModel(Document):
     """A published model and what was trained in its name."""
 
     name: Annotated[str, Field(pattern=r"^[^./\x00][^/\x00]*$")]
-    """Also that of a folder."""
+    """Also that of a folder: the published model's, with the seed where it is not the recipe's own."""
     run: str = ""
     published: ModelShape = ModelShape()
     trained: ModelShape = ModelShape()
@@ -292,6 +299,11 @@ class ReproducedModel(Document):
     matrix_gflops: float | None = None
     """What matrix products alone reach on as many ranks."""
     checkpoint_digest: str | None = None
+
+    @property
+    def series(self) -> str:
+        """The published model's name."""
+        return self.name.partition("-seed-")[0]
 
 
 class ReproductionSummary(Document):

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from lineage.files import Document, Finite, Positive
+from lineage.scores import Comparison, LastWords, TextScore
 
 Exponent = Annotated[float, Field(gt=0, le=10)]
 Count = Annotated[int, Field(ge=1, le=10**15)]
@@ -143,38 +144,6 @@ class LadderRun(Document):
     def loss(self) -> float:
         """At the end."""
         return self.curve[-1][1]
-
-
-class Comparison(Document):
-    """How much fewer bits a byte of a text take in one rung than in a smaller one, over the same articles."""
-
-    text: str
-    smaller: int
-    larger: int
-    difference: Finite
-    """Bits per byte of the larger rung less those of the smaller."""
-    low: Finite
-    high: Finite
-
-
-class TextScore(Document):
-    """How a model predicts a text."""
-
-    bits_per_byte: Finite
-    nll: list[Finite]
-    """Summed over the tokens of each article, in nats."""
-    words: list[Finite]
-    """Of each article."""
-
-
-class LastWords(Document):
-    """LAMBADA's last words, by the strict rule."""
-
-    log_likelihood: Finite
-    """Mean over the examples, in nats."""
-    log_likelihood_error: Finite
-    accuracy: Finite
-    accuracy_error: Finite
 
 
 class LadderScores(Document):

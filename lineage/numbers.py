@@ -1,5 +1,7 @@
 """How numbers are written for people, on the terminal and on the page, and what stands beside them in tables."""
 
+import math
+
 MISSING = "—"
 
 
@@ -12,7 +14,19 @@ def show(value: float | int | None) -> str:
     size = abs(value)
     if size >= 1e7 or 0 < size < 1e-3:
         return f"{value:.3g}"
+    if size >= 1e4:
+        return f"{float(f'{value:.4g}'):,.0f}"
     return f"{value:,.{0 if size >= 1000 else 1 if size >= 100 else 2}f}"
+
+
+def with_error(value: float | None, error: float | None) -> str:
+    """A number with its standard error, both to the error's second digit; as `show` writes it where there is none."""
+    if value is None or not error:
+        return show(value)
+    if abs(value) >= 1e7:
+        return f"{value:.2g} ± {error:.1g}"
+    places = 1 - math.floor(math.log10(error))
+    return " ± ".join(f"{round(each, places):,.{max(places, 0)}f}" for each in (value, error))
 
 
 def size_bytes(value: int | None) -> str:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 
 from lineage.records import Kind, Record
 from reports.load import Reproduction
@@ -22,6 +23,9 @@ class Curve:
     """Place among the models by size, smallest 0: decides colour and marker."""
     x: tuple[float, ...]
     y: tuple[float, ...]
+    """The mean where there are several seeds."""
+    band: tuple[tuple[float, float], ...] = ()
+    """The least and the greatest of several seeds."""
 
     @property
     def last_x(self) -> float:
@@ -65,25 +69,26 @@ class Ordering:
 def model_order(reproduction: Reproduction) -> list[str]:
     """Every series named in the summary or the records, by published size, then by name."""
     sizes = {
-        model.name: model.published.parameters
+        model.series: model.published.parameters
         for model in reproduction.summary.models
         if model.published.parameters is not None
     }
-    names = {model.name for model in reproduction.summary.models}
+    names = {model.series for model in reproduction.summary.models}
     names |= {record.series for record in reproduction.records}
     return sorted(names, key=lambda name: (sizes.get(name, _size_in_name(name)), name))
 
 
 def build_curves(records: Iterable[Record], order: Sequence[str]) -> list[Curve]:
     """One curve for each (kind, series) that has points with an x, published first, then by size."""
-    points: dict[tuple[Kind, str], list[tuple[float, float]]] = {}
+    points: dict[tuple[Kind, str], dict[float, list[float]]] = {}
     for record in records:
         if record.x is not None:
-            points.setdefault((record.kind, record.series), []).append((record.x, record.value))
+            points.setdefault((record.kind, record.series), {}).setdefault(record.x, []).append(record.value)
     curves = []
     for (kind, series), pairs in points.items():
-        xs, ys = zip(*sorted(pairs), strict=True)
-        curves.append(Curve(series, kind, order.index(series), tuple(xs), tuple(ys)))
+        xs, ys = zip(*sorted(pairs.items()), strict=True)
+        band = tuple((min(y), max(y)) for y in ys) if max(map(len, ys)) > 1 else ()
+        curves.append(Curve(series, kind, order.index(series), xs, tuple(map(fmean, ys)), band))
     return sorted(curves, key=lambda curve: (curve.kind != "published", curve.kind, curve.rank))
 
 

@@ -1,8 +1,10 @@
 """Evaluation results as the evaluation room wrote them: every convention of a perplexity side by side."""
 
 from collections.abc import Mapping, Sequence
+from math import log
 
 from lineage.evaluations import Evaluation
+from lineage.numbers import with_error
 from reports.exhibit import Table
 from reports.numbers import show
 
@@ -10,18 +12,18 @@ EVALUATIONS = "evaluations"
 CONVENTIONS = ("perplexity", "per sub-word", "per original word", "per lm-eval word", "bits per byte")
 UNLISTED = {"protocol", "checkpoint", "blocks", "environment", "tokenizer_digest", "data_digest", "data_repository",
             "dtype", "num_scored_tokens"}  # fmt: skip
-LAST_WORD = ("accuracy", "correct", "perplexity of the target")
+LAST_WORD = ("accuracy", "correct", "log-likelihood of the target, nats", "perplexity of the target")
 
 
 def cells_of(result: Evaluation) -> tuple[str, ...]:
     """As text what CONVENTIONS names, or for a last-word test what LAST_WORD names."""
-    first = show(result.perplexity) + ("" if result.spread is None else f" ± {show(result.spread)}")
+    first, error = with_error(result.perplexity, result.spread), result.log_perplexity_error
     if result.accuracy is None:
         words = (result.subword_perplexity, result.original_token_perplexity, result.lm_eval_word_perplexity)
-        return (first, *map(show, (*words, result.bits_per_byte)))
-    error = "" if result.standard_error is None else f" ± {100 * result.standard_error:.2f}"
+        return (first, *map(show, words), with_error(result.bits_per_byte, result.bits_per_byte_error))
+    spread = "" if result.standard_error is None else f" ± {100 * result.standard_error:.2f}"
     correct = f"{show(result.num_correct)} of {show(result.num_examples)}"
-    return f"{100 * result.accuracy:.2f}{error} %", correct, first
+    return f"{100 * result.accuracy:.2f}{spread} %", correct, with_error(-log(result.perplexity), error), first
 
 
 def with_models(evaluations: Mapping[str, Evaluation], order: Sequence[str]) -> list[tuple[str, Evaluation]]:

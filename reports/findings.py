@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from lineage.data_files import Ledger
 from lineage.records import Kind, Record
+from lineage.scores import order_sentence
 from reports.curves import Curve, Ordering, orderings
 from reports.figures.curves import mean_window
 from reports.load import Reproduction
@@ -24,11 +25,12 @@ def ordering_caption(curves: Sequence[Curve]) -> list[str]:
 
 
 def seeds_sentence(records: Sequence[Record]) -> str:
-    """How many seeds stand behind what was run here, if recorded."""
-    seeds = {record.seed for record in records if record.kind != "published" and record.seed is not None}
+    """How many seeds stand behind what was run here, if recorded, and in how many of them the order holds."""
+    ours = [record for record in records if record.kind != "published" and record.seed is not None]
+    seeds = {record.seed for record in ours}
     if len(seeds) == 1:
         return f"One seed ({seeds.pop()}) for each model: how much this varies from run to run was not measured."
-    return f"{len(seeds)} seeds." if seeds else ""
+    return f"These are means over {len(seeds)} seeds. {order_sentence(ours[0].quantity, ours)}" if seeds else ""
 
 
 def scale_limits(reproduction: Reproduction) -> str:

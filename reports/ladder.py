@@ -63,16 +63,9 @@ def ladder_exhibit(run: Path, reproduction: Reproduction | None = None) -> Exhib
          f"{each.learning_rate:g}", f"{each.loss:.4f}", f"{each.bits_per_byte:.4f}", "scaled")
         for each in result.runs
     ]  # fmt: skip
-    texts = [
-        f"On {each.text} rung {each.larger + 1} takes {-each.difference:.3f} bits per byte fewer than rung "
-        f"{each.smaller + 1} (90 %: {-each.high:.3f} to {-each.low:.3f})."
-        for each in result.comparisons
-    ]
-    words = [
-        f"LAMBADA's last words have a mean log-likelihood of {each.log_likelihood:.2f} ± "
-        f"{each.log_likelihood_error:.2f} nats in rung {rung}, {each.accuracy:.1%} are right."
-        for rung, each in enumerate(result.last_words, 1)
-    ]
+    names = [f"rung {number}" for number in range(1, len(plan.rungs) + 1)]
+    scored = [each.sentence(names) for each in result.comparisons]
+    scored += [words.sentence(name) for name, words in zip(names, result.last_words, strict=False)]
     caption = [
         f"{len(plan.rungs)} models on the same {plan.tokens:,} tokens ({plan.epochs:.2f} passes), "
         f"{len(plan.seeds)} seeds of all but the largest.",
@@ -80,8 +73,7 @@ def ladder_exhibit(run: Path, reproduction: Reproduction | None = None) -> Exhib
         "The largest model's seed is the beginning of its forecast's digest: it cannot have been trained before.",
         f"{result.exponents}.",
         f"The law misses no mean at the end by more than {forecast.misfit:.2%}.",
-        *texts,
-        *words,
+        *(f"{sentence}." for sentence in scored),
         *(placed(ladder, reproduction) if reproduction else ()),
     ]
     return Exhibit(

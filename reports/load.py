@@ -12,12 +12,13 @@ from lineage.evaluations import Evaluation
 from lineage.files import Example, ExampleHead, Manifest, ReproductionSummary, one_line, read_document
 from lineage.records import Record
 from lineage.run import MANIFEST, RunDirectory
+from lineage.scores import Scores
 from reports.evaluations import EVALUATIONS
 from reports.files import Problem, Problems, reason
 from reports.training_runs import Training, read_training
 
 SUMMARY, RECORDS, LEDGER, DATASET = "summary.json", "records.jsonl", "ledger.json", "dataset.json"
-EXAMPLES, TRAINING = "examples.jsonl", "training"
+SCORES, EXAMPLES, TRAINING = "scores.json", "examples.jsonl", "training"
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Reproduction:
     records: tuple[Record, ...]
     ledger: Ledger | None
     card: DataCard | None
+    scores: Scores | None
+    """None of a run of an earlier version."""
     evaluations: dict[str, Evaluation]
     """By file stem."""
     trainings: dict[str, Training]
@@ -88,6 +91,7 @@ def load_reproduction(directory: Path) -> Reproduction:
     if not (directory / LEDGER).is_file():
         problems.add(LEDGER, f"This reproduction has no data ledger ({LEDGER}).", damaged=False)
     card = problems.document(directory / DATASET, DataCard, DATASET, "The data card")
+    scores = problems.document(directory / SCORES, Scores, SCORES, "Bits per byte with intervals")
     evaluations = {
         path.stem: evaluation
         for path in sorted((directory / EVALUATIONS).glob("*.json"))
@@ -104,6 +108,7 @@ def load_reproduction(directory: Path) -> Reproduction:
         tuple(records),
         ledger,
         card,
+        scores,
         evaluations,
         trainings,
         *_read_examples(directory / EXAMPLES, problems),
@@ -179,7 +184,7 @@ def _seal_problems(directory: Path) -> Iterator[Problem]:
     present = {str(path.relative_to(directory)) for path in paths}
     folders = (f"{EVALUATIONS}/", f"{TRAINING}/")
     nested = sorted(present | {name for name in files if name.startswith(folders)})
-    for name in (MANIFEST, SUMMARY, RECORDS, LEDGER, DATASET, EXAMPLES, *nested):
+    for name in (MANIFEST, SUMMARY, RECORDS, LEDGER, DATASET, SCORES, EXAMPLES, *nested):
         path, expected = directory / name, files.get(name)
         if path.is_file() and (expected is None or sha256_file(path) != expected.get("sha256")):
             yield Problem(MARKER, f"{name} is not the file that was sealed when the run finished.", damaged=True)

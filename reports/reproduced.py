@@ -1,14 +1,15 @@
 """The exhibits of a reproduction: whatever it has numbers for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
+from statistics import fmean
 
-from lineage.records import Kind
+from lineage.records import Kind, Record
 from reports import data_card, findings, tables
 from reports.curves import Curve, build_curves, model_order
 from reports.evaluations import evaluations_data, evaluations_tables
-from reports.exhibit import Exhibit
+from reports.exhibit import Exhibit, Table
 from reports.figures import figure_6
 from reports.figures.curves import draw_loss
 from reports.figures.data import draw_banding, draw_funnel
@@ -37,7 +38,7 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
         yield Exhibit(
             "2019-figure-6",
             "Validation perplexity against iterations",
-            findings.ordering_caption(curves),
+            [*findings.ordering_caption(curves), *_means(curves, ", bands their least and greatest")],
             tables.records_data(reproduction.select("2019/figure-6", "validation_perplexity")),
             make_command(reproduction, "figure-6"),
             partial(figure_6.draw, curves),
@@ -48,7 +49,7 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
         yield Exhibit(
             "training-loss",
             "Training loss against iterations",
-            [findings.training_loss_caption(curves)],
+            [findings.training_loss_caption(curves), *_means(curves)],
             tables.records_data(losses),
             make_command(reproduction, "training-loss"),
             partial(draw_loss, curves),
@@ -68,6 +69,11 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
         data, command = tables.records_data(benchmarks), make_command(reproduction, "table-3")
         shown = tables.comparison_tables(benchmarks)
         yield Exhibit("2019-table-3", "WikiText-103 and LAMBADA", (), data, command, tables=shown)
+    if scores := reproduction.scores:
+        ours = [record for record in benchmarks if record.kind != "published"]
+        data, command, shown = tables.records_data(ours), make_command(reproduction, "table-3"), [bands_table(ours)]
+        said = scores.sentences(ours)
+        yield Exhibit("2019-twins", "The twins on the same texts", said, data, command, tables=shown)
     if further:
         data, command = tables.records_data(further), make_command(reproduction, "validation")
         yield Exhibit("further-numbers", "Further numbers", (), data, command, tables=(data,))
@@ -79,6 +85,27 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
         kind, command = own_kind(reproduction), make_command(reproduction, "models")
         data, shown = tables.models_data(models, kind), tables.models_tables(models, kind)
         yield Exhibit("models", "Published and trained shapes", (), data, command, tables=shown)
+
+
+def _means(curves: Sequence[Curve], bands: str = "") -> list[str]:
+    return [f"Lines are means of several seeds{bands}."] if any(curve.band for curve in curves) else []
+
+
+def bands_table(records: Sequence[Record]) -> Table:
+    """Of each model the mean of its seeds with the least and the greatest, where no paper has such a number."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for record in records:
+        if record.quantity.endswith(("bits_per_byte", "log_likelihood")) and record.seed is not None:
+            quantity = f"{record.quantity.replace('_', ' ')} {record.unit}".strip()
+            values.setdefault((quantity, record.series), []).append(record.value)
+    rows = [(*which, band(mine)) for which, mine in values.items()]
+    return Table(("quantity", "model", "mean (least to greatest of the seeds)"), rows, 2)
+
+
+def band(values: Sequence[float], digits: int = 3) -> str:
+    """The mean of several seeds with the least and the greatest."""
+    mean, low, high = (f"{value:,.{digits}f}" for value in (fmean(values), min(values), max(values)))
+    return f"{mean} ({low} to {high})" if len(values) > 1 else mean
 
 
 def _data(reproduction: Reproduction) -> Iterator[Exhibit]:

@@ -29,6 +29,7 @@ SHAPE = {
     "parameters": "parameters",
     "global_batch_size": "batch",
     "iterations": "iterations",
+    "tokens_per_parameter": "tokens/parameter",
     "learning_rate": "learning rate",
 }
 RECORD_FIELDS = (
@@ -69,7 +70,7 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
     """Shapes, published and trained, and training runs as the page shows them."""
     shapes = [
         (model.name, kind, *(_setting(key, getattr(shape, key)) for key in SHAPE))
-        for model, kind, shape in _shapes(models, ours)
+        for model, kind, shape in _shapes([each for each in models if each.name == each.series], ours)
     ]
     runs = [
         (
@@ -166,7 +167,7 @@ def _setting(key: str, value: float | None) -> str:
         return MISSING
     if key == "parameters":
         return parameters(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _plain(value: Any) -> str:

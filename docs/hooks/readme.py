@@ -10,12 +10,15 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 from lineage.atomic import write_text
 from lineage.errors import BadInput, Diverged
 from lineage.files import ReproductionSummary, read_document
 from lineage.progress import format_duration
 from lineage.records import read_records
+from lineage.scores import Scores, order_sentence
+from reports.reproduced import band
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / "reproduce-8.3b"
@@ -27,41 +30,54 @@ class Kept:
     def __init__(self, directory: Path) -> None:
         self.summary = read_document(directory / "summary.json", ReproductionSummary)
         self.records = read_records(directory / "records.jsonl")
+        self.scores = read_document(directory / "scores.json", Scores)
 
-    def shown(self, series: str, quantity: str, published: bool = False) -> str:
+    def published(self, series: str, quantity: str) -> str:
         """A model's number, several where sources print several; for a curve its last point."""
-        mine = [r for r in self.records if (r.series, r.quantity) == (series, quantity)]
-        mine = [r for r in mine if (r.kind == "published") == published]
+        mine = [r for r in self.records if (r.series, r.quantity, r.kind) == (series, quantity, "published")]
         last = max((r.x for r in mine if r.x is not None), default=None)
         values = [f"{r.value:,.2f}{r.unit}" for r in mine if r.x == last]
         return " / ".join(dict.fromkeys(values)) or "not run"
 
+    def own(self, series: str, quantity: str) -> list[float]:
+        """A twin's number, by seed."""
+        return [r.value for r in self.records if (r.series, r.quantity) == (series, quantity) and r.seed is not None]
+
 
 def results_block(kept: Kept) -> str:
-    """Each model's twin beside the published model."""
-    lines = ["| perplexity | twin | published |", "|---|--:|--:|"]
-    for name in (model.name for model in kept.summary.models):
-        twin, whole = "final_validation_perplexity", "validation_perplexity"
-        lines.append(f"| {name} | {kept.shown(name, twin)} | {kept.shown(name, whole, published=True)} |")
-    seeds = ", ".join(sorted({str(model.seed) for model in kept.summary.models}))
-    return "\n".join([*lines, "", f"Scaled: {kept.summary.hardware}, seed {seeds}."])
+    """Each model's twin beside the published model, and in how many seeds the order of the models holds."""
+    scores, end = kept.scores, "final_validation_perplexity"
+    less = {each.larger: f"{-each.difference:.3f} ({-each.high:.3f} to {-each.low:.3f})" for each in scores.comparisons}
+    rows = {
+        "": scores.models,
+        "---": ["--:"] * len(scores.models),
+        "published perplexity": [kept.published(name, "validation_perplexity") for name in scores.models],
+        "twin's": [band(kept.own(name, end), 1) for name in scores.models],
+        f"bits per byte, {scores.text}": [band(kept.own(name, scores.quantity)) for name in scores.models],
+        "fewer (90 %)": [less.get(place, "") for place in range(len(scores.models))],
+    }
+    seeds = dict.fromkeys(str(model.seed) for model in kept.summary.models)
+    scaled = f"Scaled: {kept.summary.hardware}, seed {', '.join(seeds)}."
+    orders = (order_sentence(quantity, kept.records) for quantity in (scores.quantity, end))
+    return "\n".join([*(f"|{head}|{'|'.join(row)}|" for head, row in rows.items()), "", " ".join([scaled, *orders])])
 
 
 def tiers_block(kept: Kept) -> str:
     """What each size of hardware can run: one command, how long it takes, the number to expect."""
-    models = kept.summary.models
-    trained = format_duration(sum(model.train_seconds or 0 for model in models))
-    curve = " > ".join(f"{float(kept.shown(m.name, 'final_validation_perplexity')):.0f}" for m in models)
-    small, large = models[0].name, models[-1].name
+    names = kept.scores.models
+    of_one_seed = kept.summary.models[: len(names)]
+    trained = format_duration(sum(model.train_seconds or 0 for model in of_one_seed))
+    ends = ", ".join(f"{fmean(kept.own(name, 'final_validation_perplexity')):.0f}" for name in names)
+    small, large = names[0], names[-1]
     return "\n".join(
         [
             "| hardware | command | duration | expect |",
             "|---|---|---|---|",
-            f"| laptop | `make reproduce-8.3b` | {trained} (training) | perplexity {curve}, scaled |",
+            f"| laptop | `make reproduce-8.3b` | {trained} (training) | perplexity {ends}, scaled |",
             f"| one GPU | `make reproduce-{small}` | not run yet | WikiText-103 "
-            f"{kept.shown(small, 'wikitext103_perplexity', True)}, published |",
+            f"{kept.published(small, 'wikitext103_perplexity')}, published |",
             f"| cluster | `mlm-experiment launch experiments/jobs/{large}.toml --out launch` | not run yet | "
-            f"WikiText-103 {kept.shown(large, 'wikitext103_perplexity', True)}, published |",
+            f"WikiText-103 {kept.published(large, 'wikitext103_perplexity')}, published |",
         ]
     )
 

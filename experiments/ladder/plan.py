@@ -1,10 +1,10 @@
 """Which models a ladder has, how long they are trained and what that takes here. Imports no torch.
 
 Sizes rise by about 1.8 in parameters without embeddings. A model has a layer for every 43 units of width, as the 355M
-and the 8.3B model have, and two at least. The initial deviation is 0.02 · √(1024 / width), which is the 355M model's
-own at its width. Every size but the largest is tried at the same learning rates for the same number of iterations;
-one rule for all, the largest too, is fitted to what came of it (`experiments.ladder.result.rate_law`). There is no
-dropout, and the rate is constant after its warm-up, so that one training gives the loss after every number of tokens.
+and the 8.3B model have, and two at least. Every size but the largest is tried at the same learning rates for the same
+number of iterations; one rule for all, the largest too, is fitted to what came of it
+(`experiments.ladder.result.rate_law`). There is no dropout, and the rate is constant after its warm-up, so that one
+training gives the loss after every number of tokens.
 """
 
 import heapq
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from engine.config import DataSection, ModelConfig, RunConfig, TrainConfig
 from engine.costs import parameter_count
+from experiments.reproduce.plan import initial_deviation
 from lineage.errors import BadInput
 from lineage.ladder import LadderPlan, RungPlan
 from lineage.progress import format_duration
@@ -188,7 +189,7 @@ def rung_model(shape: Shape, vocabulary: int = 51200) -> ModelConfig:
         vocab_size=vocabulary,
         padded_vocab_size=vocabulary,
         dropout=0.0,
-        init_std=0.02 * math.sqrt(1024 / shape.width),
+        init_std=initial_deviation(shape.width),
     )
 
 

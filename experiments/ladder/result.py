@@ -11,33 +11,26 @@ from typing import Any, Literal
 import numpy as np
 
 from evaluation.protocol import ClozeResult, PerplexityResult, Result
-from evaluation.uncertainty import difference_standard_error
 from experiments.ladder.law import METHOD, fit, size_exponent
 from experiments.scaling_law import beside_published
+from experiments.scores import compared, last_words, text_score
 from experiments.trainings.kept import FORECAST, Trained, read_kept, seeds_of
 from lineage.data_files import DataCard
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Manifest, read_document
 from lineage.ladder import (
-    Comparison,
     Forecast,
     LadderPlan,
     LadderResult,
     LadderRun,
     LadderScores,
-    LastWords,
     RateLaw,
-    TextScore,
 )
 from lineage.records import Record
 from lineage.run import MANIFEST
 
 PLAN, LADDER, CARD, EVALUATIONS = "plan.json", "ladder.json", "dataset.json", "evaluations"
 LENGTH_EXPONENT = 0.32
-NORMAL = 1.645
-"""Standard errors on either side of nine tenths of a normal distribution."""
-SAME = 1e-6
-"""Of a law that is fitted again elsewhere."""
 
 
 def rung_of(plan: LadderPlan, trained: Trained) -> int:
@@ -159,7 +152,9 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
     common = [text for text in scores[0].texts if all(text in each.texts for each in scores)] if scores else []
     texts = {text: [each.texts[text] for each in scores] for text in common}
     comparisons = [
-        _compared(text, larger - 2, larger, of) for text, of in texts.items() for larger in range(2, len(of))
+        compared(text, larger - 2, larger, [[each] for each in of])
+        for text, of in texts.items()
+        for larger in range(2, len(of))
     ]
     sentence = (
         f"{verdict}: the largest rung was foreseen at {foreseen.loss:.4f} nats ({foreseen.low:.4f} to "
@@ -227,39 +222,15 @@ def _agree(one: Forecast, other: Forecast) -> bool:
 
 def kept_scores(results: Mapping[str, Result]) -> LadderScores:
     """What a ladder keeps of a model's evaluations."""
-    texts, last_words = {}, None
-    for name, result in results.items():
-        if isinstance(result, PerplexityResult):
-            nll = [float(f"{block.nll:.6g}") for block in result.blocks]
-            words = [block.num_original_tokens for block in result.blocks]
-            texts[name] = TextScore(bits_per_byte=result.bits_per_byte, nll=nll, words=words)
-        elif isinstance(result, ClozeResult):
-            last_words = LastWords(
-                log_likelihood=-math.log(result.perplexity),
-                log_likelihood_error=(result.perplexity_standard_error or 0.0) / result.perplexity,
-                accuracy=result.accuracy,
-                accuracy_error=result.standard_error,
-            )
-    return LadderScores(texts=texts, last_words=last_words)
+    texts = {name: text_score(result) for name, result in results.items() if isinstance(result, PerplexityResult)}
+    cloze = [result for result in results.values() if isinstance(result, ClozeResult)]
+    return LadderScores(texts=texts, last_words=last_words(cloze[0]) if cloze else None)
 
 
 def _read_scores(ladder: Path, scored: list[Trained]) -> list[LadderScores]:
     """What these trainings reached on the published texts; nothing if one is missing."""
     paths = [ladder / EVALUATIONS / f"{each.folder.name}.json" for each in scored]
     return [read_document(path, LadderScores) for path in paths] if all(path.is_file() for path in paths) else []
-
-
-def _compared(text: str, smaller: int, larger: int, scores: list[TextScore]) -> Comparison:
-    pair = [scores[larger], scores[smaller]]
-    sums, words = [np.array(score.nll) for score in pair], np.array(pair[0].words)
-    error = difference_standard_error((sums[0], words), (sums[1], words)) or 0.0
-    bits = pair[0].bits_per_byte / (sums[0].sum() / words.sum())
-    difference = pair[0].bits_per_byte - pair[1].bits_per_byte
-    reach = NORMAL * error * bits
-    return Comparison(
-        text=text, smaller=smaller, larger=larger, difference=difference, low=difference - reach,
-        high=difference + reach,
-    )  # fmt: skip
 
 
 def _records(ladder: Path, plan: LadderPlan, forecast: Forecast, result: LadderResult) -> Iterable[Record]:
@@ -303,16 +274,9 @@ def format_ladder(ladder: Path) -> str:
             f"{', '.join(f'{run.loss:.4f}' for run in runs):<26}{by_law:>9.4f}"
             f"{bits:>11.4f}" + "".join(f"{values[rung]:>19.4f}" for values in result.bits_per_byte.values())
         )
-    for each in result.comparisons:
-        lines.append(
-            f"{each.text}: rung {each.larger + 1} less rung {each.smaller + 1}: {each.difference:+.4f} bits per byte "
-            f"({each.low:+.4f} to {each.high:+.4f})"
-        )
-    for rung, words in enumerate(result.last_words, 1):
-        lines.append(
-            f"LAMBADA: rung {rung}: log-likelihood of the last word {words.log_likelihood:.3f} ± "
-            f"{words.log_likelihood_error:.3f} nats, accuracy {words.accuracy:.2%} ± {words.accuracy_error:.2%}"
-        )
+    names = [f"rung {number}" for number in range(1, len(plan.rungs) + 1)]
+    lines += [each.sentence(names) for each in result.comparisons]
+    lines += [words.sentence(name) for name, words in zip(names, result.last_words, strict=False)]
     lines += [f"left out of the law: {name}: {reason}" for name, reason in forecast.left_out.items()]
     lines += [str(result.rates), result.exponents]
     return "\n".join([*lines, f"the law misses no rung by more than {forecast.misfit:.2%}", result.sentence])

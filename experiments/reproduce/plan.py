@@ -25,9 +25,12 @@ RECIPES = HOME / "data_pipeline" / "recipes"
 FULL_RECIPE = RECIPES / "available-2019.toml"
 LADDER = ("355m", "2.5b", "8.3b")
 """The models of the 2019 paper's Figure 6 and Table 3."""
+SEED_MARK = "-seed-"
+"""In the name of a training whose seed is not its recipe's own."""
 
 RATES = RateLaw(rate=0.00589, parameters=171_000, size_exponent=0.423, tokens=1.45e6, length_exponent=0.32)
-"""The rule of learning rates that `results/ladder` found, rounded."""
+"""The rule of learning rates that `results/ladder` found, rounded: a line through the best rate of each of five sizes
+that were tried at the same rates, so it favours none."""
 DATA_BYTES_PER_CORE_SECOND = 0.4e6
 """Text one core takes through the data pipeline in a second; only for the estimate of minutes."""
 SOURCE_BYTES = {
@@ -55,7 +58,7 @@ class Size:
     examples: int
     """LAMBADA examples scored for each model."""
     rates: RateLaw | None = None
-    """The rule of its learning rates; None keeps those of the twins."""
+    """The rule of its learning rates, with which goes the ladder's initial deviation; None keeps those of the twins."""
 
 
 TWIN = Size(RECIPES / "twin.toml", "twin", (), windows=5_000, examples=5153, rates=RATES)
@@ -90,20 +93,24 @@ class Plan:
     size: Size | None
     """None for the full size."""
     published: tuple[RunConfig, ...]
-    """The published recipes up to the target, smallest first."""
+    """The published recipe of each of `configs`: those up to the target, smallest first, again for every seed."""
     configs: tuple[RunConfig, ...]
     """What is run for each of them: the recipe itself or its twin."""
 
     def overrides(self, config: RunConfig) -> list[str]:
         """The overrides under which `mlm-train` runs one of `configs`."""
-        return [f"name={config.name}", *self.size.overrides, *_rates(config, self.size)] if self.size else []
+        if not self.size:
+            return []
+        seed = [f"train.seed={config.train.seed}"] if SEED_MARK in config.name else []
+        return [f"name={config.name}", *self.size.overrides, *_of_ladder(config, self.size), *seed]
 
 
-def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None) -> Plan:
+def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None, seeds: int = 1) -> Plan:
     """Decide between the full size and twins by looking at the hardware.
 
-    Raises HardwareMissing when full size is asked for on a machine that cannot, BadInput when it is asked for
-    together with the smallest size.
+    Twins are trained with so many seeds, from the recipe's own on. Raises HardwareMissing when full size is asked for
+    on a machine that cannot, BadInput when it is asked for together with the smallest size, and where several seeds
+    are asked for and the full size is chosen.
     """
     if smoke and mode in ("full", "plan"):
         raise BadInput(f"--smoke is a size of twins; it does not go with --mode {mode}")
@@ -113,37 +120,60 @@ def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None) -> Plan:
     if mode == "full" and not possible:
         raise HardwareMissing(f"the full size cannot run here: {reason}")
     if mode == "plan" or mode == "full" or (mode == "auto" and possible and not smoke):
+        if seeds > 1:
+            raise BadInput("--seeds is for twins, and the full size is trained once: name --mode scaled with it")
         chosen = "plan" if mode == "plan" else "full"
         return Plan(target, chosen, possible, reason, recipe or FULL_RECIPE, None, published, published)
     size = SMOKE if smoke else TWIN
     why = "asked for" if mode == "scaled" or smoke else reason
     twins = [read_run_config(model_file(name), size.overrides, twin=True) for name in names]
-    configs = tuple(
-        override_config(twin, [f"name={name}-{size.suffix}", *_rates(twin, size)])
-        for name, twin in zip(names, twins, strict=True)
-    )
-    return Plan(target, "scaled", possible, why, recipe or size.recipe, size, published, configs)
+    configs = []
+    for further in range(seeds):
+        for name, twin in zip(names, twins, strict=True):
+            seed = twin.train.seed + further
+            mark = f"{SEED_MARK}{seed}" if further else ""
+            own = [f"name={name}-{size.suffix}{mark}", f"train.seed={seed}"]
+            configs.append(override_config(twin, [*own, *_of_ladder(twin, size)]))
+    return Plan(target, "scaled", possible, why, recipe or size.recipe, size, published * seeds, tuple(configs))
 
 
-def _rates(config: RunConfig, size: Size) -> list[str]:
-    """Overrides by which a twin has the rate of the size's rule, and the same share of it at the end as before."""
+def model_name(training: str) -> str:
+    """The name under which a reproduction keeps a training: its model's, with a seed that is not the recipe's own."""
+    return training.partition("-")[0] + "".join(training.partition(SEED_MARK)[1:])
+
+
+def _of_ladder(config: RunConfig, size: Size) -> list[str]:
+    """Overrides by which a twin has the ladder's rate, with the same share of it at the end, and initial deviation."""
     if not size.rates:
         return []
     train, rate = config.train, _rate(config, size.rates)
     least = float(f"{rate * train.min_learning_rate / train.learning_rate:.3g}")
-    return [f"train.learning_rate={rate}", f"train.min_learning_rate={least}"]
+    deviation = float(f"{initial_deviation(config.model.hidden_size):.6g}")
+    return [f"train.learning_rate={rate}", f"train.min_learning_rate={least}", f"model.init_std={deviation}"]
 
 
 def _rate(config: RunConfig, rates: RateLaw) -> float:
     return rates.at(parameter_count(config.model), tokens_trained(config.model, config.train))
 
 
+def initial_deviation(width: int) -> float:
+    """Of the weights of a small model: the 355M model's own at its width."""
+    return 0.02 * math.sqrt(1024 / width)
+
+
 def twin_rule(config: RunConfig) -> str:
     """By which rule a recipe was shrunk, in words; empty if it was not."""
     if not config.twin:
         return ""
-    is_ruled = math.isclose(config.train.learning_rate, _rate(config, RATES), rel_tol=0.05)  # a text has its vocabulary
-    return describe_scale(config.twin) + (f" Its rate is then that of the ladder's rule: {RATES}." if is_ruled else "")
+    rule, deviation = describe_scale(config.twin), initial_deviation(config.model.hidden_size)
+    if math.isclose(config.train.learning_rate, _rate(config, RATES), rel_tol=0.05):  # a text has its vocabulary
+        rule += f" Its rate is then that of the ladder's rule: {RATES}."
+    if math.isclose(config.model.init_std, deviation, rel_tol=1e-3):
+        rule += (
+            " Five sizes were tried at the same rates for it, so it favours none. The initial deviation is the "
+            "ladder's too: 0.02 · √(1024 / width)."
+        )
+    return rule
 
 
 def training_job(plan: Plan, config: RunConfig, runs: Path) -> Job:
@@ -178,14 +208,15 @@ def print_plan(plan: Plan) -> None:
     print(f"mode: {plan.mode} ({plan.reason})")
     if plan.size:
         print(twin_rule(plan.configs[0]))
-    print(f"{'model':<12}{'parameters':>15}{'tokens':>18}{'FLOPs':>11}{'disk':>10}{'expected':>12}")
+    print(f"{'model':<20}{'parameters':>15}{'tokens':>18}{'a parameter':>13}{'FLOPs':>11}{'disk':>10}{'expected':>12}")
     data_seconds = 5.0 + _text_bytes(plan.recipe) / (DATA_BYTES_PER_CORE_SECOND * available_cores())
     total_seconds = data_seconds
     for config in plan.configs:
         seconds = _training_seconds(plan, config)
         total_seconds += seconds
+        parameters, tokens = parameter_count(config.model), tokens_trained(config.model, config.train)
         print(
-            f"{config.name:<12}{parameter_count(config.model):>15,}{tokens_trained(config.model, config.train):>18,}"
+            f"{config.name:<20}{parameters:>15,}{tokens:>18,}{tokens / parameters:>13.2f}"
             f"{flops_per_iteration(config.model, config.train) * config.train.iterations:>11.2e}"
             f"{_training_bytes(config) / 1e9:>7.2f} GB{format_days(seconds):>12}"
         )

@@ -1,11 +1,13 @@
 """A reproduction from raw text to report: a sequence of this suite's public commands, each printed before it runs."""
 
+import math
 import shlex
 import shutil
 import time
-from itertools import pairwise
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, TypeVar
 
 from data_pipeline.config import DataConfig
 from data_pipeline.contamination.testsets import find_test_set
@@ -13,12 +15,14 @@ from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.data.dataset import DatasetFacts
 from engine.run.directory import read_steps, read_summary, read_validations
+from evaluation.protocol import ClozeResult, PerplexityResult
 from experiments.launch.scripts import write_launch_files
 from experiments.published import published_records
 from experiments.reproduce import processes, steps
 from experiments.reproduce.kept import EXAMPLES, keep_examples, keep_training, matrix_gflops
-from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, training_job, twin_rule
-from lineage.config import load_config
+from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, model_name, training_job, twin_rule
+from experiments.scores import compared, text_score
+from lineage.config import load_config, parse_config
 from lineage.data_files import DataCard
 from lineage.digest import read_digest
 from lineage.errors import DataMissing
@@ -35,7 +39,17 @@ from lineage.lock import locked
 from lineage.progress import format_duration
 from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
+from lineage.scores import Scores, TextScore, order_sentence
 from lineage.torch_range import check_torch
+
+SCORES = "scores.json"
+END = "final_validation_perplexity"
+UNITS_OF_TWINS = ("bits_per_byte", "log_likelihood")
+"""Ends of the names of quantities that compare twins; the paper has none of them."""
+ResultT = TypeVar("ResultT", bound=PerplexityResult | ClozeResult)
+RESULTS: dict[str, type[PerplexityResult | ClozeResult]] = dict(
+    zip(steps.TASKS, (PerplexityResult, ClozeResult), strict=True)
+)
 
 
 def reproduce(plan: Plan, runs: Path) -> Path:
@@ -71,17 +85,18 @@ def reproduce(plan: Plan, runs: Path) -> Path:
             run.link()
             print(f"already complete: {run.path}")
         else:
-            for config, training in zip(plan.published, trained, strict=True):
-                _evaluate(config.name, plan, training, run)
-                keep_training(training, run.path / "training" / config.name)
-            keep_examples(
-                run.path,
-                {model.name: steps.evaluation_file(run.path, model.name, "lambada") for model in plan.published},
-            )
+            for training in trained:
+                name = model_name(training.manifest["name"])
+                _evaluate(name, plan, training, run)
+                keep_training(training, run.path / "training" / name)
+            names = [model_name(training.manifest["name"]) for training in trained]
+            answered = {name: steps.evaluation_file(run.path, name, "lambada") for name in names}
+            keep_examples(run.path, {name: path for name, path in answered.items() if steps.has_samples(path)})
             for name in ("ledger.json", "dataset.json"):
                 shutil.copyfile(dataset.path / name, run.path / name)
             summary = _summary(plan, trained, run)
             write_document(run.path / "summary.json", summary)
+            write_document(run.path / SCORES, derived_scores(run, summary))
             write_records(run.path / "records.jsonl", derived_records(run, summary))
             run.complete()
         page = run.path / "report" / "index.html"
@@ -105,49 +120,86 @@ def _train(plan: Plan, config: RunConfig, dataset: RunDirectory, runs: Path) -> 
 def _evaluate(model: str, plan: Plan, training: RunDirectory, run: RunDirectory) -> None:
     for task in steps.TASKS:
         path = steps.evaluation_file(run.path, model, task)
-        is_kept = task != "lambada" or (run.path / EXAMPLES).is_file() or steps.samples_file(path).is_file()
+        is_kept = not steps.has_samples(path) or (run.path / EXAMPLES).is_file() or steps.samples_file(path).is_file()
         if not (path.is_file() and is_kept):
             processes.run_step(*steps.evaluation_step(plan, task, training.path, path))
 
 
 def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Record]:
-    """Every record of a reproduction, from the summary and from the metrics and evaluations that it keeps."""
-    records = list(published_records(tuple(model.name for model in summary.models)))
+    """Every record of a reproduction, from the summary and from the metrics and evaluations that it keeps.
+
+    A run of an earlier version, which has no scores.json, has neither bits per byte nor log-likelihoods.
+    """
+    records = list(published_records(tuple(dict.fromkeys(model.series for model in summary.models))))
     for model in summary.models:
         records += _curve_records(model, summary.mode, run)
-        for task in steps.TASKS:
-            result = read_values(steps.evaluation_file(run.path, model.name, task))
-            records.append(_evaluation_record(model, result))
-    return records
+        for task, of in RESULTS.items():
+            result = read_result(steps.evaluation_file(run.path, model.name, task), of)
+            records += _evaluation_records(model, result)
+    if not (run.path / SCORES).is_file():
+        return [record for record in records if not record.quantity.endswith(UNITS_OF_TWINS)]
+    return [*records, *_bands(records, run)]
 
 
-def _evaluation_record(model: ReproducedModel, result: dict[str, Any]) -> Record:
-    quantity, field = {
-        "wikitext103": ("wikitext103_perplexity", "perplexity"),
-        "lambada": ("lambada_accuracy", "accuracy"),
-        "heldout-perplexity": ("heldout_perplexity", "perplexity"),
-        "heldout-cloze": ("heldout_cloze_accuracy", "accuracy"),
-    }[result["task"]]
-    percent = field == "accuracy"
-    scored = f"{result['num_examples']:,} examples" if percent else f"{result['num_scored_tokens']:,} tokens"
-    note = f"partial: {scored} scored" if result["partial"] else ""
-    return Record(
-        experiment="2019/table-3",
-        series=model.name,
-        quantity=quantity,
-        value=result[field] * (100 if percent else 1),
-        unit="%" if percent else "",
-        kind=result["kind"],
-        source=model.run,
-        digest=result["checkpoint_digest"],
-        seed=model.seed,
-        note=note,
-    )
+def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
+    """Where there are several seeds, the mean of a model's results with the least and the greatest."""
+    of_seeds: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        if record.seed is not None and record.quantity.endswith((*UNITS_OF_TWINS, END)):
+            of_seeds.setdefault((record.series, record.quantity), []).append(record)
+    manifest = run.manifest
+    source = {"source": f"{manifest['name']}-{manifest['identity'][:8]}", "digest": manifest["config_digest"]}
+    for same in of_seeds.values():
+        if len(same) > 1:
+            values = [record.value for record in same]
+            note = f"mean of {len(same)} seeds, {min(values):.5g} to {max(values):.5g}"
+            yield same[0].model_copy(update={**source, "value": fmean(values), "seed": None, "note": note})
+
+
+def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> Scores:
+    """Paired differences between neighbouring models, from the evaluations that a reproduction keeps."""
+    by_size: dict[str, list[TextScore]] = {}
+    for model in summary.models:
+        result = read_result(steps.evaluation_file(run.path, model.name, steps.TASKS[0]), PerplexityResult)
+        by_size.setdefault(model.series, []).append(text_score(result))
+    scores = [*by_size.values()]
+    articles = len(scores[0][0].nll)
+    larger = range(1, len(scores)) if articles > 1 else ()
+    comparisons = [compared(result.task, place - 1, place, scores) for place in larger]
+    return Scores(text=result.task, articles=articles, seeds=len(scores[0]), models=[*by_size], comparisons=comparisons)
+
+
+def read_result(path: Path, of: type[ResultT]) -> ResultT:
+    """An evaluation's result, also one of an earlier version."""
+    return parse_config({"data_repository": ""} | read_values(path), of, path.name)
+
+
+def _evaluation_records(model: ReproducedModel, result: PerplexityResult | ClozeResult) -> Iterator[Record]:
+    if isinstance(result, ClozeResult):
+        numbers = {"accuracy": (result.accuracy * 100, "%"), "log_likelihood": (-math.log(result.perplexity), "nats")}
+        scored = f"{result.num_examples:,} examples"
+    else:
+        numbers = {"perplexity": (result.perplexity, ""), "bits_per_byte": (result.bits_per_byte, "")}
+        scored = f"{result.num_scored_tokens:,} tokens"
+    text = result.task.removesuffix("-perplexity").replace("-", "_")
+    for name, (value, unit) in numbers.items():
+        yield Record(
+            experiment="2019/table-3",
+            series=model.series,
+            quantity=f"{text}_{name}",
+            value=value,
+            unit=unit,
+            kind=result.kind,
+            source=model.run,
+            digest=result.checkpoint_digest,
+            seed=model.seed,
+            note=f"partial: {scored} scored" if result.partial else "",
+        )
 
 
 def _curve_records(model: ReproducedModel, mode: str, run: RunDirectory) -> list[Record]:
     origin: dict[str, Any] = {
-        "series": model.name,
+        "series": model.series,
         "kind": "scaled" if mode == "scaled" else "measured",
         "source": model.run,
         "digest": run.manifest["parents"][model.run.rpartition("-")[0]],
@@ -171,7 +223,7 @@ def _curve_records(model: ReproducedModel, mode: str, run: RunDirectory) -> list
     ]
     experiments = {
         "validation": ("2019/figure-6", "validation_perplexity"),
-        "final-validation": ("2019/validation", "final_validation_perplexity"),
+        "final-validation": ("2019/validation", END),
     }
     for validation in read_validations(kept):
         if validation.iteration:
@@ -205,7 +257,7 @@ def reproduced_model(published: RunConfig, training: RunDirectory) -> Reproduced
     """What the run that was trained in a published model's name says of itself."""
     done = read_summary(training.path)
     return ReproducedModel(
-        name=published.name,
+        name=model_name(training.manifest["name"]),
         run=training.path.name,
         published=shape_of(published),
         trained=shape_of(RunConfig.model_validate(training.manifest["config"])),
@@ -229,9 +281,11 @@ def hardware_of(started: Environment) -> str:
 
 def _shown_command(plan: Plan) -> str:
     """What makes this again."""
+    seeds = len(plan.configs) // len({published.name for published in plan.published})
     own_recipe = plan.recipe != (plan.size.recipe if plan.size else FULL_RECIPE)
     options = [
         *(["--smoke"] if plan.size == SMOKE else []),
+        *(["--seeds", str(seeds)] if seeds > 1 else []),
         *(["--data", steps.shown(plan.recipe)] if own_recipe else []),
     ]
     return shlex.join(["mlm-experiment", "reproduce", plan.target, *options])
@@ -244,22 +298,14 @@ def shape_of(config: RunConfig) -> ModelShape:
 
 
 def _print_results(directory: Path) -> None:
-    records = [r for r in read_records(directory / "records.jsonl") if r.kind != "published"]
-    final = {r.series: r.value for r in records if r.quantity == "final_validation_perplexity"}
-    for name, value in final.items():
-        scores = ", ".join(
-            f"{r.quantity.replace('_', ' ')} {r.value:.2f}{r.unit}{' (partial)' if r.note else ''}"
-            for r in records
-            if r.series == name and r.experiment == "2019/table-3"
-        )
-        print(f"{name}: validation perplexity {value:.2f}; {scores}")
-    if len(final) > 1:
-        values = list(final.values())
-        falls = all(larger < smaller for smaller, larger in pairwise(values))
-        print(
-            f"Figure 6's order, larger models reach lower perplexity: {'holds' if falls else 'DOES NOT HOLD'} "
-            f"({' > '.join(final)})"
-        )
+    records = [record for record in read_records(directory / "records.jsonl") if record.kind != "published"]
+    for record in records:
+        if record.x is None or record.quantity == END:
+            seeds = record.note if record.seed is None else f"seed {record.seed}"
+            print(f"{record.series}: {record.quantity.replace('_', ' ')} {record.value:,.4g} {record.unit} ({seeds})")
+    if (directory / SCORES).is_file():
+        print(*read_document(directory / SCORES, Scores).sentences(records), sep="\n")
+    print(order_sentence(END, records))
 
 
 def _is_available(name: str) -> bool:

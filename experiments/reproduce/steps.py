@@ -8,7 +8,7 @@ from pathlib import Path
 from engine.config import RunConfig
 from experiments.launch.job import describe_job
 from experiments.launch.scripts import slurm_script, torchrun_script
-from experiments.reproduce.plan import Plan, disk_bytes, manifest_file, training_job
+from experiments.reproduce.plan import SEED_MARK, Plan, disk_bytes, manifest_file, training_job
 from lineage.installation import HOME
 from lineage.shipped import model_file
 
@@ -42,7 +42,7 @@ def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
     """Evaluate a trained model."""
     limits = {"wikitext103": plan.size.windows, "lambada": plan.size.examples} if plan.size else {}
     limit = ["--limit", str(limits[task])] if task in limits else []
-    samples = ["--samples", shown(samples_file(out))] if task == "lambada" else []
+    samples = ["--samples", shown(samples_file(out))] if has_samples(out) else []
     return ["mlm-eval", task, "--ckpt", shown(checkpoint), "--json", shown(out), *samples, *limit]
 
 
@@ -54,6 +54,11 @@ def evaluation_file(reproduction: Path, model: str, task: str) -> Path:
 def samples_file(evaluation: Path) -> Path:
     """Where the answers behind a last-word result lie until what is kept of them is written."""
     return evaluation.parent.parent / ".samples" / f"{evaluation.stem}.jsonl"
+
+
+def has_samples(evaluation: Path) -> bool:
+    """Whether answers are kept: those to last words of the models with their recipes' own seeds."""
+    return evaluation.stem.endswith("-lambada") and SEED_MARK not in evaluation.stem
 
 
 def report_steps(directory: Path, runs: Path) -> list[Step]:

@@ -22,7 +22,16 @@ from experiments.ladder.result import LADDER as LADDER_RESULT
 from experiments.ladder.result import derive
 from experiments.reproduce.kept import EXAMPLES, keep_training
 from experiments.reproduce.plan import LADDER, twin_rule
-from experiments.reproduce.reproduction import derived_records, hardware_of, reproduced_model, shape_of
+from experiments.reproduce.reproduction import (
+    RESULTS,
+    SCORES,
+    derived_records,
+    derived_scores,
+    hardware_of,
+    read_result,
+    reproduced_model,
+    shape_of,
+)
 from experiments.reproduce.steps import TASKS, evaluation_file
 from experiments.sealed import digest_of_numbers
 from experiments.trainings.kept import keep, read_kept
@@ -36,6 +45,7 @@ from lineage.files import Example, ExampleHead, Manifest, ReproductionSummary, o
 from lineage.ladder import LadderResult
 from lineage.records import Record, read_records
 from lineage.run import MANIFEST, RunDirectory
+from lineage.scores import Scores
 from lineage.shipped import model_file
 from lineage.verified import check_seal_once
 
@@ -138,7 +148,7 @@ class Check:
             if not is_sealed(place):
                 continue
             training = RunDirectory(place)
-            found = reproduced_model(read_run_config(model_file(model.name)), training)
+            found = reproduced_model(read_run_config(model_file(model.series)), training)
             if found.model_copy(update={"matrix_gflops": model.matrix_gflops}) != model:
                 yield f"summary.json says of {model.name} what {model.run} does not"
             if self._summary.twin_rule != twin_rule(_recipe(place)):
@@ -160,10 +170,10 @@ class Check:
         names = LADDER[: LADDER.index(config["target"]) + 1]
         if (summary.target, summary.mode) != (config["target"], config["mode"]):
             yield f"summary.json is of {summary.target}, {summary.mode}; {MANIFEST} asks for other work"
-        if names != tuple(model.name for model in summary.models):
+        if names != tuple(dict.fromkeys(model.series for model in summary.models)):
             yield f"summary.json does not have the models {', '.join(names)} in this order"
         for model in summary.models:
-            published = shape_of(read_run_config(model_file(model.name)))
+            published = shape_of(read_run_config(model_file(model.series)))
             if model.published != published:
                 yield f"summary.json describes the published {model.name} as its recipe does not"
             same = model.trained.model_copy(update={
@@ -188,11 +198,9 @@ class Check:
             yield f"evaluations/ does not have one file for each model and each of {', '.join(TASKS)}"
         tokenizer = read_document(self.run / DATASET, DataCard).tokenizer.digest
         for model in self._summary.models:
-            for task in TASKS:
+            for task, of in RESULTS.items():
                 path = evaluation_file(self.run, model.name, task)
-                values = {"data_repository": ""} | read_values(path)  # which earlier versions did not say
-                of: type[ClozeResult | PerplexityResult] = ClozeResult if "accuracy" in values else PerplexityResult
-                result = parse_config(values, of, path.name)
+                result = read_result(path, of)
                 where = f"evaluations/{path.name}"
                 made = (result.kind, result.checkpoint.partition("/")[0], result.checkpoint_digest)
                 if made != (kind, model.run, model.checkpoint_digest) or result.tokenizer_digest != tokenizer:
@@ -204,7 +212,10 @@ class Check:
                         yield f"{where} says {getattr(result, name)!r} as {name}; its own sums give {value!r}"
 
     def _records(self) -> Iterator[str]:
-        """Every record is computed again from claims, metrics and evaluations; claims may have other words by now."""
+        """Scores and records are computed again from metrics and evaluations; claims may have other words by now."""
+        scores = self.run / SCORES
+        if scores.is_file() and read_document(scores, Scores) != derived_scores(RunDirectory(self.run), self._summary):
+            yield f"{SCORES} is not what the evaluations give"
         actual = read_records(self.run / RECORDS)
         if not (self.run / KEPT).is_dir():
             self.absent.append(f"the metrics behind {RECORDS}")
@@ -222,7 +233,7 @@ class Check:
             return
         first, *lines = (self.run / EXAMPLES).read_bytes().splitlines()
         head, examples = ExampleHead.model_validate_json(first), [Example.model_validate_json(line) for line in lines]
-        if head.models != [model.name for model in self._summary.models]:
+        if head.models != [model.name for model in self._summary.models if model.name == model.series]:
             yield f"{EXAMPLES} is of other models"
         for place, model in enumerate(head.models):
             result = read_values(evaluation_file(self.run, model, "lambada"))

@@ -44,7 +44,7 @@ def write_evaluations(run: SealedRun, out: Path) -> None:
     models = read_document(run.path / SUMMARY, ReproductionSummary).models
     results: dict[str, list[Evaluation]] = {model.name: [] for model in models}
     for path in paths:
-        owner = next((model.name for model in models if path.name.startswith(f"{model.name}-")), None)
+        owner = max((name for name in results if path.name.startswith(f"{name}-")), key=len, default=None)
         if owner is None:
             raise IntegrityFailure(f"{path} is of no model that {SUMMARY} names")
         results[owner].append(read_document(path, Evaluation))

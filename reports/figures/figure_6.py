@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from reports.curves import Curve
 from reports.figures.marks import DASHES, blank, end_labels, key_line, plain_log_ticks, plot_curve
 from reports.numbers import compact
-from reports.style import LIGHT
+from reports.style import LIGHT, look
 
 CLOSE_UP_FROM = 0.25
 """The close-ups leave out the first quarter of training, where the curves fall steeply."""
@@ -42,7 +42,7 @@ def draw(curves: Sequence[Curve], narrow: bool = False) -> Figure:
 
 def _overlay(axes: Axes, published: Sequence[Curve], ours: Sequence[Curve]) -> None:
     for curve in [*published, *ours]:
-        plot_curve(axes, curve.share, curve.y, curve, markers=9)
+        _plot(axes, curve, markers=9)
     plain_log_ticks(axes)
     values = [value for curve in [*published, *ours] for value in curve.y]
     axes.set_ylim(min(values) / 1.25, max(values) * 1.25)
@@ -58,9 +58,7 @@ def _overlay(axes: Axes, published: Sequence[Curve], ours: Sequence[Curve]) -> N
 
 def _close_up(axes: Axes, name: str, layer: Sequence[Curve]) -> None:
     for curve in layer:
-        kept = [(x, y) for x, y in zip(curve.share, curve.y, strict=True) if x >= CLOSE_UP_FROM]
-        xs, ys = zip(*kept, strict=True)
-        plot_curve(axes, xs, ys, curve, markers=8)
+        _plot(axes, curve, markers=8, first=CLOSE_UP_FROM)
     axes.set_title(f"{name}, close up")
     axes.set_xlim(CLOSE_UP_FROM, 1.0)
     axes.margins(y=0.12)
@@ -69,6 +67,15 @@ def _close_up(axes: Axes, name: str, layer: Sequence[Curve]) -> None:
     _label_iterations(axes, layer, CLOSE_UP_FROM)
     axes.set_ylabel("perplexity (linear)")
     end_labels(axes, [(curve, curve.final) for curve in layer], gap=0.11)
+
+
+def _plot(axes: Axes, curve: Curve, markers: int, first: float = 0.0) -> None:
+    """A curve from a share of its training on, over the band of its seeds."""
+    start = sum(share < first for share in curve.share)
+    plot_curve(axes, curve.share[start:], curve.y[start:], curve, markers)
+    if curve.band:
+        low, high = zip(*curve.band[start:], strict=True)
+        axes.fill_between(curve.share[start:], low, high, color=look(curve.rank).color, alpha=0.2, linewidth=0)
 
 
 def _key(published: Sequence[Curve], ours: Sequence[Curve]) -> list[Line2D]:

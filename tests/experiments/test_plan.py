@@ -1,5 +1,6 @@
 """Full size or twins: decided by the hardware, with the reason and the cost said first."""
 
+import math
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -9,11 +10,12 @@ import pytest
 from engine.config import TwinScale
 from engine.costs import parameter_count
 from engine.twin import describe_scale
-from experiments.reproduce.plan import FULL_RECIPE, LADDER, RATES, SMOKE, TWIN, make_plan, twin_rule
+from experiments.ladder.plan import Shape, rung_model
+from experiments.reproduce.plan import FULL_RECIPE, LADDER, RATES, SMOKE, TWIN, make_plan, model_name, twin_rule
 from lineage.errors import BadInput, HardwareMissing
 from lineage.files import read_document
 from lineage.installation import HOME
-from lineage.ladder import LadderResult
+from lineage.ladder import LadderPlan, LadderResult
 from tests.commands import call
 from tests.experiments.machines import with_gpus
 
@@ -74,16 +76,23 @@ def test_the_smallest_size_is_not_the_full_size(monkeypatch: pytest.MonkeyPatch)
         make_plan("8.3b", "full", True, None)
 
 
-@pytest.mark.parametrize("smoke", [False, True])
-def test_the_overrides_make_the_planned_configuration(smoke: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("smoke", "seeds"), [(False, 1), (True, 1), (False, 3), (True, 2)])
+def test_the_overrides_make_the_planned_configuration(smoke: bool, seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from engine.cli import read_run_config
     from lineage.shipped import model_file
 
     machine(monkeypatch, 0, 0)
-    plan = make_plan("8.3b", "auto", smoke, None)
+    plan = make_plan("8.3b", "auto", smoke, None, seeds)
+    found = set()
     for published, config in zip(plan.published, plan.configs, strict=True):
         assert read_run_config(model_file(published.name), plan.overrides(config), twin=True) == config
-        assert config.name == f"{published.name}-{'smoke' if smoke else 'twin'}"
+        mark = f"-seed-{config.train.seed}" if config.train.seed != published.train.seed else ""
+        assert config.name == f"{published.name}-{'smoke' if smoke else 'twin'}{mark}"
+        assert model_name(config.name) == published.name + mark
+        found.add((published.name, config.train.seed))
+    first = plan.published[0].train.seed
+    assert found == {(name, first + further) for name in LADDER for further in range(seeds)}
+    assert plan.configs[: len(LADDER)] == make_plan("8.3b", "auto", smoke, None).configs
 
 
 def test_larger_models_have_larger_twins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +116,12 @@ def test_twins_have_the_learning_rates_that_the_kept_ladder_found() -> None:
     assert config.train.min_learning_rate == pytest.approx(config.train.learning_rate / 15, rel=0.01)
     assert "that of the ladder's rule" in twin_rule(config)
     assert "ladder" not in twin_rule(make_plan("8.3b", "scaled", True, None).configs[0])
+    rung = read_document(HOME / "results" / "ladder" / "plan.json", LadderPlan).rungs[-1]
+    of_ladder = rung_model(Shape(rung.layers, rung.width, rung.heads))
+    assert config.model.init_std == pytest.approx(of_ladder.init_std * math.sqrt(rung.width / config.model.hidden_size))
+    assert "0.02 · √(1024 / width)" in twin_rule(config)
+    with pytest.raises(BadInput, match="--seeds is for twins"):
+        make_plan("8.3b", "plan", False, None, seeds=2)
 
 
 def test_a_dry_run_prints_mode_and_costs_and_does_nothing(tmp_path: Path) -> None:
@@ -116,7 +131,9 @@ def test_a_dry_run_prints_mode_and_costs_and_does_nothing(tmp_path: Path) -> Non
     assert done.out.startswith("mode: scaled (there is no GPU")
     assert describe_scale(TwinScale()) in done.out
     for name in LADDER:
-        assert re.search(rf"^{name}-twin +[\d,]+ +[\d,]+ +\d\.\d\de\+\d\d +\d+\.\d\d GB +\d", done.out, re.MULTILINE)
+        assert re.search(
+            rf"^{name}-twin +[\d,]+ +[\d,]+ +\d+\.\d\d +\d\.\d\de\+\d\d +\d+\.\d\d GB +\d", done.out, re.MULTILINE
+        )
     assert re.search(r"^in all: about .* GB of disk$", done.out, re.MULTILINE)
     assert not runs.exists()
 
@@ -125,7 +142,7 @@ def test_a_dry_run_on_a_large_machine_is_of_the_published_size(tmp_path: Path) -
     done = call(with_gpus(tmp_path / "bin", 8, 80), "mlm-experiment", "reproduce", "8.3b", "--dry-run")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("mode: full (8.3b needs 8 GPUs")
-    assert re.search(r"^8\.3b +8,3\d\d,\d{3},\d{3} +157,286,400,000 ", done.out, re.MULTILINE)
+    assert re.search(r"^8\.3b +8,3\d\d,\d{3},\d{3} +157,286,400,000 +18\.91 ", done.out, re.MULTILINE)
     assert "days" in done.out
 
 
@@ -166,6 +183,8 @@ def test_the_cost_of_local_text_is_that_of_its_files(tmp_path: Path) -> None:
         (["8.3b", "--mode", "full", "--dry-run"], 4, "full size"),
         (["355m", "--mode", "full", "--smoke"], 2, "--smoke"),
         (["355m", "--mode", "plan", "--smoke"], 2, "--smoke"),
+        (["355m", "--mode", "plan", "--seeds", "3"], 2, "--seeds is for twins"),
+        (["355m", "--seeds", "0"], 2, "--seeds"),
         (["1.3b"], 2, "1.3b"),
         (["355m", "--mode", "huge"], 2, "huge"),
         (["355m", "--data", "nowhere.toml"], 2, "there is no recipe 'nowhere.toml'"),

@@ -20,8 +20,9 @@ from engine.twin import describe_scale
 from experiments.published import published_records
 from experiments.reproduce.plan import SMOKE
 from experiments.verify.chaos.job import leave_figures_blank
+from experiments.verify.recomputed import Check
 from lineage.data_files import DataCard, Ledger
-from lineage.digest import check_seal, read_digest
+from lineage.digest import check_seal, read_digest, seal
 from lineage.evaluations import Evaluation
 from lineage.files import (
     Document,
@@ -37,6 +38,7 @@ from lineage.files import (
 )
 from lineage.records import Record, read_records
 from lineage.run import RunDirectory
+from lineage.scores import Scores
 from tests.commands import ROOT, call
 from tests.experiments.machines import with_gpus
 from tests.experiments.quick_steps import take_quick_steps
@@ -138,14 +140,15 @@ def test_scores_are_those_of_the_evaluations_and_say_where_they_are_partial(fini
     checkpoint = finished.directory("355m-smoke") / "checkpoints" / "iter_0000012"
     words = json_of(reproduction / "evaluations" / "355m-wikitext103.json")
     cloze = json_of(reproduction / "evaluations" / "355m-lambada.json")
+    text, last = words["task"].removesuffix("-perplexity"), cloze["task"].replace("-", "_")
+    part = f"partial: {words['num_scored_tokens']:,} tokens scored"
+    some = f"partial: {cloze['num_examples']:,} examples scored" * cloze["partial"]
     expected = {
-        ("wikitext103_perplexity" if words["task"] == "wikitext103" else "heldout_perplexity"): (
-            words["perplexity"], "", f"partial: {words['num_scored_tokens']:,} tokens scored"
-        ),
-        ("lambada_accuracy" if cloze["task"] == "lambada" else "heldout_cloze_accuracy"): (
-            cloze["accuracy"] * 100, "%", f"partial: {cloze['num_examples']:,} examples scored" * cloze["partial"]
-        ),
-    }  # fmt: skip
+        f"{text}_perplexity": (words["perplexity"], "", part),
+        f"{text}_bits_per_byte": (words["bits_per_byte"], "", part),
+        f"{last}_accuracy": (cloze["accuracy"] * 100, "%", some),
+        f"{last}_log_likelihood": (-math.log(cloze["perplexity"]), "nats", some),
+    }
     records = [record for record in of_run(finished) if record.experiment == "2019/table-3"]
     assert {record.quantity: (record.value, record.unit, record.note) for record in records} == expected
     assert {record.digest for record in records} == {check_seal(checkpoint)}
@@ -204,7 +207,7 @@ def test_everything_that_it_hands_on_is_read_whole(finished: Finished) -> None:
     documents: dict[Path, type[Document]] = {
         reproduction / "manifest.json": Manifest, reproduction / "summary.json": ReproductionSummary,
         reproduction / "ledger.json": Ledger, reproduction / "dataset.json": DataCard,
-        kept / "summary.json": TrainingSummary, kept / "timeline.json": Timeline,
+        reproduction / "scores.json": Scores, kept / "summary.json": TrainingSummary, kept / "timeline.json": Timeline,
     }  # fmt: skip
     for path, model in documents.items():
         assert read_document(path, model).to_json() == json_of(path), path
@@ -276,7 +279,7 @@ def test_a_lost_report_is_built_again_and_nothing_else(finished: Finished, repro
 def test_an_evaluation_that_is_there_is_not_made_again_and_keeps_its_name(
     finished: Finished, reproduction: Path
 ) -> None:
-    for name in ("COMPLETE", "records.jsonl", "summary.json"):
+    for name in ("COMPLETE", "records.jsonl", "scores.json", "summary.json"):
         (reproduction / name).unlink()
     path = reproduction / "evaluations" / "355m-wikitext103.json"
     path.write_text(json.dumps(json_of(path) | {"task": "heldout-perplexity", "perplexity": 123.5, "partial": False}))
@@ -286,6 +289,36 @@ def test_an_evaluation_that_is_there_is_not_made_again_and_keeps_its_name(
     assert found["heldout_perplexity"] == (123.5, "")
     assert "wikitext103_perplexity" not in found
     assert check_seal(reproduction)
+
+
+def test_a_further_seed_is_trained_beside_what_is_there(finished: Finished, tmp_path: Path) -> None:
+    shutil.copytree(finished.runs, tmp_path / "runs", symlinks=True)
+    arguments = (*ARGUMENTS[:-1], "--seeds", "2", "--runs", tmp_path / "runs")
+    done = call(finished.machine, "mlm-experiment", *arguments, ends=0, prepare=take_quick_steps)
+    assert done.out.count("\n$ mlm-train run") == 2
+    assert f"already complete: {tmp_path}/runs/355m-smoke-" in done.out + done.err
+    assert "--samples" not in done.out.partition("355m-seed-1235-lambada.json")[2].partition("\n")[0]
+    reproduction = (tmp_path / "runs" / "reproduce-355m-smoke").resolve()
+    summary = read_document(reproduction / "summary.json", ReproductionSummary)
+    assert [(model.name, model.series, model.seed) for model in summary.models] == [
+        ("355m", "355m", 1234), ("355m-seed-1235", "355m", 1235)
+    ]  # fmt: skip
+    assert summary.commands["models"] == "mlm-experiment reproduce 355m --smoke --seeds 2"
+    records = [record for record in read_records(reproduction / "records.jsonl") if record.kind != "published"]
+    ends = {r.seed: r for r in records if r.quantity == "final_validation_perplexity"}
+    assert set(ends) == {1234, 1235, None}
+    assert ends[1234].value != ends[1235].value
+    assert ends[None].value == pytest.approx((ends[1234].value + ends[1235].value) / 2)
+    assert ends[None].note.startswith("mean of 2 seeds, ")
+    scores = read_document(reproduction / "scores.json", Scores)
+    assert (scores.seeds, scores.models, scores.comparisons) == (2, ["355m"], [])
+    shutil.rmtree(reproduction / "report")
+    assert not Check(reproduction).broken
+    forged = json_of(reproduction / "scores.json")
+    forged["articles"] += 1
+    (reproduction / "scores.json").write_text(json.dumps(forged), encoding="utf-8")
+    seal(reproduction)
+    assert "scores.json is not what the evaluations give" in Check(reproduction).broken
 
 
 @pytest.fixture

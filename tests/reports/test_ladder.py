@@ -12,9 +12,10 @@ from lineage.data_files import DataCard
 from lineage.digest import check_seal, seal
 from lineage.errors import IntegrityFailure
 from lineage.files import write_document
-from lineage.ladder import Comparison, Forecast, Foreseen, LadderPlan, LadderResult, LadderRun, Law, RateLaw, RungPlan
+from lineage.ladder import Forecast, Foreseen, LadderPlan, LadderResult, LadderRun, Law, RateLaw, RungPlan
 from lineage.records import Record, write_records
 from lineage.run import RunDirectory
+from lineage.scores import Comparison
 from reports.experiment_runs import sort_runs
 from reports.ladder import Ladder, ladder_exhibit, placed
 from reports.load import load_reproduction

@@ -1,0 +1,56 @@
+"""Bits per byte, last words and paired differences, from evaluations. Imports no torch."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.stats import t as student  # type: ignore[import-untyped]
+
+from evaluation.protocol import ClozeResult, PerplexityResult
+from evaluation.uncertainty import difference_standard_error
+from lineage.scores import Comparison, LastWords, TextScore
+
+NORMAL = 1.645
+"""Standard errors on either side of nine tenths of a normal distribution."""
+
+
+def text_score(result: PerplexityResult) -> TextScore:
+    """Bits per byte, with what their errors come from: six digits of the loss of each article, and its words."""
+    scored = [block for block in result.blocks if block.num_scored]
+    return TextScore(
+        bits_per_byte=result.bits_per_byte,
+        nll=[float(f"{block.nll:.6g}") for block in scored],
+        words=[block.num_original_tokens * block.num_scored / block.num_targets for block in scored],
+    )
+
+
+def last_words(result: ClozeResult) -> LastWords:
+    """Log-likelihood and accuracy of the target words."""
+    return LastWords(
+        log_likelihood=-math.log(result.perplexity),
+        log_likelihood_error=(result.perplexity_standard_error or 0.0) / result.perplexity,
+        accuracy=result.accuracy,
+        accuracy_error=result.standard_error,
+    )
+
+
+def compared(text: str, smaller: int, larger: int, scores: Sequence[Sequence[TextScore]]) -> Comparison:
+    """Two of some models, of each of which `scores` has one for each seed, with a 90 % interval.
+
+    The interval is over articles, resampled in pairs. With several seeds the standard error of the mean of their
+    differences is added in squares, and Student's t has the degrees of freedom of Welch and Satterthwaite.
+    """
+    pair = scores[larger], scores[smaller]
+    words = np.array(pair[0][0].words)
+    bits = pair[0][0].bits_per_byte / (np.array(pair[0][0].nll).sum() / words.sum())
+    sums = [np.mean([score.nll for score in seeds], axis=0) for seeds in pair]
+    error, times = difference_standard_error((sums[0], words), (sums[1], words)) or 0.0, NORMAL
+    differences = [one.bits_per_byte - other.bits_per_byte for one, other in zip(*pair, strict=True)]
+    if (more := len(differences) - 1) and (of_seeds := np.std(differences, ddof=1) / math.sqrt(more + 1) / bits):
+        error = math.hypot(error, of_seeds)
+        times = float(student.ppf(0.95, more * (error / of_seeds) ** 4))
+    difference, reach = float(np.mean(differences)), times * error * bits
+    return Comparison(
+        text=text, smaller=smaller, larger=larger, difference=difference, low=difference - reach,
+        high=difference + reach,
+    )  # fmt: skip

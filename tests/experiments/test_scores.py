@@ -1,0 +1,135 @@
+"""Bits per byte and paired differences with intervals over articles and seeds."""
+
+import json
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluation.protocol import PerplexityResult
+from evaluation.uncertainty import ratio_standard_error
+from experiments.scores import NORMAL, compared, text_score
+from lineage.errors import IntegrityFailure
+from lineage.evaluations import Evaluation
+from lineage.files import parse_document, read_document
+from lineage.installation import HOME
+from lineage.records import Record
+from lineage.scores import Comparison, Scores, TextScore, order_sentence
+
+WORDS = np.array([50.0, 80.0, 120.0, 60.0, 90.0, 200.0])
+BITS_OF_A_NAT = 0.25
+"""Bits per byte of a nat per word."""
+
+
+def score(nats_per_word: Sequence[float]) -> TextScore:
+    nll = np.array(nats_per_word) * WORDS
+    return TextScore(bits_per_byte=BITS_OF_A_NAT * nll.sum() / WORDS.sum(), nll=nll.tolist(), words=WORDS.tolist())
+
+
+LARGE = [9.0, 10.0, 9.5, 11.0, 10.5, 9.8]
+SMALL = [9.3, 10.1, 9.9, 11.1, 10.9, 10.2]
+
+
+def width(comparison: Comparison) -> float:
+    return comparison.high - comparison.low
+
+
+def test_the_difference_is_paired_over_articles() -> None:
+    paired = compared("text", 0, 1, [[score(SMALL)], [score(LARGE)]])
+    assert paired.difference == pytest.approx(score(LARGE).bits_per_byte - score(SMALL).bits_per_byte)
+    assert paired.low < paired.difference < paired.high < 0
+    level = ratio_standard_error(np.array(score(LARGE).nll), WORDS)
+    assert level
+    assert width(paired) < NORMAL * level * BITS_OF_A_NAT  # what makes an article hard makes it hard for both
+    constant = compared("text", 0, 1, [[score([x + 0.5 for x in LARGE])], [score(LARGE)]])
+    assert (constant.low, constant.high) == pytest.approx((-0.125, -0.125))
+
+
+def test_seeds_that_differ_widen_the_interval_by_students_t() -> None:
+    offsets = (-0.2, 0.0, 0.2)
+    seeds = [[score([x + offset for x in SMALL]) for offset in offsets], [score(LARGE)] * 3]
+    one, three = compared("text", 0, 1, [[score(SMALL)], [score(LARGE)]]), compared("text", 0, 1, seeds)
+    assert three.difference == pytest.approx(one.difference)
+    of_articles, of_seeds = width(one) / 2 / NORMAL, BITS_OF_A_NAT * 0.2 / math.sqrt(3)
+    error = math.hypot(of_articles, of_seeds)
+    assert NORMAL * error < width(three) / 2 < 2.92 * error  # t of 2 degrees of freedom is 2.920
+    same = compared("text", 0, 1, [[score(SMALL)] * 3, [score(LARGE)] * 3])
+    assert width(same) == pytest.approx(width(one))
+
+
+def test_the_interval_holds_the_difference_as_often_as_it_says() -> None:
+    noise, held, draws = np.random.default_rng(0), 0, 200
+    for _ in range(draws):
+        models = [[], []]  # type: list[list[TextScore]]
+        hard = noise.normal(10, 1, len(WORDS))
+        of_articles = noise.normal(0.4, 0.2, len(WORDS))
+        for _ in range(3):
+            models[1].append(score(hard + noise.normal(0, 0.3)))
+            models[0].append(score(hard + of_articles + noise.normal(0, 0.3)))
+        found = compared("text", 0, 1, models)
+        held += found.low <= -0.4 * BITS_OF_A_NAT <= found.high
+    assert 0.83 <= held / draws <= 0.97
+
+
+@given(st.lists(st.floats(5, 15), min_size=6, max_size=6), st.lists(st.floats(5, 15), min_size=6, max_size=6))
+def test_the_other_way_round_is_the_same_with_another_sign(first: list[float], second: list[float]) -> None:
+    one = compared("text", 0, 1, [[score(first)], [score(second)]])
+    other = compared("text", 0, 1, [[score(second)], [score(first)]])
+    assert (-other.high, -other.difference, -other.low) == pytest.approx((one.low, one.difference, one.high), abs=1e-9)
+
+
+def test_words_of_an_article_are_those_of_the_part_that_was_scored() -> None:
+    path = HOME / "results" / "reproduce-8.3b" / "evaluations" / "8.3b-wikitext103.json"
+    result = PerplexityResult.model_validate({"data_repository": ""} | json.loads(path.read_text(encoding="utf-8")))
+    found = text_score(result)
+    assert sum(found.words) == pytest.approx(result.normaliser, rel=0.01)
+    assert sum(found.nll) == pytest.approx(result.loss_per_token * result.num_scored_tokens, rel=1e-5)
+    error = ratio_standard_error(np.array(found.nll), np.array(found.words))
+    assert error
+    of_bits = read_document(path, Evaluation).bits_per_byte_error
+    assert of_bits == pytest.approx(error * result.bits_per_byte / math.log(result.perplexity), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ((-0.05, -0.06, -0.04), "On text B takes 0.050 bits per byte fewer than A (90 %: 0.040 to 0.060)"),
+        ((0.05, 0.04, 0.06), "On text B takes 0.050 bits per byte more than A (90 %: 0.040 to 0.060)"),
+        (
+            (-0.01, -0.03, 0.01),
+            "On text B takes 0.010 bits per byte fewer than A (90 %: -0.010 to 0.030); the interval has zero in it",
+        ),
+    ],
+)
+def test_a_difference_is_said_with_its_sign_and_whether_it_may_be_none(
+    values: tuple[float, float, float], sentence: str
+) -> None:
+    difference, low, high = values
+    comparison = Comparison(text="text", smaller=0, larger=1, difference=difference, low=low, high=high)
+    assert comparison.sentence(["A", "B"]) == sentence
+
+
+def test_seeds_in_which_the_order_fails_are_named() -> None:
+    def records(*by_seed: Sequence[float]) -> list[Record]:
+        return [
+            Record(experiment="e", series=str(size), quantity="q_q", value=value, kind="scaled", source="s", seed=seed)
+            for seed, values in enumerate(by_seed, 1)
+            for size, last in enumerate(values)
+            for value in (9.0, last)
+        ]
+
+    assert order_sentence("q_q", records([3.0, 2.0, 1.0])) == "The models' order by q q holds."
+    assert order_sentence("q_q", records([3.0, 2.0, 2.0])) == "The models' order by q q does not hold."
+    broken = order_sentence("q_q", records([3.0, 2.0], [2.0, 2.0], [1.0, 2.0]))
+    assert broken == "The models' order by q q holds in 1 of 3 seeds, not in 2, 3."
+
+
+def test_a_comparison_of_no_model_is_refused() -> None:
+    comparison = {"text": "t", "smaller": 0, "larger": 1, "difference": 0, "low": 0, "high": 0}
+    values = {"text": "t", "articles": 2, "seeds": 1, "models": ["a"]}
+    parse_document({**values, "comparisons": []}, Scores, "scores.json")
+    with pytest.raises(IntegrityFailure, match="a comparison is of no model"):
+        parse_document({**values, "comparisons": [comparison]}, Scores, "scores.json")

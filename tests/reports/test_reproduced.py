@@ -1,0 +1,108 @@
+"""Several seeds on the page: bands in Figure 6, means, and whether the order holds in each."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lineage.evaluations import Evaluation
+from lineage.files import write_document
+from lineage.records import Record
+from lineage.scores import Comparison, Scores
+from reports.curves import build_curves
+from reports.evaluations import cells_of
+from reports.figures import figure_6
+from reports.findings import ordering_finding
+from reports.load import Reproduction, load_reproduction
+from reports.reproduced import figure_6_curves, reproduction_exhibits
+from tests.reports.reproduction import evaluation, page_text, write_reproduction
+
+NAMES = ("355m", "2.5b", "8.3b")
+BITS = {1234: (3.2, 3.1, 3.0), 1235: (3.3, 3.1, 3.15)}
+
+
+def scores() -> Scores:
+    differences = ((0, 1, -0.15, -0.2, -0.1), (1, 2, -0.025, -0.1, 0.05))
+    comparisons = [
+        Comparison(text="wikitext103", smaller=a, larger=b, difference=d, low=low, high=high)
+        for a, b, d, low, high in differences
+    ]
+    return Scores(text="wikitext103", articles=60, seeds=2, models=[*NAMES], comparisons=comparisons)
+
+
+@pytest.fixture
+def reproduction(tmp_path: Path) -> Reproduction:
+    """One whose second seed ends elsewhere, the largest model above the middle one."""
+    found = load_reproduction(write_reproduction(tmp_path))
+    shift = {"355m": 4.0, "2.5b": 2.0, "8.3b": 90.0}
+    again = [
+        record.model_copy(update={"seed": 1235, "value": record.value + shift[record.series]})
+        for record in found.select("2019/figure-6")
+        if record.kind == "scaled"
+    ]
+    bits = [
+        Record(experiment="2019/table-3", series=name, quantity="wikitext103_bits_per_byte", value=value,
+               kind="scaled", source="a-run", digest="0" * 64, seed=seed)
+        for seed, values in BITS.items() for name, value in zip(NAMES, values, strict=True)
+    ]  # fmt: skip
+    return replace(found, scores=scores(), records=(*found.records, *again, *bits))
+
+
+def test_curves_of_several_seeds_are_their_means_with_a_band(reproduction: Reproduction) -> None:
+    curves = {(curve.kind, curve.series): curve for curve in figure_6_curves(reproduction)}
+    assert curves["published", "8.3b"].band == ()
+    curve = curves["scaled", "355m"]
+    assert [high - low for low, high in curve.band] == pytest.approx([4.0] * len(curve.x))
+    assert curve.y == pytest.approx([(low + high) / 2 for low, high in curve.band])
+
+
+def test_figure_6_draws_the_band_of_each_twin(reproduction: Reproduction) -> None:
+    for narrow in (False, True):
+        overlay, _, close_up = figure_6.draw(figure_6_curves(reproduction), narrow).axes
+        assert (len(overlay.collections), len(close_up.collections)) == (3, 3)
+    one = [record for record in reproduction.select("2019/figure-6") if record.seed != 1235]
+    assert not figure_6.draw(build_curves(one, NAMES)).axes[0].collections
+
+
+def test_a_seed_in_which_the_order_fails_is_named(reproduction: Reproduction) -> None:
+    finding = ordering_finding(figure_6_curves(reproduction), reproduction.select("2019/figure-6"))
+    assert "The models' order by validation perplexity holds in 1 of 2 seeds, not in 1235." in finding.sentence
+    caption = reproduction_exhibits(reproduction)["2019-twins"].caption
+    assert caption == [
+        "On wikitext103 2.5b takes 0.150 bits per byte fewer than 355m (90 %: 0.100 to 0.200).",
+        "On wikitext103 8.3b takes 0.025 bits per byte fewer than 2.5b (90 %: -0.050 to 0.100); the interval has zero "
+        "in it.",
+        "Intervals are over 60 articles and 2 seeds.",
+        "The models' order by wikitext103 bits per byte holds in 1 of 2 seeds, not in 1235.",
+    ]
+
+
+def test_the_table_has_means_with_the_least_and_the_greatest(reproduction: Reproduction) -> None:
+    (table,) = reproduction_exhibits(reproduction)["2019-twins"].tables
+    assert list(table.rows)[2] == ("wikitext103 bits per byte", "8.3b", "3.075 (3.000 to 3.150)")
+
+
+def test_tokens_of_a_parameter_stand_beside_the_published_ones(reproduction: Reproduction) -> None:
+    shapes, _ = reproduction_exhibits(reproduction)["models"].tables
+    place = list(shapes.heads).index("tokens/parameter")
+    model = reproduction.summary.models[0]
+    assert model.published.parameters
+    assert model.trained.parameters
+    assert shapes.rows[0][place] == f"{300_000 * 512 * 1024 / model.published.parameters:.4g}"
+    assert shapes.rows[1][place] == f"{500 * 8 * 128 / model.trained.parameters:.4g}"
+
+
+def test_a_standard_error_says_how_many_digits_a_number_has() -> None:
+    cells = cells_of(Evaluation.model_validate(evaluation(perplexity=82100.88, log_perplexity_standard_error=0.08)))
+    assert (cells[0], cells[-1]) == ("82,100 ± 6,600", "1.520 ± 0.011")
+    words = {"accuracy": 0.01, "perplexity": 1.8e8, "perplexity_standard_error": 1.5e7}
+    cells = cells_of(Evaluation(task="lambada", kind="scaled", protocol="", **words))
+    assert cells[2:] == ("-19.008 ± 0.083", "1.8e+08 ± 2e+07")
+
+
+def test_damaged_scores_are_a_problem_and_not_an_error(tmp_path: Path) -> None:
+    run = write_reproduction(tmp_path, sealed=False)
+    write_document(run / "scores.json", scores())
+    assert "8.3b takes 0.025 bits per byte fewer than 2.5b" in page_text(run)
+    (run / "scores.json").write_text('{"models": [{}]}', encoding="utf-8")
+    assert "Bits per byte with intervals cannot be shown" in page_text(run)
