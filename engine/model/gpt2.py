@@ -28,11 +28,7 @@ class GPT2(CausalModel):
     """Language model over token ids, or one pipeline stage of it. Parameters bear the whole model's names."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        mesh: ParallelMesh,
-        stage: Stage | None = None,
-        parallel: ParallelConfig = SERIAL,
+        self, config: ModelConfig, mesh: ParallelMesh, stage: Stage | None = None, parallel: ParallelConfig = SERIAL
     ) -> None:
         super().__init__(config, mesh, stage, parallel)
         if self.stage.is_first or self.stage.is_last:

@@ -29,11 +29,7 @@ class StageModel(nn.Module, ABC):
     """Whether the two weights before residual additions begin smaller, by √(2L)."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        mesh: ParallelMesh,
-        stage: Stage | None = None,
-        parallel: ParallelConfig = SERIAL,
+        self, config: ModelConfig, mesh: ParallelMesh, stage: Stage | None = None, parallel: ParallelConfig = SERIAL
     ) -> None:
         """What is recomputed is all that it takes of `parallel`."""
         super().__init__()
