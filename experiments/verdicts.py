@@ -148,10 +148,13 @@ def format_summary(verdicts: Sequence[Verdict]) -> str:
     papers = dict.fromkeys(verdict.claim.paper for verdict in verdicts)
     rows = {PAPERS[paper]: [counts[paper, outcome] for outcome in outcomes] for paper in papers}
     rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)]
+    names = (*outcomes, "claims")
     width = max(map(len, rows))
-    head = f"{'paper':<{width}}" + "".join(f"{name:>14}" for name in (*outcomes, "claims"))
-    lines = [f"{title:<{width}}" + "".join(f"{n:>14}" for n in (*row, sum(row))) for title, row in rows.items()]
-    return "\n".join([head, *lines])
+    lines = [f"{'paper':<{width}}  {'  '.join(names)}"]
+    for title, row in rows.items():
+        cells = (f"{n or '':>{len(name)}}" for n, name in zip((*row, sum(row)), names, strict=True))
+        lines.append(f"{title:<{width}}  {'  '.join(cells)}")
+    return "\n".join(lines)
 
 
 def format_verdicts(verdicts: Sequence[Verdict]) -> str:

@@ -189,16 +189,21 @@ def test_the_commands(tmp_path: Path) -> None:
     head, *papers, total, left_out, how = whole.out.splitlines()
     names = head.split()[1:]
     assert names == [*(one for one in get_args(Outcome) if one != "INCONSISTENT"), "claims"]
-    counts = {line[: head.index("REPRODUCED") - 2].strip(): [*map(int, line.split()[-len(names) :])] for line in papers}
+    ends = [head.index(f" {name}") + 1 + len(name) for name in names]
+
+    def cells(line: str) -> list[int]:
+        return [int(line[end - len(name) : end].strip() or 0) for name, end in zip(names, ends, strict=True)]
+
+    counts = {line[: head.index("REPRODUCED") - 2].strip(): cells(line) for line in papers}
     assert counts.keys() == set(PAPERS.values())
-    assert [*map(int, total.split()[1:])] == [sum(column) for column in zip(*counts.values(), strict=True)]
-    assert int(total.split()[-1]) == len(every_claim())
+    assert cells(total) == [sum(column) for column in zip(*counts.values(), strict=True)]
+    assert cells(total)[-1] == len(every_claim())
     assert (left_out, "--rows" in how) == ("left out: 1 directories that were never finished", True)
     rows = call(machine, "mlm-experiment", "compare", "--all", "--rows", "--results", runs).out.splitlines()
     assert rows[: len(papers) + 2] == [head, *papers, total]
     for place, outcome in enumerate(names[:-1]):
         shown = sum(f"  {outcome}  " in line for line in rows[len(papers) + 3 :])
-        assert shown == int(total.split()[1 + place]), outcome
+        assert shown == cells(total)[place], outcome
     planted(runs, value=60)
     done = call(machine, "mlm-experiment", "compare", "--all", "--results", runs, ends=3)
     assert [line.split()[0] for line in done.out.splitlines() if "  DIVERGED  " in line][1:] == ["2021/figure-11/b=8/4"]
