@@ -73,9 +73,10 @@ def test_no_recall_is_rounded_up_to_certainty() -> None:
 
 def test_evaluations_show_every_convention_with_its_standard_error(built: Built) -> None:
     rows = _rows(built.html)
-    numbers = ["643.8 ± 64.38", "88.25", "643.8", "721.5", "1.52", "c" * 16]
+    numbers = ["644 ± 64", "88.25", "643.8", "721.5", "1.520 ± 0.024", "c" * 16]
     assert ["8.3b", "wikitext103", "● scaled partial", *numbers] in rows
-    assert ["8.3b", "lambada", "● scaled partial", "1.25 ± 0.15 %", "5 of 400", "643.8 ± 64.38", "c" * 16] in rows
+    cells = ["1.25 ± 0.15 %", "5 of 400", "-6.47 ± 0.10", "644 ± 64", "c" * 16]
+    assert ["8.3b", "lambada", "● scaled partial", *cells] in rows
     assert ": 6.12 nats per sub-word, 100 scored</li>" in built.html
 
 

@@ -319,7 +319,7 @@ def test_published_points_alone_are_drawn(tmp_path: Path) -> None:
     [
         ("2019-table-3", "| 8.3b | 10.81 (published) |"),
         ("models", "| 8.3b | published | 72 | 3,072 |"),
-        ("evaluations", "| 8.3b | wikitext103 | scaled, partial | 643.8 ± 64.38 | 88.25 | 643.8 | 721.5 | 1.52 |"),
+        ("evaluations", "| 8.3b | wikitext103 | scaled, partial | 644 ± 64 | 88.25 | 643.8 | 721.5 | 1.520 ± 0.024 |"),
         ("data-ledger", "| clean | kept |"),
     ],
 )
