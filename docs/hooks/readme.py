@@ -18,7 +18,6 @@ from lineage.files import ReproductionSummary, read_document
 from lineage.progress import format_duration
 from lineage.records import read_records
 from lineage.scores import Scores, order_sentence
-from reports.reproduced import band
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / "reproduce-8.3b"
@@ -45,15 +44,15 @@ class Kept:
 
 
 def results_block(kept: Kept) -> str:
-    """Each model's twin beside the published model, and in how many seeds the order of the models holds."""
+    """Each model's twin, the mean of its seeds, beside the published model, and in how many seeds the order holds."""
     scores, end = kept.scores, "final_validation_perplexity"
     less = {each.larger: f"{-each.difference:.3f} ({-each.high:.3f} to {-each.low:.3f})" for each in scores.comparisons}
     rows = {
         "": scores.models,
         "---": ["--:"] * len(scores.models),
         "published perplexity": [kept.published(name, "validation_perplexity") for name in scores.models],
-        "twin's": [band(kept.own(name, end), 1) for name in scores.models],
-        f"bits per byte, {scores.text}": [band(kept.own(name, scores.quantity)) for name in scores.models],
+        "twin's": [f"{fmean(kept.own(name, end)):.1f}" for name in scores.models],
+        f"bits per byte, {scores.text}": [f"{fmean(kept.own(name, scores.quantity)):.3f}" for name in scores.models],
         "fewer (90 %)": [less.get(place, "") for place in range(len(scores.models))],
     }
     seeds = dict.fromkeys(str(model.seed) for model in kept.summary.models)

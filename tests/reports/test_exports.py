@@ -73,7 +73,7 @@ def test_a_crate_says_what_was_run_by_what_and_what_came_of_it(tmp_path: Path) -
     assert root["mentions"] == action
     assert action.type == "CreateAction"
     environment = manifest["environment"]
-    assert action["description"].startswith(f"mlm-experiment reproduce 8.3b on {environment['cpu']}, ")
+    assert action["description"].startswith(f"{' '.join(environment['argv'])} on {environment['cpu']}, ")
     assert action["startTime"] == manifest["created"]
     assert environment["source"]["commit"] in action["instrument"]["softwareVersion"]
     inputs = {entity["name"]: entity["identifier"].removeprefix("sha256:") for entity in action["object"]}
