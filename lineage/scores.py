@@ -103,5 +103,5 @@ def order_sentence(quantity: str, records: Iterable[Record]) -> str:
     held = "does not hold" if broken else "holds"
     if len(ends) > 1:
         held = f"holds in {len(ends) - len(broken)} of {len(ends)} seeds"
-        held += f", not in {', '.join(broken)}" if broken else ""
+        held += f", not in {', '.join(broken)}" if 0 < len(broken) < len(ends) else ""
     return f"The models' order by {quantity.replace('_', ' ')} {held}."
