@@ -155,6 +155,10 @@ class Effect(Config):
         return self
 
 
+ABLATION = "ablation"
+"""Kind of an ablation's run, and what its name begins with."""
+
+
 class Ablation(Config):
     """The same small training but for one thing, over several seeds, and what is claimed of it before."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.stats import t as student_t  # type: ignore[import-untyped]
 
 from engine.config import RunConfig
-from experiments.catalogue import Ablation, Arm, Effect
+from experiments.catalogue import ABLATION, Ablation, Arm, Effect
 from experiments.trainings.kept import FORECAST, SEARCH_SEED, Trained, read_kept, seeds_of
 from lineage.config import parse_config
 from lineage.errors import IntegrityFailure
@@ -21,8 +21,6 @@ from lineage.files import Document, Finite, LearningRate, Manifest, Positive, re
 from lineage.records import Record
 from lineage.run import MANIFEST
 
-ABLATION = "ablation"
-"""Kind of run, and what its name begins with."""
 SWEEPS = "sweeps"
 Supported = Literal["SUPPORTED", "CONTRADICTED", "INCONCLUSIVE"]
 UNITS = {"validation_loss": "nats", "bits_per_byte": "bits/byte"}

@@ -5,15 +5,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-from experiments.catalogue import PAPERS, Claim, Experiment, every_claim, unanswered_claims
-from experiments.effects import ABLATION, Finding, derive_effects
+from experiments.catalogue import ABLATION, PAPERS, Claim, Experiment, every_claim, unanswered_claims
 from lineage.digest import check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Document, parse_document, read_values
 from lineage.records import Kind, Record, read_records
 from lineage.run import MANIFEST, RunDirectory
+
+if TYPE_CHECKING:
+    from experiments.effects import Finding
 
 RECORDS, NOT_RUN = "records.jsonl", "not_run.json"
 ORDER: tuple[Kind, ...] = ("measured", "computed", "scaled", "simulated")
@@ -83,7 +85,7 @@ class Results:
     """Why a run has no number for (experiment, series, x)."""
     left_out: tuple[str, ...]
     """A sentence for each directory with records that was never finished."""
-    findings: dict[str, Finding]
+    findings: "dict[str, Finding]"
     """What the newest ablation found of the effect that answers a claim, by the claim's id."""
 
 
@@ -107,6 +109,8 @@ def load_results(folders: Iterable[Path]) -> Results:
     for path in sorted(runs, key=lambda run: runs[run], reverse=True):
         records += _records(path)
         if RunDirectory.open(path).manifest["kind"] == ABLATION:
+            from experiments.effects import derive_effects
+
             found, derived = derive_effects(path)
             if records[-len(derived) :] != derived:
                 raise IntegrityFailure(f"{path} does not have the numbers of its trainings in {RECORDS}")

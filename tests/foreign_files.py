@@ -209,6 +209,8 @@ def read_refused(path: Path) -> object:
     return load_results([path.parent])
 
 
+SOFTWARE = b'title = "a"\nfuses = "a"\noverlaps = "a"\nstores = "a"\n'
+SOFTWARE += (ROOT / "experiments/software/fitted/megatron-2019.toml").read_bytes()
 READERS = (
     Reader("jsonl", bytes_at("a.jsonl", LINES), documents("jsonl"), 40),
     Reader("jsonl.gz", bytes_at("a.jsonl.gz", gzip.compress(LINES, mtime=0)), documents("jsonl"), 100, GZIP),
@@ -245,7 +247,7 @@ READERS = (
            lambda path: Tokenizer.load(path.parent).encode("a fine text")),
     Reader("cluster", bytes_at("a.toml", (ROOT / "experiments/clusters/cpu.toml").read_bytes()),
            lambda path: load_cluster(str(path))),
-    Reader("software", bytes_at("a.toml", (ROOT / "experiments/software/fitted/megatron-2019.toml").read_bytes()),
+    Reader("software", bytes_at("a.toml", SOFTWARE),
            lambda path: load_cluster("dgx-2h-v100", str(path))),
     Reader("job", bytes_at("a.toml", (ROOT / "experiments/jobs/355m.toml").read_bytes()),
            lambda path: load_config(path, Job)),

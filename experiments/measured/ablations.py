@@ -9,9 +9,8 @@ from pathlib import Path
 
 from engine.launch.forked import run_forked
 from engine.lr_finder import find_learning_rate, write_curve
-from experiments.catalogue import Ablation, Experiment, load_experiments
+from experiments.catalogue import ABLATION, Ablation, Experiment, load_experiments
 from experiments.effects import (
-    ABLATION,
     SWEEPS,
     EffectForecast,
     Finding,

@@ -17,7 +17,7 @@ from engine.config import RunConfig
 from engine.run.directory import METRICS, SUMMARY, TIMELINE, read_metrics, read_steps, read_summary, read_validations
 from evaluation.protocol import ClozeResult, PerplexityResult
 from evaluation.uncertainty import ratio_standard_error
-from experiments.effects import ABLATION
+from experiments.catalogue import ABLATION
 from experiments.ladder.result import LADDER as LADDER_RESULT
 from experiments.ladder.result import derive
 from experiments.reproduce.kept import EXAMPLES, keep_training

@@ -174,12 +174,12 @@ def test_an_infinite_loss_with_a_finite_gradient_updates_nothing(
     trainer = Trainer(config, run, facts, serial_mesh())
     before = [parameter.local.detach().clone() for parameter in trainer.model.parameters]
     [chunk] = trainer.model.chunks
-    loss = chunk.loss
+    loss = chunk.batch_loss
 
     def broken(*arguments: torch.Tensor) -> torch.Tensor:
         return loss(*arguments) + (math.inf if chunk.training else 0.0)
 
-    monkeypatch.setattr(chunk, "loss", broken)
+    monkeypatch.setattr(chunk, "batch_loss", broken)
     with pytest.raises(NotFinite, match="iteration 1: loss inf"):
         trainer.run_to_end()
     after = [parameter.local for parameter in trainer.model.parameters]

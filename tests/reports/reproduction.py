@@ -16,6 +16,19 @@ from reports.render import Drawing
 from reports.report import Inputs, Report, assemble
 from tests.reports.trained import example_lines, timeline, write_training
 
+WITHOUT_TORCH = """
+import sys
+
+class Refusal:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ImportError("a report asks for torch")
+
+sys.meta_path.insert(0, Refusal())
+from reports.cli import main
+main()
+"""
+"""`mlm-report` where torch cannot be imported."""
 PAPER_FIGURE = "arXiv:1909.08053v4, Figure 6 (digitised)"
 PAPER_TABLE = "arXiv:1909.08053v4, Tables 2 and 3"
 BLOG = "NVIDIA ADLR blog, September 2019"

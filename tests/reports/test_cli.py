@@ -9,15 +9,8 @@ import pytest
 
 from lineage.errors import BadInput
 from reports.experiment_runs import sort_runs
-from tests.reports.reproduction import write_reproduction
+from tests.reports.reproduction import WITHOUT_TORCH, write_reproduction
 from tests.reports.runs import write_runs
-
-WITHOUT_TORCH = """
-import sys
-sys.modules["torch"] = None
-from reports.cli import main
-main()
-"""
 
 
 def _report(*arguments: str, cwd: Path, verb: str = "build") -> subprocess.CompletedProcess[str]:

@@ -19,14 +19,13 @@ from lineage.errors import UserError
 from lineage.run import RunDirectory
 from reports.exports.export import FORMS, export
 from tests.data_pipeline.builds import build, config_for, write_mixed
-from tests.reports.reproduction import write_reproduction
+from tests.reports.reproduction import WITHOUT_TORCH, write_reproduction
 from tests.reports.runs import spoil
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "results" / "reproduce-8.3b"
 SCHEMA = Path(__file__).parent / "every-eval-ever-0.3.0" / "eval.schema.json"
 """As the package every-eval-ever 0.3.0 has it, unchanged, under the licence beside it."""
-COMMAND = 'import sys; sys.modules["torch"] = None; from reports.cli import main; main()'
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +253,7 @@ def _resealed(folder: Path, file: str, **changes: Any) -> Path:
 
 def test_the_command_prints_the_place_and_knows_its_formats(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", COMMAND, "export", str(KEPT), *arguments]
+        command = [sys.executable, "-c", WITHOUT_TORCH, "export", str(KEPT), *arguments]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
     place = tmp_path / "crate"
