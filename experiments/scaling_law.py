@@ -62,8 +62,8 @@ def _over_sizes(claims: Sequence[Claim]) -> list[dict[str, Any]]:
         sizes = np.array([parameters_of(name) / parameters_of(largest) for name in point if name != largest])
         read = np.array([value for name, value in point.items() if name != largest])
         interval = _interval(partial(_at_one, sizes), read, noise)
-        number = _number(largest, x, "epochs", _at_one(sizes, np.log(read)), *interval, HELD_OUT)
-        numbers.append(number | {"quantity": claims[0].quantity})
+        loss = _at_one(sizes, np.log(read))
+        numbers.append(_number(claims[0].quantity, largest, x, "epochs", loss, *interval, HELD_OUT))
     return numbers
 
 
@@ -87,8 +87,7 @@ def _over_tokens(claims: Sequence[Claim]) -> list[dict[str, Any]]:
         drawn.append(again + noise.choice(residuals, len(read)))
     lows, highs = np.quantile(drawn, (0.05, 0.95), axis=0)
     return [
-        _number(claim.series, x, "iterations", loss, low, high, FITTED if is_fitted else HELD_OUT)
-        | {"quantity": claim.quantity}
+        _number(claim.quantity, claim.series, x, "iterations", loss, low, high, FITTED if is_fitted else HELD_OUT)
         for claim, x, loss, low, high, is_fitted in zip(claims, places, losses, lows, highs, fitted, strict=True)
     ]
 
@@ -111,10 +110,12 @@ def _fit_tokens(
     return found, losses(found), residuals(found)
 
 
-def _number(series: str, x: float, x_name: str, loss: float, low: float, high: float, note: str) -> dict[str, Any]:
+def _number(
+    quantity: str, series: str, x: float, x_name: str, loss: float, low: float, high: float, note: str
+) -> dict[str, Any]:
     """A line of a record: a loss and its interval as perplexities."""
     value, low, high = (float(np.exp(end)) for end in (loss, low, high))
-    place = {"series": series, "x": float(x), "x_name": x_name}
+    place = {"series": series, "quantity": quantity, "x": float(x), "x_name": x_name}
     return place | {"kind": "simulated", "value": value, "low": low, "high": high, "note": note}
 
 
