@@ -26,7 +26,7 @@ class TokenizerConfig(Config):
 
     kind: Literal["gpt2", "train", "words"] = "gpt2"
     """`gpt2`: the published vocabulary; `train`: byte-level BPE trained on the documents in the kept language; `words`:
-    their most frequent words, for adaptive embeddings (`model.transformer_xl.cutoffs`)."""
+    their most frequent words and, for all others, bytes, for adaptive embeddings (`model.transformer_xl.cutoffs`)."""
     vocab_size: Annotated[int, Field(ge=257)] = 50257
     """Tokens of the vocabulary, end-of-text included; GPT-2's has 50,257."""
     multiple: PositiveInt = 128

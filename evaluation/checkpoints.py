@@ -107,8 +107,6 @@ def load_checkpoint(path: Path, mesh: ParallelMesh | None = None) -> EvaluatedCh
     if not isinstance(loaded.model, CausalModel):
         raise BadInput(f"{path} is a {loaded.config.family}, which does not predict each token from those before it")
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
-    if tokenizer.is_of_words:
-        raise BadInput(f"{path} has a vocabulary of words, which cannot tell other words apart: no protocol is for it")
     if tokenizer.vocab_size != loaded.config.vocab_size:
         raise IntegrityFailure(
             f"the tokenizer of {loaded.directory} has {tokenizer.vocab_size} entries, "

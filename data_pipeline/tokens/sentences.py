@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from data_pipeline.fast.kernels import call_first, compiled
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import Tokenizer
-from lineage.errors import BadInput
 
 CLOSING = "\"'”’)]}"
 PART_OF_CHARACTER = "\ufffd"
@@ -39,9 +38,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """The table of a tokenizer. Raises BadInput for one of words, whose tokens do not show where a word begins."""
-        if tokenizer.is_of_words:
-            raise BadInput("a BERT finds words in byte-level tokens: its dataset cannot have tokenizer.kind = 'words'")
+        """The table of a tokenizer."""
         texts = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
 
         def flags(test: Any) -> Flags:

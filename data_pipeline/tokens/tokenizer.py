@@ -23,10 +23,6 @@ from lineage.errors import BadInput, IntegrityFailure
 from lineage.processes import heard
 
 END_OF_TEXT = "<|endoftext|>"
-UNKNOWN = "<unk>"
-"""Stands for every word that a vocabulary of words does not have."""
-UNKNOWN_ID = 1
-"""Of `UNKNOWN`; end-of-text comes before it, the words after it."""
 FILE_NAME = "tokenizer.json"
 MOST_BYTES = 64 << 20
 """Of that file; GPT-2's has two million."""
@@ -62,8 +58,8 @@ class Tokenizer:
             raise BadInput(f"the vocabulary has no {END_OF_TEXT} token")
         self._backend = backend
         self.end_of_text = end_of_text
-        self.is_of_words = isinstance(backend.model, models.WordLevel)
-        """Whether tokens are whole words, in order of falling frequency; text outside them cannot be told apart."""
+        self.is_of_words = bool(backend.model.ignore_merges)
+        """Whether tokens are whole words, in order of falling frequency, and bytes for the words outside them."""
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -78,7 +74,7 @@ class Tokenizer:
             backend = Backend.from_str(read_bytes(path, MOST_BYTES).decode("utf-8"))
             if sorted(backend.get_vocab().values()) != list(range(backend.get_vocab_size())):
                 raise IntegrityFailure(f"{path}: its token ids are not 0 to {backend.get_vocab_size() - 1}, each once")
-            if _kind(backend) not in map(_kind, (_byte_level({}, []), _word_level({}))):  # it is written for each id
+            if _kind(backend) not in [_kind(_byte_level({}, [], of_words=of_words)) for of_words in (False, True)]:
                 raise IntegrityFailure(f"{path} asks for more than GPT-2's byte-level BPE or a list of words")
             return cls(backend)
         except (BadInput, IntegrityFailure):
@@ -121,21 +117,25 @@ class Tokenizer:
 
     @classmethod
     def of_words(cls, texts: Iterable[str], vocab_size: int) -> Self:
-        """The most frequent words and signs in order of falling frequency, after end-of-text and `<unk>`.
+        """End-of-text, the 256 bytes, and the most frequent words in order of falling frequency.
 
-        A word is a run of letters, digits and underscores, a sign a run of other characters but spaces. The result
-        depends only on the texts. Raises BadInput if they have too few words for that many tokens.
+        A word is a piece of text that GPT-2's byte pairs do not cross: letters, digits or signs, with the space before.
+        One outside the vocabulary is spelled in bytes, so that a text comes back whole. The result depends only on the
+        texts.
+        Raises BadInput if they have too few words for that many tokens.
         """
-        backend = _word_level({})
-        specials: list[Any] = [END_OF_TEXT, UNKNOWN]
-        trainer: Any = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=specials, show_progress=False)
+        backend: Any = Backend(models.WordLevel(vocab={}))
+        backend.pre_tokenizer = _byte_level({}, []).pre_tokenizer
+        trainer: Any = trainers.WordLevelTrainer(vocab_size=vocab_size, show_progress=False)
         heard(lambda: backend.train_from_iterator(texts, trainer))
-        vocabulary: dict[str, int] = parse_json(backend.to_str())["model"]["vocab"]
-        if len(vocabulary) != vocab_size:
+        by_rank: dict[str, int] = parse_json(backend.to_str())["model"]["vocab"]
+        tokens = [END_OF_TEXT, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+        tokens += [word for word in by_rank if len(word) > 1]
+        if len(tokens) < vocab_size:
             raise BadInput(
-                f"the text is too small for a vocabulary of {vocab_size:,}: it gives {len(vocabulary):,} words"
+                f"the text is too small for a vocabulary of {vocab_size:,}: it gives {len(tokens):,} bytes and words"
             )
-        return cls(_word_level(vocabulary))
+        return cls(_byte_level({token: place for place, token in enumerate(tokens[:vocab_size])}, [], of_words=True))
 
     def save(self, directory: Path) -> None:
         """Write `tokenizer.json` into `directory`."""
@@ -176,8 +176,6 @@ class Tokenizer:
 
     @cached_property
     def _encode(self) -> Callable[[str], NDArray[np.int32]]:
-        if self.is_of_words:
-            return self._reference
         return checked("byte-level BPE", self._fast, self._reference, CHECKED_TEXTS, np.array_equal)
 
     def _reference(self, text: str) -> NDArray[np.int32]:
@@ -203,14 +201,8 @@ def _kind(backend: Backend) -> dict[str, Any]:
     return content | {"model": {name: value for name, value in content["model"].items() if name not in vocabulary}}
 
 
-def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Backend:
-    backend: Any = Backend(models.BPE(vocab=vocabulary, merges=merges))
+def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]], *, of_words: bool = False) -> Backend:
+    backend: Any = Backend(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=of_words))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
-    return backend
-
-
-def _word_level(vocabulary: dict[str, int]) -> Backend:
-    backend: Any = Backend(models.WordLevel(vocab=vocabulary, unk_token=UNKNOWN))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
     return backend

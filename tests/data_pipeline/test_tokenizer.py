@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
-from data_pipeline.tokens.sentences import Vocabulary
-from data_pipeline.tokens.tokenizer import UNKNOWN_ID, Tokenizer, padded_vocab_size
+from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from lineage.errors import BadInput, IntegrityFailure
 from tests.data_pipeline.conftest import sentences
 
@@ -171,23 +170,26 @@ def test_half_a_surrogate_pair_is_no_text(trained: Tokenizer) -> None:
         trained.encode("a\ud800b")
 
 
-WORDY = ["the cat, the dog: the end!", "a cat; the end. <|endoftext|>", "the a cat"]
+WORDY = ["the cat, the dog: the end!", "a cat; the end. <|endoftext|>", "all the cats"]
 
 
 def test_words_are_numbered_by_falling_frequency(tmp_path: Path) -> None:
-    words = Tokenizer.of_words(WORDY, 7)
+    words = Tokenizer.of_words(WORDY, 259)
     words.save(tmp_path)
     loaded = Tokenizer.load(tmp_path)
-    assert (loaded.vocab_size, loaded.end_of_text, loaded.is_of_words) == (7, 0, True)
-    assert words.digest == loaded.digest == Tokenizer.of_words(iter(WORDY), 7).digest
-    counts = [sum(text.replace(",", " ,").split().count(loaded.decode([token])) for text in WORDY) for token in (2, 3)]
-    assert [loaded.decode([2]), loaded.decode([3]), counts] == ["the", "cat", [5, 2]]
-    assert loaded.encode("the zebra, the") == [2, UNKNOWN_ID, loaded.encode(",")[0], 2]
+    assert (loaded.vocab_size, loaded.end_of_text, loaded.is_of_words) == (259, 0, True)
+    assert words.digest == loaded.digest == Tokenizer.of_words(iter(WORDY), 259).digest
+    assert [loaded.decode([token]) for token in (257, 258)] == [" the", " cat"]
     assert 0 not in loaded.encode("<|endoftext|>")
 
 
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_word_outside_a_vocabulary_of_words_is_spelled(text: str) -> None:
+    words = Tokenizer.of_words(WORDY, 262)
+    assert words.decode(words.encode(text)) == text
+    assert words.encode(" cat zebra")[1:] == [byte for letter in " zebra" for byte in words.encode(letter)]
+
+
 def test_a_vocabulary_of_more_words_than_there_are_is_refused() -> None:
-    with pytest.raises(BadInput, match="it gives 15 words"):
-        Tokenizer.of_words(WORDY, 100)
-    with pytest.raises(BadInput, match="a BERT finds words in byte-level tokens"):
-        Vocabulary.of(Tokenizer.of_words(WORDY, 7))
+    with pytest.raises(BadInput, match="bytes and words"):
+        Tokenizer.of_words(WORDY, 300)
