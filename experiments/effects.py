@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from scipy.stats import t as student_t  # type: ignore[import-untyped]
+from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from engine.config import RunConfig
 from experiments.catalogue import ABLATION, Ablation, Arm, Effect
@@ -164,7 +164,7 @@ def find_effect(
         for one, other in zip(arms[effect.of], arms[effect.less], strict=True)
     ]
     count, mean = len(differences), float(np.mean(differences))
-    reach = float(student_t.ppf((1 + level) / 2, count - 1) * np.std(differences, ddof=1) / math.sqrt(count))
+    reach = float(stdtrit(count - 1, (1 + level) / 2) * np.std(differences, ddof=1) / math.sqrt(count))
     mean, low, high = (float(f"{number:.6g}") for number in (mean, mean - reach, mean + reach))
     above = -math.inf if effect.above is None else effect.above
     below = math.inf if effect.below is None else effect.below

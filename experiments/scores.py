@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import t as student  # type: ignore[import-untyped]
+from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from evaluation.protocol import ClozeResult, PerplexityResult
 from evaluation.uncertainty import difference_standard_error
@@ -48,7 +48,7 @@ def compared(text: str, smaller: int, larger: int, scores: Sequence[Sequence[Tex
     differences = [one.bits_per_byte - other.bits_per_byte for one, other in zip(*pair, strict=True)]
     if (more := len(differences) - 1) and (of_seeds := np.std(differences, ddof=1) / math.sqrt(more + 1) / bits):
         error = math.hypot(error, of_seeds)
-        times = float(student.ppf(0.95, more * (error / of_seeds) ** 4))
+        times = float(stdtrit(more * (error / of_seeds) ** 4, 0.95))
     difference, reach = float(np.mean(differences)), times * error * bits
     return Comparison(
         text=text, smaller=smaller, larger=larger, difference=difference, low=difference - reach,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares, minimize  # type: ignore[import-untyped]
-from scipy.stats import t  # type: ignore[import-untyped]
+from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from experiments.simulator import measurements
 from experiments.simulator.cluster import Interval, Machine
@@ -252,5 +252,5 @@ def _ends(ratios: Floats) -> tuple[float, float]:
     if len(ratios) >= FEW:
         return (float(np.quantile(ratios, 0.05, method="lower")), float(np.quantile(ratios, 0.95, method="higher")))
     logs, count = np.log(ratios), len(ratios)
-    half = t.ppf(0.95, max(count - 1, 1)) * logs.std(ddof=1 if count > 1 else 0) * math.sqrt(1 + 1 / count)
+    half = stdtrit(max(count - 1, 1), 0.95) * logs.std(ddof=1 if count > 1 else 0) * math.sqrt(1 + 1 / count)
     return (math.exp(logs.mean() - half), math.exp(logs.mean() + half))
