@@ -70,6 +70,14 @@ class Claim(Config):
         return f"{self.source} {self.where}"
 
     @property
+    def published(self) -> str:
+        """The value in its unit, with the relation where that is no equality: of a sign, the side of 0."""
+        if self.relation == "sign":
+            return "> 0" if self.value > 0 else "< 0"
+        before = {"<=": "≤ ", ">=": "≥ "}.get(self.relation, "")
+        return f"{before}{self.value} {self.unit}".rstrip()
+
+    @property
     def bounds(self) -> tuple[float, float]:
         """The least and the greatest number that agrees with the claim."""
         value = float(self.value)

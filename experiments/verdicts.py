@@ -249,8 +249,7 @@ def _reason(experiment: Experiment, claim: Claim, results: Results, was_run: boo
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
-    unit = f" {verdict.claim.unit}" if verdict.claim.unit else ""
     value = verdict.record.value if verdict.record else None
     ours = "" if value is None else f"{value:.0f}" if value == round(value) else f"{value:.4g}"
     kind = verdict.record.kind if verdict.record else ""
-    return verdict.claim.id, f"{verdict.claim.value}{unit}", ours, kind, verdict.outcome, verdict.reason
+    return verdict.claim.id, verdict.claim.published, ours, kind, verdict.outcome, verdict.reason

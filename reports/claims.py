@@ -183,10 +183,9 @@ def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
     rows = []
     for verdict, _ in claims:
         claim, record = verdict.claim, verdict.record
-        published = f"{claim.value} {claim.unit}".rstrip()
         ours = (show(record.value), record.kind) if record else (MISSING, "")
         run = homes.get(record.source, "") if record else ""
-        rows.append((claim.id, published, claim.citation, *ours, verdict.outcome, verdict.reason, run,
+        rows.append((claim.id, claim.published, claim.citation, *ours, verdict.outcome, verdict.reason, run,
                      verdict.experiment or "none"))  # fmt: skip
     counts = [
         (paper, experiment or "none", *(str(part.counts[outcome]) for outcome in LOOKS))
