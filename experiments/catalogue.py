@@ -162,6 +162,12 @@ class Effect(Config):
             raise ValueError(f"the effect of {self.claim} claims nothing: give above, below or both")
         return self
 
+    @property
+    def claimed(self) -> str:
+        """Where the difference is claimed to lie: `above 0`, `above -0.05 and below 0.05`."""
+        ends = (("above", self.above), ("below", self.below))
+        return " and ".join(f"{side} {end:g}" for side, end in ends if end is not None)
+
 
 ABLATION = "ablation"
 """Kind of an ablation's run, and what its name begins with."""

@@ -173,14 +173,9 @@ def find_effect(
         outcome = "SUPPORTED"
     elif high <= above or below <= low:
         outcome = "CONTRADICTED"
-    ends = (("above", above), ("below", below))
-    claimed = " and ".join(f"{side} {end:g}" for side, end in ends if math.isfinite(end))
     when = "" if effect.share == 1 else f" after {effect.share:.0%} of the tokens"
     series, unit = f"{effect.of} less {effect.less}{when}", UNITS[effect.quantity]
-    sentence = (
-        f"{series}: {mean:+.4g} {unit} ({low:+.4g} to {high:+.4g}, {level:.0%} over {count} pairs of seeds), "
-        f"claimed {claimed}"
-    )
+    sentence = f"{series}: {mean:+.4g} {unit} ({low:+.4g} to {high:+.4g}, {level:.0%}, {count} seeds)"
     if outcome == "INCONCLUSIVE":
         sentence += f"; an effect of {reach:.2g} would have shown"
     record = Record(

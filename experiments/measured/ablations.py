@@ -127,4 +127,6 @@ def format_ablation(experiment: Experiment, findings: Sequence[Finding], records
         ends = ", ".join(f"{record.value:.4f}" for record in mine if record.quantity == "final_validation_loss")
         lost = sum(record.value for record in mine if record.quantity == "diverged")
         lines.append(f"{arm.name:<32} rate {rate:<9g} {ends}" + (f" {lost:g} diverged" if lost else ""))
-    return "\n".join([*lines, *(f"{finding.outcome}: {finding.sentence}" for finding in findings)])
+    return "\n".join(
+        [*lines, *(f"{each.outcome}: {each.sentence}, claimed {each.effect.claimed}" for each in findings)]
+    )
