@@ -5,13 +5,13 @@ shuffled and packed end to end, cut into samples of `seq_length` + 1 tokens that
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from data_pipeline.tokens.token_file import TokenFile
@@ -165,13 +165,19 @@ def blending_indices(weights: NDArray[np.float64], size: int) -> tuple[NDArray[n
     (Megatron-LM megatron/data/helpers.cpp, build_blending_indices). `weights` add up to 1.
     """
     datasets, numbers = np.empty(size, np.int16), np.empty(size, np.int64)
-    _blend(
-        normalized(weights), datasets, numbers
-    )  # Megatron-LM divides by the sum a second time, which can change an ulp
+    # Megatron-LM divides by the sum a second time, which can change an ulp
+    _compiled_blend()(normalized(weights), datasets, numbers)
     return datasets, numbers
 
 
-@njit(cache=True)
+@cache
+def _compiled_blend() -> Callable[..., Any]:
+    """The loop as machine code; who reads a dataset's facts alone never loads numba."""
+    from data_pipeline.fast.kernels import compiled
+
+    return compiled(_blend)
+
+
 def _blend(weights: Any, datasets: Any, numbers: Any) -> None:
     taken = np.zeros(len(weights), np.int64)
     for number in range(len(datasets)):

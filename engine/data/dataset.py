@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
+from data_pipeline.tokens.samples import normalized
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import FILE_NAME, padded_vocab_size
 from engine.config import ModelConfig
@@ -43,10 +42,9 @@ class DatasetFacts:
         for directory, vocabulary in zip(directories, vocabularies, strict=True):
             if vocabulary != vocabularies[0]:
                 raise BadInput(f"datasets {directories[0]} and {directory} have different vocabularies")
-        weights = np.array([weight for _, weight in parts])
         return cls(
             directories,
-            tuple((weights / weights.sum()).tolist()),
+            tuple(normalized([weight for _, weight in parts]).tolist()),
             tuple(map(dataset_digest, directories)),
             *vocabularies[0][:2],
         )
