@@ -121,8 +121,7 @@ class Tokenizer:
 
         A word is a piece of text that GPT-2's byte pairs do not cross: letters, digits or signs, with the space before.
         One outside the vocabulary is spelled in bytes, so that a text comes back whole. The result depends only on the
-        texts.
-        Raises BadInput if they have too few words for that many tokens.
+        texts. Raises BadInput if they have too few words for that many tokens.
         """
         backend: Any = Backend(models.WordLevel(vocab={}))
         backend.pre_tokenizer = _byte_level({}, []).pre_tokenizer

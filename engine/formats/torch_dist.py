@@ -19,7 +19,6 @@ import torch
 import torch.distributed.checkpoint as distributed
 from torch.distributed.checkpoint import filesystem, metadata
 
-from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.checkpoint import LoadedCheckpoint
 from engine.compare.tensors import check_cover
 from engine.config import ModelConfig
@@ -130,7 +129,7 @@ def write_torch_dist(loaded: LoadedCheckpoint, directory: Path) -> None:
                                  "common_backend": "torch", "common_backend_version": 1})  # fmt: skip
     write_text(directory / TRACKER, RELEASE)
     write_json(directory / OURS, describe_ours(loaded.directory, loaded.digest))
-    if (loaded.directory / "tokenizer").is_dir() and not Tokenizer.load(loaded.directory / "tokenizer").is_of_words:
+    if (loaded.directory / "tokenizer").is_dir():
         write_vocabulary(loaded.directory / "tokenizer", directory, config.seq_length)
 
 

@@ -28,14 +28,17 @@ def write_vocabulary(source: Path, out: Path, seq_length: int) -> None:
     """Write the tokenizer in `source` (a checkpoint's `tokenizer/`) into `out` for Hugging Face's AutoTokenizer."""
     tokenizer = Tokenizer.load(source)
     tokenizer.save(out)
-    model = read_json(out / FILE_NAME)["model"]
-    write_text(out / VOCABULARY, json.dumps(model["vocab"], ensure_ascii=False))
-    write_text(out / MERGES, "".join(["#version: 0.2\n", *[f"{left} {right}\n" for left, right in model["merges"]]]))
+    reader = "PreTrainedTokenizerFast"  # which takes tokenizer.json as it is: words cannot be said in merges
+    if not tokenizer.is_of_words:
+        reader, model = "GPT2Tokenizer", read_json(out / FILE_NAME)["model"]
+        write_text(out / VOCABULARY, json.dumps(model["vocab"], ensure_ascii=False))
+        merges = [f"{left} {right}\n" for left, right in model["merges"]]
+        write_text(out / MERGES, "".join(["#version: 0.2\n", *merges]))
     special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
     write_json(
         out / "tokenizer_config.json",
         {
-            "tokenizer_class": "GPT2Tokenizer",
+            "tokenizer_class": reader,
             "add_prefix_space": False,
             "model_max_length": seq_length,
             "split_special_tokens": True,

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
+from data_pipeline.tokens.sentences import Vocabulary
 from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from lineage.errors import BadInput, IntegrityFailure
 from tests.data_pipeline.conftest import sentences
@@ -179,7 +180,9 @@ def test_words_are_numbered_by_falling_frequency(tmp_path: Path) -> None:
     loaded = Tokenizer.load(tmp_path)
     assert (loaded.vocab_size, loaded.end_of_text, loaded.is_of_words) == (259, 0, True)
     assert words.digest == loaded.digest == Tokenizer.of_words(iter(WORDY), 259).digest
-    assert [loaded.decode([token]) for token in (257, 258)] == [" the", " cat"]
+    counts = [sum(loaded.encode(text).count(token) for text in WORDY) for token in (257, 258)]
+    assert [loaded.decode([257]), loaded.decode([258]), counts] == [" the", " cat", [4, 2]]
+    assert Vocabulary.of(loaded).begins_with_space[257:].tolist() == [True, True]
     assert 0 not in loaded.encode("<|endoftext|>")
 
 
@@ -191,5 +194,5 @@ def test_a_word_outside_a_vocabulary_of_words_is_spelled(text: str) -> None:
 
 
 def test_a_vocabulary_of_more_words_than_there_are_is_refused() -> None:
-    with pytest.raises(BadInput, match="bytes and words"):
+    with pytest.raises(BadInput, match="it gives 267 bytes and words"):
         Tokenizer.of_words(WORDY, 300)

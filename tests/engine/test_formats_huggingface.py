@@ -91,6 +91,18 @@ def test_the_published_vocabulary_keeps_its_ids(published: Path, tmp_path: Path)
     assert theirs("Hello world").input_ids == [15496, 995]
 
 
+def test_a_vocabulary_of_words_keeps_its_ids(tmp_path: Path) -> None:
+    words = Tokenizer.of_words([f"{text} the the river" for text in HARD_TEXTS], CONFIG.vocab_size)
+    write_checkpoint(tmp_path / "words", dataclasses.replace(imported(rough_model(CONFIG)), tokenizer=words))
+    out = export_checkpoint(tmp_path / "words", tmp_path / "words-exported")
+    theirs = AutoTokenizer.from_pretrained(out)
+    for text in [*HARD_TEXTS, "the rivers of zebras"]:
+        assert theirs(text).input_ids == words.encode(text), text
+    assert theirs.eos_token_id == words.end_of_text
+    with pytest.raises(BadInput, match="ignore_merges is True"):
+        import_checkpoint(out, tmp_path / "back")
+
+
 def test_the_way_there_and_back_loses_nothing(exported: Path, tmp_path: Path) -> None:
     back = import_checkpoint(exported, tmp_path / "back")
     again = export_checkpoint(back, tmp_path / "again")
