@@ -28,6 +28,10 @@ MOST_LISTED = 200
 """Shards or files; the files beside the dataset list all."""
 MOST_NUMBERS = 200
 """Of an exhibit whose numbers the page lists; more of them stand in a file beside it alone."""
+MOST_TABLED = 40
+"""Rows of a table on the page; a longer one stands in a file beside it alone."""
+MOST_EXAMPLES = 400
+"""On the page, evenly spread; a file beside it has all."""
 
 
 def build_report(report: Report) -> Path:
@@ -69,6 +73,7 @@ def _context(report: Report) -> dict[str, Any]:
     reproduction = report.reproduction
     folder = Path(__file__).parent / "templates"
     outcomes = list(LOOKS)
+    step = max(-(-len(reproduction.examples) // MOST_EXAMPLES), 1)
     return {
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
         "script": Markup("".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)),
@@ -94,6 +99,8 @@ def _context(report: Report) -> dict[str, Any]:
         "percent": percent,
         "size_bytes": size_bytes,
         "most_rows": MOST_ROWS,
+        "most_tabled": MOST_TABLED,
+        "examples": reproduction.examples[::step],
         "most_numbers": MOST_NUMBERS,
         "most_listed": MOST_LISTED,
     }

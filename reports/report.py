@@ -77,7 +77,8 @@ class Inputs:
     @property
     def command(self) -> str:
         """Makes the report again, with paths as seen from above the folder of runs."""
-        folders = dict.fromkeys(path.parent.name for path in self.runs)
+        above = self.reproduction.parent.parent
+        folders = dict.fromkeys(os.path.relpath(path.parent, above) for path in self.runs)
         parts = [f"{self.reproduction.parent.name}/{self.reproduction.name}", *folders]
         if self.bench:
             bench = self.bench.resolve()

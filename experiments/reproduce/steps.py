@@ -13,8 +13,8 @@ from lineage.installation import HOME
 from lineage.shipped import model_file
 
 TASKS = ("wikitext103", "lambada")
-BENCH, KEPT_LADDER = HOME / "results" / "bench", HOME / "results" / "ladder"
-"""Results kept in a checkout; the report shows them where they are."""
+BENCH, KEPT = HOME / "results" / "bench", (HOME / "results" / "ladder", HOME / "results" / "ablations")
+"""Results kept in a checkout: the report shows them, so that it begins with what is measured, where they are."""
 
 Step = list[str]
 
@@ -64,7 +64,7 @@ def has_samples(evaluation: Path) -> bool:
 def report_steps(directory: Path, runs: Path) -> list[Step]:
     """Predict what cannot run here, and build the page of everything; it names the commits where there are several."""
     bench = ["--bench", shown(BENCH)] if BENCH.is_dir() else []
-    kept = [shown(KEPT_LADDER)] if KEPT_LADDER.is_dir() else []
+    kept = [shown(path) for path in KEPT if path.is_dir()]
     return [
         ["mlm-experiment", "run", "--all", "--mode", "simulate", "--runs", str(runs)],
         ["mlm-report", "build", str(directory), str(runs), *kept, *bench, "--mixed-commits"],

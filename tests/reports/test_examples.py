@@ -10,6 +10,8 @@ from lineage.atomic import write_text
 from lineage.digest import seal
 from reports.examples import detail_section
 from reports.load import EXAMPLES, load_reproduction
+from reports.page import MOST_EXAMPLES, build_report
+from reports.report import Inputs, assemble
 from tests.reports.conftest import Built
 from tests.reports.reproduction import HOSTILE, evaluation, write_reproduction
 from tests.reports.trained import example_lines
@@ -27,6 +29,17 @@ def test_every_example_is_in_the_table_and_in_the_csv(built: Built) -> None:
     assert built.html.count("data-right=") == len(lines)
     assert 'data-right="011"' in built.html
     assert HOSTILE not in built.html
+
+
+def test_of_many_examples_a_page_has_some_and_the_csv_all(tmp_path: Path) -> None:
+    directory = write_reproduction(tmp_path, sealed=False)
+    head, *lines = example_lines("x").splitlines()
+    write_text(directory / EXAMPLES, "\n".join([head, *lines * MOST_EXAMPLES]) + "\n")
+    page = build_report(assemble(Inputs(directory))).read_text(encoding="utf-8")
+    assert page.count("data-right=") == MOST_EXAMPLES
+    assert f"Search {MOST_EXAMPLES} of {len(lines) * MOST_EXAMPLES} examples, evenly spread" in page
+    with (directory / "report" / "figures" / "examples.csv").open(encoding="utf-8", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 3 * len(lines) * MOST_EXAMPLES
 
 
 def test_checkpoints_stand_by_protocol(tmp_path: Path) -> None:

@@ -154,7 +154,8 @@ def test_the_reproduction_says_what_was_run_and_on_what(built: Built) -> None:
 
 def test_each_exhibit_gives_its_command_and_each_figure_a_text_alternative(built: Built) -> None:
     folder = built.directory.parent.name
-    redraw = f"mlm-report build {folder}/{built.directory.name} experiments --bench {folder}/bench --mixed-commits"
+    runs = f"{folder}/{built.directory.name} {folder}/experiments"
+    redraw = f"mlm-report build {runs} --bench {folder}/bench --mixed-commits"
     exhibits = len(list((built.page.parent / "figures").glob("*.csv")))
     commands = re.findall(r'class="label">(Make again|Redraw from the records)</span> <code>(.+?)</code>', built.html)
     assert len(commands) == exhibits
