@@ -9,12 +9,13 @@ from pydoc_data.topics import topics
 
 import pytest
 
-from experiments.bench import data_encoding
+from experiments.bench import data_encoding, data_near_duplicates
 from experiments.bench.benchmarks.data import whole_case
 from experiments.bench.benchmarks.data_scale import memory_bound_bytes
 from experiments.bench.data_chain import cleaning, measure_stage, pairs_of_buckets, pairs_of_queries
 from experiments.bench.data_whole import core_hours
 from lineage.benchmark import Benchmark, Case, read_benchmark
+from lineage.errors import BadInput
 from lineage.progress import Progress
 from tests.commands import Outcome, call
 
@@ -105,7 +106,7 @@ def test_encoders_give_the_ids_of_tokenizers(tmp_path: Path) -> None:
     lines = [json.dumps({"text": text}) for text in topics.values()]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
     out = tmp_path / "encoding.json"
-    done = bench("data", tmp_path / "corpus.jsonl", "--stage=encoding", "--fuzzed=300", "--json", out)
+    done = bench("data", tmp_path / "corpus.jsonl", "--stage=encoding", "--size=300", "--json", out)
     assert done.code == 0, done.err
     *cases, unmeasured = read_benchmark(out).cases
     assert [case.name for case in cases if case.setting["texts"] == 300] == ["fuzzed strings, 1 core"]
@@ -157,3 +158,39 @@ def test_scale_is_measured_within_the_bound(tmp_path: Path) -> None:
     assert result.environment.argv == [
         "mlm-bench", "data-scale", "--corpus=corpus.jsonl", "--megabytes=8", "--workers=1"
     ]  # fmt: skip
+
+
+def test_near_duplicates_are_dropped_and_others_stay(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": text}) for text in topics.values()]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    out = tmp_path / "near-duplicates.json"
+    done = bench("data", tmp_path / "corpus.jsonl", "--stage=near-duplicates", "--size=400", "--json", out)
+    assert done.code == 0, done.err
+    (case,) = read_benchmark(out).cases
+    assert {one.contender for one in case.series} == data_near_duplicates.CONTENDERS.keys() - case.missing.keys()
+    ours = {one.measure: one.samples[0] for one in case.series if one.contender == "ours"}
+    assert case.setting["copies"] == 40
+    assert 10 < case.setting["near-duplicates"] < 40
+    assert ours["of the near-duplicates, dropped"] > 0.9
+    assert ours["pairs of at least 0.8 left"] == ours["documents dropped that are like no other"] == 0
+    assert len(case.ratios) == len(data_near_duplicates.CONTENDERS.keys() - case.missing.keys()) - 1
+
+
+@pytest.mark.parametrize(("keeps_all", "wrong"), [(True, "pairs of at least 0.8 left"), (False, "like no other")])
+def test_a_near_duplicate_that_is_left_or_another_that_goes_is_found(
+    monkeypatch: pytest.MonkeyPatch, keeps_all: bool, wrong: str
+) -> None:
+    texts = [topics[name] for name in sorted(topics)]
+    originals = data_near_duplicates.make_documents(texts, 200).originals
+    unlike = next(number for number in range(200) if number not in {*originals, *originals.values()})
+    answer = data_near_duplicates.Taken(1.0, 1, set() if keeps_all else {unlike, *originals})
+    monkeypatch.setattr(data_near_duplicates, "CONTENDERS", {"ours": None})
+    monkeypatch.setattr(data_near_duplicates, "in_new_process", lambda *arguments: answer)
+    result = data_near_duplicates.measure_near_duplicates(texts, 200, {})
+    assert len(result.disagreements) == 1
+    assert wrong in result.disagreements[0]
+
+
+def test_a_corpus_of_few_sentences_is_refused() -> None:
+    with pytest.raises(BadInput, match="too few"):
+        data_near_duplicates.make_documents(["One sentence is not enough to make documents of, is it?"] * 50, 20)

@@ -26,9 +26,14 @@ EQUIVALENT = ("clean", "encode", "signatures", "group", "verify")
 def measure(
     corpus: Annotated[Path, typer.Option("--corpus", help="A .jsonl file with a string `text` on every line.")],
     stage: Annotated[
-        Literal["encoding"] | None, typer.Option(help="Only this stage, beside every encoder of byte-level BPE.")
+        Literal["encoding", "near-duplicates"] | None,
+        typer.Option(
+            help="Only this stage, beside every encoder of byte-level BPE, or every finder of near-duplicates."
+        ),
     ] = None,
-    fuzzed: Annotated[int, typer.Option(min=1, help="With --stage: random strings that are compared.")] = 100_000,
+    size: Annotated[
+        int, typer.Option(min=20, help="With --stage: random strings compared, or documents deduplicated.")
+    ] = 100_000,
 ) -> Benchmark:
     """The data pipeline on one core, stage by stage beside the plain libraries, and whole beside their chain.
 
@@ -41,12 +46,16 @@ def measure(
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     texts, malformed = whole.read_texts(corpus)
     described = {"name": corpus.name, "sha256": sha256_file(corpus), "documents": len(texts), "malformed": malformed}
+    if stage == "near-duplicates":
+        from experiments.bench.data_near_duplicates import measure_near_duplicates
+
+        return measure_near_duplicates(texts, size, {"corpus": described})
     if stage:
         from experiments.bench.data_encoding import measure_encoders
 
         vocabulary = choose_vocabulary(texts)
         return measure_encoders(
-            texts, vocabulary.tokenizer, fuzzed, {"corpus": described, "vocabulary": vocabulary.description}
+            texts, vocabulary.tokenizer, size, {"corpus": described, "vocabulary": vocabulary.description}
         )
     megabytes = size_bytes(texts) / 1e6
     announce(f"{megabytes:.1f} MB in {len(texts):,} documents, every stage by plain libraries and by ours")
