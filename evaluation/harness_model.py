@@ -1,11 +1,13 @@
 """This engine as a model of lm-evaluation-harness, and Megatron-LM's protocols as its tasks: `mlm-eval harness`.
 
-lm-evaluation-harness (0.4) looks for no models in other packages' entry points. So the model `mlm` is put into its
-registry and the folder of task files onto its path, and then its own command line runs.
+lm-evaluation-harness looks for models in other packages' entry points, of which this is one, only after its release
+0.4.13. So that any release does, the model `mlm` is put into its registry here and the folder of task files onto its
+path, and then its own command line runs.
 """
 
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from lineage.extras import import_extra
 TASK_FILES = Path(__file__).parent / "harness_tasks"
 NEW_TOKENS = 256
 """Most tokens of an answer where a task does not say (lm-evaluation-harness's default)."""
+TOGETHER = 16
+"""Most prompts continued together where no batch size is given."""
 
 
 class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: ignore[misc]
@@ -73,8 +77,23 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return self._kept("loglikelihood_rolling", [request.args for request in requests], answers)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Greedy, or sampled where a task says so; up to one of its stops, end-of-text or its number of tokens."""
-        answers = [self._generate(*request.args) for request in requests]
+        """Greedy, or sampled where a task says so; up to one of its stops, end-of-text or its number of tokens.
+
+        Prompts of one length that ask for the same are continued together, unless they are sampled.
+        """
+        prompts = [self._prompt(*request.args) for request in requests]
+        alike: dict[tuple[int, str], list[int]] = defaultdict(list)
+        for number, request in enumerate(requests):
+            alike[len(prompts[number]), repr(request.args[1])].append(number)
+        answers = [""] * len(requests)
+        for numbers in alike.values():
+            settings = requests[numbers[0]].args[1]
+            size = 1 if settings.get("temperature") else self._batch_size or TOGETHER
+            for start in range(0, len(numbers), size):
+                some = numbers[start : start + size]
+                texts = self._generate([prompts[number] for number in some], settings)
+                for number, text in zip(some, texts, strict=True):
+                    answers[number] = text
         return self._kept("generate_until", [request.args for request in requests], answers)
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
@@ -101,19 +120,24 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         scores = score(self._loaded.model, shared, self._batch_size, self._workers, store=self._loaded.store)
         return [take(scores, mine, requests) for mine, requests in zip(places, made, strict=True)]
 
-    def _generate(self, context: str, settings: dict[str, Any]) -> str:
-        until = settings.get("until") or []
+    def _prompt(self, context: str, settings: dict[str, Any]) -> list[int]:
         most = int(settings.get("max_gen_toks", NEW_TOKENS))
         if (room := self._loaded.model.seq_length - most) < 1:
             raise BadInput(f"{most} new tokens leave no room for a prompt in the model's context")
+        return self.tok_encode(context)[-room:] or [self.eot_token_id]
+
+    def _generate(self, prompts: Sequence[Sequence[int]], settings: dict[str, Any]) -> list[str]:
+        until, end = settings.get("until") or [], self.eot_token_id
         temperature = float(settings.get("temperature") or 0.0)
         sampling = Sampling(temperature, settings.get("top_k"), settings.get("top_p")) if temperature else None
-        prompt = self.tok_encode(context)[-room:] or [self.eot_token_id]
-        tokens = generate(self._loaded.model, prompt, most, self.eot_token_id, sampling)
-        answer = self.tokenizer.decode(tokens[:-1] if tokens[-1:] == [self.eot_token_id] else tokens)
-        for stop in [until] if isinstance(until, str) else until:
-            answer = answer.split(stop)[0] if stop else answer
-        return answer
+        most = int(settings.get("max_gen_toks", NEW_TOKENS))
+        answers = []
+        for tokens in generate(self._loaded.model, prompts, most, end, sampling):
+            answer = self.tokenizer.decode(tokens[:-1] if tokens[-1:] == [end] else tokens)
+            for stop in [until] if isinstance(until, str) else until:
+                answer = answer.split(stop)[0] if stop else answer
+            answers.append(answer)
+        return answers
 
     def _kept(self, kind: str, asked: Sequence[Any], answers: list[Any]) -> list[Any]:
         for key, answer in zip(asked, answers, strict=True):

@@ -91,7 +91,7 @@ def answers(checkpoint: Path, tp: int) -> Answers:
     with torch.inference_mode():
         logits = mesh.tp.all_gather(model.logits(model.hidden_states(tokens)), dim=2)[..., : SHAPE.vocab_size]
     scored = ScoringModel(model, SHAPE.vocab_size, SHAPE.seq_length, SHAPE.hidden_size, torch.float32, mesh)
-    return logits.numpy(), [generate(scored, text, NEW_TOKENS, None) for text in tokens.tolist()]
+    return logits.numpy(), generate(scored, tokens.tolist(), NEW_TOKENS, None)
 
 
 def collectives_per_layer() -> int:

@@ -57,7 +57,7 @@ MODELS = {
     "megatron/released-345m": {"megatron-345m": {"released 345M": MEGATRON_LM}},
 }
 """By experiment and directory: the claims' series with their protocols."""
-TRIAL_WINDOWS = 2
+TRIAL_WINDOWS = 8
 
 
 def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:

@@ -1,7 +1,6 @@
 """Generation token by token: what transformers generates, at every layout."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from tests.evaluation.standins import sentences, tiny_config, tiny_gpt2
 from tests.ranks import run_ranks
 
 PROMPTS = [[5, 17, 40], [299], list(range(1, 20))]
+TOGETHER = [list(range(1, 20)), list(range(40, 21, -1)), [7] * 19]
 SAMPLED = [Sampling(seed=1), Sampling(0.7, 20, None, 2), Sampling(1.3, None, 0.8, 3), Sampling(2.0, 50, 0.9, 4)]
 
 
@@ -45,8 +45,10 @@ def theirs(checkpoint: Path) -> GPT2LMHeadModel:
     return GPT2LMHeadModel.from_pretrained(export_checkpoint(checkpoint, checkpoint.parent / "exported")).eval()
 
 
-def their_tokens(model: GPT2LMHeadModel, prompt: Sequence[int], new: int, sampling: Sampling | None) -> list[int]:
-    ids = torch.tensor([prompt])
+def their_tokens(
+    model: GPT2LMHeadModel, prompts: list[list[int]], new: int, sampling: Sampling | None
+) -> list[list[int]]:
+    ids = torch.tensor(prompts)
     choice = {"do_sample": False}
     if sampling:
         torch.manual_seed(sampling.seed)
@@ -55,20 +57,26 @@ def their_tokens(model: GPT2LMHeadModel, prompt: Sequence[int], new: int, sampli
             "top_k": sampling.top_k or 0, "top_p": sampling.top_p or 1.0,
         }  # fmt: skip
     found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, pad_token_id=0, **choice)
-    return found[0, len(prompt) :].tolist()
+    return found[:, ids.size(1) :].tolist()
 
 
 def generate_on(layout: Layout, checkpoint: Path) -> list[list[int]]:
     model = load_checkpoint(checkpoint, build_mesh(layout)).model
-    return [generate(model, prompt, 12, None, sampling) for prompt in PROMPTS for sampling in (None, SAMPLED[1])]
+    return [
+        tokens
+        for prompts in ([PROMPTS[0]], [PROMPTS[1]], TOGETHER)
+        for sampling in (None, SAMPLED[1])
+        for tokens in generate(model, prompts, 12, None, sampling)
+    ]
 
 
-@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
-def test_tokens_are_those_of_transformers(prompt: list[int], checkpoint: Path, theirs: GPT2LMHeadModel) -> None:
-    loaded = load_checkpoint(checkpoint)
+@pytest.mark.parametrize("prompts", [*([prompt] for prompt in PROMPTS), TOGETHER], ids=["3", "1", "19", "3 of 19"])
+def test_tokens_are_those_of_transformers(prompts: list[list[int]], checkpoint: Path, theirs: GPT2LMHeadModel) -> None:
+    loaded, end = load_checkpoint(checkpoint), theirs.generation_config.eos_token_id
     for sampling in (None, *SAMPLED):
-        expected = their_tokens(theirs, prompt, 12, sampling)
-        assert generate(loaded.model, prompt, 12, theirs.generation_config.eos_token_id, sampling) == expected
+        expected = their_tokens(theirs, prompts, 12, sampling)
+        cut = [tokens[: tokens.index(end) + 1] if end in tokens else tokens for tokens in expected]
+        assert generate(loaded.model, prompts, 12, end, sampling) == cut
 
 
 def test_layouts_generate_the_same(checkpoint: Path) -> None:
@@ -80,9 +88,10 @@ def test_layouts_generate_the_same(checkpoint: Path) -> None:
 
 def test_generation_ends_with_end_of_text(checkpoint: Path) -> None:
     model = load_checkpoint(checkpoint).model
-    whole = generate(model, PROMPTS[0], 12, None)
+    whole, *others = generate(model, TOGETHER, 12, None)
     end = whole[3]
-    assert generate(model, PROMPTS[0], 12, end) == whole[: whole.index(end) + 1]
+    assert all(end not in tokens for tokens in others)
+    assert generate(model, TOGETHER, 12, end) == [whole[: whole.index(end) + 1], *others]
 
 
 @settings(max_examples=50)
@@ -121,7 +130,7 @@ def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
 def test_an_empty_prompt_begins_a_document(checkpoint: Path) -> None:
     loaded = load_checkpoint(checkpoint)
     found = generate_text(checkpoint, "", 4, None, Settings())
-    assert found.tokens == generate(loaded.model, [loaded.tokenizer.end_of_text], 4, loaded.tokenizer.end_of_text)
+    assert [found.tokens] == generate(loaded.model, [[loaded.tokenizer.end_of_text]], 4, loaded.tokenizer.end_of_text)
 
 
 @pytest.mark.parametrize(
@@ -141,12 +150,14 @@ def test_settings_that_leave_nothing_are_refused(values: dict[str, float], sente
 
 def test_what_cannot_be_continued_is_refused(checkpoint: Path) -> None:
     model = load_checkpoint(checkpoint).model
-    for prompt, new, sentence in (
-        ([], 4, "the prompt is empty"),
-        ([300], 4, "beyond the model's vocabulary of 300"),
-        ([1] * 30, 3, "a prompt of 30 tokens and 3 new ones do not fit the model's context of 32"),
+    for prompts, new, sentence in (
+        ([[]], 4, "the prompt is empty"),
+        ([[1], []], 4, "the prompt is empty"),
+        ([[1], [2, 3]], 4, "must be of one length"),
+        ([[300]], 4, "beyond the model's vocabulary of 300"),
+        ([[1] * 30], 3, "a prompt of 30 tokens and 3 new ones do not fit the model's context of 32"),
     ):
         with pytest.raises(BadInput, match=sentence):
-            generate(model, prompt, new, None)
+            generate(model, prompts, new, None)
     with pytest.raises(BadInput, match="takes tp and pp"):
         generate_text(checkpoint, "the", 4, None, Settings(layout=Layout(dp=2)))

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ def directory(made_data: Path, made_tokenizer: Tokenizer, tmp_path_factory: pyte
     for name in ("vocab.json", "merges.txt"):
         shutil.copy(made_data / "gpt2-bpe" / name, path)
     return path
+
+
+def test_the_installed_package_offers_its_model() -> None:
+    from evaluation.harness_model import Model
+
+    (offered,) = entry_points(group="lm_eval.models", name="mlm")
+    assert offered.load() is Model
+    assert issubclass(Model, lm_eval.api.model.LM)
 
 
 def test_megatron_s_protocols_give_mlm_eval_s_printed_numbers(

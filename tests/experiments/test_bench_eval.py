@@ -1,6 +1,7 @@
 """`mlm-bench eval`: who is compared scores the same requests to the same answers, and what is reported was measured."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,23 @@ from experiments.bench.benchmarks.eval import (
     SMALL,
     Comparison,
     compare,
+    compare_generation,
     has_harness,
     measure_memory,
     peak_bytes,
     sizes,
     sliding_requests,
 )
-from experiments.bench.contenders.scorers import Answer, export_model, harness, our_model, ours, plain_loop
+from experiments.bench.contenders.scorers import (
+    Answer,
+    export_model,
+    harness,
+    our_model,
+    ours,
+    plain_loop,
+    transformers_loop,
+    transformers_model,
+)
 from tests.commands import call
 from tests.evaluation.standins import write_dataset
 
@@ -50,6 +61,35 @@ def test_the_plain_loop_gives_our_answers() -> None:
     assert {one.contender: len(one.samples) for one in case.series} == {OURS: 2, COMPARISON.rival: 2}
     assert case.setting["batch_size"] in COMPARISON.batch_sizes
     assert [case.setting[name] for name in ("requests", "scored", "inputs")] == [5, 160, 320]
+
+
+def test_the_plain_loop_gives_our_answers_in_bf16() -> None:
+    model = our_model(CONFIG, torch.bfloat16)
+    case, differing = compare(replace(COMPARISON, precision="bf16"), ours(model), plain_loop(model), rounds=1)
+    assert differing == []
+    assert "tiny bf16" in case.name
+
+
+@pytest.mark.skipif(not has_harness(), reason="lm-evaluation-harness or accelerate is not installed")
+def test_transformers_gives_our_answers(tmp_path: Path) -> None:
+    from data_pipeline.tokens.tokenizer import Tokenizer
+
+    write_dataset(tmp_path / "words")
+    model = our_model(CONFIG)
+    theirs = transformers_model(export_model(model, CONFIG, Tokenizer.load(tmp_path / "words" / "tokenizer"), tmp_path))
+    case, differing = compare(COMPARISON, ours(model), transformers_loop(theirs), rounds=1)
+    assert differing == []
+    assert case.setting["largest_relative_gap"] < 1e-5
+
+
+def test_other_continuations_are_counted() -> None:
+    def says(*tokens: int) -> object:
+        return lambda prompts, new: [[token] * new for token, _ in zip(tokens, prompts, strict=True)]
+
+    for theirs, sentences in ((says(1, 2), 0), (says(1, 3), 1)):
+        case, differing = compare_generation(says(1, 2), theirs, batch=2, rounds=1)  # type: ignore[arg-type]
+        assert len(differing) == sentences
+        assert {one.contender for one in case.series} == {OURS, "transformers"}
 
 
 @pytest.mark.skipif(not has_harness(), reason="lm-evaluation-harness or accelerate is not installed")

@@ -1,4 +1,4 @@
-"""Evaluation on one core beside the plain loop and lm-evaluation-harness: same requests, same answers, in turn."""
+"""Evaluation on one core beside the plain loop, transformers and lm-evaluation-harness: same requests, same answers."""
 
 import ctypes
 import importlib.util
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.config import ModelConfig
+from engine.config import ModelConfig, Precision
 from engine.launch.allocator import keep_large_buffers
 from experiments.bench.timing import NOTES, cpu_seconds, in_turn, on_ranks, ratio, series
 from lineage.benchmark import Benchmark, Case
@@ -23,11 +23,15 @@ if TYPE_CHECKING:
     from evaluation.protocol import Request
     from experiments.bench.contenders.scorers import Score
 
-TOLERANCE = 1e-5
+    Generate = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
+
+TOLERANCES = {"fp32": 1e-5, "bf16": 1e-2}
 STRIDE = 32
 HARNESS_NEEDS = ("lm_eval", "accelerate", "transformers")
 SMALL, GPT2 = "2 layers, 128 wide", "GPT-2 124M"
-OURS, PLAIN_LOOP = "ours", "plain loop"
+OURS, PLAIN_LOOP, HARNESS, TRANSFORMERS = "ours", "plain loop", "lm-evaluation-harness", "transformers"
+PROMPT, NEW = 32, 64
+"""Tokens of a prompt, and generated after it."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,12 @@ class Comparison:
     requests: "Sequence[Request]"
     batch_sizes: tuple[int, ...]
     """The rival's; it is measured with the fastest."""
+    precision: Precision = "fp32"
 
     @property
     def case(self) -> str:
         """Its name in the result."""
-        return f"{self.name}, {self.size}, beside {self.rival}"
+        return f"{self.name}, {self.size}{' bf16' * (self.precision == 'bf16')}, beside {self.rival}"
 
     def describe(self) -> dict[str, Any]:
         """What is scored, as plain JSON values."""
@@ -83,14 +88,16 @@ def sliding_requests(config: ModelConfig, count: int) -> "list[Request]":
 def measure(
     rounds: Annotated[int, typer.Option(min=1, help="How often both of each comparison are measured, in turn.")] = 3,
 ) -> Benchmark:
-    """Evaluation beside the plain loop over full logits and lm-evaluation-harness: processor time and memory.
+    """Scoring and generating beside the plain loop, transformers and lm-evaluation-harness: processor time and memory.
 
     Needs the published test files and GPT-2's vocabulary. Ends with code 3 if the answers differ by more than rounding.
     """
     from data_pipeline.contamination.testsets import find_gpt2_vocabulary
     from data_pipeline.tokens.tokenizer import Tokenizer
+    from engine.optim.precision import DTYPES
     from evaluation.builders import build_task
-    from experiments.bench.contenders.scorers import export_model, harness, our_model, ours, plain_loop
+    from experiments.bench.contenders import scorers
+    from experiments.bench.contenders.scorers import our_model, ours
 
     tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
 
@@ -101,39 +108,58 @@ def measure(
         build_task(name, tokenizer, sizes()[SMALL].seq_length, no_stand_in).limited(limit).requests
         for name, limit in (("wikitext103-lm-eval", 24), ("lambada", 256))
     )
-    announce(f"memory of {2 * len(sizes())} evaluations, then 4 comparisons of {rounds} rounds on one core")
+    announce(f"memory of {2 * len(sizes())} evaluations, then 8 comparisons of {rounds} rounds on one core")
     memory = [measure_memory(name, config, batch) for name, config in sizes().items() for batch in (1, 8)]
     keep_large_buffers()
     import torch
 
     torch.set_num_threads(1)
-    models = {name: our_model(config) for name, config in sizes().items()}
     stride = {name: sliding_requests(config, 16 if name == SMALL else 8) for name, config in sizes().items()}
     comparisons = [
         Comparison("stride 32", PLAIN_LOOP, SMALL, 10.0, stride[SMALL], (1, 8)),
         Comparison("stride 32", PLAIN_LOOP, GPT2, 1.5, stride[GPT2], (1, 8)),
-        Comparison("wikitext103-lm-eval", "lm-evaluation-harness", SMALL, 1.5, windows, (1, 4, 16)),
-        Comparison("lambada", "lm-evaluation-harness", SMALL, 2.0, examples, (1, 8, 32)),
+        Comparison("stride 32", PLAIN_LOOP, GPT2, 1.5, stride[GPT2], (1, 8), "bf16"),
+        Comparison("stride 32", TRANSFORMERS, GPT2, 1.5, stride[GPT2], (1,)),
+        Comparison("wikitext103-lm-eval", HARNESS, SMALL, 1.5, windows, (1, 4, 16)),
+        Comparison("lambada", HARNESS, SMALL, 2.0, examples, (1, 8, 32)),
     ]
     cases, disagreements = [], []
-    with tempfile.TemporaryDirectory() as folder, Progress("eval", len(comparisons), "comparisons") as progress:
+    with tempfile.TemporaryDirectory() as folder, Progress("eval", len(comparisons) + 2, "comparisons") as progress:
         for each in comparisons:
-            is_harness = each.rival != PLAIN_LOOP
-            if is_harness and not has_harness():
+            if each.rival != PLAIN_LOOP and not has_harness():
                 why = f"not installed: {install_command('eval')}"
                 cases.append(Case(name=each.case, missing={each.rival: why}, setting=each.describe()))
                 continue
-            rival = plain_loop(models[each.size])
-            if is_harness:
-                path = Path(folder) / each.name
-                rival = harness(export_model(models[each.size], sizes()[each.size], tokenizer, path), 1024)
-            case, differing = compare(each, ours(models[each.size]), rival, rounds)
+            config = sizes()[each.size]
+            model = our_model(config, DTYPES[each.precision])
+            if each.rival == PLAIN_LOOP:
+                rival = scorers.plain_loop(model)
+            else:
+                path = scorers.export_model(model, config, tokenizer, Path(folder) / each.case)
+                rival = (
+                    scorers.harness(path, config.seq_length)
+                    if each.rival == HARNESS
+                    else scorers.transformers_loop(scorers.transformers_model(path))
+                )
+            case, differing = compare(each, ours(model), rival, rounds)
             cases.append(case)
             disagreements += differing
             progress.advance(1, each.name)
+        if has_harness():
+            model = our_model(sizes()[GPT2])
+            theirs = scorers.transformers_model(
+                scorers.export_model(model, sizes()[GPT2], tokenizer, Path(folder) / "generate")
+            )
+            for batch in (1, 16):
+                case, differing = compare_generation(
+                    partial(scorers.our_tokens, model), partial(scorers.their_tokens, theirs), batch, rounds
+                )
+                cases.append(case)
+                disagreements += differing
+                progress.advance(1, case.name)
     return Benchmark(
         benchmark="eval",
-        title="Evaluation beside the plain loop and lm-evaluation-harness",
+        title="Evaluation beside the plain loop, transformers and lm-evaluation-harness",
         cases=[*cases, *memory],
         disagreements=disagreements,
         notes=NOTES["eval"],
@@ -169,12 +195,35 @@ def compare(comparison: Comparison, our_score: "Score", their_score: "Score", ro
         setting=comparison.describe() | {"batch_size": best, "different_verdicts": verdicts}
         | {"largest_relative_gap": gap if np.isfinite(gap) else None},
     )  # fmt: skip
-    if gap <= TOLERANCE and verdicts == 0:
+    if gap <= TOLERANCES[comparison.precision] and verdicts == 0:
         return case, []
     return case, [
         f"{case.name}: {comparison.rival} computes something else: its losses differ by up to {gap:.2g} of them, its "
         f"verdicts in {verdicts} requests"
     ]
+
+
+def compare_generation(ours: "Generate", theirs: "Generate", batch: int, rounds: int) -> tuple[Case, list[str]]:
+    """Seconds in which both continue as many prompts of random tokens; a sentence if they say something else."""
+    import numpy as np
+
+    prompts = np.random.default_rng(0).integers(0, 50257, (batch, PROMPT)).tolist()
+    contenders = {OURS: ours, TRANSFORMERS: theirs}
+    said = {name: say(prompts, NEW) for name, say in contenders.items()}
+    taken, _ = in_turn(
+        f"generate {batch}",
+        rounds,
+        {name: partial(cpu_seconds, say, prompts, NEW) for name, say in contenders.items()},
+    )
+    measured = {name: [seconds for seconds, _ in many] for name, many in taken.items()}
+    case = Case(
+        name=f"generate, {GPT2}, batch {batch}, beside {TRANSFORMERS}",
+        series=[series(name, "time", "processor s", *many) for name, many in measured.items()],
+        ratios=[ratio("times faster", measured[TRANSFORMERS], measured[OURS], 1.0)],
+        setting={"prompt": PROMPT, "new": NEW},
+    )
+    differing = sum(a != b for a, b in zip(said[OURS], said[TRANSFORMERS], strict=True))
+    return case, [f"{case.name}: {differing} of {batch} continuations differ"] if differing else []
 
 
 def measure_memory(name: str, config: ModelConfig, batch: int) -> Case:

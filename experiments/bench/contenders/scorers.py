@@ -1,8 +1,11 @@
-"""Who scores the same requests: this engine, the plain loop over full logits, and lm-evaluation-harness."""
+"""Who scores the same requests: this engine, the plain loop over full logits, lm-evaluation-harness, and transformers,
+which generates too.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +18,7 @@ from engine.formats import Imported, write_checkpoint
 from engine.formats.convert import export_checkpoint
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
+from evaluation.generate import generate
 from evaluation.protocol import Request
 from evaluation.scoring import ScoringModel, score
 from lineage.extras import import_extra
@@ -32,11 +36,11 @@ Score = Callable[[Sequence[Request], int | None], Answer]
 """(requests, rows per forward pass) → answer. Only our own batch size may be left to the program."""
 
 
-def our_model(config: ModelConfig, seed: int = 1234) -> ScoringModel:
-    """A model with initial weights, in fp32."""
+def our_model(config: ModelConfig, dtype: torch.dtype = torch.float32, seed: int = 1234) -> ScoringModel:
+    """A model with initial weights."""
     network = GPT2(config, serial_mesh()).eval()
     network.initialize(seed)
-    return ScoringModel(network, config.vocab_size, config.seq_length, config.hidden_size, torch.float32)
+    return ScoringModel(network.to(dtype), config.vocab_size, config.seq_length, config.hidden_size, dtype)
 
 
 def ours(model: ScoringModel) -> Score:
@@ -101,3 +105,43 @@ def harness(directory: Path, seq_length: int) -> Score:
         return Answer(-np.array([value for value, _ in answers]), np.array([greedy for _, greedy in answers]))
 
     return run
+
+
+def transformers_model(directory: Path) -> Any:
+    """The exported model by transformers, in fp32."""
+    loaded = import_extra("transformers", "eval").GPT2LMHeadModel.from_pretrained(directory, dtype=torch.float32)
+    return loaded.eval()
+
+
+def transformers_loop(model: Any) -> Score:
+    """The loop of transformers' page on perplexity: full logits of each window, and of those that count the softmax."""
+
+    @torch.inference_mode()
+    def run(requests: Sequence[Request], batch_size: int | None) -> Answer:
+        nll: list[float] = []
+        greedy: list[bool] = []
+        for request in requests:
+            tokens, count = torch.from_numpy(request.tokens), request.num_scored
+            logits = model(tokens[None, :-1], use_cache=False).logits[0, -count:].float()
+            targets = tokens[-count:]
+            nll.append(F.cross_entropy(logits, targets, reduction="none").double().sum().item())
+            greedy.append(bool((logits.argmax(dim=-1) == targets).all()))
+        return Answer(np.array(nll), np.array(greedy))
+
+    return run
+
+
+def our_tokens(model: ScoringModel, prompts: Sequence[Sequence[int]], new: int) -> list[list[int]]:
+    """What this engine says after the prompts."""
+    return generate(model, prompts, new, None)
+
+
+@torch.inference_mode()
+def their_tokens(model: Any, prompts: Sequence[Sequence[int]], new: int) -> list[list[int]]:
+    """What transformers says with its cache."""
+    ids = torch.tensor([list(prompt) for prompt in prompts])
+    said: list[list[int]] = model.generate(
+        ids, attention_mask=torch.ones_like(ids), min_new_tokens=new, max_new_tokens=new, do_sample=False,
+        pad_token_id=0, eos_token_id=None,
+    )[:, ids.size(1) :].tolist()  # fmt: skip
+    return said
