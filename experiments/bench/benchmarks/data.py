@@ -69,9 +69,9 @@ def measure(
             with suppress(DataMissing):
                 test_sets.append(find_test_set(name))
         config = DataConfig(name="bench", sources=SourcesConfig(names=(f"jsonl:{corpus}",)))
-        stages, expected = measure_stages(texts, work / "tokenizer", tuple(test_sets), config)
         few = whole.write_few(work / "few.jsonl", texts)
         whole.run_pipeline(few, vocabulary.recipe_of_few, work)  # machine code is compiled and kept
+        stages, expected = measure_stages(texts, work / "tokenizer", tuple(test_sets), config)
         starting = whole.run_pipeline(few, vocabulary.recipe_of_few, work)[0].cpu_seconds
         spent, dataset = whole.run_pipeline(corpus, vocabulary.recipe, work)
         left = whole.texts_of(dataset)
