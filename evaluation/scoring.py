@@ -37,7 +37,7 @@ from lineage.errors import BadInput
 
 ACTIVATIONS_PER_TOKEN = 16  # vectors of hidden size alive at once in a layer, rounded up
 MAX_ACTIVATION_BYTES = {"cpu": 16 * 2**20, "cuda": 4 * 2**30}  # on a CPU what its caches hold is fastest
-MAX_LOGIT_BYTES = {"cpu": 24 * 2**20, "cuda": 2**30}
+MAX_LOGIT_BYTES = {"cpu": 48 * 2**20, "cuda": 2**30}
 Batches = list[list[int]]
 """Indices of requests, batch by batch."""
 

@@ -78,7 +78,7 @@ def measure(
 ) -> Benchmark:
     """Training on one core beside nanoGPT, stock and tuned, and beside the core's limit; two processes beside one.
 
-    Takes about 15 minutes. Ends with code 3 if a contender's losses show that it computed something else.
+    Takes about half an hour a round. Ends with code 3 if a contender's losses show that it computed something else.
     """
     from experiments.bench.contenders.kernels import copied_bytes_per_second
 
