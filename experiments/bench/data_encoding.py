@@ -25,6 +25,7 @@ from lineage.extras import import_extra, install_command
 from lineage.progress import Progress, announce
 
 REFERENCE, OURS = "tokenizers", "fastokens"
+THROUGHPUT, OTHER_IDS = "throughput", "texts with other ids"
 LIMIT_SECONDS, SEED, SAMPLE_CHARACTERS, LONGEST = 600.0, 1234, 2_000_000, 5_000
 ALPHABETS = (
     "abZ' ", " \t\n\r\u00a0\u3000", "'stremdlv", "0179½٣Ⅷ", ".,!?-—“”()#$", "éßñ\u0301ščω", "яжДЩ", "漢字かな한",
@@ -132,6 +133,7 @@ def measure_encoders(texts: Sequence[str], vocabulary: Tokenizer, fuzzed: int, s
             cases.append(case)
             load.append(load_average())
             wrong += [f"{case.name}: {differing} ids of ours differ"] if differing else []
+    set_goals(cases)
     versions = {name: version(name) for name in present}
     return Benchmark(
         benchmark="data-encoding",
@@ -162,8 +164,8 @@ def compare_encoders(
     case = Case(
         name=f"{kind}, {cores} core{'s' * (cores > 1)}",
         series=[
-            *(series(name, "throughput", "MB/s", megabytes / spent) for name, spent in seconds.items()),
-            *(series(name, "texts with other ids", "", count) for name, count in differing.items()),
+            *(series(name, THROUGHPUT, "MB/s", megabytes / spent) for name, spent in seconds.items()),
+            *(series(name, OTHER_IDS, "", count) for name, count in differing.items()),
         ],
         ratios=[ratio(f"{name}, × tokenizers", [seconds[REFERENCE]], [spent])
                 for name, spent in seconds.items() if name != REFERENCE],
@@ -171,6 +173,18 @@ def compare_encoders(
         setting={"texts": len(texts), "megabytes": round(megabytes, 3)},
     )  # fmt: skip
     return case, differing.get(OURS, 0)
+
+
+def set_goals(cases: Sequence[Case]) -> None:
+    """Add to each case how ours does beside the fastest of the others whose ids are right in every case."""
+    samples = [{(one.measure, one.contender): one.samples[0] for one in case.series} for case in cases]
+    exact = {name for name in ENCODERS if not any(each.get((OTHER_IDS, name), 1) for each in samples)}
+    for case, each in zip(cases, samples, strict=True):
+        if rivals := [rate for (measure, name), rate in each.items()
+                      if measure == THROUGHPUT and name in exact - {OURS}]:  # fmt: skip
+            case.ratios.append(
+                ratio("ours, × the fastest other exact one", [each.get((THROUGHPUT, OURS), 0)], [max(rivals)], goal=1)
+            )
 
 
 def cut(texts: Iterable[str]) -> list[str]:

@@ -114,6 +114,7 @@ def test_encoders_give_the_ids_of_tokenizers(tmp_path: Path) -> None:
     for case in cases:
         measured = {one.contender for one in case.series if one.measure == "throughput"}
         differing = {one.contender: one.samples for one in case.series if one.measure == "texts with other ids"}
+        assert case.ratios[-1].goal == 1
         assert measured == differing.keys() == data_encoding.ENCODERS.keys() - unmeasured.missing.keys()
         assert all(differing[name] == [0] for name in ("fastokens", "tiktoken"))
     assert data_encoding.UNABLE.keys() <= unmeasured.missing.keys()
