@@ -130,7 +130,6 @@ def generate(
     new: list[list[int]] = [[] for _ in prompts]
     announce(f"at most {max_new_tokens:,} tokens, one by one, through {parameter_count(network.config):,} parameters")
     tokens = torch.tensor([list(prompt) for prompt in prompts], device=mesh.device)  # [b, q]
-    open_rows = set(range(len(prompts)))
     with Progress("generate", max_new_tokens, "tokens", quiet=not mesh.is_first) as progress:
         for _ in range(max_new_tokens):
             hidden = forward_next(network, mesh, tokens, cache)
@@ -140,14 +139,12 @@ def generate(
                 tokens.copy_(_choose(logits[:, : model.vocab_size].float().cpu(), sampling, generator))
             if mesh.layout.world_size > 1:
                 dist.broadcast(tokens, mesh.layout.rank(0, mesh.pp.size - 1, 0))
-            for row, token in enumerate(tokens[:, 0].tolist()):
-                if row in open_rows:
-                    new[row].append(token)
-            open_rows -= {row for row in open_rows if new[row][-1] == end}
+            for row, token in zip(new, tokens[:, 0].tolist(), strict=True):
+                row.append(token)
             progress.advance()
-            if not open_rows:
+            if all(end in row for row in new):
                 break
-    return new
+    return [row[: row.index(end) + 1] if end in row else row for row in new]
 
 
 def _choose(logits: torch.Tensor, sampling: Sampling | None, generator: torch.Generator | None) -> torch.Tensor:

@@ -102,13 +102,18 @@ def test_core_hours_are_those_of_the_papers_corpus() -> None:
     assert core_hours(3600, 174_000) == pytest.approx(1)
 
 
-def test_encoders_give_the_ids_of_tokenizers(tmp_path: Path) -> None:
+def stage_of_topics(folder: Path, stage: str, size: int) -> list[Case]:
+    """What `mlm-bench data --stage` measures on Python's help topics."""
     lines = [json.dumps({"text": text}) for text in topics.values()]
-    (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    out = tmp_path / "encoding.json"
-    done = bench("data", tmp_path / "corpus.jsonl", "--stage=encoding", "--size=300", "--json", out)
+    (folder / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    out = folder / "result.json"
+    done = bench("data", folder / "corpus.jsonl", f"--stage={stage}", f"--size={size}", "--json", out)
     assert done.code == 0, done.err
-    *cases, unmeasured = read_benchmark(out).cases
+    return read_benchmark(out).cases
+
+
+def test_encoders_give_the_ids_of_tokenizers(tmp_path: Path) -> None:
+    *cases, unmeasured = stage_of_topics(tmp_path, "encoding", 300)
     assert [case.name for case in cases if case.setting["texts"] == 300] == ["fuzzed strings, 1 core"]
     assert len(cases) == 7
     for case in cases:
@@ -162,12 +167,7 @@ def test_scale_is_measured_within_the_bound(tmp_path: Path) -> None:
 
 
 def test_near_duplicates_are_dropped_and_others_stay(tmp_path: Path) -> None:
-    lines = [json.dumps({"text": text}) for text in topics.values()]
-    (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    out = tmp_path / "near-duplicates.json"
-    done = bench("data", tmp_path / "corpus.jsonl", "--stage=near-duplicates", "--size=400", "--json", out)
-    assert done.code == 0, done.err
-    (case,) = read_benchmark(out).cases
+    (case,) = stage_of_topics(tmp_path, "near-duplicates", 400)
     assert {one.contender for one in case.series} == data_near_duplicates.CONTENDERS.keys() - case.missing.keys()
     ours = {one.measure: one.samples[0] for one in case.series if one.contender == "ours"}
     assert case.setting["copies"] == 40

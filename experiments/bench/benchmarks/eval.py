@@ -21,6 +21,7 @@ from lineage.progress import Progress, announce
 
 if TYPE_CHECKING:
     from evaluation.protocol import Request
+    from evaluation.scoring import ScoringModel
     from experiments.bench.contenders.scorers import Score
 
     Generate = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
@@ -125,34 +126,39 @@ def measure(
     ]
     cases, disagreements = [], []
     with tempfile.TemporaryDirectory() as folder, Progress("eval", len(comparisons) + 2, "comparisons") as progress:
+
+        @cache
+        def model_of(size: str, precision: Precision) -> "ScoringModel":
+            return our_model(sizes()[size], DTYPES[precision])
+
+        @cache
+        def exported(size: str) -> Path:
+            return scorers.export_model(model_of(size, "fp32"), sizes()[size], tokenizer, Path(folder) / size)
+
         for each in comparisons:
             if each.rival != PLAIN_LOOP and not has_harness():
                 why = f"not installed: {install_command('eval')}"
                 cases.append(Case(name=each.case, missing={each.rival: why}, setting=each.describe()))
                 continue
-            config = sizes()[each.size]
-            model = our_model(config, DTYPES[each.precision])
+            model = model_of(each.size, each.precision)
             if each.rival == PLAIN_LOOP:
                 rival = scorers.plain_loop(model)
+            elif each.rival == HARNESS:
+                rival = scorers.harness(exported(each.size), sizes()[each.size].seq_length)
             else:
-                path = scorers.export_model(model, config, tokenizer, Path(folder) / each.case)
-                rival = (
-                    scorers.harness(path, config.seq_length)
-                    if each.rival == HARNESS
-                    else scorers.transformers_loop(scorers.transformers_model(path))
-                )
+                rival = scorers.transformers_loop(scorers.transformers_model(exported(each.size)))
             case, differing = compare(each, ours(model), rival, rounds)
             cases.append(case)
             disagreements += differing
             progress.advance(1, each.name)
         if has_harness():
-            model = our_model(sizes()[GPT2])
-            theirs = scorers.transformers_model(
-                scorers.export_model(model, sizes()[GPT2], tokenizer, Path(folder) / "generate")
-            )
+            theirs = scorers.transformers_model(exported(GPT2))
             for batch in (1, 16):
                 case, differing = compare_generation(
-                    partial(scorers.our_tokens, model), partial(scorers.their_tokens, theirs), batch, rounds
+                    partial(scorers.our_tokens, model_of(GPT2, "fp32")),
+                    partial(scorers.their_tokens, theirs),
+                    batch,
+                    rounds,
                 )
                 cases.append(case)
                 disagreements += differing
