@@ -1,10 +1,12 @@
-"""The names that differ within the range of torch versions, each under the newest one.
+"""The names that differ within the range of torch versions, each under the newest one, and between processors.
 
 The rest of the product uses no name that a version of the range lacks or deprecates, and asks for no version.
 """
 
+import platform
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 # new in 2.13
@@ -13,6 +15,13 @@ reduce_scatter_single = (
 )
 # new in 2.14
 set_timeout = dist.set_timeout if hasattr(dist, "set_timeout") else dist.distributed_c10d._set_pg_timeout
+
+# float32 products by oneDNN, which is tuned for x86; None elsewhere
+linear_of_onednn: Any = (
+    torch.ops.mkldnn._linear_pointwise
+    if platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
+    else None
+)
 
 
 class ProcessGroup(dist.ProcessGroup):

@@ -2,8 +2,8 @@
 
 The number of workers and of data-parallel ranks changes no bit, the batch size and tensor parallelism only the last
 ones. Rows are padded on the right only, where no scored position of a causal model can look, so learned positions stay
-true. The padded columns of the vocabulary are cut off before the softmax. The softmax is float32, its logarithm and
-every sum after it float64. Only scored positions go through the last layer and the output layer.
+true. The padded columns of the vocabulary take no part in the softmax. Its exponentials are float32, their sum, its
+logarithm and every sum after it float64. Only scored positions go through the last layer and the output layer.
 
 Shapes: b requests, s inputs, q positions of a request, n scored rows, h hidden, v padded vocabulary, t tensor-parallel
 ranks.
@@ -24,11 +24,13 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.linear import linear
 from engine.model.stage_model import CausalModel
 from engine.parallel.layers import ColumnParallelLinear
 from engine.parallel.mesh import Axis, ParallelMesh, serial_mesh, sum_in_tree
 from evaluation.inference import forward_at
 from evaluation.protocol import Request, Scores
+from evaluation.softmax import sum_exponentials
 from evaluation.store import ScoreStore
 from evaluation.workers import in_workers
 from lineage.digest import sha256_file, sha256_json
@@ -146,7 +148,8 @@ def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str
 @cache
 def _code_digest(network: str) -> str:
     """SHA-256 of the source files that decide how scores are computed."""
-    modules = (network, ColumnParallelLinear.__module__, forward_at.__module__, __name__)
+    modules = (network, ColumnParallelLinear.__module__, linear.__module__, forward_at.__module__, __name__,
+               sum_exponentials.__module__)  # fmt: skip
     return sha256_json([sha256_file(Path(str(sys.modules[name].__file__))) for name in modules])
 
 
@@ -203,34 +206,33 @@ def score_rows(
     each = logits.size(1) // axis.virtual
     start = axis.rank * logits.size(1)
     real = max(model.vocab_size - start, 0)
+    found = [
+        sum_exponentials(logits, slice(first, min(first + each, real))) for first in range(0, logits.size(1), each)
+    ]
+    highest = axis.all_reduce(torch.stack([top for top, _ in found]).amax(dim=0), dist.ReduceOp.MAX)
+    total = axis.all_reduce(sum_in_tree([part * (top - highest).double().exp_() for top, part in found]))
     # a rank may hold nothing but padding
-    logits = logits[:, :real].float() if real else torch.full_like(logits[:, :1], float("-inf"), dtype=torch.float32)
+    logits = logits[:, :real] if real else torch.full_like(logits[:, :1], float("-inf"))
     places = targets - start
     elsewhere = (places < 0) | (places >= logits.size(1))
-    target = logits.gather(1, places.masked_fill(elsewhere, 0)[:, None]).squeeze(1)
+    target = logits.gather(1, places.masked_fill(elsewhere, 0)[:, None]).squeeze(1).float()
     target = axis.all_reduce(target.masked_fill_(elsewhere, 0.0))
-    highest = axis.all_reduce(logits.amax(dim=1), dist.ReduceOp.MAX)
     among_best = target == highest
     greedy = allowed = _is_first_best(logits, start, targets, target, highest, axis)
     if banned is not None:
         columns = torch.from_numpy(banned).to(targets)
         columns = columns[(columns >= start) & (columns < start + logits.size(1))] - start
-        kept = logits[:, columns]
         logits[:, columns] = float("-inf")
-        highest_allowed = axis.all_reduce(logits.amax(dim=1), dist.ReduceOp.MAX)
+        highest_allowed = axis.all_reduce(logits.amax(dim=1).float(), dist.ReduceOp.MAX)
         allowed = _is_first_best(logits, start, targets, target, highest_allowed, axis)
-        logits[:, columns] = kept
-    sums = [part.contiguous().sum(dim=1) for part in logits.sub_(highest[:, None]).exp_().split(each, dim=1)]
-    sums += [torch.zeros_like(sums[0])] * (axis.virtual - len(sums))  # of ranks that hold nothing but padding
-    total = axis.all_reduce(sum_in_tree(sums))
-    return target.double() - highest.double() - total.double().log(), greedy, among_best, allowed
+    return target.double() - highest.double() - total.log(), greedy, among_best, allowed
 
 
 def _is_first_best(logits: Tensor, start: int, targets: Tensor, target: Tensor, highest: Tensor, axis: Axis) -> Tensor:
     """Whether each target is the token of the highest logit, and of several such tokens the first."""
     is_best = target == highest
     rows = is_best.nonzero().squeeze(1)
-    local, best = logits[rows].max(dim=1)
+    local, best = logits[rows].float().max(dim=1)
     first = torch.where(local == highest[rows], best + start, torch.iinfo(torch.int64).max)
     is_best[rows] = axis.all_reduce(first, dist.ReduceOp.MIN) == targets[rows]
     return is_best

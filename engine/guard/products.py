@@ -1,9 +1,9 @@
 """What the same bits at every layout rest on: a product's bits depend on the shapes of its operands alone."""
 
 import torch
-import torch.nn.functional as F
 
 from engine.config import ModelConfig
+from engine.linear import linear
 from lineage.errors import HardwareMissing
 
 SHIFTS = (1, 3, 8)
@@ -23,10 +23,10 @@ def check_products(model: ModelConfig, virtual: int, dtype: torch.dtype, device:
     generator = torch.Generator().manual_seed(0)
     for inner, columns in sorted(shapes):
         x, weight = (torch.randn(rows, inner, generator=generator).to(device, dtype) for rows in (s, columns))
-        expected = F.linear(x, weight), weight.t() @ F.linear(x, weight).t()
+        expected = linear(x, weight), weight.t() @ linear(x, weight).t()
         for shift in SHIFTS:
             moved, other = _moved(x, shift), _moved(weight, shift)
-            product = F.linear(moved, other)
+            product = linear(moved, other)
             if not torch.equal(product, expected[0]) or not torch.equal(other.t() @ product.t(), expected[1]):
                 raise HardwareMissing(
                     f"train.invariant is not for this machine: its {dtype} product of [{s}, {inner}] with "

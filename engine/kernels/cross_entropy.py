@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from engine.kernels.compiled import Array, Compiled, array, exponential, largest, load, store
 from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy, vocab_parallel_logits
+from engine.linear import linear
 from engine.parallel.mesh import Axis, sum_in_tree
 
 CHUNK_BYTES = 1 << 27
@@ -123,7 +124,7 @@ class _Part:
 
     def log_sum(self, rows: torch.Tensor, here: slice, loops: LogitLoops, factor: float, is_whole: bool) -> None:
         """Logits of the rows [n, h] with each one's largest, and its sum of exponentials and target's logit [2, n]."""
-        self.logits = rows @ self.weight.t()
+        self.logits = linear(rows, self.weight)
         self.top = torch.empty(len(rows), device=rows.device)
         self.own = torch.empty(2, len(rows), device=rows.device)
         loops.log_sum(self.logits, self.columns, self.targets[here], self.top, self.own, factor, is_whole)

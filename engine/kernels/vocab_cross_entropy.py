@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
+from engine.linear import linear
 from engine.parallel.collectives import columns, copies, join_columns, shards
 from engine.parallel.mesh import Axis, sum_in_tree
 
@@ -42,7 +42,7 @@ class _CrossEntropy(torch.autograd.Function):
 def vocab_parallel_logits(hidden: torch.Tensor, weight: torch.Tensor, axis: Axis) -> torch.Tensor:
     """Logits [n, v/t] from hidden [n, h] and weight [v/t, h]."""
     inputs = copies(hidden, axis.virtual)
-    parts = [F.linear(*part) for part in zip(inputs, shards(weight, axis.virtual, 0), strict=True)]
+    parts = [linear(*part) for part in zip(inputs, shards(weight, axis.virtual, 0), strict=True)]
     return join_columns(parts)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from engine.config import ModelConfig
 from engine.kernels.attention import reference
 from engine.kernels.registry import kernel
+from engine.linear import linear
 from engine.model.recompute import recomputed
 from engine.parallel.collectives import columns, join_columns
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
@@ -86,9 +87,9 @@ class SelfAttention(nn.Module):
         """What the heads of one virtual rank find for queries of the rows [q, b, h]: [q, b, h/V]."""
         weight = weight.view(-1, 3, self.head_dim, x.size(2))
         bias, heads = bias.view(-1, 3, self.head_dim), len(weight)
-        query = F.linear(rows, weight[:, 0].flatten(0, 1), bias[:, 0].flatten())  # [q, b, h/V]
+        query = linear(rows, weight[:, 0].flatten(0, 1), bias[:, 0].flatten())  # [q, b, h/V]
         query = query.unflatten(2, (heads, self.head_dim)).permute(1, 2, 0, 3)  # [b, n/V, q, d]
-        key_value = F.linear(x, weight[:, 1:].flatten(0, 2), bias[:, 1:].flatten())  # [s, b, 2h/V]
+        key_value = linear(x, weight[:, 1:].flatten(0, 2), bias[:, 1:].flatten())  # [s, b, 2h/V]
         key, value = key_value.unflatten(2, (heads, 2, self.head_dim)).permute(3, 1, 2, 0, 4)  # each [b, n/V, s, d]
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=is_past)
         return context.permute(2, 0, 1, 3).flatten(2)

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
+from engine.linear import linear
 from engine.parallel.mesh import Axis, sum_in_tree
 
 Collective = Callable[[torch.Tensor], torch.Tensor]
@@ -55,14 +55,14 @@ class _GatheredLinear(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, axis: Axis) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.axis, ctx.has_bias = axis, bias is not None
-        return F.linear(axis.all_gather(x, dim=0), weight, bias)
+        return linear(axis.all_gather(x, dim=0), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None]:
         x, weight = ctx.saved_tensors
         rows, whole = gradient.flatten(0, 1), ctx.axis.all_gather(x, dim=0).flatten(0, 1)
         to_bias = rows.sum(dim=0) if ctx.has_bias else None
-        return ctx.axis.reduce_scatter(gradient @ weight), rows.T @ whole, to_bias, None
+        return ctx.axis.reduce_scatter(linear(gradient, weight.t())), rows.T @ whole, to_bias, None
 
 
 def copies(x: torch.Tensor, count: int, axis: Axis | None = None) -> Sequence[torch.Tensor]:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.linear import linear
 from engine.parallel.collectives import (
     columns,
     copies,
@@ -48,7 +49,7 @@ class ColumnParallelLinear(nn.Module):
             return gathered_linear(x, self.weight, bias, self.axis)
         inputs = copies(enter_tensor_parallel(x, self.axis, is_divided), count)
         biases = [None] * count if bias is None else shards(bias, count, 0)
-        parts = [F.linear(*part) for part in zip(inputs, shards(self.weight, count, 0), biases, strict=True)]
+        parts = [linear(*part) for part in zip(inputs, shards(self.weight, count, 0), biases, strict=True)]
         return join_columns(parts)
 
 
@@ -73,9 +74,9 @@ class RowParallelLinear(nn.Module):
         bias = self.bias if add_bias else None
         count = self.axis.virtual
         if self.axis.size * count == 1:
-            return F.linear(x, self.weight, bias)
+            return linear(x, self.weight, bias)
         inputs = [part.contiguous() for part in columns(x, count)]
-        parts = [F.linear(part, weight) for part, weight in zip(inputs, shards(self.weight, count, 1), strict=True)]
+        parts = [linear(part, weight) for part, weight in zip(inputs, shards(self.weight, count, 1), strict=True)]
         summed = leave_tensor_parallel(sum_in_tree(parts), self.axis, self.sequence_parallel)
         return summed if bias is None else summed + bias
 

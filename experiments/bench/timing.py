@@ -156,8 +156,8 @@ def shaped_gflops(size: BenchSize, clock: Callable[[], float] = time.perf_counte
     several tries.
     """
     import torch
-    from torch.nn.functional import linear
 
+    from engine.linear import linear
     from engine.optim.precision import DTYPES
 
     h, tokens = size.model.hidden_size, size.train.microbatch_size * size.model.seq_length
@@ -169,7 +169,7 @@ def shaped_gflops(size: BenchSize, clock: Callable[[], float] = time.perf_counte
             torch.ones(shape, dtype=DTYPES[size.train.precision])
             for shape in ((tokens, ins), (outs, ins), (tokens, outs))
         )
-        for product in (partial(linear, x, weight), partial(torch.mm, gradient, weight),
+        for product in (partial(linear, x, weight), partial(linear, gradient, weight.t()),
                         partial(torch.mm, gradient.t(), x)):  # fmt: skip
             tries = []
             for _ in range(GEMM_TRIES + 1):

@@ -27,7 +27,7 @@ MAY_IMPORT = {
 
 
 CORE = (
-    "engine.config", "engine.family", "engine.rng", "engine.torch_names", "engine.model",
+    "engine.config", "engine.family", "engine.rng", "engine.torch_names", "engine.linear", "engine.model",
     "engine.parallel", "engine.pipeline", "engine.optim", "engine.data", "engine.kernels", "engine.inputs",
     "engine.step", "engine.checkpoint", "engine.trainer",
 )  # fmt: skip

@@ -15,6 +15,7 @@ from torch import nn
 from engine.config import SERIAL, ModelConfig, ParallelConfig
 from engine.kernels.registry import kernel
 from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy
+from engine.linear import linear
 from engine.model.attention import SelfAttention
 from engine.model.microbatch import PipelineInput, SentencePairs
 from engine.model.recompute import recomputed
@@ -107,7 +108,7 @@ class MaskedHead(nn.Module):
         """Logits [m, v/t] at the places of a mask [s, b], from states [s, b, h] and the word embedding [v/t, h]."""
         states = self.layernorm(F.gelu(self.dense(hidden)))
         states = enter_tensor_parallel(states, self.mesh.tp, self.mesh.sequence_parallel)
-        return F.linear(states[where], words, self.bias)
+        return linear(states[where], words, self.bias)
 
 
 class BERT(StageModel):

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.config import ModelConfig
+from engine.linear import linear
 
 
 class AdaptiveEmbedding(nn.Module):
@@ -56,13 +57,13 @@ class AdaptiveEmbedding(nn.Module):
         return torch.cat([head[..., :first], *tails], dim=-1)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        return _log_softmax(F.linear(hidden, torch.cat([self.words[0], self.clusters])))
+        return _log_softmax(linear(hidden, torch.cat([self.words[0], self.clusters])))
 
     def _tail(self, hidden: torch.Tensor, cluster: int) -> torch.Tensor:
-        return _log_softmax(F.linear(hidden @ self.projections[cluster - 1], self.words[cluster]))
+        return _log_softmax(linear(hidden @ self.projections[cluster - 1], self.words[cluster]))
 
     def _project(self, embedded: torch.Tensor, cluster: int) -> torch.Tensor:
-        return F.linear(embedded, self.projections[cluster - 1]) if cluster else embedded
+        return linear(embedded, self.projections[cluster - 1]) if cluster else embedded
 
     def _members(self, tokens: torch.Tensor, cluster: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Which of the tokens are in the cluster, and their numbers there."""

@@ -17,6 +17,7 @@ from engine.config import SERIAL, ModelConfig, ParallelConfig
 from engine.families.transformer_xl.adaptive import AdaptiveEmbedding
 from engine.families.transformer_xl.relative_attention import RelativeAttention, distance_encoding
 from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy
+from engine.linear import linear
 from engine.model.microbatch import PipelineInput, Recurrence
 from engine.model.recompute import recomputed
 from engine.model.stage_model import CausalModel
@@ -42,7 +43,7 @@ class TiedEmbedding(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """States [..., h] → this rank's logits [..., v/t]."""
-        return F.linear(enter_tensor_parallel(hidden, self.axis, False), self.word_embeddings.weight)
+        return linear(enter_tensor_parallel(hidden, self.axis, False), self.word_embeddings.weight)
 
     def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Cross-entropy of each target [n] from states [n, h]."""

@@ -1,0 +1,58 @@
+"""`linear` is torch's, in value and gradients, by whichever library multiplies."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.autograd import gradcheck
+
+from engine.linear import linear
+
+SIZES = st.integers(0, 9)
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
+def results(
+    function: Callable[..., torch.Tensor], operands: list[torch.Tensor], upstream: torch.Tensor
+) -> list[torch.Tensor]:
+    leaves = [each.detach().requires_grad_() for each in operands]
+    output = function(*leaves)
+    output.backward(upstream)
+    return [output.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(st.lists(SIZES, max_size=2), SIZES.filter(bool), SIZES.filter(bool), st.booleans(), st.booleans())
+def test_value_and_gradients_are_those_of_exact_arithmetic(
+    dtype: torch.dtype, rows: list[int], inner: int, outer: int, has_bias: bool, is_strided: bool
+) -> None:
+    torch.manual_seed(0)
+    x, weight, upstream = torch.randn(*rows, inner), torch.randn(outer, inner), torch.randn(*rows, outer)
+    if is_strided:
+        x = torch.stack([x, x], dim=-1)[..., 0]
+        weight = weight.t().contiguous().t()
+    operands = [each.to(dtype) for each in (x, weight, *([torch.randn(outer)] if has_bias else []))]
+    found = results(linear, operands, upstream.to(dtype))
+    exact = results(F.linear, [each.double() for each in operands], upstream.to(dtype).double())
+    for ours, true in zip(found, exact, strict=True):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(
+            ours.double(), true, rtol=8 * torch.finfo(dtype).eps, atol=80 * torch.finfo(dtype).eps
+        )
+
+
+def test_only_what_has_a_gradient_gets_one() -> None:
+    x, weight, bias = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
+    for place in range(3):
+        leaves = [each.clone().requires_grad_(number == place) for number, each in enumerate((x, weight, bias))]
+        linear(*leaves).sum().backward()
+        assert [leaf.grad is not None for leaf in leaves] == [number == place for number in range(3)]
+    assert not linear(x, weight, bias).requires_grad
+
+
+def test_its_gradient_is_its_derivative() -> None:
+    leaves = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 4), (5, 4), (5,))]
+    assert gradcheck(linear, leaves)
