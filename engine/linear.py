@@ -9,12 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from engine.torch_names import linear_of_onednn
+from engine.torch_names import onednn_linear
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [..., in], weight [out, in] and bias [out] → [..., out]."""
-    if x.dtype != torch.float32 or x.device.type != "cpu" or linear_of_onednn is None:
+    if x.dtype != torch.float32 or x.device.type != "cpu" or not onednn_linear:
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (x, weight, bias)):
         output: torch.Tensor = _Linear.apply(x, weight, bias)
@@ -23,7 +23,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    product: torch.Tensor = linear_of_onednn(x, weight, bias, "none", [], "")
+    product: torch.Tensor = onednn_linear(x, weight, bias, "none", [], "")
     return product
 
 

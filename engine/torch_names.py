@@ -16,12 +16,7 @@ reduce_scatter_single = (
 # new in 2.14
 set_timeout = dist.set_timeout if hasattr(dist, "set_timeout") else dist.distributed_c10d._set_pg_timeout
 
-# float32 products by oneDNN, which is tuned for x86; None elsewhere
-linear_of_onednn: Any = (
-    torch.ops.mkldnn._linear_pointwise
-    if platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
-    else None
-)
+onednn_linear: Any = platform.machine() in ("x86_64", "AMD64") and getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 class ProcessGroup(dist.ProcessGroup):

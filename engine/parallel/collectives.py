@@ -61,8 +61,8 @@ class _GatheredLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None]:
         x, weight = ctx.saved_tensors
         rows, whole = gradient.flatten(0, 1), ctx.axis.all_gather(x, dim=0).flatten(0, 1)
-        to_bias = rows.sum(dim=0) if ctx.has_bias else None
-        return ctx.axis.reduce_scatter(linear(gradient, weight.t())), rows.T @ whole, to_bias, None
+        to_x, to_bias = ctx.axis.reduce_scatter(linear(gradient, weight.t())), rows.sum(dim=0) if ctx.has_bias else None
+        return to_x, rows.T @ whole, to_bias, None
 
 
 def copies(x: torch.Tensor, count: int, axis: Axis | None = None) -> Sequence[torch.Tensor]:

@@ -49,8 +49,7 @@ class ColumnParallelLinear(nn.Module):
             return gathered_linear(x, self.weight, bias, self.axis)
         inputs = copies(enter_tensor_parallel(x, self.axis, is_divided), count)
         biases = [None] * count if bias is None else shards(bias, count, 0)
-        parts = [linear(*part) for part in zip(inputs, shards(self.weight, count, 0), biases, strict=True)]
-        return join_columns(parts)
+        return join_columns([linear(*part) for part in zip(inputs, shards(self.weight, count, 0), biases, strict=True)])
 
 
 class RowParallelLinear(nn.Module):
@@ -72,11 +71,10 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: torch.Tensor, add_bias: bool = True) -> torch.Tensor:
         bias = self.bias if add_bias else None
-        count = self.axis.virtual
-        if self.axis.size * count == 1:
+        if self.axis.size * self.axis.virtual == 1:
             return linear(x, self.weight, bias)
-        inputs = [part.contiguous() for part in columns(x, count)]
-        parts = [linear(part, weight) for part, weight in zip(inputs, shards(self.weight, count, 1), strict=True)]
+        inputs = [part.contiguous() for part in columns(x, self.axis.virtual)]
+        parts = [linear(*part) for part in zip(inputs, shards(self.weight, self.axis.virtual, 1), strict=True)]
         summed = leave_tensor_parallel(sum_in_tree(parts), self.axis, self.sequence_parallel)
         return summed if bias is None else summed + bias
 

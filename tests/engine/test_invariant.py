@@ -241,7 +241,7 @@ def test_a_machine_whose_products_do_is_refused(monkeypatch: pytest.MonkeyPatch)
     def by_place(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x @ weight.t() + (1e-6 if x.storage_offset() else 0.0)
 
-    monkeypatch.setattr("engine.guard.products.F.linear", by_place)
+    monkeypatch.setattr("engine.guard.products.linear", by_place)
     model = ModelConfig(num_layers=1, hidden_size=32, num_heads=4, seq_length=8, vocab_size=64, padded_vocab_size=64)
     with pytest.raises(HardwareMissing, match="changes with the place of its operands in memory"):
         check_products(model, 4, torch.float32, torch.device("cpu"))
