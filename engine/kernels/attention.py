@@ -57,10 +57,11 @@ def reference(
 def blocked(
     query_key_value: torch.Tensor, mask: DropoutMask | None, visible: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The same a block of queries at a time, keeping of all scores one number per query; with dropout a query that sees
-    no key gives 0. The backward pass computes scores and dropout mask again (Dao et al. 2022, arXiv 2205.14135).
+    """The same a block of queries at a time, keeping of all scores one number per query; with dropout and in bf16 one
+    that sees no key gives 0. The backward pass computes scores and dropout mask again (Dao et al. 2022, arXiv
+    2205.14135).
     """
-    if mask is None:  # torch's own blocked kernel, which has no dropout on CPU
+    if mask is None and query_key_value.dtype == torch.float32:  # by torch's own, which has no dropout on a CPU
         return reference(query_key_value, mask, visible)
     context: torch.Tensor = _Blocked.apply(query_key_value, mask, visible)
     return context
@@ -68,7 +69,7 @@ def blocked(
 
 class _Blocked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: torch.Tensor, mask: DropoutMask, visible: torch.Tensor | None) -> torch.Tensor:
+    def forward(ctx: Any, qkv: torch.Tensor, mask: DropoutMask | None, visible: torch.Tensor | None) -> torch.Tensor:
         s, b, n, _, d = qkv.shape
         query, key, value = each = _by_head(qkv).contiguous()
         rows = _Rows(mask, visible, n, s, d)
@@ -124,7 +125,7 @@ def _by_head(qkv: torch.Tensor) -> torch.Tensor:
 class _Rows:
     """How rows of scores are scaled, masked and dropped, as the compiled loops take it."""
 
-    def __init__(self, mask: DropoutMask, visible: torch.Tensor | None, n: int, s: int, d: int) -> None:
+    def __init__(self, mask: DropoutMask | None, visible: torch.Tensor | None, n: int, s: int, d: int) -> None:
         self.s, self.is_causal = s, visible is None
         shown = np.empty((0, 0, 0), dtype=np.bool_) if visible is None else array(visible.contiguous())
         self.arguments = (s, n, np.float32(1.0 / math.sqrt(d)), shown, *mask_keys(mask))
@@ -161,7 +162,7 @@ def _softmax(
     sum to one. `sums` [b·n, s]: log of the sum of exponentials.
     """
     count = scores.shape[2]
-    bits = np.empty((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
+    bits = np.zeros((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     for g in range(scores.shape[0]):
         sample, head = (first_head + g) // n, (first_head + g) % n
         for r in range(scores.shape[1]):
@@ -171,7 +172,8 @@ def _softmax(
             total = np.float32(0.0)
             if top == np.float32(-np.inf):
                 seen = 0
-            random_bits(keys[sample], first_row + head * s + query, seen, bits)
+            if keys.size > 0:
+                random_bits(keys[sample], first_row + head * s + query, seen, bits)
             for i in range(seen):
                 value = exponential(load(row, i) * scale - top)
                 kept = np.float32(1.0) if np.int32(bits[i]) >= threshold else np.float32(0.0)
@@ -190,14 +192,15 @@ def _softmax_gradient(
 ) -> None:  # fmt: skip
     """Scores → weights after dropout, and their gradient → that of the unscaled scores, both in place."""
     count = weights.shape[2]
-    bits = np.empty((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
+    bits = np.zeros((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     for g in range(weights.shape[0]):
         sample, head = (first_head + g) // n, (first_head + g) % n
         for r in range(weights.shape[1]):
             row, slope, query = weights[g, r], slopes[g, r], first_query + r
             seen = _hide(row, visible, sample, query)
             log_sum, mean = sums[first_head + g, query], inner[first_head + g, query]
-            random_bits(keys[sample], first_row + head * s + query, seen, bits)
+            if keys.size > 0:
+                random_bits(keys[sample], first_row + head * s + query, seen, bits)
             for i in range(seen):
                 weight = exponential(load(row, i) * scale - log_sum)
                 kept = keep_scale if np.int32(bits[i]) >= threshold else np.float32(0.0)
