@@ -57,11 +57,11 @@ def reference(
 def blocked(
     query_key_value: torch.Tensor, mask: DropoutMask | None, visible: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The same a block of queries at a time, keeping of all scores one number per query; with dropout and in bf16 one
-    that sees no key gives 0. The backward pass computes scores and dropout mask again (Dao et al. 2022, arXiv
+    """The same a block of queries at a time, keeping of all scores one number per query. With dropout, and in bf16, a
+    query that sees no key gives 0. The backward pass computes scores and dropout mask again (Dao et al. 2022, arXiv
     2205.14135).
     """
-    if mask is None and query_key_value.dtype == torch.float32:  # by torch's own, which has no dropout on a CPU
+    if mask is None and query_key_value.dtype == torch.float32:  # torch's own is as fast, without dropout
         return reference(query_key_value, mask, visible)
     context: torch.Tensor = _Blocked.apply(query_key_value, mask, visible)
     return context
