@@ -26,7 +26,6 @@ from torch import Tensor
 
 from engine.linear import linear
 from engine.model.stage_model import CausalModel
-from engine.parallel.layers import ColumnParallelLinear
 from engine.parallel.mesh import Axis, ParallelMesh, serial_mesh, sum_in_tree
 from evaluation.inference import forward_at
 from evaluation.protocol import Request, Scores
@@ -147,10 +146,12 @@ def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str
 
 @cache
 def _code_digest(network: str) -> str:
-    """SHA-256 of the source files that decide how scores are computed."""
-    modules = (network, ColumnParallelLinear.__module__, linear.__module__, forward_at.__module__, __name__,
-               sum_exponentials.__module__)  # fmt: skip
-    return sha256_json([sha256_file(Path(str(sys.modules[name].__file__))) for name in modules])
+    """SHA-256 of the source files that decide how scores are computed: the model's, those it stands on, and these."""
+    engine = Path(str(sys.modules[CausalModel.__module__].__file__)).parents[1]
+    below = [path for folder in ("model", "kernels", "parallel") for path in sorted((engine / folder).rglob("*.py"))]
+    modules = (network, linear.__module__, forward_at.__module__, sum_exponentials.__module__, __name__)
+    own = [Path(str(sys.modules[name].__file__)) for name in modules]
+    return sha256_json([sha256_file(path) for path in below + own])
 
 
 def _in_request_order(
