@@ -16,7 +16,7 @@ reduce_scatter_single = (
 # new in 2.14
 set_timeout = dist.set_timeout if hasattr(dist, "set_timeout") else dist.distributed_c10d._set_pg_timeout
 
-onednn_linear: Any = platform.machine() in ("x86_64", "AMD64") and getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+onednn: Any = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available() and torch.ops.mkldnn
 
 
 class ProcessGroup(dist.ProcessGroup):

@@ -18,6 +18,7 @@ from engine.launch.mesh import local_device
 from engine.model.stage_model import CausalModel
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from evaluation.hub_models import cached_model
+from evaluation.inference import pack_weights
 from evaluation.scoring import ScoringModel
 from evaluation.store import ScoreStore
 from lineage.data_files import trained_datasets
@@ -96,11 +97,12 @@ class EvaluatedCheckpoint:
         return dataset
 
 
-def load_checkpoint(path: Path, mesh: ParallelMesh | None = None) -> EvaluatedCheckpoint:
+def load_checkpoint(path: Path, mesh: ParallelMesh | None = None, row_by_row: bool = False) -> EvaluatedCheckpoint:
     """Load a checkpoint, or a run's newest one, in the number format of its weights.
 
-    With a mesh, this rank's part of it; otherwise the whole on the GPU if there is one. Raises BadInput if nothing is
-    at `path` or the mesh does not divide the model, and IntegrityFailure if what is there is incomplete or damaged.
+    With a mesh, this rank's part of it; otherwise the whole on the GPU if there is one. Its weights are laid out for
+    many rows at a time, or for one. Raises BadInput if nothing is at `path` or the mesh does not divide the model, and
+    IntegrityFailure if what is there is incomplete or damaged.
     """
     mesh = mesh or serial_mesh(local_device())
     loaded = load_for_inference(path, mesh, as_stored=True)
@@ -112,6 +114,8 @@ def load_checkpoint(path: Path, mesh: ParallelMesh | None = None) -> EvaluatedCh
             f"the tokenizer of {loaded.directory} has {tokenizer.vocab_size} entries, "
             f"its model {loaded.config.vocab_size}"
         )
+    if not row_by_row:
+        pack_weights(loaded.model)
     model = ScoringModel(
         network=loaded.model,
         vocab_size=loaded.config.vocab_size,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from data_pipeline.contamination.testsets import find_test_set
 from engine.launch.mesh import build_mesh
@@ -25,6 +26,7 @@ from evaluation.cloze import LAST_TOKEN, LM_EVAL, STRICT, ClozeRule, stop_word_t
 from evaluation.documents import RunningText, lm_eval_documents
 from evaluation.evaluate import Settings, share, take
 from evaluation.harness import rolling_windows
+from evaluation.inference import pack_weights
 from evaluation.lambada import openai_passages, standard_passages
 from evaluation.perplexity import UNCHANGED
 from evaluation.protocol import LARGEST_EXPONENT, Request, Scores, Tokens
@@ -103,7 +105,12 @@ class Scorer:
     def __post_init__(self) -> None:
         model = self.evaluated.model
         dtype = torch.bfloat16 if model.dtype == torch.float32 else torch.float32
-        self.other = replace(model, network=copy.deepcopy(model.network).to(dtype), dtype=dtype)
+        converted = {
+            id(each): nn.Parameter(each.to_dense().to(dtype), requires_grad=False)
+            for each in model.network.parameters()
+        }
+        self.other = replace(model, network=copy.deepcopy(model.network, converted), dtype=dtype)
+        pack_weights(self.other.network)
         self.banned = stop_word_tokens(self.evaluated.tokenizer)
 
     @property

@@ -7,11 +7,31 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from engine.model.attention import KeyValueCache
 from engine.model.gpt2 import GPT2
 from engine.model.stage_model import CausalModel
+from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from engine.parallel.mesh import ParallelMesh
+from engine.torch_names import onednn
+
+
+def pack_weights(network: CausalModel) -> None:
+    """Put the layers' weights into the order in which oneDNN multiplies them; the network can be trained no more.
+
+    A product takes 5 % less time at a thousand rows and half of it at a few, but more at one. Where several layouts
+    shall give the same bits the weights stay as they are.
+    """
+    weight = next(network.layers.parameters())
+    if not onednn or weight.device.type != "cpu" or network.mesh.in_order:
+        return
+    if weight.dtype != torch.float32 and not (weight.dtype == torch.bfloat16 and onednn._is_mkldnn_bf16_supported()):
+        return
+    for module in network.layers.modules():
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+            ordered = onednn._reorder_linear_weight(module.weight.detach(), None)
+            module.weight = nn.Parameter(ordered, requires_grad=False)
 
 
 def forward_at(

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.compiled import Compiled
 from engine.linear import linear
 from engine.model.stage_model import CausalModel
 from engine.parallel.mesh import Axis, ParallelMesh, serial_mesh, sum_in_tree
@@ -148,10 +149,11 @@ def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str
 def _code_digest(network: str) -> str:
     """SHA-256 of the source files that decide how scores are computed: the model's, those it stands on, and these."""
     engine = Path(str(sys.modules[CausalModel.__module__].__file__)).parents[1]
-    below = [path for folder in ("model", "kernels", "parallel") for path in sorted((engine / folder).rglob("*.py"))]
-    modules = (network, linear.__module__, forward_at.__module__, sum_exponentials.__module__, __name__)
-    own = [Path(str(sys.modules[name].__file__)) for name in modules]
-    return sha256_json([sha256_file(path) for path in below + own])
+    folders = [engine / name for name in ("model", "kernels", "parallel")]
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    beside = (network, Compiled.__module__, linear.__module__, forward_at.__module__, sum_exponentials.__module__)
+    paths += [Path(str(sys.modules[name].__file__)) for name in (*beside, __name__)]
+    return sha256_json([sha256_file(path) for path in paths])
 
 
 def _in_request_order(

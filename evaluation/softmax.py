@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.compiled import Array, Compiled, array, exponential, largest, load
+from engine.compiled import Array, Compiled, array, exponential, largest, load
 from engine.kernels.registry import DTYPES
 
 TOGETHER = 1024

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.optim.adamw import adamw
 
-from engine.kernels.compiled import Array, Compiled, array, store
+from engine.compiled import Array, Compiled, array, store
 
 TOGETHER = 1024
 """Elements that are moved on while they lie in the cache."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine.kernels.compiled import (
+from engine.compiled import (
     BLOCK,
     Array,
     Compiled,
@@ -19,15 +19,14 @@ from engine.kernels.compiled import (
     inline,
     largest,
     load,
-    mask_keys,
     random_bits,
     store,
 )
-from engine.kernels.dropout_mask import DropoutMask
+from engine.kernels.dropout_mask import DropoutMask, mask_keys
 
-QUERY_BLOCK = 256
-"""Queries whose scores are worked on at a time."""
-WORKSPACE_BYTES = 1 << 20
+QUERY_BYTES = 256
+"""Bytes of one key's scores, one per query, that are worked on at a time."""
+WORKSPACE_BYTES = 2 << 20
 """About the size of the scores of one block of queries, so that they stay in the cache."""
 
 
@@ -57,12 +56,9 @@ def reference(
 def blocked(
     query_key_value: torch.Tensor, mask: DropoutMask | None, visible: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The same a block of queries at a time, keeping of all scores one number per query. With dropout, and in bf16, a
-    query that sees no key gives 0. The backward pass computes scores and dropout mask again (Dao et al. 2022, arXiv
-    2205.14135).
+    """The same a block of queries at a time, keeping of all scores one number per query; a query that sees no key gives
+    0. The backward pass computes scores and dropout mask again (Dao et al. 2022, arXiv 2205.14135).
     """
-    if mask is None and query_key_value.dtype == torch.float32:  # torch's own is as fast, without dropout
-        return reference(query_key_value, mask, visible)
     context: torch.Tensor = _Blocked.apply(query_key_value, mask, visible)
     return context
 
@@ -132,11 +128,12 @@ class _Rows:
 
     def blocks(self, heads: int, element_size: int) -> list[tuple[slice, slice, slice]]:
         """Slices of heads, of queries and of the keys they may see."""
-        together = max(WORKSPACE_BYTES // (min(QUERY_BLOCK, self.s) * self.s * element_size), 1)
+        at_once = QUERY_BYTES // element_size
+        together = max(WORKSPACE_BYTES // (min(at_once, self.s) * self.s * element_size), 1)
         blocks = []
         for head in range(0, heads, together):
-            for query in range(0, self.s, QUERY_BLOCK):
-                last = min(query + QUERY_BLOCK, self.s)
+            for query in range(0, self.s, at_once):
+                last = min(query + at_once, self.s)
                 seen = slice(0, last if self.is_causal else self.s)
                 blocks.append((slice(head, min(head + together, heads)), slice(query, last), seen))
         return blocks

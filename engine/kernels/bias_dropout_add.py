@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.compiled import BLOCK, ROWS_TOGETHER, Array, Compiled, array, load, random_bits, store
 from engine.kernels import dropout
-from engine.kernels.compiled import BLOCK, ROWS_TOGETHER, Array, Compiled, array, load, mask_keys, random_bits, store
-from engine.kernels.dropout_mask import DropoutMask
+from engine.kernels.dropout_mask import DropoutMask, mask_keys
 
 
-def reference(
-    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, mask: DropoutMask | None
-) -> torch.Tensor:  # fmt: skip
+def reference(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
     """residual + dropout(x + bias), of x and residual [s, b, h] and bias [h]."""
     branch = x + bias
     return residual + (branch if mask is None else dropout.reference(branch, mask))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from engine.kernels.compiled import Array, Compiled, array, exponential, largest, load, store
+from engine.compiled import Array, Compiled, array, exponential, largest, load, store
 from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy, vocab_parallel_logits
 from engine.linear import linear
 from engine.parallel.mesh import Axis, sum_in_tree

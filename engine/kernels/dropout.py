@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.kernels.compiled import BLOCK, Array, Compiled, array, load, mask_keys, random_bits, store
-from engine.kernels.dropout_mask import DropoutMask
+from engine.compiled import BLOCK, Array, Compiled, array, load, random_bits, store
+from engine.kernels.dropout_mask import DropoutMask, mask_keys
 
 
 def reference(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:

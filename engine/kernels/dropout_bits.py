@@ -8,7 +8,7 @@ eight 16-bit pieces of a counter's output, low half first, lie 16 columns apart.
 import numpy as np
 import torch
 
-from engine.kernels.compiled import BLOCK, LANES, PIECES, Array, Compiled, array, random_bits
+from engine.compiled import BLOCK, LANES, PIECES, Array, Compiled, array, random_bits
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

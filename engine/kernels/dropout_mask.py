@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from engine.compiled import Array
 from engine.kernels.registry import implementation
 
 
@@ -36,3 +38,13 @@ class DropoutMask:
     def factors(self, rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """What each element is multiplied with, [b, rows, columns]: 1/(1 − p) where it is kept, else 0."""
         return self.keep(rows, columns, device).to(dtype).mul_(self.scale)
+
+
+def mask_keys(mask: DropoutMask | None) -> tuple[Array, int, np.int32, np.float32]:
+    """A dropout mask as loops take it: keys (none: no dropout), first row, threshold, factor of what is kept.
+
+    The threshold has 32 bits, as have the numbers that a loop works on: wider, it would halve what is done at a time.
+    """
+    if mask is None:
+        return np.empty(0, dtype=np.uint64), 0, np.int32(0), np.float32(1.0)
+    return np.array(mask.keys, dtype=np.uint64), mask.first_row, np.int32(mask.threshold), np.float32(mask.scale)

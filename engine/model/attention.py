@@ -77,7 +77,7 @@ class SelfAttention(nn.Module):
         """The output at positions [b, q] alone, without dropout: [s, b, h] → [q, b, h]."""
         rows = x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, x.size(2)))  # [q, b, h]
         is_past = torch.arange(x.size(0), device=x.device) <= positions[:, None, :, None]  # [b, 1, q, s]
-        weights, biases = (p.chunk(self.axis.virtual) for p in (self.query_key_value.weight, self.query_key_value.bias))
+        weights, biases = (p.to_dense().chunk(self.axis.virtual) for p in self.query_key_value.parameters())
         contexts = [self._attend_at(x, rows, is_past, *part) for part in zip(weights, biases, strict=True)]
         return self.dense(join_columns(contexts), add_bias=False)
 

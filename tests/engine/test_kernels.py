@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from engine.compiled import FLOAT_RULES, Array, exponential
 from engine.kernels import attention, cross_entropy
 from engine.kernels.adam import AdamStep
-from engine.kernels.compiled import FLOAT_RULES, Array, exponential
 from engine.kernels.registry import DTYPES, KERNELS, REFERENCE, implementation, kernel
 from engine.parallel.mesh import Axis
 from engine.rng import DropoutMask
@@ -145,7 +145,7 @@ def test_a_kernel_is_as_exact_as_rounding_allows(
     on_device: OnDevice,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(cross_entropy, "CHUNK_BYTES", 4000)
-    monkeypatch.setattr(attention, "QUERY_BLOCK", 64)
+    monkeypatch.setattr(attention, "QUERY_BYTES", 128)
     monkeypatch.setattr(attention, "WORKSPACE_BYTES", 1 << 17)
     torch.manual_seed(0)
     for found, exact, draws in results(name, device, dtype, inputs(), random, on_device):

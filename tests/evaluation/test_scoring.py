@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from engine.parallel.mesh import serial_mesh
+from engine.torch_names import onednn
+from evaluation.inference import pack_weights
 from evaluation.protocol import Request, Scores
 from evaluation.scoring import ScoringModel, score
 from lineage.errors import BadInput, UserError
@@ -57,6 +60,27 @@ def test_scores_are_those_of_a_plain_loop_for_any_batch_size(model: ScoringModel
     np.testing.assert_allclose(found.nll, expected.nll, rtol=1e-6)
     np.testing.assert_allclose(found.log_probabilities, expected.log_probabilities, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(found.greedy, expected.greedy)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+def test_packed_weights_give_the_same_scores_and_have_no_gradient(dtype: torch.dtype, tolerance: float) -> None:
+    requests, network = random_requests(20), tiny_gpt2(CONFIG).to(dtype)
+    expected = score(scoring_model(network, CONFIG.vocab_size), requests, workers=1)
+    pack_weights(network)
+    np.testing.assert_allclose(
+        score(scoring_model(network, CONFIG.vocab_size), requests, workers=2).nll, expected.nll, rtol=tolerance
+    )
+    if onednn and (dtype == torch.float32 or onednn._is_mkldnn_bf16_supported()):
+        packed = {name.rsplit(".", 2)[1] for name, each in network.named_parameters() if each.is_mkldnn}
+        assert packed == {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
+        assert not any(each.requires_grad for each in network.parameters() if each.is_mkldnn)
+
+
+def test_weights_that_shall_give_the_same_bits_in_every_layout_are_not_packed() -> None:
+    network = tiny_gpt2(CONFIG)
+    network.mesh = replace(serial_mesh(), tp=replace(serial_mesh().tp, in_order=True))
+    pack_weights(network)
+    assert not any(each.is_mkldnn for each in network.parameters())
 
 
 @pytest.mark.parametrize("workers", [2, 3, 50])

@@ -27,6 +27,7 @@ from experiments.bench.contenders.scorers import (
     Answer,
     export_model,
     harness,
+    initial_network,
     our_model,
     ours,
     plain_loop,
@@ -53,8 +54,7 @@ def test_the_sizes_are_those_of_the_goals() -> None:
 
 
 def test_the_plain_loop_gives_our_answers() -> None:
-    model = our_model(CONFIG)
-    case, differing = compare(COMPARISON, ours(model), plain_loop(model), rounds=2)
+    case, differing = compare(COMPARISON, ours(our_model(CONFIG)), plain_loop(initial_network(CONFIG)), rounds=2)
     assert differing == []
     assert case.setting["largest_relative_gap"] < 1e-6
     assert case.setting["different_verdicts"] == 0
@@ -64,8 +64,8 @@ def test_the_plain_loop_gives_our_answers() -> None:
 
 
 def test_the_plain_loop_gives_our_answers_in_bf16() -> None:
-    model = our_model(CONFIG, torch.bfloat16)
-    case, differing = compare(replace(COMPARISON, precision="bf16"), ours(model), plain_loop(model), rounds=1)
+    rivals = ours(our_model(CONFIG, torch.bfloat16)), plain_loop(initial_network(CONFIG, torch.bfloat16))
+    case, differing = compare(replace(COMPARISON, precision="bf16"), *rivals, rounds=1)
     assert differing == []
     assert "tiny bf16" in case.name
 
@@ -75,9 +75,9 @@ def test_transformers_gives_our_answers(tmp_path: Path) -> None:
     from data_pipeline.tokens.tokenizer import Tokenizer
 
     write_dataset(tmp_path / "words")
-    model = our_model(CONFIG)
-    theirs = transformers_model(export_model(model, CONFIG, Tokenizer.load(tmp_path / "words" / "tokenizer"), tmp_path))
-    case, differing = compare(COMPARISON, ours(model), transformers_loop(theirs), rounds=1)
+    tokenizer = Tokenizer.load(tmp_path / "words" / "tokenizer")
+    theirs = transformers_model(export_model(initial_network(CONFIG), tokenizer, tmp_path))
+    case, differing = compare(COMPARISON, ours(our_model(CONFIG)), transformers_loop(theirs), rounds=1)
     assert differing == []
     assert case.setting["largest_relative_gap"] < 1e-5
 
@@ -97,12 +97,12 @@ def test_the_harness_gives_our_answers(tmp_path: Path) -> None:
     from data_pipeline.tokens.tokenizer import Tokenizer
 
     write_dataset(tmp_path / "words")
-    model = our_model(CONFIG)
-    directory = export_model(model, CONFIG, Tokenizer.load(tmp_path / "words" / "tokenizer"), tmp_path)
+    tokenizer = Tokenizer.load(tmp_path / "words" / "tokenizer")
+    directory = export_model(initial_network(CONFIG), tokenizer, tmp_path)
     rng = np.random.default_rng(3)
     requests = [Request(rng.integers(0, 299, length), scored) for length, scored in ((65, 64), (30, 2), (9, 8), (2, 1))]
     comparison = Comparison("some", "lm-evaluation-harness", "tiny", 1.0, requests, (1, 4))
-    case, differing = compare(comparison, ours(model), harness(directory, CONFIG.seq_length), rounds=1)
+    case, differing = compare(comparison, ours(our_model(CONFIG)), harness(directory, CONFIG.seq_length), rounds=1)
     assert differing == []
     assert case.setting["largest_relative_gap"] < 1e-5
 

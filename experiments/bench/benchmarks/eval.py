@@ -98,7 +98,7 @@ def measure(
     from engine.optim.precision import DTYPES
     from evaluation.builders import build_task
     from experiments.bench.contenders import scorers
-    from experiments.bench.contenders.scorers import our_model, ours
+    from experiments.bench.contenders.scorers import initial_network, our_model, ours
 
     tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
 
@@ -133,7 +133,7 @@ def measure(
 
         @cache
         def exported(size: str) -> Path:
-            return scorers.export_model(model_of(size, "fp32"), sizes()[size], tokenizer, Path(folder) / size)
+            return scorers.export_model(initial_network(sizes()[size]), tokenizer, Path(folder) / size)
 
         for each in comparisons:
             if each.rival != PLAIN_LOOP and not has_harness():
@@ -142,7 +142,7 @@ def measure(
                 continue
             model = model_of(each.size, each.precision)
             if each.rival == PLAIN_LOOP:
-                rival = scorers.plain_loop(model)
+                rival = scorers.plain_loop(initial_network(sizes()[each.size], DTYPES[each.precision]))
             elif each.rival == HARNESS:
                 rival = scorers.harness(exported(each.size), sizes()[each.size].seq_length)
             else:
@@ -153,9 +153,9 @@ def measure(
             progress.advance(1, each.name)
         if has_harness():
             theirs = scorers.transformers_model(exported(GPT2))
-            for batch in (1, 16):
+            for batch, model in ((1, our_model(sizes()[GPT2], row_by_row=True)), (16, model_of(GPT2, "fp32"))):
                 case, differing = compare_generation(
-                    partial(scorers.our_tokens, model_of(GPT2, "fp32")),
+                    partial(scorers.our_tokens, model),
                     partial(scorers.their_tokens, theirs),
                     batch,
                     rounds,
@@ -234,12 +234,12 @@ def compare_generation(ours: "Generate", theirs: "Generate", batch: int, rounds:
 
 def measure_memory(name: str, config: ModelConfig, batch: int) -> Case:
     """Peaks of scoring eight full windows at one size, the plain loop with `batch` rows at a time."""
-    from experiments.bench.contenders.scorers import our_model, ours, plain_loop
+    from experiments.bench.contenders.scorers import initial_network, our_model, ours, plain_loop
 
     requests = sliding_requests(config, 8)
     peaks = {
         OURS: peak_bytes(lambda: partial(ours(our_model(config)), requests, None)),
-        PLAIN_LOOP: peak_bytes(lambda: partial(plain_loop(our_model(config)), requests, batch)),
+        PLAIN_LOOP: peak_bytes(lambda: partial(plain_loop(initial_network(config)), requests, batch)),
     }
     return Case(
         name=f"{name}, plain loop's batch {batch}",

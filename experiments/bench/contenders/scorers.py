@@ -19,6 +19,7 @@ from engine.formats.convert import export_checkpoint
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from evaluation.generate import generate
+from evaluation.inference import pack_weights
 from evaluation.protocol import Request
 from evaluation.scoring import ScoringModel, score
 from lineage.extras import import_extra
@@ -36,11 +37,21 @@ Score = Callable[[Sequence[Request], int | None], Answer]
 """(requests, rows per forward pass) → answer. Only our own batch size may be left to the program."""
 
 
-def our_model(config: ModelConfig, dtype: torch.dtype = torch.float32, seed: int = 1234) -> ScoringModel:
-    """A model with initial weights."""
+def initial_network(config: ModelConfig, dtype: torch.dtype = torch.float32) -> GPT2:
+    """A model with initial weights, always the same."""
     network = GPT2(config, serial_mesh()).eval()
-    network.initialize(seed)
-    return ScoringModel(network.to(dtype), config.vocab_size, config.seq_length, config.hidden_size, dtype)
+    network.initialize(1234)
+    return network.to(dtype)
+
+
+def our_model(
+    config: ModelConfig, dtype: torch.dtype = torch.float32, row_by_row: bool = False
+) -> ScoringModel:  # fmt: skip
+    """The same as `load_checkpoint` has it."""
+    network = initial_network(config, dtype)
+    if not row_by_row:
+        pack_weights(network)
+    return ScoringModel(network, config.vocab_size, config.seq_length, config.hidden_size, dtype)
 
 
 def ours(model: ScoringModel) -> Score:
@@ -53,10 +64,10 @@ def ours(model: ScoringModel) -> Score:
     return run
 
 
-def plain_loop(model: ScoringModel) -> Score:
+def plain_loop(network: GPT2) -> Score:
     """Megatron-LM's evaluation loop: float logits and log-softmax at every position, then those that count.
 
-    `tasks/zeroshot_gpt2/evaluate.py` of Megatron-LM v1.0, on the same network with the same fused attention.
+    `tasks/zeroshot_gpt2/evaluate.py` of Megatron-LM v1.0, on our network as it is trained, with its fused attention.
     Requests of one batch have the same length.
     """
 
@@ -69,8 +80,8 @@ def plain_loop(model: ScoringModel) -> Score:
             batch = requests[first : first + size]
             tokens = torch.from_numpy(np.stack([request.tokens for request in batch]))
             targets = tokens[:, 1:]
-            hidden = model.network.hidden_states(tokens[:, :-1])
-            logits = model.network.logits(hidden)[..., : model.vocab_size].float().transpose(0, 1)  # [b, s, v]
+            hidden = network.hidden_states(tokens[:, :-1])
+            logits = network.logits(hidden)[..., : network.config.vocab_size].float().transpose(0, 1)  # [b, s, v]
             log_probabilities = F.log_softmax(logits, dim=-1).gather(2, targets[..., None]).squeeze(2)
             is_best = logits.argmax(dim=-1) == targets
             for row, request in enumerate(batch):
@@ -81,10 +92,10 @@ def plain_loop(model: ScoringModel) -> Score:
     return run
 
 
-def export_model(model: ScoringModel, config: ModelConfig, tokenizer: Tokenizer, folder: Path) -> Path:
+def export_model(network: GPT2, tokenizer: Tokenizer, folder: Path) -> Path:
     """The model as a Hugging Face directory below `folder`."""
-    weights = {name: tensor.detach() for name, tensor in model.network.named_parameters()}
-    write_checkpoint(folder / "ours", Imported("benchmark", config, weights, tokenizer, origin={}))
+    weights = {name: tensor.detach() for name, tensor in network.named_parameters()}
+    write_checkpoint(folder / "ours", Imported("benchmark", network.config, weights, tokenizer, origin={}))
     return export_checkpoint(folder / "ours", folder / "theirs")
 
 

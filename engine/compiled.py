@@ -7,7 +7,7 @@ import fcntl
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numba
 import numba.np.arraymath  # its BLAS now: loaded when memory has run out it would wait for ever
@@ -15,9 +15,6 @@ import numpy as np
 import torch
 from numba.extending import overload
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from engine.kernels.dropout_mask import DropoutMask
 
 LANES, PIECES = 16, 8
 BLOCK = LANES * PIECES
@@ -69,16 +66,6 @@ def array(tensor: torch.Tensor) -> Array:
     detached = tensor.detach()
     detached = detached.view(torch.int16) if detached.dtype == torch.bfloat16 else detached
     return np.from_dlpack(detached) if isinstance(tensor, torch.nn.Parameter) else detached.numpy()
-
-
-def mask_keys(mask: "DropoutMask | None") -> tuple[Array, int, np.int32, np.float32]:
-    """A dropout mask as loops take it: keys (none: no dropout), first row, threshold, factor of what is kept.
-
-    The threshold has 32 bits, as have the numbers that a loop works on: wider, it would halve what is done at a time.
-    """
-    if mask is None:
-        return np.empty(0, dtype=np.uint64), 0, np.int32(0), np.float32(1.0)
-    return np.array(mask.keys, dtype=np.uint64), mask.first_row, np.int32(mask.threshold), np.float32(mask.scale)
 
 
 inline = numba.njit(fastmath=FLOAT_RULES, error_model="numpy", inline="never", nogil=True)
