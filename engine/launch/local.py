@@ -19,7 +19,7 @@ from lineage.processes import end_with_parent, when_stopped
 if TYPE_CHECKING:
     from engine.config import RunConfig
 
-STACK_SECONDS = 0.5
+STACK_SECONDS = 2.0
 """Given to a rank that did not end, to print its stack."""
 
 
