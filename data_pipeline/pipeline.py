@@ -27,7 +27,7 @@ from data_pipeline.reading.sources import OpenedSources
 from data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
 from data_pipeline.stages.stage import SOURCE
 from data_pipeline.tokens.token_file import token_dtype
-from data_pipeline.tokens.tokenizer import Tokenizer
+from data_pipeline.tokens.tokenizer import Tokenizer, load_once
 from data_pipeline.work.tasks import Input
 from data_pipeline.work.workspace import Finished, Job, Workspace
 from lineage.data_files import NearDuplicates, Shard
@@ -101,7 +101,7 @@ class Pipeline:
         else:
             files = [str(path.resolve()) for path in find_gpt2_vocabulary()]
             made = self.workspace.one("tokenizer", copy_published, {"files": files})
-        self.tokenizer = Tokenizer.load(made.path / "00000")
+        self.tokenizer = load_once(made.path / "00000", made.digest)
         return made
 
     def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
@@ -111,7 +111,7 @@ class Pipeline:
             "filters": [(name, self._section(name)) for name in self.stages if name in TOKEN_FILTERS],
             **{name: self._section(name) for name in ("deduplicate", "decontaminate")},
             "test_sets": paths,
-            "tokenizer": self.tokenizer.digest if self.tokenizer else None,
+            "tokenizer": tokenizer.digest if tokenizer else None,
         }
         shared = (tokenizer.input,) if tokenizer else ()
         jobs: list[Job] = [(settings, (prepared.task(number), *shared)) for number in range(len(prepared.counts))]
@@ -134,7 +134,7 @@ class Pipeline:
         fixed = {
             "deduplicate": "deduplicate" in self.stages,
             "decontaminate": self._section("decontaminate"),
-            "tokenizer": self.tokenizer.digest if self.tokenizer else None,
+            "tokenizer": tokenizer.digest if tokenizer else None,
         }
         shared = (*decided, *((tokenizer.input,) if tokenizer else ()))
         jobs: list[Job] = [

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from data_pipeline.contamination.words import Ngrams, ngrams_of
+from data_pipeline.contamination.words import Ngrams, words_of
 from lineage.atomic import parse_json
 from lineage.errors import BadInput
 
@@ -41,14 +41,11 @@ def read_documents(path: Path) -> list[list[str]]:
 
 @lru_cache(maxsize=2)
 def ngrams_of_files(paths: tuple[Path, ...], words: int, min_words: int) -> Ngrams:
-    """Every n-gram, as `ngrams_of` makes them, of every passage of the test-set files."""
-    return Ngrams.of(
-        ngram
-        for path in paths
-        for document in read_documents(path)
-        for passage in document
-        for ngram in ngrams_of(passage, words, min_words)
-    )
+    """The n-grams of every passage of the test-set files that has at least `min_words` words."""
+    passages = (
+        words_of(passage) for path in paths for document in read_documents(path) for passage in document
+    )  # fmt: skip
+    return Ngrams(tuple(" ".join(passage) for passage in passages if len(passage) >= max(1, min_words)), words)
 
 
 def _text(path: Path, number: int, line: str) -> str:

@@ -11,31 +11,42 @@ from data_pipeline.fast.ngram_index import WORD, NgramIndex
 
 @dataclass(frozen=True)
 class Ngrams:
-    """A set of n-grams of several lengths; words are runs of `\\w`, lower-cased and joined by one space."""
+    """Every run of so many words in texts; a shorter text is one n-gram as a whole."""
 
-    ngrams: frozenset[str]
-    lengths: tuple[int, ...]
-    """Lengths in words, longest first."""
+    texts: tuple[str, ...]
+    """Words are runs of `\\w`, lower-cased and joined by one space; each text has at least one."""
+    words: int
 
     @classmethod
     def of(cls, ngrams: Iterable[str]) -> "Ngrams":
-        """The n-grams with their lengths."""
-        members = frozenset(ngrams)
-        return cls(members, tuple(sorted({ngram.count(" ") + 1 for ngram in members}, reverse=True)))
+        """These n-grams and no others."""
+        members = tuple(sorted(set(ngrams)))
+        return cls(members, max((ngram.count(" ") + 1 for ngram in members), default=1))
+
+    @cached_property
+    def ngrams(self) -> frozenset[str]:
+        """Each once."""
+        return frozenset(ngram for text in self.texts for ngram in runs_of(text.split(" "), self.words))
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths in words, longest first."""
+        return tuple(sorted({min(text.count(" ") + 1, self.words) for text in self.texts}, reverse=True))
 
     def matches(self, text: str) -> Iterator[tuple[int, str]]:
         """Character position and n-gram of each match: from left to right, at one place the longest first."""
-        return _search()((self, text)) if self.ngrams else iter(())
+        return _search()((self, text)) if self.texts else iter(())
 
     @cached_property
     def prefixes(self) -> frozenset[str]:
         """The first words of every n-gram, as many as the shortest has."""
-        return frozenset(self._prefixes())
+        shortest = self.lengths[-1]
+        return frozenset(" ".join(ngram.split(" ", shortest)[:shortest]) for ngram in self.ngrams)
 
     @cached_property
     def index(self) -> NgramIndex:
-        """The index of the prefixes."""
-        return NgramIndex(self._prefixes(), self.lengths[-1])
+        """The index of all runs of as many words as the shortest n-gram has."""
+        return NgramIndex(self.texts, self.lengths[-1])
 
     def of_words(self, words: list[str]) -> Iterator[str]:
         """The n-grams, longest first, with which the words begin."""
@@ -43,18 +54,16 @@ class Ngrams:
             if length <= len(words) and (ngram := " ".join(words[:length])) in self.ngrams:
                 yield ngram
 
-    def _prefixes(self) -> Iterator[str]:
-        shortest = self.lengths[-1]
-        return (" ".join(ngram.split(" ", shortest)[:shortest]) for ngram in self.ngrams)
+
+def words_of(text: str) -> list[str]:
+    """The words of a text, lower-cased."""
+    return [word.lower() for word in WORD.findall(text)]
 
 
-def ngrams_of(text: str, words: int, min_words: int) -> list[str]:
-    """Every run of `words` words; a shorter text of at least `min_words` is one n-gram as a whole."""
-    tokens = [word.lower() for word in WORD.findall(text)]
-    if len(tokens) < min_words:
-        return []
-    length = min(words, len(tokens))
-    return [" ".join(tokens[start : start + length]) for start in range(len(tokens) - length + 1)]
+def runs_of(words: list[str], length: int) -> list[str]:
+    """Every run of so many words; fewer are one run."""
+    length = min(length, len(words))
+    return [" ".join(words[start : start + length]) for start in range(len(words) - length + 1)]
 
 
 Search = Callable[[tuple[Ngrams, str]], Iterator[tuple[int, str]]]
@@ -96,7 +105,7 @@ def _samples() -> Iterator[tuple[Ngrams, str]]:
     )
     for words in (1, 3):
         ngrams = Ngrams.of(
-            ngram for passage in passages for ngram in (*ngrams_of(passage, words, 1), *ngrams_of(passage, 8, 5))
+            ngram for passage in map(words_of, passages) for ngram in (*runs_of(passage, words), *runs_of(passage, 8))
         )
         for passage in passages:
             for before in ("", passage.swapcase(), f"{passage[::-1]}.{passage.upper()}", "-" * 65_516):

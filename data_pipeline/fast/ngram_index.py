@@ -7,7 +7,7 @@ is missed; different ones may have equal hashes too, so the caller compares the 
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -17,7 +17,7 @@ from data_pipeline.fast.kernels import compiled
 
 WORD = re.compile(r"\w+")
 CHUNK_CHARACTERS = 1 << 16
-BATCH_NGRAMS = 1 << 12
+BATCH_TEXTS = 1 << 12
 FILTER_BITS_PER_NGRAM = 16
 PRIME = np.uint64(0x100000001B3)
 RADIX = np.uint64(0x9E3779B97F4A7C15)
@@ -29,16 +29,16 @@ HASHES, STARTS, MATCHES = 0, 1, 2
 
 
 class NgramIndex:
-    """The hashes of n-grams of one length; memory is about 20 to 40 bytes for each.
+    """The hashes of every run of so many words in texts; memory is about 20 to 40 bytes for each.
 
-    `ngrams` are words, lower-cased and joined by one space. Raises ValueError when one has another length, and when
-    this Python lower-cases in a way the index does not know.
+    The texts are words, lower-cased and joined by one space. Raises ValueError when one has fewer words, and when this
+    Python lower-cases in a way the index does not know.
     """
 
-    def __init__(self, ngrams: Iterable[str], words: int) -> None:
+    def __init__(self, texts: Sequence[str], words: int) -> None:
         self._words = words
         self._fold = fold_table()
-        hashes = np.concatenate([np.empty(0, np.uint64), *self._hashes(list(ngrams))])
+        hashes = np.concatenate([np.empty(0, np.uint64), *self._hashes(texts)])
         self._filter = np.zeros(_power_of_two(len(hashes) * FILTER_BITS_PER_NGRAM) // 64, np.uint64)
         self._table = np.zeros(_power_of_two(len(hashes) * 2), np.uint64)
         _fill(hashes, self._filter, self._table)
@@ -64,16 +64,20 @@ class NgramIndex:
             word_rows[:, : again + 1] = word_rows[:, count - again : count + 1]
             count = again
 
-    def _hashes(self, ngrams: list[str]) -> Iterator[Numbers]:
-        for first in range(0, len(ngrams), BATCH_NGRAMS):
-            batch = ngrams[first : first + BATCH_NGRAMS]
+    def _hashes(self, texts: Sequence[str]) -> Iterator[Numbers]:
+        for first in range(0, len(texts), BATCH_TEXTS):
+            batch = texts[first : first + BATCH_TEXTS]
             codes = _code_points(re.sub(r"[^\w ]", "", " ".join(batch)) + " ")
             word_rows = _word_arrays(len(codes), self._words)
             count, _ = _hash_words(codes, 0, self._fold, word_rows, 0, False)
-            total = np.zeros(len(batch), np.uint64)
-            for column in word_rows[HASHES, :count].reshape(len(batch), self._words).T:
-                total = total * RADIX + column
-            yield total
+            lengths = [text.count(" ") + 1 for text in batch]
+            if sum(lengths) != count or min(lengths) < self._words:
+                raise ValueError(f"the texts of an index of {self._words} words have {lengths}, {count} in all")
+            owner, runs = np.repeat(np.arange(len(batch)), lengths), count - self._words + 1
+            total = np.zeros(runs, np.uint64)
+            for place in range(self._words):
+                total = total * RADIX + word_rows[HASHES, place : place + runs]
+            yield total[owner[:runs] == owner[self._words - 1 :]]
 
 
 @cache
@@ -84,7 +88,7 @@ def fold_table() -> NDArray[np.uint32]:
     capital becomes depends on its place, and what follows the first code point is nothing in a word (in Unicode only
     U+0130 has more than one). Raises ValueError where that does not hold.
     """
-    every = "".join(map(chr, range(sys.maxunicode + 1)))
+    every = np.arange(sys.maxunicode + 1, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
     members = [code for run in WORD.finditer(every) for code in range(run.start(), run.end())]
     lower = [chr(code).lower() for code in members]
     fold = np.zeros(len(every), np.uint32)

@@ -16,7 +16,7 @@ from typing import Any
 
 from data_pipeline.config import DataConfig
 from data_pipeline.contamination.passages import ngrams_of_files, read_documents
-from data_pipeline.contamination.words import ngrams_of
+from data_pipeline.contamination.words import runs_of, words_of
 from data_pipeline.document import Document
 from data_pipeline.reading.pieces import Piece, choose_shard_bytes
 from data_pipeline.reading.readers import Limits, read_pieces
@@ -72,7 +72,7 @@ def overlap(found: set[str], test_set: Path, words: int = WORDS) -> Overlap:
     Raises ValueError for those of another test set.
     """
     documents = [
-        [ngram for passage in document for ngram in ngrams_of(passage, words, words)]
+        [run for passage in map(words_of, document) if len(passage) >= words for run in runs_of(passage, words)]
         for document in read_documents(test_set)
     ]
     distinct = {ngram for document in documents for ngram in document}

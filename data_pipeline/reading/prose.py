@@ -20,6 +20,8 @@ thus to together too toward under unless until up upon us very was we well were 
 while who whom whose why will with within without would yet you your
 """
 FUNCTION_WORDS = frozenset(_LISTED.split())
+OTHER_ASCII = bytes(code for code in range(128) if not (chr(code).isalpha() or chr(code).isspace()))
+BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
 CLOSING = "\"'`”’)]*_"
 AROUND_WORDS = CLOSING + "“‘(.,;:!?["
 PARAGRAPHS = re.compile(r"\n(?:\s*\n|[ \t]*[-=~^*+#]{3,}[ \t]*(?=\n))")
@@ -47,7 +49,8 @@ class Composition:
 def measure(text: str) -> Composition:
     """The text by its words, which white space divides."""
     words = text.split()
-    letters = sum(map(str.isalpha, text)) + sum(map(str.isspace, text))
+    ascii_letters = text.encode("ascii", "ignore").translate(None, OTHER_ASCII)
+    letters = len(ascii_letters) + sum(sign.isalpha() or sign.isspace() for sign in BEYOND_ASCII.findall(text))
     functional = sum(word.strip(AROUND_WORDS).lower() in FUNCTION_WORDS for word in words)
     return Composition(len(text), letters, len(words), functional, len(SENTENCE_END.findall(text)))
 

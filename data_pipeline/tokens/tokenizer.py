@@ -165,7 +165,7 @@ class Tokenizer:
         """Number of tokens, end-of-text included, without padding."""
         return int(self._backend.get_vocab_size())
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of the content of `tokenizer.json`."""
         return hashlib.sha256(self._content().encode("utf-8")).hexdigest()

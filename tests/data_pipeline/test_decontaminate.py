@@ -4,7 +4,6 @@ import json
 import random
 import re
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from data_pipeline.contamination.decontaminate import SENTENCE_END, count_matches, decontaminate, split_and_keep
 from data_pipeline.contamination.passages import ngrams_of_files, read_documents
 from data_pipeline.contamination.testsets import TEST_SETS
-from data_pipeline.contamination.words import Ngrams, ngrams_of
+from data_pipeline.contamination.words import Ngrams, words_of
 from data_pipeline.document import Document, Drop
 from evaluation.detokenize import detokenize_wikitext
 from tests.data_pipeline.conftest import sentences
@@ -25,11 +24,8 @@ PASSAGE = (
 
 
 def task_ngrams(passages: list[str], words: int = 13, min_words: int = 8) -> Ngrams:
-    return Ngrams.of(chain.from_iterable(ngrams_of(passage, words, min_words) for passage in passages))
-
-
-def words_of(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
+    texts = [found for found in map(words_of, passages) if len(found) >= min_words]
+    return Ngrams(tuple(map(" ".join, texts)), words)
 
 
 def split_and_search_again(text: str, ngrams: Ngrams, margin: int, min_part: int) -> list[str]:

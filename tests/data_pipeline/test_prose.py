@@ -132,6 +132,7 @@ def test_paragraphs_are_judged_each_by_itself(one: str, other: str) -> None:
 @given(TEXTS)
 def test_a_composition_is_within_its_text(text: str) -> None:
     made_of = measure(text)
+    assert made_of.letters == sum(sign.isalpha() or sign.isspace() for sign in text)
     assert 0 <= made_of.function_words <= made_of.words == len(text.split())
     assert 0 <= made_of.letters <= made_of.characters == len(text)
     assert 0 <= made_of.sentences <= made_of.words
