@@ -42,9 +42,7 @@ def read_documents(path: Path) -> list[list[str]]:
 @lru_cache(maxsize=2)
 def ngrams_of_files(paths: tuple[Path, ...], words: int, min_words: int) -> Ngrams:
     """The n-grams of every passage of the test-set files that has at least `min_words` words."""
-    passages = (
-        words_of(passage) for path in paths for document in read_documents(path) for passage in document
-    )  # fmt: skip
+    passages = (words_of(passage) for path in paths for document in read_documents(path) for passage in document)
     return Ngrams(tuple(" ".join(passage) for passage in passages if len(passage) >= max(1, min_words)), words)
 
 

@@ -72,7 +72,7 @@ class NgramIndex:
             count, _ = _hash_words(codes, 0, self._fold, word_rows, 0, False)
             lengths = [text.count(" ") + 1 for text in batch]
             if sum(lengths) != count or min(lengths) < self._words:
-                raise ValueError(f"the texts of an index of {self._words} words have {lengths}, {count} in all")
+                raise ValueError(f"the texts of an index of {self._words} words have fewer, or other characters")
             owner, runs = np.repeat(np.arange(len(batch)), lengths), count - self._words + 1
             total = np.zeros(runs, np.uint64)
             for place in range(self._words):

@@ -132,8 +132,12 @@ def measure(
             return our_model(sizes()[size], DTYPES[precision])
 
         @cache
+        def network_of(size: str, precision: Precision) -> Any:
+            return initial_network(sizes()[size], DTYPES[precision])
+
+        @cache
         def exported(size: str) -> Path:
-            return scorers.export_model(initial_network(sizes()[size]), tokenizer, Path(folder) / size)
+            return scorers.export_model(network_of(size, "fp32"), tokenizer, Path(folder) / size)
 
         for each in comparisons:
             if each.rival != PLAIN_LOOP and not has_harness():
@@ -142,7 +146,7 @@ def measure(
                 continue
             model = model_of(each.size, each.precision)
             if each.rival == PLAIN_LOOP:
-                rival = scorers.plain_loop(initial_network(sizes()[each.size], DTYPES[each.precision]))
+                rival = scorers.plain_loop(network_of(each.size, each.precision))
             elif each.rival == HARNESS:
                 rival = scorers.harness(exported(each.size), sizes()[each.size].seq_length)
             else:
@@ -153,7 +157,7 @@ def measure(
             progress.advance(1, each.name)
         if has_harness():
             theirs = scorers.transformers_model(exported(GPT2))
-            for batch, model in ((1, our_model(sizes()[GPT2], row_by_row=True)), (16, model_of(GPT2, "fp32"))):
+            for batch, model in ((1, scorers.scoring_model(network_of(GPT2, "fp32"))), (16, model_of(GPT2, "fp32"))):
                 case, differing = compare_generation(
                     partial(scorers.our_tokens, model),
                     partial(scorers.their_tokens, theirs),

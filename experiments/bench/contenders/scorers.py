@@ -44,13 +44,16 @@ def initial_network(config: ModelConfig, dtype: torch.dtype = torch.float32) -> 
     return network.to(dtype)
 
 
-def our_model(
-    config: ModelConfig, dtype: torch.dtype = torch.float32, row_by_row: bool = False
-) -> ScoringModel:  # fmt: skip
-    """The same as `load_checkpoint` has it."""
+def our_model(config: ModelConfig, dtype: torch.dtype = torch.float32) -> ScoringModel:
+    """The same as an evaluation loads it."""
     network = initial_network(config, dtype)
-    if not row_by_row:
-        pack_weights(network)
+    pack_weights(network)
+    return scoring_model(network)
+
+
+def scoring_model(network: GPT2) -> ScoringModel:
+    """A network to score and generate with, its weights as they are."""
+    config, dtype = network.config, next(network.parameters()).dtype
     return ScoringModel(network, config.vocab_size, config.seq_length, config.hidden_size, dtype)
 
 
