@@ -1,7 +1,8 @@
-"""y = xAᵀ + b by the fastest that computes it on a CPU.
+"""Products of matrices by the fastest that computes them on a CPU.
 
-On x86 torch multiplies float32 by MKL and bf16 by oneDNN; on an AMD Zen 4 core oneDNN is faster in float32 too, but for
-the weight's gradient. One row takes as long as reading the weight: our loop reads 27 GB/s, oneDNN 17, and 9 in bf16.
+On a core with AVX-512 oneDNN multiplies, but for a weight's gradient; it is faster than MKL on AMD's Zen 4. On one
+without, MKL is faster, and torch multiplies bf16 a number at a time, so that it is multiplied in float32. One row takes
+as long as reading the weight, and our loop reads faster than either.
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.compiled import Array, Compiled, array, load, store
-from engine.torch_names import onednn
+from engine.torch_names import multiplies_bf16, onednn
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -22,15 +23,27 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.bfloat16):
         return F.linear(x, weight, bias)
     has_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
-    if not has_gradient and x.numel() == x.size(-1):
+    if not has_gradient and x.numel() == x.size(-1) > 0:
         return _one_row(x, weight, bias)
-    if x.dtype != torch.float32 or not onednn:
+    if not (onednn if x.dtype == torch.float32 else _widens(x)):
         return F.linear(x, weight, bias)
     product: Tensor = _Linear.apply(x, weight, bias) if has_gradient else _product(x, weight, bias)
     return product
 
 
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """a [..., m, k] times b [..., k, n] → [..., m, n]; no gradient goes through it."""
+    return (a.float() @ b.float()).to(a.dtype) if _widens(a) else a @ b
+
+
+def _widens(x: Tensor) -> bool:
+    """Whether x is multiplied in float32: bf16 on a processor that multiplies none."""
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bf16
+
+
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if _widens(x):
+        return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
     product: Tensor = onednn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
 
@@ -63,6 +76,6 @@ class _Linear(torch.autograd.Function):
         rows = gradient.reshape(-1, gradient.size(-1))
         return (
             _product(gradient, weight.t(), None) if to_x else None,
-            rows.t() @ x.reshape(-1, x.size(-1)) if to_weight else None,
+            multiply(rows.t(), x.reshape(-1, x.size(-1))) if to_weight else None,
             rows.sum(dim=0) if to_bias else None,
         )

@@ -3,7 +3,6 @@
 The rest of the product uses no name that a version of the range lacks or deprecates, and asks for no version.
 """
 
-import platform
 from typing import Any
 
 import torch
@@ -16,7 +15,9 @@ reduce_scatter_single = (
 # new in 2.14
 set_timeout = dist.set_timeout if hasattr(dist, "set_timeout") else dist.distributed_c10d._set_pg_timeout
 
-onednn: Any = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available() and torch.ops.mkldnn
+_capability, _has_onednn = torch.backends.cpu.get_cpu_capability(), torch.backends.mkldnn.is_available()
+onednn: Any = _capability == "AVX512" and _has_onednn and torch.ops.mkldnn
+multiplies_bf16 = _capability != "AVX2" and _has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 class ProcessGroup(dist.ProcessGroup):

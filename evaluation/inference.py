@@ -20,13 +20,13 @@ from engine.torch_names import onednn
 def pack_weights(network: CausalModel) -> None:
     """Put the layers' weights into the order in which oneDNN multiplies them; the network can be trained no more.
 
-    A product takes 5 % less time at a thousand rows and half of it at a few, but more at one. Where several layouts
-    shall give the same bits the weights stay as they are.
+    A product takes less time at many rows and at a few, but more at one. Where several layouts shall give the same bits
+    the weights stay as they are.
     """
     weight = next(network.layers.parameters())
     if not onednn or weight.device.type != "cpu" or network.mesh.in_order:
         return
-    if weight.dtype != torch.float32 and not (weight.dtype == torch.bfloat16 and onednn._is_mkldnn_bf16_supported()):
+    if weight.dtype not in (torch.float32, torch.bfloat16):
         return
     for module in network.layers.modules():
         if isinstance(module, ColumnParallelLinear | RowParallelLinear):

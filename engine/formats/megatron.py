@@ -17,15 +17,7 @@ import torch
 
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig
-from engine.formats import (
-    Imported,
-    check_tensors,
-    check_vocabulary,
-    digests,
-    is_tied,
-    parameters_of,
-    read_ours,
-)
+from engine.formats import Imported, check_tensors, check_vocabulary, digests, is_tied, parameters_of, read_ours
 from engine.formats.megatron_names import HEAD, our_names, reorder_query_key_value, require_gpt2
 from engine.formats.torch_dist import METADATA, OURS, TRACKER, files_of, read_torch_dist
 from engine.formats.torch_files import read_torch_file

@@ -10,19 +10,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine.compiled import (
-    BLOCK,
-    Array,
-    Compiled,
-    array,
-    exponential,
-    inline,
-    largest,
-    load,
-    random_bits,
-    store,
-)
+from engine.compiled import BLOCK, Array, Compiled, array, exponential, inline, largest, load, random_bits, store
 from engine.kernels.dropout_mask import DropoutMask, mask_keys
+from engine.linear import multiply
 
 QUERY_BYTES = 256
 """Bytes of one key's scores, one per query, that are worked on at a time."""
@@ -72,10 +62,10 @@ class _Blocked(torch.autograd.Function):
         context = qkv.new_empty(s, b * n, d)
         sums = torch.empty(b * n, s)
         for heads, queries, keys in rows.blocks(b * n, qkv.element_size()):
-            scores = torch.bmm(query[heads, queries], key[heads, keys].transpose(1, 2))
+            scores = multiply(query[heads, queries], key[heads, keys].transpose(1, 2))
             factor = scores.new_empty(scores.shape[:2], dtype=torch.float32)
             _softmax(array(scores), heads.start, queries.start, *rows.arguments, array(factor), array(sums))
-            mixed = torch.bmm(scores, value[heads, keys])
+            mixed = multiply(scores, value[heads, keys])
             torch.mul(mixed.transpose(0, 1), factor.t().unsqueeze(2), out=context[queries, heads])
         ctx.save_for_backward(each, context, sums)
         ctx.rows, ctx.shape = rows, qkv.shape
@@ -94,20 +84,20 @@ class _Blocked(torch.autograd.Function):
         key_sum = value_sum = torch.empty(0)
         for heads, queries, keys in reversed(ctx.rows.blocks(b * n, each.element_size())):
             here = query[heads, queries], gradient[heads, queries]
-            weights = torch.bmm(here[0], key[heads, keys].transpose(1, 2))
-            slopes = torch.bmm(here[1], value[heads, keys].transpose(1, 2))
+            weights = multiply(here[0], key[heads, keys].transpose(1, 2))
+            slopes = multiply(here[1], value[heads, keys].transpose(1, 2))
             _softmax_gradient(
                 array(weights), array(slopes), heads.start, queries.start, *ctx.rows.arguments, array(sums),
                 array(inner),
             )  # fmt: skip
-            to_value_here = torch.bmm(weights.transpose(1, 2), here[1])
-            to_key_here = torch.bmm(slopes.transpose(1, 2), here[0])
+            to_value_here = multiply(weights.transpose(1, 2), here[1])
+            to_key_here = multiply(slopes.transpose(1, 2), here[0])
             if queries.stop == s:  # the last queries, which come first, see all keys
                 value_sum, key_sum = to_value_here.float(), to_key_here.float()
             else:
                 value_sum[:, keys] += to_value_here
                 key_sum[:, keys] += to_key_here
-            to_query[heads, queries] = torch.bmm(slopes, key[heads, keys])
+            to_query[heads, queries] = multiply(slopes, key[heads, keys])
             if queries.start == 0:
                 to_key[heads], to_value[heads] = key_sum, value_sum
         return qkv_gradient, None, None

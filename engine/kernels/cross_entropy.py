@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from engine.compiled import Array, Compiled, array, exponential, largest, load, store
 from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy, vocab_parallel_logits
-from engine.linear import linear
+from engine.linear import linear, multiply
 from engine.parallel.mesh import Axis, sum_in_tree
 
 CHUNK_BYTES = 1 << 27
@@ -94,7 +94,7 @@ class _Chunked(torch.autograd.Function):
             if not is_trained:
                 continue
             if is_whole:
-                torch.mm(parts[0].logits, weight, out=to_hidden[here])
+                to_hidden[here] = multiply(parts[0].logits, weight)
                 parts[0].gradient.add(parts[0].logits, rows)
             else:
                 to_hidden[here] = sum_in_tree([part.gradients(rows, here, loops, top, own, factor) for part in parts])
@@ -135,7 +135,7 @@ class _Part:
         """This part's of the rows [n, h], from what `log_sum` finds of all columns; its weight's is added up."""
         targets = self.targets[here]
         scale = loops.softmax_gradient(self.logits, self.columns, targets, self.top, top, own, factor)
-        to_rows = self.logits @ self.weight
+        to_rows = multiply(self.logits, self.weight)
         if scale is None:
             self.gradient.add(self.logits, rows)
             return to_rows
@@ -153,11 +153,11 @@ class _Sum:
     def add(self, gradient: torch.Tensor, rows: torch.Tensor) -> None:
         """Add what a chunk's gradient [n, v/t] and hidden rows [n, h] make."""
         if self._found is None:
-            self._found = gradient.t() @ rows
+            self._found = multiply(gradient.t(), rows)
         elif self._dtype == torch.float32:
             self._found.addmm_(gradient.t(), rows)
         else:
-            self._found = self._found.float().add_(gradient.t() @ rows)
+            self._found = self._found.float().add_(multiply(gradient.t(), rows))
 
     def value(self) -> torch.Tensor:
         """The sum in the weight's dtype."""

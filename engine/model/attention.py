@@ -66,10 +66,8 @@ class SelfAttention(nn.Module):
         heads = columns // (3 * self.head_dim)
         qkv = qkv.reshape(s, b, heads, 3, self.head_dim)
         attend = kernel("attention", qkv)
-        mask = None
-        if dropout is not None:
-            first_head = (self.axis.rank * self.axis.virtual + part) * heads
-            mask = dropout.mask(f"layers.{self.layer}.attention", first_row=first_head * s)
+        first_head = (self.axis.rank * self.axis.virtual + part) * heads
+        mask = dropout.mask(f"layers.{self.layer}.attention", first_row=first_head * s) if dropout else None
         context: torch.Tensor = recomputed(self.recompute and attend is reference, attend, qkv, mask)
         return context
 
@@ -77,7 +75,8 @@ class SelfAttention(nn.Module):
         """The output at positions [b, q] alone, without dropout: [s, b, h] → [q, b, h]."""
         rows = x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, x.size(2)))  # [q, b, h]
         is_past = torch.arange(x.size(0), device=x.device) <= positions[:, None, :, None]  # [b, 1, q, s]
-        weights, biases = (p.to_dense().chunk(self.axis.virtual) for p in self.query_key_value.parameters())
+        parameters = self.query_key_value.weight, self.query_key_value.bias
+        weights, biases = (parameter.to_dense().chunk(self.axis.virtual) for parameter in parameters)
         contexts = [self._attend_at(x, rows, is_past, *part) for part in zip(weights, biases, strict=True)]
         return self.dense(join_columns(contexts), add_bias=False)
 

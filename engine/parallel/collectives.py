@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from engine.linear import linear
+from engine.linear import linear, multiply
 from engine.parallel.mesh import Axis, sum_in_tree
 
 Collective = Callable[[torch.Tensor], torch.Tensor]
@@ -62,7 +62,7 @@ class _GatheredLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         rows, whole = gradient.flatten(0, 1), ctx.axis.all_gather(x, dim=0).flatten(0, 1)
         to_x, to_bias = ctx.axis.reduce_scatter(linear(gradient, weight.t())), rows.sum(dim=0) if ctx.has_bias else None
-        return to_x, rows.T @ whole, to_bias, None
+        return to_x, multiply(rows.T, whole), to_bias, None
 
 
 def copies(x: torch.Tensor, count: int, axis: Axis | None = None) -> Sequence[torch.Tensor]:

@@ -18,14 +18,7 @@ from experiments.trainings.kept import FORECAST, Trained, read_kept, seeds_of
 from lineage.data_files import DataCard
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Manifest, read_document
-from lineage.ladder import (
-    Forecast,
-    LadderPlan,
-    LadderResult,
-    LadderRun,
-    LadderScores,
-    RateLaw,
-)
+from lineage.ladder import Forecast, LadderPlan, LadderResult, LadderRun, LadderScores, RateLaw
 from lineage.records import Record
 from lineage.run import MANIFEST
 

@@ -1,4 +1,4 @@
-"""`linear` is torch's, in value and gradients, by whichever library multiplies."""
+"""`linear` and `multiply` are torch's, in value and gradients, by whichever library multiplies."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from engine.linear import linear
+import engine.linear
+from engine.linear import linear, multiply
 
 SIZES = st.integers(0, 9)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -72,3 +73,17 @@ def test_only_what_has_a_gradient_gets_one() -> None:
 def test_its_gradient_is_its_derivative() -> None:
     leaves = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 4), (5, 4), (5,))]
     assert gradcheck(linear, leaves)
+
+
+def test_a_processor_without_bf16_multiplies_float32_and_rounds_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine.linear, "multiplies_bf16", False)
+    operands = [torch.randn(*shape).bfloat16() for shape in ((2, 300, 40), (50, 40), (50,))]
+    upstream = torch.randn(2, 300, 50).bfloat16()
+    found = results(linear, operands, upstream)
+    exact = results(F.linear, [each.float() for each in operands], upstream.float())
+    for ours, true in zip(found[:3], exact[:3], strict=True):
+        assert torch.equal(ours, true.bfloat16())
+    x, weight, _ = operands
+    assert torch.equal(multiply(x, weight.t()), F.linear(x.float(), weight.float()).bfloat16())

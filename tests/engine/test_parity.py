@@ -14,15 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import experiments.verify.cli
-from engine.compare.tensors import (
-    Difference,
-    Piece,
-    assemble,
-    compare,
-    computation_order,
-    first_difference,
-    merge,
-)
+from engine.compare.tensors import Difference, Piece, assemble, compare, computation_order, first_difference, merge
 from engine.config import RunConfig
 from engine.launch.forked import RanksFailed, run_forked
 from engine.model import transformer
@@ -34,15 +26,7 @@ from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
 from engine.pipeline.executor import PipelineExecutor
 from engine.pipeline.schedule import compute_orders
 from engine.rng import Dropout, DropoutMask
-from experiments.verify.parity import (
-    SERIAL,
-    TOLERANCE,
-    ParityLayout,
-    all_layouts,
-    choose_layouts,
-    misfit,
-    parse_layout,
-)
+from experiments.verify.parity import SERIAL, TOLERANCE, ParityLayout, all_layouts, choose_layouts, misfit, parse_layout
 from lineage.config import load_config
 from tests.commands import call
 

@@ -10,13 +10,7 @@ from statistics import median
 import pytest
 
 from engine.costs import flops_per_token
-from experiments.bench.benchmarks.parallel import (
-    DROPOUTS,
-    Measured,
-    contenders,
-    disagreements,
-    summarize,
-)
+from experiments.bench.benchmarks.parallel import DROPOUTS, Measured, contenders, disagreements, summarize
 from experiments.bench.contender import TOLERANCE, Contender, bench_size, read_size
 from experiments.bench.show import show
 from experiments.bench.timing import Timed, ratio

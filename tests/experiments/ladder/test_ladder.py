@@ -17,14 +17,7 @@ from evaluation.documents import RunningText
 from evaluation.protocol import SourceText
 from experiments.ladder import climb, plan, texts
 from experiments.ladder.plan import SHAPES, rung_model
-from experiments.ladder.result import (
-    CARD,
-    PLAN,
-    best_rate,
-    derive,
-    format_ladder,
-    rate_law,
-)
+from experiments.ladder.result import CARD, PLAN, best_rate, derive, format_ladder, rate_law
 from experiments.trainings.kept import FORECAST, SEARCH_SEED, TRAINING, Trained, keep, read_kept, seeds_of
 from experiments.verify.recomputed import Check
 from lineage.atomic import write_json

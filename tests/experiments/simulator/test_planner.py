@@ -8,14 +8,7 @@ import pytest
 
 from engine.cli import read_run_config
 from experiments.measured import machine as measure
-from experiments.measured.machine import (
-    ALL_REDUCE_BYTES,
-    MATMUL_WIDTHS,
-    SHAPES,
-    SMALL_OPERATIONS,
-    Measured,
-    as_cluster,
-)
+from experiments.measured.machine import ALL_REDUCE_BYTES, MATMUL_WIDTHS, SHAPES, SMALL_OPERATIONS, Measured, as_cluster
 from experiments.simulator.cluster import load_cluster, machine_of
 from experiments.simulator.cluster_file import cluster_toml
 from experiments.simulator.compute import matmul_seconds
