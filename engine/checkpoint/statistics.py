@@ -20,6 +20,8 @@ from lineage.files import TensorNumbers, parse_document, read_object
 FILE = "statistics.json"
 ROUNDING = 1e-9
 """Sums of squares in float64 may differ so much, relatively, when parts are added in another order."""
+PART = 1 << 18
+"""Numbers that are added at a time, so that their float64 copy stays in the cache."""
 Numbers = tuple[float, float, float, int]
 """(sum of squares, least, greatest, how many are not finite) of a tensor or of one rank's part."""
 
@@ -27,17 +29,15 @@ Numbers = tuple[float, float, float, int]
 def measure(tensor: torch.Tensor) -> Numbers:
     """The four numbers of a tensor, in float64. Least and greatest are of the finite numbers; 0 if there are none."""
     flat = tensor.detach().flatten()
-    norm = torch.linalg.vector_norm(flat, dtype=torch.float64).item()
-    lost = 0
-    if not math.isfinite(norm):
-        finite = torch.isfinite(flat)
-        lost = flat.numel() - int(finite.sum())
-        flat = flat[finite]
-        norm = torch.linalg.vector_norm(flat, dtype=torch.float64).item()
-    if not flat.numel():
-        return 0.0, 0.0, 0.0, lost
+    parts = map(torch.Tensor.double, flat.split(PART))
+    squares = torch.stack([torch.dot(part, part) for part in parts]).sum().item()
+    finite = flat if math.isfinite(squares) else flat[torch.isfinite(flat)]
+    if lost := len(flat) - len(finite):
+        return *measure(finite)[:3], lost
+    if not len(flat):
+        return 0.0, 0.0, 0.0, 0
     least, greatest = torch.aminmax(flat)
-    return norm * norm, float(least), float(greatest), lost
+    return squares, float(least), float(greatest), 0
 
 
 def measure_finite(tensors: Mapping[str, torch.Tensor]) -> dict[str, Numbers]:

@@ -21,11 +21,12 @@ from evaluation.protocol import Encoder
 from evaluation.scoring import score
 from evaluation.tasks import TASKS
 from evaluation.wikitext103 import MEGATRON, read_wikitext
-from evaluation.windows import evenly_spread, megatron_windows
+from evaluation.windows import megatron_windows
 from experiments.catalogue import Experiment
 from experiments.sealed import Line
 from experiments.verdicts import STAND_IN
 from lineage.digest import sha256_file
+from lineage.environment import available_cores
 from lineage.errors import DataMissing, Interrupted
 from lineage.progress import format_duration
 from lineage.records import Kind
@@ -57,7 +58,6 @@ MODELS = {
     "megatron/released-345m": {"megatron-345m": {"released 345M": MEGATRON_LM}},
 }
 """By experiment and directory: the claims' series with their protocols."""
-TRIAL_WINDOWS = 8
 
 
 def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:
@@ -84,7 +84,7 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
 
 
 def plan_released(experiment: Experiment, limit: int | None = None) -> str:
-    """What would be scored, with its time on this machine from a short trial; what is not here, with why."""
+    """What would be scored, with its time on this machine from one window a core; what is not here, and why."""
     lines = []
     for name, path, is_released in _found(experiment):
         with native_checkpoint(path) as native:
@@ -92,7 +92,7 @@ def plan_released(experiment: Experiment, limit: int | None = None) -> str:
             tasks = {task: make(evaluated).limited(limit) for task, make in _tasks(name, experiment).items()}
         requests, _ = share([task.requests for task in tasks.values()])
         tokens = sum(len(request.tokens) - 1 for request in requests)
-        trial = [requests[i] for i in evenly_spread(len(requests), TRIAL_WINDOWS)]
+        trial = sorted(requests, key=lambda request: -len(request.tokens))[: available_cores()]
         started = time.monotonic()
         score(evaluated.model, trial)
         rate = sum(len(request.tokens) - 1 for request in trial) / (time.monotonic() - started)
