@@ -11,6 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
+from pydantic import BaseModel
 
 from engine.cli import read_run_config
 from engine.config import RunConfig
@@ -51,7 +52,7 @@ from lineage.verified import check_seal_once
 
 LEDGER, DATASET, KEPT, REPORT = "ledger.json", "dataset.json", "training", "report"
 SAME = 1e-9
-"""Of numbers that are computed again from rounded ones."""
+"""Of numbers that are computed again, from rounded ones or by another processor."""
 
 
 class Check:
@@ -214,7 +215,9 @@ class Check:
     def _records(self) -> Iterator[str]:
         """Scores and records are computed again from metrics and evaluations; claims may have other words by now."""
         scores = self.run / SCORES
-        if scores.is_file() and read_document(scores, Scores) != derived_scores(RunDirectory(self.run), self._summary):
+        if scores.is_file() and not _alike(
+            read_document(scores, Scores), derived_scores(RunDirectory(self.run), self._summary)
+        ):
             yield f"{SCORES} is not what the evaluations give"
         actual = read_records(self.run / RECORDS)
         if not (self.run / KEPT).is_dir():
@@ -222,7 +225,7 @@ class Check:
             actual = [record for record in actual if record.x is None or record.kind == "published"]
         expected = derived_records(RunDirectory(self.run), self._summary)
         for says, gives in zip_longest(*map(_in_order, (actual, expected))):
-            if says != gives:
+            if not _alike(says, gives):
                 yield f"{RECORDS} has {_shown(says)} where what it was made of gives {_shown(gives)}"
 
     def _examples(self) -> Iterator[str]:
@@ -265,9 +268,9 @@ class Check:
     def _ladder(self) -> Iterator[str]:
         """Result and records are those of the trainings that it keeps, and these of the runs that are on disk."""
         result, records = derive(self.run)
-        if result != read_document(self.run / LADDER_RESULT, LadderResult):
+        if not _alike(result, read_document(self.run / LADDER_RESULT, LadderResult)):
             yield f"{LADDER_RESULT} of {self.run.name} is not what its trainings give"
-        if records != read_records(self.run / RECORDS):
+        if not _alike(records, read_records(self.run / RECORDS)):
             yield f"{RECORDS} of {self.run.name} does not have the numbers of {LADDER_RESULT}"
         yield from self._kept_trainings()
 
@@ -374,6 +377,19 @@ def _differing(folder: Path, made: Path, names: Iterable[str], by: str) -> Itera
 
 def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} - {MARKER}
+
+
+def _alike(one: object, other: object) -> bool:
+    """Whether two values, or documents of them, are the same up to the rounding of another processor."""
+    if isinstance(one, BaseModel) and isinstance(other, BaseModel):
+        return _alike(one.model_dump(), other.model_dump())
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=SAME)
+    return one == other
 
 
 def _same(one: Path, other: Path) -> bool:

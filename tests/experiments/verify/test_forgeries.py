@@ -438,6 +438,17 @@ def test_what_is_kept_of_earlier_versions_holds(path: Path) -> None:
     assert Check(path).broken == []
 
 
+@pytest.mark.parametrize(("factor", "holds"), [(1 + 1e-13, True), (1 + 1e-6, False)])
+def test_a_ladder_fitted_by_another_processor_holds_and_a_changed_rate_does_not(
+    tmp_path: Path, factor: float, holds: bool
+) -> None:
+    ladder = tmp_path / "ladder"
+    shutil.copytree(ROOT / "results" / "ladder", ladder)
+    json_file(ladder / "ladder.json", lambda it: it["rates"].update(rate=factor * it["rates"]["rate"]))
+    seal(ladder)
+    assert Check(ladder).broken == ([] if holds else ["ladder.json of ladder is not what its trainings give"])
+
+
 def is_named(sentence: str, forged: Forged) -> None:
     broken = Check(forged.reproduction).broken
     assert [found for found in broken if sentence in found], broken
