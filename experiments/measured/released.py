@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from functools import cache
+from heapq import nlargest
 from pathlib import Path
 
 from data_pipeline.contamination.testsets import find_test_set
@@ -92,7 +93,7 @@ def plan_released(experiment: Experiment, limit: int | None = None) -> str:
             tasks = {task: make(evaluated).limited(limit) for task, make in _tasks(name, experiment).items()}
         requests, _ = share([task.requests for task in tasks.values()])
         tokens = sum(len(request.tokens) - 1 for request in requests)
-        trial = sorted(requests, key=lambda request: -len(request.tokens))[: available_cores()]
+        trial = nlargest(available_cores(), requests, key=lambda request: len(request.tokens))
         started = time.monotonic()
         score(evaluated.model, trial)
         rate = sum(len(request.tokens) - 1 for request in trial) / (time.monotonic() - started)
