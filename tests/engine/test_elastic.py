@@ -37,7 +37,7 @@ def under_torchrun(config: RunConfig, root: Path, killed: int | None) -> int:
     """How often the agent of `torch.distributed.run --nproc-per-node=2 --max-restarts=1` had to begin again."""
     settings = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=2, max_restarts=1, monitor_interval=0.1, rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0", run_id=root.name, start_method="fork",
+        rdzv_endpoint="127.0.0.1:0", run_id=root.name, start_method="forkserver",
     )  # fmt: skip
     [life] = {*elastic_launch(settings, train_on_a_rank)(config, root, killed).values()}
     return int(life)
