@@ -98,6 +98,8 @@ class SoftwareConstants(Stated[Number], Generic[Number]):
     """Share of the peak that fused attention reaches, by the products that a causal mask leaves."""
     tensor_step_seconds: Number
     """Added to a collective of a tensor-parallel group larger than a node for each of its ranks."""
+    tensor_host_steps: Number
+    """How many times that a layer's forward pass takes longer on the host for each rank of the group beyond a node."""
     pipeline_step_seconds: Number
     """Added to the host's time of a layer's forward pass where the pipeline crosses nodes; of t tensor-parallel ranks
     t^1.1 times this."""
@@ -123,7 +125,7 @@ class Constants(Hardware[Number], SoftwareConstants[Number], Generic[Number]):
 FORMER = ("state_bytes_per_parameter", "network_latency_seconds")
 """Constants of earlier versions' files."""
 UNKNOWN = {"flash_efficiency": 0.3, "network_rank_share": 0.0, "tensor_network_share": 1.0,
-           "tensor_step_seconds": 0.0, "pipeline_step_seconds": 0.0, "stall_seconds": 0.0,
+           "tensor_step_seconds": 0.0, "tensor_host_steps": 0.0, "pipeline_step_seconds": 0.0, "stall_seconds": 0.0,
            "stall_nodes": 0.0, "stall_rate": 0.0, "tensor_stall_seconds": 0.0, "stall_ranks": 1e9,
            "memory_share": 1.0, "memory_error": 0.08}  # fmt: skip
 """Values of constants that a file may leave out."""

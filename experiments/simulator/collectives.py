@@ -54,11 +54,11 @@ def gradient_all_reduce_seconds(machine: Machine, w: Workloads, gradient_bytes: 
 
     Between nodes the groups that share a node (one per tensor-parallel rank) share its adapters. Where ranks of one
     group share a node too, rings collide on few adapters: with one group `network_share` of them is in use, all where
-    each GPU is of another group; between, measured times rise late, here with the fourth power. Bandwidth in use never
+    each GPU is of another group; between, measured times rise late, here with the eighth power. Bandwidth in use never
     falls with the groups, so gradients never take longer for being divided further. Each rank adds its share.
     """
     groups = np.minimum(w.t, machine.gpus_per_node)
-    apart = ((groups - 1) / np.maximum(machine.gpus_per_node - 1, 1)) ** 4
+    apart = ((groups - 1) / np.maximum(machine.gpus_per_node - 1, 1)) ** 8
     used = (machine.network_share + (1 - machine.network_share) * apart) / groups
     network = machine.network_bytes_per_second * machine.network_efficiency * used
     inside = node_all_reduce_seconds(machine, w.d, gradient_bytes)

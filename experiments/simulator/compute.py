@@ -99,7 +99,8 @@ def layer_passes(machine: Machine, w: Workloads) -> tuple[Passes, Floats]:
     host = machine.host_layer_seconds + np.where(w.t > 1, 2 * machine.host_collective_seconds, 0.0)
     host = host + pipeline_host_seconds(machine, w)
     ahead = 1 / (1 + (3 * host / (forward + backward)) ** SHARP)
-    host = host + 5 / 3 * np.maximum(w.t - machine.gpus_per_node, 0.0) * machine.tensor_step_seconds
+    beyond = np.maximum(w.t - machine.gpus_per_node, 0.0)
+    host = host + beyond * machine.tensor_host_steps * machine.tensor_step_seconds
     passes = Passes(_overlapped(machine, host, forward), _overlapped(machine, host * (2 + w.full), backward))
     return passes, ahead
 
