@@ -118,9 +118,11 @@ def h100_fit(measured: Sequence[Measured]) -> Fit:
     ways = {"model sizes": [w.hidden for w in asked], "numbers of nodes": [w.gpus for w in asked],
             "tensor-parallel sizes": [w.tp for w in asked]}  # fmt: skip
     beside = (*fits.STALLS, "memory_share", "memory_error")
-    sources = dict.fromkeys((*fits.H100_CONSTANTS, *beside), ("fit", "the Ultra-Scale Playbook's rows"))
+    stated = ("transferred", "the set does not tell it apart")
+    sources = dict.fromkeys(fits.CONSTANTS, stated)
+    sources |= dict.fromkeys((*fits.H100_CONSTANTS, *beside), ("fit", "the Ultra-Scale Playbook's rows"))
     return Fit(H100, "nanotron-2024", rows, lambda kept: fits.fit_h100(start, kept), ways, (), sources,
-               ("transferred", "the set does not tell it apart"))  # fmt: skip
+               stated)  # fmt: skip
 
 
 def fitted_h100(measured: Sequence[Measured]) -> tuple[Machine, dict[str, Interval]]:
