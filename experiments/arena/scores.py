@@ -1,5 +1,6 @@
 """How well planners foresee what others measured: time, memory, what fits, which layout is fast. Imports no torch."""
 
+import math
 import pkgutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from lineage.progress import announce
 GOALS = {"mean error": 12.0, "memory error": 8.0, "balanced accuracy": 90.0, "median regret": 2.0, "p90 regret": 10.0}
 """What the simulator aims at on the H100s, in percent."""
 CHOICE = "choice's time over the best's on H100, 90th percentile"
+TOLD = f"{ours.NAME}, told which runs stall"
 SHARES = (CHOICE, "rank correlation")
 """Measures that are not in percent."""
 
@@ -41,9 +43,12 @@ def arena() -> Benchmark:
     cases, curves = [], []
     for data in every:
         answers = {planner.NAME: answered(data, planner.guesses) for planner in competing}
-        cases.append(_case(data.name, {name: scores(each) for name, each in answers.items()}))
+        found = {name: scores(each) for name, each in answers.items()}
+        if any(one.guess.otherwise for one in answers[ours.NAME]):
+            found[TOLD] = scores(told(answers[ours.NAME]))
+        cases.append(_case(data.name, found))
         if any(not row.ran for row in data.rows):
-            cases[-1] = cases[-1].model_copy(update={"ratios": _ratios(scores(answers[ours.NAME]))})
+            cases[-1] = cases[-1].model_copy(update={"ratios": _ratios(found[ours.NAME])})
             curves = _by_nodes(answers)
     return Benchmark(
         benchmark="arena", title="Planners of layouts, scored on what others measured", cases=[*cases, *curves],
@@ -79,6 +84,18 @@ def scores(answers: Sequence[Answer]) -> dict[str, float]:
     if len(lost):
         found |= {"median regret": np.median(lost), "p90 regret": np.quantile(lost, 0.9), "worst regret": lost.max()}
     return {name: float(value) for name, value in found.items() if np.isfinite(value)}
+
+
+def told(answers: Sequence[Answer]) -> list[Answer]:
+    """The answers of a planner that knows of each run whether it stalled: what no layout tells. The nearer of what it
+    says of both is taken, and the fastest of these is preferred.
+    """
+    found = []
+    for row, guess in answers:
+        both = [each for each in (guess, guess.otherwise) if each]
+        nearest = min(both, key=lambda each: abs(math.log(each.seconds / row.seconds))) if row.ran else guess
+        found.append(Answer(row, nearest._replace(preference=(-nearest.seconds,))))
+    return found
 
 
 def regrets(answers: Sequence[Answer]) -> Floats:

@@ -18,6 +18,8 @@ class Guess(NamedTuple):
     high: float = math.nan
     fits: bool | None = None
     memory_gib: float = math.nan
+    otherwise: "Guess | None" = None
+    """Of a run that stalls where this foresees none, or does not where it does."""
 
 
 class DataSet(NamedTuple):

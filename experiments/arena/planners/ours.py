@@ -7,10 +7,12 @@ from experiments.simulator import fits
 from experiments.simulator.calibrate import H100, fitted_h100
 from experiments.simulator.cluster import Cluster, Constants, Machine, load_cluster, machine_of
 from experiments.simulator.measurements import Measured, Observation
-from experiments.simulator.simulate import simulate
+from experiments.simulator.simulate import Prediction, simulate
 from experiments.simulator.workload import Workload
 
 NAME = "this simulator"
+ALWAYS = {"stall_rate": 1e9, "stall_ranks": 1e-9}
+"""Constants by which every run that can stall does."""
 
 
 def guesses(cluster: str, known: Sequence[Measured], asked: Sequence[Workload]) -> list[Guess]:
@@ -23,10 +25,21 @@ def guesses(cluster: str, known: Sequence[Measured], asked: Sequence[Workload]) 
         start = fits.started(machine_of(used), fits.A100_CONSTANTS)
         rows = [Observation("", one.workload, "iteration_seconds", one.seconds) for one in known]
         used = _with(used, fits.fit(start, fits.A100_CONSTANTS, rows, fits.weights_of(rows)), {})
+    said = [_guess(each) for each in simulate(used, asked)]
+    if not used.constants.stall_nodes.value:
+        return said
+    never, always = (
+        [_guess(each) for each in simulate(_with(used, machine_of(used).replaced(**stalls), {}), asked)]
+        for stalls in ({"stall_nodes": 0.0}, ALWAYS)
+    )
     return [
-        Guess((p.expected_rate,), p.seconds, p.low_seconds, p.high_seconds, not p.reason, p.memory_bytes / 2**30)
-        for p in simulate(used, asked)
+        guess._replace(otherwise=other if guess.seconds == smooth.seconds else smooth)
+        for guess, smooth, other in zip(said, never, always, strict=True)
     ]
+
+
+def _guess(p: Prediction) -> Guess:
+    return Guess((p.expected_rate,), p.seconds, p.low_seconds, p.high_seconds, not p.reason, p.memory_bytes / 2**30)
 
 
 def _with(cluster: Cluster, machine: Machine, intervals: dict[str, object]) -> Cluster:
