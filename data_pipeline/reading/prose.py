@@ -8,6 +8,7 @@ words in a page say little of a paragraph, so the share of all function words is
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 
 _LISTED = """
 a about above after again against all almost along already also although always am among an and another any are around
@@ -48,10 +49,10 @@ class Composition:
 
 def measure(text: str) -> Composition:
     """The text by its words, which white space divides."""
-    words = text.split()
+    words = text.lower().split()
     ascii_letters = text.encode("ascii", "ignore").translate(None, OTHER_ASCII)
     letters = len(ascii_letters) + sum(sign.isalpha() or sign.isspace() for sign in BEYOND_ASCII.findall(text))
-    functional = sum(word.strip(AROUND_WORDS).lower() in FUNCTION_WORDS for word in words)
+    functional = sum(map(FUNCTION_WORDS.__contains__, map(str.strip, words, repeat(AROUND_WORDS))))
     return Composition(len(text), letters, len(words), functional, len(SENTENCE_END.findall(text)))
 
 

@@ -51,10 +51,11 @@ class Prose(TextFilter):
         return [paragraph for paragraph in paragraphs(text) if self._is_prose(paragraph)]
 
     def _is_prose(self, paragraph: str) -> bool:
+        if not paragraph.rstrip(CLOSING).endswith((".", "!", "?")):
+            return False
         made_of = measure(paragraph)
         return (
-            paragraph.rstrip(CLOSING).endswith((".", "!", "?"))
-            and made_of.words >= self.min_paragraph_words
+            made_of.words >= self.min_paragraph_words
             and made_of.function_words >= self.min_function_words * made_of.words
             and made_of.letters >= self.min_letters * made_of.characters
             and made_of.sentence_words <= self.max_sentence_words
