@@ -66,6 +66,8 @@ class Prediction:
     reason: str = ""
     """Empty where it runs. Where memory alone does not suffice, the numbers are there all the same."""
     seconds: float = 0.0
+    stalled_seconds: float = 0.0
+    """If it stalls."""
     low_seconds: float = 0.0
     high_seconds: float = 0.0
     tflops_per_gpu: float = 0.0
@@ -155,6 +157,7 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | N
         memory = _memory(machine, workload, config, ahead)
         predictions[place] = Prediction(
             seconds=total,
+            stalled_seconds=smooth + stalls,
             low_seconds=min(low, total),
             high_seconds=max(high, total),
             tflops_per_gpu=flops_of(workload) / (total * workload.gpus * 1e12),

@@ -25,21 +25,25 @@ def guesses(cluster: str, known: Sequence[Measured], asked: Sequence[Workload]) 
         start = fits.started(machine_of(used), fits.A100_CONSTANTS)
         rows = [Observation("", one.workload, "iteration_seconds", one.seconds) for one in known]
         used = _with(used, fits.fit(start, fits.A100_CONSTANTS, rows, fits.weights_of(rows)), {})
-    said = [_guess(each) for each in simulate(used, asked)]
+    said = [_guess(each, each.seconds) for each in simulate(used, asked)]
     if not used.constants.stall_nodes.value:
         return said
     never, always = (
-        [_guess(each) for each in simulate(_with(used, machine_of(used).replaced(**stalls), {}), asked)]
+        simulate(_with(used, machine_of(used).replaced(**stalls), {}), asked)
         for stalls in ({"stall_nodes": 0.0}, ALWAYS)
     )
     return [
-        guess._replace(otherwise=other if guess.seconds == smooth.seconds else smooth)
+        guess._replace(
+            otherwise=_guess(other, other.stalled_seconds)
+            if guess.seconds == smooth.seconds
+            else _guess(smooth, smooth.seconds)
+        )
         for guess, smooth, other in zip(said, never, always, strict=True)
     ]
 
 
-def _guess(p: Prediction) -> Guess:
-    return Guess((p.expected_rate,), p.seconds, p.low_seconds, p.high_seconds, not p.reason, p.memory_bytes / 2**30)
+def _guess(p: Prediction, seconds: float) -> Guess:
+    return Guess((p.expected_rate,), seconds, p.low_seconds, p.high_seconds, not p.reason, p.memory_bytes / 2**30)
 
 
 def _with(cluster: Cluster, machine: Machine, intervals: dict[str, object]) -> Cluster:
