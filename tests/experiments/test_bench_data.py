@@ -163,7 +163,8 @@ def test_scale_is_measured_within_the_bound(tmp_path: Path) -> None:
     assert case.ratios[0].is_reached
     assert spread.is_reached
     assert (of_workers.name, of_workers.goal) == ("one worker's time ÷ that of 2 at 16 MB", 1.9)
-    assert of_workers.value > 0
+    clocks = [found[f"clock, workers: {count}", "time"] for count in (1, 2)]
+    assert of_workers.value == pytest.approx(clocks[0] / clocks[1], rel=1e-3)
     assert str(tmp_path) not in scale.read_text(encoding="utf-8")
     assert result.environment.argv == [
         "mlm-bench", "data-scale", "--corpus=corpus.jsonl", "--megabytes=16"

@@ -43,9 +43,9 @@ def measure(
     from data_pipeline.runner import ROOM_OF_A_DATASET
     from experiments.bench.data_chain import choose_vocabulary
 
-    paragraphs, sizes = _paragraphs(corpus), megabytes or SIZES
+    paragraphs, sizes, counts = _paragraphs(corpus), megabytes or SIZES, sorted({1, workers})
     announce(
-        f"builds datasets of {', '.join(f'{size:g}' for size in sizes)} MB on {workers} processes",
+        f"builds datasets of {', '.join(f'{size:g}' for size in sizes)} MB on {' and on '.join(map(str, counts))} processes",
         f"up to {format_bytes((1 + ROOM_OF_A_DATASET) * 1e6 * max(sizes))} of disk",
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +63,7 @@ def measure(
                 path, documents, largest = write_corpus(work / "corpus.jsonl", paragraphs, size)
                 bound = memory_bound_bytes(documents, largest, workers)
                 built = {}
-                for count in {1, workers}:
+                for count in counts:
                     built[count], dataset = run_pipeline(path, vocabulary.recipe, work, count, bound)
                     shutil.rmtree(dataset.parent)
                 read = path.stat().st_size / 1e6
@@ -84,7 +84,7 @@ def measure(
                             series("processor, one worker", "time", "s", built[1].cpu_seconds),
                             *[
                                 series(f"clock, workers: {count}", "time", "s", spent.seconds)
-                                for count, spent in sorted(built.items())
+                                for count, spent in built.items()
                             ],
                         ],
                         ratios=[memory],
