@@ -45,7 +45,7 @@ def measure(
 
     paragraphs, sizes, counts = _paragraphs(corpus), megabytes or SIZES, sorted({1, workers})
     announce(
-        f"builds datasets of {', '.join(f'{size:g}' for size in sizes)} MB on {' and on '.join(map(str, counts))} processes",
+        f"builds datasets of {', '.join(f'{size:g}' for size in sizes)} MB by {' and '.join(map(str, counts))} workers",
         f"up to {format_bytes((1 + ROOM_OF_A_DATASET) * 1e6 * max(sizes))} of disk",
     )
     with tempfile.TemporaryDirectory() as folder:
