@@ -5,6 +5,7 @@ are not independent, and taking them so makes the error several times too small.
 """
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +26,16 @@ def difference_standard_error(first: tuple[Floats, Floats], second: tuple[Floats
     num_blocks = len(first[0])
     if num_blocks < 2:
         return None
-    generator = np.random.default_rng(SEED)
-    times = generator.multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), RESAMPLES).astype(np.float64)
+    times = _times_drawn(num_blocks)
     ratios = [(times @ sums) / (times @ weights) for sums, weights in (first, second)]
     return float(np.std(ratios[0] - ratios[1], ddof=1))
+
+
+@lru_cache(maxsize=2)
+def _times_drawn(num_blocks: int) -> Floats:
+    """How often each resample has each block, [RESAMPLES, blocks]."""
+    generator = np.random.default_rng(SEED)
+    return generator.multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), RESAMPLES).astype(np.float64)
 
 
 def sampling_error(sums: Floats, weights: Floats, whole: int) -> float | None:
