@@ -4,7 +4,7 @@
 terminal and the page show the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -165,8 +165,12 @@ def ratios(result: Benchmark) -> "pd.DataFrame":
 def tables(result: Benchmark) -> list[TextTable]:
     """The ratios with their goals, then a table for each measure, then who was not measured; none is empty."""
     tables = [_ratio_rows(result)]
-    for (measure, unit), part in samples(result).groupby(["measure", "unit"], sort=False):
-        tables.append(_sample_rows(part, measure, unit))
+    measures: dict[tuple[str, str], dict[tuple[str, str], list[float]]] = {}
+    for case in result.cases:
+        for each in case.series:
+            found = measures.setdefault((each.measure, each.unit), {})
+            found.setdefault((case.name, each.contender), []).extend(each.samples)
+    tables += [_sample_rows(found, *measure) for measure, found in measures.items()]
     missing = [(case.name, name, why) for case in result.cases for name, why in case.missing.items()]
     tables.append(TextTable(("case", "contender", "why"), missing, 3, "not measured"))
     return [table for table in tables if table.rows]
@@ -181,10 +185,12 @@ def sentences(result: Benchmark) -> list[str]:
                   for case, ratio in aimed if not ratio.is_reached]  # fmt: skip
         said.append(f"{len(aimed) - len(missed)} of {len(aimed)} goals were reached.")
         said += [f"Missed: {'; '.join(missed)}."] if missed else []
-    frame = ratios(result)
-    for name, curve in frame[frame["axis"] != ""].groupby("name", sort=False):
-        ends = curve.groupby("axis", sort=False)["value"].agg(["min", "max"])
-        parts = [f"{axis} {low:.2f} to {high:.2f}" for axis, low, high in ends.itertuples()]
+    curves: dict[str, dict[str, list[float]]] = {}
+    for case in result.cases:
+        for ratio in case.ratios if case.axis else ():
+            curves.setdefault(ratio.name, {}).setdefault(case.axis, []).append(ratio.value)
+    for name, axes in curves.items():
+        parts = [f"{axis} {min(values):.2f} to {max(values):.2f}" for axis, values in axes.items()]
         said.append(f"{name}: {'; '.join(parts)}.")
     where, load = result.environment, max(result.load_average, default=0.0)
     if load:
@@ -213,23 +219,21 @@ def _ratio_rows(result: Benchmark) -> TextTable:
     return TextTable(("case", "ratio", "value", "rounds", "goal"), rows, 2, "ratios")
 
 
-def _sample_rows(part: "pd.DataFrame", measure: str, unit: str) -> TextTable:
-    """Medians over rounds: a row for each case, or for each contender where that is narrower."""
-    wide = part.pivot_table(index="case", columns="contender", values="value", aggfunc=median)
-    wide = wide.reindex(index=part["case"].unique(), columns=part["contender"].unique())
-    if len(wide.columns) > len(wide.index):
-        wide = wide.T
-    rows = [(str(name), *(_cell(value, unit) for value in values)) for name, *values in wide.itertuples()]
-    return TextTable(
-        (str(wide.index.name), *map(str, wide.columns)),
-        rows,
-        1,
-        measure if unit in ("", "bytes") else f"{measure}, {unit}",
-    )
+def _sample_rows(found: Mapping[tuple[str, str], Sequence[float]], measure: str, unit: str) -> TextTable:
+    """Medians by case and contender: a row for each case, or for each contender where that is narrower."""
+    cases, contenders = (list(dict.fromkeys(key[part] for key in found)) for part in (0, 1))
+    medians = {key: float(median(values)) for key, values in found.items()}
+    head, down, across = "case", cases, contenders
+    if len(contenders) > len(cases):
+        head, down, across = "contender", contenders, cases
+        medians = {(contender, case): value for (case, contender), value in medians.items()}
+    rows = [(row, *(_cell(medians.get((row, column)), unit) for column in across)) for row in down]
+    title = measure if unit in ("", "bytes") else f"{measure}, {unit}"
+    return TextTable((head, *across), rows, 1, title)
 
 
-def _cell(value: float, unit: str) -> str:
-    if value != value:
+def _cell(value: float | None, unit: str) -> str:
+    if value is None:
         return MISSING
     if unit == "bytes":
         return size_bytes(int(value))

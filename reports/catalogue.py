@@ -1,13 +1,12 @@
 """The tables and figures that the experiments catalogue names, each with a layer for every kind of number it has."""
 
-import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
-
-import pandas as pd
 
 from experiments.catalogue import Experiment
 from experiments.verdicts import EFFECTS, FITTED
@@ -24,23 +23,35 @@ AXES = read_toml(Path(__file__).with_name("axes.toml"))
 """What quantities and positions are called."""
 
 
-class Numbers(NamedTuple):
+class Row(NamedTuple):
+    """A published number or one made here, and as what it is printed."""
+
+    quantity: str
+    series: str
+    kind: Kind
+    x: float | None
+    value: float
+    text: str
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Numbers:
     """What there is for an experiment."""
 
     experiment: Experiment
     records: Sequence[Record]
     claims: Sequence[Found]
 
-    @property
-    def frame(self) -> pd.DataFrame:
+    @cached_property
+    def rows(self) -> list[Row]:
         """A row for each published number, its text the digits that were printed, then for each made here."""
         claims = self.experiment.claims
-        rows = [
-            *((c.quantity, c.series, "published", c.x, c.value, str(c.value), None, None) for c in claims),
-            *((r.quantity, r.series, r.kind, r.x, r.value, _text(r), r.low, r.high) for r in self.records),
+        return [
+            *(Row(c.quantity, c.series, "published", c.x, float(c.value), str(c.value)) for c in claims),
+            *(Row(r.quantity, r.series, r.kind, r.x, r.value, _text(r), r.low, r.high) for r in self.records),
         ]
-        frame = pd.DataFrame(rows, columns=["quantity", "series", "kind", "x", "value", "text", "low", "high"])
-        return frame.astype(dict.fromkeys(("x", "value", "low", "high"), float))
 
     @property
     def x_name(self) -> str:
@@ -82,12 +93,14 @@ def layers_of(numbers: Numbers, quantity: str) -> list[Layer]:
 
     Several of ours at a place become a mean with its spread; of several published the catalogue's first is drawn.
     """
-    frame = numbers.frame
-    shown = frame[(frame["quantity"] == quantity) & frame["x"].notna()]
-    series = list(shown["series"].unique())
+    shown = [row for row in numbers.rows if row.quantity == quantity and row.x is not None]
+    series = list(dict.fromkeys(row.series for row in shown))
+    places: dict[tuple[str, Kind], dict[float, list[Row]]] = {}
+    for row in shown:
+        places.setdefault((row.series, row.kind), {}).setdefault(row.x or 0.0, []).append(row)
     layers = [
-        Layer(name, series.index(name), kind, tuple(_point(float(x), kind, at) for x, at in part.groupby("x")))
-        for (name, kind), part in shown.groupby(["series", "kind"], sort=False)
+        Layer(name, series.index(name), kind, tuple(_point(x, kind, at) for x, at in sorted(by_x.items())))
+        for (name, kind), by_x in places.items()
     ]
     return sorted(layers, key=lambda layer: (layer.kind != "published", layer.rank))
 
@@ -99,8 +112,8 @@ def named(quantity: str) -> str:
 
 def _drawn(numbers: Numbers) -> str:
     """The quantity with most places on the x axis, a published one with numbers of ours first; empty for a table."""
-    frame = numbers.frame.dropna(subset="x").drop_duplicates(["quantity", "series", "x"])
-    places = {quantity: len(part) for quantity, part in frame.groupby("quantity", sort=False) if len(part) > 1}
+    drawn = dict.fromkeys((row.quantity, row.series, row.x) for row in numbers.rows if row.x is not None)
+    places = {quantity: count for quantity, count in Counter(place[0] for place in drawn).items() if count > 1}
     if numbers.experiment.chart == "table" or not places:
         return ""
     ours = {record.quantity for record in numbers.records}
@@ -108,13 +121,12 @@ def _drawn(numbers: Numbers) -> str:
     return max(places, key=lambda quantity: (quantity in published, quantity in ours, places[quantity]))
 
 
-def _point(x: float, kind: Kind, at: pd.DataFrame) -> Point:
+def _point(x: float, kind: Kind, at: Sequence[Row]) -> Point:
     """What is drawn at a place: the catalogue's first published number, or the mean of those made here."""
-    values = at["value"].tolist()
+    values = [row.value for row in at]
     if kind != "published" and len(values) > 1:
         return Point(x, fmean(values), min(values), max(values), len(values))
-    low, high = (None if math.isnan(end) else float(end) for end in at.iloc[0][["low", "high"]])
-    return Point(x, values[0], low, high)
+    return Point(x, values[0], at[0].low, at[0].high)
 
 
 def _data(numbers: Numbers) -> Table:
@@ -140,16 +152,19 @@ def _data(numbers: Numbers) -> Table:
 def _table(numbers: Numbers, without: set[str]) -> Table:
     """A row for each series and place with a published number, a column for each quantity and kind."""
     wanted = list(dict.fromkeys(c.quantity for c in numbers.experiment.claims if c.quantity not in without))
-    shown = numbers.frame[lambda frame: frame["quantity"].isin(wanted)]
-    columns = sorted(
-        dict.fromkeys(zip(shown["quantity"], shown["kind"], strict=True)), key=lambda c: wanted.index(c[0])
-    )
-    positioned = bool(shown["x"][shown["kind"] == "published"].notna().any())
+    shown = [row for row in numbers.rows if row.quantity in wanted]
+    columns = sorted(dict.fromkeys((row.quantity, row.kind) for row in shown), key=lambda c: wanted.index(c[0]))
+    positioned = any(row.x is not None for row in shown if row.kind == "published")
+    places: dict[tuple[str, float | None], list[Row]] = {}
+    for row in shown:
+        places.setdefault((row.series, row.x), []).append(row)
     rows = []
-    for (series, x), row in shown.groupby(["series", "x"], sort=False, dropna=False):
-        if "published" in set(row["kind"]):
-            texts = row.groupby(["quantity", "kind"])["text"].unique()
-            position = [MISSING if math.isnan(x) else f"{x:,g}"] if positioned else []
+    for (series, x), at in places.items():
+        if any(row.kind == "published" for row in at):
+            texts: dict[tuple[str, Kind], dict[str, None]] = {}
+            for row in at:
+                texts.setdefault((row.quantity, row.kind), {})[row.text] = None
+            position = [MISSING if x is None else f"{x:,g}"] if positioned else []
             rows.append([series, *position, *("; ".join(texts.get(column, [MISSING])) for column in columns)])
     heads = [
         "",
@@ -198,8 +213,7 @@ def _arms(numbers: Numbers) -> list[str]:
     tried = [each.verdict for each in numbers.claims if each.verdict.outcome in EFFECTS]
     if ablation is None or not tried:
         return []
-    frame = numbers.frame
-    ends = [f"{arm.name} {_end(frame[frame['series'] == arm.name])}" for arm in ablation.arms]
+    ends = [f"{arm.name} {_end([row for row in numbers.rows if row.series == arm.name])}" for arm in ablation.arms]
     trained = f"{ablation.train['iterations']:,} iterations of batch {ablation.train['global_batch_size']}"
     return [
         ablation.question,
@@ -208,15 +222,15 @@ def _arms(numbers: Numbers) -> list[str]:
     ]
 
 
-def _end(arm: pd.DataFrame) -> str:
+def _end(arm: Sequence[Row]) -> str:
     """How an arm ended over its seeds, and its learning rate."""
     losses, lost, rates = (
-        arm.loc[arm["quantity"] == quantity, "value"]
+        [row.value for row in arm if row.quantity == quantity]
         for quantity in ("final_validation_loss", "diverged", "learning_rate")
     )
-    ended = f"{losses.mean():.3f} ({losses.min():.3f} to {losses.max():.3f})" if len(losses) else "no number"
-    ended += f", {lost.sum():g} of {len(lost)} diverged" if lost.sum() else ""
-    return f"{ended} at the rate {rates.iloc[0]:g}"
+    ended = f"{fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})" if losses else "no number"
+    ended += f", {sum(lost):g} of {len(lost)} diverged" if sum(lost) else ""
+    return f"{ended} at the rate {rates[0]:g}"
 
 
 def _agreement(claims: Sequence[Found]) -> list[str]:
