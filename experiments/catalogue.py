@@ -3,6 +3,7 @@
 import csv
 import math
 import re
+from collections.abc import Mapping
 from decimal import Decimal
 from fnmatch import fnmatchcase, translate
 from functools import cache, cached_property
@@ -310,8 +311,9 @@ def unanswered_claims() -> UnansweredClaims:
     return load_config(HERE / "unanswered.toml", UnansweredClaims)
 
 
-def load_experiments() -> dict[str, Experiment]:
-    """Every experiment by its name, in the order of the papers."""
+@cache
+def load_experiments() -> Mapping[str, Experiment]:
+    """Every experiment by its name, in the order of the papers, read once."""
 
     def natural(experiment: Experiment) -> list[int | str]:
         """Sorts figure-6 before figure-11, and years before names."""

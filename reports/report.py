@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -170,7 +170,7 @@ def _commits(origins: Sequence[Origin], benchmarks: Benchmarks | None) -> tuple[
     )
 
 
-def _claims(experiments: dict[str, Experiment], reproduction: Reproduction, results: Results) -> Claims:
+def _claims(experiments: Mapping[str, Experiment], reproduction: Reproduction, results: Results) -> Claims:
     """From sealed runs alone: a reproduction that is unfinished or was changed answers nothing."""
     mine = () if reproduction.problems_of(MARKER) else reproduction.records
     records = (*results.records, *(record for record in mine if record.kind != "published"))
@@ -178,7 +178,7 @@ def _claims(experiments: dict[str, Experiment], reproduction: Reproduction, resu
     return find_claims([*verdicts, *unanswered(experiments.values())], records)
 
 
-def _drawn(experiments: dict[str, Experiment], claims: Claims, runs: ExperimentRuns) -> dict[str, Exhibit]:
+def _drawn(experiments: Mapping[str, Experiment], claims: Claims, runs: ExperimentRuns) -> dict[str, Exhibit]:
     """The tables and figures that no reproduction makes, by the names of their experiments."""
     by_experiment, drawn = claims.by("experiment"), {}
     for name, experiment in experiments.items():
