@@ -48,7 +48,9 @@ MOST_PASSES = 64
 """Of all repairs over one line."""
 MOST_MARKS = 1000
 """In a row; Unicode's format for streams has 30."""
-MARKS = "".join(c for c in map(chr, range(0x110000)) if combining(normalize("NFKD", c)[0]))
+TAGS = 0xE0000, 0xE1000
+"""Above U+1FFFF, where else Unicode has characters that are no ideographs and for private use."""
+MARKS = "".join(c for c in map(chr, (*range(0x20000), *range(*TAGS))) if combining(normalize("NFKD", c)[0]))
 FIND_MARKS = re.compile(f"[{re.escape(MARKS)}]++").finditer
 AFTER_DECODING = (
     "fix_c1_controls", "fix_latin_ligatures", "fix_character_width", "uncurl_quotes", "fix_line_breaks",

@@ -4,6 +4,7 @@ import re
 import sys
 import tracemalloc
 from collections.abc import Iterator
+from unicodedata import combining, normalize
 
 import ftfy
 import pytest
@@ -109,6 +110,11 @@ def test_bytes_that_are_nearly_utf8(line: bytes, encoding: str, lost: str, form:
 def test_every_thirteenth_code_point_in_a_line(form: Normalization) -> None:
     assert_same("\n".join(f"a{chr(code)}b" for code in (*range(0x3100), *range(0x3100, sys.maxunicode, 131))), form)
     assert_same("\n".join(f"a{chr(code)}b" for code in range(0xF900, 0x10000)), form)
+
+
+def test_every_mark_is_known() -> None:
+    every = map(chr, range(sys.maxunicode + 1))
+    assert "".join(c for c in every if combining(normalize("NFKD", c)[0])) == exact_ftfy.MARKS
 
 
 def real_texts() -> Iterator[str]:

@@ -71,6 +71,7 @@ def test_every_code_point_has_the_class_of_its_normal_character() -> None:
     factory = language_factory()
     classes, upper = _character_classes(factory)
     known = {letter for word in factory.word_lang_prob_map for letter in word}
+    assert not any(chr(code).isupper() for code in range(0x20000, sys.maxunicode + 1))
     normals: dict[int, str] = {}
     for code in (*range(0x10000), *range(0x10000, sys.maxunicode, 7)):
         normal = NGram.normalize(chr(code))
