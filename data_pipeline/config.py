@@ -49,7 +49,7 @@ class _Beginning(Config):
     workers: Annotated[int, Field(ge=0)] = 0
     """Worker processes; 0 means one for each core. The dataset does not depend on it."""
     shard_bytes: PositiveInt | None = None
-    """Input bytes in a unit of work: 64 MiB, less for a corpus under 1 GiB. The dataset does not depend on it."""
+    """Input bytes in a unit of work: 64 MiB, less for a corpus under 4 GiB. The dataset does not depend on it."""
     sources: SourcesConfig
 
 

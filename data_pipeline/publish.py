@@ -21,7 +21,8 @@ from data_pipeline.pipeline import Pipeline
 from data_pipeline.stages import STAGES
 from data_pipeline.tokens.tokenizer import padded_vocab_size
 from data_pipeline.work.tasks import MARKER, Counts, Settings
-from lineage.atomic import read_json, sync_directory
+from data_pipeline.work.workspace import Job
+from lineage.atomic import read_json, sync_directory, sync_file
 from lineage.data_files import DataCard, File, Split, TokenizerFacts
 from lineage.files import write_document
 
@@ -42,11 +43,17 @@ def publish(pipeline: Pipeline, directory: Path) -> None:
         files[DUPLICATES] = _duplicates(pipeline)
     card = None
     if "tokenize" in stages:
-        splits = [[name or UNSPLIT, slices[0], slices[-1] + 1] for name, slices in pipeline.splits.items()]
-        settings = {"splits": splits, "lines": len(stages) > 1, "tokens": True}
-        joined = workspace.one("assemble", assemble, settings, gathered.input).path / "00000"
-        files |= {path.name: path for path in sorted(joined.iterdir()) if path.name != MARKER}
-        card = _describe(pipeline, read_json(joined / MARKER)["files"])
+        jobs: list[Job] = [
+            ({"split": name or UNSPLIT, "first": slices[0], "last": slices[-1] + 1, "kind": kind}, (gathered.input,))
+            for name, slices in pipeline.splits.items()
+            for kind in (["lines", "tokens"] if len(stages) > 1 else ["tokens"])
+        ]
+        joined = workspace.all("assemble", assemble, jobs).path
+        written: dict[str, Any] = {}
+        for number in range(len(jobs)):
+            written |= (here := read_json(joined / f"{number:05d}" / MARKER)["files"])
+            files |= {name: joined / f"{number:05d}" / name for name in here}
+        card = _describe(pipeline, dict(sorted(written.items())))
     else:
         for name, slices in pipeline.splits.items():
             for number, task in enumerate(slices):
@@ -96,6 +103,7 @@ def _move(source: Path, target: Path) -> None:
     if target.is_dir():
         shutil.rmtree(target)
     target.parent.mkdir(parents=True, exist_ok=True)
+    sync_file(source)
     os.replace(source, target)
     sync_directory(target.parent)
 

@@ -95,10 +95,11 @@ def write_json(path: Path, value: Any, replaces: bool = True) -> bool:
 
 
 @contextmanager
-def new_directory(path: Path) -> Iterator[Path]:
+def new_directory(path: Path, durable: bool = True) -> Iterator[Path]:
     """Yield an empty temporary sibling that becomes `path` when the block ends without an error.
 
-    An existing directory at `path` is replaced only then. On an error the temporary directory is removed.
+    An existing directory at `path` is replaced only then. On an error the temporary directory is removed. Unless it is
+    `durable`, a power cut may leave a directory whose files are not whole.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
@@ -106,21 +107,18 @@ def new_directory(path: Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        publish_directory(temporary, path)
+        publish_directory(temporary, path, durable)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def publish_directory(temporary: Path, path: Path) -> None:
-    """Make a finished directory durable and give it its name, replacing what stands there."""
-    for file in sorted(temporary.rglob("*")):
-        if file.is_file():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
-        else:
-            sync_directory(file)
-    sync_directory(temporary)
+def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None:
+    """Give a finished directory its name, replacing what stands there; first make it `durable`."""
+    for file in sorted(temporary.rglob("*")) if durable else ():
+        (sync_file if file.is_file() else sync_directory)(file)
+    if durable:
+        sync_directory(temporary)
     if path.exists():
         old = path.with_name(f".{path.name}.old-{os.getpid()}")
         os.replace(path, old)
@@ -128,7 +126,14 @@ def publish_directory(temporary: Path, path: Path) -> None:
         shutil.rmtree(old)
     else:
         os.replace(temporary, path)
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Make the content of a file durable."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:

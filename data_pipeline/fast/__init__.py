@@ -7,4 +7,6 @@ library has another version, the library itself is used. `kernels.py` compiles l
     exact_langdetect.py, addresses.py   langdetect's detection, which language.py makes repeatable
     minhash.py, sha1.py, shingles.py    datasketch.MinHash over SHA-1
     ngram_index.py                      sets of word n-grams (contamination/words.py)
+
+Workers are forked from a process that has imported `ready.py`, so that the tables are made once for all of them.
 """

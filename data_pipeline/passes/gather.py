@@ -89,17 +89,17 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
 
 
 def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """The slices of each split, given as `[name, first, last]`, joined into files: `lines`, `tokens` or both."""
-    for name, first, last in settings["splits"]:
-        folders = [inputs[0] / f"{number:05d}" for number in range(first, last)]
-        if settings["lines"]:
-            (directory / "documents").mkdir(exist_ok=True)
-            with (directory / "documents" / f"{name}.jsonl").open("wb") as whole:
-                for folder in folders:
-                    append_file(folder / SLICE_LINES, whole)
-        if settings["tokens"]:
-            prefixes = [folder / SLICE_TOKENS for folder in folders]
-            merge_token_files(prefixes, directory / f"{name}_text_document")
+    """The slices of a split from `first` to before `last`, joined into one file of its `kind`: lines or tokens."""
+    folders = [inputs[0] / f"{number:05d}" for number in range(settings["first"], settings["last"])]
+    if settings["kind"] == "lines":
+        (directory / "documents").mkdir()
+        with (directory / "documents" / f"{settings['split']}.jsonl").open("wb") as whole:
+            for folder in folders:
+                append_file(folder / SLICE_LINES, whole)
+    else:
+        merge_token_files(
+            [folder / SLICE_TOKENS for folder in folders], directory / f"{settings['split']}_text_document"
+        )
     return {}
 
 

@@ -9,7 +9,7 @@ GRAIN_BYTES = 1 << 16
 """A file of lines is cut at multiples of this."""
 SHARD_BYTES = 64 << 20
 SMALLEST_SHARD_BYTES = 1 << 20
-SHARDS_OF_A_SMALL_CORPUS = 16
+SHARDS_OF_A_SMALL_CORPUS = 64
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def stamp_of(path: Path) -> str:
 
 
 def choose_shard_bytes(wanted: int | None, total_bytes: int) -> int:
-    """Size of a shard, a multiple of the grain: what is wanted, or 64 MiB, less for a corpus under 1 GiB."""
+    """Size of a shard, a multiple of the grain: what is wanted, or 64 MiB, less for a corpus under 4 GiB."""
     by_size = max(SMALLEST_SHARD_BYTES, total_bytes // SHARDS_OF_A_SMALL_CORPUS)
     size = wanted or min(SHARD_BYTES, by_size)
     return max(GRAIN_BYTES, size // GRAIN_BYTES * GRAIN_BYTES)

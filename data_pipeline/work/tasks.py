@@ -71,12 +71,13 @@ class Executor(Protocol):
 def run_task(task: Task) -> Done:
     """Do the work, or find that it was done: its marker names the same task and its files are as written.
 
-    Raises Interrupted when the disk or the memory is full.
+    What a power cut leaves of its files is not what its marker says, so that the work is done again. Raises Interrupted
+    when the disk or the memory is full.
     """
     if (done := _finished(task)) is not None:
         return done
     try:
-        with new_directory(task.output) as directory:
+        with new_directory(task.output, durable=False) as directory:
             counts = task.work(task.settings, [each.path for each in task.inputs], directory)
             files = _files(directory)
             (directory / MARKER).write_bytes(orjson.dumps({"task": task.digest, "counts": counts, "files": files}))

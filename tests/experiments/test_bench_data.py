@@ -159,12 +159,14 @@ def test_scale_is_measured_within_the_bound(tmp_path: Path) -> None:
     bound = memory_bound_bytes(case.setting["documents"], case.setting["largest_document_bytes"], 2)
     assert found["stated bound", "peak memory"] == bound
     assert 100e6 < found["measured", "peak memory"] <= bound
-    spread, of_workers = everything.ratios
+    spread, of_workers, to_machine = everything.ratios
     assert case.ratios[0].is_reached
     assert spread.is_reached
     assert (of_workers.name, of_workers.goal) == ("one worker's time ÷ that of 2 at 16 MB", 1.9)
     clocks = [found[f"clock, workers: {count}", "time"] for count in (1, 2)]
     assert of_workers.value == pytest.approx(clocks[0] / clocks[1], rel=1e-3)
+    together = found["clock, builds at once: 2", "time"]
+    assert (to_machine.goal, to_machine.value) == (0.95, pytest.approx(together / 2 / clocks[1], rel=1e-3))
     assert str(tmp_path) not in scale.read_text(encoding="utf-8")
     assert result.environment.argv == [
         "mlm-bench", "data-scale", "--corpus=corpus.jsonl", "--megabytes=16"

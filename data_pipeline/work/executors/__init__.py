@@ -1,5 +1,6 @@
 """Where tasks run: processes of this machine, or a Ray cluster."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lineage.errors import BadInput
@@ -10,12 +11,15 @@ if TYPE_CHECKING:
 NAMES = ("local", "ray")
 
 
-def make_executor(name: str, workers: int) -> "Executor":
-    """The executor of that name; `workers` is the number of its processes, 0 for one on each core."""
+def make_executor(name: str, workers: int, preload: Sequence[str] = ()) -> "Executor":
+    """The executor of that name; `workers` is the number of its processes, 0 for one on each core.
+
+    What local processes are forked from imports the modules of `preload` first.
+    """
     if name == "local":
         from data_pipeline.work.executors.local import LocalExecutor
 
-        return LocalExecutor(workers)
+        return LocalExecutor(workers, preload)
     if name == "ray":
         from data_pipeline.work.executors.ray import RayExecutor
 

@@ -4,9 +4,9 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process, resource_tracker
+from multiprocessing import forkserver, get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Self
@@ -30,13 +30,21 @@ class _Worker:
 
 
 class LocalExecutor:
-    """At most `count` processes (0: one for each core), one for each task that waits; one is this process itself."""
+    """At most `count` processes (0: one for each core), one for each task that waits; one is this process itself.
 
-    def __init__(self, count: int = 0) -> None:
+    The process that they are forked from imports the modules of `preload` first.
+    """
+
+    def __init__(self, count: int = 0, preload: Sequence[str] = ()) -> None:
         self.count = count or available_cores()
+        self._preload = preload
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Self:
+        if self.count > 1:
+            get_context("forkserver").set_forkserver_preload(["data_pipeline.pipeline", "datasketch", *self._preload])
+            with _not_interrupted():
+                forkserver.ensure_running()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -117,17 +125,23 @@ class LocalExecutor:
 
 def _start() -> _Worker:
     context = get_context("forkserver")
-    context.set_forkserver_preload(["data_pipeline.pipeline", "datasketch"])  # imported once for all of them
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
-    resource_tracker.ensure_running()  # to start it lets Ctrl-C through again
-    held = signal.pthread_sigmask(
-        signal.SIG_BLOCK, {signal.SIGINT}
-    )  # Ctrl-C is for this process; the new one inherits it
-    process.start()
-    signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    with _not_interrupted():
+        process.start()
     theirs.close()
     return _Worker(process, ours)
+
+
+@contextlib.contextmanager
+def _not_interrupted() -> Iterator[None]:
+    """Ctrl-C is for this process: one that is started meanwhile never hears of it."""
+    resource_tracker.ensure_running()  # to start it lets Ctrl-C through again
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 def _serve(pipe: Connection) -> None:

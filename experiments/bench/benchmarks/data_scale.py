@@ -4,7 +4,9 @@ import json
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +28,7 @@ BASE_MEGABYTES = 2
 """For each worker, in the build whose cost is that of starting."""
 TOLERANCE = 0.2
 WORKERS_GOAL = 0.95
-"""Of as many times the speed of one worker as there are workers."""
+"""Of as many times the speed of one worker as there are workers, and of what as many builds at once gain."""
 WORKER_BYTES = 700_000_000
 """A worker with every library, table and n-gram of the test sets loaded."""
 LARGEST_DOCUMENT_FACTOR = 12
@@ -46,7 +48,7 @@ def measure(
     paragraphs, sizes, counts = _paragraphs(corpus), megabytes or SIZES, sorted({1, workers})
     announce(
         f"builds datasets of {', '.join(f'{size:g}' for size in sizes)} MB by {' and '.join(map(str, counts))} workers",
-        f"up to {format_bytes((1 + ROOM_OF_A_DATASET) * 1e6 * max(sizes))} of disk",
+        f"up to {format_bytes((1 + workers * ROOM_OF_A_DATASET) * 1e6 * max(sizes))} of disk",
     )
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -66,6 +68,12 @@ def measure(
                 for count in counts:
                     built[count], dataset = run_pipeline(path, vocabulary.recipe, work, count, bound)
                     shutil.rmtree(dataset.parent)
+                times = [
+                    series(f"clock, workers: {count}", "time", "s", spent.seconds) for count, spent in built.items()
+                ]
+                if workers > 1 and size == sizes[-1]:
+                    together = _seconds_together(path, vocabulary.recipe, work, workers)
+                    times.append(series(f"clock, builds at once: {workers}", "time", "s", together))
                 read = path.stat().st_size / 1e6
                 if (own := beyond_starting(built[1].cpu_seconds, starting)) is None:
                     raise UserError(f"{size:g} MB take hardly longer than starting does: give more --megabytes")
@@ -82,10 +90,7 @@ def measure(
                             series("measured", "peak memory", "bytes", most),
                             series("stated bound", "peak memory", "bytes", bound, kind="computed"),
                             series("processor, one worker", "time", "s", built[1].cpu_seconds),
-                            *[
-                                series(f"clock, workers: {count}", "time", "s", spent.seconds)
-                                for count, spent in built.items()
-                            ],
+                            *times,
                         ],
                         ratios=[memory],
                         setting={"documents": documents, "largest_document_bytes": largest},
@@ -96,6 +101,8 @@ def measure(
     if workers > 1:
         of = f"one worker's time ÷ that of {workers} at {sizes[-1]:,g} MB"
         ratios.append(ratio(of, [built[1].seconds], [built[workers].seconds], WORKERS_GOAL * workers))
+        of = f"time of {workers} builds at once ÷ that of {workers} workers, for as much text"
+        ratios.append(ratio(of, [together / workers], [built[workers].seconds], WORKERS_GOAL))
     return Benchmark(
         benchmark="data-scale",
         title="Data pipeline against the size of its input",
@@ -109,6 +116,19 @@ def measure(
             "base_seconds": round(starting, 3),
         },
     )
+
+
+def _seconds_together(corpus: Path, vocabulary: str, folder: Path, count: int) -> float:
+    """The time in which so many builds by one worker each, all begun at once, are finished: what the machine allows."""
+    start = time.monotonic()
+    with ThreadPoolExecutor(count) as pool:
+        datasets = [
+            dataset for _, dataset in pool.map(lambda _: run_pipeline(corpus, vocabulary, folder), range(count))
+        ]
+    seconds = time.monotonic() - start
+    for dataset in datasets:
+        shutil.rmtree(dataset.parent)
+    return seconds
 
 
 def write_corpus(path: Path, paragraphs: Sequence[str], megabytes: float) -> tuple[Path, int, int]:
