@@ -93,11 +93,11 @@ def layers_of(numbers: Numbers, quantity: str) -> list[Layer]:
 
     Several of ours at a place become a mean with its spread; of several published the catalogue's first is drawn.
     """
-    shown = [row for row in numbers.rows if row.quantity == quantity and row.x is not None]
-    series = list(dict.fromkeys(row.series for row in shown))
     places: dict[tuple[str, Kind], dict[float, list[Row]]] = {}
-    for row in shown:
-        places.setdefault((row.series, row.kind), {}).setdefault(row.x or 0.0, []).append(row)
+    for row in numbers.rows:
+        if row.quantity == quantity and row.x is not None:
+            places.setdefault((row.series, row.kind), {}).setdefault(row.x, []).append(row)
+    series = list(dict.fromkeys(name for name, _ in places))
     layers = [
         Layer(name, series.index(name), kind, tuple(_point(x, kind, at) for x, at in sorted(by_x.items())))
         for (name, kind), by_x in places.items()

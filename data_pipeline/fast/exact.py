@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from operator import eq
 from typing import TypeVar
 
+LAST_LETTER = 0x1FFFF
+"""No character after it is of upper case or a mark: they are ideographs, tags and for private use."""
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -31,7 +31,7 @@ from ftfy.fixes import uncurl_quotes
 
 from data_pipeline.document import Unfit
 from data_pipeline.fast.badness import LAST, Codes, Kinds, as_codes, badness_search, character_set, parse
-from data_pipeline.fast.exact import checked
+from data_pipeline.fast.exact import LAST_LETTER, checked
 
 Normalization = Literal["NFC", "NFKC"]
 
@@ -48,9 +48,7 @@ MOST_PASSES = 64
 """Of all repairs over one line."""
 MOST_MARKS = 1000
 """In a row; Unicode's format for streams has 30."""
-TAGS = 0xE0000, 0xE1000
-"""Above U+1FFFF, where else Unicode has characters that are no ideographs and for private use."""
-MARKS = "".join(c for c in map(chr, (*range(0x20000), *range(*TAGS))) if combining(normalize("NFKD", c)[0]))
+MARKS = "".join(c for c in map(chr, range(LAST_LETTER + 1)) if combining(normalize("NFKD", c)[0]))
 FIND_MARKS = re.compile(f"[{re.escape(MARKS)}]++").finditer
 AFTER_DECODING = (
     "fix_c1_controls", "fix_latin_ligatures", "fix_character_width", "uncurl_quotes", "fix_line_breaks",

@@ -19,6 +19,7 @@ from langdetect.utils.ngram import NGram
 from numpy.typing import NDArray
 
 from data_pipeline.fast.addresses import without_addresses
+from data_pipeline.fast.exact import LAST_LETTER
 from data_pipeline.fast.kernels import call_first, compiled
 
 Detection = tuple[str | None, tuple[float, ...]]
@@ -33,8 +34,6 @@ NOTHING, SPACE, LOWER, UPPER = range(4)
 """Classes: before the first character of a short n-gram; a space; a character in no profile, by `str.isupper`."""
 DENSE = 64
 """Classes below this (those, and A-Z and a-z) have a table of their own, which stays in the processor's cache."""
-LAST_CASED = 0x1FFFF
-"""No character after it is of upper case: they are ideographs, tags and for private use."""
 SLOTS_LOG2 = 18
 ABSENT = -(1 << 31)
 ONE = np.uint64(1)
@@ -86,12 +85,12 @@ def _character_classes(factory: DetectorFactory) -> tuple[NDArray[np.uint16], ND
     """
     letters = _letters(factory)
     classes = np.full(sys.maxunicode + 1, LOWER, np.uint16)
-    classes[[code for code in range(0x10000, LAST_CASED + 1) if chr(code).isupper()]] = UPPER
-    for letter, known in letters.items():
-        classes[ord(letter)] = known
-    for code in range(0x10000):
-        letter = NGram.normalize(chr(code))
-        classes[code] = letters.get(letter) or (UPPER if letter.isupper() else LOWER)
+    for code in range(LAST_LETTER + 1):
+        letter = NGram.normalize(chr(code)) if code < 0x10000 else chr(code)
+        if known := letters.get(letter):
+            classes[code] = known
+        elif letter.isupper():
+            classes[code] = UPPER
     upper = np.zeros(max(letters.values()) + 1, np.bool_)
     upper[[UPPER, *(number for letter, number in letters.items() if letter.isupper())]] = True
     return classes, upper
