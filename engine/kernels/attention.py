@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from engine.compiled import BLOCK, Array, Compiled, array, exponential, inline, largest, load, random_bits, store
 from engine.kernels.dropout_mask import DropoutMask, mask_keys
-from engine.linear import multiply
+from engine.linear import widens
 
 QUERY_BYTES = 256
 """Bytes of one key's scores, one per query, that are worked on at a time."""
@@ -49,8 +49,9 @@ def blocked(
     """The same a block of queries at a time, keeping of all scores one number per query; a query that sees no key gives
     0. The backward pass computes scores and dropout mask again (Dao et al. 2022, arXiv 2205.14135).
     """
-    context: torch.Tensor = _Blocked.apply(query_key_value, mask, visible)
-    return context
+    wide = query_key_value.float() if widens(query_key_value) else query_key_value
+    context: torch.Tensor = _Blocked.apply(wide, mask, visible)
+    return context.to(query_key_value.dtype)
 
 
 class _Blocked(torch.autograd.Function):
@@ -62,10 +63,10 @@ class _Blocked(torch.autograd.Function):
         context = qkv.new_empty(s, b * n, d)
         sums = torch.empty(b * n, s)
         for heads, queries, keys in rows.blocks(b * n, qkv.element_size()):
-            scores = multiply(query[heads, queries], key[heads, keys].transpose(1, 2))
+            scores = query[heads, queries] @ key[heads, keys].transpose(1, 2)
             factor = scores.new_empty(scores.shape[:2], dtype=torch.float32)
             _softmax(array(scores), heads.start, queries.start, *rows.arguments, array(factor), array(sums))
-            mixed = multiply(scores, value[heads, keys])
+            mixed = scores @ value[heads, keys]
             torch.mul(mixed.transpose(0, 1), factor.t().unsqueeze(2), out=context[queries, heads])
         ctx.save_for_backward(each, context, sums)
         ctx.rows, ctx.shape = rows, qkv.shape
@@ -84,20 +85,20 @@ class _Blocked(torch.autograd.Function):
         key_sum = value_sum = torch.empty(0)
         for heads, queries, keys in reversed(ctx.rows.blocks(b * n, each.element_size())):
             here = query[heads, queries], gradient[heads, queries]
-            weights = multiply(here[0], key[heads, keys].transpose(1, 2))
-            slopes = multiply(here[1], value[heads, keys].transpose(1, 2))
+            weights = here[0] @ key[heads, keys].transpose(1, 2)
+            slopes = here[1] @ value[heads, keys].transpose(1, 2)
             _softmax_gradient(
                 array(weights), array(slopes), heads.start, queries.start, *ctx.rows.arguments, array(sums),
                 array(inner),
             )  # fmt: skip
-            to_value_here = multiply(weights.transpose(1, 2), here[1])
-            to_key_here = multiply(slopes.transpose(1, 2), here[0])
+            to_value_here = weights.transpose(1, 2) @ here[1]
+            to_key_here = slopes.transpose(1, 2) @ here[0]
             if queries.stop == s:  # the last queries, which come first, see all keys
                 value_sum, key_sum = to_value_here.float(), to_key_here.float()
             else:
                 value_sum[:, keys] += to_value_here
                 key_sum[:, keys] += to_key_here
-            to_query[heads, queries] = multiply(slopes, key[heads, keys])
+            to_query[heads, queries] = slopes @ key[heads, keys]
             if queries.start == 0:
                 to_key[heads], to_value[heads] = key_sum, value_sum
         return qkv_gradient, None, None
