@@ -257,8 +257,8 @@ class Experiment(Config):
     ablation: Ablation | None = None
     """What `mlm-experiment ablate` trains for it."""
     measures: Literal[
-        "", "activations", "bubble", "parameters", "products", "released", "schedules", "tensor-parallel", "traffic",
-        "words", "zero-communication", "zero-memory",
+        "", "activations", "bubble", "fine-tuning", "parameters", "products", "released", "schedules",
+        "tensor-parallel", "traffic", "words", "zero-communication", "zero-memory",
     ] = ""  # fmt: skip
     """What `mlm-experiment run` measures for it on this machine (`experiments.measured`)."""
     not_run: str = ""

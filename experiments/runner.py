@@ -26,6 +26,7 @@ from lineage.run import RunDirectory
 MEASUREMENTS = {
     "activations": "activations:measure_activations",
     "bubble": "bubble:measure_bubbles",
+    "fine-tuning": "finetuning:measure_finetuning",
     "parameters": "counted:measure_built",
     "products": "products:measure_products",
     "released": "released:measure_released",

@@ -12,9 +12,13 @@ from engine.costs import parameter_count
 from engine.launch.forked import run_forked
 from engine.parallel import layers
 from engine.pipeline.executor import PipelineExecutor
+from evaluation.finetune.examples import LabelledExample, SpanExample
+from evaluation.finetune.tasks import TASKS
+from evaluation.finetune.train import Recipe
 from experiments import runner
 from experiments.catalogue import find_experiment, load_experiments
 from experiments.measured import activations, huggingface, traffic
+from experiments.measured.finetuning import measure_finetuning, write_task
 from experiments.measured.products import measure_products
 from experiments.runner import run_named
 from experiments.sealed import Line, seal_numbers
@@ -90,6 +94,42 @@ def test_products_are_compared_at_a_multiple_of_8_and_one_above() -> None:
     ratios = {one["quantity"]: one["value"] for one in lines if one["series"] == "fp16 over fp32"}
     assert set(ratios) == {"gemm_speedup", "gemm_speedup_shifted"}
     assert min(ratios.values()) > 0
+
+
+def test_fine_tuning_gives_every_number_of_table_5_and_answers_no_claim(tmp_path: Path) -> None:
+    experiment = find_experiment("2019/tasks")
+    found = measure_finetuning(Recipe(epochs=1, batch_size=16, learning_rate=1e-3), train=16)
+    published = {claim.quantity for claim in experiment.claims} - {"trained_tokens_ratio", "race_test"}
+    assert {line["quantity"] for line in found} == published
+    assert {line["kind"] for line in found} == {"scaled"}
+    seal_numbers(experiment, "-measured", found, tmp_path)
+    assert {one.outcome for one in judge([experiment], load_results([tmp_path]))} == {"NOT_RUN"}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_answers_of_generated_tasks_follow_from_their_statements(task: str, tmp_path: Path) -> None:
+    write_task(task, tmp_path, 60)
+    answers = Counter[object]()
+    for example in TASKS[task].read(tmp_path / TASKS[task].train):
+        if isinstance(example, SpanExample):
+            thing = example.question.split()[-2]
+            stated = dict(statement.split()[1::2] for statement in example.context.split(", "))
+            assert example.answers == ((stated[thing],) if thing in stated else ())
+            answers[bool(example.answers)] += 1
+        else:
+            assert example.label == right_answer(task, example)
+            answers[example.label] += 1
+    assert len(answers) == {"mnli": 3, "qqp": 2, "squad": 1, "squad2": 2, "race": 4}[task]
+    assert min(answers.values()) >= 5
+
+
+def right_answer(task: str, example: LabelledExample) -> int:
+    (first, second), *_ = example.pairs
+    if task == "race":
+        return [option for option, _ in example.pairs].index(second)
+    if task == "qqp":
+        return int(first.split()[4] == second.split()[4])
+    return 1 if first == second else 0 if "not" in second else 2
 
 
 def test_an_experiment_that_measures_seals_scaled_numbers(
