@@ -25,7 +25,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     has_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
     if not has_gradient and x.numel() == x.size(-1) > 0:
         return _one_row(x, weight, bias)
-    if not (onednn if x.dtype == torch.float32 else widens(x)):
+    if not onednn if x.dtype == torch.float32 else multiplies_bf16:
         return F.linear(x, weight, bias)
     product: Tensor = _Linear.apply(x, weight, bias) if has_gradient else _product(x, weight, bias)
     return product
@@ -33,16 +33,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """a [..., m, k] times b [..., k, n] → [..., m, n]; no gradient goes through it."""
-    return (a.float() @ b.float()).to(a.dtype) if widens(a) else a @ b
+    return (widened(a) @ widened(b)).to(a.dtype)
 
 
-def widens(x: Tensor) -> bool:
-    """Whether x is multiplied in float32: bf16 on a processor that multiplies none."""
-    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bf16
+def widened(x: Tensor) -> Tensor:
+    """x, in float32 if it is bf16 on a processor that multiplies none."""
+    return x.float() if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bf16 else x
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if widens(x):
+    if x.dtype == torch.bfloat16 and not multiplies_bf16:
         return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
     product: Tensor = onednn._linear_pointwise(x, weight, bias, "none", [], "")
     return product

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from engine.compiled import BLOCK, Array, Compiled, array, exponential, inline, largest, load, random_bits, store
 from engine.kernels.dropout_mask import DropoutMask, mask_keys
-from engine.linear import widens
+from engine.linear import widened
 
 QUERY_BYTES = 256
 """Bytes of one key's scores, one per query, that are worked on at a time."""
@@ -49,20 +49,20 @@ def blocked(
     """The same a block of queries at a time, keeping of all scores one number per query; a query that sees no key gives
     0. The backward pass computes scores and dropout mask again (Dao et al. 2022, arXiv 2205.14135).
     """
-    wide = query_key_value.float() if widens(query_key_value) else query_key_value
-    context: torch.Tensor = _Blocked.apply(wide, mask, visible)
-    return context.to(query_key_value.dtype)
+    context: torch.Tensor = _Blocked.apply(query_key_value, mask, visible)
+    return context
 
 
 class _Blocked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: torch.Tensor, mask: DropoutMask | None, visible: torch.Tensor | None) -> torch.Tensor:
         s, b, n, _, d = qkv.shape
-        query, key, value = each = _by_head(qkv).contiguous()
+        each = _by_head(qkv).contiguous()
+        query, key, value = widened(each)
         rows = _Rows(mask, visible, n, s, d)
         context = qkv.new_empty(s, b * n, d)
         sums = torch.empty(b * n, s)
-        for heads, queries, keys in rows.blocks(b * n, qkv.element_size()):
+        for heads, queries, keys in rows.blocks(b * n, query.element_size()):
             scores = query[heads, queries] @ key[heads, keys].transpose(1, 2)
             factor = scores.new_empty(scores.shape[:2], dtype=torch.float32)
             _softmax(array(scores), heads.start, queries.start, *rows.arguments, array(factor), array(sums))
@@ -75,15 +75,15 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         each, context, sums = ctx.saved_tensors
-        query, key, value = each
+        query, key, value = widened(each)
         s, b, n, _, d = ctx.shape
         gradient = gradient.contiguous().view(s, b * n, d)
         inner = torch.linalg.vecdot(gradient.float(), context.float()).t().contiguous()  # [b·n, s]
-        gradient = gradient.transpose(0, 1).contiguous()
+        gradient = widened(gradient.transpose(0, 1).contiguous())
         qkv_gradient = each.new_empty(ctx.shape)
         to_query, to_key, to_value = _by_head(qkv_gradient)
         key_sum = value_sum = torch.empty(0)
-        for heads, queries, keys in reversed(ctx.rows.blocks(b * n, each.element_size())):
+        for heads, queries, keys in reversed(ctx.rows.blocks(b * n, query.element_size())):
             here = query[heads, queries], gradient[heads, queries]
             weights = here[0] @ key[heads, keys].transpose(1, 2)
             slopes = here[1] @ value[heads, keys].transpose(1, 2)
