@@ -42,8 +42,8 @@ def widened(x: Tensor) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if x.dtype == torch.bfloat16 and not multiplies_bf16:
-        return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+    if (wide := widened(x)) is not x:
+        return F.linear(wide, weight.float(), None if bias is None else bias.float()).to(x.dtype)
     product: Tensor = onednn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
 

@@ -155,9 +155,8 @@ def _left_out(experiment: Experiment) -> str:
         return f"`mlm-experiment reproduce {experiment.reproduction}` trains its models"
     if experiment.ablation:
         return f"`mlm-experiment ablate {experiment.name} --dataset DIR` trains its arms"
-    return (
-        f"`mlm-experiment run {experiment.name}` scores released weights" if experiment.measures == "released" else ""
-    )
+    long = {"fine-tuning": "fine-tunes models", "released": "scores released weights"}.get(experiment.measures)
+    return f"`mlm-experiment run {experiment.name}` {long}" if long else ""
 
 
 def _run_here(experiment: Experiment, runs: Path, limit: int | None, may_lack: bool) -> None:
