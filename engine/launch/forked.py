@@ -103,6 +103,7 @@ def _enter(
     try:
         if world_size > 1:
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+            dist.barrier()  # a rank that ends while another still connects to it breaks that connection
         answers.put(_Answer(rank, function(*args), None))
     except BaseException as error:
         line = f"{type(error).__name__}: {error}".splitlines()[0]

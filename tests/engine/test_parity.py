@@ -1,8 +1,11 @@
 """`mlm-verify parallel`: equal layouts pass, and of a layout with a fault the first tensor that is wrong is named."""
 
+import math
+import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -383,6 +386,18 @@ def hang_on_rank_1() -> int:
 
 def test_forked_ranks_answer_in_order() -> None:
     assert run_forked(lambda: int(os.environ["RANK"]), 3) == [0, 1, 2]
+
+
+def test_no_forked_rank_starts_before_all_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect_late(*args: object, **named: object) -> None:
+        connect(*args, **named)
+        if os.environ["RANK"] == "2":
+            time.sleep(0.5)
+            connected.value = time.monotonic()
+
+    connect, connected = torch.distributed.init_process_group, multiprocessing.Value("d", math.inf)
+    monkeypatch.setattr(torch.distributed, "init_process_group", connect_late)
+    assert min(run_forked(time.monotonic, 3)) >= connected.value
 
 
 def test_a_rank_that_hangs_or_dies_ends_the_call() -> None:
