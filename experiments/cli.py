@@ -202,9 +202,10 @@ def list_(results: Annotated[list[Path] | None, typer.Option(help="Folders of ru
 
     experiments = load_experiments().values()
     verdicts = judge(experiments, load_results(_result_folders(results)))
+    width = max(len(experiment.name) for experiment in experiments) + 2
     for experiment in experiments:
         mine = [verdict for verdict in verdicts if verdict.experiment == experiment.name]
-        print(f"{experiment.name:<27}{experiment.title}\n{'':<27}{count_outcomes(mine)}")
+        print(f"{experiment.name:<{width}}{experiment.title}\n{'':<{width}}{count_outcomes(mine)}")
 
 
 @app.command("run")
