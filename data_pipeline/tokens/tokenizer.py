@@ -138,7 +138,7 @@ class Tokenizer:
 
     def save(self, directory: Path) -> None:
         """Write `tokenizer.json` into `directory`."""
-        write_text(directory / FILE_NAME, self._content())
+        write_text(directory / FILE_NAME, self._content)
 
     def encode_ids(self, text: str) -> NDArray[np.int32]:
         """Token ids of the text; nothing is added."""
@@ -168,8 +168,9 @@ class Tokenizer:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the content of `tokenizer.json`."""
-        return hashlib.sha256(self._content().encode("utf-8")).hexdigest()
+        return hashlib.sha256(self._content.encode("utf-8")).hexdigest()
 
+    @cached_property
     def _content(self) -> str:
         return str(self._backend.to_str(pretty=True))
 
@@ -183,7 +184,7 @@ class Tokenizer:
     def _fast(self) -> Callable[[str], NDArray[np.int32]]:
         from fastokens import Tokenizer as Encoder
 
-        encoder = Encoder.from_json_str(self._content())
+        encoder = Encoder.from_json_str(self._content)
         return lambda text: np.frombuffer(encoder.encode_batch_flat([text])[0], np.int32)
 
 

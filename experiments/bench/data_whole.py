@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import resource
 import subprocess
@@ -21,8 +22,10 @@ OURS, PLAIN, FASTER = "ours", "plain", "times faster"
 SECONDS, HOURS = "processor s", "174 GB"
 PAPER_GIGABYTES = 174
 OFFLINE = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-FEW_DOCUMENTS, FEW_CHARACTERS = 10, (1000, 4000)
-"""Of the corpus whose run shows what starting costs, and how long they are."""
+BASE_SHARE = 0.2
+"""Of the documents: the run on them shows what does not grow with the corpus."""
+REPEATED = 10
+"""Documents of these that come again with a word more."""
 POLL_SECONDS = 0.1
 LEAST_SHARE = 0.25
 """Of what starting takes, which differs from run to run: what costs less is not told apart from it."""
@@ -102,13 +105,14 @@ def _resident_bytes(pid: int) -> int:
 
 
 def run_pipeline(
-    corpus: Path, vocabulary: str, folder: Path, workers: int = 1, bound: int | None = None
+    corpus: Path, vocabulary: str, folder: Path, workers: int = 1, bound: int | None = None, settings: str = ""
 ) -> tuple[Spent, Path]:
-    """What `mlm-data run` takes, every process and file of it included; its dataset."""
+    """What `mlm-data run` takes, every process and file of it included; its dataset. `settings` begin the recipe."""
     work = Path(tempfile.mkdtemp(dir=folder))
     recipe = work / "recipe.toml"
     recipe.write_text(
-        f'name = "bench"\nworkers = {workers}\n[sources]\nnames = [{json.dumps(f"jsonl:{corpus.absolute()}")}]\n'
+        f'name = "bench"\nworkers = {workers}\n{settings}\n'
+        f"[sources]\nnames = [{json.dumps(f'jsonl:{corpus.absolute()}')}]\n"
         f"[tokenizer]\n{vocabulary}\n",
         encoding="utf-8",
     )
@@ -139,10 +143,9 @@ def run_datatrove(corpus: Path, tokenizer: Path, work: Path) -> dict[str, float]
     return dict(json.loads(spent.printed.splitlines()[-1]))
 
 
-def write_few(path: Path, texts: Sequence[str]) -> Path:
-    """A corpus of a few of the texts, each again with a word more: near-duplicates too, so that no code is left out."""
-    least, most = FEW_CHARACTERS
-    few = [text[:most] for text in texts if len(text) >= least][:FEW_DOCUMENTS] or texts[:FEW_DOCUMENTS]
-    lines = [json.dumps({"text": each}) + "\n" for text in few for each in (text, f"{text} Indeed.")]
+def write_base(path: Path, texts: Sequence[str]) -> Path:
+    """A corpus of a part of the texts, some again with a word more: near-duplicates too, so no code is left out."""
+    base = texts[: math.ceil(BASE_SHARE * len(texts))]
+    lines = [json.dumps({"text": text}) + "\n" for text in (*base, *(f"{text} Indeed." for text in base[:REPEATED]))]
     path.write_text("".join(lines), encoding="utf-8")
     return path

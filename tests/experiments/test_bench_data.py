@@ -38,7 +38,7 @@ def run(made_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Benc
     texts = [*TEXTS, *TEXTS[:5], TEXTS[7].replace("the", "thé", 3)]
     lines = [json.dumps({"text": text}) for text in texts]
     (folder / "corpus.jsonl").write_text("\n".join([*lines, "not json"]) + "\n", encoding="utf-8")
-    done = bench("data", folder / "corpus.jsonl", "--json", folder / "data.json")
+    done = bench("data", folder / "corpus.jsonl", "--rounds=1", "--json", folder / "data.json")
     assert done.code == 0, done.err
     return read_benchmark(folder / "data.json"), done.out
 
@@ -54,7 +54,7 @@ def test_every_stage_is_compared_and_nothing_differs(run: tuple[Benchmark, str])
     assert all(number(case, "differing") == 0 for case in (*stages.values(), whole))
     assert all(number(case, "ours") > 0 for case in stages.values())
     assert result.disagreements == []
-    assert result.environment.argv == ["mlm-bench", "data", "--corpus=corpus.jsonl"]
+    assert result.environment.argv == ["mlm-bench", "data", "--corpus=corpus.jsonl", "--rounds=1"]
     assert 0 < number(whole, "compared") <= len(TEXTS)
     assert number(whole, "plain") == pytest.approx(sum(number(case, "plain") for case in stages.values()), abs=1e-2)
     for name in [*STAGES, "whole"]:
@@ -88,11 +88,11 @@ def test_buckets_and_queries_are_pairs() -> None:
 
 
 def test_a_corpus_that_costs_hardly_more_than_starting_has_no_ratio(run: tuple[Benchmark, str]) -> None:
-    case = whole_case(40.0, 7.0, 5.0, 14.0, 1, 0)
-    assert case.ratios[0].value == 20.0
-    assert [one.samples for one in case.series if one.measure == "throughput"] == [[7.0]]
+    case = whole_case(40.0, [(7.0, 5.0), (8.5, 5.5)], 14.0, 3.5, 1, 0)
+    assert case.ratios[0].rounds == [15.0, 10.0]
+    assert [one.samples for one in case.series if one.measure == "throughput"] == [[5.25, 3.5]]
     for seconds in (4.9, 5.0, 6.2):
-        case = whole_case(40.0, seconds, 5.0, 14.0, 1, 0)
+        case = whole_case(40.0, [(7.0, 5.0), (seconds, 5.0)], 14.0, 3.5, 1, 0)
         assert (case.ratios, list(case.missing)) == ([], ["ours"])
     whole = next(case for case in run[0].cases if case.name.startswith("whole"))
     assert ("too small" in run[1]) == (whole.ratios == [])

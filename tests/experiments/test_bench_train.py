@@ -17,19 +17,28 @@ from experiments.bench.benchmarks.train import (
     LAYOUTS,
     OURS,
     ROWS,
+    SEPARATE,
     STOCK,
     TUNED,
     Row,
     contenders,
     differing,
     pipeline_ideal,
+    separate,
     summarize,
     summarize_layouts,
 )
 from experiments.bench.cli import add_benchmarks, main
 from experiments.bench.contender import TOLERANCE, read_size
 from experiments.bench.show import compare, show
-from experiments.bench.timing import Timed, differing_losses, gemm_gflops, shaped_gflops, time_contender
+from experiments.bench.timing import (
+    Timed,
+    differing_losses,
+    gemm_gflops,
+    measure_contender,
+    shaped_gflops,
+    time_contender,
+)
 from lineage.benchmark import Benchmark, Case, Ratio, read_benchmark, write_benchmark
 from lineage.command import run_command
 from lineage.environment import describe_environment
@@ -79,6 +88,8 @@ def test_all_contenders_compute_the_same() -> None:
         row = Row("tiny", precision, 0.0)
         found = {each.name: [time_contender(each, size)] for each in contenders()}
         assert differing(row, found) == []
+        apart = {OURS: found[OURS], SEPARATE: [measure_contender(separate(), size)]}
+        assert differing_losses(LAYOUTS, apart, 0.0) == []
         assert all(
             one[0].peak_bytes >= 0 and len(one[0].seconds) == size.train.iterations - 2 for one in found.values()
         )
@@ -98,10 +109,11 @@ def test_layouts_are_held_to_one_process_and_to_its_losses() -> None:
         "tp2": [Timed([1.0], [3.0, 2.0])],
         "dp2": [Timed([1.6], [3.0, 2.1])],
         "pp2": [Timed([2.0 / pipeline_ideal(SIZE.model, 2)], [3.0, 2.0])],
+        SEPARATE: [Timed([2.5], [3.0, 2.0])],
     }
     case, sentences = summarize_layouts(SIZE, found), differing_losses(LAYOUTS, found, TOLERANCE)
-    assert [ratio.value for ratio in case.ratios] == [2.0, 1.25, 1.0]
-    assert [ratio.is_reached for ratio in case.ratios] == [True, False, True]
+    assert [ratio.value for ratio in case.ratios] == [2.0, 1.25, 1.0, 1.6]
+    assert [ratio.is_reached for ratio in case.ratios] == [True, False, True, True]
     assert sentences == [f"{case.name}: losses of dp2 differ from those of serial by up to 0.1"]
 
 

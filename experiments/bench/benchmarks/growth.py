@@ -4,7 +4,7 @@ form of a token's operations.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 
@@ -20,6 +20,8 @@ TOKENS = 1024
 """Of an iteration, at every point."""
 BASE = {"num_layers": 4, "hidden_size": 256, "num_heads": 4, "seq_length": 256}
 VOCABULARY = 4096
+SEPARATE = "separate processes"
+"""The axis on which every process trains a model of its own: no layout can gain more than that on this machine."""
 WIDTHS, DEPTHS, LENGTHS = (64, 128, 256, 512), (1, 2, 4, 8), (64, 128, 256, 512, 1024)
 
 
@@ -45,6 +47,7 @@ def points(cores: int) -> list[Point]:
     every += [Point("depth", depth, _size(num_layers=depth)) for depth in DEPTHS]
     every += [Point("sequence length", length, _size(seq_length=length)) for length in LENGTHS]
     every_ranks = [count for count in (1, 2, 4) if count <= cores]
+    every += [Point(SEPARATE, count, _size(), ranks=count) for count in every_ranks]
     every += [Point("data-parallel ranks", ranks, _size(), ranks=ranks) for ranks in every_ranks]
     every += [Point("tensor-parallel ranks", ranks, _size(), ParallelConfig(tp=ranks), ranks) for ranks in every_ranks]
     return every
@@ -101,8 +104,10 @@ def _is_base(point: Point) -> bool:
 
 
 def _timed(point: Point) -> Timed:
-    from experiments.bench.contenders.ours import build_ours
+    from experiments.bench.contenders.ours import build_ours, build_separate
 
-    contender = Contender(point.name, point.ranks, build_ours, is_ours=True, parallel=point.parallel)
-    clock = time.perf_counter if "ranks" in point.axis else time.process_time
-    return measure_contender(contender, point.size, 0.0, clock)
+    build, trained = (build_separate, point.ranks) if point.axis == SEPARATE else (build_ours, 1)
+    contender = Contender(point.name, point.ranks, build, is_ours=True, parallel=point.parallel)
+    clock = time.perf_counter if "ranks" in point.axis or point.axis == SEPARATE else time.process_time
+    timed = measure_contender(contender, point.size, 0.0, clock)
+    return replace(timed, seconds=[spent / trained for spent in timed.seconds])

@@ -22,6 +22,8 @@ from lineage.errors import BadInput
 from lineage.progress import announce
 
 OURS, STOCK, TUNED = parallel.SERIAL, "stock nanoGPT", "tuned nanoGPT"
+SEPARATE = "two separate processes"
+"""Each trains a model of its own: no layout can gain more than that on this machine."""
 LIMIT, SHAPED = "limit", "limit of its own shapes"
 LAYOUTS = "two processes, tiny fp32"
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
@@ -73,6 +75,13 @@ def contenders() -> list[Contender]:
     ]
 
 
+def separate() -> Contender:
+    """What two processes of this engine reach that share nothing."""
+    from experiments.bench.contenders.ours import build_separate
+
+    return Contender(SEPARATE, 2, build_separate, is_ours=True)
+
+
 def measure(
     rounds: Rounds = 3, case: Annotated[list[str] | None, typer.Option(help="Only this row; may be repeated.")] = None
 ) -> Benchmark:
@@ -99,7 +108,7 @@ def measure(
             measurements[each.name, contender.name] = partial(
                 timing.measure_contender, contender, shapes[each.name], each.dropout, time.process_time
             )
-    tiny, layouts = read_size("tiny"), [contender for contender in parallel.contenders() if contender.is_ours]
+    tiny, layouts = read_size("tiny"), [each for each in parallel.contenders() if each.is_ours] + [separate()]
     measurements |= {(LAYOUTS, each.name): partial(timing.measure_contender, each, tiny) for each in layouts}
     taken, load = timing.in_turn("train", rounds, measurements)
     results, disagreements = [], []
@@ -163,6 +172,7 @@ def summarize(row: Row, size: BenchSize, measured: Measured, square: Sequence[fl
 def summarize_layouts(size: BenchSize, measured: Measured) -> Case:
     """Two processes of this engine against one of its own: tokens per second of wall clock."""
     speed, ideal = timing.rates(size, measured), pipeline_ideal(size.model, 2)
+    speed[SEPARATE] = [2 * rate for rate in speed[SEPARATE]]
     return Case(
         name=LAYOUTS,
         series=[series(name, "rate", "tokens/s", *many) for name, many in speed.items()],
@@ -170,6 +180,7 @@ def summarize_layouts(size: BenchSize, measured: Measured) -> Case:
             ratio("tp2, × one process", speed["tp2"], speed[OURS], 1.85),
             ratio("dp2, × one process", speed["dp2"], speed[OURS], 1.75),
             ratio("pp2, of the ideal", speed["pp2"], [ideal * rate for rate in speed[OURS]], 0.90),
+            ratio(f"{SEPARATE}, × one process", speed[SEPARATE], speed[OURS]),
         ],
         setting={"pp2_ideal": round(ideal, 4)},
     )

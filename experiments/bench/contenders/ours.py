@@ -35,6 +35,11 @@ def build_ours(contender: Contender, size: BenchSize) -> Step:
     return our_step(size, parallel, mesh, contender.microbatches)
 
 
+def build_separate(contender: Contender, size: BenchSize) -> Step:
+    """A step of the whole model on every rank, which share nothing."""
+    return our_step(size, ParallelConfig(), serial_mesh(local_device()), 1)
+
+
 def our_step(size: BenchSize, parallel: ParallelConfig, mesh: ParallelMesh, microbatches: int) -> Step:
     """A step of this rank's part of a mesh, in so many microbatches."""
     train = size.train
