@@ -16,6 +16,8 @@ from lineage.installation import HOME, wheel_state
 
 PACKAGES = ("torch", "numpy", "tokenizers", "ftfy", "langdetect", "datasketch", "datasets", "safetensors")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES")
+KIND_OF_CPU = ("cpu family", "model", "CPU implementer", "CPU part")
+"""What Linux says of a processor, on x86 and on ARM."""
 
 
 @cache
@@ -98,15 +100,17 @@ def user_cache(name: str) -> Path:
 
 
 def cpu_name() -> str:
-    """The processor's name as the system gives it."""
-    return _cpu_facts().get("model name") or platform.processor() or platform.machine()
+    """The processor's name as the system gives it, which virtual machines shorten, and its family and model."""
+    facts = _cpu_facts()
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    kind = ", ".join(f"{part.removeprefix('cpu ')} {facts[part]}" for part in KIND_OF_CPU if part in facts)
+    return f"{name} ({kind})" if kind else name
 
 
 def processor_kind() -> tuple[str, str]:
     """The processor's vendor, family and model, its name where the system has none, and its vector instructions."""
     facts = _cpu_facts()
-    names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
-    kind = " ".join(f"{name} {facts[name]}" for name in names if name in facts) or cpu_name()
+    kind = " ".join(f"{name} {facts[name]}" for name in ("vendor_id", *KIND_OF_CPU) if name in facts) or cpu_name()
     flags = (facts.get("flags") or facts.get("Features") or "").split()
     vectors = sorted(flag for flag in flags if flag.startswith(("avx", "amx", "fma", "sve", "asimd", "bf16")))
     return f"{platform.machine()} {kind}", " ".join(vectors)

@@ -84,3 +84,19 @@ def test_the_commit_is_that_of_the_checkout() -> None:
         return
     head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)
     assert environment.source_state()["commit"] == (head.stdout.strip() or None)
+
+
+@pytest.mark.parametrize(
+    ("facts", "name"),
+    [
+        ({"model name": "AMD EPYC", "cpu family": "25", "model": "17"}, "AMD EPYC (family 25, model 17)"),
+        ({"CPU implementer": "0x41", "CPU part": "0xd4f"}, "here (CPU implementer 0x41, CPU part 0xd4f)"),
+        ({}, "here"),
+    ],
+)
+def test_processors_of_one_name_are_told_apart(
+    facts: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_cpu_facts", lambda: facts)
+    monkeypatch.setattr("platform.processor", lambda: "here")
+    assert environment.cpu_name() == name
