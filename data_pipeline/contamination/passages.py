@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from data_pipeline.contamination.words import Ngrams, words_of
-from lineage.atomic import parse_json
+from data_pipeline.reading.lines import parse_line
 from lineage.errors import BadInput
 
 UNKNOWN_WORD = "<unk>"
@@ -48,7 +48,7 @@ def ngrams_of_files(paths: tuple[Path, ...], words: int, min_words: int) -> Ngra
 
 def _text(path: Path, number: int, line: str) -> str:
     try:
-        record = parse_json(line)
+        record = parse_line(line.encode("utf-8"))
     except ValueError:
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):

@@ -10,12 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from data_pipeline.document import Document, Malformed, size_bytes
-from data_pipeline.reading.lines import ALLOWED_BYTES, TooCompressed, open_bytes, read_lines, seek_line
+from data_pipeline.reading.lines import ALLOWED_BYTES, TooCompressed, open_bytes, parse_line, read_lines, seek_line
 from data_pipeline.reading.pieces import Piece, stamp_of
-from lineage.atomic import parse_json
 from lineage.errors import BadInput, Interrupted
 
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # pyarrow's own sets 1 GB aside, which hides what is taken
@@ -144,7 +141,7 @@ def _parse(piece: Piece, number: int, line: bytes) -> Item:
     if not line:
         return None
     try:
-        value = _load(line)
+        value = parse_line(line)
         if piece.kind == "harvest" and "text" not in value:
             return Malformed(**value)
         text = _text_of(value)
@@ -156,14 +153,6 @@ def _parse(piece: Piece, number: int, line: bytes) -> Item:
         return malformed(piece.name, number, str(error), line)
     own = value.get("id") if piece.kind != "jsonl" else None
     return Document(mend_surrogates(own) if isinstance(own, str) else f"{piece.name}:{number}", text)
-
-
-def _load(line: bytes) -> Any:
-    """The JSON of a line. orjson refuses half surrogate pairs and says less of what is wrong than `json`."""
-    try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return parse_json(line.decode("utf-8").removeprefix("\ufeff"))
 
 
 def _text_of(value: object) -> str:
