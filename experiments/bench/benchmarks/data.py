@@ -41,7 +41,7 @@ def measure(
 ) -> Benchmark:
     """The data pipeline on one core, stage by stage beside the plain libraries, and whole beside their chain.
 
-    Every answer is compared. Takes about three seconds for each megabyte. Ends with code 3 if any answer differs.
+    Every answer is compared. Takes about seven seconds for each megabyte. Ends with code 3 if any answer differs.
     """
     from data_pipeline.config import DataConfig, SourcesConfig
     from data_pipeline.contamination.testsets import find_test_set
