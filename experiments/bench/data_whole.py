@@ -143,9 +143,13 @@ def run_datatrove(corpus: Path, tokenizer: Path, work: Path) -> dict[str, float]
     return dict(json.loads(spent.printed.splitlines()[-1]))
 
 
-def write_base(path: Path, texts: Sequence[str]) -> Path:
-    """A corpus of a part of the texts, some again with a word more: near-duplicates too, so no code is left out."""
+def base_of(texts: Sequence[str]) -> list[str]:
+    """A part of the texts, some again with a word more: near-duplicates too, so that no code is left out."""
     base = texts[: math.ceil(BASE_SHARE * len(texts))]
-    lines = [json.dumps({"text": text}) + "\n" for text in (*base, *(f"{text} Indeed." for text in base[:REPEATED]))]
-    path.write_text("".join(lines), encoding="utf-8")
+    return [*base, *(f"{text} Indeed." for text in base[:REPEATED])]
+
+
+def write_texts(path: Path, texts: Sequence[str]) -> Path:
+    """The texts as a corpus."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path

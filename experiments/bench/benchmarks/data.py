@@ -73,7 +73,8 @@ def measure(
             with suppress(DataMissing):
                 test_sets.append(find_test_set(name))
         config = DataConfig(name="bench", sources=SourcesConfig(names=(f"jsonl:{corpus}",)))
-        base = whole.write_base(work / "base.jsonl", texts)
+        base_texts = whole.base_of(texts)
+        base = whole.write_texts(work / "base.jsonl", base_texts)
         with suppress(UserError):  # of too small a corpus the stages say which leaves too little
             whole.run_pipeline(base, vocabulary.recipe_of_few, work)  # machine code is compiled and kept
         stages, expected = measure_stages(texts, work / "tokenizer", tuple(test_sets), config)
@@ -82,13 +83,12 @@ def measure(
             of_base, _ = whole.run_pipeline(base, vocabulary.recipe_of_few, work, settings=SHARDS)
             of_all, dataset = whole.run_pipeline(corpus, vocabulary.recipe, work, settings=SHARDS)
             runs.append((of_all.cpu_seconds, of_base.cpu_seconds))
-        base_megabytes = size_bytes(whole.read_texts(base)[0]) / 1e6
         left = whole.texts_of(dataset)
         differing = ((expected - left) + (left - expected)).total()
         (work / "datatrove").mkdir()
         peer = whole.run_datatrove(corpus, work / "tokenizer" / "tokenizer.json", work / "datatrove")
     plain = sum(_seconds(case, PLAIN) for case in stages)
-    cases = [*stages, whole_case(plain, runs, megabytes, base_megabytes, left.total(), differing)]
+    cases = [*stages, whole_case(plain, runs, megabytes, size_bytes(base_texts) / 1e6, left.total(), differing)]
     wrong = {case.name: one.samples[0] for case in cases for one in case.series if one.contender == "differing"}
     return Benchmark(
         benchmark="data",

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.bench.data_whole import beyond_starting, read_texts, run_pipeline, write_base
+from experiments.bench.data_whole import base_of, beyond_starting, read_texts, run_pipeline, write_texts
 from experiments.bench.timing import NOTES, ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.digest import sha256_file
@@ -56,7 +56,7 @@ def measure(
         base_megabytes = base.stat().st_size / 1e6
         texts = ["\n\n".join(paragraphs[at : at + 8]) for at in range(0, len(paragraphs), 8)]
         vocabulary = choose_vocabulary(read_texts(base)[0])
-        few = write_base(work / "few.jsonl", texts)
+        few = write_texts(work / "few.jsonl", base_of(texts))
         run_pipeline(few, vocabulary.recipe_of_few, work, workers)  # machine code is compiled and kept
         starting = run_pipeline(base, vocabulary.recipe, work)[0].cpu_seconds
         cases, rates = [], []

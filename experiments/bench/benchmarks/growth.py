@@ -106,8 +106,9 @@ def _is_base(point: Point) -> bool:
 def _timed(point: Point) -> Timed:
     from experiments.bench.contenders.ours import build_ours, build_separate
 
-    build, trained = (build_separate, point.ranks) if point.axis == SEPARATE else (build_ours, 1)
+    is_separate = point.axis == SEPARATE
+    build, trained = (build_separate, point.ranks) if is_separate else (build_ours, 1)
     contender = Contender(point.name, point.ranks, build, is_ours=True, parallel=point.parallel)
-    clock = time.perf_counter if "ranks" in point.axis or point.axis == SEPARATE else time.process_time
+    clock = time.perf_counter if "ranks" in point.axis or is_separate else time.process_time
     timed = measure_contender(contender, point.size, 0.0, clock)
     return replace(timed, seconds=[spent / trained for spent in timed.seconds])
