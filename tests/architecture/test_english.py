@@ -1,0 +1,46 @@
+"""Docstrings are sentences of their own, and local names say what they hold."""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.architecture.rooms import ROOT, modules
+
+FRAGMENTS = frozenset(
+    "And As At Besides But By For From If In Into It Its Meanwhile Nor Of On Or Over So Such Than That Their Them "
+    "Then These They Those To Under Up What When Where Whether Which While Who Whom Whose Why With".split()
+)
+"""First words that leave the subject out, or point at a name that the reader may not see."""
+EMPTY_NAMES = {"found", "one", "kept"}
+READ: tuple[str, ...] = ()
+"""The folders that are held to the rule."""
+
+
+def faults(source: str) -> Iterator[str]:
+    """Line and kind of each docstring that begins with a fragment and each variable whose name says nothing."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            first = node.value.value.split(maxsplit=1)[0].rstrip(",:;")
+            if first in FRAGMENTS:
+                yield f"{node.lineno}: a docstring begins with {first!r}"
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in EMPTY_NAMES:
+            yield f"{node.lineno}: a variable is called {node.id!r}"
+
+
+@pytest.mark.parametrize("room", READ)
+def test_docstrings_and_names_can_be_read_alone(room: str) -> None:
+    assert [f"{path.relative_to(ROOT)}:{fault}" for path in modules(room) for fault in faults(path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        'def owned() -> None:\n    """Of a reduced gradient."""',
+        'class Row:\n    stalls: float\n    """That they do."""',
+        "def f():\n    found = 1",
+        "for kept in ():\n    pass",
+    ],
+)
+def test_a_planted_fault_is_seen(planted: str) -> None:
+    assert list(faults(planted))
