@@ -34,7 +34,6 @@ from experiments.launch.job import Job
 from experiments.sealed import seal_numbers
 from experiments.simulator.cluster import load_cluster
 from experiments.verdicts import NOT_RUN, load_results
-from experiments.verify.recomputed import Check
 from lineage.config import load_config
 from lineage.data_files import Ledger
 from lineage.digest import MARKER, check_seal, seal
@@ -48,6 +47,7 @@ from tests.architecture.rooms import ROOT
 from tests.damage import GZIP, PARQUET, SAFETENSORS, TORCH, ZSTANDARD
 from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, packed
 from tests.reader import Reader, bytes_at
+from verify.recomputed import Check
 
 TEXTS = ("a fine text", "", "zwei Töchter \u2028", 'with "quotes" and \\ and \x00')
 LINES = "\n".join(json.dumps({"text": text, "id": number}) for number, text in enumerate(TEXTS)).encode() + b"\n\n"

@@ -15,7 +15,6 @@ from engine.formats.huggingface_shards import FOLDER, WRITTEN, merge_huggingface
 from engine.formats.megatron_flags import from_megatron, script_or_arguments
 from evaluation.hub_models import RECORD, Fetched, is_as_fetched
 from experiments.simulator.planner import model_of_hub
-from experiments.verify.traces import DESCRIPTION, Trace, compare_traces, finish_trace, write_rank
 from lineage.digest import check_seal, seal
 from lineage.files import write_document
 from tests.damage import PICKLE, SAFETENSORS, TORCH
@@ -23,6 +22,7 @@ from tests.engine.test_formats_checkpoint import write_rough
 from tests.engine.test_formats_megatron import save
 from tests.experiments.packed import REPRODUCTION, packed
 from tests.reader import Reader, bytes_at
+from verify.traces import DESCRIPTION, Trace, compare_traces, finish_trace, write_rank
 
 
 def exported(folder: Path, form: str = "huggingface") -> Path:

@@ -22,7 +22,6 @@ from evaluation.protocol import Scores
 from evaluation.store import StoredScores
 from experiments.catalogue import find_experiment
 from experiments.sealed import adopt_records, lines, seal_numbers
-from experiments.verify.recomputed import Check
 from lineage.digest import MARKER, seal
 from lineage.errors import UserError
 from lineage.run import MANIFEST
@@ -37,6 +36,7 @@ from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, packed
 from tests.reader import Reader, bytes_at
 from tests.reports.reproduction import write_benchmarks
 from tests.reports.test_ladder import write_ladder
+from verify.recomputed import Check
 
 
 def ladder_file(name: str) -> Callable[[Path], Path]:

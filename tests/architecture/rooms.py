@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ROOMS = ("lineage", "data_pipeline", "engine", "evaluation", "experiments", "reports")
+ROOMS = ("lineage", "data_pipeline", "engine", "evaluation", "experiments", "verify", "reports")
 
 
 def modules(*rooms: str) -> list[Path]:
-    """Python files of the rooms, of all six by default."""
+    """Python files of the rooms, of all rooms by default."""
     return sorted(path for room in rooms or ROOMS for path in (ROOT / room).rglob("*.py"))
 
 

@@ -23,13 +23,13 @@ EXPERIMENTS = sorted((ROOT / "experiments").glob("*/*/ex*.toml"))  # looked at i
 UNANSWERED = ROOT / "experiments" / "unanswered.toml"  # looked at in tests/experiments/test_verdicts.py
 JOBS = sorted((ROOT / "experiments" / "jobs").glob("*.toml"))  # looked at in tests/experiments/launch
 MEGATRON_FLAGS = ROOT / "engine" / "formats" / "megatron_flags.toml"  # in tests/engine
-NAME_MAPS = set((ROOT / "engine" / "compare" / "names").glob("*.toml"))  # in tests/experiments/verify
+NAME_MAPS = set((ROOT / "engine" / "compare" / "names").glob("*.toml"))  # in tests/verify
 LABELS = {ROOT / "reports" / name for name in ("axes.toml", "style.toml")}  # in tests/reports
 NOTES = ROOT / "experiments" / "bench" / "notes.toml"  # in tests/experiments
 PUBLISHED = ROOT / "data_pipeline" / "contamination" / "published.toml"  # in tests/data_pipeline
 FITTED = ROOT / "experiments" / "simulator" / "fitted.toml"  # in tests/experiments/simulator
 PAPERS = ROOT / "experiments" / "claims" / "papers.toml"  # in tests/experiments/test_catalogue.py
-TINY = ROOT / "experiments" / "verify" / "chaos" / "tiny.toml"  # in tests/experiments/test_chaos.py
+TINY = ROOT / "verify" / "chaos" / "tiny.toml"  # in tests/experiments/test_chaos.py
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
 
 

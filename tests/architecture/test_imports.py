@@ -21,7 +21,7 @@ MAY_IMPORT = {
         "data_pipeline.reading.hub",
     ),
     "experiments": ("lineage", "data_pipeline", "engine", "evaluation"),
-    "experiments.verify": ("lineage", "data_pipeline", "engine", "evaluation", "experiments", "reports"),
+    "verify": ("lineage", "data_pipeline", "engine", "evaluation", "experiments", "reports"),
     "reports": ("lineage", "experiments.catalogue", "experiments.verdicts"),
 }
 

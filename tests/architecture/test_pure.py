@@ -23,11 +23,11 @@ PURE = [
     *(
         module_name(path)
         for path in modules("experiments")
-        if path.parent.name not in ("chaos", "contenders", "ladder", "measured", "trainings", "verify")
+        if path.parent.name not in ("contenders", "ladder", "measured", "trainings")
     ),
     *says_so("experiments/ladder"),
     *says_so("experiments/trainings"),
-    *says_so("experiments/verify"), "experiments.verify.cli",
+    *says_so("verify"), "verify.cli",
     *(module_name(path) for path in modules("reports")),
 ]  # fmt: skip
 

@@ -19,12 +19,12 @@ from engine.families.bert.model import BERT
 from engine.parallel.mesh import serial_mesh
 from engine.run.directory import read_metrics, read_summary
 from engine.train import train
-from experiments.verify import parity_run
-from experiments.verify.engines import Work
-from experiments.verify.work import write_random_tokens
 from lineage.errors import BadInput
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import assert_same_training, small_config
+from verify import parity_run
+from verify.engines import Work
+from verify.work import write_random_tokens
 
 TINY = ModelConfig(
     family="bert", num_layers=2, hidden_size=16, num_heads=2, seq_length=16, vocab_size=60, padded_vocab_size=64

@@ -24,11 +24,11 @@ from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import serial_mesh, sum_in_tree
 from engine.step import build_step
 from experiments.measured import traffic
-from experiments.verify.parity import LayoutDiffers, ParityLayout, all_layouts, misfit
-from experiments.verify.parity_run import run_parity
 from lineage.config import load_config
 from lineage.errors import BadInput, HardwareMissing
 from tests.commands import call
+from verify.parity import LayoutDiffers, ParityLayout, all_layouts, misfit
+from verify.parity_run import run_parity
 
 CONFIG = """
 name = "tiny"

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import experiments.verify.cli
+import verify.cli
 from engine.compare.tensors import Difference, Piece, assemble, compare, computation_order, first_difference, merge
 from engine.config import RunConfig
 from engine.launch.forked import RanksFailed, run_forked
@@ -29,9 +29,9 @@ from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
 from engine.pipeline.executor import PipelineExecutor
 from engine.pipeline.schedule import compute_orders
 from engine.rng import Dropout, DropoutMask
-from experiments.verify.parity import SERIAL, TOLERANCE, ParityLayout, all_layouts, choose_layouts, misfit, parse_layout
 from lineage.config import load_config
 from tests.commands import call
+from verify.parity import SERIAL, TOLERANCE, ParityLayout, all_layouts, choose_layouts, misfit, parse_layout
 
 CONFIG = """
 name = "tiny"
@@ -75,7 +75,7 @@ def verify(config: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     def verify(layouts: str, *more: str) -> tuple[int, list[str], str]:
         monkeypatch.setattr(sys, "argv", ["mlm-verify", "parallel", str(config), "--layouts", layouts, *more])
         with pytest.raises(SystemExit) as end:
-            experiments.verify.cli.main()
+            verify.cli.main()
         out, err = capfd.readouterr()
         said = [line for line in err.splitlines(keepends=True) if not line.startswith("cost: ")]
         return int(end.value.code or 0), out.splitlines(), "".join(said)

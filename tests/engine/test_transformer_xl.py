@@ -29,10 +29,10 @@ from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import serial_mesh
 from engine.run.directory import read_metrics
 from engine.train import train
-from experiments.verify.parity_run import run_parity
 from lineage.errors import BadInput, IntegrityFailure
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config
 from tests.ranks import run_ranks
+from verify.parity_run import run_parity
 
 XL: dict[str, Any] = {"memory_length": 12, "head_dim": 6, "inner_size": 20}
 SHAPE: dict[str, Any] = {

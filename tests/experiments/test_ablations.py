@@ -18,7 +18,6 @@ from experiments.effects import Finding, ablation_config, derive_effects, find_e
 from experiments.measured.ablations import format_ablation, run_ablation
 from experiments.trainings.kept import FORECAST, TRAINING, Trained, read_kept, seeds_of
 from experiments.verdicts import RECORDS, judge, load_results
-from experiments.verify.recomputed import Check
 from lineage.atomic import write_json
 from lineage.digest import seal, sha256_file
 from lineage.errors import BadInput, IntegrityFailure
@@ -28,6 +27,7 @@ from lineage.run import MANIFEST
 from lineage.shipped import model_file
 from tests.commands import ROOT, call
 from tests.engine.conftest import write_dataset
+from verify.recomputed import Check
 
 ABLATIONS = {name: one for name, one in load_experiments().items() if one.ablation}
 

@@ -20,8 +20,6 @@ from engine.config import TwinScale
 from engine.twin import describe_scale
 from experiments.published import published_records
 from experiments.reproduce.plan import SMOKE
-from experiments.verify.chaos.job import leave_figures_blank
-from experiments.verify.recomputed import Check
 from lineage.data_files import DataCard, Ledger
 from lineage.digest import check_seal, read_digest, seal
 from lineage.evaluations import Evaluation
@@ -43,6 +41,8 @@ from lineage.scores import Scores
 from tests.commands import ROOT, call
 from tests.experiments.machines import with_gpus
 from tests.experiments.quick_steps import take_quick_steps
+from verify.chaos.job import leave_figures_blank
+from verify.recomputed import Check
 
 ARGUMENTS = ("reproduce", "355m", "--smoke", "--runs")
 NAMES = ("data-smoke", "355m-smoke", "reproduce-355m-smoke")

@@ -19,7 +19,6 @@ from experiments.ladder import climb, plan, texts
 from experiments.ladder.plan import SHAPES, rung_model
 from experiments.ladder.result import CARD, PLAN, best_rate, derive, format_ladder, rate_law
 from experiments.trainings.kept import FORECAST, SEARCH_SEED, TRAINING, Trained, keep, read_kept, seeds_of
-from experiments.verify.recomputed import Check
 from lineage.atomic import write_json
 from lineage.digest import seal, sha256_file
 from lineage.errors import BadInput, DataMissing, Interrupted
@@ -27,6 +26,7 @@ from lineage.files import read_document, read_object, write_document
 from lineage.ladder import Forecast, LadderPlan, RungPlan
 from lineage.run import MANIFEST, RunDirectory
 from tests.engine.conftest import write_dataset
+from verify.recomputed import Check
 
 ITERATIONS, TRIAL = 24, 8
 

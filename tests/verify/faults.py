@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.verify.megatron_core import core
+from verify.megatron_core import core
 
 Patch = pytest.MonkeyPatch
 Fault = Callable[[Patch], None]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from experiments.verify.chaos.faults import FAULTS
-from experiments.verify.chaos.trials import Reference, Trial, every_fault, prepare, run_trials, some_faults
 from lineage.atomic import check_place, write_json, write_text
 from lineage.environment import available_cores, describe_environment
 from lineage.errors import BadInput, Diverged
 from lineage.progress import announce
+from verify.chaos.faults import FAULTS
+from verify.chaos.trials import Reference, Trial, every_fault, prepare, run_trials, some_faults
 
 
 def run_chaos(every: bool, points: int, seed: int, kinds: str, out: Path | None, jobs: int | None) -> None:

@@ -12,9 +12,9 @@ from torch import nn
 
 from engine.compare.recorder import RankPlace, Recorder, read_names
 from engine.compare.tensors import Piece, assemble
-from experiments.verify.traces import Trace, finish_trace, read_draw, write_rank
 from lineage.errors import IntegrityFailure
 from tests.commands import Command
+from verify.traces import Trace, finish_trace, read_draw, write_rank
 
 NAMES = """
 batch_first = true
@@ -195,7 +195,7 @@ def test_the_example_of_the_documentation_records_a_module_of_others(
 ) -> None:
     import transformers
 
-    page = (Path(__file__).parents[3] / "docs" / "other-engines.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "other-engines.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     config = transformers.GPT2Config(n_layer=1, n_embd=24, n_head=12, n_positions=8, vocab_size=16)
     names = {"model": transformers.GPT2LMHeadModel(config).eval(), "tokens": torch.arange(8).view(2, 4)}

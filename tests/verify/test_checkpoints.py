@@ -12,12 +12,12 @@ from engine.compare.tensors import Piece, assemble
 from engine.config import RunConfig
 from engine.formats import Imported, write_checkpoint
 from engine.formats.convert import import_checkpoint
-from experiments.verify.engines import Work
-from experiments.verify.megatron_core import MegatronCore, core
-from experiments.verify.parity import ParityLayout
-from experiments.verify.work import engine_class, on_ranks, shared_work
 from tests.commands import Command
 from tests.engine.test_formats_checkpoint import trained_tokenizer
+from verify.engines import Work
+from verify.megatron_core import MegatronCore, core
+from verify.parity import ParityLayout
+from verify.work import engine_class, on_ranks, shared_work
 
 ITERATIONS = 20
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from model_signing.signing import Config
 
-from experiments.verify.receipts import receipt_writer
 from lineage.digest import seal
 from lineage.receipt import AUDIT, Audit
 from tests.commands import Command
-from tests.experiments.verify.conftest import make_keys
+from tests.verify.conftest import make_keys
+from verify.receipts import receipt_writer
 
 Keys = tuple[Path, Path]
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from engine.checkpoint.checkpoint import complete_checkpoints
 from engine.checkpoint.shards import INDEX
-from experiments.verify.chaos.faults import FAULTS, MEANWHILE, STRUCK, Fault, Touch
-from experiments.verify.chaos.job import NO_TRACEBACK, read_touches, start_job, wait_for, warm_up
-from experiments.verify.chaos.outcome import leftovers, outcome
-from experiments.verify.chaos.recipe import RANKS, write_tiny
 from lineage.environment import available_cores
 from lineage.files import read_object
 from lineage.progress import Progress
+from verify.chaos.faults import FAULTS, MEANWHILE, STRUCK, Fault, Touch
+from verify.chaos.job import NO_TRACEBACK, read_touches, start_job, wait_for, warm_up
+from verify.chaos.outcome import leftovers, outcome
+from verify.chaos.recipe import RANKS, write_tiny
 
 TIMEOUT_SECONDS = 900.0
 """Most time of a job; one that takes longer hangs."""

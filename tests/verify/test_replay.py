@@ -20,8 +20,6 @@ from engine.launch.local import launch
 from engine.launch.rendezvous import leave_ranks
 from engine.run.directory import begin_run, read_metrics
 from engine.train import train
-from experiments.verify.parity import parse_layout
-from experiments.verify.replay import NOT_COMPUTED, chances, draw, replay
 from lineage.digest import seal, sealed_files
 from lineage.errors import Interrupted
 from lineage.receipt import read_receipt
@@ -29,6 +27,8 @@ from lineage.run import RunDirectory
 from tests.commands import Command
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import small_config
+from verify.parity import parse_layout
+from verify.replay import NOT_COMPUTED, chances, draw, replay
 
 RECIPE: dict[str, Any] = {
     "iterations": 6, "warmup_iterations": 1, "global_batch_size": 4, "microbatch_size": 2, "checkpoint_interval": 2,

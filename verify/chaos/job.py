@@ -17,12 +17,12 @@ import engine.launch.forked
 import engine.trainer
 from experiments.reproduce import processes, reproduction
 from experiments.reproduce.reproduction import reproduce
-from experiments.verify.chaos.faults import MEANWHILE, Fault, Instrument, Touch, instrument
-from experiments.verify.chaos.recipe import RANKS, RUNS, tiny_plan
 from lineage.atomic import read_json, write_json
 from lineage.command import run_command
 from lineage.errors import Interrupted
 from reports import page, render
+from verify.chaos.faults import MEANWHILE, Fault, Instrument, Touch, instrument
+from verify.chaos.recipe import RANKS, RUNS, tiny_plan
 
 COMMANDS: dict[str, Callable[[], object]] = {
     script.name: script.load()

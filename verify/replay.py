@@ -20,13 +20,13 @@ from engine.launch.rendezvous import leave_ranks
 from engine.run.directory import begin_run, read_begun_run, read_metrics
 from engine.run.numerics import numerics_identity
 from engine.train import train
-from experiments.verify.parity import SERIAL, TOLERANCE, ParityLayout, misfit, parse_layout
 from lineage.digest import check_seal, is_sealed
 from lineage.errors import BadInput, HardwareMissing, Interrupted
 from lineage.files import read_object
 from lineage.progress import announce
 from lineage.receipt import Audit, Segment
 from lineage.run import RunDirectory
+from verify.parity import SERIAL, TOLERANCE, ParityLayout, misfit, parse_layout
 
 NOT_COMPUTED = ("seconds", "tokens_per_second", "model_tflops", "warning")
 """What lines of the metrics say of the machine: times, speeds and what memory it lacked."""

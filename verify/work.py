@@ -20,18 +20,18 @@ from engine.data.dataset import DatasetFacts
 from engine.launch.forked import RanksFailed, run_forked
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
-from experiments.verify.engines import Engine, Weights, Work
-from experiments.verify.parity import SERIAL, LayoutDiffers, ParityLayout, misfit, parse_layout
-from experiments.verify.traces import Trace, finish_trace, write_rank
 from lineage.atomic import new_directory
 from lineage.errors import BadInput
 from lineage.progress import announce
+from verify.engines import Engine, Weights, Work
+from verify.parity import SERIAL, LayoutDiffers, ParityLayout, misfit, parse_layout
+from verify.traces import Trace, finish_trace, write_rank
 
 ENGINES = {
-    "ours": "experiments.verify.engines:Ours",
-    "megatron-core": "experiments.verify.megatron_core:MegatronCore",
-    "transformers": "experiments.verify.torch_peers:Transformers",
-    "nanogpt": "experiments.verify.torch_peers:NanoGPT",
+    "ours": "verify.engines:Ours",
+    "megatron-core": "verify.megatron_core:MegatronCore",
+    "transformers": "verify.torch_peers:Transformers",
+    "nanogpt": "verify.torch_peers:NanoGPT",
 }
 LONGEST_SECONDS = 24 * 3600
 

@@ -12,8 +12,6 @@ import pytest
 
 from experiments.catalogue import find_experiment
 from experiments.runner import run_experiment
-from experiments.verify.chaos.job import leave_figures_blank
-from experiments.verify.recomputed import Check
 from lineage.digest import seal, sha256_json
 from lineage.errors import UserError
 from lineage.run import identity_of
@@ -22,6 +20,8 @@ from tests.architecture.rooms import ROOT
 from tests.commands import call
 from tests.experiments.test_sealed_before import PACKED
 from tests.reports.reproduction import build_page
+from verify.chaos.job import leave_figures_blank
+from verify.recomputed import Check
 
 Edit = Callable[[Any], object]
 MODEL = "355m"

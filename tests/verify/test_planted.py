@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from engine.cli import read_run_config
-from experiments.verify.traces import compare_traces
-from experiments.verify.work import engine_class, record_trace
-from tests.experiments.verify import faults
-from tests.experiments.verify.conftest import CONFIG
-from tests.experiments.verify.faults import Fault
+from tests.verify import faults
+from tests.verify.conftest import CONFIG
+from tests.verify.faults import Fault
+from verify.traces import compare_traces
+from verify.work import engine_class, record_trace
 
 DRAWS = 4
 

@@ -20,10 +20,10 @@ from torch.overrides import TorchFunctionMode
 from engine.compare.recorder import RankPlace, Recorder, read_names
 from engine.data.batches import place_groups
 from engine.optim.precision import DTYPES
-from experiments.verify.engines import Engine, Named, Work
-from experiments.verify.parity import ParityLayout
 from lineage.errors import BadInput
 from lineage.extras import import_extra
+from verify.engines import Engine, Named, Work
+from verify.parity import ParityLayout
 
 PATCHES = (
     "tensors that it makes on `cuda` or moves there are made and stay on the CPU, and their type says cuda",

@@ -35,9 +35,9 @@ def run(
     Of a run: its identity; what it was made of, where that is on disk; each checkpoint against the one before it; each
     record against the metrics or evaluation it is from; its report, made again. Everything that does not hold is named.
     """
-    from experiments.verify.receipts import receipt_writer
     from lineage.receipt import Audit
     from lineage.run import MANIFEST
+    from verify.receipts import receipt_writer
 
     path = path.resolve()
     if not path.is_dir():
@@ -53,7 +53,7 @@ def run(
     digest = check_seal(path)
     audit = Audit(verb="run", differs=[])
     if (path / MANIFEST).is_file():
-        from experiments.verify.recomputed import Check
+        from verify.recomputed import Check
 
         check = Check(path)
         for name in dict.fromkeys(check.absent):
@@ -80,9 +80,9 @@ def replay(
     A segment is from one kept checkpoint, or the beginning, to the next. Any layout gives the same bits on a machine of
     the same numerics identity. Exit code 3 where something differs; the first iteration and tensor are named.
     """
-    from experiments.verify.parity import LayoutDiffers
-    from experiments.verify.receipts import receipt_writer
-    from experiments.verify.replay import replay as replay_run
+    from verify.parity import LayoutDiffers
+    from verify.receipts import receipt_writer
+    from verify.replay import replay as replay_run
 
     write_receipt = receipt_writer(run, receipt, key)
     audit = replay_run(run, segments, layout)
@@ -103,8 +103,8 @@ def receipt_(
 
     Exit code 3 where the receipt itself says that something differs.
     """
-    from experiments.verify.parity import LayoutDiffers
-    from experiments.verify.receipts import verify_receipt
+    from verify.parity import LayoutDiffers
+    from verify.receipts import verify_receipt
 
     found = verify_receipt(file, key, run)
     audit = found.audit
@@ -136,7 +136,7 @@ def parallel(
 
     resolved = read_run_config(config, overrides or [], twin)
 
-    from experiments.verify.parity_run import run_parity
+    from verify.parity_run import run_parity
 
     run_parity(resolved, layouts, ranks, iterations)
 
@@ -161,9 +161,9 @@ def against(
     resolved = read_run_config(config, overrides or [], twin)
 
     from experiments.bench.show import show, show_rows
-    from experiments.verify.against import iteration_table, keep, run_against
-    from experiments.verify.parity import LayoutDiffers
     from lineage.run import MANIFEST
+    from verify.against import iteration_table, keep, run_against
+    from verify.parity import LayoutDiffers
 
     check_place("--out", out / MANIFEST)
     result = run_against(resolved, engine, layout, iterations)
@@ -196,7 +196,7 @@ def trace(
 
     resolved = read_run_config(config, overrides or [], twin)
 
-    from experiments.verify.work import record_trace
+    from verify.work import record_trace
 
     made = record_trace(resolved, engine, layout, iterations, draws, out, dropout)
     if made.unnamed:
@@ -211,8 +211,8 @@ def diff(
     out: Annotated[Path | None, typer.Option("--out", help="HTML page with every tensor.")] = None,
 ) -> None:
     """Name the first tensor, in order of computation, in which two traces differ beyond rounding: exit code 3."""
-    from experiments.verify.parity import LayoutDiffers
-    from experiments.verify.traces import compare_traces, read_trace, write_page
+    from verify.parity import LayoutDiffers
+    from verify.traces import compare_traces, read_trace, write_page
 
     found = compare_traces(reference, other)
     for directory in (reference, other):
@@ -251,7 +251,7 @@ def chaos(
 
     Exit code 3 where something was lost or differs.
     """
-    from experiments.verify.chaos.command import run_chaos
+    from verify.chaos.command import run_chaos
 
     run_chaos(every, points, seed, kinds, out.resolve() if out else None, jobs)
 

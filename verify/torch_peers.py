@@ -11,10 +11,10 @@ from engine.compare.recorder import RankPlace, Recorder, read_names
 from engine.inputs import TrainingInputs
 from engine.parallel.mesh import serial_mesh
 from experiments.bench.contenders import peers
-from experiments.verify.engines import Engine, Named, Work
-from experiments.verify.parity import SERIAL, ParityLayout
 from lineage.errors import BadInput
 from lineage.extras import import_extra
+from verify.engines import Engine, Named, Work
+from verify.parity import SERIAL, ParityLayout
 
 
 class TorchPeer(Engine):

@@ -10,7 +10,7 @@ from lineage.files import read_object
 from lineage.receipt import read_receipt
 from tests.commands import Command
 
-AUDITS = Path(__file__).parents[3] / "results" / "audits"
+AUDITS = Path(__file__).parents[2] / "results" / "audits"
 KEY = AUDITS / "auditor.pem"
 (RECEIPT,) = AUDITS.glob("*.receipt.json")
 RUN = AUDITS / RECEIPT.name.removesuffix(".receipt.json")

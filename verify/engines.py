@@ -20,7 +20,7 @@ from engine.launch.mesh import build_mesh
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
 from engine.step import build_step
-from experiments.verify.parity import ParityLayout
+from verify.parity import ParityLayout
 
 Weights = dict[str, torch.Tensor]
 """Whole tensors by our names."""

@@ -7,7 +7,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-import experiments.verify.cli
+import verify.cli
 from tests.commands import Command
 from tests.ranks import take_a_step
 
@@ -46,7 +46,7 @@ def config(tmp_path: Path) -> Path:
 @pytest.fixture
 def verify(command: Command) -> Command:
     """The command in this process: how it ended and what it said."""
-    return partial(command, experiments.verify.cli.main, "mlm-verify")
+    return partial(command, verify.cli.main, "mlm-verify")
 
 
 @pytest.fixture

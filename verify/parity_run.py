@@ -20,12 +20,12 @@ from engine.compare.tensors import (
 from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.launch.forked import RanksFailed, run_forked
-from experiments.verify.engines import Ours, Work
-from experiments.verify.parity import SERIAL, TOLERANCE, LayoutDiffers, ParityLayout, choose_layouts
-from experiments.verify.work import with_samples, with_vocabulary
 from lineage.environment import memory_bytes
 from lineage.errors import BadInput
 from lineage.progress import announce
+from verify.engines import Ours, Work
+from verify.parity import SERIAL, TOLERANCE, LayoutDiffers, ParityLayout, choose_layouts
+from verify.work import with_samples, with_vocabulary
 
 PATIENCE = 20
 """How many times the serial run's seconds a layout may take, beside two minutes."""

@@ -9,14 +9,14 @@ import torch
 from engine.compare.tensors import Array, Key, Piece, assemble, compare
 from engine.compare.tolerance import DRAWS, FORMULA, curve_tolerance, factor, tensor_tolerance
 from engine.config import RunConfig
-from experiments.verify.engines import Engine, StepResult, Work
-from experiments.verify.parity import LayoutDiffers, ParityLayout
-from experiments.verify.work import described, engine_class, on_ranks, shared_work
 from lineage.benchmark import AGAINST, Benchmark, Case, Ratio, Series, TextTable, write_benchmark
 from lineage.environment import describe_environment
 from lineage.files import Environment
 from lineage.progress import announce
 from lineage.run import RunDirectory
+from verify.engines import Engine, StepResult, Work
+from verify.parity import LayoutDiffers, ParityLayout
+from verify.work import described, engine_class, on_ranks, shared_work
 
 QUANTITIES = {"loss": "loss", "norm": "gradient norm", "rate": "learning rate"}
 MOST = 1e9

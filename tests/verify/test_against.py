@@ -7,16 +7,16 @@ import pytest
 
 from engine.cli import read_run_config
 from engine.compare.tolerance import curve_tolerance, factor, tensor_tolerance
-from experiments.verify.against import run_against
-from experiments.verify.work import engine_class
 from lineage.benchmark import AGAINST, read_benchmark
 from lineage.digest import check_seal
 from lineage.errors import BadInput
 from reports.benchmarks import load_benchmarks
 from reports.render import render_all
 from tests.commands import Command
-from tests.experiments.verify import faults
-from tests.experiments.verify.faults import Fault
+from tests.verify import faults
+from tests.verify.faults import Fault
+from verify.against import run_against
+from verify.work import engine_class
 
 
 @pytest.mark.parametrize(
