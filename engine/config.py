@@ -118,7 +118,7 @@ class ModelConfig(Config):
     """Family and shape of a model; the defaults are GPT-2's (2019 paper, Tables 1 and 2)."""
 
     family: Literal["gpt2", "bert", "transformer-xl"] = "gpt2"
-    """Which model this is, a row of `engine.family.FAMILIES`."""
+    """Architecture of the model (`engine/family.py`)."""
     num_layers: int
     """Transformer layers."""
     hidden_size: int

@@ -1,6 +1,9 @@
-"""What the engine asks of a family of models, and the one door to those beside GPT-2. Imports no torch.
+"""A family of models: its class, closed forms and data order. Imports no torch.
 
-Another family is a folder of `engine/families` with a `FAMILY` of its own, and its section in `engine/config.py`.
+GPT-2 is defined here. Each other family is a folder of `engine/families` with a `FAMILY`, and has a section in
+`engine/config.py`.
+
+Shapes: s sequence, h hidden, L layers, v padded vocabulary, t tensor-parallel ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config import ModelConfig, RunConfig
-from engine.model.closed_forms import ClosedForms
+from engine.parallel.layout import Stage
 
 if TYPE_CHECKING:
     from data_pipeline.tokens.token_file import TokenFile
@@ -18,7 +21,41 @@ if TYPE_CHECKING:
     from engine.model.stage_model import StageModel
 
 TokenFiles = Sequence[tuple["TokenFile", float]]
-"""Token files with their weights."""
+"""Token files with their blend weights."""
+
+
+class ClosedForms:
+    """Closed forms of GPT-2. Other families override what differs."""
+
+    is_causal = True
+
+    def __init__(self, model: ModelConfig) -> None:
+        self.model, self.s, self.h, self.v = model, model.seq_length, model.hidden_size, model.padded_vocab_size
+
+    def parameters(self, stage: Stage, tp: int = 1) -> int:
+        """Parameters on one tensor-parallel rank of a stage. The last stage has a copy of the word embedding."""
+        h, words = self.h, self.v // tp * self.h
+        count = len(stage.layers) * ((12 * h * h + 7 * h) // tp + 6 * h)
+        count += words + self.s * h if stage.is_first else 0
+        return count + (2 * h + (0 if stage.is_first else words) if stage.is_last else 0)
+
+    def score_bytes(self) -> int:
+        """Bytes kept of a query's scores in 16 bits: output of the softmax, dropout mask, output of the dropout."""
+        return 5 * self.s
+
+    def head_columns(self) -> float:
+        """Columns of the output head that a position is multiplied by."""
+        return self.v
+
+    def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
+        """FLOPs of all matrix products, forward and backward. `flops_per_token` explains the arguments.
+
+        72·B·s·L·h²·(1 + s/6h + v/12Lh), or the 2021 paper's Equation 3, 96·B·s·L·h²·(1 + s/6h + v/16Lh).
+        """
+        s, h, layers = self.s, self.h, self.model.num_layers
+        factor, share = (96, 16) if recompute else (72, 12)
+        attention = s / ((12 if causal and self.is_causal else 6) * h)
+        return factor * sequences * s * layers * h * h * (1 + attention + self.head_columns() / (share * layers * h))
 
 
 @dataclass(frozen=True)
@@ -26,16 +63,16 @@ class Family:
     """The parts of a family."""
 
     model: str
-    """module:class of the model, or a pipeline stage of it."""
+    """module:class of the model. The class also builds a single pipeline stage."""
     closed_forms: type[ClosedForms]
-    """Its parameters, operations and bytes."""
+    """Parameters, FLOPs and bytes."""
     training_order: Callable[[RunConfig, TokenFiles, int, Path | None], "TrainingOrder"]
-    """(run, token files, iterations, directory of the token files' own tokenizer) → what each iteration sees."""
+    """(run, token files, iterations, directory of the token files' tokenizer) → the samples of each iteration."""
     validation_order: Callable[[RunConfig, TokenFiles, Path], "ValidationOrder"]
     """(run, token files, tokenizer) → the sequences of the validation split."""
 
     def model_class(self) -> "type[StageModel]":
-        """The model's class, imported at the first use, as it needs torch."""
+        """The model's class. The import is delayed because it needs torch."""
         module, name = self.model.split(":")
         loaded: type[StageModel] = getattr(import_module(module), name)
         return loaded

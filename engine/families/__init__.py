@@ -1,1 +1,1 @@
-"""Families of models beside GPT-2, a folder each, loaded by `engine.family`."""
+"""Models beside GPT-2, one folder each. `engine.family` loads them."""

@@ -2,12 +2,29 @@
 
 from pathlib import Path
 
+from data_pipeline.tokens.special_tokens import MASKED_SHARE
 from engine.config import RunConfig
 from engine.data.batch_schedule import BatchSchedule
 from engine.data.batches import TrainingOrder, ValidationOrder
 from engine.families.bert.batches import PairSource, PairTrainingBatches, PairValidationBatches, read_vocabulary
-from engine.families.bert.closed_forms import BertForms
-from engine.family import Family, TokenFiles
+from engine.family import ClosedForms, Family, TokenFiles
+from engine.parallel.layout import Stage
+
+
+class BertForms(ClosedForms):
+    """Closed forms of BERT, which adds segment embeddings, a masked head, a pooler and sentence order to GPT-2."""
+
+    is_causal = False
+
+    def parameters(self, stage: Stage, tp: int = 1) -> int:
+        """Parameters of GPT-2, segments, the head's dense layer, norm and bias, pooler and sentence order."""
+        h = self.h
+        head = (h * h + 3 * h + self.v // tp) + (h * h + h) + (2 * h + 2)
+        return super().parameters(stage, tp) + stage.is_first * 2 * h + stage.is_last * head
+
+    def head_columns(self) -> float:
+        """The dense layer runs at every token, the logits only at the masked ones."""
+        return self.v * MASKED_SHARE + self.h
 
 
 def _training_order(config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None) -> TrainingOrder:
