@@ -163,17 +163,6 @@ def calibrate(
 
 
 @app.command()
-def arena(
-    json: Annotated[Path | None, typer.Option(help="Also write the scores to this file, which the page shows.")] = None,
-) -> None:
-    """Score planners of layouts on measured runs: time, memory, what fits, and what their choice loses."""
-    from experiments.arena.scores import arena as run
-    from experiments.bench.cli import carry_out
-
-    carry_out(run, json)
-
-
-@app.command()
 def mfu(
     model: Annotated[str, typer.Argument(help="A shipped model, a TOML file, or a Hugging Face config.json.")],
     cluster: Annotated[str, typer.Option(help="A shipped cluster, such as h100, or a TOML file: whose peak.")],

@@ -36,14 +36,13 @@ COMMANDS = {
         "perplexity corpus.jsonl --ckpt checkpoint --workers 1 --samples {}/a",
     ],
     "mlm-experiment": [
-        "launch 8.3b --out {}", "simulate ptd-p-runs --out {}/a", "calibrate --out {}", "arena --json {}/a",
+        "launch 8.3b --out {}", "simulate ptd-p-runs --out {}/a", "calibrate --out {}",
         "run 2021/table-1 --runs {}",
     ],
     "mlm-verify": [
         "against transformers small.toml --iterations 1 --out {}", "trace ours small.toml {}",
         "chaos --points 1 --out {}",
     ],
-    "mlm-bench": ["gemm --json {}/a"],
 }  # fmt: skip
 
 

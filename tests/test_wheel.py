@@ -37,7 +37,6 @@ CALLS = [
     "mlm-experiment launch experiments/jobs/8.3b.toml --out launch",
     "mlm-experiment run 2021/figure-11 --mode simulate",
     "mlm-verify parallel 355m --twin --ranks 1 --iterations 1",
-    "mlm-bench gemm --rounds 1 --largest 64",
 ]
 CALLS_AFTERWARDS = [
     "mlm-data stats runs/data-smoke",

@@ -1,6 +1,5 @@
 """The pipeline as users run it, on one core, and the programs it is compared with: each in processes of its own."""
 
-import importlib.util
 import json
 import math
 import os
@@ -133,14 +132,6 @@ def texts_of(dataset: Path) -> Counter[str]:
         for path in sorted((dataset / "documents").glob("**/*.jsonl"))
         for line in path.open(encoding="utf-8")
     )
-
-
-def run_datatrove(corpus: Path, tokenizer: Path, work: Path) -> dict[str, float] | None:
-    """Processor seconds of datatrove's stages; None where it or its word tokenizer is not installed."""
-    if any(importlib.util.find_spec(name) is None for name in ("datatrove", "spacy")):
-        return None
-    spent = run_program(sys.executable, "-m", "experiments.bench.data_datatrove", corpus, tokenizer, work)
-    return dict(json.loads(spent.printed.splitlines()[-1]))
 
 
 def base_of(texts: Sequence[str]) -> list[str]:

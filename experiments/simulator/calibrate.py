@@ -125,14 +125,6 @@ def h100_fit(measured: Sequence[Measured]) -> Fit:
                stated)  # fmt: skip
 
 
-def fitted_h100(measured: Sequence[Measured]) -> tuple[Machine, dict[str, Interval]]:
-    """The H100s by these rows of several model sizes, and their intervals, of each size by the others."""
-    fit = h100_fit(measured)
-    way, keys = next(iter(fit.left_out.items()))
-    held = {way: held_out(f"{H100}, {way}", fit.rows, keys, fit.refit)}
-    return with_memory(fit.refit(fit.rows), measured), intervals(fit, held)
-
-
 def with_memory(machine: Machine, measured: Sequence[Measured]) -> Machine:
     """The machine with what its memory holds: a run can fill as much of it as the fullest that ran. Failures, whose
     cause is not recorded, say nothing."""

@@ -10,7 +10,6 @@ MODULE_OF = {"megatron-core": "megatron", "mkdocs-material": "material", "mlflow
 PROGRAMS = {
     "experiments/bench/contenders/compiled.py": {"triton"},  # imported by what has found Triton
     "engine/kernels/gpu": {"triton"},  # imported where the registry has found Triton
-    "experiments/bench/data_datatrove.py": {"datatrove"},  # a program of its own, started where datatrove is found
 }
 
 

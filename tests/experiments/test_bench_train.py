@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from engine.costs import flops_per_token
 from engine.kernels.registry import KERNELS
-from experiments.bench.benchmarks import growth
 from experiments.bench.benchmarks import kernels as bench_kernels
 from experiments.bench.benchmarks.train import (
     LAYOUTS,
@@ -130,20 +129,6 @@ def test_the_terminal_shows_every_goal_met_or_not(
     assert [case.name, "of stock nanoGPT's memory", "0.67", "—", "at most 0.5, missed"] in lines
     assert "- 2 of 3 goals were reached." in printed
     assert "- how [it] was measured" in printed
-
-
-def test_growth_is_measured_beside_the_closed_form() -> None:
-    base = growth.points(1)
-    assert {point.axis for point in base if growth._is_base(point)} == {point.axis for point in base}
-    assert {point.ranks for point in growth.points(2)} == {1, 2}
-    rates = [[1000.0 * point.ranks, 1000.0 * point.ranks] for point in base]
-    for point, case in zip(base, growth.summarize(base, rates), strict=True):
-        cost, of_base = (flops_per_token(one, causal=True) for one in (point.size.model, growth._size().model))
-        relative = cost / of_base
-        assert (case.axis, case.at) == (point.axis, point.value)
-        assert case.series[1].samples == [pytest.approx(1000.0 / relative, rel=1e-3)]
-        assert case.ratios[0].value == pytest.approx(relative, rel=1e-3)
-        assert relative == 1.0 or not growth._is_base(point)
 
 
 def test_the_ideal_of_a_pipeline_counts_the_head() -> None:

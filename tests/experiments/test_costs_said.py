@@ -22,10 +22,6 @@ COSTS = {
         "",
     ),
     "mlm-verify run results/reproduce-8.3b": (r"reads \d+\.\d kB in 1 sealed directories", "ok "),
-    "mlm-bench gemm --largest 64 --rounds 1 --json {here}/gemm.json": (
-        r"2 rounds of products of 64 to 64 on one (core|GPU)",
-        "written: {here}/gemm.json",
-    ),
 }
 
 

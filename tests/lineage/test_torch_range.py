@@ -25,7 +25,6 @@ NEED_TORCH = [
     ["mlm-experiment", "reproduce", "355m", "--smoke"],
     ["mlm-experiment", "preflight", "--quiet"],
     ["mlm-verify", "parallel", CONFIG, "--twin", "--ranks", "2"],
-    ["mlm-bench", "gemm"],
 ]
 NEED_NONE = [
     ["mlm-train", "schedule", "--pp", "2", "--microbatches", "4"],

@@ -1,4 +1,4 @@
-"""The data pipeline on one core, stage by stage beside the plain libraries, and as a whole beside their chain."""
+"""The data pipeline on one core, stage by stage beside the plain libraries, and as a whole beside these together."""
 
 import os
 import tempfile
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -17,29 +17,17 @@ from experiments.bench.timing import NOTES, ratio, series
 from lineage.benchmark import Benchmark, Case
 from lineage.digest import sha256_file
 from lineage.errors import DataMissing, UserError
-from lineage.extras import install_command
 from lineage.progress import announce
 
 SHARDS = f"shard_bytes = {SHARD_BYTES}"
 """As of the paper's corpus; of a small one shards are smaller, which costs more a byte."""
-EQUIVALENT = ("clean", "encode", "signatures", "group", "verify")
-"""Stages that datatrove has too: its language filter needs a model and its decontamination tasks from a hub."""
 
 
 def measure(
     corpus: Annotated[Path, typer.Option("--corpus", help="A .jsonl file with a string `text` on every line.")],
-    stage: Annotated[
-        Literal["encoding", "near-duplicates"] | None,
-        typer.Option(
-            help="Only this stage, beside every encoder of byte-level BPE, or every finder of near-duplicates."
-        ),
-    ] = None,
-    size: Annotated[
-        int, typer.Option(min=20, help="With --stage: random strings compared, or documents deduplicated.")
-    ] = 100_000,
     rounds: Annotated[int, typer.Option(min=1, help="How often the whole pipeline is run.")] = 3,
 ) -> Benchmark:
-    """The data pipeline on one core, stage by stage beside the plain libraries, and whole beside their chain.
+    """The data pipeline on one core, stage by stage beside the plain libraries, and whole beside these together.
 
     Every answer is compared. Takes about seven seconds for each megabyte. Ends with code 3 if any answer differs.
     """
@@ -50,17 +38,6 @@ def measure(
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     texts, malformed = whole.read_texts(corpus)
     described = {"name": corpus.name, "sha256": sha256_file(corpus), "documents": len(texts), "malformed": malformed}
-    if stage == "near-duplicates":
-        from experiments.bench.data_near_duplicates import measure_near_duplicates
-
-        return measure_near_duplicates(texts, size, {"corpus": described})
-    if stage:
-        from experiments.bench.data_encoding import measure_encoders
-
-        vocabulary = choose_vocabulary(texts)
-        return measure_encoders(
-            texts, vocabulary.tokenizer, size, {"corpus": described, "vocabulary": vocabulary.description}
-        )
     megabytes = size_bytes(texts) / 1e6
     announce(f"{megabytes:.1f} MB in {len(texts):,} documents, every stage by plain libraries and by ours")
     with tempfile.TemporaryDirectory() as folder:
@@ -85,15 +62,13 @@ def measure(
             runs.append((of_all.cpu_seconds, of_base.cpu_seconds))
         left = whole.texts_of(dataset)
         differing = ((expected - left) + (left - expected)).total()
-        (work / "datatrove").mkdir()
-        peer = whole.run_datatrove(corpus, work / "tokenizer" / "tokenizer.json", work / "datatrove")
     plain = sum(_seconds(case, PLAIN) for case in stages)
     cases = [*stages, whole_case(plain, runs, megabytes, size_bytes(base_texts) / 1e6, left.total(), differing)]
     wrong = {case.name: one.samples[0] for case in cases for one in case.series if one.contender == "differing"}
     return Benchmark(
         benchmark="data",
         title="Data pipeline beside the libraries it replaces",
-        cases=[*cases, _beside_datatrove(stages, peer)],
+        cases=cases,
         disagreements=[f"{name}: {count} answers differ" for name, count in wrong.items() if count],
         notes=NOTES["data"],
         setting={
@@ -134,23 +109,4 @@ def whole_case(
 def _seconds(case: Case, contender: str) -> float:
     return median(
         next(series.samples for series in case.series if (series.contender, series.measure) == (contender, "time"))
-    )
-
-
-def _beside_datatrove(cases: Sequence[Case], peer: dict[str, float] | None) -> Case:
-    if peer is None:
-        why = f"not installed: {install_command('bench')}"
-        return Case(name="equivalent stages beside datatrove", missing={"datatrove": why})
-    from importlib.metadata import version
-
-    ours = sum(_seconds(case, OURS) for case in cases if case.setting["stage"] in EQUIVALENT)
-    theirs = sum(peer.values())
-    return Case(
-        name="equivalent stages beside datatrove",
-        series=[series(OURS, "time", SECONDS, ours), series("datatrove", "time", SECONDS, theirs)],
-        ratios=[ratio(FASTER, [theirs], [ours], 15)],
-        setting={
-            "version": version("datatrove"),
-            "stages": {name: round(spent, 3) for name, spent in peer.items()},
-        },
     )

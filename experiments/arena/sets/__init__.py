@@ -1,1 +1,0 @@
-"""Each module has `load()`: configurations that others measured."""
