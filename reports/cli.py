@@ -53,9 +53,7 @@ def build(runs: Runs = None, bench: Bench = None, mixed_commits: MixedCommits = 
 def figure(
     name: Annotated[str, typer.Argument(help="A figure or table of the page, such as 2021/figure-12.")],
     runs: Runs = None,
-    form: Annotated[
-        Literal["svg", "png", "pdf", "csv", "md", "tex"], typer.Option("--format", help="What to write.")
-    ] = "svg",
+    form: Annotated[Literal["svg", "pdf", "csv", "tex"], typer.Option("--format", help="What to write.")] = "svg",
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
     bench: Bench = None,
     mixed_commits: MixedCommits = False,
@@ -111,32 +109,21 @@ def compare(
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="Directory of a complete run.")],
-    form: Annotated[
-        Literal["ro-crate", "croissant", "every-eval-ever"], typer.Option("--format", help="What to write.")
-    ],
+    form: Annotated[Literal["croissant", "every-eval-ever"], typer.Option("--format", help="What to write.")],
     out: Annotated[
         Path | None, typer.Option(help="New folder or file; beside the run, under its name, by default.")
     ] = None,
 ) -> None:
-    """Describe a run for others, from its manifest, seal and results.
+    """Describe a complete run in a format that other programs read.
 
-    ro-crate: any run, as a folder to archive with a copy of all files of at most 10 MB; larger ones are named with size
-    and SHA-256. croissant: a dataset and its documents, as a JSON-LD file. every-eval-ever: the evaluations of a
-    reproduction, a JSON file for each model.
+    croissant: a dataset and its documents, as a JSON-LD file. every-eval-ever: the evaluations of a reproduction, a
+    JSON file for each model.
     """
-    from reports.exports.export import export
+    from reports.exports import export
 
     start = time.monotonic()
     place = export(run, form, out)
     print(f"{place} ({time.monotonic() - start:.1f} s)")
-
-
-@app.command()
-def watch(run: Annotated[Path, typer.Argument(help="Directory of a training run.")]) -> None:
-    """Show a training run on the terminal until it is complete; once if it is, or if the output is no terminal."""
-    from reports.watch import watch
-
-    watch(run)
 
 
 def main() -> None:

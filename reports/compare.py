@@ -1,8 +1,10 @@
 """Two runs beside each other: what was done differently, and what came of it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.box import SIMPLE
@@ -17,8 +19,8 @@ from reports.files import Problem
 from reports.load import load_reproduction
 from reports.numbers import MISSING, show
 from reports.training_runs import CURVES, Training, read_training
-from reports.watch import sparkline
 
+SPARKS = "▁▂▃▄▅▆▇█"
 ENVIRONMENT = ("mlm_repro", "source", "python", "platform", "cpu", "cores", "gpus", "packages", "variables")
 
 
@@ -161,3 +163,14 @@ def _table(title: str, names: tuple[str, str]) -> Table:
     for name in names:
         table.add_column(Text(name), justify="right" if title.startswith("What came") else "left", overflow="fold")
     return table
+
+
+def sparkline(values: Sequence[float], width: int, scale: tuple[float, float]) -> str:
+    """Draw the means of `width` equal stretches as bars between the two ends of `scale`."""
+    count = min(width, len(values))
+    edges = [len(values) * place // count for place in range(count + 1)]
+    means = [fmean(values[start:end]) for start, end in pairwise(edges)]
+    low, high = scale
+    return "".join(
+        SPARKS[round((mean - low) / (high - low) * (len(SPARKS) - 1))] if high > low else "▄" for mean in means
+    )

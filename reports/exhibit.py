@@ -2,11 +2,11 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from lineage.numbers import csv_cell, markdown_cell
+from lineage.numbers import csv_cell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,13 +36,6 @@ class Table:
         return buffer.getvalue()
 
     @property
-    def markdown(self) -> str:
-        """As GitHub reads it, numbers to the right."""
-        ruler = ["---" if place < self.words else "---:" for place in range(len(self.heads))]
-        lines = [_markdown(self.heads), f"| {' | '.join(ruler)} |", *map(_markdown, self.rows)]
-        return "\n".join(([f"**{self.title}**", ""] if self.title else []) + lines) + "\n"
-
-    @property
     def latex(self) -> str:
         """A tabular that needs no package."""
         columns = "l" * self.words + "r" * (len(self.heads) - self.words)
@@ -69,13 +62,23 @@ class Exhibit:
     alt: str = ""
     """Text alternative of the figure."""
     tables: Sequence[Table] = ()
-    """Shown on the page, and written as Markdown and LaTeX."""
+    """Tables on the page, which NAME.tex holds too."""
     notes: Sequence[str] = ()
     """How it was measured, folded."""
     problems: Sequence[str] = ()
     """Sentences on what is missing here."""
     column: bool = False
     """Drawn at column width, two beside each other on a wide page."""
+
+    @property
+    def csv(self) -> bytes:
+        """The content of NAME.csv."""
+        return self.data.csv.encode("utf-8", "replace")
+
+    @property
+    def latex(self) -> bytes:
+        """The content of NAME.tex."""
+        return "\n".join(table.latex for table in self.tables).encode("utf-8", "replace")
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -122,10 +125,6 @@ class Section:
     exhibits: Sequence[Exhibit]
     problems: Sequence[str] = ()
     """Sentences on what is missing here, or cannot be shown."""
-
-
-def _markdown(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(map(markdown_cell, cells))} |"
 
 
 _LATEX = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": "\\textbackslash{}", "~": "\\textasciitilde{}",

@@ -9,16 +9,15 @@ from lineage.data_files import DataCard, Ledger
 from lineage.digest import MARKER, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from lineage.errors import BadInput
 from lineage.evaluations import Evaluation
-from lineage.files import Example, ExampleHead, Manifest, ReproductionSummary, one_line, read_document
-from lineage.records import Record
+from lineage.files import Manifest, ReproductionSummary, one_line, read_document
+from lineage.records import Kind, Record
 from lineage.run import MANIFEST, RunDirectory
 from lineage.scores import Scores
-from reports.evaluations import EVALUATIONS
-from reports.files import Problem, Problems, reason
+from reports.files import Problem, Problems
 from reports.training_runs import Training, read_training
 
 SUMMARY, RECORDS, LEDGER, DATASET = "summary.json", "records.jsonl", "ledger.json", "dataset.json"
-SCORES, EXAMPLES, TRAINING = "scores.json", "examples.jsonl", "training"
+SCORES, EXAMPLES, EVALUATIONS, TRAINING = "scores.json", "examples.jsonl", "evaluations", "training"
 
 
 @dataclass(frozen=True)
@@ -39,15 +38,23 @@ class Reproduction:
     """By file stem."""
     trainings: dict[str, Training]
     """What is kept of the runs, by model."""
-    head: ExampleHead | None
-    """Of the examples; None where none are kept."""
-    examples: tuple[Example, ...]
     problems: tuple[Problem, ...]
 
     @property
     def name(self) -> str:
         """The directory's own name."""
         return self.directory.name
+
+    @property
+    def own_kind(self) -> Kind:
+        """The kind of the numbers that this reproduction made."""
+        return "scaled" if self.summary.mode == "scaled" else "measured"
+
+    def command(self, *names: str) -> str:
+        """The command that makes the numbers of the first known name again; empty if the summary has none."""
+        commands = self.summary.commands
+        keys = [key for name in names for key in (name, f"2019/{name}") if key in commands]
+        return commands[keys[0]] if keys else ""
 
     def problems_of(self, part: str) -> list[str]:
         """Sentences about one file."""
@@ -111,7 +118,6 @@ def load_reproduction(directory: Path) -> Reproduction:
         scores,
         evaluations,
         trainings,
-        *_read_examples(directory / EXAMPLES, problems),
         tuple(problems),
     )
 
@@ -147,29 +153,6 @@ def _read_records(path: Path, known_runs: set[str], problems: Problems) -> list[
     if not lines:
         problems.add(RECORDS, f"The result records ({RECORDS}) are empty.", damaged=False)
     return problems.lines(RECORDS, RECORDS, lines, accept)
-
-
-def _read_examples(path: Path, problems: Problems) -> tuple[ExampleHead | None, tuple[Example, ...]]:
-    """What each model made of each example of a last-word test."""
-    if not path.is_file():
-        return None, ()
-    first, *rest = path.read_bytes().splitlines() or [b""]
-    try:
-        head = ExampleHead.model_validate(parse_json(first))
-    except ValueError as error:
-        said = f"The examples cannot be shown: the first line of {EXAMPLES} is no head ({reason(error)})."
-        problems.add(EXAMPLES, said)
-        return None, ()
-
-    def accept(line: bytes) -> Example:
-        example = Example.model_validate(parse_json(line))
-        if not len(example.correct) == len(example.log_probability) == len(head.models):
-            raise BadInput(f"it has not one answer for each of {len(head.models)} models")
-        return example
-
-    if not rest:
-        problems.add(EXAMPLES, f"There are no examples in {EXAMPLES}.", damaged=False)
-    return head, tuple(problems.lines(EXAMPLES, EXAMPLES, rest, accept, first=2))
 
 
 def _seal_problems(directory: Path) -> Iterator[Problem]:

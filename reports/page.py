@@ -18,10 +18,8 @@ from reports.markup import template_environment
 from reports.numbers import percent
 from reports.render import Drawing, render_all, write_exhibit
 from reports.report import REPORT, SOURCES, Report
-from reports.reproduced import own_kind
 from reports.style import KIND_GLYPHS, KIND_MEANINGS, LOOKS, theme_css
 
-SCRIPTS = ("page.js", "examples.js")
 MOST_ROWS = 14
 """Of a table that is not folded."""
 MOST_LISTED = 200
@@ -30,16 +28,14 @@ MOST_NUMBERS = 200
 """Of an exhibit whose numbers the page lists; more of them stand in a file beside it alone."""
 MOST_TABLED = 40
 """Rows of a table on the page; a longer one stands in a file beside it alone."""
-MOST_EXAMPLES = 400
-"""On the page, evenly spread; a file beside it has all."""
 
 
 def build_report(report: Report) -> Path:
     """Write `report/` inside the reproduction directory, whole or not at all, and return the page's path.
 
-    The folder holds index.html, which refers to nothing outside itself, report.pdf with the same figures, and for each
-    exhibit figures/NAME.csv, with .svg and .png where it is drawn, .md and .tex where it is tables; sources.json says
-    where the runs behind it are. It is sealed on its own. The same results give the same bytes.
+    The folder holds index.html, which refers to nothing outside itself, and report.pdf with the same figures. For each
+    exhibit there is figures/NAME.csv, with NAME.svg if it has a figure and NAME.tex if it has tables. sources.json
+    names the runs behind the page. The folder is sealed on its own, and the same results give the same bytes.
     """
     target = report.reproduction.directory / REPORT
     with new_directory(target) as directory:
@@ -73,10 +69,9 @@ def _context(report: Report) -> dict[str, Any]:
     reproduction = report.reproduction
     folder = Path(__file__).parent / "templates"
     outcomes = list(LOOKS)
-    step = max(-(-len(reproduction.examples) // MOST_EXAMPLES), 1)
     return {
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
-        "script": Markup("".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)),
+        "script": Markup((folder / "page.js").read_text(encoding="utf-8")),
         "report": report,
         "run": reproduction,
         "summary": reproduction.summary,
@@ -91,7 +86,7 @@ def _context(report: Report) -> dict[str, Any]:
         "outcomes": outcomes,
         "counted_outcomes": [each for each in outcomes if each != UNCOUNTED and report.claims.counts[each]],
         "described": described,
-        "ours": own_kind(reproduction),
+        "ours": reproduction.own_kind,
         "evaluations": by_protocol(reproduction.evaluations, model_order(reproduction)),
         "findings": findings,
         "tables": tables,
@@ -100,7 +95,6 @@ def _context(report: Report) -> dict[str, Any]:
         "size_bytes": size_bytes,
         "most_rows": MOST_ROWS,
         "most_tabled": MOST_TABLED,
-        "examples": reproduction.examples[::step],
         "most_numbers": MOST_NUMBERS,
         "most_listed": MOST_LISTED,
     }

@@ -1,4 +1,4 @@
-"""Exhibits as files: a figure inline on the page, as SVG, PNG and PDF; tables as CSV, Markdown and LaTeX."""
+"""Exhibits as files: a figure inline on the page, as SVG and PDF; tables as CSV and LaTeX."""
 
 import hashlib
 import io
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup, escape
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf, PdfPages
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -30,7 +29,7 @@ _UNWANTED = re.compile(
     r'| id="[A-Za-z0-9.]+_\d+"| transform="rotate\(-?0 [^"]*"|xlink:(?=href)',
     re.DOTALL,
 )
-CANVASES = {"svg": FigureCanvasSVG, "png": FigureCanvasAgg, "pdf": FigureCanvasPdf}
+CANVASES = {"svg": FigureCanvasSVG, "pdf": FigureCanvasPdf}
 """By the forms that a figure is written in."""
 CAPTION_INCHES = 0.16
 """Height of a line of a caption in the PDF."""
@@ -43,7 +42,6 @@ class Drawing:
     inline: tuple[Markup, ...]
     """For every width, or for a wide page and for a narrow one; styles are classes of `styles`."""
     svg: bytes
-    png: bytes
     styles: Mapping[str, str] = field(default_factory=dict)
     """Declarations by class: one declaration has one name on every page."""
 
@@ -68,14 +66,13 @@ def _render(exhibit: Exhibit, pages: PdfPages) -> Drawing:
     with figure_style(f"{exhibit.name}-wide"):
         svg = _save(figure, "svg")
         figure.set_layout_engine(None)
-        png = _save(figure, "png")
         _write_under(figure, exhibit)
         pages.savefig(figure, facecolor="white")
     if exhibit.column:
-        return _drawing(svg, png, exhibit.alt, column=svg)
+        return _drawing(svg, exhibit.alt, column=svg)
     with figure_style(f"{exhibit.name}-narrow"):
         narrow = _save(_draw(exhibit, True), "svg")
-    return _drawing(svg, png, exhibit.alt, wide=svg, narrow=narrow)
+    return _drawing(svg, exhibit.alt, wide=svg, narrow=narrow)
 
 
 def figure_bytes(exhibit: Exhibit, form: str) -> bytes:
@@ -116,10 +113,10 @@ def _save(figure: Figure, form: str) -> bytes:
     return buffer.getvalue()
 
 
-def _drawing(svg: bytes, png: bytes, alt: str, **layouts: bytes) -> Drawing:
+def _drawing(svg: bytes, alt: str, **layouts: bytes) -> Drawing:
     styles: dict[str, str] = {}
     inline = tuple(_inline(content, alt, layout, styles) for layout, content in layouts.items())
-    return Drawing(inline, svg, png, styles)
+    return Drawing(inline, svg, styles)
 
 
 def _inline(svg: bytes, alt: str, layout: str, styles: dict[str, str]) -> Markup:
@@ -154,16 +151,13 @@ def _inline(svg: bytes, alt: str, layout: str, styles: dict[str, str]) -> Markup
     return Markup(opening + body)
 
 
-TEXTS = ("csv", "md", "tex")
-
-
 def write_exhibit(folder: Path, exhibit: Exhibit, drawing: Drawing | None) -> None:
-    """Write NAME.csv, with .svg and .png for a figure, .md and .tex for tables."""
-    for form in TEXTS if exhibit.tables else TEXTS[:1]:
-        (folder / f"{exhibit.name}.{form}").write_bytes(_text(exhibit, form))
+    """Write NAME.csv, NAME.tex if there are tables, and NAME.svg if there is a figure."""
+    (folder / f"{exhibit.name}.csv").write_bytes(exhibit.csv)
+    if exhibit.tables:
+        (folder / f"{exhibit.name}.tex").write_bytes(exhibit.latex)
     if drawing:
         (folder / f"{exhibit.name}.svg").write_bytes(drawing.svg)
-        (folder / f"{exhibit.name}.png").write_bytes(drawing.png)
 
 
 def export_exhibit(exhibits: Iterable[Exhibit], name: str, form: str, folder: Path) -> Path:
@@ -176,17 +170,10 @@ def export_exhibit(exhibits: Iterable[Exhibit], name: str, form: str, folder: Pa
     if wanted not in by_name:
         raise BadInput(f"there is no figure or table {name!r}; there are {', '.join(sorted(by_name))}")
     exhibit = by_name[wanted]
-    forms = ("csv", *(TEXTS[1:] if exhibit.tables else ()), *(CANVASES if exhibit.draw else ()))
+    forms = ("csv", *(("tex",) if exhibit.tables else ()), *(CANVASES if exhibit.draw else ()))
     if form not in forms:
         raise BadInput(f"{wanted} has no {form!r}; it can be written as {', '.join(forms)}")
     path = folder / f"{wanted}.{form}"
-    write_bytes(path, figure_bytes(exhibit, form) if form in CANVASES else _text(exhibit, form))
+    content = figure_bytes(exhibit, form) if form in CANVASES else exhibit.csv if form == "csv" else exhibit.latex
+    write_bytes(path, content)
     return path
-
-
-def _text(exhibit: Exhibit, form: str) -> bytes:
-    if form == "csv":
-        text = exhibit.data.csv
-    else:
-        text = "\n".join(table.markdown if form == "md" else table.latex for table in exhibit.tables)
-    return text.encode("utf-8", "replace")

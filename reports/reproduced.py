@@ -5,7 +5,7 @@ from functools import partial
 from itertools import chain
 from statistics import fmean
 
-from lineage.records import Kind, Record
+from lineage.records import Record
 from reports import data_card, findings, tables
 from reports.curves import Curve, build_curves, model_order
 from reports.evaluations import evaluations_data, evaluations_tables
@@ -28,11 +28,6 @@ def figure_6_curves(reproduction: Reproduction) -> list[Curve]:
     return build_curves(records, model_order(reproduction))
 
 
-def own_kind(reproduction: Reproduction) -> Kind:
-    """What the numbers are that were made here."""
-    return "scaled" if reproduction.summary.mode == "scaled" else "measured"
-
-
 def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
     if curves := figure_6_curves(reproduction):
         yield Exhibit(
@@ -40,7 +35,7 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
             "Validation perplexity against iterations",
             [*findings.ordering_caption(curves), *_means(curves, ", bands their least and greatest")],
             tables.records_data(reproduction.select("2019/figure-6", "validation_perplexity")),
-            make_command(reproduction, "figure-6"),
+            reproduction.command("figure-6"),
             partial(figure_6.draw, curves),
             findings.figure_6_alt(curves),
         )
@@ -51,7 +46,7 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
             "Training loss against iterations",
             [findings.training_loss_caption(curves), *_means(curves)],
             tables.records_data(losses),
-            make_command(reproduction, "training-loss"),
+            reproduction.command("training-loss"),
             partial(draw_loss, curves),
             findings.training_loss_alt(curves),
         )
@@ -66,23 +61,23 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
         if record.experiment != "2019/table-3" and (record.experiment, record.quantity) not in drawn
     ]
     if benchmarks:
-        data, command = tables.records_data(benchmarks), make_command(reproduction, "table-3")
+        data, command = tables.records_data(benchmarks), reproduction.command("table-3")
         shown = tables.comparison_tables(benchmarks)
         yield Exhibit("2019-table-3", "WikiText-103 and LAMBADA", (), data, command, tables=shown)
     if scores := reproduction.scores:
         ours = [record for record in benchmarks if record.kind != "published"]
-        data, command, shown = tables.records_data(ours), make_command(reproduction, "table-3"), [bands_table(ours)]
+        data, command, shown = tables.records_data(ours), reproduction.command("table-3"), [bands_table(ours)]
         said = scores.sentences(ours)
         yield Exhibit("2019-twins", "The twins on the same texts", said, data, command, tables=shown)
     if further:
-        data, command = tables.records_data(further), make_command(reproduction, "validation")
+        data, command = tables.records_data(further), reproduction.command("validation")
         yield Exhibit("further-numbers", "Further numbers", (), data, command, tables=(data,))
     if evaluations := reproduction.evaluations:
-        data, command = evaluations_data(evaluations), make_command(reproduction, "table-3")
+        data, command = evaluations_data(evaluations), reproduction.command("table-3")
         shown = evaluations_tables(evaluations, model_order(reproduction))
         yield Exhibit("evaluations", "Evaluations by convention", (), data, command, tables=shown)
     if models := reproduction.summary.models:
-        kind, command = own_kind(reproduction), make_command(reproduction, "models")
+        kind, command = reproduction.own_kind, reproduction.command("models")
         data, shown = tables.models_data(models, kind), tables.models_tables(models, kind)
         yield Exhibit("models", "Published and trained shapes", (), data, command, tables=shown)
 
@@ -112,7 +107,7 @@ def _data(reproduction: Reproduction) -> Iterator[Exhibit]:
     ledger = reproduction.ledger
     if not ledger:
         return
-    command = make_command(reproduction, "data-ledger", "ledger")
+    command = reproduction.command("data-ledger", "ledger")
     yield Exhibit(
         "data-ledger",
         "What each stage kept and dropped",
@@ -133,10 +128,3 @@ def _data(reproduction: Reproduction) -> Iterator[Exhibit]:
             partial(draw_banding, banding),
             data_card.banding_alt(banding),
         )
-
-
-def make_command(reproduction: Reproduction, *names: str) -> str:
-    """The command that makes the numbers again, as the summary gives it; empty if it gives none."""
-    commands = reproduction.summary.commands
-    keys = [key for name in names for key in (name, f"2019/{name}") if key in commands]
-    return commands[keys[0]] if keys else ""

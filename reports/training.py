@@ -13,7 +13,6 @@ from reports.figures.curves import draw_memory, draw_panels
 from reports.files import file_name
 from reports.load import Reproduction
 from reports.numbers import exact, percent, show
-from reports.reproduced import make_command, own_kind
 from reports.training_runs import CURVES, Training
 
 OF_STEPS = [field for field in CURVES if field != "perplexity"]
@@ -29,7 +28,7 @@ Limits = Mapping[str, float]
 
 def training_section(reproduction: Reproduction) -> Section:
     """What is kept of the runs, by model from the smallest to the largest."""
-    kind, command = own_kind(reproduction), make_command(reproduction, "training-loss")
+    kind, command = reproduction.own_kind, reproduction.command("training-loss")
     order = model_order(reproduction)
     trainings = {name: reproduction.trainings[name] for name in order if name in reproduction.trainings}
     ranks = {name: order.index(name) for name in trainings}

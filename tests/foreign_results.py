@@ -27,7 +27,7 @@ from lineage.errors import UserError
 from lineage.run import MANIFEST
 from reports.benchmarks import load_benchmarks
 from reports.experiment_runs import load_experiment_runs
-from reports.exports.export import FORMS, export
+from reports.exports import FORMS, export
 from reports.ladder import ladder_exhibit
 from reports.load import Reproduction, load_reproduction
 from reports.report import Inputs
@@ -175,7 +175,6 @@ READERS = (
     *(Reader(f"adopted {name}", sealed_numbers(name), read_adopted, 20) for name in (MANIFEST, "records.jsonl")),
     as_export(f"{DATASET}/dataset.json", "croissant"),
     as_export(f"{DATASET}/ledger.json", "croissant"),
-    as_export(f"{REPRODUCTION}/{MANIFEST}", "ro-crate"),
     as_export(f"{REPRODUCTION}/evaluations/355m-lambada.json", "every-eval-ever"),
     Reader("sources of a report", sources, lambda path: Inputs.of_built(path.parent.parent), 50),
     *(Reader(f"traced {name}", packed(f"{TRAINING}/{name}"), traced, 10)

@@ -1,1 +1,42 @@
-"""A complete run in the formats that others read. What its manifest, seal and results do not say is left out."""
+"""Descriptions of a complete run in the formats that other programs read."""
+
+from pathlib import Path
+
+from lineage.command import NO_DISK
+from lineage.digest import check_seal, is_sealed
+from lineage.errors import BadInput, IntegrityFailure
+from lineage.files import Manifest, read_document
+from lineage.run import MANIFEST, RunDirectory
+from reports.exports.croissant import write_croissant
+from reports.exports.every_eval_ever import write_evaluations
+
+FORMS = {
+    "croissant": ("croissant.json", write_croissant),
+    "every-eval-ever": ("every-eval-ever", write_evaluations),
+}
+"""By name: how the default place ends, and what writes it."""
+
+
+def export(path: Path, form: str, out: Path | None) -> Path:
+    """Write a run in one of FORMS to `out`, or beside the run under its name and that of the form; return the place.
+
+    Raises BadInput if there is no run, the form cannot describe it, or `out` exists, lies in a sealed directory or
+    cannot be written; IntegrityFailure if the run is incomplete or damaged.
+    """
+    run = RunDirectory.open(path).path
+    digest = check_seal(run)
+    ending, write = FORMS[form]
+    out = out or run.parent / f"{run.name}-{ending}"
+    if out.exists():
+        raise BadInput(f"{out} exists already: name a new place")
+    if parent := next((parent for parent in out.resolve().parents if is_sealed(parent)), None):
+        raise BadInput(f"{out} would lie in {parent}, which is complete: name another place")
+    try:
+        write(run, read_document(run / MANIFEST, Manifest), digest, out)
+    except OSError as error:
+        if error.errno in NO_DISK:
+            raise
+        raise BadInput(f"{out} cannot be written: {error.strerror}") from error
+    except ValueError as error:
+        raise IntegrityFailure(f"{run} holds a value that JSON cannot: {error}") from error
+    return out

@@ -4,53 +4,64 @@ https://docs.mlcommons.org/croissant/docs/croissant-spec-1.0.html
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from lineage.atomic import write_json
 from lineage.data_files import DataCard, Ledger
+from lineage.digest import MARKER, sealed_files, sha256_file
 from lineage.errors import BadInput
-from lineage.files import read_document, read_object
-from reports.exports.sealed_run import Json, SealedRun
+from lineage.files import Manifest, read_document, read_object
 from reports.load import DATASET, LEDGER
 
 DOCUMENTS = "documents/"
 CONTEXT = read_object(Path(__file__).with_name("croissant_context.json"))
-"""As the specification has it."""
+"""The context of the specification."""
+ENCODINGS = {".json": "application/json", ".jsonl": "application/jsonlines"}
+Json = dict[str, Any]
 
 
-def write_croissant(run: SealedRun, out: Path) -> None:
-    """A JSON-LD file with the ledger's counts, whose paths to the dataset's files are relative to it.
+def write_croissant(run: Path, manifest: Manifest, digest: str, out: Path) -> None:
+    """Write a JSON-LD file with the ledger's counts and the paths of the dataset's files relative to `out`.
 
-    Raises BadInput for a run that is no dataset.
+    Raises BadInput for a run that is not a dataset.
     """
-    if run.manifest.kind != "data":
-        raise BadInput(f"{run.path} is a {run.manifest.kind} run: Croissant describes a dataset of `mlm-data run`")
-    folder = os.path.relpath(run.path, out.resolve().parent)
+    if manifest.kind != "data":
+        raise BadInput(f"{run} is a {manifest.kind} run: Croissant describes a dataset of `mlm-data run`")
+    files = list(_file_objects(run, os.path.relpath(run, out.resolve().parent)))
+    names = [file["name"] for file in files]
     description = {
         "@context": CONTEXT,
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.0",
-        "name": read_document(run.path / DATASET, DataCard).name,
-        "description": _account(read_document(run.path / LEDGER, Ledger)),
-        "identifier": f"sha256:{run.digest}",
-        "dateCreated": run.manifest.created,
-        "distribution": [
-            {
-                "@type": "cr:FileObject",
-                "@id": file.name,
-                "name": file.name,
-                "contentUrl": f"{folder}/{file.name}",
-                **file.facts,
-            }
-            for file in run.files
-        ],
-        "recordSet": [_record_set(file.name) for file in run.files if file.name.startswith(DOCUMENTS)],
+        "name": read_document(run / DATASET, DataCard).name,
+        "description": _account(read_document(run / LEDGER, Ledger)),
+        "identifier": f"sha256:{digest}",
+        "dateCreated": manifest.created,
+        "distribution": files,
+        "recordSet": [_record_set(name) for name in names if name.startswith(DOCUMENTS)],
     }
     write_json(out, description)
 
 
+def _file_objects(run: Path, folder: str) -> Iterator[Json]:
+    """The marker, then every sealed file, with encoding, size and digest in the words of schema.org."""
+    marker = {"bytes": (run / MARKER).stat().st_size, "sha256": sha256_file(run / MARKER)}
+    for name, entry in ({MARKER: marker} | sealed_files(run)).items():
+        yield {
+            "@type": "cr:FileObject",
+            "@id": name,
+            "name": name,
+            "contentUrl": f"{folder}/{name}",
+            "encodingFormat": ENCODINGS.get(Path(name).suffix, "application/octet-stream"),
+            "contentSize": str(entry["bytes"]),
+            "sha256": entry["sha256"],
+        }
+
+
 def _record_set(file: str) -> Json:
-    """The documents of a split."""
+    """The documents of one split as records."""
     split = Path(file).stem
     fields = [
         {
@@ -66,7 +77,7 @@ def _record_set(file: str) -> Json:
 
 
 def _account(ledger: Ledger) -> str:
-    """What the ledger says of the stages that changed the number of documents, and of each split."""
+    """A sentence for each stage that changed the number of documents, and for each split."""
     parts = [f"{ledger.source}.", f"{ledger.stages[0].documents_in:,} documents came in."]
     for stage in ledger.stages:
         reasons = ", ".join(f"{amount.documents:,} {reason}" for reason, amount in stage.dropped.items())

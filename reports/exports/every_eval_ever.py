@@ -13,12 +13,12 @@ from lineage.atomic import new_directory, write_json
 from lineage.digest import sha256_json
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.evaluations import Evaluation
-from lineage.files import ReproducedModel, ReproductionSummary, read_document
-from reports.evaluations import EVALUATIONS
-from reports.exports.sealed_run import SOFTWARE, Json, SealedRun
+from lineage.files import Manifest, ReproducedModel, ReproductionSummary, read_document
 from reports.files import file_name
-from reports.load import SUMMARY
+from reports.load import EVALUATIONS, SUMMARY
 
+SOFTWARE = "mlm-repro"
+Json = dict[str, Any]
 METRICS: dict[str, dict[str, Any]] = {
     "accuracy": {"lower_is_better": False, "min_score": 0, "max_score": 1, "metric_unit": "proportion"},
     **{
@@ -33,46 +33,48 @@ DETAILS = {
 }  # fmt: skip
 
 
-def write_evaluations(run: SealedRun, out: Path) -> None:
+def write_evaluations(run: Path, manifest: Manifest, digest: str, out: Path) -> None:
     """A folder with a file for each model that was evaluated, laid out as the collection is.
 
     Raises BadInput for a run that has no evaluations.
     """
-    paths = sorted((run.path / EVALUATIONS).glob("*.json"))
-    if run.manifest.kind != "reproduction" or not paths:
-        raise BadInput(f"{run.path} is a {run.manifest.kind} run without evaluations: name a reproduction")
-    models = read_document(run.path / SUMMARY, ReproductionSummary).models
+    paths = sorted((run / EVALUATIONS).glob("*.json"))
+    if manifest.kind != "reproduction" or not paths:
+        raise BadInput(f"{run} is a {manifest.kind} run without evaluations: name a reproduction")
+    models = read_document(run / SUMMARY, ReproductionSummary).models
     results: dict[str, list[Evaluation]] = {model.name: [] for model in models}
     for path in paths:
         owner = max((name for name in results if path.name.startswith(f"{name}-")), key=len, default=None)
         if owner is None:
             raise IntegrityFailure(f"{path} is of no model that {SUMMARY} names")
         results[owner].append(read_document(path, Evaluation))
-    collection = file_name(run.manifest.name)
+    collection = file_name(manifest.name)
     with new_directory(out) as folder:
         for model in models:
             if results[model.name]:
                 identity = f"{SOFTWARE}/{file_name(model.run or model.name)}"
-                unique = UUID(hex=sha256_json([run.digest, identity])[:32], version=4)
-                log = _log(run, identity, model, results[model.name])
+                unique = UUID(hex=sha256_json([digest, identity])[:32], version=4)
+                log = _log(run, manifest, digest, identity, model, results[model.name])
                 write_json(folder / "data" / collection / identity / f"{unique}.json", log)
 
 
-def _log(run: SealedRun, identity: str, model: ReproducedModel, results: list[Evaluation]) -> Json:
+def _log(
+    run: Path, manifest: Manifest, digest: str, identity: str, model: ReproducedModel, results: list[Evaluation]
+) -> Json:
     """One model's results. The schema asks for an organization's name; it is empty, because no run knows one."""
     now = str(int(time.time()))
-    software = {"name": SOFTWARE, "version": run.manifest.environment.version}
+    software = {"name": SOFTWARE, "version": manifest.environment.version}
     trained = {name: str(value) for name, value in model.trained.to_json().items()}
     return {
         "schema_version": "0.3.0",
-        "evaluation_id": f"{run.manifest.name}/{identity}/{now}",
+        "evaluation_id": f"{manifest.name}/{identity}/{now}",
         "retrieved_timestamp": now,
         "source_metadata": {
-            "source_name": run.path.name,
+            "source_name": run.name,
             "source_type": "evaluation_run",
             "source_organization_name": "",
             "evaluator_relationship": "first_party",
-            "additional_details": {"run_digest": run.digest},
+            "additional_details": {"run_digest": digest},
         },
         "eval_library": software,
         "model_info": {

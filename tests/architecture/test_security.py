@@ -24,7 +24,7 @@ TRUSTED_MARKUP = {
     "reports/page.py": [
         "''.join((f'.{name}{{{style}}}' for name, style in sorted(styles.items())))",
         "theme_css() + (folder / 'page.css').read_text(encoding='utf-8')",
-        "''.join(((folder / name).read_text(encoding='utf-8') for name in SCRIPTS))",
+        "(folder / 'page.js').read_text(encoding='utf-8')",
     ],
     "reports/render.py": ["opening + body"],
 }

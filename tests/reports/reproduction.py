@@ -14,7 +14,7 @@ from lineage.records import Record, write_records
 from reports.page import build_report, render_page
 from reports.render import Drawing
 from reports.report import Inputs, Report, assemble
-from tests.reports.trained import example_lines, timeline, write_training
+from tests.reports.trained import timeline, write_training
 
 WITHOUT_TORCH = """
 import sys
@@ -226,7 +226,6 @@ def write_reproduction(
     if trained:
         for name in SHAPES:
             write_training(path / "training" / name, pipeline=name == "8.3b")
-        write_text(path / "examples.jsonl", example_lines(HOSTILE))
     if sealed:
         seal(path)
     return path
@@ -383,5 +382,5 @@ def make_report(directory: Path, bench: Path | None = None, runs: Sequence[Path]
 def page_text(directory: Path, bench: Path | None = None, runs: Sequence[Path] = (), mixed: bool = True) -> str:
     """The page's text with an empty drawing in place of each figure, which is many times as fast."""
     report = make_report(directory, bench, runs, mixed)
-    empty = Drawing((Markup("<svg></svg>"),), b"", b"")
+    empty = Drawing((Markup("<svg></svg>"),), b"")
     return render_page(report, {exhibit.name: empty for exhibit in report.all_exhibits})

@@ -45,7 +45,7 @@ def test_what_was_audited_by_whom_on_what(tmp_path: Path) -> None:
     assert (one[6], one[-1]) == ("2.13.0", KEY[:16])
     assert (other[:3], other[-1]) == ([reproduction.name, "run", "it"], "not signed")
     assert report.inputs.sources.receipts == [f"../{name}.receipt.json" for name in "abc"]
-    empty = Drawing((Markup("<svg></svg>"),), b"", b"")
+    empty = Drawing((Markup("<svg></svg>"),), b"")
     page = render_page(report, {each.name: empty for each in report.all_exhibits})
     assert "Audits of the runs" in page
     assert "<script>alert" not in page

@@ -1,4 +1,4 @@
-"""Files of a training run as the engine writes them, and of examples as a reproduction keeps them."""
+"""Files of a training run as the engine writes them."""
 
 import json
 from pathlib import Path
@@ -82,13 +82,3 @@ def write_run(root: Path, name: str = "small", iterations: int = ITERATIONS, **c
     if is_done:
         seal(folder)
     return folder
-
-
-def example_lines(context: str) -> str:
-    """Four examples of three models."""
-    lines: list[dict[str, Any]] = [{"task": "lambada", "models": ["355m", "2.5b", "8.3b"]}]
-    for index in range(4):
-        line: dict[str, Any] = {"index": 10 * index, "context": f"{context} {index}", "target": f"word{index}"}
-        line |= {"correct": [index == 3, index > 0, True], "log_probability": [-2.5 - index, -1.25, -0.5]}
-        lines.append(line)
-    return "".join(json.dumps(line) + "\n" for line in lines)

@@ -61,7 +61,7 @@ def warm_up(folder: Path) -> None:
 
 def leave_figures_blank() -> None:
     """Draw nothing on pages that this process builds."""
-    blank = render.Drawing((render.Markup("<svg></svg>"),), b"<svg/>", b"blank")
+    blank = render.Drawing((render.Markup("<svg></svg>"),), b"<svg/>")
     page.render_all = lambda exhibits, title: ({exhibit.name: blank for exhibit in exhibits if exhibit.draw}, b"blank")
 
 
