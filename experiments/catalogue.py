@@ -22,6 +22,24 @@ TOLERANCE = re.compile(r"digits|exact|±\d+(\.\d+)?|\d+(\.\d+)?%|-\d+(\.\d+)?\+\
 PAPERS: dict[str, str] = read_toml(CLAIMS / "papers.toml")
 """Titles, by what the names of their claims and experiments begin with."""
 
+MEASUREMENTS = {
+    "activations": "activations:measure_activations",
+    "bubble": "bubble:measure_bubbles",
+    "fine-tuning": "finetuning:measure_finetuning",
+    "parameters": "counted:measure_built",
+    "products": "products:measure_products",
+    "released": "released:measure_released",
+    "schedules": "bubble:measure_schedules",
+    "tensor-parallel": "huggingface:measure_huggingface",
+    "traffic": "traffic:measure_traffic",
+    "words": "counted:measure_words",
+    "zero-communication": "traffic:measure_sent_bytes",
+    "zero-memory": "traffic:measure_held_bytes",
+}
+"""Module of `experiments.measured` and its function, by the name that `measures` has in experiment.toml."""
+TAKES_LONG = {"fine-tuning": "fine-tunes models", "released": "scores released weights"}
+"""Measurements that `mlm-experiment run --all` leaves out, each with its reason."""
+
 
 class Claim(Config):
     """One published number."""
@@ -256,14 +274,17 @@ class Experiment(Config):
     """Over what some of its claims are predicted from the others (`experiments.scaling_law`)."""
     ablation: Ablation | None = None
     """What `mlm-experiment ablate` trains for it."""
-    measures: Literal[
-        "", "activations", "bubble", "fine-tuning", "parameters", "products", "released", "schedules",
-        "tensor-parallel", "traffic", "words", "zero-communication", "zero-memory",
-    ] = ""  # fmt: skip
-    """What `mlm-experiment run` measures for it on this machine (`experiments.measured`)."""
+    measures: str = ""
+    """Measurement that `mlm-experiment run` makes for it on this machine, a name of `MEASUREMENTS`."""
     not_run: str = ""
     """Why claims of quantities that no part names are not answered."""
     expected: Expected
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.measures and self.measures not in MEASUREMENTS:
+            raise ValueError(f"measures = {self.measures!r} is none of {', '.join(MEASUREMENTS)}")
+        return self
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:

@@ -5,7 +5,7 @@ from importlib import import_module
 from inspect import signature
 from pathlib import Path
 
-from experiments.catalogue import Experiment, Part
+from experiments.catalogue import MEASUREMENTS, TAKES_LONG, Experiment, Part
 from experiments.published import Row, position, published_rows, workload_rows
 from experiments.quantities import FORMULAS, simulated_values
 from experiments.reproduce.plan import Plan, make_plan, print_plan
@@ -22,22 +22,6 @@ from experiments.verdicts import FITTED, HELD_OUT
 from lineage.errors import BadInput, DataMissing, HardwareMissing
 from lineage.progress import announce, is_quiet
 from lineage.run import RunDirectory
-
-MEASUREMENTS = {
-    "activations": "activations:measure_activations",
-    "bubble": "bubble:measure_bubbles",
-    "fine-tuning": "finetuning:measure_finetuning",
-    "parameters": "counted:measure_built",
-    "products": "products:measure_products",
-    "released": "released:measure_released",
-    "schedules": "bubble:measure_schedules",
-    "tensor-parallel": "huggingface:measure_huggingface",
-    "traffic": "traffic:measure_traffic",
-    "words": "counted:measure_words",
-    "zero-communication": "traffic:measure_sent_bytes",
-    "zero-memory": "traffic:measure_held_bytes",
-}
-"""Module and function of each name that experiment.toml may have as `measures`."""
 
 
 def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, int, int]:
@@ -155,7 +139,7 @@ def _left_out(experiment: Experiment) -> str:
         return f"`mlm-experiment reproduce {experiment.reproduction}` trains its models"
     if experiment.ablation:
         return f"`mlm-experiment ablate {experiment.name} --dataset DIR` trains its arms"
-    long = {"fine-tuning": "fine-tunes models", "released": "scores released weights"}.get(experiment.measures)
+    long = TAKES_LONG.get(experiment.measures)
     return f"`mlm-experiment run {experiment.name}` {long}" if long else ""
 
 

@@ -249,7 +249,10 @@ def _reason(experiment: Experiment, claim: Claim, results: Results, was_run: boo
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
-    value = verdict.record.value if verdict.record else None
-    ours = "" if value is None else f"{value:.0f}" if value == round(value) else f"{value:.4g}"
-    kind = verdict.record.kind if verdict.record else ""
+    """The table's row. A number of a smaller model or machine is not shown beside the claim's value."""
+    record = verdict.record
+    ours, kind = "", record.kind if record else ""
+    if record:
+        rounded = f"{record.value:.0f}" if record.value == round(record.value) else f"{record.value:.4g}"
+        ours = "—" if kind == "scaled" else rounded
     return verdict.claim.id, verdict.claim.published, ours, kind, verdict.outcome, verdict.reason

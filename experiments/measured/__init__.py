@@ -1,1 +1,1 @@
-"""What experiments measure on this machine: by the names of `Experiment.measures`, by training arms, at proxy sizes."""
+"""Measurements on this machine: functions that return lines of records (`experiments.catalogue.MEASUREMENTS`)."""

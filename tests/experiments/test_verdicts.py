@@ -10,7 +10,17 @@ import pytest
 
 from experiments.catalogue import PAPERS, every_claim, find_experiment, load_experiments, unanswered_claims
 from experiments.runner import run_experiment
-from experiments.verdicts import FITTED, HELD_OUT, RECORDS, Outcome, Verdict, judge, load_results, unanswered
+from experiments.verdicts import (
+    FITTED,
+    HELD_OUT,
+    RECORDS,
+    Outcome,
+    Verdict,
+    format_verdicts,
+    judge,
+    load_results,
+    unanswered,
+)
 from lineage.digest import seal
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.records import Record, read_records, write_records
@@ -157,6 +167,11 @@ def test_every_claim_has_an_experiment_or_a_reason() -> None:
                 for pattern in row.claims]  # fmt: skip
     for pattern in patterns:
         assert any(fnmatchcase(one.claim.id, pattern) for one in open_claims), f"{pattern} speaks of no open claim"
+
+
+def test_a_number_of_a_smaller_model_does_not_stand_beside_the_published_one() -> None:
+    rows = format_verdicts([*verdicts(ROOT / "results", name="2019/table-3").values()]).splitlines()[1:-2]
+    assert [row.split("  scaled  ")[0].split()[-1] for row in rows] == ["—"] * len(rows)
 
 
 def test_the_same_numbers_are_not_written_twice(tmp_path: Path) -> None:
