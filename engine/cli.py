@@ -4,13 +4,14 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from engine.launch.allocator import keep_large_buffers
-from lineage.atomic import check_place
+from lineage.atomic import check_place, write_json
 from lineage.command import CommandLine, run_command
 from lineage.digest import bytes_below, sha256_json
 from lineage.errors import BadInput
@@ -94,6 +95,40 @@ def lr_find(
             print(f"written: {write_curve(out, resolved, curve, ranks)}")
 
     _on_ranks(find, ranks)
+
+
+@app.command("finetune")
+def finetune_(
+    task: Annotated[str, typer.Argument(help="mnli, qqp, squad, squad2 or race.")],
+    checkpoint: Annotated[
+        Path, typer.Option("--ckpt", help="A BERT's checkpoint or run directory; `shard-hf` makes one.")
+    ],
+    data: Annotated[Path, typer.Option(help="Folder with the task's published files.")],
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs; by default the published recipe's.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples a step; by default the recipe's.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=0, help="Peak; by default the recipe's.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of order, dropout and the new layer.")] = 1234,
+    json: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
+) -> None:
+    """Fine-tune a BERT on MNLI, QQP, SQuAD or RACE and evaluate it on the held-out files."""
+    from engine.finetune.tasks import find_task
+
+    check_place("--json", json)
+    published = find_task(task).recipe
+    recipe = replace(
+        published,
+        epochs=epochs or published.epochs,
+        batch_size=batch_size or published.batch_size,
+        learning_rate=learning_rate or published.learning_rate,
+        seed=seed,
+    )
+    from engine.finetune.train import describe, finetune
+
+    result = finetune(task, checkpoint, data, recipe)
+    print(describe(result))
+    if json:
+        write_json(json, asdict(result))
+        print(f"written: {json}")
 
 
 @app.command("export")

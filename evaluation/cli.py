@@ -204,33 +204,6 @@ def generate_command(
         _write(json, asdict(generated))
 
 
-@app.command("finetune")
-def finetune_command(
-    task: Annotated[str, typer.Argument(help="mnli, qqp, squad, squad2 or race.")],
-    ckpt: Annotated[Path, typer.Option(help="A BERT's checkpoint or run directory; `mlm-train shard-hf` makes one.")],
-    data: Annotated[Path, typer.Option(help="Folder with the task's published files.")],
-    epochs: Annotated[int | None, typer.Option(min=1, help="Passes; by default the published recipe's.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples a step; by default the recipe's.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(min=0, help="Peak; by default the recipe's.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of order, dropout and the new layer.")] = 1234,
-    json: Json = None,
-) -> None:
-    """Fine-tune a BERT on MNLI, QQP, SQuAD or RACE and evaluate it on the held-out files."""
-    from evaluation.finetune.tasks import find_task
-
-    check_place("--json", json)
-    chosen = find_task(task)
-    from evaluation import tables
-    from evaluation.finetune.train import Recipe, finetune
-
-    recipe = Recipe(
-        epochs or chosen.epochs, batch_size or chosen.batch_size, learning_rate or chosen.learning_rate, seed=seed
-    )
-    result = finetune(task, ckpt, data, recipe)
-    tables.print_finetuned(result)
-    _write(json, asdict(result))
-
-
 @app.command("harness", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def harness_command(context: typer.Context) -> None:
     """lm-evaluation-harness's command line; its model mlm is this engine: --model mlm --model_args pretrained=DIR."""

@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 
 from evaluation.compare import Difference
-from evaluation.finetune.tasks import FineTuned
 from evaluation.protocol import ClozeResult, PerplexityResult, Result
 
 if TYPE_CHECKING:
@@ -125,19 +124,6 @@ def print_identified(found: "Identified") -> None:
 
 def _combination(found: "Combination") -> str:
     return f"{found.value:.6g}  " + "; ".join(f"{axis}: {value}" for axis, value in found.axes.items())
-
-
-def print_finetuned(result: FineTuned) -> None:
-    """What fine-tuning came to, set by set."""
-    recipe = result.recipe
-    table = _numbers(
-        f"{result.task}: {result.examples['train']:,} examples, {recipe['epochs']} epochs, batch "
-        f"{recipe['batch_size']}, learning rate {recipe['learning_rate']:g}, seed {recipe['seed']}",
-        ["examples", *next(iter(result.metrics.values()))],
-    )
-    for split, metrics in result.metrics.items():
-        table.add_row(split, f"{result.examples[split]:,}", *[f"{value:.2f} %" for value in metrics.values()])
-    CONSOLE.print(table)
 
 
 def _numbers(title: str, heads: Sequence[str]) -> Table:

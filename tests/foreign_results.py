@@ -16,8 +16,8 @@ from data_pipeline.tokens.inspect_sample import trace_iteration
 from data_pipeline.work.tasks import MARKER as TASK_MARKER
 from data_pipeline.work.tasks import Task, run_task
 from data_pipeline.work.workspace import Workspace
+from engine.finetune.tasks import read_mnli, read_race, read_squad
 from evaluation import heldout
-from evaluation.finetune.examples import read_mnli, read_race, read_squad
 from evaluation.protocol import Scores
 from evaluation.store import StoredScores
 from experiments.catalogue import find_experiment

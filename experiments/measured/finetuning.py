@@ -1,5 +1,7 @@
-"""BERT's tasks on the twin of BERT 336M, from initial weights: that fine-tuning learns from files in the tasks' own
-formats, not how well a published model would. Their answers follow from statements of the kind "the cat is red".
+"""BERT's tasks on the twin of BERT 336M, from initial weights, on generated files in the tasks' own formats.
+
+The answers follow from statements such as "the cat is red". The numbers show that fine-tuning learns, not how well a
+published model would do.
 """
 
 import json
@@ -11,11 +13,11 @@ from tempfile import TemporaryDirectory
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.cli import read_run_config
 from engine.families.bert.model import BERT
+from engine.finetune.tasks import TASKS, FineTuneRecipe
+from engine.finetune.train import finetune
 from engine.formats import Imported, write_checkpoint
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
-from evaluation.finetune.tasks import TASKS
-from evaluation.finetune.train import Recipe, finetune
 from experiments.sealed import Line, lines
 
 MODEL, SERIES = "bert-336m", "twin of Megatron-336M, statements"
@@ -26,16 +28,16 @@ QUANTITIES = {
     "squad2": {"squad2_f1": ("dev", "f1"), "squad2_em": ("dev", "exact_match")},
     "race": {"race_m": ("middle", "accuracy"), "race_h": ("high", "accuracy")},
 }
-"""By task: each quantity's held-out set and metric."""
+"""Held-out set and metric of each quantity, by task."""
 TRAIN, HELD_OUT = 1024, 128
-RECIPE = Recipe(epochs=20, batch_size=32, learning_rate=1e-3)
+RECIPE = FineTuneRecipe(epochs=20, batch_size=32, learning_rate=1e-3)
 THINGS = ("cat", "dog", "house", "river", "bird", "tree")
 COLOURS = ("red", "blue", "green", "white", "black", "brown")
 
 
-def measure_finetuning(recipe: Recipe = RECIPE, train: int = TRAIN) -> list[Line]:
+def measure_finetuning(recipe: FineTuneRecipe = RECIPE, train: int = TRAIN) -> list[Line]:
     """The held-out metrics of every task, in percent, after training on `train` examples of it."""
-    found: list[Line] = []
+    measured: list[Line] = []
     with TemporaryDirectory() as folder:
         data = Path(folder)
         for task in TASKS:
@@ -45,12 +47,12 @@ def measure_finetuning(recipe: Recipe = RECIPE, train: int = TRAIN) -> list[Line
             done = finetune(task, checkpoint, data / task, recipe)
             values = {name: done.metrics[split][metric] for name, (split, metric) in quantities.items()}
             note = f"{train} generated examples, {recipe.epochs} epochs, from initial weights"
-            found += lines(SERIES, values, "scaled", note=note)
-    return found
+            measured += lines(SERIES, values, "scaled", note=note)
+    return measured
 
 
 def write_task(task: str, folder: Path, train: int) -> None:
-    """The files that `TASKS` reads, in their published formats; each set has statements of its own draw."""
+    """Write the task's files in their published formats; each set draws its own statements."""
     for place in (TASKS[task].train, *TASKS[task].held_out.values()):
         rng = random.Random(f"{task} {place}")
         count = train if place == TASKS[task].train else HELD_OUT
@@ -60,7 +62,7 @@ def write_task(task: str, folder: Path, train: int) -> None:
 
 
 def _statements(rng: random.Random, count: int) -> list[tuple[str, str]]:
-    """Different things, each with a colour."""
+    """Distinct things, each with a colour."""
     return list(zip(rng.sample(THINGS, count), rng.sample(COLOURS, count), strict=True))
 
 
@@ -81,9 +83,9 @@ def _mnli(rng: random.Random, count: int) -> str:
 def _qqp(rng: random.Random, count: int) -> str:
     rows = ["question1\tquestion2\tis_duplicate"]
     for _ in range(count):
-        (one, _), (other, _) = _statements(rng, 2)
+        (thing, _), (other, _) = _statements(rng, 2)
         same = rng.randrange(2)
-        rows.append(f"what colour is the {one} ?\twhich colour has the {one if same else other} ?\t{same}")
+        rows.append(f"what colour is the {thing} ?\twhich colour has the {thing if same else other} ?\t{same}")
     return "\n".join(rows)
 
 

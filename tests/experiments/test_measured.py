@@ -9,12 +9,10 @@ import pytest
 
 from engine.config import ModelConfig, ParallelConfig
 from engine.costs import parameter_count
+from engine.finetune.tasks import TASKS, FineTuneRecipe, LabelledExample, SpanExample
 from engine.launch.forked import run_forked
 from engine.parallel import layers
 from engine.pipeline.executor import PipelineExecutor
-from evaluation.finetune.examples import LabelledExample, SpanExample
-from evaluation.finetune.tasks import TASKS
-from evaluation.finetune.train import Recipe
 from experiments import runner
 from experiments.catalogue import find_experiment, load_experiments
 from experiments.measured import activations, huggingface, traffic
@@ -98,7 +96,7 @@ def test_products_are_compared_at_a_multiple_of_8_and_one_above() -> None:
 
 def test_fine_tuning_gives_every_number_of_table_5_and_answers_no_claim(tmp_path: Path) -> None:
     experiment = find_experiment("2019/tasks")
-    found = measure_finetuning(Recipe(epochs=1, batch_size=16, learning_rate=1e-3), train=16)
+    found = measure_finetuning(FineTuneRecipe(epochs=1, batch_size=16, learning_rate=1e-3), train=16)
     published = {claim.quantity for claim in experiment.claims} - {"trained_tokens_ratio", "race_test"}
     assert {line["quantity"] for line in found} == published
     assert {line["kind"] for line in found} == {"scaled"}

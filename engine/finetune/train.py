@@ -1,4 +1,4 @@
-"""Fine-tuning: a BERT with one new linear layer, trained with the engine's optimizer, then asked about held-out sets.
+"""Train a BERT with one new linear layer by the engine's training step, then evaluate it on held-out sets.
 
 Shapes: b sequences, s positions, h hidden, c outputs of the new head.
 """
@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,37 +17,54 @@ from torch import nn
 from engine.checkpoint.checkpoint import load_for_inference
 from engine.config import TrainConfig
 from engine.families.bert.model import BERT
+from engine.finetune.encoding import EncodedPair, PairEncoder
+from engine.finetune.tasks import (
+    TASKS,
+    FineTuneRecipe,
+    LabelledExample,
+    SpanExample,
+    TaskExample,
+    accuracy,
+    squad_scores,
+)
 from engine.launch.mesh import local_device
 from engine.model.microbatch import PipelineInput, SentencePairs
 from engine.optim.flat import FlatGroup
 from engine.optim.gradients import GradientReducer, Reducer
 from engine.optim.schedule import learning_rate
-from engine.parallel.mesh import ParallelMesh, serial_mesh
+from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
 from engine.rng import Dropout, initial_normal
 from engine.step import TrainingStep
-from evaluation.finetune.encoding import PairEncoder
-from evaluation.finetune.encoding import Sequence as Encoded
-from evaluation.finetune.examples import Example, LabelledExample, SpanExample
-from evaluation.finetune.metrics import accuracy, squad_scores
-from evaluation.finetune.tasks import TASKS, FineTuned
 from lineage.errors import BadInput, UserError
 from lineage.progress import Progress, announce
 
 LONGEST_ANSWER = 30
-"""Tokens of a SQuAD answer, as in BERT's own code."""
+"""Longest answer of SQuAD, in tokens (BERT's own code)."""
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How to fine-tune: AdamW with linear warm-up and fall."""
+class FineTuned:
+    """Result of a fine-tuning."""
 
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    warmup_share: float = 0.065
-    weight_decay: float = 0.1
-    seed: int = 1234
+    task: str
+    checkpoint: str
+    checkpoint_digest: str
+    recipe: dict[str, Any]
+    examples: dict[str, int]
+    """Size of each set."""
+    metrics: dict[str, dict[str, float]]
+    """Metrics of each held-out set, in percent."""
+    seconds: float
+
+
+class Feature(NamedTuple):
+    """An example, or a window of an example, as the model takes it."""
+
+    sequences: list[EncodedPair]
+    """A single pair, or a pair for each option."""
+    label: tuple[int, ...]
+    """Class or option; or first and last position of a span, 0 and 0 if the answer is not in the window."""
 
 
 class FineTuneModel(nn.Module):
@@ -63,10 +81,10 @@ class FineTuneModel(nn.Module):
 
 
 class FineTuner:
-    """One task on one checkpoint; what a training step trains (`engine.step.TrainableModel`)."""
+    """A task on a checkpoint, as a model of `engine.step.TrainingStep`."""
 
-    def __init__(self, name: str, checkpoint: Path, recipe: Recipe, mesh: ParallelMesh | None = None) -> None:
-        self.mesh = self.storage_mesh = mesh or serial_mesh(local_device())
+    def __init__(self, name: str, checkpoint: Path, recipe: FineTuneRecipe) -> None:
+        self.mesh = self.storage_mesh = serial_mesh(local_device())
         loaded = load_for_inference(checkpoint, self.mesh)
         if not isinstance(loaded.model, BERT):
             raise BadInput(f"{checkpoint} is a {loaded.config.family}; a BERT is fine-tuned on {name}")
@@ -78,23 +96,28 @@ class FineTuner:
             head = self.model.head
             head.weight.copy_(initial_normal(recipe.seed, f"{name}.head", tuple(head.weight.shape), 0.02))
             head.bias.zero_()
-        self.parameters = [p for p in sharded_parameters(self.model, self.mesh) if not self._is_idle(p.name)]
+        idle = ("body.masked_head.", "body.order_head.", *(["body.pooler."] * self.is_span))
+        self.parameters = [p for p in sharded_parameters(self.model, self.mesh) if not p.name.startswith(idle)]
 
-    def train(self, examples: Sequence[Example], label: str) -> None:
-        """Every epoch over the examples, each in its own order."""
-        recipe = self.recipe
-        features = [feature for example in examples for feature in self._features(example)]
-        steps = recipe.epochs * -(-len(features) // recipe.batch_size)
+    def train(self, examples: Sequence[TaskExample], label: str) -> None:
+        """Train on the examples for the recipe's epochs, shuffled anew in each."""
+        recipe, size = self.recipe, self.recipe.batch_size
+        features = [feature for example in examples for feature in self.features(example)]
+        steps = recipe.epochs * -(-len(features) // size)
         train = TrainConfig(
             iterations=steps + 1, warmup_iterations=int(recipe.warmup_share * steps), decay="linear",
             learning_rate=recipe.learning_rate, min_learning_rate=0, weight_decay=recipe.weight_decay,
-            precision="fp32", global_batch_size=recipe.batch_size, microbatch_size=recipe.batch_size,
+            precision="fp32", global_batch_size=size, microbatch_size=size,
         )  # fmt: skip
+        batches = []
+        for epoch in range(recipe.epochs):
+            order = list(features)
+            random.Random(f"{recipe.seed}/{epoch}").shuffle(order)
+            batches += [order[start : start + size] for start in range(0, len(order), size)]
         training = TrainingStep(self, train)
         self.model.train()
         with Progress(label, steps, "steps") as progress:
-            for step, chosen in enumerate(self._shuffled(len(features))):
-                batch = [features[number] for number in chosen]
+            for step, batch in enumerate(batches):
                 rows = sum(len(feature.sequences) for feature in batch)
                 dropout = Dropout(self.config.dropout, recipe.seed, step, tuple(range(rows)))
                 inputs = self._input(batch, dropout if self.config.dropout else None)
@@ -104,44 +127,46 @@ class FineTuner:
                 progress.advance(1, f"loss {gradient.loss:.3f}")
 
     @torch.no_grad()
-    def evaluate(self, examples: Sequence[Example], label: str) -> dict[str, float]:
-        """The task's metrics, in percent."""
+    def evaluate(self, examples: Sequence[TaskExample], label: str) -> dict[str, float]:
+        """The task's metrics on the examples, in percent."""
         self.model.eval()
-        spans = [example for example in examples if isinstance(example, SpanExample)]
-        if spans:
+        if spans := [example for example in examples if isinstance(example, SpanExample)]:
+            answers = []
             with Progress(f"{label}, evaluation", len(spans), "questions") as progress:
-                answers = []
                 for example in spans:
                     answers.append(self._answer(example))
                     progress.advance()
             return squad_scores(answers, [span.answers for span in spans])
-        features = [feature for example in examples for feature in self._features(example)]
-        size = self.recipe.batch_size
+        features = [feature for example in examples for feature in self.features(example)]
         predictions: list[int] = []
         with Progress(f"{label}, evaluation", len(features), "examples") as progress:
-            for start in range(0, len(features), size):
-                batch = features[start : start + size]
+            for start in range(0, len(features), self.recipe.batch_size):
+                batch = features[start : start + self.recipe.batch_size]
                 predictions += self._scores(self._input(batch)).argmax(dim=1).tolist()
                 progress.advance(len(batch))
         return {"accuracy": accuracy(predictions, [feature.label[0] for feature in features])}
 
     def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> Reducer:
-        """What takes the gradients to the optimizer."""
+        """The reducer that takes gradients to the optimizer."""
         return GradientReducer(groups, self.mesh, measures_noise)
 
     def forward_backward(
         self, microbatches: Sequence[PipelineInput], reducer: Reducer, loss_scale: float = 1.0, timeline: object = None
     ) -> torch.Tensor:
-        """Sum of (loss × sequences), float64; the gradients go to the reducer."""
+        """Sum of (loss × sequences), float64; gradients go to the reducer."""
         reducer.begin()
         total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for microbatch in microbatches:
-            loss = self._loss(microbatch)
+            scores, labels = self._scores(microbatch).float(), microbatch.targets
+            outputs = (scores[..., 0], scores[..., 1]) if self.is_span else (scores,)
+            losses = [F.cross_entropy(output, labels[:, place]) for place, output in enumerate(outputs)]
+            loss = torch.stack(losses).mean()
             (loss * loss_scale).backward()
             total += loss.detach().double() * len(microbatch.tokens)
         return total
 
-    def _features(self, example: Example) -> Iterator["Feature"]:
+    def features(self, example: TaskExample) -> Iterator[Feature]:
+        """The example as model inputs; a long context gives several windows."""
         length = self.config.seq_length
         if isinstance(example, LabelledExample):
             encode = self.encoder.pair if len(example.pairs) == 1 else self.encoder.choice
@@ -152,18 +177,12 @@ class FineTuner:
                 yield Feature([window], _span_in(window, answer))
 
     def _scores(self, inputs: PipelineInput) -> torch.Tensor:
-        """Of each class or option, [b, classes]; of each position as start and as end, [b, s, 2]."""
+        """Score of each class or option, [b, classes], or of each position as start and as end, [b, s, 2]."""
         output = self.model(inputs)
         return output if self.is_span or self.task.outputs > 1 else output.view(len(inputs.targets), -1)
 
-    def _loss(self, inputs: PipelineInput) -> torch.Tensor:
-        scores, labels = self._scores(inputs).float(), inputs.targets
-        if self.is_span:
-            return (F.cross_entropy(scores[..., 0], labels[:, 0]) + F.cross_entropy(scores[..., 1], labels[:, 1])) / 2
-        return F.cross_entropy(scores, labels[:, 0])
-
     def _answer(self, example: SpanExample) -> str:
-        """The part of the context whose start and end score best together; empty if [CLS] scores better."""
+        """The part of the context with the best sum of start and end score; empty if [CLS] scores better."""
         best, text, nothing = -float("inf"), "", float("inf")
         for window in self.encoder.windows(example.question, example.context, self.config.seq_length):
             start, end = self._scores(self._input([Feature([window], (0, 0))]))[0].float().T
@@ -177,49 +196,25 @@ class FineTuner:
             if score > best:
                 low, high = divmod(int(place), last - first)
                 best, text = float(score), example.context[window.offsets[low][0] : window.offsets[high][1]]
-        may_be_empty = self.task is TASKS["squad2"]
-        return "" if may_be_empty and nothing > best else text.strip()
+        return "" if self.task is TASKS["squad2"] and nothing > best else text.strip()
 
-    def _input(self, batch: Sequence["Feature"], dropout: Dropout | None = None) -> PipelineInput:
-        """Every sequence of the batch, [sequences, s]; the targets are the labels, [b, 1] or [b, 2]."""
-        sequences = [encoded for feature in batch for encoded in feature.sequences]
-        width = max(len(sequence.tokens) for sequence in sequences)
-        tokens = torch.full((len(sequences), width), self.encoder.pad)
+    def _input(self, batch: Sequence[Feature], dropout: Dropout | None = None) -> PipelineInput:
+        """All sequences of the batch, [sequences, s]; the targets are the labels, [b, 1] or [b, 2]."""
+        pairs = [pair for feature in batch for pair in feature.sequences]
+        tokens = torch.full((len(pairs), max(len(pair.tokens) for pair in pairs)), self.encoder.pad)
         types, is_token = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.bool)
-        for row, sequence in enumerate(sequences):
-            tokens[row, : len(sequence.tokens)] = torch.tensor(sequence.tokens)
-            types[row, sequence.second_start : len(sequence.tokens)] = 1
-            is_token[row, : len(sequence.tokens)] = True
+        for row, pair in enumerate(pairs):
+            tokens[row, : len(pair.tokens)] = torch.tensor(pair.tokens)
+            types[row, pair.second_start : len(pair.tokens)] = 1
+            is_token[row, : len(pair.tokens)] = True
         device = self.mesh.device
-        pairs = SentencePairs(types.to(device), is_token.to(device), torch.zeros(len(tokens), dtype=torch.int64))
+        kinds = SentencePairs(types.to(device), is_token.to(device), torch.zeros(len(tokens), dtype=torch.int64))
         labels = torch.tensor([feature.label for feature in batch], device=device)
-        return PipelineInput(tokens.to(device), labels, dropout, pairs=pairs)
-
-    def _shuffled(self, count: int) -> Iterator[list[int]]:
-        for epoch in range(self.recipe.epochs):
-            order = list(range(count))
-            random.Random(f"{self.recipe.seed}/{epoch}").shuffle(order)
-            yield from (
-                order[start : start + self.recipe.batch_size] for start in range(0, count, self.recipe.batch_size)
-            )
-
-    def _is_idle(self, name: str) -> bool:
-        """Whether a parameter takes no part: the heads of pre-training, and of a span task the pooler."""
-        return name.startswith(("body.masked_head.", "body.order_head.", *(["body.pooler."] * self.is_span)))
+        return PipelineInput(tokens.to(device), labels, dropout, pairs=kinds)
 
 
-@dataclass(frozen=True)
-class Feature:
-    """An example, or a window of one, as the model takes it."""
-
-    sequences: list[Encoded]
-    """One, or one for each option."""
-    label: tuple[int, ...]
-    """Class or option; of a span its first and last position, 0 and 0 where the answer is not in the window."""
-
-
-def _span_in(window: Encoded, answer: tuple[int, int] | None) -> tuple[int, int]:
-    """Positions of the first and last token of the characters `answer`, (0, 0) if they are not all in the window."""
+def _span_in(window: EncodedPair, answer: tuple[int, int] | None) -> tuple[int, int]:
+    """Positions of the answer's first and last token, (0, 0) if the window does not have the whole answer."""
     if answer is None:
         return 0, 0
     start = next((n for n, (low, high) in enumerate(window.offsets) if low <= answer[0] < high), None)
@@ -227,23 +222,30 @@ def _span_in(window: Encoded, answer: tuple[int, int] | None) -> tuple[int, int]
     return (0, 0) if start is None or end is None else (window.second_start + start, window.second_start + end)
 
 
-def finetune(name: str, checkpoint: Path, data: Path, recipe: Recipe) -> FineTuned:
-    """Fine-tune a BERT checkpoint on the task's training file in `data` and evaluate its held-out files there."""
-    begun = time.monotonic()
-    task = TASKS[name]
+def finetune(name: str, checkpoint: Path, data: Path, recipe: FineTuneRecipe) -> FineTuned:
+    """Fine-tune a BERT checkpoint on the task's files in `data` and evaluate it on the held-out files there."""
+    begun, task = time.monotonic(), TASKS[name]
     held_out = {split: list(task.read(data / place)) for split, place in task.held_out.items()}
-    examples = list(task.read(data / task.train))
-    for split, part in ({"train": examples} | held_out).items():
+    sets = {"train": list(task.read(data / task.train))} | held_out
+    for split, part in sets.items():
         if not part:
             raise BadInput(f"{data}: the {split} set of {name} has no example")
     announce(
-        f"{recipe.epochs} epochs of {len(examples):,} examples, {recipe.batch_size} a step",
+        f"{recipe.epochs} epochs of {len(sets['train']):,} examples, {recipe.batch_size} a step",
         f"then {sum(map(len, held_out.values())):,} held-out examples",
     )
     tuner = FineTuner(name, checkpoint, recipe)
-    tuner.train(examples, name)
+    tuner.train(sets["train"], name)
     metrics = {split: tuner.evaluate(part, f"{name} {split}") for split, part in held_out.items()}
-    sizes = {"train": len(examples)} | {split: len(part) for split, part in held_out.items()}
-    return FineTuned(
-        name, checkpoint.name, tuner.digest, asdict(recipe), sizes, metrics, time.monotonic() - begun
-    )  # fmt: skip
+    sizes = {split: len(part) for split, part in sets.items()}
+    return FineTuned(name, checkpoint.name, tuner.digest, asdict(recipe), sizes, metrics, time.monotonic() - begun)
+
+
+def describe(result: FineTuned) -> str:
+    """The recipe, then a line for each held-out set."""
+    recipe = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in result.recipe.items())
+    lines = [f"{result.task}: {result.examples['train']:,} examples; {recipe}"]
+    for split, metrics in result.metrics.items():
+        values = ", ".join(f"{name} {value:.2f} %" for name, value in metrics.items())
+        lines.append(f"{split}: {result.examples[split]:,} examples; {values}")
+    return "\n".join(lines)

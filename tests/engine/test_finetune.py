@@ -13,19 +13,28 @@ from transformers import BertConfig, BertForPreTraining, BertTokenizerFast
 from typer.testing import CliRunner
 
 from data_pipeline.tokens.tokenizer import Tokenizer
+from engine.cli import app
 from engine.config import ModelConfig
 from engine.families.bert.model import BERT
+from engine.finetune.encoding import PairEncoder
+from engine.finetune.tasks import (
+    FineTuneRecipe,
+    SpanExample,
+    accuracy,
+    read_mnli,
+    read_qqp,
+    read_race,
+    read_squad,
+    squad_scores,
+    token_f1,
+)
+from engine.finetune.train import FineTuner, finetune
 from engine.formats import Imported, write_checkpoint
 from engine.formats.huggingface_shards import shard_huggingface
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
-from evaluation.cli import app
-from evaluation.finetune.encoding import PairEncoder
-from evaluation.finetune.examples import SpanExample, read_mnli, read_qqp, read_race, read_squad
-from evaluation.finetune.metrics import accuracy, squad_scores, token_f1
-from evaluation.finetune.train import FineTuner, Recipe, finetune
 from lineage.errors import BadInput, DataMissing
-from tests.evaluation.standins import WORDS, sentences
+from tests.evaluation.standins import WORDS, sentences, write_run
 
 MNLI_HEAD = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\t"
@@ -99,7 +108,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-RECIPE = Recipe(epochs=12, batch_size=12, learning_rate=5e-3)
+RECIPE = FineTuneRecipe(epochs=12, batch_size=12, learning_rate=5e-3)
 
 
 def test_mnli_is_learnt_from_its_files(checkpoint: Path, tmp_path: Path) -> None:
@@ -112,13 +121,13 @@ def test_mnli_is_learnt_from_its_files(checkpoint: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(("task", "version"), [("squad", "v1.1"), ("squad2", "v2.0")])
 def test_squad_is_learnt_from_its_files(task: str, version: str, checkpoint: Path, tmp_path: Path) -> None:
     write_squad(tmp_path / "squad", version)
-    found = finetune(task, checkpoint, tmp_path / "squad", Recipe(epochs=20, batch_size=6, learning_rate=5e-3))
+    found = finetune(task, checkpoint, tmp_path / "squad", FineTuneRecipe(epochs=20, batch_size=6, learning_rate=5e-3))
     assert found.metrics["dev"] == {"exact_match": 100.0, "f1": 100.0}
 
 
 def test_race_is_learnt_from_its_folders(checkpoint: Path, tmp_path: Path) -> None:
     write_race(tmp_path / "race")
-    found = finetune("race", checkpoint, tmp_path / "race", Recipe(epochs=30, batch_size=4, learning_rate=2e-3))
+    found = finetune("race", checkpoint, tmp_path / "race", FineTuneRecipe(epochs=30, batch_size=4, learning_rate=2e-3))
     assert found.examples == {"train": 4, "middle": 2, "high": 2}
     assert found.metrics["high"]["accuracy"] == 100.0
 
@@ -140,12 +149,12 @@ def test_a_published_bert_is_fine_tuned_with_its_own_tokenizer(tmp_path: Path) -
         assert found.tokens == expected["input_ids"]
         assert found.second_start == expected["token_type_ids"].index(1)
     write_mnli(tmp_path / "mnli", 12)
-    assert finetune("mnli", shards, tmp_path / "mnli", Recipe(1, 12, 1e-3)).examples["train"] == 12
+    assert finetune("mnli", shards, tmp_path / "mnli", FineTuneRecipe(1, 12, 1e-3)).examples["train"] == 12
 
 
 def test_the_pre_training_heads_stay_and_the_body_learns(checkpoint: Path, tmp_path: Path) -> None:
     write_mnli(tmp_path / "mnli", 12)
-    tuner = FineTuner("mnli", checkpoint, Recipe(1, 12, 1e-2))
+    tuner = FineTuner("mnli", checkpoint, FineTuneRecipe(1, 12, 1e-2))
     before = load_file(checkpoint / "model-tp00-pp000.safetensors")
     tuner.train(read_mnli(tmp_path / "mnli" / "train.tsv"), "mnli")
     changed = {n for n, p in tuner.model.body.named_parameters() if not torch.equal(p, before[n])}
@@ -163,7 +172,7 @@ def test_a_long_context_is_read_in_windows_that_overlap(checkpoint: Path) -> Non
     assert covered == list(range(len(context)))
     tuner = FineTuner("squad", checkpoint, RECIPE)
     start = context.rindex("rivers")
-    features = list(tuner._features(SpanExample("who sat", context, ("rivers slept",), (start,))))
+    features = list(tuner.features(SpanExample("who sat", context, ("rivers slept",), (start,))))
     spans = [(one.sequences[0], one.label) for one in features if one.label != (0, 0)]
     assert spans
     for window, (first, last) in spans:
@@ -240,7 +249,7 @@ def test_files_that_are_not_there_or_not_right_are_named(checkpoint: Path, tmp_p
         read_race(tmp_path / "race")
 
 
-def test_the_command(checkpoint: Path, run: Path, tmp_path: Path) -> None:
+def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
     write_mnli(tmp_path / "mnli", 12)
     arguments = ["finetune", "mnli", "--ckpt", str(checkpoint), "--data", str(tmp_path / "mnli"), "--epochs", "1"]
     done = CliRunner().invoke(app, [*arguments, "--json", str(tmp_path / "out.json")])
@@ -251,4 +260,8 @@ def test_the_command(checkpoint: Path, run: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no task 'glue'"):
         CliRunner().invoke(app, ["finetune", "glue", *arguments[2:]], catch_exceptions=False)
     with pytest.raises(BadInput, match="is a gpt2"):
-        CliRunner().invoke(app, ["finetune", "mnli", "--ckpt", str(run), *arguments[4:]], catch_exceptions=False)
+        CliRunner().invoke(
+            app,
+            ["finetune", "mnli", "--ckpt", str(write_run(tmp_path / "runs")), *arguments[4:]],
+            catch_exceptions=False,
+        )
