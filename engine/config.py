@@ -221,7 +221,7 @@ class TrainConfig(Config):
     adam_epsilon: float = 1e-8
     """Added to the root of the second moment."""
     skip_spikes: bool = False
-    """Make no update in an iteration whose loss or gradient norm is a spike by the rule of `engine.guard.spikes`."""
+    """Make no update in an iteration whose loss or gradient norm is a spike (`engine/guard/guards.py`)."""
     precision: Precision = "fp16"
     """Of parameters and activations; fp16 and bf16 keep fp32 master weights, moments and gradient sums, fp16 scales its
     loss dynamically. `fp16-pure` has everything in fp16 and no scale, as tried in "Scaling Transformer-XL to 128 GPUs".

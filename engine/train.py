@@ -9,9 +9,9 @@ import torch
 
 from engine.config import RunConfig
 from engine.data.dataset import DatasetFacts
-from engine.guard.guards import explaining_out_of_memory
-from engine.guard.inputs import InputGuard
+from engine.guard.memory import explaining_out_of_memory
 from engine.guard.products import check_products
+from engine.guard.ranks import InputGuard
 from engine.launch.mesh import build_mesh
 from engine.launch.rendezvous import check_agreement, join_ranks, launched_world_size, telling_of_lost_ranks
 from engine.optim.precision import DTYPES

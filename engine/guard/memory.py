@@ -1,21 +1,36 @@
-"""How much memory this rank has taken, to be held against the closed form of `engine.costs`."""
+"""Memory of a rank: its measured peak, its closed form, and a sentence with remedies where it does not suffice."""
 
+import math
+import re
 import resource
-from collections.abc import Mapping
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from pydantic import ValidationError
 
+from engine.config import RunConfig
+from engine.costs import fullest_rank
 from engine.guard import Guard, Iteration
+from engine.parallel.layout import Layout, layout_of
+from engine.parallel.mesh import ParallelMesh
+from lineage.errors import BadInput, HardwareMissing
 
 STATUS = Path("/proc/self/status")
+WORTH = 0.98
+"""A change that leaves more than this share of the memory is not worth naming."""
 
 
 class PeakMemory:
     """The most memory taken since this object was made.
 
-    On a GPU what torch's allocator handed out; on a CPU, where torch keeps no such count, the growth of the process's
-    resident set: freed buffers kept for reuse count as taken, and so do the libraries torch loads at its first step
+    On a GPU torch's allocator counts it. On a CPU, where torch keeps no count, it is the growth of the process's
+    resident set, with freed buffers that are kept for reuse and the libraries that torch loads at its first step
     (about 0.15 GB).
     """
 
@@ -29,7 +44,7 @@ class PeakMemory:
 
     @property
     def measured_by(self) -> str:
-        """What counts the bytes."""
+        """Name of the counter."""
         return "torch.cuda.max_memory_allocated" if self.device.type == "cuda" else "growth of the peak resident set"
 
     def bytes(self) -> int:
@@ -39,8 +54,19 @@ class PeakMemory:
         return max(_resident_bytes("VmHWM") - self._before, 0)
 
 
+def _resident_bytes(field: str) -> int:
+    """Resident set now (`VmRSS`) or at its peak (`VmHWM`); always the peak where the system has no /proc.
+
+    On Linux `getrusage` would not do: its peak includes the process that started this one, before `exec`.
+    """
+    if not STATUS.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    line = next(line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024
+
+
 class MemoryGuard(Guard):
-    """Reads the peak once the first iteration is over, and warns when training runs too close to a GPU's memory.
+    """Reads the peak after the first iteration, and warns when training runs too close to a GPU's memory.
 
     Torch's caching allocator then finds no room, waits for the GPU, gives its cache back and tries again, which cost
     "Scaling Transformer-XL to 128 GPUs" up to 30 % of its speed.
@@ -78,12 +104,80 @@ class MemoryGuard(Guard):
         )
 
 
-def _resident_bytes(field: str) -> int:
-    """`VmRSS`, the resident set now, or `VmHWM`, its peak; the peak in both cases where the system does not tell.
+class OutOfMemory(HardwareMissing):
+    """This machine has too little memory for the run: exit code 4."""
 
-    `getrusage` would not do on Linux: its peak goes back to before `exec`, to the process that started this one.
-    """
-    if not STATUS.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    line = next(line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{field}:"))
-    return int(line.split()[1]) * 1024
+    def __init__(self, sentence: str, on_every_rank: bool) -> None:
+        super().__init__(sentence)
+        self.on_every_rank = on_every_rank
+
+
+@contextmanager
+def explaining_out_of_memory(config: RunConfig, mesh: ParallelMesh, when: str) -> Iterator[None]:
+    """Turn a failed allocation into OutOfMemory, after a table of what a rank needs and of changes that need less."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        is_allocation = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not is_allocation and "can't allocate memory" not in str(error):
+            raise
+        traceback.clear_frames(error.__traceback__)  # gives back what the failed pass held
+        asked = re.search("tried to allocate .*", str(error), re.IGNORECASE)
+        is_first = _is_first_to_say()
+        if is_first:
+            print(describe_memory(config, mesh.layout), file=sys.stderr, flush=True)
+        rank = mesh.layout.rank(mesh.tp.rank, mesh.pp.rank, mesh.dp.rank)
+        sentence = f"rank {rank} ran out of memory {when}" + (f": {asked[0].lower()}" if asked else "")
+        raise OutOfMemory(sentence, on_every_rank=is_first) from error
+
+
+def _is_first_to_say() -> bool:
+    """True if no other rank has run out of memory before; one rank speaks for all."""
+    if not dist.is_initialized():
+        return True
+    try:
+        return bool(dist.distributed_c10d._get_default_store().add("mlm/out-of-memory", 1) == 1)
+    except RuntimeError:  # rank 0, which keeps the store, has ended
+        return False
+
+
+def describe_memory(config: RunConfig, layout: Layout) -> str:
+    """A table in GiB: the closed form of the largest rank, and with each change that needs less."""
+    memory = fullest_rank(config.model, config.train, config.parallel, layout.dp)
+    rows = [("model and optimizer", memory.state), ("activations", memory.activations)]
+    rows.append(("the largest rank, by the closed form", memory.total))
+    offered = remedies(config, layout)
+    rows += [(f"with {change}", size) for change, size in offered]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:{width}}  {size / 2**30:10.3f} GiB" for name, size in rows]
+    return "\n".join(lines if offered else [*lines, "no setting needs less: take a smaller model"])
+
+
+def remedies(config: RunConfig, layout: Layout) -> list[tuple[str, int]]:
+    """Single options that are possible and need less memory, with the bytes of a rank, the smallest first."""
+    parallel, ranks = config.parallel, layout.world_size
+    changes: list[tuple[str, str, Any]] = [
+        ("train", "microbatch_size", config.train.microbatch_size // 2),
+        ("parallel", "recompute", "selective"),
+        ("parallel", "recompute", "full"),
+        ("parallel", "shard_optimizer", True),
+        ("parallel", "shard_parameters", True),
+        ("parallel", "tp", 2 * parallel.tp),
+        ("parallel", "pp", 2 * parallel.pp),
+    ]
+    now = fullest_rank(config.model, config.train, parallel, layout.dp).total
+    offered = []
+    for section, key, value in changes:
+        values = config.model_dump()
+        values[section][key] = value
+        needed = ranks if key not in ("tp", "pp") else math.lcm(ranks, 2 * parallel.tp * parallel.pp)
+        try:
+            changed = RunConfig.model_validate(values)
+            dp = layout_of(changed, needed).dp
+            size = fullest_rank(changed.model, changed.train, changed.parallel, dp).total
+        except (ValidationError, BadInput):
+            continue
+        if size < WORTH * now:
+            more = f" --ranks={needed}" if needed != ranks else ""
+            offered.append((f"--set {section}.{key}={str(value).lower()}{more}", size))
+    return sorted(offered, key=lambda remedy: remedy[1])

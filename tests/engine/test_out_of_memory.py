@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.config import RunConfig
 from engine.costs import fullest_rank
-from engine.guard.out_of_memory import describe_memory, remedies
+from engine.guard.memory import describe_memory, remedies
 from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import serial_mesh
 from engine.run.directory import begin_run

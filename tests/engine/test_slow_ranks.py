@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.guard.slow_ranks import LEAST_SECONDS, RATIO, slow_ranks
+from engine.guard.ranks import LEAST_SECONDS, RATIO, slow_ranks
 from engine.parallel.layout import Layout
 from tests.engine.small_run import mlm_train, write_toml
 

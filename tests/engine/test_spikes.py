@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.data.batches import TrainingBatches
-from engine.guard.spikes import DEVIATIONS, LEAST, WINDOW, RecentIterations
+from engine.guard.guards import DEVIATIONS, LEAST, RecentIterations
+from engine.guard.guards import SPIKE_WINDOW as WINDOW
 from engine.run.directory import read_metrics
 from engine.train import train
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config

@@ -8,7 +8,7 @@ import pytest
 
 from engine.cli import print_plan, read_run_config
 from engine.config import RunConfig
-from engine.guard.out_of_memory import describe_memory
+from engine.guard.memory import describe_memory
 from engine.parallel.layout import layout_of
 from experiments.launch.job import Job
 from experiments.simulator.batch import simulate_file
