@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,17 +13,14 @@ import typer
 from engine.launch.allocator import keep_large_buffers
 from lineage.atomic import check_place, write_json
 from lineage.command import CommandLine, run_command
-from lineage.digest import bytes_below, sha256_json
-from lineage.errors import BadInput
+from lineage.digest import bytes_below
 from lineage.progress import announce, format_bytes
-from lineage.shipped import Shipped, find_file
 from lineage.torch_range import check_torch
 
 if TYPE_CHECKING:
-    from engine.config import RunConfig
-    from engine.parallel.layout import Layout
     from engine.pipeline.lowering import Lowered
     from engine.pipeline.schedule import Compute
+    from engine.run.resolved import ResolvedRun
 
 app = CommandLine(help="Train GPT-2 the Megatron-LM way.", no_args_is_help=True)
 
@@ -43,23 +40,37 @@ def run(
     ranks: Ranks = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and its cost, and stop.")] = False,
 ) -> None:
-    """Train a configuration (or go on with it), in a run directory of its own."""
-    resolved = read_run_config(config, overrides or [], twin)
+    """Train a configuration, or resume its run, in a run directory of its own."""
+    from engine.run.resolved import read_run
+
+    resolved = read_run(config, overrides or [], twin, _started_ranks() or ranks)
     if dry_run:
-        print_plan(resolved, ranks)
-        return
-    _start(resolved, runs, ranks)
+        print(resolved.describe())
+    else:
+        _train(resolved, runs)
 
 
 @app.command()
 def resume(run: Annotated[Path, typer.Argument(help="Run directory.")], ranks: Ranks = None) -> None:
-    """Go on with a run from its newest checkpoint; nothing else needs saying."""
-    from engine.run.directory import read_begun_run
+    """Resume a run from its newest checkpoint; its directory says everything else."""
+    from engine.run.resolved import resolve_begun
     from lineage.run import RunDirectory
 
     directory = RunDirectory.open(run)
-    config = read_begun_run(directory)
-    _start(config, directory.path.parent, ranks)
+    _train(resolve_begun(directory, _started_ranks() or ranks), directory.path.parent)
+
+
+def _train(run: "ResolvedRun", runs: Path) -> None:
+    check_torch()
+    if not _started_ranks():
+        directory = run.begin(runs)
+        if directory.is_at_rest:
+            directory.link()
+            print(f"already complete: {directory.path}")
+            return
+    from engine.train import train
+
+    _on_ranks(lambda: f"complete: {train(run, runs).path}", run.layout.world_size)
 
 
 @app.command("lr-find")
@@ -77,24 +88,36 @@ def lr_find(
 
     A tenth of the rate at which the smoothed loss is lowest is suggested. `mlm-report build --bench FOLDER` draws it.
     """
-    resolved = read_run_config(config, overrides or [], twin)
-    from engine.launch.local import default_ranks
+    from engine.run.resolved import read_run
 
-    ranks = ranks or default_ranks(resolved)
-    check_place("--out", out / f"{resolved.name}.json")
+    resolved = read_run(config, overrides or [], twin, _started_ranks() or ranks)
+    check_place("--out", out / f"{resolved.config.name}.json")
+    from engine.lr_finder import suggest_learning_rate
+
+    _on_ranks(lambda: suggest_learning_rate(resolved, low, high, iterations, out), resolved.layout.world_size)
+
+
+def _started_ranks() -> int | None:
+    """Ranks that torchrun or Slurm started; None for a plain process."""
+    return int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else None
+
+
+def _on_ranks(work: Callable[[], str], ranks: int) -> None:
+    """Do the work in this process if it is a rank or the only one, else start the ranks; rank 0 prints its answer."""
+    from engine.launch.local import launch
     from engine.launch.rendezvous import leave_ranks
-    from engine.lr_finder import describe_curve, find_learning_rate, write_curve
 
-    def find() -> None:
+    def work_and_say() -> None:
         try:
-            curve = find_learning_rate(resolved, low, high, iterations)
+            answer = work()
         finally:
             leave_ranks()
         if os.environ.get("RANK", "0") == "0":
-            print(describe_curve(curve, high))
-            print(f"written: {write_curve(out, resolved, curve, ranks)}")
+            print(answer)
 
-    _on_ranks(find, ranks)
+    if ranks > 1 and not _started_ranks():
+        raise SystemExit(launch(work_and_say, ranks))
+    work_and_say()
 
 
 @app.command("finetune")
@@ -252,8 +275,9 @@ def from_megatron_(context: typer.Context) -> None:
 def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False) -> None:
     """Print the flags with which Megatron-LM trains a configuration."""
     from engine.formats.megatron_flags import to_megatron
+    from engine.run.resolved import read_run
 
-    line = to_megatron(read_run_config(config, overrides or [], twin))
+    line = to_megatron(read_run(config, overrides or [], twin).config)
     print(shlex.join(line.words))
     for key in line.missing:
         print(f"WARNING: Megatron-LM has no {key}", file=sys.stderr)
@@ -261,99 +285,16 @@ def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False)
 
 @app.command()
 def diff(first: Model, second: Annotated[Path, typer.Argument(help="Another one.")]) -> None:
-    """Say what two configurations do differently."""
+    """Print what two configurations do differently."""
     from engine.differences import describe_differences
+    from engine.run.resolved import read_run
 
-    print("\n".join(describe_differences(read_run_config(first), read_run_config(second))))
-
-
-def read_run_config(model: str | Path, overrides: Sequence[str] = (), twin: bool = False) -> "RunConfig":
-    """The configuration of a shipped model or a TOML file; overrides apply after shrinking when it is a twin."""
-    from engine.config import RunConfig
-    from engine.twin import shrink
-    from lineage.config import load_config, override_config
-
-    path = find_file(model, Shipped.MODEL)
-    if not twin:
-        return load_config(path, RunConfig, overrides)
-    if fixed := next((item for item in overrides if item.startswith("twin")), None):
-        raise BadInput(f"override {fixed!r} would misstate the twin rule: override the model or the recipe instead")
-    return override_config(shrink(load_config(path, RunConfig)), overrides)
-
-
-def print_plan(config: "RunConfig", ranks: int | None = None) -> None:
-    """The resolved configuration, its digest and what it costs; with a number of ranks, the layout on them."""
-    from engine.costs import checkpoint_bytes, flops_per_token, fullest_rank, parameter_count, tokens_trained
-    from engine.parallel.layout import layout_of
-
-    model, train, parallel = config.model, config.train, config.parallel
-    layout = layout_of(config, ranks or parallel.tp * parallel.pp)
-    memory, tokens = fullest_rank(model, train, parallel, layout.dp), tokens_trained(model, train)
-    print(config.model_dump_json(indent=2))
-    print(f"config digest      {sha256_json(config.model_dump(mode='json'))}")
-    print(f"parameters         {parameter_count(model):,}")
-    print(f"tokens             {tokens:,}")
-    whole, causal = (tokens * flops_per_token(model, causal=half) for half in (False, True))
-    half = f", {causal:.3e} with its causal half" if causal != whole else ""
-    print(f"FLOPs              {whole:.3e} with attention counted whole{half}")
-    print(f"layout             {_describe_layout(config, layout)}")
-    print(
-        f"memory per rank    {memory.total:,} bytes, {memory.total / 2**30:.2f} GiB: model and optimizer "
-        f"{memory.state / 2**30:.2f}, activations {memory.activations / 2**30:.2f}, of pipeline rank {memory.rank}"
-    )
-    print(f"checkpoint         {checkpoint_bytes(model, train.precision) / 2**30:.2f} GiB")
+    print("\n".join(describe_differences(read_run(first), read_run(second))))
 
 
 def _announce_conversion(directory: Path) -> None:
     if directory.is_dir():
         announce(f"reads {format_bytes(bytes_below(directory))}", "writes at most twice as much")
-
-
-def _describe_layout(config: "RunConfig", layout: "Layout") -> str:
-    from engine.pipeline.schedule import ideal_bubble
-
-    parallel = config.parallel
-    microbatches = config.train.global_batch_size // (config.train.microbatch_size * layout.dp)
-    bubble = ideal_bubble(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
-    return (
-        f"tp {layout.tp} × pp {layout.pp} × dp {layout.dp} = {layout.world_size} ranks, {microbatches} microbatches "
-        f"each, {parallel.schedule} schedule with a bubble of {100 * bubble:.1f} %"
-    )
-
-
-def _start(config: "RunConfig", runs: Path, ranks: int | None) -> None:
-    """Train on the ranks."""
-    from engine.launch.local import default_ranks
-    from engine.run.directory import begin_run
-
-    check_torch()
-    if "WORLD_SIZE" not in os.environ:
-        _, _, run = begin_run(config, runs)
-        if run.is_at_rest:
-            run.link()
-            print(f"already complete: {run.path}")
-            return
-    from engine.launch.rendezvous import leave_ranks
-    from engine.train import train
-
-    def train_and_say() -> None:
-        try:
-            done = train(config, runs)
-        finally:
-            leave_ranks()
-        if os.environ.get("RANK", "0") == "0":
-            print(f"complete: {done.path}")
-
-    _on_ranks(train_and_say, ranks or default_ranks(config))
-
-
-def _on_ranks(work: Callable[[], None], ranks: int) -> None:
-    """Do the work in this process if it is a rank or the only one; otherwise start the ranks and end as they do."""
-    if "WORLD_SIZE" not in os.environ and ranks > 1:
-        from engine.launch.local import launch
-
-        raise SystemExit(launch(work, ranks))
-    work()
 
 
 def main() -> None:

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from engine.config import RunConfig
-from engine.costs import flops_per_token, parameter_count, tokens_trained
 from engine.optim.schedule import learning_rate
+from engine.run.resolved import ResolvedRun
 from lineage.config import flatten
 
 KEPT = ("validation_", "checkpoint_", "keep_")
@@ -12,9 +11,9 @@ KEPT = ("validation_", "checkpoint_", "keep_")
 MEANINGS = ("another model", "another training", "other data", "the same numbers but for rounding", "the same numbers")
 
 
-def describe_differences(first: RunConfig, second: RunConfig) -> list[str]:
+def describe_differences(first: ResolvedRun, second: ResolvedRun) -> list[str]:
     """Lines for people: keys that differ under what that means, then what follows from them."""
-    keys = [flatten(config.model_dump(mode="json")) for config in (first, second)]
+    keys = [flatten(run.config.model_dump(mode="json")) for run in (first, second)]
     found: dict[str, list[str]] = {meaning: [] for meaning in MEANINGS}
     for key in keys[0].keys() | keys[1].keys():
         before, after = (each.get(key) for each in keys)
@@ -36,13 +35,12 @@ def _meaning(key: str) -> str:
     return {"model": MEANINGS[0], "data": MEANINGS[2], "parallel": MEANINGS[3]}.get(section, MEANINGS[4])
 
 
-def _quantities(config: RunConfig) -> Iterator[tuple[str, str, float]]:
+def _quantities(run: ResolvedRun) -> Iterator[tuple[str, str, float]]:
     """(name, format, value)"""
-    model, train = config.model, config.train
-    tokens = tokens_trained(model, train)
-    yield "parameters", ",", parameter_count(model)
-    yield "tokens trained", ",", tokens
-    yield "FLOPs", ".3e", tokens * flops_per_token(model)
+    model, train = run.config.model, run.config.train
+    yield "parameters", ",", run.parameters
+    yield "tokens trained", ",", run.tokens
+    yield "FLOPs", ".3e", run.flops()
     yield "tokens of a whole batch", ",", train.global_batch_size * model.seq_length
     for part in (1, 2, 3, 4):
         iteration = max(1, train.iterations * part // 4)

@@ -5,12 +5,13 @@ suggested: where it is lowest, the loss is about to rise.
 """
 
 import math
+import os
 import tempfile
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from engine.config import RunConfig
-from engine.run.estimate import describe_training
+from engine.run.resolved import ResolvedRun
 from lineage.environment import describe_environment
 from lineage.errors import BadInput
 from lineage.files import Environment, LearningRate, write_document
@@ -76,8 +77,17 @@ def describe_curve(curve: RateCurve, high: float) -> str:
     return f"suggested learning rate {curve.suggestion:.3g}: {shape}; {end}"
 
 
-def write_curve(folder: Path, config: RunConfig, curve: RateCurve, ranks: int) -> Path:
+def suggest_learning_rate(run: ResolvedRun, low: float, high: float, iterations: int, out: Path) -> str:
+    """Find the curve, write it as NAME.json in `out` on the first rank, and describe it. Every rank calls it."""
+    curve = find_learning_rate(run, low, high, iterations)
+    if os.environ.get("RANK", "0") != "0":
+        return ""
+    return f"{describe_curve(curve, high)}\nwritten: {write_curve(out, run, curve)}"
+
+
+def write_curve(folder: Path, run: ResolvedRun, curve: RateCurve) -> Path:
     """Write the curve as NAME.json and return its path; the report draws it with the benchmarks."""
+    config = run.config
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{config.name}.json"
     result = LearningRate(
@@ -86,7 +96,7 @@ def write_curve(folder: Path, config: RunConfig, curve: RateCurve, ranks: int) -
         optimizer=config.train.optimizer,
         global_batch_size=config.train.global_batch_size,
         seed=config.train.seed,
-        ranks=ranks,
+        ranks=run.layout.world_size,
         rates=curve.rates,
         losses=curve.losses,
         smoothed=curve.smoothed,
@@ -103,7 +113,7 @@ def write_curve(folder: Path, config: RunConfig, curve: RateCurve, ranks: int) -
     return path
 
 
-def find_learning_rate(config: RunConfig, low: float, high: float, iterations: int) -> RateCurve:
+def find_learning_rate(run: ResolvedRun, low: float, high: float, iterations: int) -> RateCurve:
     """The losses of so many iterations of a training whose rate rises from `low` to `high`, until they diverge.
 
     Model, data, order and optimizer are the configuration's, from iteration 0; nothing of the training is kept. Every
@@ -117,13 +127,15 @@ def find_learning_rate(config: RunConfig, low: float, high: float, iterations: i
         raise BadInput(f"no sweep: {iterations} iterations from a rate of {low:g} to {high:g}")
     rates = {"min_learning_rate": low, "learning_rate": high, "warmup_iterations": 0, "decay": "exponential"}
     settings = rates | {"iterations": iterations, "skip_spikes": False}
-    config = config.model_copy(update={"train": config.train.model_copy(update=settings)})
+    train = run.config.train.model_copy(update=settings)
+    run = replace(run, config=run.config.model_copy(update={"train": train}))
     curve = RateCurve()
-    with tempfile.TemporaryDirectory() as folder, begun_on_ranks(config, Path(folder)) as (config, dataset, run, mesh):
+    with tempfile.TemporaryDirectory() as folder, begun_on_ranks(run, Path(folder)) as (directory, mesh):
         if mesh.is_first:
-            announce(describe_training(config, mesh.layout.world_size), "of which only the losses are kept")
-        trainer = Trainer(config, run, dataset, mesh)
-        with Progress(f"{config.name}, learning rates", iterations, "iterations", quiet=not mesh.is_first) as progress:
+            announce(run.describe_work(), "only the losses are kept")
+        trainer = Trainer(run, directory, mesh)
+        name, quiet = f"{run.config.name}, learning rates", not mesh.is_first
+        with Progress(name, iterations, "iterations", quiet=quiet) as progress:
             for iteration in range(iterations):
                 try:
                     line, _, _ = trainer.iterate(iteration)

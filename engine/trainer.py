@@ -13,11 +13,9 @@ import torch
 from engine.checkpoint import checkpoint
 from engine.checkpoint.checkpoint import TrainingState
 from engine.checkpoint.probe import Probe, describe_computation
-from engine.config import RunConfig
 from engine.costs import flops_per_iteration
 from engine.data.batch_schedule import BatchSchedule
 from engine.data.batches import place_groups
-from engine.data.dataset import DatasetFacts
 from engine.guard import Iteration
 from engine.guard.guards import Guards, RecentIterations
 from engine.inputs import TrainingInputs, ValidationSplit
@@ -28,7 +26,9 @@ from engine.parallel.mesh import ParallelMesh
 from engine.run.directory import write_summary
 from engine.run.loggers import Logger
 from engine.run.metrics import MetricsLog
+from engine.run.resolved import ResolvedRun
 from engine.step import NotFinite, build_step
+from lineage.chain import checkpoint_path, complete_checkpoints
 from lineage.errors import Interrupted
 from lineage.files import Step, Validation
 from lineage.processes import when_stopped
@@ -39,8 +39,9 @@ from lineage.run import RunDirectory
 class Trainer:
     """One rank's share of a training run."""
 
-    def __init__(self, config: RunConfig, run: RunDirectory, dataset: DatasetFacts, mesh: ParallelMesh) -> None:
-        self.config, self.run, self.dataset, self.mesh = config, run, dataset, mesh
+    def __init__(self, run: ResolvedRun, directory: RunDirectory, mesh: ParallelMesh) -> None:
+        self.run, self.directory, self.mesh = run, directory, mesh
+        self.config, self.dataset = config, dataset = run.config, run.data
         train = config.train
         self.schedule = BatchSchedule(train)
         self.guards = Guards(mesh.device)
@@ -51,16 +52,16 @@ class Trainer:
         self.step.rehearse(microbatches if config.parallel.schedule == "gpipe" else microbatches[:most_held])
         self.inputs.streams.discard()
         self.state = checkpoint.resume(
-            run.path, self.model.parameters, self.step.optimizer, lambda probe: self._loss_of(probe.tokens)
+            directory.path, self.model.parameters, self.step.optimizer, lambda probe: self._loss_of(probe.tokens)
         )
         if self.state.iteration:
             batch_size = self.schedule.batch_size(self.state.iteration - 1)
             groups = place_groups(batch_size, train.microbatch_size, mesh.dp.rank, mesh.dp.size)
             layers = [number for chunk in self.model.chunks for number in chunk.stage.layers]
-            self.inputs.streams.load(checkpoint.checkpoint_path(run.path, self.state.iteration), groups, layers)
+            self.inputs.streams.load(checkpoint_path(directory.path, self.state.iteration), groups, layers)
         if self.step.scaler and self.state.loss_scaler:
             self.step.scaler = LossScaler(**self.state.loss_scaler)
-        self.guards.watch(config, run, self.step, RecentIterations(self.state.recent))
+        self.guards.watch(config, directory, self.step, RecentIterations(self.state.recent))
         self.validation = ValidationSplit(config, dataset.token_files("valid"), mesh, dataset.tokenizer)
         self.validated = math.nan
         self.stop_requested = False
@@ -97,7 +98,7 @@ class Trainer:
                 if stop and not is_last:
                     raise Interrupted(
                         f"stopped after iteration {done} of {train.iterations}; "
-                        f"`mlm-train resume {self.run.path}` goes on from there"
+                        f"`mlm-train resume {self.directory.path}` goes on from there"
                     )
                 progress.advance(1, self._console(line))
             final = self._validate(train.iterations, self.validation.num_samples, "final-validation")
@@ -152,7 +153,7 @@ class Trainer:
         if not self.mesh.is_first:
             yield lambda line: None
             return
-        with MetricsLog(self.run.path, reached, self.config.model_dump(mode="json"), loggers, note) as log:
+        with MetricsLog(self.directory.path, reached, self.config.model_dump(mode="json"), loggers, note) as log:
             yield log.write
 
     def _validate(
@@ -180,7 +181,7 @@ class Trainer:
             computed_on=describe_computation(self.mesh.layout, self.mesh.device),
         )
         self.state = checkpoint.save_checkpoint(
-            self.run.path, self.config, self.state, self.model.parameters, self.step.optimizer,
+            self.directory.path, self.config, self.state, self.model.parameters, self.step.optimizer,
             self.model.storage_mesh, self.dataset.tokenizer, probe, self.inputs.streams,
         )  # fmt: skip
 
@@ -190,13 +191,11 @@ class Trainer:
         return self.mesh.pp.all_reduce(total).item() / len(tokens)
 
     def _finish(self, final: Validation, peaks: list[int]) -> None:
-        checkpoint.remove_old(self.run.path, self.config.train.keep_checkpoints)
-        newest = checkpoint.complete_checkpoints(self.run.path)[-1].name
+        checkpoint.remove_old(self.directory.path, self.config.train.keep_checkpoints)
+        newest = complete_checkpoints(self.directory.path)[-1].name
         measured_by = self.guards.memory.measured_by
-        write_summary(
-            self.run.path, self.config, self.mesh.layout, self.state.seconds, peaks, measured_by, final, newest
-        )
-        self.run.complete()
+        write_summary(self.directory.path, self.run, self.state.seconds, peaks, measured_by, final, newest)
+        self.directory.complete()
 
     def _console(self, line: Step) -> str:
         return (

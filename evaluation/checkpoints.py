@@ -8,7 +8,7 @@ from pathlib import Path
 
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint.checkpoint import FOLDER, load_for_inference
+from engine.checkpoint.checkpoint import load_for_inference
 from engine.checkpoint.shards import INDEX
 from engine.formats import write_checkpoint
 from engine.formats.convert import read_published
@@ -21,6 +21,7 @@ from evaluation.hub_models import cached_model
 from evaluation.inference import pack_weights
 from evaluation.scoring import ScoringModel
 from evaluation.store import ScoreStore
+from lineage.chain import CHECKPOINTS
 from lineage.data_files import trained_datasets
 from lineage.digest import is_sealed
 from lineage.environment import user_cache
@@ -52,8 +53,8 @@ def native_checkpoint(path: Path, vocab: Path | None = None, heads: int | None =
 
 def _is_native(directory: Path) -> bool:
     return (
-        directory.resolve().name == FOLDER
-        or (directory / FOLDER).is_dir()
+        directory.resolve().name == CHECKPOINTS
+        or (directory / CHECKPOINTS).is_dir()
         or is_sealed(directory)
         or (directory / INDEX).is_file()
     )

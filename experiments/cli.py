@@ -124,14 +124,14 @@ def plan_(
     explain: Annotated[bool, typer.Option("--explain", help="Say where the time of the first layout goes.")] = False,
 ) -> None:
     """Rank the layouts of a model that fit a cluster: time, days per epoch, GPU-hours, with intervals."""
-    from engine.cli import read_run_config
+    from engine.run.resolved import read_run
     from experiments.simulator import planner
     from experiments.simulator.cluster import load_cluster
 
     if (cluster is None) == (not mine):
         raise BadInput("name a cluster with --cluster, or measure this machine with --mine")
     hub = model.endswith(".json")
-    planned = planner.model_of_hub(Path(model)) if hub else planner.model_of_run(read_run_config(model, twin=twin))
+    planned = planner.model_of_hub(Path(model)) if hub else planner.model_of_run(read_run(model, twin=twin))
     if cluster:
         machine = load_cluster(cluster, software)
     else:
@@ -173,12 +173,12 @@ def mfu(
     tflops: Annotated[float | None, typer.Option(min=0, help="Per GPU, attention whole, no recomputation.")] = None,
 ) -> None:
     """Turn tokens/s, ms of an iteration or TFLOP/s into the others, with formula, peak and both counts of attention."""
-    from engine.cli import read_run_config
+    from engine.run.resolved import read_run
     from experiments.simulator import planner, utilisation
     from experiments.simulator.cluster import load_cluster
 
     hub = model.endswith(".json")
-    read = planner.model_of_hub(Path(model)) if hub else planner.model_of_run(read_run_config(model))
+    read = planner.model_of_hub(Path(model)) if hub else planner.model_of_run(read_run(model))
     given = utilisation.Given(gpus, batch or read.template.global_batch, tokens_per_second, milliseconds, tflops)
     print(utilisation.utilisation(read, load_cluster(cluster), given))
 

@@ -1,7 +1,7 @@
-"""Whether the checkpoints of a run descend from one another and belong to it, and its identity is that of its work.
+"""The checkpoints of a run, and a check that they descend from one another and belong to it.
 
-A seal proves that nothing changed after it was made; this proves that what was sealed belongs together, so that a
-directory that was exchanged and sealed anew is found too. Reads JSON alone.
+A seal proves that nothing changed after it was made; the check proves that the sealed parts belong together, so that a
+directory that was exchanged and sealed anew is noticed too. Reads JSON alone.
 """
 
 from collections.abc import Iterator
@@ -13,15 +13,32 @@ from lineage.digest import content_digest, is_sealed, read_digest, sealed_files,
 from lineage.files import read_object
 from lineage.run import MANIFEST, identity_of
 
-CHECKPOINTS, LINEAGE = "checkpoints", "lineage.json"
+CHECKPOINTS = "checkpoints"
+"""Folder of a run that holds its checkpoints."""
+LINEAGE, CONFIG, STATE = "lineage.json", "config.json", "state.json"
+"""Files of a checkpoint."""
+
+
+def checkpoint_path(run: Path, iteration: int) -> Path:
+    """Place of a run's checkpoint of an iteration."""
+    return run / CHECKPOINTS / f"iter_{iteration:07d}"
+
+
+def iteration_of(checkpoint: Path) -> int:
+    """Iteration that a checkpoint is named after."""
+    return int(checkpoint.name.removeprefix("iter_"))
+
+
+def complete_checkpoints(run: Path) -> list[Path]:
+    """Sealed checkpoints of a run, oldest first."""
+    return sorted(path for path in (run / CHECKPOINTS).glob("iter_*") if is_sealed(path))
 
 
 def broken_links(run: Path) -> list[str]:
     """A sentence for each link that does not hold, of a directory with a manifest; empty if all do."""
     manifest = read_object(run / MANIFEST)
     broken = list(_check_manifest(run, manifest))
-    checkpoints = sorted(path for path in (run / CHECKPOINTS).glob("iter_*") if is_sealed(path))
-    checkpoints = [path for path in checkpoints if (path / LINEAGE).is_file()]
+    checkpoints = [path for path in complete_checkpoints(run) if (path / LINEAGE).is_file()]
     for path in checkpoints:
         broken += _check_checkpoint(path, manifest)
     for older, newer in pairwise(checkpoints):
@@ -44,7 +61,7 @@ def _check_manifest(run: Path, manifest: dict[str, Any]) -> Iterator[str]:
 
 def _check_checkpoint(path: Path, manifest: dict[str, Any]) -> Iterator[str]:
     """It is of this run and of the iteration it is named after, and has the run's configuration."""
-    lineage, iteration = read_object(path / LINEAGE), read_object(path / "state.json").get("iteration")
+    lineage, iteration = read_object(path / LINEAGE), read_object(path / STATE).get("iteration")
     if path.name != f"iter_{iteration:07d}":
         yield f"{path.name} holds iteration {iteration}: it was exchanged or copied"
     if lineage["run"] != manifest["identity"]:
@@ -52,7 +69,7 @@ def _check_checkpoint(path: Path, manifest: dict[str, Any]) -> Iterator[str]:
     if lineage["parents"] != manifest["parents"]:
         changed = sorted(name for name, digest in manifest["parents"].items() if lineage["parents"].get(name) != digest)
         yield f"{path.name} was trained on other inputs: {', '.join(changed)}"
-    config = read_object(path / "config.json")
+    config = read_object(path / CONFIG)
     for section in ("name", "model", "twin"):
         if config.get(section) != manifest["config"].get(section):
             yield f"{path.name}: its {section} is not the run's: {_difference(config, manifest['config'], section)}"
@@ -62,7 +79,7 @@ def _check_descent(older: Path, newer: Path) -> Iterator[str]:
     """The newer one names the older one as it is, after the same ancestors."""
     ancestors = read_object(newer / LINEAGE)["ancestors"]
     before = read_object(older / LINEAGE)["ancestors"]
-    iteration = read_object(older / "state.json")["iteration"]
+    iteration = read_object(older / STATE)["iteration"]
     own = [ancestor for ancestor in ancestors if ancestor["iteration"] == iteration]
     if not own:
         parent = f"iteration {ancestors[-1]['iteration']}" if ancestors else "none: it began anew"

@@ -26,9 +26,10 @@ from engine.config import RunConfig
 from engine.data.dataset import DatasetFacts
 from engine.formats.huggingface import BUFFER, read_weights
 from engine.formats.torch_files import read_torch_file
-from engine.run.directory import read_begun_run, read_summary
+from engine.run.directory import read_summary
 from engine.run.loggers import open_loggers
 from engine.run.metrics import MetricsLog
+from engine.run.resolved import resolve_begun
 from experiments.catalogue import CLAIMS, find_experiment, load_claims
 from experiments.launch.job import Job
 from experiments.sealed import seal_numbers
@@ -121,7 +122,7 @@ def manifest(folder: Path) -> Path:
 
 def read_manifest(path: Path) -> None:
     with suppress(DataMissing):
-        read_begun_run(RunDirectory.open(path.parent))
+        resolve_begun(RunDirectory.open(path.parent))
 
 
 def sealed(folder: Path) -> Path:

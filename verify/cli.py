@@ -132,7 +132,7 @@ def parallel(
 
     Where one differs, the first tensor to differ is named. Without data.dataset the tokens are random.
     """
-    from engine.cli import read_run_config
+    from engine.run.resolved import read_run_config
 
     resolved = read_run_config(config, overrides or [], twin)
 
@@ -156,7 +156,7 @@ def against(
     The tolerance is measured on the other engine. Without data.dataset the tokens are random. Exit code 3 where a loss,
     a gradient norm or a weight at the end is beyond it; the run is kept either way.
     """
-    from engine.cli import read_run_config
+    from engine.run.resolved import read_run_config
 
     resolved = read_run_config(config, overrides or [], twin)
 
@@ -192,7 +192,7 @@ def trace(
     A trace that others are held against needs --draws 4. Other modules are recorded by
     engine.compare.recorder.Recorder, with a name map in TOML.
     """
-    from engine.cli import read_run_config
+    from engine.run.resolved import read_run_config
 
     resolved = read_run_config(config, overrides or [], twin)
 

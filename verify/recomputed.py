@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel
 
-from engine.cli import read_run_config
 from engine.config import RunConfig
 from engine.run.directory import METRICS, SUMMARY, TIMELINE, read_metrics, read_steps, read_summary, read_validations
+from engine.run.resolved import read_run_config
 from evaluation.protocol import ClozeResult, PerplexityResult
 from evaluation.uncertainty import ratio_standard_error
 from experiments.catalogue import ABLATION

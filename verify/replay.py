@@ -11,15 +11,17 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint.checkpoint import INDEX, OPTIMIZER_STATE, checkpoint_path, complete_checkpoints, read_probe
+from engine.checkpoint.checkpoint import INDEX, OPTIMIZER_STATE, read_probe
 from engine.checkpoint.shards import read_whole
 from engine.config import RecordConfig, RunConfig
 from engine.launch.local import launch
 from engine.launch.mesh import local_device
 from engine.launch.rendezvous import leave_ranks
-from engine.run.directory import begin_run, read_begun_run, read_metrics
+from engine.run.directory import read_metrics
 from engine.run.numerics import numerics_identity
+from engine.run.resolved import resolve, resolve_begun
 from engine.train import train
+from lineage.chain import checkpoint_path, complete_checkpoints, iteration_of
 from lineage.digest import check_seal, is_sealed
 from lineage.errors import BadInput, HardwareMissing, Interrupted
 from lineage.files import read_object
@@ -45,7 +47,7 @@ def replay(run: Path, count: int | None, layout_name: str) -> Audit:
     directory = RunDirectory.open(run)
     if directory.manifest["kind"] != "training":
         raise BadInput(f"{run} is not a training run")
-    config = read_begun_run(directory)
+    config = resolve_begun(directory).config
     if not config.train.invariant:
         raise BadInput(
             f"{run} was trained with train.invariant = 0, so its bits depend on its layout and cannot be compared; "
@@ -55,7 +57,7 @@ def replay(run: Path, count: int | None, layout_name: str) -> Audit:
     if reason := misfit(layout, config):
         raise BadInput(f"{layout.name} does not fit: {reason}")
     check_seal(directory.path)
-    ends = [int(path.name.removeprefix("iter_")) for path in complete_checkpoints(directory.path)]
+    ends = [iteration_of(path) for path in complete_checkpoints(directory.path)]
     whole = list(zip([0, *ends], ends, strict=False))
     wanted = min(AT_MOST, len(whole)) if count is None else count
     if not 0 < wanted <= len(whole):
@@ -127,14 +129,15 @@ def _train_again(config: RunConfig, layout: ParityLayout, run: Path, root: Path,
     config = layout.configure(config)
     kept = {"checkpoint_interval": config.train.iterations, "keep_checkpoints": 2}
     config = config.model_copy(update={"train": config.train.model_copy(update=kept), "record": RecordConfig()})
-    _, _, again = begin_run(config, root)
+    resolved = resolve(config, layout.world_size)
+    again = resolved.begin(root)
     if start:
         checkpoint_path(again.path, start).parent.mkdir()
         checkpoint_path(again.path, start).symlink_to(checkpoint_path(run, start))
 
     def train_segment() -> None:
         try:
-            train(config, root, until=end)
+            train(resolved, root, until=end)
         except Interrupted:
             pass  # as was asked, if the checkpoint is there
         finally:

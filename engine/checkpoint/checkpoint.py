@@ -32,14 +32,13 @@ from engine.parallel.layout import check_tensor_parallel, split_layers
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from lineage.atomic import publish_directory, write_json
+from lineage.chain import CHECKPOINTS, CONFIG, LINEAGE, STATE, checkpoint_path, complete_checkpoints
 from lineage.config import parse_config
 from lineage.digest import check_seal, content_digest, is_sealed, read_digest, seal, sealed_files
 from lineage.errors import BadInput, IntegrityFailure, Interrupted
 from lineage.files import parse_document, read_object
 from lineage.run import MANIFEST, RunDirectory
 
-FOLDER = "checkpoints"
-LINEAGE = "lineage.json"
 OPTIMIZER_STATE = ("exp_avg.", "exp_avg_sq.", "master.")
 ProbeLoss = Callable[[Probe], float]
 """The loss of the model as it is now on a probe's samples; every rank calls it and has the result."""
@@ -147,8 +146,8 @@ def _write(
             index, statistics = shards.merge_descriptions(descriptions)
             write_json(partial / INDEX, index)
             write_json(partial / STATISTICS, statistics)
-            write_json(partial / "config.json", config.model_dump(mode="json", include={"name", "model", "twin"}))
-            write_json(partial / "state.json", {name: v for name, v in vars(state).items() if name != "ancestors"})
+            write_json(partial / CONFIG, config.model_dump(mode="json", include={"name", "model", "twin"}))
+            write_json(partial / STATE, {name: v for name, v in vars(state).items() if name != "ancestors"})
             manifest = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
             came_from = {"run": manifest.get("identity"), "parents": manifest.get("parents")}
             ancestors = [ancestor._asdict() for ancestor in state.ancestors]
@@ -254,7 +253,7 @@ def _read_all(
 
 
 def _read_state(path: Path) -> TrainingState:
-    values = read_object(path / "state.json")
+    values = read_object(path / STATE)
     ancestors = read_object(path / LINEAGE).get("ancestors") if (path / LINEAGE).is_file() else ()
     try:
         values["recent"] = tuple(map(tuple, values["recent"]))
@@ -314,7 +313,7 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
 
 def read_model_config(directory: Path) -> ModelConfig:
     """The model of a checkpoint. Raises IntegrityFailure if its config.json cannot be read, BadInput if it is wrong."""
-    path = directory / "config.json"
+    path = directory / CONFIG
     return parse_config(read_object(path).get("model", {}), ModelConfig, str(path))
 
 
@@ -323,7 +322,7 @@ def resolve_checkpoint(path: Path) -> Path:
     if not path.is_dir():
         raise BadInput(f"there is no checkpoint directory {path}")
     path = path.resolve()
-    folder = path if path.name == FOLDER else path / FOLDER
+    folder = path if path.name == CHECKPOINTS else path / CHECKPOINTS
     if folder.is_dir():
         complete = complete_checkpoints(folder.parent)
         if not complete:
@@ -334,13 +333,3 @@ def resolve_checkpoint(path: Path) -> Path:
     if not (path / INDEX).is_file():
         raise BadInput(f"{path} is complete but is not a checkpoint: it has no {INDEX}")
     return path
-
-
-def checkpoint_path(run: Path, iteration: int) -> Path:
-    """Where a run's checkpoint of an iteration is."""
-    return run / FOLDER / f"iter_{iteration:07d}"
-
-
-def complete_checkpoints(run: Path) -> list[Path]:
-    """Sealed checkpoints of a run, oldest first."""
-    return sorted(path for path in (run / FOLDER).glob("iter_*") if is_sealed(path))

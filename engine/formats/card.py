@@ -6,11 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.checkpoint import LINEAGE, LoadedCheckpoint
+from engine.checkpoint.checkpoint import LoadedCheckpoint
 from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.formats import read_ours
 from lineage.atomic import write_json, write_text
+from lineage.chain import LINEAGE
 from lineage.config import parse_config, to_toml
 from lineage.data_files import DataCard, trained_datasets
 from lineage.errors import BadInput, DataMissing

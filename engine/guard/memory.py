@@ -15,10 +15,10 @@ import torch.distributed as dist
 from pydantic import ValidationError
 
 from engine.config import RunConfig
-from engine.costs import fullest_rank
 from engine.guard import Guard, Iteration
-from engine.parallel.layout import Layout, layout_of
+from engine.parallel.layout import layout_of
 from engine.parallel.mesh import ParallelMesh
+from engine.run.resolved import ResolvedRun
 from lineage.errors import BadInput, HardwareMissing
 
 STATUS = Path("/proc/self/status")
@@ -113,7 +113,7 @@ class OutOfMemory(HardwareMissing):
 
 
 @contextmanager
-def explaining_out_of_memory(config: RunConfig, mesh: ParallelMesh, when: str) -> Iterator[None]:
+def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) -> Iterator[None]:
     """Turn a failed allocation into OutOfMemory, after a table of what a rank needs and of changes that need less."""
     try:
         yield
@@ -125,7 +125,7 @@ def explaining_out_of_memory(config: RunConfig, mesh: ParallelMesh, when: str) -
         asked = re.search("tried to allocate .*", str(error), re.IGNORECASE)
         is_first = _is_first_to_say()
         if is_first:
-            print(describe_memory(config, mesh.layout), file=sys.stderr, flush=True)
+            print(describe_memory(run), file=sys.stderr, flush=True)
         rank = mesh.layout.rank(mesh.tp.rank, mesh.pp.rank, mesh.dp.rank)
         sentence = f"rank {rank} ran out of memory {when}" + (f": {asked[0].lower()}" if asked else "")
         raise OutOfMemory(sentence, on_every_rank=is_first) from error
@@ -141,21 +141,21 @@ def _is_first_to_say() -> bool:
         return False
 
 
-def describe_memory(config: RunConfig, layout: Layout) -> str:
+def describe_memory(run: ResolvedRun) -> str:
     """A table in GiB: the closed form of the largest rank, and with each change that needs less."""
-    memory = fullest_rank(config.model, config.train, config.parallel, layout.dp)
+    memory, offered = run.memory, remedies(run)
     rows = [("model and optimizer", memory.state), ("activations", memory.activations)]
     rows.append(("the largest rank, by the closed form", memory.total))
-    offered = remedies(config, layout)
     rows += [(f"with {change}", size) for change, size in offered]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:{width}}  {size / 2**30:10.3f} GiB" for name, size in rows]
     return "\n".join(lines if offered else [*lines, "no setting needs less: take a smaller model"])
 
 
-def remedies(config: RunConfig, layout: Layout) -> list[tuple[str, int]]:
+def remedies(run: ResolvedRun) -> list[tuple[str, int]]:
     """Single options that are possible and need less memory, with the bytes of a rank, the smallest first."""
-    parallel, ranks = config.parallel, layout.world_size
+    config, ranks = run.config, run.layout.world_size
+    parallel = config.parallel
     changes: list[tuple[str, str, Any]] = [
         ("train", "microbatch_size", config.train.microbatch_size // 2),
         ("parallel", "recompute", "selective"),
@@ -165,7 +165,6 @@ def remedies(config: RunConfig, layout: Layout) -> list[tuple[str, int]]:
         ("parallel", "tp", 2 * parallel.tp),
         ("parallel", "pp", 2 * parallel.pp),
     ]
-    now = fullest_rank(config.model, config.train, parallel, layout.dp).total
     offered = []
     for section, key, value in changes:
         values = config.model_dump()
@@ -173,11 +172,10 @@ def remedies(config: RunConfig, layout: Layout) -> list[tuple[str, int]]:
         needed = ranks if key not in ("tp", "pp") else math.lcm(ranks, 2 * parallel.tp * parallel.pp)
         try:
             changed = RunConfig.model_validate(values)
-            dp = layout_of(changed, needed).dp
-            size = fullest_rank(changed.model, changed.train, changed.parallel, dp).total
+            size = ResolvedRun(changed, run.dataset, layout_of(changed, needed)).memory.total
         except (ValidationError, BadInput):
             continue
-        if size < WORTH * now:
+        if size < WORTH * run.memory.total:
             more = f" --ranks={needed}" if needed != ranks else ""
             offered.append((f"--set {section}.{key}={str(value).lower()}{more}", size))
     return sorted(offered, key=lambda remedy: remedy[1])

@@ -9,26 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING
 
 from lineage.command import run_command
-from lineage.environment import available_cores, list_gpus
 from lineage.errors import Interrupted
 from lineage.processes import end_with_parent, when_stopped
 
-if TYPE_CHECKING:
-    from engine.config import RunConfig
-
 STACK_SECONDS = 2.0
 """Given to a rank that did not end, to print its stack."""
-
-
-def default_ranks(config: "RunConfig") -> int:
-    """One rank per GPU, or per processor core without GPUs, as many as divide the batch; at least tp × pp."""
-    model_ranks = config.parallel.tp * config.parallel.pp
-    available = max((len(list_gpus()) or available_cores()) // model_ranks, 1)
-    microbatches = config.train.batch_in_microbatches
-    return model_ranks * max(dp for dp in range(1, min(available, microbatches) + 1) if microbatches % dp == 0)
 
 
 def launch(work: Callable[[], object], ranks: int) -> int:

@@ -1,17 +1,10 @@
-"""A training run on disk: finding its directory, reading its files. Imports no torch."""
+"""The files of a training run: metrics, summary, timeline. Imports no torch."""
 
 from pathlib import Path
 from typing import Any
 
-from engine.config import RunConfig
-from engine.costs import fullest_rank, parameter_count, tokens_trained
-from engine.data.dataset import DatasetFacts
-from engine.parallel.layout import Layout
-from lineage import VERSION
+from engine.run.resolved import ResolvedRun
 from lineage.atomic import parse_json
-from lineage.config import parse_config
-from lineage.environment import list_gpus
-from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import (
     Memory,
     RankLayout,
@@ -22,50 +15,10 @@ from lineage.files import (
     read_document,
     write_document,
 )
-from lineage.run import MANIFEST, RunDirectory
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 TIMELINE = "timeline.json"
-PLACES = frozenset({"data", "parallel", "record"})
-"""Sections of the configuration that say where a run takes place and what it notes down, not what it computes: any
-layout continues it."""
-
-
-def begin_run(config: RunConfig, root: Path) -> tuple[RunConfig, DatasetFacts, RunDirectory]:
-    """The configuration with its dataset's vocabulary, the dataset, and the directory this work has below `root`."""
-    dataset = DatasetFacts.read(config.data.dataset)
-    config = config.model_copy(update={"model": dataset.resize(config.model)})
-    described = config.model_dump(mode="json")
-    numerics = None
-    if config.train.invariant:
-        from engine.run.numerics import numerics_identity
-
-        numerics = numerics_identity(on_gpu=bool(list_gpus()))
-    run = RunDirectory.begin(root, config.name, "training", described, dataset.parents, PLACES, numerics)
-    return config, dataset, run
-
-
-def read_begun_run(run: RunDirectory) -> RunConfig:
-    """The configuration of a run that can be gone on with where it is.
-
-    Raises IntegrityFailure or BadInput when its dataset, its name or the version has changed since it began, because
-    the same configuration would now be another run.
-    """
-    manifest = run.manifest
-    config = parse_config(manifest.get("config", {}), RunConfig, str(run.path / MANIFEST))
-    try:
-        original = f"{manifest['name']}-{manifest['identity'][:8]}"
-        began, dataset = manifest["environment"]["mlm_repro"], manifest["parents"]["dataset"]
-    except (KeyError, TypeError) as error:
-        raise IntegrityFailure(f"{run.path / MANIFEST} does not say what was begun") from error
-    if run.path.name != original:
-        raise BadInput(f"{run.path} was renamed: it began as {original}")
-    if began != VERSION:
-        raise BadInput(f"{run.path} began under version {began} and this is {VERSION}: begin a new run")
-    if DatasetFacts.read(config.data.dataset).digest != dataset:
-        raise IntegrityFailure(f"the dataset {config.data.dataset} has changed since {run.path} began")
-    return config
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
@@ -103,28 +56,26 @@ def read_summary(run: Path) -> TrainingSummary:
 
 
 def write_summary(
-    run: Path, config: RunConfig, layout: Layout, seconds: float, peaks: list[int], measured_by: str, final: Validation,
+    directory: Path, run: ResolvedRun, seconds: float, peaks: list[int], measured_by: str, final: Validation,
     checkpoint: str,
 ) -> None:  # fmt: skip
-    """What a run that has come to its end says of itself; `peaks` is memory by rank, `final` the last validation."""
-    train, model = config.train, config.model
-    closed_form = fullest_rank(model, train, config.parallel, layout.dp).total
-    tokens = tokens_trained(model, train)
+    """Write the summary of a run that has ended; `peaks` is memory by rank, `final` the last validation."""
+    layout = run.layout
     summary = TrainingSummary(
-        parameters=parameter_count(model),
-        iterations=train.iterations,
-        tokens=tokens,
-        seed=train.seed,
+        parameters=run.parameters,
+        iterations=run.config.train.iterations,
+        tokens=run.tokens,
+        seed=run.config.train.seed,
         layout=RankLayout(tp=layout.tp, pp=layout.pp, dp=layout.dp),
         train_seconds=round(seconds, 2),
-        tokens_per_second=round(tokens / seconds, 1),
-        memory=Memory(closed_form_bytes=closed_form, measured_bytes=peaks, measured_by=measured_by),
+        tokens_per_second=round(run.tokens / seconds, 1),
+        memory=Memory(closed_form_bytes=run.memory.total, measured_bytes=peaks, measured_by=measured_by),
         validation_samples=final.samples,
         validation_loss=final.loss,
         validation_perplexity=final.perplexity,
         checkpoint=checkpoint,
     )
-    write_document(run / SUMMARY, summary)
+    write_document(directory / SUMMARY, summary)
 
 
 def _is_count(value: object) -> bool:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from engine.cli import read_run_config
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
+from engine.run.resolved import read_run_config
 from lineage.extras import install_command
 from lineage.shipped import model_file
 

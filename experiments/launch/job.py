@@ -8,9 +8,9 @@ from typing import Self
 
 from pydantic import PositiveInt, field_validator, model_validator
 
-from engine.cli import read_run_config
 from engine.config import RunConfig
 from engine.parallel.layout import layout_of
+from engine.run.resolved import read_run_config
 from experiments.simulator.cluster import load_cluster
 from experiments.simulator.simulate import Prediction, simulate
 from experiments.simulator.workload import Workload

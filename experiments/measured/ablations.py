@@ -5,10 +5,12 @@ from the same initial values and sees the same tokens in the same order, at the 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from engine.launch.forked import run_forked
 from engine.lr_finder import find_learning_rate, write_curve
+from engine.run.resolved import resolve
 from experiments.catalogue import ABLATION, Ablation, Experiment, load_experiments
 from experiments.effects import (
     SWEEPS,
@@ -94,8 +96,10 @@ def _sweep(experiment: Experiment, datasets: Sequence[Path], folder: Path) -> No
     low, high = ablation.finder
     for arm in ablation.arms:
         config = ablation_config(experiment.name, ablation, arm, SEARCH_SEED, high, datasets[arm.dataset])
-        (curve,) = run_forked(find_learning_rate, 1, config, low, high, config.train.iterations)
-        write_curve(folder / SWEEPS, config.model_copy(update={"name": slug(arm.name)}), curve, 1)
+        sweep = resolve(config, 1)
+        (curve,) = run_forked(find_learning_rate, 1, sweep, low, high, config.train.iterations)
+        named = config.model_copy(update={"name": slug(arm.name)})
+        write_curve(folder / SWEEPS, replace(sweep, config=named), curve)
 
 
 def ablation_of(experiment: Experiment) -> Ablation:

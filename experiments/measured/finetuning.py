@@ -11,13 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.cli import read_run_config
 from engine.families.bert.model import BERT
 from engine.finetune.tasks import TASKS, FineTuneRecipe
 from engine.finetune.train import finetune
 from engine.formats import Imported, write_checkpoint
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
+from engine.run.resolved import read_run_config
 from experiments.sealed import Line, lines
 
 MODEL, SERIES = "bert-336m", "twin of Megatron-336M, statements"

@@ -6,11 +6,9 @@ from pathlib import Path
 
 from data_pipeline.config import DataConfig
 from data_pipeline.reading.file_sources import FileSource
-from engine.cli import read_run_config
 from engine.config import RunConfig
 from engine.costs import checkpoint_bytes, flops_per_iteration, fullest_rank, parameter_count, tokens_trained
-from engine.launch.local import default_ranks
-from engine.run.estimate import TRAINING_EFFICIENCY, matrix_flops_per_second
+from engine.run.resolved import default_ranks, read_run_config, training_seconds
 from engine.twin import describe_scale
 from experiments.launch.job import Job, format_days
 from lineage.config import load_config, override_config
@@ -240,7 +238,7 @@ def _training_seconds(plan: Plan, config: RunConfig) -> float:
     if plan.size is None:
         return flops / (FULL_EFFICIENCY_FLOPS * training_job(plan, config, Path("runs")).ranks)
     start_up_seconds = 5.0
-    return start_up_seconds + flops / (matrix_flops_per_second() * TRAINING_EFFICIENCY * default_ranks(config))
+    return start_up_seconds + training_seconds(flops, default_ranks(config))
 
 
 def _training_bytes(config: RunConfig) -> float:

@@ -22,6 +22,7 @@ from experiments.reproduce import processes, steps
 from experiments.reproduce.kept import EXAMPLES, keep_examples, keep_training, matrix_gflops
 from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, model_name, training_job, twin_rule
 from experiments.scores import compared, text_score
+from lineage.chain import CHECKPOINTS
 from lineage.config import load_config, parse_config
 from lineage.data_files import DataCard
 from lineage.digest import read_digest
@@ -265,7 +266,7 @@ def reproduced_model(published: RunConfig, training: RunDirectory) -> Reproduced
         tokens=done.tokens,
         train_seconds=done.train_seconds,
         tokens_per_second=done.tokens_per_second,
-        checkpoint_digest=read_digest(training.path / "checkpoints" / done.checkpoint),
+        checkpoint_digest=read_digest(training.path / CHECKPOINTS / done.checkpoint),
     )
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.config import RunConfig
-from engine.costs import parameter_count, tokens_trained
 from engine.pipeline.schedule import ideal_bubble
+from engine.run.resolved import ResolvedRun
 from experiments.simulator.cluster import Cluster, machine_of
 from experiments.simulator.measurements import ITERATIONS_PER_EPOCH, fitted_workloads
 from experiments.simulator.simulate import Prediction, iteration_parts, simulate
@@ -48,10 +48,9 @@ class Model(NamedTuple):
     """What memory is counted of, if not a llama."""
 
 
-def model_of_run(config: RunConfig) -> Model:
+def model_of_run(run: ResolvedRun) -> Model:
     """A run of this engine."""
-    tokens = tokens_trained(config.model, config.train)
-    return Model(config.name, Workload.of_run(config, 1), parameter_count(config.model), tokens, config)
+    return Model(run.config.name, Workload.of_run(run.config, 1), run.parameters, run.tokens, run.config)
 
 
 def model_of_hub(path: Path) -> Model:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from engine.config import RunConfig
-from engine.run.directory import begin_run, read_validations
+from engine.run.directory import read_validations
+from engine.run.resolved import resolve
 from engine.step import NotFinite
 from engine.train import train
 from experiments.reproduce.processes import StepFailed
@@ -63,14 +64,14 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
 def train_one(config: RunConfig, runs: Path) -> None:
     """Train, unless the loss stops being a number."""
     try:
-        train(config, runs)
+        train(resolve(config, 1), runs)
     except NotFinite as error:
         print(f"{config.name} diverged: {error}", flush=True)
 
 
 def directory_of(config: RunConfig, runs: Path) -> Path:
     """Where a training takes place."""
-    return begin_run(config, runs)[2].path
+    return resolve(config, 1).begin(runs).path
 
 
 def _alone(config: RunConfig, runs: Path) -> None:

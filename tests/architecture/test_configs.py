@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 import data_pipeline.cli
 import engine.cli
 from data_pipeline.config import DataConfig
-from engine.cli import read_run_config
 from engine.config import RunConfig
+from engine.run.resolved import read_run_config
 from lineage.config import load_config
 from tests.architecture.rooms import ROOT, source_files
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.train import train
 from lineage.receipt import Audit
 from tests.architecture.rooms import ROOT
 from tests.engine.conftest import write_dataset
-from tests.engine.small_run import small_config
+from tests.engine.small_run import small_config, train
 
 PAGE = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
 KEPT = ROOT / "results" / "reproduce-8.3b"

@@ -51,8 +51,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def uninterrupted(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of the small recipe's run, trained in this process from beginning to end."""
-    from engine.train import train
-    from tests.engine.small_run import small_config
+    from tests.engine.small_run import small_config, train
 
     return train(small_config(dataset), tmp_path_factory.mktemp("uninterrupted")).path
 
@@ -66,7 +65,6 @@ def copied(uninterrupted: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def uninterrupted_long(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with `LONG`, which leaves time to stop it half way."""
-    from engine.train import train
-    from tests.engine.small_run import LONG, small_config
+    from tests.engine.small_run import LONG, small_config, train
 
     return train(small_config(dataset, **LONG), tmp_path_factory.mktemp("long")).path

@@ -10,11 +10,14 @@ import pytest
 from safetensors.torch import load_file
 
 from engine.config import RunConfig
+from engine.launch.rendezvous import launched_world_size
 from engine.run.directory import read_metrics
-from engine.train import train
+from engine.run.resolved import ResolvedRun, resolve
+from engine.train import train as train_resolved
 from engine.trainer import Trainer
 from lineage.config import parse_config
 from lineage.errors import Interrupted
+from lineage.run import RunDirectory
 from tests.commands import Program
 from tests.engine import planted
 
@@ -33,6 +36,16 @@ def small_config(dataset: Path, model: dict[str, Any] | None = None, **train: An
         "name": "small", "model": MODEL | (model or {}), "train": TRAIN | train, "data": {"dataset": str(dataset)},
     }  # fmt: skip
     return parse_config(values, RunConfig, "the test")
+
+
+def resolved(config: RunConfig) -> ResolvedRun:
+    """The run on the ranks of this test."""
+    return resolve(config, launched_world_size())
+
+
+def train(config: RunConfig, root: Path, until: int | None = None) -> RunDirectory:
+    """Train a configuration on the ranks of this test."""
+    return train_resolved(resolved(config), root, until)
 
 
 def in_two_sessions(config: RunConfig, root: Path, stop_after: int, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -15,10 +15,9 @@ from engine.data.dataset import DatasetFacts
 from engine.family import family_of
 from engine.parallel.layout import layout_of
 from engine.run.directory import read_metrics, read_summary
-from engine.train import train
 from engine.twin import shrink
 from lineage.errors import BadInput
-from tests.engine.small_run import assert_same_training, in_two_sessions, small_config
+from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
 
 GROWING: dict[str, Any] = {
     "rampup_batch_size": [2, 2, 18], "global_batch_size": 8, "microbatch_size": 2, "iterations": 12,

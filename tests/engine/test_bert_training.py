@@ -9,7 +9,6 @@ import torch
 import experiments
 from data_pipeline.tokens.token_file import TokenFile
 from engine.checkpoint.checkpoint import load_for_inference
-from engine.cli import read_run_config
 from engine.compare.tensors import assemble
 from engine.config import ModelConfig, RunConfig, TrainConfig
 from engine.costs import flops_per_iteration, parameter_count
@@ -18,10 +17,10 @@ from engine.families.bert.batches import PairSource, PairTrainingBatches, PairVa
 from engine.families.bert.model import BERT
 from engine.parallel.mesh import serial_mesh
 from engine.run.directory import read_metrics, read_summary
-from engine.train import train
+from engine.run.resolved import read_run_config
 from lineage.errors import BadInput
 from tests.engine.conftest import write_dataset
-from tests.engine.small_run import assert_same_training, small_config
+from tests.engine.small_run import assert_same_training, small_config, train
 from verify import parity_run
 from verify.engines import Work
 from verify.work import write_random_tokens

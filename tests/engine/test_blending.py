@@ -9,13 +9,12 @@ import pytest
 
 from engine.config import DataSection, RunConfig
 from engine.data.dataset import DatasetFacts
-from engine.run.directory import begin_run, read_metrics
-from engine.train import train
+from engine.run.directory import read_metrics
 from lineage.config import override_config, parse_config
 from lineage.digest import MARKER, seal
 from lineage.errors import BadInput
 from tests.engine.conftest import write_dataset
-from tests.engine.small_run import small_config
+from tests.engine.small_run import resolved, small_config, train
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,7 @@ def test_a_run_on_a_blend_records_it(pair: tuple[Path, Path], tmp_path: Path) ->
 
 def test_other_weights_or_another_order_are_another_run(pair: tuple[Path, Path], tmp_path: Path) -> None:
     configs = [blend(pair, 3, 1), blend(pair, 1, 3), blend(pair[::-1], 3, 1), small_config(pair[0])]
-    assert len({begin_run(config, tmp_path)[2].path for config in configs}) == 4
+    assert len({resolved(config).begin(tmp_path).path for config in configs}) == 4
 
 
 def test_one_dataset_in_a_list_is_that_dataset(dataset: Path, tmp_path: Path) -> None:

@@ -3,19 +3,19 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import experiments
-from engine.cli import read_run_config
 from engine.costs import parameter_count
-from engine.run.estimate import describe_training
+from engine.parallel.layout import Layout
+from engine.run.resolved import read_run_config, resolve
 from engine.step import NotFinite
-from engine.train import train
 from lineage.config import read_toml
 from tests.engine.conftest import write_dataset
-from tests.engine.small_run import mlm_train, small_config, write_toml
+from tests.engine.small_run import mlm_train, small_config, train, write_toml
 
 MODELS = sorted((Path(experiments.__file__).parent / "models").glob("*.toml"))
 
@@ -127,13 +127,14 @@ def test_one_of_two_ranks_says_the_cost_and_quiet_silences_both(dataset: Path, t
 
 
 def test_what_is_left_of_a_run_is_its_cost(dataset: Path) -> None:
-    config = small_config(dataset)
-    whole, half = (re.search(r"([\d.]+e\+\d+) FLOPs", describe_training(config, 1, done)) for done in (0, 30))
+    run = resolve(small_config(dataset), 1)
+    whole, half = (re.search(r"([\d.]+e\+\d+) FLOPs", run.describe_work(done)) for done in (0, 30))
     assert whole
     assert half
     assert float(half[1]) == pytest.approx(float(whole[1]) / 2, rel=0.05)
-    assert describe_training(config, 1, 30).startswith("30 iterations, ")
-    assert "about" not in describe_training(config, 1000), "a thousand ranks have no cores here: nothing says how long"
+    assert run.describe_work(30).startswith("30 iterations, ")
+    many = replace(run, layout=Layout(dp=1000))
+    assert "about" not in many.describe_work(), "a thousand ranks have no cores here: nothing says how long"
 
 
 def test_a_loss_that_is_no_number_stops_the_run(dataset: Path, tmp_path: Path) -> None:

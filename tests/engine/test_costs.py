@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import experiments
-from engine.cli import read_run_config
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from engine.costs import (
     RankMemory,
@@ -26,6 +25,7 @@ from engine.family import family_of
 from engine.model.gpt2 import GPT2
 from engine.parallel.layout import split_layers
 from engine.parallel.mesh import Axis, serial_mesh
+from engine.run.resolved import read_run_config
 from tests.engine.small_run import MODEL
 
 MODELS = Path(experiments.__file__).parent / "models"

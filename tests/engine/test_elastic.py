@@ -9,9 +9,8 @@ import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from engine.config import RunConfig
-from engine.train import train
 from engine.trainer import Trainer
-from tests.engine.small_run import assert_same_training, small_config
+from tests.engine.small_run import assert_same_training, small_config, train
 
 MODEL = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "seq_length": 16}
 RECIPE = {"iterations": 12, "checkpoint_interval": 4, "validation_interval": 12}

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.run.directory import begin_run
 from tests.engine.small_run import (
     finish,
     is_running,
     mlm_train,
     ranks_of,
+    resolved,
     small_config,
     start,
     wait_for_iteration,
@@ -93,7 +93,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for_in_vain(
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_rank_that_is_killed_takes_the_others_with_it(lost: int, dataset: Path, tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset, iterations=100_000)
-    _, _, run = begin_run(small_config(dataset, iterations=100_000), tmp_path)
+    run = resolved(small_config(dataset, iterations=100_000)).begin(tmp_path)
     process = start(toml, "--runs", tmp_path, "--ranks", 2)
     wait_for_iteration(process, run.path, 3)
     ranks = ranks_of(process.pid)
@@ -109,7 +109,7 @@ def test_a_rank_that_is_killed_takes_the_others_with_it(lost: int, dataset: Path
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
 def test_a_rank_that_hangs_is_named_with_every_stack(dataset: Path, tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset, iterations=100_000)
-    _, _, run = begin_run(small_config(dataset, iterations=100_000), tmp_path)
+    run = resolved(small_config(dataset, iterations=100_000)).begin(tmp_path)
     process = start(toml, f"--runs={tmp_path}", "--ranks=2", plant=f"wait_seconds={WAIT_SECONDS}")
     wait_for_iteration(process, run.path, 3)
     ranks = ranks_of(process.pid)

@@ -17,15 +17,15 @@ from engine.data.dataset import DatasetFacts
 from engine.guard import Guard, Iteration
 from engine.launch.mesh import build_mesh
 from engine.parallel.layout import Layout
-from engine.run.directory import begin_run
-from engine.train import run_locked, train
+from engine.run.resolved import resolve
+from engine.train import run_locked
 from engine.trainer import Trainer
 from lineage.digest import seal, sha256_file
 from lineage.errors import BadInput, Diverged, IntegrityFailure, UserError
 from lineage.lock import LOCK, locked
 from lineage.run import RunDirectory
 from tests.engine.conftest import write_dataset
-from tests.engine.small_run import assert_same_training, mlm_train, small_config, write_toml
+from tests.engine.small_run import assert_same_training, mlm_train, resolved, small_config, train, write_toml
 from tests.ranks import run_ranks
 
 MODEL, OPTIMIZER = "model-tp00-pp000.safetensors", "optimizer-tp00-pp000.safetensors"
@@ -144,7 +144,7 @@ def test_a_dataset_in_order_is_read_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_run_is_trained_by_one_command_at_a_time(dataset: Path, tmp_path: Path) -> None:
-    _, _, run = begin_run(small_config(dataset), tmp_path)
+    run = resolved(small_config(dataset)).begin(tmp_path)
     leftover = run.path / "checkpoints" / ".iter_0000020.partial"
     leftover.mkdir(parents=True)
     (leftover / MODEL).write_bytes(b"half")
@@ -181,7 +181,7 @@ def lock_on_ranks(run: RunDirectory) -> str:
 
 
 def test_every_rank_learns_that_the_run_is_taken(dataset: Path, tmp_path: Path) -> None:
-    _, _, run = begin_run(small_config(dataset), tmp_path)
+    run = resolved(small_config(dataset)).begin(tmp_path)
     with locked(run.path):
         first, second = run_ranks(lock_on_ranks, 2, run)
     assert first == second
@@ -190,8 +190,8 @@ def test_every_rank_learns_that_the_run_is_taken(dataset: Path, tmp_path: Path) 
 
 def drift(layout: Layout, rank: int, name: str, config: Any, root: Path) -> str:
     """Train; one rank's tensor changes by one bit after the third iteration."""
-    config, dataset, run = begin_run(config, root)
-    trainer = Trainer(config, run, dataset, build_mesh(layout))
+    run = resolve(config, layout.world_size)
+    trainer = Trainer(run, run.begin(root), build_mesh(layout))
 
     class Drift(Guard):
         def after(self, iteration: Iteration) -> str:
@@ -257,8 +257,8 @@ def test_numbers_of_a_tensor_are_those_of_its_parts(parts: int) -> None:
 
 
 def resume_on_ranks(layout: Layout, config: Any, root: Path) -> tuple[str, int]:
-    config, dataset, run = begin_run(config, root)
-    trainer = Trainer(config, run, dataset, build_mesh(layout))
+    run = resolve(config, layout.world_size)
+    trainer = Trainer(run, run.begin(root), build_mesh(layout))
     return run.path.name, resume(
         run.path, trainer.model.parameters, trainer.step.optimizer, lambda probe: trainer._loss_of(probe.tokens)
     ).iteration  # fmt: skip

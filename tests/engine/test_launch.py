@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from engine.config import RunConfig
-from engine.launch.local import default_ranks
 from engine.launch.mesh import build_mesh
-from engine.parallel.layout import layout_of
-from engine.run.directory import begin_run, read_summary
+from engine.run.directory import read_summary
+from engine.run.resolved import default_ranks, resolve
 from engine.trainer import Trainer
 from lineage.errors import Interrupted
 from lineage.files import RankLayout
@@ -24,6 +23,7 @@ from tests.engine.small_run import (
     is_running,
     mlm_train,
     ranks_of,
+    resolved,
     small_config,
     start,
     wait_for_iteration,
@@ -46,9 +46,8 @@ def test_two_ranks_train_like_one(dataset: Path, uninterrupted: Path, tmp_path: 
 
 
 def stop_one_rank(config: RunConfig, root: Path) -> tuple[int, str]:
-    config, dataset, run = begin_run(config, root)
-    mesh = build_mesh(layout_of(config, 2))
-    trainer = Trainer(config, run, dataset, mesh)
+    run = resolve(config, 2)
+    trainer = Trainer(run, run.begin(root), build_mesh(run.layout))
     trainer.stop_requested = torch.distributed.get_rank() == 1
     with pytest.raises(Interrupted) as caught:
         trainer.run_to_end()
@@ -68,7 +67,7 @@ def test_a_signal_to_one_rank_stops_both_at_the_same_iteration(tp: int, dataset:
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
 def test_ranks_stop_with_their_launcher_however_it_ends(dataset: Path, tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset, iterations=100_000)
-    _, _, run = begin_run(small_config(dataset, iterations=100_000), tmp_path)
+    run = resolved(small_config(dataset, iterations=100_000)).begin(tmp_path)
     command = (toml, "--runs", tmp_path, "--ranks", 2)
     process = start(*command)
     wait_for_iteration(process, run.path, 2)

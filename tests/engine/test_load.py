@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import RunConfig
-from engine.train import train
 from engine.trainer import Trainer
 from lineage.errors import Interrupted
-from tests.engine.small_run import assert_same_training, small_config
+from tests.engine.small_run import assert_same_training, small_config, train
 from tests.ranks import run_ranks
 
 MODEL = {"num_layers": 2, "hidden_size": 16, "num_heads": 2, "seq_length": 16}

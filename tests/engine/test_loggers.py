@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from engine.config import RecordConfig, RunConfig
-from engine.run.directory import read_begun_run, read_metrics
+from engine.run.directory import read_metrics
 from engine.run.loggers import EVENTS, LOGGERS, TensorBoard, open_loggers
 from engine.run.metrics import MetricsLog
-from engine.train import train
+from engine.run.resolved import resolve_begun
 from engine.trainer import Trainer
 from lineage.chain import broken_links
 from lineage.config import override_config, parse_config
@@ -28,7 +28,7 @@ from lineage.errors import BadInput
 from lineage.files import Step
 from lineage.run import RunDirectory
 from tests.commands import Program
-from tests.engine.small_run import curve, finish, ranks_of, small_config, write_toml
+from tests.engine.small_run import curve, finish, ranks_of, small_config, train, write_toml
 
 Numbers = list[tuple[str, int, float]]
 """Name, iteration and value."""
@@ -293,7 +293,7 @@ def test_a_run_begun_with_the_former_key_is_verified_and_gone_on_with(dataset: P
     assert broken_links(run) == []
     (run / "COMPLETE").unlink()
     shutil.rmtree(run / "checkpoints" / "iter_0000060")
-    config = read_begun_run(RunDirectory.open(run))
+    config = resolve_begun(RunDirectory.open(run)).config
     assert config.record.loggers == ("tensorboard",)
     assert train(config, run.parent).path == run
     assert len(read_tensorboard(run)) == len(numbers_of(run))

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from engine.config import TrainConfig
 from engine.lr_finder import RateCurve, describe_curve, find_learning_rate
 from engine.optim.schedule import learning_rate
+from engine.run.resolved import resolve
 from lineage.errors import BadInput
-from tests.engine.small_run import mlm_train, small_config, write_toml
+from tests.engine.small_run import mlm_train, resolved, small_config, write_toml
 from tests.ranks import run_ranks
 
 
@@ -63,20 +64,22 @@ def test_the_schedule_rises_by_equal_factors() -> None:
 
 
 def test_a_training_is_swept_until_it_diverges(dataset: Path) -> None:
-    curve = find_learning_rate(small_config(dataset, clip_gradient=0.0), 1e-5, 1e4, 40)
+    curve = find_learning_rate(resolved(small_config(dataset, clip_gradient=0.0)), 1e-5, 1e4, 40)
     assert 5 < len(curve.rates) < 40  # untrained, learning, lost
     assert curve.losses[0] == pytest.approx(math.log(290), abs=0.1)
     assert min(curve.smoothed) < curve.losses[0] - 0.2
     assert curve.lowest_rate is not None
     assert 1e-4 < curve.lowest_rate < 1
-    for divided in run_ranks(find_learning_rate, 2, small_config(dataset, clip_gradient=0.0), 1e-5, 1e4, 40):
+    for divided in run_ranks(
+        find_learning_rate, 2, resolve(small_config(dataset, clip_gradient=0.0), 2), 1e-5, 1e4, 40
+    ):
         assert divided.losses[:10] == pytest.approx(curve.losses[:10], rel=1e-4)
 
 
 @pytest.mark.parametrize(("low", "high", "iterations"), [(0.0, 1.0, 9), (1.0, 1.0, 9), (0.1, math.inf, 9), (0.1, 1, 1)])
 def test_what_is_no_sweep_is_refused(low: float, high: float, iterations: int, dataset: Path) -> None:
     with pytest.raises(BadInput, match="no sweep"):
-        find_learning_rate(small_config(dataset), low, high, iterations)
+        find_learning_rate(resolved(small_config(dataset)), low, high, iterations)
 
 
 def test_the_command_writes_the_curve(dataset: Path, tmp_path: Path) -> None:

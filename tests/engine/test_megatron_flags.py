@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.cli import main, read_run_config
+from engine.cli import main
 from engine.config import RunConfig
 from engine.formats.megatron_flags import from_megatron, read_script, to_megatron
+from engine.run.resolved import read_run_config
 from lineage.config import load_config
 from lineage.errors import BadInput
 from tests.commands import Command

@@ -15,9 +15,8 @@ from engine.optim.adam import build_optimizer
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
-from engine.train import train
 from tests.engine.like_serial import assert_like_serial
-from tests.engine.small_run import assert_same_training, in_two_sessions, small_config
+from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
 from tests.engine.test_layouts import train_on
 from tests.ranks import run_ranks
 

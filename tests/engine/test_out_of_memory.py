@@ -5,15 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from engine.config import RunConfig
-from engine.costs import fullest_rank
 from engine.guard.memory import describe_memory, remedies
-from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import serial_mesh
-from engine.run.directory import begin_run
+from engine.run.resolved import ResolvedRun, resolve
 from engine.trainer import Trainer
 from lineage.config import override_config
 from lineage.errors import BadInput
@@ -33,14 +31,14 @@ def test_it_is_met_before_the_first_iteration(ranks: int, dataset: Path, tmp_pat
     )
     assert code == 4, err
     assert f"error: rank {ranks - 1} ran out of memory before the first iteration: tried to allocate " in err
-    config, _, run = begin_run(small_config(dataset, {"seq_length": 128}, **LARGE), tmp_path)
-    assert not (run.path / "metrics.jsonl").exists()
-    assert describe_memory(config, layout_of(config, ranks)) in err
+    run = resolve(small_config(dataset, {"seq_length": 128}, **LARGE), ranks)
+    assert not (run.begin(tmp_path).path / "metrics.jsonl").exists()
+    assert describe_memory(run) in err
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> tuple[RunConfig, Layout]:
-    """A run and its layout."""
+def runs(draw: st.DrawFn) -> ResolvedRun:
+    """A run whose layout divides."""
     size = st.sampled_from([1, 2, 4])
     micro, tp, pp, dp = (draw(size) for _ in range(4))
     model = {"num_layers": draw(size) * 2, "hidden_size": 64, "num_heads": draw(size) * 2, "seq_length": 32}
@@ -51,27 +49,21 @@ def runs(draw: st.DrawFn) -> tuple[RunConfig, Layout]:
     recipe = {"microbatch_size": micro, "global_batch_size": 16, "iterations": 9, "warmup_iterations": 1}
     config = RunConfig.model_validate({"name": "any", "model": model, "train": recipe, "parallel": parallel})
     try:
-        layout = layout_of(config, tp * pp * dp)
-        fullest_rank(config.model, config.train, config.parallel, dp)
-        return config, layout
+        run = resolve(config, tp * pp * dp)
+        assert run.memory
     except BadInput:
-        return config, Layout()
+        reject()
+    return run
 
 
 @settings(max_examples=60)
 @given(runs())
-def test_each_remedy_can_be_given_and_needs_what_it_says(run: tuple[RunConfig, Layout]) -> None:
-    config, layout = run
-    if layout == Layout() and config.parallel.tp * config.parallel.pp > 1:
-        return
-    now = fullest_rank(config.model, config.train, config.parallel, layout.dp).total
-    for change, size in remedies(config, layout):
+def test_each_remedy_can_be_given_and_needs_what_it_says(run: ResolvedRun) -> None:
+    for change, size in remedies(run):
         words = change.split()
-        ranks = int(words[2].removeprefix("--ranks=")) if len(words) == 3 else layout.world_size
-        changed = override_config(config, [words[1]])
-        dp = layout_of(changed, ranks).dp
-        assert size == fullest_rank(changed.model, changed.train, changed.parallel, dp).total < now
-        assert change in describe_memory(config, layout)
+        ranks = int(words[2].removeprefix("--ranks=")) if len(words) == 3 else run.layout.world_size
+        assert size == resolve(override_config(run.config, [words[1]]), ranks).memory.total < run.memory.total
+        assert change in describe_memory(run)
 
 
 def test_a_model_that_nothing_makes_smaller_is_said_to_be_so() -> None:
@@ -80,16 +72,16 @@ def test_a_model_that_nothing_makes_smaller_is_said_to_be_so() -> None:
     config = RunConfig.model_validate(
         {"name": "any", "model": model, "train": recipe, "parallel": {"recompute": "full"}}
     )
-    assert "no setting needs less" in describe_memory(config, Layout())
+    assert "no setting needs less" in describe_memory(resolve(config, 1))
 
 
 @pytest.mark.parametrize("train", [{"adam_epsilon": 0.0}, {"optimizer": "lamb"}, {"precision": "bf16"}])
 def test_the_batch_that_is_tried_changes_nothing(train: dict[str, Any], dataset: Path, tmp_path: Path) -> None:
-    config, facts, run = begin_run(small_config(dataset, **train), tmp_path)
-    trainer = Trainer(config, run, facts, serial_mesh())
+    run = resolve(small_config(dataset, **train), 1)
+    trainer = Trainer(run, run.begin(tmp_path), serial_mesh())
     fresh = [parameter.local.detach().clone() for parameter in trainer.model.parameters]
     for chunk in trainer.model.chunks:
-        chunk.initialize(config.train.seed)
+        chunk.initialize(run.config.train.seed)
     for before, parameter in zip(fresh, trainer.model.parameters, strict=True):
         assert torch.equal(before, parameter.local)
     assert trainer.step.optimizer.steps == 0

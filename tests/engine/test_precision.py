@@ -17,8 +17,7 @@ from engine.optim.precision import DTYPES, LossScaler
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
 from engine.run.directory import read_metrics
-from engine.train import train
-from tests.engine.small_run import in_two_sessions, small_config
+from tests.engine.small_run import in_two_sessions, small_config, train
 
 
 def test_the_first_overflow_is_tolerated_and_each_later_one_halves() -> None:

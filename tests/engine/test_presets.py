@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 import experiments
-from engine.cli import read_run_config
 from engine.costs import flops_per_iteration, parameter_count
 from engine.parallel.layout import layout_of, split_layers
 from engine.pipeline.schedule import compute_orders
+from engine.run.resolved import read_run_config
 
 FOLDER = Path(experiments.__file__).parent / "models" / "ptd-p"
 TABLE_1 = [

@@ -14,8 +14,7 @@ from engine.data.batches import TrainingBatches
 from engine.guard.guards import DEVIATIONS, LEAST, RecentIterations
 from engine.guard.guards import SPIKE_WINDOW as WINDOW
 from engine.run.directory import read_metrics
-from engine.train import train
-from tests.engine.small_run import assert_same_training, in_two_sessions, small_config
+from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
 
 SPIKE = LEAST + 6
 MODEL = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "seq_length": 16}

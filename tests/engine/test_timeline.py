@@ -9,9 +9,9 @@ import pytest
 
 from engine.config import RunConfig
 from engine.launch.mesh import build_mesh
-from engine.parallel.layout import layout_of
 from engine.pipeline.schedule import Compute, Op, ScheduleName, compute_orders
-from engine.run.directory import TIMELINE, begin_run
+from engine.run.directory import TIMELINE
+from engine.run.resolved import resolve
 from engine.trainer import Trainer
 from tests.engine.small_run import small_config
 from tests.ranks import run_ranks
@@ -20,9 +20,10 @@ PP, MICROBATCHES = 2, 4
 
 
 def train_on_ranks(config: RunConfig, root: Path) -> Path:
-    config, dataset, run = begin_run(config, root)
-    Trainer(config, run, dataset, build_mesh(layout_of(config, PP))).run_to_end()
-    return run.path
+    run = resolve(config, PP)
+    directory = run.begin(root)
+    Trainer(run, directory, build_mesh(run.layout)).run_to_end()
+    return directory.path
 
 
 def computes(rank: list[list[Any]]) -> list[Compute]:

@@ -11,10 +11,9 @@ from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import RunConfig
 from engine.data.dataset import DatasetFacts
 from engine.family import family_of
-from engine.train import train
 from lineage.errors import BadInput, DataMissing
 from tests.commands import Command
-from tests.engine.small_run import small_config
+from tests.engine.small_run import small_config, train
 
 
 def seen(config: RunConfig, iteration: int) -> list[str]:

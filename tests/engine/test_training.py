@@ -11,9 +11,8 @@ import torch
 
 from engine.costs import parameter_count
 from engine.parallel.mesh import serial_mesh
-from engine.run.directory import begin_run, read_metrics, read_summary
+from engine.run.directory import read_metrics, read_summary
 from engine.step import NotFinite
-from engine.train import train
 from engine.trainer import Trainer
 from lineage.digest import check_seal, read_digest
 from lineage.errors import BadInput
@@ -24,8 +23,10 @@ from tests.engine.small_run import (
     curve,
     finish,
     mlm_train,
+    resolved,
     small_config,
     start,
+    train,
     wait_for_iteration,
     write_toml,
 )
@@ -64,7 +65,8 @@ def test_metrics_have_a_line_for_each_iteration_and_validation(uninterrupted: Pa
 
 def test_the_summary_is_that_of_the_metrics(uninterrupted: Path, dataset: Path) -> None:
     summary, final = read_summary(uninterrupted), read_metrics(uninterrupted)[-1]
-    config, facts, _ = begin_run(small_config(dataset), uninterrupted.parent)
+    run = resolved(small_config(dataset))
+    config, facts = run.config, run.data
     assert config.model.vocab_size == facts.vocab_size == 290
     assert config.model.padded_vocab_size == 384
     assert summary.parameters == parameter_count(config.model)
@@ -170,8 +172,8 @@ def test_a_damaged_newest_checkpoint_is_set_aside(
 def test_an_infinite_loss_with_a_finite_gradient_updates_nothing(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, facts, run = begin_run(small_config(dataset), tmp_path)
-    trainer = Trainer(config, run, facts, serial_mesh())
+    run = resolved(small_config(dataset))
+    trainer = Trainer(run, run.begin(tmp_path), serial_mesh())
     before = [parameter.local.detach().clone() for parameter in trainer.model.parameters]
     [chunk] = trainer.model.chunks
     loss = chunk.batch_loss
@@ -193,8 +195,8 @@ def test_a_dataset_shorter_than_a_sample_is_refused(dataset: Path, tmp_path: Pat
 
 def test_another_dataset_is_another_run(tmp_path: Path) -> None:
     moved = write_dataset(tmp_path / "dataset", seed=1)
-    _, _, first = begin_run(small_config(moved), tmp_path)
+    first = resolved(small_config(moved)).begin(tmp_path)
     shutil.rmtree(moved)
     write_dataset(moved, seed=2)
-    _, _, second = begin_run(small_config(moved), tmp_path)
+    second = resolved(small_config(moved)).begin(tmp_path)
     assert first.path != second.path

@@ -14,7 +14,6 @@ from torch import nn
 
 import experiments
 from data_pipeline.tokens.token_file import TokenFile
-from engine.cli import read_run_config
 from engine.config import ModelConfig, RunConfig, TrainConfig
 from engine.costs import parameter_count
 from engine.data.batch_schedule import BatchSchedule
@@ -28,9 +27,9 @@ from engine.model.stream_memory import StreamMemory
 from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import serial_mesh
 from engine.run.directory import read_metrics
-from engine.train import train
+from engine.run.resolved import read_run_config
 from lineage.errors import BadInput, IntegrityFailure
-from tests.engine.small_run import assert_same_training, in_two_sessions, small_config
+from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
 from tests.ranks import run_ranks
 from verify.parity_run import run_parity
 

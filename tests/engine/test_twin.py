@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import experiments
-from engine.cli import read_run_config
 from engine.config import RunConfig, TwinScale
+from engine.run.resolved import read_run_config
 from engine.twin import describe_scale, shrink
 from lineage.errors import BadInput
 

@@ -13,9 +13,8 @@ from engine.optim.precision import DTYPES
 from engine.parallel.layout import Layout, layout_of
 from engine.pipeline.partition import PartitionedModel
 from engine.run.directory import read_metrics
-from engine.train import train
 from lineage.errors import BadInput
-from tests.engine.small_run import assert_same_training, in_two_sessions, small_config
+from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
 from tests.ranks import run_ranks
 
 SHORT = {

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cli import read_run_config
+from engine.run.resolved import read_run_config
 from experiments.catalogue import Arm, Effect, Experiment, find_experiment, load_experiments
 from experiments.effects import Finding, ablation_config, derive_effects, find_effect, loss_after
 from experiments.measured.ablations import format_ablation, run_ablation

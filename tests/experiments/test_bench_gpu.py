@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from engine.cli import read_run_config
 from engine.config import ParallelConfig
 from engine.costs import flops_per_token
+from engine.run.resolved import read_run_config
 from experiments.bench import stage
 from experiments.bench.benchmarks import gpu
 from experiments.bench.benchmarks.gpu import DROPOUT, MODELS, OURS, STAGES, Model, contenders

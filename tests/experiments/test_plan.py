@@ -78,7 +78,7 @@ def test_the_smallest_size_is_not_the_full_size(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("smoke", "seeds"), [(False, 1), (True, 1), (False, 3), (True, 2)])
 def test_the_overrides_make_the_planned_configuration(smoke: bool, seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.cli import read_run_config
+    from engine.run.resolved import read_run_config
     from lineage.shipped import model_file
 
     machine(monkeypatch, 0, 0)

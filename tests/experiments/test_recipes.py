@@ -3,8 +3,8 @@
 import pytest
 
 from data_pipeline.config import DataConfig
-from engine.cli import read_run_config
 from engine.costs import fullest_rank, parameter_count, tokens_trained
+from engine.run.resolved import read_run_config
 from experiments.catalogue import Claim, every_claim
 from lineage.config import load_config
 from lineage.shipped import Shipped, find_file

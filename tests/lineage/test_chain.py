@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.train import train
 from lineage.chain import broken_links
 from lineage.digest import seal
 from tests.engine.conftest import dataset, write_dataset  # noqa: F401
-from tests.engine.small_run import small_config
+from tests.engine.small_run import small_config, train
 
 SHORT = {"iterations": 6, "checkpoint_interval": 2, "keep_checkpoints": 3, "warmup_iterations": 1}
 NAMES = ("iter_0000002", "iter_0000004", "iter_0000006")

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from engine.run.directory import METRICS, SUMMARY, TIMELINE
-from engine.train import train
 from lineage.data_files import DataCard, Ledger, Stage
 from lineage.errors import IntegrityFailure
 from lineage.files import Document, Manifest, Step, Timeline, TrainingSummary, Validation, parse_document, read_document
 from lineage.run import MANIFEST
 from tests.data_pipeline.builds import build, config_for, write_mixed
 from tests.engine.conftest import write_dataset
-from tests.engine.small_run import small_config
+from tests.engine.small_run import small_config, train
 
 LINES = {"train": Step, "validation": Validation, "final-validation": Validation}
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.cli import read_run_config
 from engine.compare.tolerance import curve_tolerance, factor, tensor_tolerance
+from engine.run.resolved import read_run_config
 from lineage.benchmark import AGAINST, read_benchmark
 from lineage.digest import check_seal
 from lineage.errors import BadInput

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from engine.checkpoint.checkpoint import load_for_inference
-from engine.cli import main, read_run_config
+from engine.cli import main
 from engine.compare.tensors import Piece, assemble
 from engine.config import RunConfig
 from engine.formats import Imported, write_checkpoint
 from engine.formats.convert import import_checkpoint
+from engine.run.resolved import read_run_config
 from tests.commands import Command
 from tests.engine.test_formats_checkpoint import trained_tokenizer
 from verify.engines import Work

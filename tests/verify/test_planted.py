@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.cli import read_run_config
+from engine.run.resolved import read_run_config
 from tests.verify import faults
 from tests.verify.conftest import CONFIG
 from tests.verify.faults import Fault

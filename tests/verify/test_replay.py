@@ -18,15 +18,15 @@ from engine.config import RunConfig
 from engine.inputs import TrainingInputs
 from engine.launch.local import launch
 from engine.launch.rendezvous import leave_ranks
-from engine.run.directory import begin_run, read_metrics
-from engine.train import train
+from engine.run.directory import read_metrics
+from engine.run.resolved import resolve
 from lineage.digest import seal, sealed_files
 from lineage.errors import Interrupted
 from lineage.receipt import read_receipt
 from lineage.run import RunDirectory
 from tests.commands import Command
 from tests.engine.conftest import write_dataset
-from tests.engine.small_run import small_config
+from tests.engine.small_run import small_config, train
 from verify.parity import parse_layout
 from verify.replay import NOT_COMPUTED, chances, draw, replay
 
@@ -68,7 +68,7 @@ def trained(config: RunConfig, layout: str, root: Path, until: int | None = None
         leave_ranks()
 
     assert launch(work, chosen.world_size) == 0
-    return begin_run(config, root)[2].path
+    return resolve(config, 1).begin(root).path
 
 
 def numbers(run: Path) -> list[dict[str, Any]]:

@@ -4,9 +4,9 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.checkpoint import complete_checkpoints
 from engine.run.directory import read_metrics
 from lineage.atomic import read_json
+from lineage.chain import complete_checkpoints
 from lineage.data_files import dataset_digest
 from lineage.digest import check_seal, is_sealed, sealed_files, sha256_json
 from lineage.records import read_records

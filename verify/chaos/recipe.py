@@ -5,7 +5,7 @@ import random
 import shutil
 from pathlib import Path
 
-from engine.cli import read_run_config
+from engine.run.resolved import read_run_config
 from experiments.reproduce.plan import Plan, Size
 from lineage.shipped import model_file
 

@@ -14,8 +14,8 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from engine.checkpoint.checkpoint import complete_checkpoints
 from engine.checkpoint.shards import INDEX
+from lineage.chain import complete_checkpoints
 from lineage.environment import available_cores
 from lineage.files import read_object
 from lineage.progress import Progress

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from engine.cli import read_run_config
 from engine.config import ParallelConfig
+from engine.run.resolved import read_run_config
 from experiments.bench import timing
 from experiments.bench.benchmarks.train import MASKED
 from experiments.bench.contender import TOLERANCE, BenchSize, Contender, bench_size, left_out, read_size

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.cli import print_plan, read_run_config
 from engine.config import RunConfig
 from engine.guard.memory import describe_memory
-from engine.parallel.layout import layout_of
+from engine.run.resolved import read_run_config, resolve
 from experiments.launch.job import Job
 from experiments.simulator.batch import simulate_file
 from experiments.simulator.cluster import load_cluster
@@ -27,7 +26,7 @@ CLUSTER = load_cluster("dgx-a100-80g")
 
 
 def dry_run_bytes(config: RunConfig, ranks: int, capsys: pytest.CaptureFixture[str]) -> int:
-    print_plan(config, ranks)
+    print(resolve(config, ranks).describe())
     found = re.search(r"^memory per rank +([\d,]+) bytes", capsys.readouterr().out, re.MULTILINE)
     assert found
     return int(found[1].replace(",", ""))
@@ -36,7 +35,7 @@ def dry_run_bytes(config: RunConfig, ranks: int, capsys: pytest.CaptureFixture[s
 def plan_bytes(config: RunConfig, workload: Workload) -> int:
     (prediction,) = simulate(CLUSTER, [workload], config)
     assert not prediction.reason
-    row = format_plan(model_of_run(config), CLUSTER, [Choice(workload, prediction)]).splitlines()[-1]
+    row = format_plan(model_of_run(resolve(config)), CLUSTER, [Choice(workload, prediction)]).splitlines()[-1]
     return int(row.split()[-4].replace(",", ""))
 
 
@@ -55,7 +54,7 @@ def simulated_bytes(workload: Workload, folder: Path) -> int:
 def assert_all_agree(config: RunConfig, ranks: int, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said, workload = dry_run_bytes(config, ranks, capsys), Workload.of_run(config, ranks)
     assert plan_bytes(config, workload) == said
-    rows = describe_memory(config, layout_of(config, ranks)).splitlines()
+    rows = describe_memory(resolve(config, ranks)).splitlines()
     assert rows[2].endswith(f" {said / 2**30:.3f} GiB")
     if config.model.family == "gpt2" and not config.parallel.shard_optimizer:  # what a row of a file can say
         assert simulated_bytes(workload, folder) == said
@@ -88,7 +87,7 @@ def test_a_run_that_shards_its_optimizer(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize("name", ["8.3b", "transformer-xl-75m"])
 def test_what_a_plan_chooses_is_what_the_engine_would_hold(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     config = read_run_config(find_file(name, Shipped.MODEL))
-    for w, prediction in ranked_layouts(model_of_run(config), CLUSTER, 8)[::40]:
+    for w, prediction in ranked_layouts(model_of_run(resolve(config)), CLUSTER, 8)[::40]:
         layout = {"tp": w.tp, "pp": w.pp, "chunks": w.chunks, "recompute": w.recompute}
         overrides = [f"parallel.{key}={value}" for key, value in layout.items()]
         overrides.append(f"parallel.schedule={'interleaved' if w.chunks > 1 else '1f1b'}")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.cli import read_run_config
+from engine.run.resolved import read_run
 from experiments.measured import machine as measure
 from experiments.measured.machine import ALL_REDUCE_BYTES, MATMUL_WIDTHS, SHAPES, SMALL_OPERATIONS, Measured, as_cluster
 from experiments.simulator.cluster import load_cluster, machine_of
@@ -21,7 +21,7 @@ from tests.commands import call
 
 
 def test_the_first_layout_is_the_fastest_of_all_that_fit() -> None:
-    model, cluster = model_of_run(read_run_config("8.3b")), load_cluster("dgx-2h-v100")
+    model, cluster = model_of_run(read_run("8.3b")), load_cluster("dgx-2h-v100")
     choices = ranked_layouts(model, cluster, 64)
     tried = simulate(cluster, list(possible_layouts(model.template, cluster, 64)))
     fitting = [one.seconds / one.probability_fits for one in tried if not one.reason]
@@ -34,7 +34,7 @@ def test_the_first_layout_is_the_fastest_of_all_that_fit() -> None:
 
 
 def test_tensor_parallelism_stays_in_a_node() -> None:
-    template = model_of_run(read_run_config("ptd-p/18.4b")).template
+    template = model_of_run(read_run("ptd-p/18.4b")).template
     layouts = list(possible_layouts(template, load_cluster("dgx-a100-80g"), 256))
     assert {one.tp for one in layouts} == {1, 2, 4, 8}
     assert {one.recompute for one in layouts} == {"none", "selective", "full"}
@@ -42,7 +42,7 @@ def test_tensor_parallelism_stays_in_a_node() -> None:
 
 
 def test_what_fits_nowhere_is_said() -> None:
-    config = model_of_run(read_run_config("8.3b"))
+    config = model_of_run(read_run("8.3b"))
     with pytest.raises(HardwareMissing, match="GiB of memory; a GPU has 32"):
         ranked_layouts(config, load_cluster("dgx-2h-v100"), 1)
     with pytest.raises(HardwareMissing, match="none divides"):

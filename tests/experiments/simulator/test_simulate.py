@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.cli import read_run_config
 from engine.costs import parameter_count
+from engine.run.resolved import read_run_config
 from experiments.simulator.cluster import Cluster, Software, SoftwareConstants, load_cluster, machine_of
 from experiments.simulator.simulate import Prediction, iteration_parts, simulate
 from experiments.simulator.workload import Workload

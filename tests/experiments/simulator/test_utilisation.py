@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.cli import read_run_config
+from engine.run.resolved import read_run
 from experiments.simulator.cluster import load_cluster
 from experiments.simulator.planner import model_of_run
 from experiments.simulator.utilisation import Given, token_flops, utilisation
 from tests.commands import call
 
-GPT2 = model_of_run(read_run_config("1.2b"))
+GPT2 = model_of_run(read_run("1.2b"))
 
 
 def row(text: str, name: str) -> list[str]:

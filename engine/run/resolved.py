@@ -1,0 +1,215 @@
+"""A run before it is made: its recipe with the vocabulary of its dataset, its layout, and what both cost.
+
+Every command resolves its run once and passes it on: dry run, training, resume, `diff`, `to-megatron`,
+plans. Imports no torch.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from engine.config import RunConfig
+from engine.costs import RankMemory, checkpoint_bytes, flops_per_token, fullest_rank, parameter_count, tokens_trained
+from engine.data.dataset import DatasetFacts
+from engine.parallel.layout import Layout, layout_of
+from engine.pipeline.schedule import ideal_bubble
+from engine.twin import shrink
+from lineage import VERSION
+from lineage.config import load_config, override_config, parse_config
+from lineage.digest import sha256_json
+from lineage.environment import available_cores, list_gpus
+from lineage.errors import BadInput, IntegrityFailure
+from lineage.progress import format_bytes, format_duration
+from lineage.run import MANIFEST, RunDirectory
+from lineage.shipped import Shipped, find_file
+
+PLACES = frozenset({"data", "parallel", "record"})
+"""Sections of the configuration that change where a run takes place and what it notes down, not what it computes."""
+TRAINING_EFFICIENCY = 0.45
+"""Share of the measured matrix rate that a training iteration of a twin reaches; only for the estimate of minutes."""
+REPEATS = 16
+"""Matrix products of which the fastest gives the rate: other work on the machine disturbs some."""
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run as it will be made."""
+
+    config: RunConfig
+    """The configuration with the vocabulary of its dataset."""
+    dataset: DatasetFacts | None
+    """None if the configuration names no dataset; such a run can be looked at and not begun."""
+    layout: Layout
+
+    @cached_property
+    def parameters(self) -> int:
+        """Trainable numbers of the model."""
+        return parameter_count(self.config.model)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of the whole training."""
+        return tokens_trained(self.config.model, self.config.train)
+
+    @cached_property
+    def memory(self) -> RankMemory:
+        """Memory of the pipeline rank that needs the most, in closed form."""
+        return fullest_rank(self.config.model, self.config.train, self.config.parallel, self.layout.dp)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Size of one checkpoint."""
+        return checkpoint_bytes(self.config.model, self.config.train.precision)
+
+    def flops(self, causal: bool = False) -> float:
+        """Floating-point operations of the whole training, with the whole of attention or its causal half."""
+        return self.tokens * flops_per_token(self.config.model, causal=causal)
+
+    @property
+    def data(self) -> DatasetFacts:
+        """The dataset. Raises BadInput if there is none."""
+        if self.dataset is None:
+            raise BadInput("data.dataset is not set: make a dataset with `mlm-data run` and name its directory")
+        return self.dataset
+
+    def begin(self, root: Path) -> RunDirectory:
+        """The directory of this run below `root`, begun if it is new.
+
+        Its name follows from what the run computes. A run that was begun before is therefore found again, and the
+        trainer resumes from its newest checkpoint (`engine.checkpoint.checkpoint.resume`).
+        """
+        described, numerics = self.config.model_dump(mode="json"), None
+        if self.config.train.invariant:
+            from engine.run.numerics import numerics_identity
+
+            numerics = numerics_identity(on_gpu=bool(list_gpus()))
+        return RunDirectory.begin(root, self.config.name, "training", described, self.data.parents, PLACES, numerics)
+
+    def describe(self) -> str:
+        """The configuration, its digest and its costs, for a dry run."""
+        memory, whole, causal = self.memory, self.flops(), self.flops(causal=True)
+        half = f", {causal:.3e} with its causal half" if causal != whole else ""
+        return "\n".join([
+            self.config.model_dump_json(indent=2),
+            f"config digest      {sha256_json(self.config.model_dump(mode='json'))}",
+            f"parameters         {self.parameters:,}",
+            f"tokens             {self.tokens:,}",
+            f"FLOPs              {whole:.3e} with attention counted whole{half}",
+            f"layout             {self._describe_layout()}",
+            f"memory per rank    {memory.total:,} bytes, {memory.total / 2**30:.2f} GiB: model and optimizer "
+            f"{memory.state / 2**30:.2f}, activations {memory.activations / 2**30:.2f}, of pipeline rank {memory.rank}",
+            f"checkpoint         {self.checkpoint_bytes / 2**30:.2f} GiB",
+        ])  # fmt: skip
+
+    def _describe_layout(self) -> str:
+        parallel, train, layout = self.config.parallel, self.config.train, self.layout
+        microbatches = train.global_batch_size // (train.microbatch_size * layout.dp)
+        bubble = ideal_bubble(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
+        return (
+            f"tp {layout.tp} × pp {layout.pp} × dp {layout.dp} = {layout.world_size} ranks, {microbatches} "
+            f"microbatches each, {parallel.schedule} schedule with a bubble of {100 * bubble:.1f} %"
+        )
+
+    def describe_work(self, iterations_done: int = 0) -> str:
+        """The work that is left; with its time if this machine's rate gives it: fp32, a core for each rank."""
+        train, ranks = self.config.train, self.layout.world_size
+        left = train.iterations - iterations_done
+        flops = self.flops() * left / train.iterations
+        work = f"{left:,} iterations, {flops:.1e} FLOPs on {ranks} ranks"
+        if list_gpus() or train.precision != "fp32" or ranks > available_cores():
+            return work
+        seconds = max(training_seconds(flops, ranks), 1.0)
+        return f"{work}, about {format_duration(seconds)} by the speed of matrix products here"
+
+    def describe_disk(self) -> str:
+        """Disk space of the checkpoints: one more is written than is kept."""
+        return f"up to {format_bytes((self.config.train.keep_checkpoints + 1) * self.checkpoint_bytes)} of checkpoints"
+
+
+def resolve(config: RunConfig, ranks: int | None = None) -> ResolvedRun:
+    """The run of a configuration on `ranks` ranks, by default on as many as there are here.
+
+    Raises DataMissing, IntegrityFailure or BadInput for a dataset that is not there, not complete or does not fit, and
+    BadInput for a layout that does not divide.
+    """
+    dataset = None
+    if config.data.dataset is not None:
+        dataset = DatasetFacts.read(config.data.dataset)
+        config = config.model_copy(update={"model": dataset.resize(config.model)})
+    return ResolvedRun(config, dataset, layout_of(config, ranks or default_ranks(config)))
+
+
+def default_ranks(config: RunConfig) -> int:
+    """One rank per GPU, or per processor core without GPUs, as many as divide the batch; at least tp × pp."""
+    model_ranks = config.parallel.tp * config.parallel.pp
+    available = max((len(list_gpus()) or available_cores()) // model_ranks, 1)
+    microbatches = config.train.batch_in_microbatches
+    return model_ranks * max(dp for dp in range(1, min(available, microbatches) + 1) if microbatches % dp == 0)
+
+
+def read_run_config(model: str | Path, overrides: Sequence[str] = (), twin: bool = False) -> RunConfig:
+    """The configuration of a shipped model or a TOML file; overrides apply after a twin is shrunk."""
+    path = find_file(model, Shipped.MODEL)
+    if not twin:
+        return load_config(path, RunConfig, overrides)
+    if fixed := next((item for item in overrides if item.startswith("twin")), None):
+        raise BadInput(f"override {fixed!r} would misstate the twin rule: override the model or the recipe instead")
+    return override_config(shrink(load_config(path, RunConfig)), overrides)
+
+
+def read_run(
+    model: str | Path, overrides: Sequence[str] = (), twin: bool = False, ranks: int | None = None
+) -> ResolvedRun:
+    """The run of a shipped model or a TOML file.
+
+    Raises BadInput if the file or an override states a vocabulary that its dataset does not have; a twin's rule is no
+    statement.
+    """
+    config = read_run_config(model, overrides, twin)
+    run = resolve(config, ranks)
+    stated, actual = config.model.vocab_size, run.config.model.vocab_size
+    overridden = any(item.startswith(("model.vocab_size=", "model=")) for item in overrides)
+    if stated != actual and (overridden or (not twin and "vocab_size" in config.model.model_fields_set)):
+        raise BadInput(
+            f"model.vocab_size = {stated} contradicts the dataset {config.data.dataset}, with which it is {actual}: "
+            f"leave it out or --set model.vocab_size={actual}"
+        )
+    return run
+
+
+def resolve_begun(directory: RunDirectory, ranks: int | None = None) -> ResolvedRun:
+    """The run that was begun in a directory, to be resumed there.
+
+    Raises IntegrityFailure or BadInput when its dataset, its name or the version has changed since it began, because
+    the same configuration would now be another run.
+    """
+    manifest, path = directory.manifest, directory.path
+    config = parse_config(manifest.get("config", {}), RunConfig, str(path / MANIFEST))
+    try:
+        original = f"{manifest['name']}-{manifest['identity'][:8]}"
+        began, dataset = manifest["environment"]["mlm_repro"], manifest["parents"]["dataset"]
+    except (KeyError, TypeError) as error:
+        raise IntegrityFailure(f"{path / MANIFEST} does not say what was begun") from error
+    if path.name != original:
+        raise BadInput(f"{path} was renamed: it began as {original}")
+    if began != VERSION:
+        raise BadInput(f"{path} began under version {began} and this is {VERSION}: begin a new run")
+    run = resolve(config, ranks)
+    if run.data.digest != dataset:
+        raise IntegrityFailure(f"the dataset {config.data.dataset} has changed since {path} began")
+    return run
+
+
+def training_seconds(flops: float, ranks: int) -> float:
+    """Time of a twin's training on this machine, by the processor time of 512 × 512 fp32 matrix products on a core."""
+    a = np.ones((512, 512), np.float32)
+    fastest = float("inf")
+    for _ in range(REPEATS):
+        start = time.process_time()
+        a @ a
+        fastest = min(fastest, time.process_time() - start)
+    return flops * fastest / (2 * 512**3 * TRAINING_EFFICIENCY * ranks)
