@@ -4,6 +4,7 @@ import math
 import os
 import resource
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from typing import Any
 import torch
 
 import engine.train
-from engine.config import RunConfig
 from engine.inputs import TrainingInputs
 from engine.launch import rendezvous
+from engine.run.resolved import ResolvedRun
 from engine.step import TrainingStep
 from engine.trainer import Trainer
 
@@ -54,10 +55,11 @@ def other_config(key: str) -> None:
     """The last rank is given another value of a key of `train`."""
     original = engine.train.train
 
-    def train(config: RunConfig, root: Path) -> Any:
+    def train(run: ResolvedRun, root: Path) -> Any:
         if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
-            config = config.model_copy(update={"train": config.train.model_copy(update={key: 77})})
-        return original(config, root)
+            changed = run.config.train.model_copy(update={key: 77})
+            run = replace(run, config=run.config.model_copy(update={"train": changed}))
+        return original(run, root)
 
     engine.train.train = train
 

@@ -258,9 +258,10 @@ def test_numbers_of_a_tensor_are_those_of_its_parts(parts: int) -> None:
 
 def resume_on_ranks(layout: Layout, config: Any, root: Path) -> tuple[str, int]:
     run = resolve(config, layout.world_size)
-    trainer = Trainer(run, run.begin(root), build_mesh(layout))
-    return run.path.name, resume(
-        run.path, trainer.model.parameters, trainer.step.optimizer, lambda probe: trainer._loss_of(probe.tokens)
+    directory = run.begin(root)
+    trainer = Trainer(run, directory, build_mesh(layout))
+    return directory.path.name, resume(
+        directory.path, trainer.model.parameters, trainer.step.optimizer, lambda probe: trainer._loss_of(probe.tokens)
     ).iteration  # fmt: skip
 
 

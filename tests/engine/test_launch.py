@@ -121,7 +121,7 @@ def test_the_launcher_touches_no_gpu(dataset: Path, tmp_path: Path) -> None:
 def test_as_many_ranks_as_divide_the_batch(
     cores: int, batch: int, microbatch: int, tp: int, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.launch.local.list_gpus", list)
-    monkeypatch.setattr("engine.launch.local.available_cores", lambda: cores)
+    monkeypatch.setattr("engine.run.resolved.list_gpus", list)
+    monkeypatch.setattr("engine.run.resolved.available_cores", lambda: cores)
     values = small_config(Path("unused"), global_batch_size=batch, microbatch_size=microbatch).model_dump()
     assert default_ranks(RunConfig.model_validate(values | {"parallel": {"tp": tp}})) == ranks

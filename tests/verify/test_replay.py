@@ -68,7 +68,7 @@ def trained(config: RunConfig, layout: str, root: Path, until: int | None = None
         leave_ranks()
 
     assert launch(work, chosen.world_size) == 0
-    return resolve(config, 1).begin(root).path
+    return resolve(config).begin(root).path
 
 
 def numbers(run: Path) -> list[dict[str, Any]]:
