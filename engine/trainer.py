@@ -16,8 +16,7 @@ from engine.checkpoint.probe import Probe, describe_computation
 from engine.costs import flops_per_iteration
 from engine.data.batch_schedule import BatchSchedule
 from engine.data.batches import place_groups
-from engine.guard import Iteration
-from engine.guard.guards import Guards, RecentIterations
+from engine.guard.guards import Guards, Iteration, RecentIterations
 from engine.inputs import TrainingInputs, ValidationSplit
 from engine.model.microbatch import to_input
 from engine.optim.precision import LossScaler

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from engine.config import ParallelConfig, RunConfig
-from engine.guard import Guard, Iteration
+from engine.guard import Guard
+from engine.guard import Iteration as Iteration
 from engine.guard.memory import MemoryGuard, PeakMemory
 from engine.guard.ranks import ReplicaGuard, SlowRankGuard, joined
 from engine.model.microbatch import PipelineInput
