@@ -1,16 +1,14 @@
-"""From text to clean, deduplicated, decontaminated token files. Each part imports only those above it:
+"""Turns text into clean, deduplicated, decontaminated token files. Each part imports only those above it:
 
-document.py     what flows through the pipeline
-fast/           fast code that takes the place of a library's, held against the library at first use
-append.py       one file written at the end of another
+document.py     a document, or the reason it was dropped
+fast/           fast code that replaces a library's, checked against the library at first use
 tokens/         tokenizer, token files, samples cut from them
-work/           tasks, where they run, what they leave on disk
+work/           tasks, the executors that run them, the files they leave
 reading/        sources and the documents in them
-contamination/  test sets, and what of their text a corpus holds
-stages/         one file for each stage: its settings, its verb, its place in the order and, of a filter, its work
-english.py      what kind of English a dataset is
+contamination/  test sets, and the search for their text in a corpus
+stages/         one file for each stage: settings, verb, place in the order and, for a filter, its work
 duplicates/     near-duplicates: buckets, components, decisions
-ledger.py       what each stage received, kept, changed and dropped
+ledger.py       counts of what each stage received, kept, changed and dropped
 config.py       the recipe of a dataset
 passes/         the tasks of a build
 pipeline.py     their order

@@ -113,7 +113,7 @@ def trace(
 
 
 @app.command()
-def stats(directory: Annotated[Path, typer.Argument(help="What `run` or a verb wrote.")]) -> None:
+def stats(directory: Annotated[Path, typer.Argument(help="Directory that `run` or a verb wrote.")]) -> None:
     """Print the attrition ledger: what each stage kept and dropped, and why."""
     from data_pipeline.ledger import format_ledger
 
@@ -132,7 +132,7 @@ def fetch(
 
 
 def _one_source(source: str, sections: list[str]) -> "DataConfig":
-    """The configuration whose only source is the argument of a verb, with these sections as they are by default."""
+    """Configuration with one source, the argument of a verb, and the default values of `sections`."""
     from data_pipeline.config import DataConfig
     from data_pipeline.reading.config import FILE_KINDS
     from lineage.config import parse_config
@@ -148,7 +148,7 @@ def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:
 
 
 def _counts(directory: Path) -> str:
-    """What a finished directory holds."""
+    """Summary of a finished directory."""
     from lineage.files import read_values
 
     if (directory / "overlap.json").is_file():

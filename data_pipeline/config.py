@@ -1,4 +1,4 @@
-"""What a dataset is made of and how: the pipeline's configuration, put together of what sources and stages declare."""
+"""The recipe of a dataset, assembled from the sections that sources and stages declare."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 

@@ -1,11 +1,11 @@
-"""What flows through the pipeline: a document, or the reason it was dropped."""
+"""A document, or the reason it was dropped."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text. `id` says where it came from and is for people: nothing keys on it."""
+    """One text. `id` names its place for people; no code depends on it."""
 
     id: str
     text: str
@@ -20,7 +20,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Input that is not a document: where it stands, why, and its first characters."""
+    """Input that is not a document: its place, the reason, and its first characters."""
 
     source: str
     line: int
@@ -30,7 +30,7 @@ class Malformed:
 
 
 class Unfit(Exception):
-    """A text that no filter can treat in reasonable time, and why: its document goes to quarantine."""
+    """Raised for a text that no filter can treat in reasonable time; its document goes to quarantine."""
 
 
 def size_bytes(text: str) -> int:

@@ -1,4 +1,4 @@
-"""The attrition ledger: what every stage received, kept, changed and dropped, and why."""
+"""The attrition ledger: counts of what every stage received, kept, changed and dropped, and why."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ class Amount:
     tokens: int = 0
 
     def add(self, other: "Amount") -> None:
-        """Count what the other counted."""
+        """Add the other's counts."""
         self.documents += other.documents
         self.bytes += other.bytes
         self.tokens += other.tokens
@@ -38,7 +38,7 @@ class Amount:
 
 @dataclass
 class Entry:
-    """What one stage did."""
+    """Counts of one stage."""
 
     name: str
     incoming: Amount = field(default_factory=Amount)
@@ -47,7 +47,7 @@ class Entry:
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     changed: int = 0
     seconds: float = 0.0
-    """Of all processes together."""
+    """Summed over all processes."""
     note: str = ""
 
     def drop(self, document: Document, reason: str, size: int, tokens: int = 0) -> None:
@@ -58,7 +58,7 @@ class Entry:
             samples.append(data_files.Sample(id=document.id, excerpt=document.text[:EXCERPT_CHARACTERS]).to_json())
 
     def merge(self, counts: dict[str, Any]) -> None:
-        """Add what a task counted in a stage of the same name, given as `asdict` makes it."""
+        """Add a task's counts of the same stage, in the form that `asdict` makes."""
         self.incoming.add(Amount(**counts["incoming"]))
         self.kept.add(Amount(**counts["kept"]))
         for reason, amount in counts["dropped"].items():
@@ -97,15 +97,15 @@ class Ledger:
 
     source: str
     in_tokens: bool = True
-    """Whether tokens are counted; without a tokenizer they are not."""
+    """False if there is no tokenizer to count tokens with."""
     stages: list[Entry] = field(default_factory=list)
     malformed: int = 0
     blank: int = 0
     shards: list[data_files.Shard] = field(default_factory=list)
-    """Of the input."""
+    """Shards of the input."""
 
     def enter(self, tasks: list[dict[str, Any]]) -> None:
-        """Add what the tasks counted, each a list of stages."""
+        """Add the counts of tasks, each a list of stages."""
         for counts in tasks:
             for stage in counts["stages"]:
                 self.stage(stage["name"]).merge(stage)

@@ -14,7 +14,7 @@ import numpy as np
 
 from data_pipeline.config import DataConfig
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
-from data_pipeline.duplicates.s_curve import describe as describe_banding
+from data_pipeline.duplicates.lsh import describe as describe_banding
 from data_pipeline.ledger import Amount, Ledger
 from data_pipeline.passes.deduplicate import find_duplicates
 from data_pipeline.passes.gather import SLICE_BYTES, choose_order, gather_slice
@@ -49,14 +49,14 @@ class Pipeline:
     ledger: Ledger = field(init=False)
     tokenizer: Tokenizer | None = field(init=False, default=None)
     banding: NearDuplicates | None = field(init=False, default=None)
-    """What the hashing of near-duplicates finds, if it was done."""
+    """Banding of the near-duplicate search, if it was done."""
     finished: dict[str, Finished] = field(init=False, default_factory=dict)
-    """`prepare`, `measure` and `gather`, and `decisions` if duplicates were looked for."""
+    """Finished stages: `prepare`, `measure`, `gather`, and `decisions` if duplicates were searched for."""
     splits: dict[str, list[int]] = field(init=False, default_factory=dict)
     """The tasks of `gather` that wrote each split."""
 
     def run(self) -> Self:
-        """Do what is not done yet. Raises BadInput if nothing is left of the corpus."""
+        """Run the tasks that are not done yet. Raises BadInput if nothing is left of the corpus."""
         size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
         shards = self.sources.shards(self.workspace, size)
         self.ledger = Ledger(self.sources.describe())
@@ -95,8 +95,8 @@ class Pipeline:
             return None
         config, counts = self.config.tokenizer, [each["documents"] for each in prepared.counts]
         if config.kind != "gpt2":
-            kept = self.ledger.stages[-1].kept.bytes
-            settings = {"kind": config.kind, "vocab_size": config.vocab_size, "shards": len(counts), "bytes": kept}
+            size = self.ledger.stages[-1].kept.bytes
+            settings = {"kind": config.kind, "vocab_size": config.vocab_size, "shards": len(counts), "bytes": size}
             made = self.workspace.one("tokenizer", train, settings, prepared.input)
         else:
             files = [str(path.resolve()) for path in find_gpt2_vocabulary()]

@@ -1,29 +1,32 @@
-"""From a finished pipeline to the files of its output directory."""
+"""Moves the files of a finished pipeline to its output directory and describes them."""
 
 import os
 import shutil
+import statistics
+from collections.abc import Iterable
 from dataclasses import asdict
-from itertools import islice
-from pathlib import Path
+from itertools import groupby, islice
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 import orjson
 
-from data_pipeline.append import append_file
 from data_pipeline.document import Document
-from data_pipeline.english import SAMPLE_DOCUMENTS, describe_english
 from data_pipeline.ledger import Amount
 from data_pipeline.passes.deduplicate import DECISIONS, Corpus
 from data_pipeline.passes.gather import SLICE_LINES, assemble
 from data_pipeline.passes.prepare import QUARANTINE
 from data_pipeline.pipeline import Pipeline
+from data_pipeline.reading.prose import measure
 from data_pipeline.stages import STAGES
+from data_pipeline.stages.prose import Prose
+from data_pipeline.tokens.token_file import append_file
 from data_pipeline.tokens.tokenizer import padded_vocab_size
 from data_pipeline.work.tasks import MARKER, Counts, Settings
 from data_pipeline.work.workspace import Job
 from lineage.atomic import read_json, sync_directory, sync_file
-from lineage.data_files import DataCard, File, Split, TokenizerFacts
+from lineage.data_files import DataCard, English, File, Split, TokenizerFacts
 from lineage.files import write_document
 
 UNSPLIT = "all"
@@ -74,7 +77,7 @@ def publish(pipeline: Pipeline, directory: Path) -> None:
 
 
 def join_quarantine(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """What was no document in any shard, in order of the input."""
+    """Join the malformed input of all shards, in order."""
     with (directory / QUARANTINE).open("wb") as whole:
         for shard in range(settings["shards"]):
             append_file(inputs[0] / f"{shard:05d}" / QUARANTINE, whole)
@@ -82,7 +85,7 @@ def join_quarantine(settings: Settings, inputs: list[Path], directory: Path) -> 
 
 
 def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Each duplicate with the document kept for it and their similarity, by id."""
+    """Write the id of each duplicate, that of the document kept for it, and their similarity."""
     decisions, prepared, measured = inputs
     corpus = Corpus(prepared, measured, np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)]))
     with (directory / DUPLICATES).open("wb") as file:
@@ -143,3 +146,35 @@ def _describe(pipeline: Pipeline, files: dict[str, Any]) -> DataCard:
     if pipeline.banding:
         card.near_duplicates = pipeline.banding
     return card
+
+
+SAMPLE_DOCUMENTS = 1000
+
+
+def kind_of(identifier: str) -> str:
+    """Suffix or name of a document's file; for a line of a corpus, the name of the corpus."""
+    owner, _, place = identifier.partition(":")
+    path = PurePosixPath(place.partition(":")[0].removesuffix(".gz"))
+    return owner.partition("/")[0] if not place or place.isdigit() else path.suffix or path.name
+
+
+def describe_english(documents: Iterable[Document]) -> list[English]:
+    """Describe the documents of each kind, the kind with the most words first."""
+    by_kind = groupby(sorted(documents, key=lambda each: kind_of(each.id)), lambda each: kind_of(each.id))
+    kinds = [(kind, [each.text for each in group]) for kind, group in by_kind]
+    measured = [(kind, texts, [measure(text) for text in texts]) for kind, texts in kinds]
+    words = {kind: sum(each.words for each in made_of) for kind, _, made_of in measured}
+    prose = Prose()
+    rows = [
+        English(
+            kind=kind,
+            documents=len(texts),
+            words=words[kind] / max(1, sum(words.values())),
+            prose=sum(len("\n\n".join(prose.prose_of(text))) for text in texts) / max(1, sum(map(len, texts))),
+            function_words=sum(each.function_words for each in made_of) / max(1, words[kind]),
+            sentence_words=words[kind] / max(1, sum(each.sentences for each in made_of)),
+            median_words=statistics.median(each.words for each in made_of),
+        )
+        for kind, texts, made_of in measured
+    ]
+    return sorted(rows, key=lambda row: (-row.words, row.kind))

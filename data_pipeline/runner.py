@@ -1,6 +1,7 @@
-"""From a configuration to a finished directory, or to one that already exists.
+"""Builds the directory of a configuration, or finds it complete.
 
-What does the work is imported when it begins: what it costs is said before, and a finished directory needs none of it.
+The modules that do the work are imported when it begins: the cost is printed before, and a complete directory needs
+none of them.
 """
 
 import shutil
@@ -28,7 +29,7 @@ from lineage.progress import announce, format_bytes
 from lineage.run import RunDirectory
 
 ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS = 6, 3
-"""Disk space that the work takes at most, as a multiple of the input."""
+"""Most disk space that the work takes, as a multiple of the input."""
 
 Begin = Callable[[], RunDirectory]
 Build = Callable[[Workspace, Path], None]
@@ -37,9 +38,9 @@ Build = Callable[[Workspace, Path], None]
 def build_dataset(config: DataConfig, root: Path, executor: str = "local") -> RunDirectory:
     """Build the dataset of `config` under `root`, or return it at once, saying so, if it is complete there.
 
-    What was finished is kept in a hidden directory of the run until all is, and the same call goes on from there after
-    any interruption; after a mistake nothing is left. Raises BadInput for input or a root that cannot be used,
-    DataMissing for input that is not here, Interrupted when stopped.
+    Finished tasks stay in a hidden directory of the run until all are done, and the same call continues from there
+    after any interruption. Nothing is left after bad input. Raises BadInput for input or a root that cannot be used,
+    DataMissing for missing input, Interrupted when stopped.
     """
     begin = partial(RunDirectory.begin, root, config.name, "data", config.identity())
     return _run_stages(config.stages, config, begin, executor, ROOM_OF_A_DATASET)
@@ -87,7 +88,7 @@ def _run_stages(
 def _open(
     config: DataConfig, stages: tuple[str, ...], room: int
 ) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str]]:
-    """The sources, the test sets, and the digests of everything that is read; says first what the work takes."""
+    """Open the sources and test sets, and compute the digests of all input; print the cost first."""
     sources = open_sources(config.sources, config.seed)
     announce(
         f"reads about {format_bytes(sources.total_bytes)} of text",
@@ -110,9 +111,9 @@ def _open(
 def _complete(
     begin: Begin, build: Build, config: DataConfig, executor: str, room: int, preload: Sequence[str] = ()
 ) -> RunDirectory:
-    """Build in the directory of a run, alone, and seal it; or find it sealed. Workers have modules of `preload` ready.
+    """Build in the locked directory of a run and seal it, or find it sealed. Workers import `preload` first.
 
-    After a mistake nothing is left of a run that this call began; of one that was there before all stays.
+    After bad input nothing is left of a run that this call began; a run that existed before stays.
     """
     run = begin()
     if run.is_at_rest and not (run.path / FOLDER).exists():

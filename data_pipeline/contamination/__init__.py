@@ -1,1 +1,1 @@
-"""Test sets, and what of their text a corpus holds."""
+"""Test sets, and the search for their text in a corpus."""

@@ -1,26 +1,34 @@
 """Removal of test-set text (Megatron-LM tools/openwebtext/filter_ngrams.py).
 
-A document is cut where it shares an n-gram of words with a test set; what remains on either side, at a distance and
-from sentence to sentence, is kept if it is long enough. What an n-gram of a test set is says `passages.py`.
+A document is cut where it shares an n-gram of words with a test set. The text on either side of the margin, from
+sentence to sentence, is kept if it is long enough.
+
+WikiText's own marks do not hide a match with the text it was made from: `3 @-@ 4`, `10 @,@ 000` and `Teddy 's` have the
+words of `3-4`, `10,000` and `Teddy's`. `<unk>` stands for one word outside WikiText's vocabulary, which no other text
+has there, so a passage ends at it and another begins.
 """
 
+import re
 from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
-from data_pipeline.contamination.passages import ngrams_of_files
-from data_pipeline.contamination.words import Ngrams
+from data_pipeline.contamination.words import Ngrams, words_of
 from data_pipeline.document import Document, Drop
+from data_pipeline.reading.lines import parse_line
+from lineage.errors import BadInput
 
 SENTENCE_END = ".!?"
 
 
 def count_matches(text: str, paths: tuple[Path, ...], words: int, min_words: int) -> Counter[str]:
-    """How often each n-gram of the test-set files occurs in the text."""
+    """Occurrences in the text of each n-gram of the test-set files."""
     return Counter(ngram for _, ngram in ngrams_of_files(paths, words, min_words).matches(text))
 
 
 def split_and_keep(text: str, ngrams: Ngrams, margin: int = 200, min_part: int = 200) -> list[str]:
-    """The parts of the text that are left when the matches are cut out; `[text]` if there is no match.
+    """Parts of the text without its matches; `[text]` if there is no match.
 
     At the first match, the left part ends with the last sentence end at least `margin` characters before it, and the
     right part starts after the first sentence end at least `margin` characters behind it; a part is kept if it is
@@ -57,3 +65,59 @@ def decontaminate(
     if len(parts) > max_parts:
         return Drop(f"test-set text in more than {max_parts} parts")
     return [Document(f"{document.id}#{number}", part) for number, part in enumerate(parts)]
+
+
+UNKNOWN_WORD = "<unk>"
+WIKITEXT_SUFFIX = ".tokens"
+WIKITEXT_TITLE = re.compile(r" = [^=].*[^=] = ")
+
+
+def read_documents(path: Path) -> list[list[str]]:
+    """Documents of a test-set file, each a list of passages.
+
+    A document is the `text` of a line of a `.jsonl` file, an article of WikiText's `.tokens`, whose lines are its
+    passages, or a line of any other file. Every passage is divided at `<unk>`. Raises BadInput for a file that cannot
+    be read so.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"the test set {path} cannot be read: {error}") from error
+    if path.suffix == ".jsonl":
+        grouped = [[_text(path, number, line)] for number, line in enumerate(lines, 1) if line.strip()]
+    elif path.suffix == WIKITEXT_SUFFIX:
+        grouped = list(_articles(lines))
+    else:
+        grouped = [[line] for line in lines if line.strip()]
+    return [[part for line in group for part in line.split(UNKNOWN_WORD)] for group in grouped]
+
+
+@lru_cache(maxsize=2)
+def ngrams_of_files(paths: tuple[Path, ...], words: int, min_words: int) -> Ngrams:
+    """The n-grams of every passage of the test-set files that has at least `min_words` words."""
+    passages = (words_of(passage) for path in paths for document in read_documents(path) for passage in document)
+    return Ngrams(tuple(" ".join(passage) for passage in passages if len(passage) >= max(1, min_words)), words)
+
+
+def _text(path: Path, number: int, line: str) -> str:
+    try:
+        record = parse_line(line.encode("utf-8"))
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+        raise BadInput(f"the test set {path}, line {number}, is not a JSON object with a string `text`")
+    return str(record["text"])
+
+
+def _articles(lines: list[str]) -> Iterator[list[str]]:
+    """Non-empty lines from one title to the next; a formula may look like a title but has no empty lines around it."""
+    article: list[str] = []
+    for before, line, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):
+        if WIKITEXT_TITLE.fullmatch(line) and not before.strip() and not after.strip():
+            if article:
+                yield article
+            article = []
+        if line.strip():
+            article.append(line)
+    if article:
+        yield article

@@ -1,7 +1,7 @@
-"""Where test sets and the GPT-2 vocabulary are on this machine.
+"""Finds test sets and the GPT-2 vocabulary.
 
-A published one is looked for in `$MLM_DATA_DIR`, then in `~/.cache/mlm-repro/`, then on the Hugging Face hub; what
-comes from the hub is cached only if its SHA-256 is the published file's.
+A published file is looked for in `$MLM_DATA_DIR`, then in `~/.cache/mlm-repro/`, then on the Hugging Face hub. A file
+from the hub is cached only if its SHA-256 is the published one.
 """
 
 import difflib
@@ -23,14 +23,14 @@ class PublishedFile(Config):
     """One file of published.toml."""
 
     place: str
-    """In a data directory."""
+    """Path below a data directory."""
     sha256: str
     repository: str
-    """Of the hub."""
+    """Repository on the hub."""
     subset: str | None = None
     split: str = "test"
     rows: Literal["file", "wikitext", "jsonl", "lines"] = "file"
-    """What the hub has: the file itself, or its text in rows, which `ROWS` turns into parts of the file."""
+    """Form on the hub: the file itself, or rows of text, which `ROWS` turns into parts of the file."""
 
     @property
     def place_on_hub(self) -> str:
@@ -56,7 +56,7 @@ FILE_KINDS = ("jsonl", "text")
 
 
 def check_test_set_name(name: str) -> None:
-    """Raise ValueError for what is neither one of `TEST_SETS`, naming the nearest, nor a file.
+    """Raise ValueError, with the nearest known name, unless `name` is one of `TEST_SETS` or a file.
 
     A file is `jsonl:PATH`, where PATH ends in `.jsonl`, or `text:PATH`, where it does not.
     """
@@ -88,7 +88,7 @@ def find_test_set(name: str) -> Path:
 
 
 def find_gpt2_vocabulary() -> tuple[Path, Path]:
-    """`vocab.json` and `merges.txt` of GPT-2. Raises DataMissing when they are nowhere."""
+    """Paths of GPT-2's `vocab.json` and `merges.txt`. Raises DataMissing when they are nowhere."""
     vocabulary, merges = map(_find, GPT2_FILES)
     return vocabulary, merges
 
@@ -96,7 +96,7 @@ def find_gpt2_vocabulary() -> tuple[Path, Path]:
 def fetch_published(out: Path) -> Iterator[Path]:
     """Write every test set and GPT-2's vocabulary to `out` as MLM_DATA_DIR has them; their paths, SHA256SUMS last.
 
-    What is there already is kept. Raises DataMissing for a file that is nowhere, IntegrityFailure for another file.
+    Existing files are kept. Raises DataMissing for a file that is nowhere, IntegrityFailure for another file.
     """
     files = [*TEST_SETS.values(), *GPT2_FILES]
     for file in files:
@@ -112,7 +112,7 @@ def fetch_published(out: Path) -> Iterator[Path]:
 
 
 def cache_directory() -> Path:
-    """Where files from the hub are kept."""
+    """Folder for files from the hub."""
     return Path.home() / ".cache" / "mlm-repro"
 
 

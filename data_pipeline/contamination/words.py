@@ -19,13 +19,13 @@ class Ngrams:
 
     @classmethod
     def of(cls, ngrams: Iterable[str]) -> "Ngrams":
-        """These n-grams and no others."""
+        """Exactly these n-grams."""
         members = tuple(sorted(set(ngrams)))
         return cls(members, max((ngram.count(" ") + 1 for ngram in members), default=1))
 
     @cached_property
     def ngrams(self) -> frozenset[str]:
-        """Each once."""
+        """Distinct n-grams."""
         return frozenset(ngram for text in self.texts for ngram in runs_of(text.split(" "), self.words))
 
     @cached_property
@@ -34,12 +34,12 @@ class Ngrams:
         return tuple(sorted({min(text.count(" ") + 1, self.words) for text in self.texts}, reverse=True))
 
     def matches(self, text: str) -> Iterator[tuple[int, str]]:
-        """Character position and n-gram of each match: from left to right, at one place the longest first."""
+        """Character position and n-gram of each match, from left to right; the longest comes first at one place."""
         return _search()((self, text)) if self.texts else iter(())
 
     @cached_property
     def prefixes(self) -> frozenset[str]:
-        """The first words of every n-gram, as many as the shortest has."""
+        """First words of every n-gram, as many as the shortest n-gram has."""
         shortest = self.lengths[-1]
         return frozenset(" ".join(ngram.split(" ", shortest)[:shortest]) for ngram in self.ngrams)
 
@@ -49,7 +49,7 @@ class Ngrams:
         return NgramIndex(self.texts, self.lengths[-1])
 
     def of_words(self, words: list[str]) -> Iterator[str]:
-        """The n-grams, longest first, with which the words begin."""
+        """N-grams that `words` begins with, longest first."""
         for length in self.lengths:
             if length <= len(words) and (ngram := " ".join(words[:length])) in self.ngrams:
                 yield ngram
@@ -70,7 +70,7 @@ Search = Callable[[tuple[Ngrams, str]], Iterator[tuple[int, str]]]
 
 
 def reference_search(sought: tuple[Ngrams, str]) -> Iterator[tuple[int, str]]:
-    """`Ngrams.matches` by sets of strings alone."""
+    """`Ngrams.matches` computed with sets of strings."""
     ngrams, text = sought
     spans = list(WORD.finditer(text))
     words = [span.group().lower() for span in spans]
@@ -82,7 +82,7 @@ def reference_search(sought: tuple[Ngrams, str]) -> Iterator[tuple[int, str]]:
 
 
 def indexed_search(sought: tuple[Ngrams, str]) -> Iterator[tuple[int, str]]:
-    """`Ngrams.matches` by the index, every place it names compared word by word."""
+    """`Ngrams.matches` computed with the index; the words at every candidate place are compared."""
     ngrams, text = sought
     for start in ngrams.index.candidates(text):
         words = [word.group().lower() for word in islice(WORD.finditer(text, start), ngrams.lengths[0])]

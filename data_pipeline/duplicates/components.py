@@ -1,4 +1,4 @@
-"""Connected components of the graph of candidate pairs: what can be decided independently of everything else.
+"""Connected components of the graph of candidate pairs. Each component is decided independently.
 
 A forest is an array that holds for each document an earlier one of its set, or itself for the first of a set. Two
 documents are linked if they share a bucket and their sketches agree often enough. Sketches matter: in a corpus of a
@@ -18,10 +18,10 @@ from data_pipeline.stages.deduplicate import DeduplicateConfig
 def components(
     bands: Iterable[NDArray[np.uint64]], sketches: NDArray[np.uint64], config: DeduplicateConfig
 ) -> NDArray[np.int64]:
-    """The first document of each document's component, [documents].
+    """First document of each document's component, [documents].
 
     `bands` yields the keys of one band after another, [documents] each; `sketches` is [documents, sketch words]
-    and may be a memory map. Needs 8 bytes for each document beside what `buckets` needs for one band.
+    and may be a memory map. Needs 8 bytes for each document, beside the memory of `buckets` for one band.
     """
     forest = np.arange(len(sketches))
     for keys in bands:
@@ -30,7 +30,7 @@ def components(
 
 
 def link(forest: NDArray[np.int64], groups: Buckets, sketches: NDArray[np.uint64], config: DeduplicateConfig) -> None:
-    """Join in place the sets of linked documents of each bucket.
+    """Join, in place, the sets of linked documents of each bucket.
 
     Members of one set are not compared again, so a bucket of near-duplicates costs one comparison for each.
     """
@@ -39,7 +39,7 @@ def link(forest: NDArray[np.int64], groups: Buckets, sketches: NDArray[np.uint64
 
 @compiled
 def merge(forest: NDArray[np.int64], other: NDArray[np.int64]) -> None:
-    """Join in place what another forest over the same documents joins."""
+    """Join, in place, the sets of another forest over the same documents."""
     for document in range(forest.shape[0]):
         join(forest, document, other[document])
 
@@ -62,7 +62,7 @@ def _first(forest: NDArray[np.int64], document: int) -> int:
 
 @compiled
 def join(forest: NDArray[np.int64], left: int, right: int) -> None:
-    """Make one set of those of two documents, in place."""
+    """Join the sets of two documents, in place."""
     left, right = _first(forest, left), _first(forest, right)
     forest[max(left, right)] = min(left, right)
 

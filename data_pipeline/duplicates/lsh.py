@@ -4,9 +4,13 @@ A document's fingerprint is a row of 64-bit words: one key for each band, then i
 minimum. Keys propose pairs; sketches estimate the similarity of a pair (two minima agree with a probability equal to
 the Jaccard similarity), so that unrelated documents, which share a bucket of few rows by the thousand in a large
 corpus, are told apart without their texts.
+
+With `rows` r and `bands` b, two documents of Jaccard similarity j share a band with probability 1 - (1 - j^r)^b, the
+S-curve (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.2).
 """
 
 from collections.abc import Sequence
+from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +18,14 @@ from numpy.typing import NDArray
 from data_pipeline.fast.kernels import compiled
 from data_pipeline.fast.minhash import signature
 from data_pipeline.stages.deduplicate import DeduplicateConfig
+from lineage.data_files import NearDuplicates
 
 WORD_BYTES = 8
 PARTITIONS = 16
-"""One for each value of a key's highest four bits."""
+"""Number of values of a key's highest four bits."""
 
 Buckets = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Documents of all buckets, one bucket after another, and where each bucket starts, ending with the total."""
+"""Documents of all buckets, back to back, and the start of each bucket, ending with the total."""
 
 
 def fingerprints(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.uint64]:
@@ -70,7 +75,7 @@ def sketch(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
 
 @compiled
 def agreement(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> np.int64:
-    """Equal bytes of two sketches, filling included."""
+    """Number of equal bytes of two sketches, padding included."""
     low = np.uint64(0x7F7F7F7F7F7F7F7F)
     count = np.uint64(0)
     for word in range(left.shape[0]):
@@ -81,13 +86,13 @@ def agreement(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> np.int64:
 
 
 def required_agreement(config: DeduplicateConfig) -> int:
-    """Equal bytes that two sketches need to be compared: `min_agreement` and the filling, which is always equal."""
+    """Equal bytes that two sketches need to be compared: `min_agreement` plus the padding, which is always equal."""
     return config.min_agreement + -config.num_permutations % WORD_BYTES
 
 
 @compiled
 def runs(documents: NDArray[np.int64], keys: NDArray[np.uint64]) -> Buckets:
-    """Documents of each run of equal keys that is longer than one, in order, and the lengths of these runs."""
+    """Documents of each run of two or more equal keys, in order, and the lengths of these runs."""
     shared = np.empty(documents.shape[0], np.int64)
     sizes = np.empty(documents.shape[0] // 2, np.int64)
     start, filled, runs = 0, 0, 0
@@ -118,3 +123,54 @@ def _band_keys(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
                 key ^= key >> np.uint64(32)
             keys[document, band] = key
     return keys
+
+
+SIMILARITIES = (0.7, 0.75, 0.8, 0.9)
+CURVE = tuple(step / 20 for step in range(21))
+HISTOGRAM_BINS = 20
+
+
+def recall(similarity: float, bands: int, rows: int, min_agreement: int = 0) -> float:
+    """Probability that a pair of this Jaccard similarity is compared.
+
+    It must share a whole band and agree in at least `min_agreement` of all bands x rows minima, each of which
+    agrees with the probability `similarity`.
+    """
+    band = np.array([comb(rows, k) * similarity**k * (1 - similarity) ** (rows - k) for k in range(rows + 1)])
+    partial = band.copy()
+    partial[rows] = 0
+    agreeing, without_a_band = np.ones(1), np.ones(1)
+    for _ in range(bands):
+        agreeing, without_a_band = np.convolve(agreeing, band), np.convolve(without_a_band, partial)
+    return float(np.clip(agreeing[min_agreement:].sum() - without_a_band[min_agreement:].sum(), 0, 1))
+
+
+def candidate_precision(threshold: float, bands: int, rows: int, min_agreement: int = 0) -> float:
+    """Share of compared pairs at or above the threshold, if all similarities from 0 to 1 were equally frequent."""
+    centres = (np.arange(1000) + 0.5) / 1000
+    compared = np.array([recall(float(similarity), bands, rows, min_agreement) for similarity in centres])
+    return float(compared[centres >= threshold].sum() / compared.sum())
+
+
+def histogram(similarities: Sequence[float]) -> NDArray[np.int64]:
+    """Compared pairs by Jaccard similarity, in HISTOGRAM_BINS equal bins of [0, 1], the last one closed."""
+    edges = np.arange(HISTOGRAM_BINS + 1) / HISTOGRAM_BINS
+    return np.histogram(similarities, edges)[0].astype(np.int64)
+
+
+def describe(config: DeduplicateConfig, compared: NDArray[np.int64]) -> NearDuplicates:
+    """Description of the banding for the ledger: parameters, S-curve, expected recall and precision, `compared` pairs.
+
+    `compared` is a sum of `histogram`s; the survivors of verification have precision 1 by construction.
+    """
+    banding = (config.bands, config.rows, config.min_agreement)
+    return NearDuplicates(
+        **config.model_dump(),
+        permutations=config.num_permutations,
+        min_agreement=config.min_agreement,
+        s_curve=[(similarity, recall(similarity, *banding)) for similarity in CURVE],
+        expected_recall={str(similarity): recall(similarity, *banding) for similarity in SIMILARITIES},
+        expected_candidate_precision=candidate_precision(config.threshold, *banding),
+        compared_pairs=int(compared.sum()),
+        compared_pairs_by_similarity=compared.tolist(),
+    )

@@ -1,4 +1,4 @@
-"""Which documents of one component are dropped, and for which survivor: independent of every other component."""
+"""Decides which documents of a component are dropped, and which survivor stands for each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.duplicates.components import flatten, join
-from data_pipeline.duplicates.lsh import agreement, required_agreement, runs
-from data_pipeline.duplicates.s_curve import histogram
+from data_pipeline.duplicates.lsh import agreement, histogram, required_agreement, runs
 from data_pipeline.duplicates.similarity import ShingledTexts
 from data_pipeline.fast.kernels import compiled
 from data_pipeline.stages.deduplicate import DeduplicateConfig
@@ -19,8 +18,8 @@ LISTED_ABOVE = 0.5
 
 
 MOST_COMPARED = 1000
-"""Most earlier documents that one is compared with: a hundred thousand pages of one template, each similar to all
-others but not enough, would take more than a day without a limit."""
+"""Most earlier documents that a document is compared with. Without a limit, a hundred thousand pages of one template,
+each similar to all others but below the threshold, would take more than a day."""
 
 
 class Decision(NamedTuple):
@@ -30,17 +29,17 @@ class Decision(NamedTuple):
     survivor: int
     """The earlier document that is kept for it."""
     jaccard: float
-    """Exact similarity of the two; with `megatron-2019`, of the document and the one it was most similar to."""
+    """Exact similarity of the two. With `megatron-2019`, the largest similarity of the document to any other."""
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """What was decided for a component."""
+    """The decisions for a component."""
 
     decisions: list[Decision]
-    """In order of document."""
+    """Dropped documents, in order."""
     compared: NDArray[np.int64]
-    """`s_curve.histogram` of the similarities of all pairs whose texts were compared."""
+    """`lsh.histogram` of the similarities of all pairs whose texts were compared."""
 
 
 def resolve(
@@ -53,13 +52,13 @@ def resolve(
 
     By the rule `verified`, a document is dropped if and only if its exact Jaccard similarity to an earlier document
     that is kept, shares a bucket with it and agrees with it in `min_agreement` minima is at least the threshold; its
-    survivor is the first such document. Of more than MOST_COMPARED such documents those are compared that agree in
-    most minima. Members without such a partner may be added to the component or left out: nothing changes.
+    survivor is the first such document. If there are more than MOST_COMPARED such documents, those that agree in the
+    most minima are compared. Members without such a partner may be added to the component or left out: nothing changes.
 
     By the rule `megatron-2019` (tools/openwebtext/{find_duplicates,group_duplicate_url,remove_group_duplicates}.py of
-    v2.6) one document of a bucket is compared with all others of it, pairs above 0.5 are listed, those of at least
-    the threshold are linked, and one document of each linked group is kept. Where the published code takes any (a
-    random one of a bucket, the first of an unordered set) the first in input order is taken. As there, the last
+    v2.6) one document of a bucket is compared with all others in it, pairs above 0.5 are listed, those of at least
+    the threshold are linked, and one document of each linked group is kept. Where the published code takes an
+    arbitrary one (of a bucket, of an unordered set), the first in input order is taken. As in that code, the last
     shingle of a text is left out of the comparison, and a text without shingles is similar to none.
     """
     held = _Held(fingerprints, config)
@@ -72,7 +71,7 @@ def resolve(
 
 
 class _Held:
-    """The documents held in the buckets of a component, by their place among its members."""
+    """The documents held in the buckets of a component, identified by their place among its members."""
 
     def __init__(self, fingerprints: NDArray[np.uint64], config: DeduplicateConfig) -> None:
         self._bucket_of, self._starts = _local_buckets(np.ascontiguousarray(fingerprints[:, : config.bands]))
@@ -83,7 +82,7 @@ class _Held:
         self._seen = np.full(len(fingerprints), -1)
 
     def candidates(self, place: int) -> list[int]:
-        """Held documents, in order, that share a bucket with this one and agree with it often enough."""
+        """Held documents, in order, that share a bucket with this document and agree with it often enough."""
         arrays = (self._bucket_of, self._starts, self._held, self._counts, self._seen, self._sketches)
         others, agreements = _candidates(place, *arrays, self._required)
         if len(others) > MOST_COMPARED:
@@ -92,7 +91,7 @@ class _Held:
         return candidates
 
     def hold(self, place: int, most: int) -> None:
-        """Hold a document in those of its buckets that hold fewer than `most`."""
+        """Hold a document in each of its buckets that holds fewer than `most`."""
         own = self._bucket_of[place]
         own = own[own >= 0]
         own = own[self._counts[own] < most]
@@ -133,7 +132,7 @@ def _group(documents: list[int], held: _Held, texts: ShingledTexts, threshold: f
 
 @compiled
 def _local_buckets(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The bucket of each member in each band, [members, bands], -1 where it is alone, and where each would start."""
+    """Bucket of each member in each band, [members, bands], -1 where it is alone; and the start of each bucket."""
     members, bands = keys.shape
     bucket_of = np.full((members, bands), -1)
     starts = np.zeros(members * bands // 2 + 1, np.int64)
@@ -162,7 +161,7 @@ def _candidates(
     sketches: NDArray[np.uint64],
     required: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Held documents that qualify and their agreement; `seen` holds for each member the last it was looked at for."""
+    """Held documents that qualify, and their agreement; `seen` [members] is the last document that examined each."""
     most = 0
     for bucket in bucket_of[place]:
         if bucket >= 0:

@@ -1,7 +1,7 @@
 """Exact Jaccard similarity of texts over their character shingles, compiled.
 
-The shingles of one text are put in a hash table, those of the other are looked up in it. A key decides by itself
-where it is the shingle (`shingles.pack`); longer shingles are compared byte by byte. No two shingles are confused.
+The shingles of one text go into a hash table; those of the other are looked up in it. A key of up to eight bytes is
+the shingle itself (`shingles.pack`); longer shingles are compared byte by byte, so no two shingles are confused.
 """
 
 from collections import OrderedDict
@@ -24,9 +24,9 @@ class ShingleTable(NamedTuple):
     keys: NDArray[np.uint64]
     """EMPTY where there is no shingle."""
     starts: NDArray[np.int64]
-    """Where in the text the shingle starts."""
+    """Byte at which the shingle starts in the text."""
     size: int
-    """Distinct shingles: none of a text that is shorter than one."""
+    """Number of distinct shingles; 0 for a text shorter than a shingle."""
     data: NDArray[np.uint8]
     """The text in UTF-8."""
     characters: int
@@ -46,7 +46,7 @@ def similarity(table: ShingleTable, other: NDArray[np.uint8]) -> float:
 
 
 class ShingledTexts:
-    """Texts by number, read with `text_of`, of which the last used are remembered up to `cache_bytes` of text."""
+    """Texts by number, read with `text_of`; the last used are remembered up to `cache_bytes` of text."""
 
     def __init__(self, text_of: Callable[[int], str], characters: int, cache_bytes: int = CACHE_BYTES) -> None:
         self._text_of, self._characters = text_of, characters
@@ -54,7 +54,7 @@ class ShingledTexts:
         self._free_bytes = cache_bytes
 
     def similarities(self, number: int, others: Sequence[int]) -> Iterator[tuple[int, float]]:
-        """Each of the other texts' numbers with its similarity to this one; without others nothing is read."""
+        """Similarity of this text to each of the others, with their numbers. Nothing is read if there are no others."""
         table: ShingleTable | None = None
         for other in others:
             data = self[other]
@@ -65,7 +65,7 @@ class ShingledTexts:
                 yield other, similarity(table, data)
 
     def has_shingles(self, number: int) -> bool:
-        """Whether the text is as long as one."""
+        """True if the text is at least one shingle long."""
         return bool(first_end(self[number], self._characters) <= self[number].size)
 
     def __getitem__(self, number: int) -> NDArray[np.uint8]:
@@ -88,7 +88,7 @@ def _slot(key: np.uint64, mask: int) -> np.int64:
 
 @compiled
 def _same(data: NDArray[np.uint8], start: int, other: NDArray[np.uint8], other_start: int, length: int) -> bool:
-    """Whether `length` bytes, at most those of one shingle of `other`, are equal in both."""
+    """True if `length` bytes, at most those of one shingle of `other`, are equal in both."""
     if start + length > data.shape[0]:
         return False
     same = True
@@ -152,7 +152,7 @@ def _compare(
     other: NDArray[np.uint8],
     characters: int,
 ) -> tuple[int, int]:
-    """How many distinct shingles of `other` are in the table of `data`, and how many are not."""
+    """Number of distinct shingles of `other` that are in the table of `data`, and number that are not."""
     met = np.zeros(table.shape[0], np.bool_)
     new, new_places = _empty_table(other.shape[0] // 8)
     keys, starts, ends = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.int64), np.empty(CHUNK, np.int64)

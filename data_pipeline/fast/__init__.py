@@ -1,12 +1,12 @@
-"""Fast code that takes the place of a library's and gives the same bytes and bits.
+"""Fast code that replaces a library's and gives the same bytes and bits.
 
-`exact.py` holds each against its library on built-in texts when a process first uses it; where they differ, or the
-library has another version, the library itself is used. `kernels.py` compiles loops with numba. What stands for what:
+`exact.py` compares each with its library on built-in texts when a process first uses it. If they differ, or the
+library has another version, the library itself is used. `kernels.py` compiles loops with numba. The replacements:
 
     exact_ftfy.py, badness.py           ftfy.fix_text
-    exact_langdetect.py, addresses.py   langdetect's detection, which language.py makes repeatable
+    exact_langdetect.py                 langdetect's detection, which language.py makes repeatable
     minhash.py, sha1.py, shingles.py    datasketch.MinHash over SHA-1
     ngram_index.py                      sets of word n-grams (contamination/words.py)
 
-Workers are forked from a process that has imported `ready.py`, so that the tables are made once for all of them.
+Workers are forked from a process that has imported `ready.py`, so the tables are made once for all of them.
 """

@@ -1,7 +1,7 @@
-"""What ftfy may do to a text, by its characters and pairs of them: compiled passes instead of regular expressions.
+"""Compiled passes over characters and pairs of characters that tell what ftfy may do to a text.
 
-`BADNESS_RE`, by which ftfy knows text that was decoded wrongly, is a list of alternatives, and each has two sets of
-characters that stand side by side. Pairs that belong to none of them, which is all but a few, need no search.
+`BADNESS_RE`, by which ftfy recognises text that was decoded wrongly, is a list of alternatives; each has two adjacent
+sets of characters. Pairs that belong to none of them, all but a few, need no search.
 """
 
 import re
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from data_pipeline.fast.kernels import call_first, compiled
 
 LAST = 0xFFFF
-"""Stands for itself and every character after it: ftfy's sets have none of those."""
+"""Code point that stands for itself and all after it; ftfy's sets have none of those."""
 
 Codes = NDArray[np.uint32]
 
@@ -27,10 +27,10 @@ def as_codes(text: str) -> Codes:
 
 
 class Kinds:
-    """Which of a text's characters are of a kind: a kind is one bit, and a character may be of several."""
+    """Table of the kinds of each character. A kind is one bit; a character may be of several kinds."""
 
     def __init__(self, characters: Mapping[int, Iterable[str]], others: int) -> None:
-        """`characters` are those of each bit; `others` is what a character of none of them is."""
+        """`characters` holds the characters of each bit; `others` holds the kinds of all other characters."""
         self._kinds = np.zeros(LAST + 1, np.uint8)
         for bit, members in characters.items():
             self._kinds[[ord(character) for character in members]] |= np.uint8(bit)
@@ -38,12 +38,12 @@ class Kinds:
         call_first(_kinds_of, as_codes(""), self._kinds)
 
     def of(self, codes: Codes) -> int:
-        """The kinds that the text has."""
+        """Kinds that occur in the text."""
         return int(_kinds_of(codes, self._kinds))
 
 
 def badness_search(known: set[str]) -> Callable[[str, Codes], bool]:
-    """A function that says whether `BADNESS_RE` matches, in a text without `known`, or would with other line ends.
+    """A function that is true if `BADNESS_RE` matches a text without `known`, or would with other line ends.
 
     Raises ValueError if the expression is not made of pairs and of characters in `known`.
     """
@@ -75,16 +75,16 @@ def badness_search(known: set[str]) -> Callable[[str, Codes], bool]:
 
 
 def parse(expression: re.Pattern[str]) -> Any:
-    """The regular expression as Python's own parser reads it."""
+    """Parse tree of a regular expression, from Python's own parser."""
     return import_module("re._parser").parse(expression.pattern, expression.flags)
 
 
 Set = tuple[set[int], bool]
-"""Code points, and whether all others are meant."""
+"""Code points, and True if all others are meant."""
 
 
 def character_set(item: tuple[Any, Any]) -> Set | None:
-    """What a place of a parsed expression matches, if that is one character of a list or outside one."""
+    """Characters that a node of a parsed expression matches, if it is a set or its complement."""
     operation, argument = item
     members: set[int] = set()
     negated = False
@@ -100,12 +100,12 @@ def character_set(item: tuple[Any, Any]) -> Set | None:
 
 
 def _is_within(sets: list[Set | None], known: set[int]) -> bool:
-    """Whether it is one character of `known`."""
+    """True if the node is one character of `known`."""
     return len(sets) == 1 and sets[0] is not None and not sets[0][1] and sets[0][0] <= known
 
 
 def _last_pair(sets: list[Set | None]) -> tuple[Set, Set]:
-    """Two sets side by side; the last ones, for it is what follows that tells such text from other."""
+    """The last two adjacent sets; the later characters are the ones that distinguish such text."""
     for left, right in zip(sets[-2::-1], sets[:0:-1], strict=True):
         if left and right:
             return left, right

@@ -1,4 +1,4 @@
-"""Fast paths that must give the reference's answer: checked at start-up, given up when they do not."""
+"""Fast paths that must give the reference's answer; a path that does not is given up at first use."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -6,7 +6,7 @@ from operator import eq
 from typing import TypeVar
 
 LAST_LETTER = 0x1FFFF
-"""No character after it is of upper case or a mark: they are ideographs, tags and for private use."""
+"""Last code point that can be an upper-case letter or a mark; all later ones are ideographs, tags or private."""
 T = TypeVar("T")
 R = TypeVar("R")
 

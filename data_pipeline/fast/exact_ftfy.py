@@ -1,4 +1,4 @@
-"""`ftfy.fix_text` of ftfy 6.3 that looks only at what ftfy could change: the same text, without the other passes.
+"""`ftfy.fix_text` of ftfy 6.3, restricted to the passes that could change a line: the same text in less time.
 
 ftfy repairs each line (each million characters of a longer line) by itself, with about twelve passes, again and again
 until none changes it. Most lines need none of the repairs, or only ligatures and wide characters replaced, straight
@@ -38,16 +38,16 @@ Normalization = Literal["NFC", "NFKC"]
 SUPPORTED = "6.3."
 SEGMENT = TextFixerConfig().max_decode_length
 BLOCK = 1 << 12
-"""Characters of whole lines that are looked at together before they are looked at one by one."""
+"""Number of characters of whole lines that are tested together before each line is tested."""
 PLAIN = set(printable) - set("&\r\v")
 """ASCII without controls and the ampersand; a form feed is left alone."""
 PLAIN_CHARACTER, AMPERSAND, TRANSLATED, QUOTE, REPAIRED, OTHER, MARK = (1 << bit for bit in range(7))
 UNTOUCHED = PLAIN_CHARACTER | AMPERSAND
 LINE_BREAKS_AND_ESCAPE = "\r\x1b\x85\u2028\u2029"
 MOST_PASSES = 64
-"""Of all repairs over one line."""
+"""Most passes of all repairs over one line."""
 MOST_MARKS = 1000
-"""In a row; Unicode's format for streams has 30."""
+"""Most consecutive marks; Unicode's stream-safe format allows 30."""
 MARKS = "".join(c for c in map(chr, range(LAST_LETTER + 1)) if combining(normalize("NFKD", c)[0]))
 FIND_MARKS = re.compile(f"[{re.escape(MARKS)}]++").finditer
 AFTER_DECODING = (
@@ -56,7 +56,7 @@ AFTER_DECODING = (
 )  # fmt: skip
 """ftfy's repairs that follow those of entities and of encodings."""
 LOST_BYTES = set(" ?\x1a\ufffd")
-"""What ftfy takes for a byte of UTF-8 that was lost."""
+"""Characters that ftfy takes for a lost byte of UTF-8."""
 
 SAMPLES = (
     "",
@@ -86,7 +86,8 @@ def fix_text(normalization: Normalization) -> Callable[[str], str]:
 def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
     """A function equal to `ftfy.fix_text` with that normalization; time and memory are linear in the text.
 
-    It raises Unfit where they would not be. Raises RuntimeError if ftfy is not a version that this was derived from.
+    The function raises Unfit where they would not be. Raises RuntimeError for a version of ftfy that this was not
+    derived from.
     """
     if not ftfy.__version__.startswith(SUPPORTED):
         raise RuntimeError(f"ftfy {ftfy.__version__} is not {SUPPORTED}x")
@@ -107,7 +108,7 @@ def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
     find_entity = chardata.HTML_ENTITY_RE.search
 
     def needs(text: str, entities: bool) -> int | None:
-        """The kinds of characters that the text has; None if it may need more than `settle` does."""
+        """Kinds of characters in the text; None if it may need more than `settle` does."""
         codes = as_codes(text)
         kinds_here = kinds.of(codes)
         if entities and kinds_here & AMPERSAND and find_entity(text):
@@ -123,7 +124,7 @@ def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
         return text if is_normalized(normalization, text) else normalize(normalization, text)
 
     def settle(text: str, entities: bool) -> str | None:
-        """The text with what needs no decoding replaced, and normalized; None if it needs more, or then would."""
+        """The text after the repairs that need no decoding; None if it needs other repairs, or would afterwards."""
         while (kinds_here := needs(text, entities)) is not None:
             if not kinds_here & ~UNTOUCHED:
                 return text
@@ -186,7 +187,7 @@ def _segment_start(text: str, place: int) -> int:
 
 
 def _segments(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Starts and ends of the segments between two that are one's start and one's end."""
+    """Starts and ends of ftfy's segments in a range that begins and ends at segments."""
     while start < end:
         after = text.find("\n", start, min(start + SEGMENT, end)) + 1 or min(start + SEGMENT, end)
         yield start, after
@@ -206,7 +207,7 @@ def _blocks(text: str, tagged: int) -> Iterator[tuple[int, int]]:
 
 
 def _repair_test(repaired: set[str]) -> Callable[[str, Codes], bool]:
-    """A function that is false only if ftfy would repair no line's encoding, in a text with nothing of `repaired`."""
+    """A function that is false only if ftfy would repair no line's encoding in a text without `repaired`."""
     is_bad = badness_search(repaired)
     decodable = [re.compile(_utf8_read_as(encoding)).fullmatch for encoding in chardata.CHARMAP_ENCODINGS]
 
@@ -223,7 +224,7 @@ def _repair_test(repaired: set[str]) -> Callable[[str, Codes], bool]:
 
 
 def _utf8_read_as(encoding: str) -> str:
-    """An expression for all of a text that ftfy may encode so and decode as UTF-8.
+    """An expression that matches a whole text which ftfy may encode in this encoding and decode as UTF-8.
 
     Each byte above 0xBF has continuations or lost ones after it, and there are no others.
     """

@@ -1,12 +1,13 @@
 """langdetect 1.0.9 with seed 0 as compiled loops over arrays: the same language and the same bits of probability.
 
-A text is one array of character classes (characters that langdetect normalises to the same one, and characters in no
-profile, share a class), an n-gram is a number made of classes, and a table leads from it to its row of probabilities.
-The random draws are those of Python's generator, and sums are in langdetect's order.
+A text becomes an array of character classes (characters that langdetect normalises to the same one share a class, and
+so do characters in no profile). An n-gram is a number made of classes, and a table leads from it to its row of
+probabilities. The random draws are those of Python's generator, and sums are in langdetect's order.
 """
 
 import math
 import random
+import string
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -18,7 +19,6 @@ from langdetect.detector_factory import DetectorFactory
 from langdetect.utils.ngram import NGram
 from numpy.typing import NDArray
 
-from data_pipeline.fast.addresses import without_addresses
 from data_pipeline.fast.exact import LAST_LETTER
 from data_pipeline.fast.kernels import call_first, compiled
 
@@ -28,7 +28,7 @@ Detection = tuple[str | None, tuple[float, ...]]
 SUPPORTED = "1.0.9"
 TRIALS = 7
 PADDED = 56
-"""Columns of a row of probabilities: 55 languages, and a zero to fill a vector register."""
+"""Columns of a row of probabilities: 55 languages and a zero that fills a vector register."""
 
 NOTHING, SPACE, LOWER, UPPER = range(4)
 """Classes: before the first character of a short n-gram; a space; a character in no profile, by `str.isupper`."""
@@ -99,9 +99,9 @@ def _character_classes(factory: DetectorFactory) -> tuple[NDArray[np.uint16], ND
 def _gram_tables(
     factory: DetectorFactory,
 ) -> tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
-    """From n-grams to rows of probabilities: a dense table, and open addressing (keys, rows) for all others.
+    """Tables from n-grams to rows of probabilities: a dense one, and open addressing (keys, rows) for all others.
 
-    What the dense table has says a bit: bit `third` of word `first * DENSE + second`. langdetect begins anew at a
+    Bit `third` of word `first * DENSE + second` is set if the dense table has the n-gram. langdetect begins anew at a
     space, so it looks up no n-gram with one in the middle, nor two spaces.
     """
     letters = _letters(factory)
@@ -147,7 +147,7 @@ def _draws() -> NDArray[np.uint32]:
 def _lookup(
     gram: tuple[int, int, int], known: NDArray[np.uint64], keys: NDArray[np.int64], rows: NDArray[np.int32]
 ) -> int:
-    """Place of an n-gram in the dense table, -1 - its row for one with other classes, or ABSENT."""
+    """Place of an n-gram in the dense table, or -1 - its row in the other, or ABSENT."""
     first, second, third = gram
     if max(first, second, third) < DENSE:
         place = first * DENSE + second
@@ -172,8 +172,8 @@ def _features(
 ) -> NDArray[np.int32]:
     """The text's n-grams (`append`, `cleaning_text` and `_extract_ngrams` of langdetect's Detector), as `_lookup`.
 
-    Few of them are drawn, so the dense table is left for those: a bit says what it has, and what it does not have is
-    written over by the next.
+    Few of them are drawn, so the dense table is read for those alone. A bit tells if it has an n-gram; one that it does
+    not have is overwritten by the next.
 
     langdetect means to count Latin Extended Additional as Latin and does not: it compares a number with a name.
     """
@@ -294,3 +294,41 @@ def _probabilities(
         for j in range(PADDED):
             mean[j] += current[j] / TRIALS
     return mean[:languages]
+
+
+MAX_LENGTH = 10_000
+"""Characters that langdetect examines, counted after addresses are removed."""
+LOOKAHEAD = 3_000
+"""More than a URL, a mail address and a Vietnamese pair together can be: 8 + 2076, 64 + 1 + 255 + 255, and 2."""
+MAILBOX, LONGEST_MAILBOX = string.ascii_letters + string.digits + "-_.", 64
+"""Characters that `Detector.MAIL_RE` accepts before the "@", and their largest number."""
+
+
+def without_addresses(text: str) -> str:
+    """The text that `Detector.append` examines, before it merges spaces. A long text is read only as far as needed."""
+    size = 2 * MAX_LENGTH
+    while True:
+        head = text[:size]
+        if "http" in head:
+            head = Detector.URL_RE.sub(" ", head)
+        head = _without_mail(head)
+        if size >= len(text) or len(head) >= MAX_LENGTH + LOOKAHEAD:
+            break
+        size *= 2
+    if not head.isascii() and any(mark in head for mark in NGram.DMARK_CLASS):
+        head = NGram.normalize_vi(head)
+    return head[:MAX_LENGTH]
+
+
+def _without_mail(text: str) -> str:
+    """`MAIL_RE.sub(" ", text)`, tried only where letters lead to an "@"; the expression itself tries every word."""
+    parts: list[str] = []
+    done, at = 0, text.find("@")
+    while at >= 0:
+        before = max(done, at - LONGEST_MAILBOX)
+        start = before + len(text[before:at].rstrip(MAILBOX))
+        if start < at and (address := Detector.MAIL_RE.match(text, start)):
+            parts += (text[done:start], " ")
+            done = address.end()
+        at = text.find("@", max(done, at + 1))
+    return "".join((*parts, text[done:])) if parts else text

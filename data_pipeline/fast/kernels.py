@@ -24,7 +24,7 @@ def compiled(function: Kernel) -> Kernel:
 
 
 def call_first(kernel: Kernel, *arguments: object) -> Any:
-    """What `kernel` returns; of several processes that start together one compiles while the others wait to load."""
+    """Call `kernel`. If several processes start together, one compiles while the others wait to load."""
     folder = -1
     with suppress(OSError, AttributeError, TypeError):
         folder = os.open(kernel.stats.cache_path, os.O_RDONLY)  # type: ignore[attr-defined]

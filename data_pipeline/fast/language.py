@@ -42,7 +42,7 @@ def detect(text: str) -> str | None:
 
 
 def detect_reference(text: str) -> str | None:
-    """What `detect` finds, by langdetect itself."""
+    """`detect` computed by langdetect itself."""
     return reference_detection()(text)[0]
 
 

@@ -1,8 +1,8 @@
 """MinHash signatures: datasketch's `affine32` scheme over SHA-1 hashes of UTF-8 shingles.
 
-`signature` compiles what `reference_signature` has datasketch do. Equal hashes add nothing to a minimum, so each is
-permuted once; SHA-1 of a shingle is remembered in a table of fixed size, and of those not in it many are hashed
-together. None of this changes a bit of the result.
+`signature` is the compiled form of `reference_signature`, which calls datasketch. Equal hashes add nothing to a
+minimum, so each is permuted once. SHA-1 of a shingle is remembered in a table of fixed size; shingles outside it are
+hashed together. None of this changes a bit of the result.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def signature(text: str, num_permutations: int = 128, shingle_characters: int = 
 
 
 def reference_signature(text: str, num_permutations: int = 128, shingle_characters: int = 5) -> NDArray[np.uint32]:
-    """The same by datasketch itself."""
+    """`signature` computed by datasketch itself."""
     sketch = as_sketch(None, num_permutations)
     encoded = [shingle.encode("utf-8", "surrogatepass") for shingle in shingles(text, shingle_characters)]
     for start in range(0, len(encoded), BATCH_SHINGLES):

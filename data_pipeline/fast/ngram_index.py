@@ -1,4 +1,4 @@
-"""A hash index of word n-grams: where in a text one may begin, found by compiled code in one pass.
+"""A hash index of word n-grams that finds, in one compiled pass, where in a text one may begin.
 
 Words are those of `re.finditer(r"\\w+")` on the running Python, lower-cased. Each is hashed character by character, a
 run of words by a rolling polynomial, all modulo 2**64 (Karp and Rabin 1987). Equal n-grams have equal hashes, so none
@@ -82,7 +82,7 @@ class NgramIndex:
 
 @cache
 def fold_table() -> NDArray[np.uint32]:
-    """For each code point the first code point of its lower case, 0 for one outside words, [0x110000].
+    """First code point of the lower case of each code point, 0 for one outside words, [0x110000].
 
     Words that are equal in lower case are equal folded: the three sigmas fold to one, because which small sigma a
     capital becomes depends on its place, and what follows the first code point is nothing in a word (in Unicode only

@@ -1,4 +1,4 @@
-"""Imported by the process that workers are forked from: the tables of cleaning and of language detection, made once."""
+"""Makes the tables of cleaning and language detection once, in the process that workers are forked from."""
 
 from data_pipeline.fast.exact_ftfy import fix_text
 from data_pipeline.fast.language import detect

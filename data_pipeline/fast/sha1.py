@@ -16,7 +16,7 @@ OPENING = (0x0F4B87C3, 0x40C951D8, 0x62EB73FA, 0xEFCDAB89, 0x67452301)
 
 
 def working_space() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """What `sha1_hashes32` works in: the words of the schedule, and the states, which begin with OPENING."""
+    """Working memory of `sha1_hashes32`: the words of the schedule, and the states, which begin with OPENING."""
     states = np.zeros((len(OPENING) + ROUNDS, LANES), np.uint32)
     states[: len(OPENING)] = np.array(OPENING, np.uint32)[:, None]
     return np.zeros(ROUNDS * LANES, np.uint32), states.ravel()

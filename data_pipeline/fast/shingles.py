@@ -46,7 +46,7 @@ def width(lead: int) -> int:
 
 @compiled
 def first_end(data: NDArray[np.uint8], characters: int) -> int:
-    """Where the first shingle ends, in bytes; past the end of the data if it holds too few characters."""
+    """End of the first shingle, in bytes; past the end of the data if it holds too few characters."""
     end = 0
     for _ in range(characters):
         end += width(data[end]) if end < data.shape[0] else 1

@@ -1,1 +1,1 @@
-"""What the pipeline has its tasks do, pass by pass."""
+"""The tasks of the pipeline, pass by pass."""

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from data_pipeline.document import Document
 from data_pipeline.duplicates.components import flatten, link, merge
-from data_pipeline.duplicates.lsh import WORD_BYTES, buckets, fingerprint_words
+from data_pipeline.duplicates.lsh import HISTOGRAM_BINS, WORD_BYTES, buckets, fingerprint_words
 from data_pipeline.duplicates.near_duplicates import resolve
-from data_pipeline.duplicates.s_curve import HISTOGRAM_BINS
 from data_pipeline.passes.measure import FINGERPRINTS, NUMBERS, read_fingerprints
 from data_pipeline.stages.deduplicate import DeduplicateConfig
 from data_pipeline.work.document_shard import DocumentShard
@@ -28,7 +27,7 @@ from lineage.environment import memory_bytes
 
 LINK_TASKS = 5
 SMALL_MEMORY_BYTES = 8 << 30
-"""Assumed where the memory of the machine is not known."""
+"""Memory assumed where the machine does not tell."""
 MEMBERS_OF_A_TASK = 1 << 14
 LINK_BYTES_PER_DOCUMENT = 40
 BUCKETS_AT_ONCE = 1 << 10
@@ -40,7 +39,7 @@ BAND, SKETCHES, FOREST, MEMBERS, COMPONENTS, DECISIONS, COMPARED = (
 
 
 class Corpus:
-    """Long documents, those of the first shard first; `starts` [shards + 1] are the numbers at which shards begin."""
+    """Long documents in order of shard; `starts` [shards + 1] are the numbers at which shards begin."""
 
     def __init__(self, prepared: Path, measured: Path, starts: NDArray[np.int64]) -> None:
         self._prepared, self._measured, self._starts = prepared, measured, starts
@@ -48,7 +47,7 @@ class Corpus:
         self._fingerprints = lru_cache(OPEN_SHARDS)(self._open_fingerprints)
 
     def place(self, number: int) -> tuple[int, int]:
-        """Shard and number in the shard."""
+        """Shard of a document, and its number there."""
         shard = int(np.searchsorted(self._starts, number, side="right")) - 1
         return shard, number - int(self._starts[shard])
 
@@ -81,7 +80,7 @@ class Corpus:
 def find_duplicates(
     workspace: Workspace, prepared: Finished, measured: Finished, config: DeduplicateConfig
 ) -> tuple[Finished, NDArray[np.int64]]:
-    """The stage whose single task holds all decisions, and how many compared pairs had which similarity."""
+    """The finished stage of all decisions, and the histogram of similarities of compared pairs."""
     section = config.model_dump(mode="json")
     counts = [each["documents"] for each in measured.counts]
     documents = sum(counts)
@@ -102,7 +101,7 @@ def find_duplicates(
 
 
 def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """The keys of each band and the sketches of all documents in files of their own."""
+    """Write the keys of each band, and the sketches, of all documents into files of their own."""
     config = DeduplicateConfig(**settings["config"])
     with ExitStack() as stack:
         bands = [stack.enter_context((directory / BAND.format(band)).open("wb")) for band in range(config.bands)]
@@ -116,7 +115,7 @@ def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) ->
 
 
 def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """A forest that joins the documents linked through some of the bands.
+    """Write a forest that joins the documents linked through some of the bands.
 
     Sketches are read where buckets need them, through a map whose pages are given back after every BUCKETS_AT_ONCE.
     """
@@ -135,7 +134,7 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
 
 
 def gather_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Components of two or more documents, one after another, cut into tasks of about as many documents."""
+    """Write the components of two or more documents, cut into tasks of about equal numbers of documents."""
     forest = np.load(inputs[0] / "00000" / FOREST)
     for task in range(1, settings["tasks"]):
         merge(forest, np.load(inputs[0] / f"{task:05d}" / FOREST, mmap_mode="r"))
@@ -153,7 +152,7 @@ def gather_components(settings: Settings, inputs: list[Path], directory: Path) -
 
 
 def resolve_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """The decisions in the components from `first` to before `last`."""
+    """Write the decisions for the components from `first` to before `last`."""
     components, prepared, measured = inputs
     config = DeduplicateConfig(**settings["config"])
     members = np.load(components / "00000" / MEMBERS, mmap_mode="r")
@@ -172,7 +171,7 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
 
 
 def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """All decisions in order of document."""
+    """Join all decisions in order of document."""
     folders = [inputs[0] / f"{task:05d}" for task in range(settings["tasks"])]
     decisions = np.concatenate([np.empty(0, DECISION), *(np.load(folder / DECISIONS) for folder in folders)])
     np.save(directory / DECISIONS, decisions[np.argsort(decisions["document"])])

@@ -1,4 +1,4 @@
-"""From shards in input order to splits in training order: slices of the final files, then the files."""
+"""Rearranges shards in input order into splits in training order: slices of the final files, then the files."""
 
 import os
 from contextlib import ExitStack, closing
@@ -9,10 +9,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.append import append_file
 from data_pipeline.passes.measure import NUMBERS, SIZES, TOKENS
 from data_pipeline.passes.selection import ENTRIES
-from data_pipeline.tokens.token_file import TokenFileWriter, merge_token_files
+from data_pipeline.tokens.token_file import TokenFileWriter, append_file, merge_token_files
 from data_pipeline.work.document_shard import DocumentShard
 from data_pipeline.work.tasks import Counts, Settings
 
@@ -21,9 +20,9 @@ SLICE_BYTES = 64 << 20
 
 
 def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """The order of the documents that are left, a file of numbers for each split.
+    """Write the order of the remaining documents, a file of numbers for each split.
 
-    Settings: `counts`, documents left in each shard; `splits`, the shard's split, all "" where there are none yet;
+    Settings: `counts`, documents left in each shard; `splits`, the split of each shard, "" before splitting;
     `shuffle`, section and seed of the split, or None for the order of the input.
     """
     starts = np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)])
@@ -57,9 +56,9 @@ def split(
 
 
 def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """The documents at places `first` to before `last` of a split.
+    """Write the documents at places `first` to before `last` of a split.
 
-    Settings: `split`, `first`, `last`, `lines` (whether texts are wanted), `dtype` of tokens or None.
+    Settings: `split`, `first`, `last`, `lines` (True if texts are wanted), `dtype` of tokens or None.
     Inputs: the order, and all shards after each pass and after selection.
     """
     order = np.load(inputs[0] / "00000" / f"order-{settings['split']}.npy", mmap_mode="r")
@@ -89,7 +88,7 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
 
 
 def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """The slices of a split from `first` to before `last`, joined into one file of its `kind`: lines or tokens."""
+    """Join the slices of a split from `first` to before `last` into one file of its `kind`: lines or tokens."""
     folders = [inputs[0] / f"{number:05d}" for number in range(settings["first"], settings["last"])]
     if settings["kind"] == "lines":
         (directory / "documents").mkdir()
@@ -104,7 +103,7 @@ def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 class _Shard:
-    """What is left of a shard: entries as `select_documents` writes them."""
+    """Remaining documents of a shard; `select_documents` wrote its entries."""
 
     def __init__(self, stages: list[Path], name: str, dtype: "np.dtype[Any] | None") -> None:
         prepared, measured, selected = (stage / name for stage in stages)
@@ -128,12 +127,12 @@ class _Shard:
         self._files.close()
 
     def line(self, place: int) -> bytes:
-        """The entry at that place as a line."""
+        """The line of an entry."""
         number = int(self.entries[place, 0])
         return self._documents.line(int(self._numbers[number])) if number >= 0 else self._parts.line(-1 - number)
 
     def tokens(self, place: int) -> NDArray[Any]:
-        """Its token ids."""
+        """The token ids of an entry."""
         number = int(self.entries[place, 0])
         if number >= 0:
             file, (start, end) = self._tokens, self._starts[number : number + 2].tolist()

@@ -1,4 +1,4 @@
-"""The second pass over a shard: everything the aggregates need to know of its documents, so that none reads texts.
+"""The second pass over a shard. It measures everything that corpus-wide decisions need, so that these read no texts.
 
 Tokens decide the length and are kept; fingerprints find near-duplicates; matches find test-set text. A shard's long
 documents are numbered from 0, and all shards' together are the corpus's numbers.
@@ -33,11 +33,11 @@ NUMBERS, SIZES, TOKENS, FINGERPRINTS, MATCHES = (
     "numbers.npy", "sizes.npy", "tokens.bin", "fingerprints.bin", "matches.jsonl",
 )  # fmt: skip
 BATCH_CHARACTERS = 1 << 20
-"""Text that is encoded, hashed and searched at a time, so that the tables of each stay in the processor's cache."""
+"""Characters encoded, hashed and searched at a time, so that the tables stay in the processor's cache."""
 
 
 def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write numbers, sizes and what else is asked for of the documents that the filters keep.
+    """Write numbers, sizes and the requested measurements of the documents that the filters keep.
 
     `numbers` [documents] are their places in the shard, `sizes` [documents, 2] their bytes and tokens. Settings:
     `early`, the stages of the first pass; `filters`, pairs of a TokenFilter's name and its section of the recipe;
@@ -61,7 +61,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
         for batch in _batches(DocumentShard(inputs[0])):
             with _timed(seconds, "tokens"):
                 encoded = [encode(tokenizer, document.text) if tokenizer else None for document in batch]
-            kept: list[Document] = []
+            long: list[Document] = []
             for document, ids in zip(batch, encoded, strict=True):
                 size, tokens = size_bytes(document.text), 0 if ids is None else len(ids)
                 all_tokens.append(tokens)
@@ -71,14 +71,14 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
                     token_file.write(ids.astype(dtype).data)
                 numbers.append(len(all_tokens) - 1)
                 sizes.extend((size, tokens))
-                kept.append(document)
+                long.append(document)
             if deduplicate:
                 with _timed(seconds, "deduplicate"):
-                    fingerprint_file.write(fingerprints([document.text for document in kept], deduplicate).data)
+                    fingerprint_file.write(fingerprints([document.text for document in long], deduplicate).data)
             if search:
                 with _timed(seconds, "decontaminate"):
-                    matching = [count_matches(document.text, paths, *lengths) for document in kept]
-                for number, ngrams in enumerate(matching, len(numbers) - len(kept)):
+                    matching = [count_matches(document.text, paths, *lengths) for document in long]
+                for number, ngrams in enumerate(matching, len(numbers) - len(long)):
                     if ngrams:
                         row = {"document": number, "ngrams": dict(ngrams)}
                         matches.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
@@ -107,7 +107,7 @@ def read_fingerprints(directory: Path, config: DeduplicateConfig) -> NDArray[np.
 
 
 def read_matches(directory: Path) -> Iterator[tuple[int, dict[str, int]]]:
-    """Documents of a measured shard with test-set n-grams, and how often they have each."""
+    """Documents of a measured shard with test-set n-grams, and the count of each n-gram."""
     with (directory / MATCHES).open("rb") as file:
         for line in file:
             row = orjson.loads(line)
@@ -115,7 +115,7 @@ def read_matches(directory: Path) -> Iterator[tuple[int, dict[str, int]]]:
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """The documents in order, a batch ending with the one that makes it BATCH_CHARACTERS long."""
+    """Batches of documents in order; a batch ends when it has BATCH_CHARACTERS."""
     batch: list[Document] = []
     characters = 0
     for document in documents:
@@ -130,7 +130,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 def _is_kept(
     document: Document, size: int, tokens: int, filters: Sequence[TokenFilter], entries: Sequence[Entry]
 ) -> bool:
-    """Whether no filter drops the document, which is entered in the ledger."""
+    """True if no filter drops the document; enters it in the ledger."""
     for each, entry in zip(filters, entries, strict=True):
         entry.incoming.count(size, tokens)
         if drop := each.apply(document.text, tokens):
@@ -141,7 +141,7 @@ def _is_kept(
 
 
 def _early(names: list[str], shard: Path, tokens: "array[int]", tokenizer: Tokenizer) -> list[Entry]:
-    """The tokens of the stages of the first pass, counted from the last stage of a document back to the source."""
+    """Count the tokens of the stages of the first pass, from the last stage of a document back to the source."""
     entries = [Entry(name) for name in names]
     plain = sum(tokens)
 

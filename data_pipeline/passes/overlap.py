@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.config import DataConfig
-from data_pipeline.contamination.passages import ngrams_of_files, read_documents
+from data_pipeline.contamination.decontaminate import ngrams_of_files, read_documents
 from data_pipeline.contamination.words import runs_of, words_of
 from data_pipeline.document import Document
 from data_pipeline.reading.pieces import Piece, choose_shard_bytes
@@ -33,14 +33,14 @@ RESULT = "overlap.json"
 
 @dataclass(frozen=True)
 class Share:
-    """N-grams, and how many of them are in the training corpus."""
+    """Number of n-grams, and number of those in the training corpus."""
 
     ngrams: int
     found: int
 
     @property
     def percent(self) -> float:
-        """The share that was found, 0 to 100; 0 where there are no n-grams."""
+        """Percentage of the n-grams in the corpus; 0 if there are none."""
         return 100 * self.found / self.ngrams if self.ngrams else 0.0
 
 
@@ -49,7 +49,7 @@ class Overlap:
     """The overlap of a training corpus with a test set."""
 
     occurrences: Share
-    """The papers' statistic: n-grams of the test set, each as often as it occurs there."""
+    """The papers' statistic: every occurrence of an n-gram in the test set counts."""
     distinct: Share
     """The test set's different n-grams."""
     documents: tuple[Share, ...]
@@ -57,7 +57,7 @@ class Overlap:
 
 
 def count_overlap(texts: Iterable[str], test_set: Path, words: int = WORDS) -> tuple[int, set[str]]:
-    """How many texts there are, and which n-grams of a test-set file they contain."""
+    """Number of texts, and the n-grams of a test-set file that they contain."""
     ngrams = ngrams_of_files((test_set,), words, words)
     read, contained = 0, set[str]()
     for text in texts:
@@ -86,7 +86,7 @@ def overlap(found: set[str], test_set: Path, words: int = WORDS) -> Overlap:
 def measure_overlap(
     config: DataConfig, sources: OpenedSources, test_sets: dict[str, Path], workspace: Workspace, directory: Path
 ) -> None:
-    """Write `overlap.json`: for each test set the share of its n-grams that the sources contain."""
+    """Write `overlap.json`, the share of each test set's n-grams that the sources contain."""
     shards = sources.shards(workspace, choose_shard_bytes(config.shard_bytes, sources.total_bytes))
     words = config.overlap.ngram_words
     results: dict[str, Any] = {}
@@ -94,12 +94,12 @@ def measure_overlap(
         fixed = {"limits": asdict(config.sources.limits), "test_set": str(path), "words": words}
         jobs: list[Job] = [({**fixed, "pieces": [piece.to_json() for piece in shard]}, ()) for shard in shards]
         counted = workspace.all(f"overlap-{len(results)}", count_shard, jobs, f"overlap with {name}")
-        found = set[str]()
+        present = set[str]()
         for number in range(len(shards)):
-            found.update((counted.task(number).path / FOUND).read_text(encoding="utf-8").split("\n")[:-1])
+            present.update((counted.task(number).path / FOUND).read_text(encoding="utf-8").split("\n")[:-1])
         if not (texts := sum(each["texts"] for each in counted.counts)):
             raise BadInput(f"the corpus is empty: {sources.describe()} gave no documents")
-        measured = overlap(found, path, words)
+        measured = overlap(present, path, words)
         documents = [[share.ngrams, share.found] for share in measured.documents]
         percent = measured.occurrences.percent
         results[name] = {"texts": texts, "percent": percent} | asdict(measured) | {"documents": documents}
@@ -107,10 +107,10 @@ def measure_overlap(
 
 
 def count_shard(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """The n-grams of the test set that a shard of the input contains."""
+    """Write the n-grams of the test set that a shard of the input contains."""
     pieces = [Piece(**piece) for piece in settings["pieces"]]
     items = read_pieces(pieces, Limits(**settings["limits"]))
     texts = (item.text for item in items if isinstance(item, Document))
-    read, found = count_overlap(texts, Path(settings["test_set"]), settings["words"])
-    (directory / FOUND).write_text("".join(f"{ngram}\n" for ngram in sorted(found)), encoding="utf-8")
+    read, present = count_overlap(texts, Path(settings["test_set"]), settings["words"])
+    (directory / FOUND).write_text("".join(f"{ngram}\n" for ngram in sorted(present)), encoding="utf-8")
     return {"texts": read}

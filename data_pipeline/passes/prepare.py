@@ -1,4 +1,4 @@
-"""The first pass over a shard: documents out of the input, through the stages that need only their text."""
+"""The first pass over a shard: reads documents and applies the stages that need only their text."""
 
 import time
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ QUARANTINE, UNCOUNTED = "quarantine.jsonl", "uncounted.jsonl"
 
 @dataclass
 class Uncounted:
-    """What the first pass did to a document, kept until there is a tokenizer to count its texts with."""
+    """Changes to a document in the first pass, kept until there is a tokenizer to count its texts with."""
 
     last: int
-    """Number of the last stage it came to, the source being 0."""
+    """Number of the last stage that saw the document; the source is 0."""
     changes: list[tuple[int, str, str]]
-    """Stages that changed it, with the `difference` of its texts before and after."""
+    """Stages that changed the document, with the `difference` of its texts before and after."""
     kept: int | None = None
-    """Its number among the shard's documents, if it is kept."""
+    """Number of the document among those of the shard, None if it is dropped."""
     reason: str = ""
     text: str = ""
-    """Why the last stage dropped it, and its text then."""
+    """Reason why the last stage dropped the document, and its text there."""
 
 
 def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write a shard's documents that are kept, what is no document, and what was changed or dropped.
+    """Write the kept documents of a shard, its malformed input, and the changes and drops.
 
     Settings: `pieces`, `limits`, and `filters`: pairs of a TextFilter's name and its section of the recipe.
     """
@@ -69,9 +69,13 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
                     documents.append(document)
                 if record.changes or record.kept is None:
                     uncounted.write(_line(record))
-        kept = len(documents)
     entries[0].seconds = time.perf_counter() - start - sum(entry.seconds for entry in entries[1:])
-    return {"stages": [asdict(entry) for entry in entries], "documents": kept, "malformed": bad, "blank": blank}
+    return {
+        "stages": [asdict(entry) for entry in entries],
+        "documents": len(documents),
+        "malformed": bad,
+        "blank": blank,
+    }
 
 
 def _line(item: Malformed | Uncounted) -> bytes:
@@ -79,7 +83,7 @@ def _line(item: Malformed | Uncounted) -> bytes:
 
 
 def difference(before: str, after: str) -> tuple[str, str]:
-    """Parts of two texts that differ by as many tokens as the texts, in any byte-level BPE with GPT-2's expression.
+    """Parts of two texts whose token counts differ by as much as the texts', in any byte-level BPE of GPT-2's kind.
 
     That expression divides a text where white space follows something else, and what stands on either side does not
     matter to the other; so a text has as many tokens as its pieces between such places. Pieces that are equal in both
@@ -104,14 +108,14 @@ def difference(before: str, after: str) -> tuple[str, str]:
 
 
 def _divides(before: str, after: str) -> bool:
-    """Whether the texts are divided at the ends of these lines."""
+    """True if the texts are divided at the ends of these lines."""
     return bool(before and after) and not (before[-1].isspace() or after[-1].isspace())
 
 
 def _filter(
     document: Document, filters: Sequence[TextFilter], entries: Sequence[Entry]
 ) -> tuple[Uncounted, Document | None]:
-    """What the filters leave of a document, entered in the ledger without its tokens; Unfit enters nothing."""
+    """Apply the filters to a document and enter it in the ledger without its tokens; Unfit enters nothing."""
     outcomes: list[str | Drop] = [document.text]
     for each, entry in zip(filters, entries[1:], strict=True):
         if isinstance(text := outcomes[-1], str):

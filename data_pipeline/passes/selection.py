@@ -1,4 +1,4 @@
-"""What is left of a shard once the whole corpus has been looked at: duplicates go, test-set text is cut out."""
+"""Applies the corpus-wide decisions to a shard: duplicates go, test-set text is cut out."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -22,7 +22,7 @@ ENTRIES, RARE = "entries.npy", "rare.txt"
 
 
 def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """The test sets' n-grams found fewer than `frequent` times in documents that are not duplicates."""
+    """Write the test sets' n-grams that occur fewer than `frequent` times in documents that are not duplicates."""
     measured, *decisions = inputs
     frequency: Counter[str] = Counter()
     documents = start = 0
@@ -39,7 +39,7 @@ def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) ->
 
 
 def select_documents(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """The documents of a shard that are left, and the parts of those that were cut.
+    """Write the remaining documents of a shard, and the parts of those that were cut.
 
     `entries` [documents, 3] are a document's number in the shard, or -1 - the number of a part; its bytes; its tokens.
     Settings: `start` (the shard's first number in the corpus), `count`, `deduplicate` (whether it was done),
@@ -96,7 +96,7 @@ def _amount(sizes: NDArray[np.int64]) -> Amount:
 
 
 def _dropped(decisions: list[Path], start: int, count: int) -> NDArray[np.bool_]:
-    """Which of the `count` documents from number `start` are duplicates, [count]."""
+    """True for each of the `count` documents from number `start` that is a duplicate, [count]."""
     gone = np.zeros(count, bool)
     for folder in decisions:
         documents = np.load(folder / "00000" / DECISIONS, mmap_mode="r")["document"]

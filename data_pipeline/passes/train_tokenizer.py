@@ -1,4 +1,4 @@
-"""The tokenizer of a dataset as a task: trained on its text, or the published one."""
+"""Tasks that make the tokenizer of a dataset: train it on the text, or copy the published one."""
 
 import zlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from data_pipeline.work.document_shard import DocumentShard
 from data_pipeline.work.tasks import Counts, Settings
 
 TRAINING_BYTES = 2 << 30
-"""Of a larger corpus a sample of about this size is used, which bounds the memory of training."""
+"""A larger corpus is sampled down to about this size, which bounds the memory of training."""
 
 
 def train(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -20,13 +20,13 @@ def train(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def copy_published(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """GPT-2's vocabulary from its two `files`."""
+    """Write GPT-2's vocabulary from its two `files`."""
     Tokenizer.from_gpt2_files(*map(Path, settings["files"])).save(directory)
     return {}
 
 
 def _sample(prepared: Path, shards: int, size: int) -> Iterator[str]:
-    """Texts in order; of a large corpus those whose checksum is low, whatever the shards are."""
+    """Texts in order; from a large corpus, those with a low checksum, however it is sharded."""
     below = (TRAINING_BYTES << 32) // max(size, 1)
     for shard in range(shards):
         for document in DocumentShard(prepared / f"{shard:05d}"):

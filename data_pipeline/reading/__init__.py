@@ -1,1 +1,1 @@
-"""Where documents come from: sources, pieces of files, lines."""
+"""Sources of documents: pieces of files and their lines."""

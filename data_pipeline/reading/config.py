@@ -10,7 +10,7 @@ from lineage.config import Config
 
 HUB_NAMES = ("wikipedia", "openwebtext", "realnews", "cc-stories")
 FILE_KINDS = ("jsonl", "parquet", "text", "documents")
-INSTALLED_DOCS, OS_DOCS = "installed-docs", "os-docs"
+INSTALLED_DOCS = "installed-docs"
 
 
 def check_source_name(name: str) -> None:
@@ -20,11 +20,11 @@ def check_source_name(name: str) -> None:
         if not path:
             raise ValueError(f"source {name!r} has no path after the colon")
         return
-    if name in (*HUB_NAMES, INSTALLED_DOCS, OS_DOCS):
+    if name in (*HUB_NAMES, INSTALLED_DOCS):
         return
     if name in FILE_KINDS:
         raise ValueError(f"source {name!r} needs a path: {name}:PATH")
-    known = [*HUB_NAMES, INSTALLED_DOCS, OS_DOCS, *(f"{kind}:" for kind in FILE_KINDS)]
+    known = [*HUB_NAMES, INSTALLED_DOCS, *(f"{kind}:" for kind in FILE_KINDS)]
     close = difflib.get_close_matches(f"{kind}{colon}", known, 1)
     hint = close[0] + path if close and close[0].endswith(":") else "".join(close)
     raise ValueError(
@@ -33,11 +33,11 @@ def check_source_name(name: str) -> None:
 
 
 class SourcesConfig(Config):
-    """Where text comes from."""
+    """Sources of text."""
 
     names: tuple[str, ...] = Field(min_length=1)
-    """`wikipedia`, `openwebtext`, `realnews`, `cc-stories`, `installed-docs`, `os-docs`, `jsonl:PATH`, `parquet:PATH`,
-    `text:PATH` or `documents:PATH`, read in this order; PATH is a file, a directory or a pattern, of `documents` a
+    """`wikipedia`, `openwebtext`, `realnews`, `cc-stories`, `installed-docs`, `jsonl:PATH`, `parquet:PATH`,
+    `text:PATH` or `documents:PATH`, read in this order. PATH is a file, a directory or a pattern; `documents:PATH` is a
     directory that a verb wrote."""
     offline_fallback: Literal["installed-docs"] | None = None
     """Source used instead when the Hugging Face hub is needed and cannot be reached; without it the run stops."""
@@ -46,7 +46,7 @@ class SourcesConfig(Config):
     max_bytes: PositiveInt | None = None
     """Most UTF-8 bytes taken from each source. Streams and files are cut off, installed documentation is sampled."""
     max_line_bytes: PositiveInt = 256 << 20
-    """A longer line, or text file, is no document."""
+    """Longest line or text file that is accepted as a document."""
     max_decompression_ratio: PositiveFloat = 200.0
     """A compressed file is read until it exceeds this many times its compressed size, and 16 MiB."""
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -54,7 +54,7 @@ class SourcesConfig(Config):
 
     @property
     def limits(self) -> Limits:
-        """What a line and a file may be."""
+        """Limits of a line and of a compressed file."""
         return Limits(self.max_line_bytes, self.max_decompression_ratio)
 
     @field_validator("names")

@@ -37,7 +37,7 @@ class FileSource:
 
     @property
     def _root(self) -> Path:
-        """As named; `~` is the home directory."""
+        """The named path, with `~` expanded."""
         return Path.home() / self._path[2:] if self._path.startswith("~/") else Path(self._path)
 
     @cached_property
@@ -99,7 +99,7 @@ class FileSource:
 
     @cached_property
     def _surveyed(self) -> list[tuple[Piece, list[int]]]:
-        """Each file with its digest and, if it can be cut at any line, its newlines before each grain."""
+        """Every file with its digest and, if it can be cut at any line, its newlines before each grain."""
         surveys = []
         try:
             with Progress(f"digest of {self.name}", self.total_bytes, "bytes") as progress:
@@ -139,7 +139,7 @@ def _count_newlines(path: Path, progress: Progress) -> tuple[str, list[int]]:
 
 
 def _cut_parquet(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
-    """A table as runs of row groups. Raises BadInput for a file that is no table of texts."""
+    """Cut a table into runs of row groups. Raises BadInput for a file that is not a table of texts."""
     import pyarrow
     from pyarrow import parquet
 

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether it can be reached, answered within seconds, and what it does not give."""
+"""The Hugging Face hub: a quick test of the connection, and clear errors."""
 
 import os
 import threading
@@ -39,10 +39,10 @@ def _answers() -> bool:
 
 @contextmanager
 def asking_for(what: str) -> Iterator[None]:
-    """Turn what the hub's clients raise into one sentence.
+    """Turn the errors of the hub's clients into one sentence.
 
-    Raises DataMissing for what the hub does not have or keeps behind a gate, Interrupted where it stops answering. An
-    error of this machine's disk is passed on.
+    Raises DataMissing if the hub does not have the repository or gates it, Interrupted if it stops answering. Disk
+    errors of this machine are passed on.
     """
     from huggingface_hub import errors
 

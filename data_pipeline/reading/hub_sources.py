@@ -1,4 +1,4 @@
-"""The paper's corpora as the Hugging Face hub has them, streamed (Megatron-LM section 4.1: Wikipedia, OpenWebText,
+"""The paper's corpora, streamed from the Hugging Face hub (Megatron-LM section 4.1: Wikipedia, OpenWebText,
 RealNews, CC-Stories)."""
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from lineage.errors import DataMissing, Interrupted
 HARVESTED = "documents.jsonl"
 LARGE_BYTES = 20 << 30
 TEXT_PER_BYTE = 3
-"""Of a compressed Parquet file."""
+"""Bytes of text for each byte of compressed Parquet."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class HubSource:
 
     @cached_property
     def total_bytes(self) -> int:
-        """Of text, about: what the hub says of its compressed files, or many where it does not answer."""
+        """Approximate bytes of text, from the sizes of the compressed files; many if the hub does not answer."""
         from huggingface_hub import HfApi
 
         place, files = self._location, []
@@ -77,7 +77,7 @@ class HubSource:
         return TEXT_PER_BYTE * sum(sizes) or LARGE_BYTES
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Raises what `asking_for` raises."""
+        """Stream each file into a local one. Raises the errors of `asking_for`."""
         with asking_for(self.name):
             files = int(_open(self._location).num_shards)
         settings = {"name": self.name, "location": asdict(self._location), "files": files}
@@ -88,7 +88,7 @@ class HubSource:
 
 
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write one file of a corpus as JSON lines. Raises what `asking_for` raises."""
+    """Write one file of a corpus as JSON lines. Raises the errors of `asking_for`."""
     name, number = settings["name"], settings["file"]
     with (directory / HARVESTED).open("wb") as file, asking_for(name):
         rows = _open(Location(**settings["location"])).shard(num_shards=settings["files"], index=number)

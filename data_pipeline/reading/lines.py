@@ -13,7 +13,7 @@ from lineage.atomic import parse_json
 
 CHUNK_BYTES = 1 << 20
 ALLOWED_BYTES = 16 << 20
-"""What a compressed file may always expand to."""
+"""Size that any compressed file may expand to."""
 COMPRESSED = (".gz", ".zst")
 
 
@@ -56,7 +56,7 @@ def open_bytes(path: Path, ratio: float) -> Iterator[BinaryIO]:
 
 
 def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Each line with its length in bytes, its newline counted; of one with more than `max_bytes` only the beginning."""
+    """Lines with their lengths in bytes, newline included. A line of more than `max_bytes` is cut."""
     while line := stream.readline(max_bytes + 1):
         length = len(line)
         if length > max_bytes and not line.endswith(b"\n"):
@@ -69,7 +69,7 @@ def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
 
 
 def seek_line(file: BinaryIO, start: int, end: int) -> int | None:
-    """Move to the first line that begins in `[start, end)`; its position, or None if there is none."""
+    """Move to the first line that begins in `[start, end)` and return its position, None if there is none."""
     if start == 0:
         return 0 if end else None
     position = start - 1
@@ -82,7 +82,7 @@ def seek_line(file: BinaryIO, start: int, end: int) -> int | None:
 
 
 def parse_line(line: bytes) -> Any:
-    """The JSON of a line. orjson refuses half surrogate pairs and says less of what is wrong than `json`."""
+    """The JSON value of a line. `json` accepts lone surrogates and explains errors better than orjson."""
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -1,8 +1,8 @@
-"""How much of a text is English prose: its function words, letters and sentences, and which paragraphs pass.
+"""Measures of English prose: function words, letters and sentences; and the paragraphs of a text.
 
 The rules are those of C4 (Raffel et al. 2020, section 2.2: five words, the end of a sentence) and MassiveText (Rae et
 al. 2021, appendix A.1.1: stop words, letters, no lists), held against paragraphs instead of lines and pages. Two stop
-words in a page say little of a paragraph, so the share of all function words is asked for.
+words in a page say little about a paragraph, so the share of all function words is measured.
 """
 
 import re
@@ -32,23 +32,23 @@ LIST_ITEM = re.compile(r"\s*(?:(?:[-*+•]|\.\.|\(?\d{1,2}[.)]|\(?[a-z]\)|:[\w ]
 
 @dataclass(frozen=True)
 class Composition:
-    """What a text is made of."""
+    """Counts of the elements of a text."""
 
     characters: int
     letters: int
-    """And white space."""
+    """Letters and white space."""
     words: int
     function_words: int
     sentences: int
 
     @property
     def sentence_words(self) -> float:
-        """Words in a sentence, on average; a text that ends no sentence is one."""
+        """Average words in a sentence; a text without the end of a sentence counts as one."""
         return self.words / max(1, self.sentences)
 
 
 def measure(text: str) -> Composition:
-    """The text by its words, which white space divides."""
+    """Count the elements of a text; white space divides words."""
     words = text.lower().split()
     ascii_letters = text.encode("ascii", "ignore").translate(None, OTHER_ASCII)
     letters = len(ascii_letters) + sum(sign.isalpha() or sign.isspace() for sign in BEYOND_ASCII.findall(text))
@@ -57,10 +57,10 @@ def measure(text: str) -> Composition:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Each paragraph as one line, if its lines could be those of prose.
+    """Paragraphs whose lines could be prose, each as one line.
 
-    Blank lines and lines below titles divide paragraphs. Lines of prose begin in one column, the first there or further
-    in, and none of them begins as an item of a list does.
+    Blank lines and lines below titles divide paragraphs. Lines of prose begin in the same column; the first may be
+    indented further. None begins like an item of a list.
     """
     for paragraph in PARAGRAPHS.split(text):
         lines = [line for line in paragraph.split("\n") if line.strip()]

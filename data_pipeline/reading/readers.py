@@ -1,4 +1,4 @@
-"""The documents in a piece of a file, what was found instead of one, and where a source taken in part ends."""
+"""Reads the documents in a piece of a file, names malformed input, and cuts sources off at a limit."""
 
 import json
 import os
@@ -20,19 +20,19 @@ EXCERPT_CHARACTERS = 300
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BATCH_ROWS = 64
 SPARE_BYTES = 256 << 20
-"""Of memory, beside four times what a table says it unpacks to."""
+"""Memory allowed beyond four times the unpacked size that a table states."""
 ROW_BYTES = 4
-"""What a row of Parquet counts beside its text: its length, were it written out."""
+"""Bytes counted for a row of Parquet beside its text: the length field."""
 EXPANDS = "expands more than {:g} times, the rest is not read"
 AGAIN = "the same command reads it again, and what was finished of other files is kept"
 
 Item = Document | Malformed | None
-"""A document, something else, or a blank line."""
+"""A document, malformed input, or None for a blank line."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one line and one compressed file may be."""
+    """Largest line, and largest expansion of a compressed file."""
 
     max_line_bytes: int = 256 << 20
     max_ratio: float = 200.0
@@ -45,10 +45,10 @@ class Limit:
         self._max_documents, self._max_bytes = max_documents, max_bytes
         self.documents = self.bytes = 0
         self.reached = False
-        """Whether a document was refused."""
+        """True once a document was refused."""
 
     def admits(self, document_bytes: int) -> bool:
-        """Whether a document of that size is within the limits, counting it if it is."""
+        """True if a document of this size is within the limits; it is then counted."""
         documents, total_bytes = self.documents + 1, self.bytes + document_bytes
         over = self._max_documents is not None and documents > self._max_documents
         if over or (self._max_bytes is not None and total_bytes > self._max_bytes):
@@ -59,9 +59,9 @@ class Limit:
 
 
 def read_pieces(pieces: Iterable[Piece], limits: Limits) -> Iterator[Item]:
-    """Everything in the pieces, in order.
+    """All items of the pieces, in order.
 
-    Raises BadInput for a file that cannot be read, Interrupted for one that was changed or went away meanwhile.
+    Raises BadInput for a file that cannot be read, Interrupted for one that was changed or removed meanwhile.
     """
     for piece in pieces:
         read = {"parquet": _read_parquet, "text": _read_text}.get(piece.kind, _read_lines)
@@ -100,7 +100,7 @@ def pieces_within(limit: Limit, pieces: Iterable[Piece], limits: Limits) -> Iter
 
 
 def mend_surrogates(text: str) -> str:
-    """Half surrogate pairs, which no encoding can write, become U+FFFD as in ftfy."""
+    """Replace lone surrogates, which no encoding can write, by U+FFFD as ftfy does."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -109,7 +109,7 @@ def mend_surrogates(text: str) -> str:
 
 
 def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:
-    """What stands in a place where a document should, with its beginning."""
+    """A record of malformed input, with its first characters."""
     excerpt = content[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace")[:EXCERPT_CHARACTERS]
     return Malformed(name, line, reason, excerpt)
 
@@ -199,9 +199,9 @@ def _read_parquet(piece: Piece, limits: Limits) -> Iterator[Item]:
 
 
 def _next_within(size: int, batches: Iterator[Any]) -> Any:
-    """The next of the batches, made in so many more bytes of memory; None after the last.
+    """The next batch, read within `size` more bytes of memory; None after the last.
 
-    A page may have 2 GB whatever the table says of it, and is unpacked whole.
+    A page is unpacked whole and may have 2 GB, whatever the table states.
     """
     taken = Path("/proc/self/statm")
     if not taken.exists():
@@ -240,7 +240,7 @@ def _read_text(piece: Piece, limits: Limits) -> Iterator[Item]:
 
 
 def text_document(name: str, content: bytes, limits: Limits) -> Document | Malformed:
-    """A file's content, as much as was read to see whether it is within the limits, as a document."""
+    """A document from a file's content, of which at most one byte more than the limit was read."""
     if len(content) > limits.max_line_bytes:
         return malformed(name, 1, f"longer than {limits.max_line_bytes:,} bytes", content)
     try:

@@ -1,45 +1,42 @@
-"""The sources of a configuration, opened: what each is, its fingerprint, its documents."""
+"""Opens the sources of a configuration: description, fingerprint and documents of each."""
 
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from data_pipeline.reading.config import HUB_NAMES, INSTALLED_DOCS, OS_DOCS, SourcesConfig
+from data_pipeline.reading.config import HUB_NAMES, INSTALLED_DOCS, SourcesConfig
 from data_pipeline.reading.file_sources import FileSource
-from data_pipeline.reading.harvested import HarvestedSource
 from data_pipeline.reading.hub import hub_is_reachable
 from data_pipeline.reading.hub_sources import HubSource, refuse_withdrawn
 from data_pipeline.reading.installed_docs import InstalledDocs
-from data_pipeline.reading.os_docs import OsDocs
 from data_pipeline.reading.pieces import Piece, pack
 from data_pipeline.reading.readers import Limit, pieces_within
 from data_pipeline.work.workspace import Workspace
 from lineage.errors import DataMissing
 
-HARVESTED: dict[str, type[HarvestedSource]] = {INSTALLED_DOCS: InstalledDocs, OS_DOCS: OsDocs}
 TYPICAL_DOCUMENT_BYTES = 10_000
 
 
 class Source(Protocol):
-    """Where documents come from."""
+    """A source of documents."""
 
     @property
     def name(self) -> str:
-        """Its name in the configuration."""
+        """Name in the configuration."""
 
     def fingerprint(self) -> str:
         """A digest that changes whenever the documents may."""
 
     def describe(self) -> str:
-        """What the source is, for people; complete once it has been read."""
+        """Description for people; complete once the source has been read."""
 
     @property
     def total_bytes(self) -> int:
-        """About how much there is to read."""
+        """Approximate bytes to read."""
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """The files that hold its documents, in order, cut to at most `shard_bytes` where they can be."""
+        """Files of the source, in order, cut to at most `shard_bytes` where possible."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +52,13 @@ class OpenedSources:
         return {f"source {number} {source.name}": source.fingerprint() for number, source in enumerate(self.sources)}
 
     def describe(self) -> str:
-        """What is read, for people; complete once it has been read."""
+        """Description for people; complete once the sources have been read."""
         described = "; ".join(source.describe() for source in self.sources)
         return f"{described} -- {self.stand_in}" if self.stand_in else described
 
     @property
     def total_bytes(self) -> int:
-        """About how much there is to read."""
+        """Approximate bytes to read."""
         return sum(source.total_bytes for source in self.sources)
 
     def shards(self, workspace: Workspace, shard_bytes: int) -> list[list[Piece]]:
@@ -93,8 +90,8 @@ def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
 
 
 def _open(name: str, config: SourcesConfig, seed: int) -> Source:
-    if name in HARVESTED:
-        return HARVESTED[name](config, seed)
+    if name == INSTALLED_DOCS:
+        return InstalledDocs(config, seed)
     source = HubSource(name) if name in HUB_NAMES else FileSource(name)
     if config.max_documents is None and config.max_bytes is None:
         return source

@@ -1,7 +1,7 @@
-"""The stages in order: what `mlm-data run` does one after another and each verb by itself. Imports nothing slow.
+"""The stages in order: `mlm-data run` runs them all, each verb runs one. Imports nothing slow.
 
-Each file of this folder but `stage.py` declares one stage, and nothing else names it. A filter does its own work; of a
-stage that looks at the whole corpus only name and settings are here, and its work stands in `passes/`.
+Each file of this folder but `stage.py` declares one stage, and nothing else names it. A filter does its own work. A
+stage that examines the whole corpus has only its name and settings here; its work stands in `passes/`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from data_pipeline.stages.stage import SOURCE, Stage, TextFilter, TokenFilter
 
 
 def in_order(stages: Iterable[type[Stage]]) -> tuple[type[Stage], ...]:
-    """Each stage behind the one that it names, an earlier step before a later one, and by name where both allow two.
+    """Order stages: each behind the one that it names, an earlier step before a later one, then by name.
 
     Raises ValueError for a stage that names none of the others, or one of a later step.
     """

@@ -7,7 +7,7 @@ from data_pipeline.stages.stage import SOURCE, Example, TextFilter
 
 
 class Clean(TextFilter):
-    """Repair broken Unicode with ftfy. A document of which nothing is left is dropped."""
+    """Repair broken Unicode with ftfy. A document that becomes empty is dropped."""
 
     name = verb = "clean"
     after = SOURCE

@@ -19,7 +19,7 @@ TestSets = Annotated[tuple[str, ...], AfterValidator(_check)]
 
 
 class DecontaminateConfig(Stage):
-    """Cut the text of test sets out. The text of test sets is known by its word n-grams."""
+    """Cut the text of test sets out. Test-set text is recognised by its word n-grams."""
 
     name = verb = "decontaminate"
     after = "deduplicate"

@@ -15,14 +15,14 @@ class DeduplicateConfig(Stage):
     after = "length"
 
     rule: Literal["verified", "megatron-2019"] = "verified"
-    """`verified`: a document goes if an earlier one that is kept reaches the threshold with it. `megatron-2019`: of
-    groups made as Megatron-LM v2.6 tools/openwebtext makes them, pair by pair, one document stays."""
+    """`verified`: a document is dropped if its similarity to an earlier kept one is at least the threshold.
+    `megatron-2019`: one document stays of each group that Megatron-LM v2.6 tools/openwebtext would make."""
     bands: Annotated[int, Field(ge=1, le=1024)] = 25
     """Bands of a signature; documents that agree in a whole band are compared."""
     rows: Annotated[int, Field(ge=1, le=64)] = 5
     """Minima in a band."""
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """Exact Jaccard similarity from which two documents are duplicates."""
+    """Least exact Jaccard similarity of duplicates."""
     shingle_characters: Annotated[int, Field(ge=1, le=13)] = 5
     """Length of a shingle; 13 characters of four bytes fit one block of SHA-1."""
 
@@ -35,7 +35,7 @@ class DeduplicateConfig(Stage):
     def min_agreement(self) -> int:
         """Minima in which a pair must agree to be compared: five standard deviations below the mean at the threshold.
 
-        The published rule compares whatever shares a band: 0.
+        The published rule compares all pairs that share a band: 0.
         """
         if self.rule == "megatron-2019":
             return 0

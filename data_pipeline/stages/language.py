@@ -28,13 +28,13 @@ class Language(TextFilter):
 
     @classmethod
     def made_with(cls) -> dict[str, Any]:
-        """langdetect's profiles, and how Python adds floats."""
+        """Versions of langdetect's profiles and of Python, whose float sum changed in 3.12."""
         from importlib.metadata import version
 
         return {"langdetect": version("langdetect"), "seed": 0, "python": platform.python_version()}
 
     def apply(self, text: str) -> str | Drop:
-        """The text if it is in that language; one without a language is dropped."""
+        """The text if it is in the kept language; a text without a detectable language is dropped."""
         from data_pipeline.fast.language import detect
 
         language = detect(text)

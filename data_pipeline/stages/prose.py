@@ -1,4 +1,4 @@
-"""Prose filter: what is no prose in documentation is lists of parameters, tables and code."""
+"""Prose filter: removes the lists of parameters, tables and code in documentation."""
 
 from typing import Annotated
 
@@ -41,10 +41,10 @@ class Prose(TextFilter):
     """Words of a sentence, on average over a paragraph."""
 
     def apply(self, text: str) -> str | Drop:
-        """Its prose, paragraphs divided by blank lines; prose comes out as it went in."""
-        kept = self.prose_of(text)
-        words = sum(len(paragraph.split()) for paragraph in kept)
-        return "\n\n".join(kept) if words >= self.min_words else Drop("too little prose")
+        """Paragraphs of prose, divided by blank lines; prose alone comes out unchanged."""
+        prose = self.prose_of(text)
+        words = sum(len(paragraph.split()) for paragraph in prose)
+        return "\n\n".join(prose) if words >= self.min_words else Drop("too little prose")
 
     def prose_of(self, text: str) -> list[str]:
         """The paragraphs of prose."""

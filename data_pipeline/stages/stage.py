@@ -1,4 +1,4 @@
-"""What a stage is: a class that is its section of a recipe, its verb, its entry in the ledger and what it does."""
+"""A stage is one class: its section of a recipe, its verb, its entry in the ledger and its work."""
 
 import re
 from abc import ABC, abstractmethod
@@ -12,38 +12,38 @@ SOURCE = "source"
 
 
 class Example(NamedTuple):
-    """A text and what a filter with its default settings makes of it; a test holds the filter to it."""
+    """A text, and the outcome of a filter with default settings; a test checks it."""
 
     text: str
     outcome: str | Drop
     tokens: int = 0
-    """Of the text, its end-of-text token counted; for a TokenFilter."""
+    """Tokens of the text, end-of-text included; for a TokenFilter."""
 
 
 class Stage(Config):
     """A stage. The first sentence of its docstring is the help of its verb; its fields are its section of a recipe."""
 
     name: ClassVar[str]
-    """Also that of its section and of its entry in the ledger."""
+    """Name of the stage, of its section and of its entry in the ledger."""
     verb: ClassVar[str]
-    """Of `mlm-data`."""
+    """Verb of `mlm-data`."""
     after: ClassVar[str]
-    """The stage that it follows; of several that follow the same one, the first by name comes first."""
+    """Stage that this one follows; stages that follow the same one are ordered by name."""
     step: ClassVar[int] = 3
-    """When it runs: 1 while documents are read, 2 when they have tokens, 3 when all of them are known."""
+    """Pass in which the stage runs: 1 on text, 2 on text with tokens, 3 on the whole corpus."""
     needs_tokenizer: ClassVar[bool] = False
     optional: ClassVar[bool] = False
-    """Whether it runs only for a recipe that has its section."""
+    """True if the stage runs only for a recipe that has its section."""
     examples: ClassVar[tuple[Example, ...]] = ()
 
     @classmethod
     def summary(cls) -> str:
-        """One sentence about it."""
+        """First sentence of the docstring."""
         return re.split(r"(?<=\.)\s", str(cls.__doc__))[0]
 
     @classmethod
     def made_with(cls) -> dict[str, Any]:
-        """What its result depends on beside its settings, for the data card."""
+        """Facts beside the settings that the result depends on, for the data card."""
         return {}
 
 
@@ -54,7 +54,7 @@ class TextFilter(Stage, ABC):
 
     @abstractmethod
     def apply(self, text: str) -> str | Drop:
-        """The text, a changed one, or why its document is dropped; it depends on nothing else, so it may run anywhere.
+        """The text, a changed text, or a Drop. Must depend on nothing else, so that it may run anywhere.
 
         Libraries that are slow to import are imported here.
         """
@@ -68,4 +68,4 @@ class TokenFilter(Stage, ABC):
 
     @abstractmethod
     def apply(self, text: str, tokens: int) -> Drop | None:
-        """Why the document is dropped, None if it is kept; `tokens` counts its end-of-text token."""
+        """A Drop, or None if the document is kept; `tokens` includes its end-of-text token."""

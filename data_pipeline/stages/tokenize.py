@@ -1,10 +1,10 @@
-"""Token files; the tokenizer has a section of its own, because other stages count with it."""
+"""Token files. The tokenizer has its own section, because other stages count tokens too."""
 
 from data_pipeline.stages.stage import Stage
 
 
 class Tokenize(Stage):
-    """Write token files, of each split if there are splits."""
+    """Write a token file for each split, or one if there are no splits."""
 
     name = verb = "tokenize"
     after = "split"

@@ -17,7 +17,7 @@ from lineage.run import MANIFEST, RunDirectory
 
 
 class _Config(Document):
-    """What of a run's configuration says which samples it takes."""
+    """Part of a run's configuration that determines its samples."""
 
     family: str = Field(validation_alias=AliasPath("model", "family"))
     seq_length: int = Field(ge=1, validation_alias=AliasPath("model", "seq_length"))
@@ -27,7 +27,7 @@ class _Config(Document):
 
 
 class _Batch(Document):
-    """What of an iteration's line says which samples it took."""
+    """Part of an iteration's line that determines its samples."""
 
     iteration: int
     batch_size: int = Field(ge=1)
@@ -37,7 +37,7 @@ class _Batch(Document):
 def show_sample(
     token_file: TokenFile, tokenizer: Tokenizer, number: int, seq_length: int = 1024, seed: int = 1234
 ) -> Iterator[str]:
-    """Lines that show the sample which training on this token file sees as its `number`-th, from 0.
+    """Lines that show the `number`-th training sample of this token file, from 0.
 
     The order is that of a run of at most one epoch; a longer run shuffles all its epochs together. A character cut
     apart at the end of a sample shows as U+FFFD. Raises BadInput if one epoch has no such sample.
@@ -57,9 +57,8 @@ def show_sample(
 def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     """Lines that show what a training run saw in `iteration`, as its metrics.jsonl counts them, from 1.
 
-    Every sequence of the global batch has its place there and, of a complete run, the data-parallel rank that took it.
-    Raises BadInput for a run without that iteration or whose samples are no packed documents, DataMissing where its
-    dataset is not.
+    Every sequence of the global batch is shown with its place and, for a complete run, its data-parallel rank. Raises
+    BadInput for a run without that iteration or without packed documents, DataMissing if its dataset is missing.
     """
     config = parse_document(RunDirectory.open(run).manifest["config"], _Config, f"{run / MANIFEST}")
     if config.family != "gpt2":
@@ -88,13 +87,13 @@ def _show(pieces: Iterable[Piece], token_file: TokenFile, tokenizer: Tokenizer) 
 
 
 def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
-    """The iteration's line, and the samples of the whole training, by which they are shuffled."""
+    """The iteration's line, and the number of samples of the whole training, which determines their shuffle."""
     try:
         lines = [orjson.loads(line) for line in read_bytes(run / "metrics.jsonl").splitlines()]
     except (OSError, ValueError) as error:
         raise BadInput(f"{run} has no metrics that can be read: {error}") from error
-    found = [line for line in lines if isinstance(line, dict) and line.get("kind") == "train"]
-    steps = {step.iteration: step for step in (parse_document(line, _Batch, "metrics.jsonl") for line in found)}
+    iterations = [line for line in lines if isinstance(line, dict) and line.get("kind") == "train"]
+    steps = {step.iteration: step for step in (parse_document(line, _Batch, "metrics.jsonl") for line in iterations)}
     if iteration not in steps:
         raise BadInput(f"{run} has no iteration {iteration:,}: its metrics go to {max(steps, default=0):,}")
     last = steps[max(steps)]

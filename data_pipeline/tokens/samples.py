@@ -1,4 +1,4 @@
-"""How a training sample is cut from token files: packed documents in Megatron-LM's order, blended by weight.
+"""Training samples cut from token files: packed documents in Megatron-LM's order, blended by weight.
 
 The index is Megatron-LM's, array for array (`data/gpt_dataset.py` and `data/blendable_dataset.py`, v2.6): documents
 shuffled and packed end to end, cut into samples of `seq_length` + 1 tokens that overlap by one, samples shuffled.
@@ -64,11 +64,11 @@ def build_sample_index(sizes: NDArray[np.int32], num_samples: int, seq_length: i
 
 
 class Piece(NamedTuple):
-    """What a sample takes from one document."""
+    """A sample's part of one document."""
 
     document: int
     start: int
-    """First token of the document that it takes."""
+    """First token of the part within the document."""
     tokens: NDArray[Any]
 
 
@@ -87,7 +87,7 @@ class PackedSamples:
         return self._pieces(int(self.index.shuffle[number]))
 
     def consecutive(self, number: int) -> NDArray[np.int64]:
-        """The `number`-th sample of the packed documents as they stand, [s + 1]: the next one goes on where it ends."""
+        """The `number`-th sample in file order, [s + 1]; the next one continues where it ends."""
         return np.concatenate([piece.tokens for piece in self._pieces(number)]).astype(np.int64)
 
     def _pieces(self, packed: int) -> Iterator[Piece]:
@@ -138,9 +138,9 @@ def training_samples(
 
 
 def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
-    """The tokens. Raises IntegrityFailure, on every rank, for one that the vocabulary does not have.
+    """The tokens, checked. Raises IntegrityFailure, on every rank, for a token outside the vocabulary.
 
-    An embedding divided over ranks would take it for another rank's, in silence.
+    A divided embedding would otherwise treat it as another rank's, silently.
     """
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         error = IntegrityFailure(
@@ -159,9 +159,9 @@ def normalized(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.flo
 
 
 def blending_indices(weights: NDArray[np.float64], size: int) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """Which dataset each of `size` samples comes from, and its number there.
+    """Dataset of each of `size` samples, and the number of the sample there.
 
-    Each time it is the dataset that is furthest behind its weight, the first of equals
+    Each sample comes from the dataset that is furthest behind its weight, the first of equals
     (Megatron-LM megatron/data/helpers.cpp, build_blending_indices). `weights` add up to 1.
     """
     datasets, numbers = np.empty(size, np.int16), np.empty(size, np.int64)
@@ -172,7 +172,7 @@ def blending_indices(weights: NDArray[np.float64], size: int) -> tuple[NDArray[n
 
 @cache
 def _compiled_blend() -> Callable[..., Any]:
-    """The loop as machine code; who reads a dataset's facts alone never loads numba."""
+    """The compiled loop; readers of dataset facts alone never load numba."""
     from data_pipeline.fast.kernels import compiled
 
     return compiled(_blend)

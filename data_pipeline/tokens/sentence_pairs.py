@@ -2,8 +2,8 @@
 
 A sample is [CLS] A [SEP] B [SEP], padded. A and B follow each other in their document and half of the time are swapped
 (sentence-order prediction, Lan et al. 2020). 15 % of the tokens are masked in runs of one to three whole words, shorter
-ones more often, p ∝ 1/n; of those tokens 80 % become [MASK], 10 % a random token, 10 % stay. What one sample is made
-of follows Megatron-LM's `megatron/core/datasets/{masked_dataset,bert_dataset}.py` draw by draw. The order of samples
+ones more often, p ∝ 1/n; of those tokens 80 % become [MASK], 10 % a random token, 10 % stay. The content of one sample
+follows Megatron-LM's `megatron/core/datasets/{masked_dataset,bert_dataset}.py` draw by draw. The order of samples
 is ours: every pair of runs once, shuffled, then again with other masks. So are sentences (see `sentences`).
 """
 
@@ -20,7 +20,7 @@ from lineage.errors import BadInput
 
 LONGEST_RUN = 3
 SHORT_EVERY = 10
-"""One in so many samples, at random, aims at a random length below the longest."""
+"""One sample in this many, at random, aims at a random length below the longest."""
 
 Tokens = NDArray[np.int64]
 
@@ -30,7 +30,7 @@ class Masked(NamedTuple):
 
     tokens: Tokens
     targets: Tokens
-    """The masked tokens' own ids where they stood, -1 elsewhere."""
+    """Original ids of masked tokens, -1 elsewhere."""
     runs: list[list[int]]
     """Positions of each masked run of words."""
 
@@ -40,7 +40,7 @@ class PairSample(NamedTuple):
 
     tokens: Tokens
     targets: Tokens
-    """What masked tokens were, -1 where nothing is asked."""
+    """Original ids of masked tokens, -1 elsewhere."""
     token_types: Tokens
     """0 for [CLS] A [SEP], 1 for B [SEP], 0 for padding."""
     length: int
@@ -155,7 +155,7 @@ class PairSamples:
         return self._order[1]
 
     def _map(self) -> NDArray[np.int64]:
-        """First sentence, the one after the last, and length aimed at of each sample, in the file's order."""
+        """First sentence, sentence after the last, and target length of each sample, in the file's order."""
         sizes = self._sentences.ends - self._sentences.starts
         draws = np.random.RandomState(self._seed).randint(
             0, 2**32, len(sizes) + len(self._sentences.documents), np.uint32

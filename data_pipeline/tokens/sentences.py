@@ -1,10 +1,10 @@
-"""Words and sentences in token files, told from the tokens alone: a table of the vocabulary, looked up by id.
+"""Words and sentences in token files, recognised from a table of the vocabulary.
 
 A word begins at a token unless letters or digits run on from the token before it. A sentence ends after a token whose
 text ends in `.`, `!` or `?` (quotes and brackets may follow) where the next begins with white space; after a line
 break; at the end of a sequence of the file, so that files that Megatron-LM has split into sentences keep theirs; and
 after `longest` tokens at the latest. A full stop after an abbreviation ends a sentence too. The end-of-text token
-belongs to none.
+belongs to no sentence.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from data_pipeline.tokens.tokenizer import Tokenizer
 
 CLOSING = "\"'”’)]}"
 PART_OF_CHARACTER = "\ufffd"
-"""What a token that is not whole characters decodes to; it is taken for a letter."""
+"""Decoded form of a token that is part of a character; treated as a letter."""
 
 Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What each token says of the word and the sentence it stands in; each array is [vocabulary]."""
+    """Properties of each token for finding words and sentences; each array is [vocabulary]."""
 
     begins_in_word: Flags
     """Begins with a letter or digit."""
@@ -57,7 +57,7 @@ class Vocabulary:
         return len(self.begins_in_word)
 
     def word_starts(self, tokens: NDArray[np.int64]) -> Flags:
-        """Whether a word begins at each of the tokens of a text, the first included."""
+        """True for each token of a text at which a word begins, the first included."""
         runs_on = np.zeros(len(tokens), np.bool_)
         runs_on[1:] = self.begins_in_word[tokens[1:]] & self.ends_in_word[tokens[:-1]]
         return ~runs_on
@@ -68,14 +68,14 @@ class Sentences:
     """The sentences of a token file's documents."""
 
     starts: NDArray[np.int64]
-    """First token of each, counted from the file's first."""
+    """First token of each sentence, counted from the start of the file."""
     ends: NDArray[np.int64]
     documents: NDArray[np.int64]
     """Sentence at which each document starts, and their number at the end."""
 
     @classmethod
     def of(cls, file: TokenFile, vocabulary: Vocabulary, longest: int) -> Self:
-        """Find them in one pass over the tokens; each has at most `longest`."""
+        """Find the sentences in one pass over the tokens; each has at most `longest` tokens."""
         stops = np.concatenate([[0], np.cumsum(file.sizes, dtype=np.int64)])
         spans = [np.empty(0, np.int64)] * 2
         documents = np.zeros(len(file.document_index), np.int64)

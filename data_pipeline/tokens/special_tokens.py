@@ -1,6 +1,6 @@
-"""What a BERT's vocabulary has besides text, and how much of a text it is asked for."""
+"""Special tokens and the share of masked tokens of BERT."""
 
 SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[MASK]", "[PAD]")
-"""They have the ids that follow the tokenizer's, in this order."""
+"""Special tokens, whose ids follow the tokenizer's in this order."""
 MASKED_SHARE = 0.15
-"""Of the tokens of a sequence."""
+"""Share of a sequence's tokens that are masked."""

@@ -1,4 +1,4 @@
-"""Token files in Megatron-LM's indexed format: `<prefix>.bin` holds tokens, `<prefix>.idx` says where each lies.
+"""Token files in Megatron-LM's indexed format: `<prefix>.bin` holds tokens, `<prefix>.idx` their places.
 
 The index (magic `MMIDIDX`, version 1, little endian) is: 9 bytes magic, u64 version, u8 dtype code, u64 number of
 sequences N, u64 length D of the document index, i32[N] sequence lengths in tokens, i64[N] byte offsets into the
@@ -7,17 +7,17 @@ megatron/data/indexed_dataset.py, class MMapIndexedDataset).
 """
 
 import os
+import shutil
 import struct
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from data_pipeline.append import append_file
 from lineage.atomic import sync_directory
 from lineage.errors import BadInput, IntegrityFailure
 
@@ -25,7 +25,7 @@ MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 CHECKED_AT_ONCE = 1 << 20
-"""Sequences whose places are checked together."""
+"""Number of sequences whose places are checked together."""
 
 
 def token_dtype(vocab_size: int) -> "np.dtype[Any]":
@@ -188,3 +188,9 @@ def merge_token_files(prefixes: Sequence[Path], out: Path) -> None:
     with TokenFileWriter(out, TokenFile(prefixes[0]).dtype) as writer:
         for prefix in prefixes:
             writer.add_file(prefix)
+
+
+def append_file(path: Path, out: BinaryIO) -> None:
+    """Write the file at `path` at the end of `out`, in bounded memory."""
+    with path.open("rb") as file:
+        shutil.copyfileobj(file, out, 1 << 20)

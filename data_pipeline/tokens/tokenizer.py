@@ -1,6 +1,6 @@
 """GPT-2's byte-level BPE: the published vocabulary, or one of any size trained on text; also vocabularies of words.
 
-Text is encoded by fastokens, which is held against Hugging Face `tokenizers` when a vocabulary is first used.
+Text is encoded by fastokens, which is compared with Hugging Face `tokenizers` when a vocabulary is first used.
 
 No special token is recognised in text: the literal `<|endoftext|>` is split like any other characters, as in
 Megatron-LM; only the pipeline writes the end-of-text token.
@@ -25,9 +25,9 @@ from lineage.processes import heard
 END_OF_TEXT = "<|endoftext|>"
 FILE_NAME = "tokenizer.json"
 MOST_BYTES = 64 << 20
-"""Of that file; GPT-2's has two million."""
+"""Largest accepted tokenizer.json; GPT-2's has two million bytes."""
 LONG_TEXT = 1 << 18
-"""Characters that may take so long that Ctrl-C should not wait for them: one word of 64 million takes a minute."""
+"""Length from which encoding must not delay Ctrl-C: one word of 64 million characters takes a minute."""
 CHECKED_TEXTS = (
     "It's they'll we're I've 'D' don''t rock'n'roll 's",
     "  two  spaces,\ttabs\t\t and\r\n\r\n lines \n",
@@ -37,7 +37,7 @@ CHECKED_TEXTS = (
     "def f(x):\n    return {**x, 'a': [1, 2]}  # <|endoftext|>\n",
     "pneumonoultramicroscopicsilicovolcanoconiosis " + "ab" * 100 + "=" * 70 + " " * 40,
 )
-"""What the fast path must encode as `tokenizers` does before it is used."""
+"""Texts that the fast path must encode as `tokenizers` does before it is used."""
 
 
 def padded_vocab_size(vocab_size: int, multiple: int = 128, tp: int = 1) -> int:
@@ -59,7 +59,7 @@ class Tokenizer:
         self._backend = backend
         self.end_of_text = end_of_text
         self.is_of_words = bool(backend.model.ignore_merges)
-        """Whether tokens are whole words, in order of falling frequency, and bytes for the words outside them."""
+        """True if tokens are whole words, in order of falling frequency, and bytes for all other words."""
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -120,8 +120,8 @@ class Tokenizer:
         """End-of-text, the 256 bytes, and the most frequent words in order of falling frequency.
 
         A word is a piece of text that GPT-2's byte pairs do not cross: letters, digits or signs, with the space before.
-        One outside the vocabulary is spelled in bytes, so that a text comes back whole. The result depends only on the
-        texts. Raises BadInput if they have too few words for that many tokens.
+        A word outside the vocabulary is spelled in bytes, so that a text is restored whole. The result depends only
+        on the texts. Raises BadInput if they have too few words for that many tokens.
         """
         backend: Any = Backend(models.WordLevel(vocab={}))
         backend.pre_tokenizer = _byte_level({}, []).pre_tokenizer
@@ -153,7 +153,7 @@ class Tokenizer:
         return [self.encode(text) for text in texts]
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens the text has."""
+        """Number of tokens of the text."""
         return len(self.encode_ids(text))
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -195,7 +195,7 @@ def load_once(directory: Path, digest: str) -> Tokenizer:
 
 
 def _kind(backend: Backend) -> dict[str, Any]:
-    """All that a tokenizer is beside its vocabulary."""
+    """The tokenizer without its vocabulary."""
     content: dict[str, Any] = parse_json(backend.to_str())
     vocabulary = ("vocab", "merges")
     return content | {"model": {name: value for name, value in content["model"].items() if name not in vocabulary}}

@@ -1,1 +1,1 @@
-"""Idempotent tasks, where they run and what they leave on disk."""
+"""Idempotent tasks, the executors that run them, and the files they leave."""

@@ -1,4 +1,4 @@
-"""The documents of one shard on disk: JSON lines, and where each begins."""
+"""The documents of one shard on disk: JSON lines, and the start of each."""
 
 import os
 from array import array
@@ -41,21 +41,21 @@ class DocumentWriter:
 
 
 class DocumentShard:
-    """What a DocumentWriter wrote, read in order or by number."""
+    """Documents that a DocumentWriter wrote, read in order or by number."""
 
     def __init__(self, directory: Path) -> None:
         self._starts = np.asarray(np.load(directory / STARTS, mmap_mode="r"))
         self._file = (directory / LINES).open("rb", BUFFER_BYTES)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def __len__(self) -> int:
         return len(self._starts) - 1
 
     def line(self, number: int) -> bytes:
-        """A document as it is written, with its newline."""
+        """The JSON line of a document, with its newline."""
         start, end = int(self._starts[number]), int(self._starts[number + 1])
         return os.pread(self._file.fileno(), end - start, start)
 

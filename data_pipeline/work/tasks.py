@@ -19,8 +19,8 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Settings = dict[str, Any]
 Counts = dict[str, Any]
 Work = Callable[[Settings, list[Path], Path], Counts]
-"""What a task does: given its settings, the directories it reads and an empty directory, fills that directory and
-returns what it counted. It must be importable and depend on nothing else."""
+"""The work of a task: given settings, input directories and an empty directory, it fills that directory and returns
+counts. It must be importable and depend on nothing else."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Task:
 
     @property
     def digest(self) -> str:
-        """What it does to what: equal tasks have equal results."""
+        """Digest of the work, its settings and its inputs; equal tasks have equal results."""
         what = {"work": f"{self.work.__module__}.{self.work.__qualname__}", "settings": self.settings}
         return sha256_json({**what, "inputs": [each.digest for each in self.inputs], "version": VERSION})
 
@@ -58,7 +58,7 @@ class Done:
 
 
 class Executor(Protocol):
-    """Runs tasks somewhere."""
+    """A place that runs tasks."""
 
     def __enter__(self) -> Self: ...
 
@@ -69,9 +69,9 @@ class Executor(Protocol):
 
 
 def run_task(task: Task) -> Done:
-    """Do the work, or find that it was done: its marker names the same task and its files are as written.
+    """Do the work, unless its marker names the same task and its files are as written.
 
-    What a power cut leaves of its files is not what its marker says, so that the work is done again. Raises Interrupted
+    Files damaged by a power cut differ from the marker, so the work is done again. Raises Interrupted
     when the disk or the memory is full.
     """
     if (done := _finished(task)) is not None:
@@ -91,7 +91,7 @@ def run_task(task: Task) -> Done:
 
 
 def disk_is_full(path: Path, error: OSError) -> Interrupted:
-    """What to say when nothing more can be written at `path`."""
+    """The error for a full disk at `path`."""
     return Interrupted(
         f"{path.parent} cannot take more ({error.strerror}): make room, or name another place, and give the same "
         "command again; what was finished is kept"

@@ -13,7 +13,7 @@ FOLDER = ".work"
 
 @dataclass(frozen=True)
 class Finished:
-    """All tasks of a stage; task `n` left its files in `path/n` with five digits."""
+    """The finished tasks of a stage; task `n` left its files in `path/n`, written with five digits."""
 
     path: Path
     digests: list[str]
@@ -26,11 +26,11 @@ class Finished:
 
     @property
     def input(self) -> Input:
-        """The stage as what a later task reads."""
+        """The stage as an input of a later task."""
         return Input(self.path, self.digest)
 
     def task(self, number: int) -> Input:
-        """One task's files as what a later task reads."""
+        """One task's files as an input of a later task."""
         return Input(self.path / f"{number:05d}", self.digests[number])
 
 
@@ -57,11 +57,11 @@ class Workspace:
                 yield done
 
     def all(self, stage: str, work: Work, jobs: list[Job], title: str = "", at_once: int | None = None) -> Finished:
-        """The stage when every task of it is finished."""
+        """Run every task of a stage."""
         done = list(self.each(stage, work, jobs, title or stage, len(jobs), at_once))
         return Finished(self.path / stage, [each.digest for each in done], [each.counts for each in done])
 
     def one(self, stage: str, work: Work, settings: Settings, *inputs: Input) -> Finished:
-        """A stage of a single task."""
+        """Run a stage of a single task."""
         done = next(self.each(stage, work, [(settings, inputs)], "", 1))
         return Finished(self.path / stage, [done.digest], [done.counts])

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 
 from data_pipeline.config import DataConfig, DeduplicateConfig
-from data_pipeline.contamination.decontaminate import decontaminate
-from data_pipeline.contamination.passages import ngrams_of_files
+from data_pipeline.contamination.decontaminate import decontaminate, ngrams_of_files
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
 from data_pipeline.contamination.words import Ngrams, indexed_search, reference_search
 from data_pipeline.document import Document, Drop

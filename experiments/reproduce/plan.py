@@ -37,7 +37,6 @@ SOURCE_BYTES = {
     "realnews": 120e9,
     "cc-stories": 31e9,
     "installed-docs": 60e6,
-    "os-docs": 40e6,
 }
 """Rough size of the text of sources that are not files; only for the estimate of minutes and disk."""
 FULL_EFFICIENCY_FLOPS = 30e12

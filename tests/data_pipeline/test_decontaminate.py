@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.contamination.decontaminate import SENTENCE_END, count_matches, decontaminate, split_and_keep
-from data_pipeline.contamination.passages import ngrams_of_files, read_documents
+from data_pipeline.contamination.decontaminate import (
+    SENTENCE_END,
+    count_matches,
+    decontaminate,
+    ngrams_of_files,
+    read_documents,
+    split_and_keep,
+)
 from data_pipeline.contamination.testsets import TEST_SETS
 from data_pipeline.contamination.words import Ngrams, words_of
 from data_pipeline.document import Document, Drop

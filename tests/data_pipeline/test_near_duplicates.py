@@ -12,9 +12,8 @@ from scipy.sparse import csr_matrix
 
 from data_pipeline.config import DeduplicateConfig
 from data_pipeline.duplicates.components import components
-from data_pipeline.duplicates.lsh import agreement, fingerprints, required_agreement
+from data_pipeline.duplicates.lsh import agreement, fingerprints, histogram, recall, required_agreement
 from data_pipeline.duplicates.near_duplicates import Decision, resolve
-from data_pipeline.duplicates.s_curve import histogram, recall
 from data_pipeline.fast.shingles import jaccard, shingles
 from tests.data_pipeline.conftest import sentences
 from tests.data_pipeline.test_lsh import edited, related_texts

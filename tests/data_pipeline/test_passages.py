@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.contamination.passages import ngrams_of_files, read_documents
+from data_pipeline.contamination.decontaminate import ngrams_of_files, read_documents
 from data_pipeline.contamination.testsets import find_test_set
 from lineage.errors import BadInput
 

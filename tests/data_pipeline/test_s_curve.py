@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.config import DeduplicateConfig
-from data_pipeline.duplicates.s_curve import HISTOGRAM_BINS, candidate_precision, describe, histogram, recall
+from data_pipeline.duplicates.lsh import HISTOGRAM_BINS, candidate_precision, describe, histogram, recall
 from lineage.data_files import NearDuplicates
 
 

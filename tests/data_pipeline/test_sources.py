@@ -15,10 +15,9 @@ import pytest
 from data_pipeline.config import SourcesConfig
 from data_pipeline.document import Document, Malformed
 from data_pipeline.reading import hub
-from data_pipeline.reading.extract import extract
 from data_pipeline.reading.file_sources import FileSource
 from data_pipeline.reading.hub_sources import HubSource
-from data_pipeline.reading.installed_docs import InstalledDocs, run_time_distributions
+from data_pipeline.reading.installed_docs import InstalledDocs, extract, run_time_distributions
 from data_pipeline.reading.readers import Limit, Limits, read_pieces
 from data_pipeline.reading.sources import Source, open_sources
 from data_pipeline.work.executors.local import LocalExecutor

@@ -1,4 +1,4 @@
-"""Where tasks run: processes of this machine, or a Ray cluster."""
+"""Executors of tasks: processes of this machine, or a Ray cluster."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ NAMES = ("local", "ray")
 def make_executor(name: str, workers: int, preload: Sequence[str] = ()) -> "Executor":
     """The executor of that name; `workers` is the number of its processes, 0 for one on each core.
 
-    What local processes are forked from imports the modules of `preload` first.
+    Local processes are forked from one that has imported the modules of `preload`.
     """
     if name == "local":
         from data_pipeline.work.executors.local import LocalExecutor

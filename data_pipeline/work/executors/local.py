@@ -16,9 +16,9 @@ from lineage.environment import available_cores
 from lineage.errors import Interrupted
 
 ATTEMPTS = 3
-"""A task that costs so many processes is given up."""
+"""A task is given up after it has lost this many processes."""
 AHEAD = 4
-"""Tasks that may be finished before their turn, for each process."""
+"""Tasks that each process may finish before their turn."""
 
 
 @dataclass
@@ -26,13 +26,13 @@ class _Worker:
     process: BaseProcess
     pipe: Connection
     number: int | None = None
-    """The task it is at."""
+    """Number of the task in progress."""
 
 
 class LocalExecutor:
-    """At most `count` processes (0: one for each core), one for each task that waits; one is this process itself.
+    """Runs tasks in at most `count` processes, 0 meaning one for each core; with one, in this process itself.
 
-    The process that they are forked from imports the modules of `preload` first.
+    They are forked from a process that has imported the modules of `preload`.
     """
 
     def __init__(self, count: int = 0, preload: Sequence[str] = ()) -> None:
@@ -82,7 +82,7 @@ class LocalExecutor:
             self._end([worker for worker in self._workers if worker.number is not None])
 
     def _end(self, workers: list[_Worker]) -> None:
-        """Kill processes, and wait until they are gone: what they leave is no longer written to."""
+        """Kill processes and wait until they are gone, so that nothing writes to their files any more."""
         for worker in workers:
             worker.process.kill()
         for worker in workers:
@@ -135,7 +135,7 @@ def _start() -> _Worker:
 
 @contextlib.contextmanager
 def _not_interrupted() -> Iterator[None]:
-    """Ctrl-C is for this process: one that is started meanwhile never hears of it."""
+    """Start processes inside this block to keep Ctrl-C from them; only this process receives it."""
     resource_tracker.ensure_running()  # to start it lets Ctrl-C through again
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
