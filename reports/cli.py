@@ -71,13 +71,11 @@ def figure(
 
 
 def _assemble(runs: list[Path] | None, bench: Path | None, mixed_commits: bool) -> "Report":
-    from reports.audits import receipts_beside
     from reports.experiment_runs import sort_runs
     from reports.report import Inputs, assemble
 
     reproduction, experiments = sort_runs(runs or [Path("runs")])
-    receipts = receipts_beside(reproduction)
-    return assemble(Inputs(reproduction, experiments, bench and bench.resolve(), mixed_commits, receipts))
+    return assemble(Inputs(reproduction, experiments, bench and bench.resolve(), mixed_commits))
 
 
 def _warn(problems: "Sequence[Problem]") -> int:

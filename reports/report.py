@@ -12,14 +12,13 @@ from experiments.catalogue import Experiment, load_experiments
 from experiments.verdicts import Results, judge, unanswered
 from lineage.errors import BadInput
 from lineage.files import Document, read_document
-from reports.audits import audits_section
 from reports.benchmarks import Benchmarks, load_benchmarks
 from reports.catalogue import Numbers, catalogue_exhibit
 from reports.claims import Claims, Group, Paper, find_claims, group_claims, paper_parts, verdicts_exhibit
 from reports.evaluations import evaluation_section
 from reports.exhibit import Exhibit, Section
 from reports.experiment_runs import LADDER, ExperimentRuns, Origin, load_experiment_runs, seeds_of
-from reports.files import Problem, Problems
+from reports.files import Problem
 from reports.ladder import ladder_exhibit
 from reports.load import MARKER, Reproduction, load_reproduction
 from reports.reproduced import reproduction_exhibits
@@ -35,8 +34,6 @@ class Sources(Document):
     """Of experiments."""
     bench: str | None = None
     """Folder of benchmark results."""
-    receipts: list[str] = Field(default_factory=list)
-    """Of audits."""
     mixed_commits: bool = False
 
 
@@ -49,8 +46,6 @@ class Inputs:
     """Of experiments."""
     bench: Path | None = None
     mixed_commits: bool = False
-    receipts: Sequence[Path] = ()
-    """Of audits."""
 
     @classmethod
     def of_built(cls, reproduction: Path) -> "Inputs":
@@ -61,7 +56,7 @@ class Inputs:
             return [Path(os.path.normpath(reproduction / name)) for name in names]
 
         bench = places([sources.bench])[0] if sources.bench else None
-        return cls(reproduction, places(sources.runs), bench, sources.mixed_commits, places(sources.receipts))
+        return cls(reproduction, places(sources.runs), bench, sources.mixed_commits)
 
     @property
     def sources(self) -> Sources:
@@ -71,8 +66,7 @@ class Inputs:
             return [os.path.relpath(path, self.reproduction) for path in paths]
 
         bench = seen([self.bench])[0] if self.bench else None
-        receipts = {"receipts": seen(self.receipts)} if self.receipts else {}
-        return Sources(runs=seen(self.runs), bench=bench, mixed_commits=self.mixed_commits, **receipts)
+        return Sources(runs=seen(self.runs), bench=bench, mixed_commits=self.mixed_commits)
 
     @property
     def command(self) -> str:
@@ -147,10 +141,7 @@ def assemble(inputs: Inputs) -> Report:
         exhibit = ladder_exhibit(newest.path, reproduction)
         sections.append(Section("ladder-section", "How loss falls with size", [exhibit]))
     sections += [benchmarks.section] if benchmarks else []
-    unshown = Problems()
-    if audits := audits_section(reproduction, inputs.receipts, unshown):
-        sections.append(audits)
-    problems = (*reproduction.problems, *runs.problems, *(benchmarks.problems if benchmarks else ()), *unshown)
+    problems = (*reproduction.problems, *runs.problems, *(benchmarks.problems if benchmarks else ()))
     report = Report(
         reproduction, exhibits, claims, tuple(papers), stray, tuple(sections), origins, commits, problems, inputs
     )

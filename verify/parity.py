@@ -68,6 +68,8 @@ SERIAL = ParityLayout()
 
 def parse_layout(text: str) -> ParityLayout:
     """The layout of a name. Raises BadInput for a part that is unknown or comes twice."""
+    if text == "serial":
+        return SERIAL
     values: dict[str, Any] = {}
     for part in text.split("-"):
         sized = re.fullmatch(r"(tp|pp|dp|chunks|mb)([1-9]\d{0,5})", part)

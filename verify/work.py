@@ -24,7 +24,7 @@ from lineage.atomic import new_directory
 from lineage.errors import BadInput
 from lineage.progress import announce
 from verify.engines import Engine, Weights, Work
-from verify.parity import SERIAL, LayoutDiffers, ParityLayout, misfit, parse_layout
+from verify.parity import LayoutDiffers, ParityLayout, misfit, parse_layout
 from verify.traces import Trace, finish_trace, write_rank
 
 ENGINES = {
@@ -98,7 +98,7 @@ def shared_work(
     model = config.model.model_copy(update={"vocab_size": config.model.padded_vocab_size, "dropout": dropout})
     train = config.train.model_copy(update={"decay": decay})
     config = config.model_copy(update={"model": model, "train": train})
-    chosen = SERIAL if layout == "serial" else parse_layout(layout)
+    chosen = parse_layout(layout)
     if reason := misfit(chosen, config):
         raise BadInput(f"{chosen.name} does not fit: {reason}")
     weights = initial_weights(model, train.seed, nudges)

@@ -1,9 +1,9 @@
 """Checkpoints: tensors by global name in safetensors, sealed last, loadable at any layout.
 
 `iter_0000500/` holds model-*.safetensors and optimizer-*.safetensors (one pair per model-parallel rank), index.json,
-memory-*.safetensors (of a model with memory), config.json (model, twin rule), state.json (iteration, optimizer steps,
-loss scale, recent losses, elapsed time), statistics.json (of each tensor), probe.json (the loss on a few samples),
-lineage.json (the run, its inputs, the checkpoints before this one), tokenizer/ and the completion marker.
+memory-*.safetensors (of a model with memory), config.json (model, twin rule, layout), state.json (iteration, optimizer
+steps, loss scale, recent losses, elapsed time), statistics.json (of each tensor), probe.json (the loss on a few
+samples), lineage.json (the run, its inputs, the checkpoints before this one), tokenizer/ and the completion marker.
 """
 
 import os
@@ -146,7 +146,8 @@ def _write(
             index, statistics = shards.merge_descriptions(descriptions)
             write_json(partial / INDEX, index)
             write_json(partial / STATISTICS, statistics)
-            write_json(partial / CONFIG, config.model_dump(mode="json", include={"name", "model", "twin"}))
+            described_run = config.model_dump(mode="json", include={"name", "model", "twin", "parallel"})
+            write_json(partial / CONFIG, described_run)
             write_json(partial / STATE, {name: v for name, v in vars(state).items() if name != "ancestors"})
             manifest = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
             came_from = {"run": manifest.get("identity"), "parents": manifest.get("parents")}

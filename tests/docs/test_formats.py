@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from lineage.receipt import Audit
 from tests.architecture.rooms import ROOT
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import small_config, train
@@ -79,8 +78,3 @@ def test_files_and_keys_of_a_checkpoint(run: Path) -> None:
         if name in ("index.json", "statistics.json"):
             found = next(iter(found.values()))
         assert set(names(content)) == set(found), name
-
-
-def test_keys_of_a_receipt() -> None:
-    (table,) = tables("Receipt")
-    assert set(table) == set(Audit.model_fields)

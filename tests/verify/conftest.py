@@ -4,12 +4,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
-import verify.cli
 from tests.commands import Command
 from tests.ranks import take_a_step
+from verify.cli import main
 
 CONFIG = """
 name = "tiny"
@@ -46,20 +44,4 @@ def config(tmp_path: Path) -> Path:
 @pytest.fixture
 def verify(command: Command) -> Command:
     """The command in this process: how it ended and what it said."""
-    return partial(command, verify.cli.main, "mlm-verify")
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> tuple[Path, Path]:
-    """Files of a private key and its public one."""
-    return make_keys(tmp_path)
-
-
-def make_keys(folder: Path) -> tuple[Path, Path]:
-    """A new private key and its public one, in files of the folder."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    private, public = folder / "key.pem", folder / "key.pub"
-    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    private.write_bytes(key.private_bytes(pem, pkcs8, serialization.NoEncryption()))
-    public.write_bytes(key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo))
-    return private, public
+    return partial(command, main, "mlm-verify")

@@ -1,11 +1,10 @@
-"""Segments of a run have the same bits when they are trained again at other layouts; what was forged is named."""
+"""Segments of a run have the same bits when they are trained again at their own layout; a forgery is named."""
 
 import json
 import math
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +17,19 @@ from engine.config import RunConfig
 from engine.inputs import TrainingInputs
 from engine.launch.local import launch
 from engine.launch.rendezvous import leave_ranks
-from engine.run.directory import read_metrics
 from engine.run.resolved import resolve
-from lineage.digest import seal, sealed_files
+from lineage.digest import seal
 from lineage.errors import Interrupted
-from lineage.receipt import read_receipt
-from lineage.run import RunDirectory
 from tests.commands import Command
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import small_config, train
 from verify.parity import parse_layout
-from verify.replay import NOT_COMPUTED, chances, draw, replay
 
 RECIPE: dict[str, Any] = {
     "iterations": 6, "warmup_iterations": 1, "global_batch_size": 4, "microbatch_size": 2, "checkpoint_interval": 2,
-    "keep_checkpoints": 9, "validation_interval": 3, "validation_samples": 2, "invariant": 4,
+    "keep_checkpoints": 9, "validation_interval": 3, "validation_samples": 2, "precision": "fp32",
 }  # fmt: skip
-LAYOUTS = (
-    "serial", "mb1", "recompute-mb4", "tp2", "tp2-sp", "tp4-sp-selective", "pp2", "pp2-gpipe", "dp2-zero1", "tp2-dp2",
-)  # fmt: skip
-"""Ten."""
+SEGMENTS = ("iterations 1 to 2", "iterations 3 to 4", "iterations 5 to 6")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +50,7 @@ def run(honest: Path, tmp_path: Path) -> Path:
 
 
 def trained(config: RunConfig, layout: str, root: Path, until: int | None = None) -> Path:
-    """The run below `root`, on a layout to its end or until an iteration."""
+    """The run below `root`, trained at a layout to its end or until an iteration."""
     chosen = parse_layout(layout)
     config = chosen.configure(config)
 
@@ -71,9 +63,18 @@ def trained(config: RunConfig, layout: str, root: Path, until: int | None = None
     return resolve(config).begin(root).path
 
 
-def numbers(run: Path) -> list[dict[str, Any]]:
-    """The metrics without what is measured."""
-    return [{name: v for name, v in line.items() if name not in NOT_COMPUTED} for line in read_metrics(run)]
+def replayed(verify: Command, run: Path, code: int, *options: object) -> tuple[list[str], str]:
+    """What `mlm-verify replay` prints of each of the three segments, and its error."""
+    done = verify("replay", run, "--segments", 3, *options)
+    assert done.code == code, done.err
+    said = dict(line.split(": ", 1) for line in done.out.splitlines() if line.startswith("iterations"))
+    return [said[segment] for segment in SEGMENTS], done.err
+
+
+def refused(outcome: Any, code: int) -> str:
+    assert outcome.code == code, outcome.err
+    assert isinstance(outcome.error, str)
+    return outcome.error
 
 
 def edit_metrics(run: Path, iteration: int, edit: Callable[[dict[str, Any]], object]) -> None:
@@ -83,61 +84,89 @@ def edit_metrics(run: Path, iteration: int, edit: Callable[[dict[str, Any]], obj
     seal(run)
 
 
-# -- what is honest ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_honest_segment_has_the_same_bits_at_another_layout(honest: Path, layout: str) -> None:
-    before = {path: path.stat().st_mtime_ns for path in honest.rglob("*")}
-    audit = replay(honest, 1, layout)
-    assert (audit.differs, audit.segments_in_all, len(audit.segments), audit.layout) == ([], 3, 1, layout)
-    assert {path: path.stat().st_mtime_ns for path in honest.rglob("*")} == before
-
-
-def test_a_run_that_changes_its_layout_three_times_ends_as_one_that_does_not(
-    config: RunConfig, honest: Path, tmp_path: Path
-) -> None:
-    for layout, until in (("dp2-zero1", 1), ("tp2-sp", 3), ("pp2", 5)):
-        trained(config, layout, tmp_path, until)
-    run = trained(config, "tp2-pp2", tmp_path)
-    assert numbers(run) == numbers(honest)
-    files = [sealed_files(path / "checkpoints" / "iter_0000006") for path in (run, honest)]
-    weights_and_moments = {name for name in files[1] if name.endswith(".safetensors")}
-    assert len(weights_and_moments) == 8
-    assert {name: files[0][name] for name in weights_and_moments} == {n: files[1][n] for n in weights_and_moments}
-    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == [
-        f"iter_{iteration:07d}" for iteration in (1, 2, 3, 4, 5, 6)
-    ]
-
-
-# -- what is forged ------------------------------------------------------------------------------------------------
-
-
-def test_a_bit_of_a_moment(run: Path, keys: tuple[Path, Path], verify: Command, tmp_path: Path) -> None:
-    """The receipt says it too."""
-    checkpoint = run / "checkpoints" / "iter_0000004"
-    file = checkpoint / "optimizer-tp01-pp001.safetensors"
-    tensors = load_file(file)
-    name = "exp_avg_sq.layers.1.mlp.dense_h_to_4h.weight"
+def flip_a_bit(run: Path, iteration: int, file: str, name: str) -> int:
+    """Change the lowest bit of the tensor's seventh number in a checkpoint, seal all anew; the tensor's size."""
+    checkpoint = run / "checkpoints" / f"iter_{iteration:07d}"
+    tensors = load_file(checkpoint / file)
     tensors[name].view(torch.int32).flatten()[7] ^= 1
+    save_file(tensors, checkpoint / file)
+    seal(checkpoint)
+    seal(run)
+    return tensors[name].numel()
+
+
+# -- honest runs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["serial", "tp2-sp", "pp2-gpipe", "dp2-zero1", "recompute-mb4", "tp2-dp2"])
+def test_an_ordinary_run_has_the_same_bits(config: RunConfig, layout: str, tmp_path: Path, verify: Command) -> None:
+    run = trained(config, layout, tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert replayed(verify, run, 0)[0] == ["the same bits"] * 3
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_at_most_three_segments_are_drawn(honest: Path, verify: Command) -> None:
+    done = verify("replay", honest)
+    assert (done.code, done.out.splitlines()[-1]) == (0, "ok 3 of 3 segments have the same bits")
+    done = verify("replay", honest, "--segments", 1)
+    assert "draws 1 of 3 segments; misses a single forged one with probability 0.667" in done.out
+    assert done.out.count("the same bits") == 2
+
+
+def test_each_segment_is_trained_at_its_own_layout(config: RunConfig, tmp_path: Path, verify: Command) -> None:
+    trained(config, "dp2-zero1", tmp_path, 2)
+    trained(config, "tp2-sp", tmp_path, 4)
+    run = trained(config, "pp2-gpipe", tmp_path)
+    assert replayed(verify, run, 0)[0] == ["the same bits"] * 3
+
+
+def test_a_run_of_several_threads(config: RunConfig, tmp_path: Path, verify: Command) -> None:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        run = train(config, tmp_path).path
+        probe = json.loads((run / "checkpoints" / "iter_0000002" / "probe.json").read_text())
+        assert probe["computed_on"]["threads"] == 2
+        torch.set_num_threads(1)
+        assert verify("replay", run, "--segments", 1).code == 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+# -- forged runs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("optimizer-tp01-pp001.safetensors", "exp_avg_sq.layers.1.mlp.dense_h_to_4h.weight"),
+        ("model-tp00-pp000.safetensors", "layers.0.self_attention.query_key_value.weight"),
+    ],
+)
+def test_a_flipped_bit_is_named(file: str, name: str, run: Path, verify: Command) -> None:
+    numbers = 2 * flip_a_bit(run, 4, file, name)  # of two tensor-parallel ranks
+    segments, error = replayed(verify, run, 3)
+    assert segments[0] == "the same bits"
+    assert f"at iteration 4 first differs in {name}, in 1 of {numbers:,} numbers (1 of" in segments[1]
+    assert segments[1] in error
+
+
+def test_a_checkpoint_from_which_training_cannot_go_on(run: Path, verify: Command) -> None:
+    checkpoint = run / "checkpoints" / "iter_0000004"
+    file = checkpoint / "model-tp00-pp000.safetensors"
+    tensors = load_file(file)
+    tensors["layers.0.self_attention.query_key_value.weight"][0] *= 1000
     save_file(tensors, file)
     seal(checkpoint)
     seal(run)
-    receipt = tmp_path / "receipt.json"
-    error = refused(verify("replay", run, "--receipt", receipt, "--key", keys[0]), 3)
-    said = refused(verify("receipt", receipt, "--key", keys[1], run), 3)
-    audit = read_receipt(receipt).audit
-    assert audit.segments[0].differs == []
-    (found,) = audit.segments[1].differs
-    assert found in error
-    assert found in said
-    assert (audit.run, audit.layout, audit.segments_in_all) == (run.name, "serial", 3)
-    assert audit.numerics == RunDirectory(run).manifest["environment"]["numerics"]
-    assert draw(audit.seed, [(0, 2), (2, 4), (4, 6)], 3) == [(each.start, each.end) for each in audit.segments]
-    assert f"at iteration 4 first differs in {name}, in 1 of {tensors[name].numel() * 2:,} numbers (1 of" in found
+    segments, _ = replayed(verify, run, 3)
+    assert "at iteration 4 first differs in layers.0.self_attention.query_key_value.weight" in segments[1]
+    assert segments[2].startswith("training cannot go on from the checkpoint at iteration 4: ")
 
 
-def test_a_sample_that_was_skipped(config: RunConfig, tmp_path: Path) -> None:
+def test_a_sample_that_was_skipped(config: RunConfig, tmp_path: Path, verify: Command) -> None:
     def forge(inputs: TrainingInputs, iteration: int) -> Any:
         microbatches = of(inputs, iteration)
         if iteration == 3:
@@ -149,14 +178,14 @@ def test_a_sample_that_was_skipped(config: RunConfig, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrainingInputs, "of", forge)
         run = train(config, tmp_path).path
-    metrics, tensors = replay(run, 3, "serial").segments[1].differs
-    assert "first differ in loss of train at iteration 4" in metrics
-    assert "at iteration 4 first differs in embedding.word_embeddings.weight" in tensors
+    segments, _ = replayed(verify, run, 3)
+    assert "first differ in loss of train at iteration 4" in segments[1]
+    assert "at iteration 4 first differs in embedding.word_embeddings.weight" in segments[1]
 
 
 @pytest.mark.parametrize("forged", [3, 4])
-def test_an_iteration_at_another_rate(config: RunConfig, forged: int, tmp_path: Path) -> None:
-    """It says the rate of the recipe. The validation after it shows it or, at a segment's end, the weights do."""
+def test_an_iteration_at_another_rate(config: RunConfig, forged: int, tmp_path: Path, verify: Command) -> None:
+    """The forged metrics say the recipe's rate. The next validation or, at a segment's end, the weights show it."""
     rate, true = engine.trainer.learning_rate, []
 
     def forge(recipe: Any, step: int) -> float:
@@ -167,52 +196,33 @@ def test_an_iteration_at_another_rate(config: RunConfig, forged: int, tmp_path: 
         patch.setattr(engine.trainer, "learning_rate", forge)
         run = train(config, tmp_path).path
     edit_metrics(run, forged, lambda line: line.update(learning_rate=true[forged - 1]))
-    first, second, third = (segment.differs for segment in replay(run, 3, "serial").segments)
-    assert first == []
-    assert "at iteration 4 first differs in embedding.word_embeddings.weight" in second[-1]
-    assert ["in loss of validation at iteration 3" in found for found in second] == [True, False][forged - 3 :]
-    assert third == []  # it begins at what was forged
+    segments, _ = replayed(verify, run, 3)
+    assert segments[0] == "the same bits"
+    assert "at iteration 4 first differs in embedding.word_embeddings.weight" in segments[1]
+    assert ("in loss of validation at iteration 3" in segments[1]) == (forged == 3)
+    assert segments[2] == "the same bits"  # it begins at the forged checkpoint
 
 
-def test_a_line_of_the_metrics(run: Path) -> None:
+def test_a_line_of_the_metrics(run: Path, verify: Command) -> None:
     edit_metrics(run, 5, lambda line: line.update(loss=math.nextafter(line["loss"], 0)))
-    segments = replay(run, 3, "dp2").segments
-    assert [len(segment.differs) for segment in segments] == [0, 0, 1]
-    assert "the metrics first differ in loss of train at iteration 5" in segments[2].differs[0]
+    segments, _ = replayed(verify, run, 3)
+    assert segments[:2] == ["the same bits"] * 2
+    assert "the metrics first differ in loss of train at iteration 5" in segments[2]
 
 
-def test_a_line_that_is_missing(run: Path) -> None:
+def test_a_line_that_is_missing(run: Path, verify: Command) -> None:
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    kept = [line for line in lines if '"validation"' not in line or '"iteration": 3' not in line]
-    assert len(kept) == len(lines) - 1
-    (run / "metrics.jsonl").write_text("".join(kept))
+    others = [line for line in lines if '"validation"' not in line or '"iteration": 3' not in line]
+    assert len(others) == len(lines) - 1
+    (run / "metrics.jsonl").write_text("".join(others))
     seal(run)
-    assert "first differ in kind of validation at iteration 3" in replay(run, 3, "serial").segments[1].differs[0]
+    assert "first differ in kind of validation at iteration 3" in replayed(verify, run, 3)[0][1]
 
 
-# -- what is drawn -------------------------------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------------------------
 
 
-def test_the_chance_that_a_forgery_escapes() -> None:
-    """Counted over every draw of 3 out of 12 segments."""
-    drawn = list(combinations(range(12), 3))
-    expected = [sum(min(each) >= forged for each in drawn) / len(drawn) for forged in (1, 2, 6)]
-    assert [chance for _, chance in chances(12, 3)] == pytest.approx(expected)
-
-
-def test_a_seed_draws_some_segments_and_another_others() -> None:
-    segments = [(number, number + 1) for number in range(20)]
-    assert draw("a", segments, 5) == draw("a", segments, 5) == sorted(draw("a", segments, 5))
-    assert draw("a", segments, 5) != draw("b", segments, 5)
-    counted = [draw(str(seed), segments, 5) for seed in range(200)]
-    assert all(20 < sum(segment in each for each in counted) < 90 for segment in segments)  # 50 are expected
-
-
-# -- what is refused -----------------------------------------------------------------------------------------------
-
-
-def test_what_cannot_be_replayed(honest: Path, run: Path, verify: Command) -> None:
-    assert "tp = 8" in refused(verify("replay", honest, "--layout", "tp8"), 2)
+def test_runs_that_cannot_be_replayed(honest: Path, run: Path, verify: Command) -> None:
     assert "has 3 segments" in refused(verify("replay", honest, "--segments", "4"), 2)
     assert "is not a run directory" in refused(verify("replay", honest.parent), 2)
     for path in sorted((run / "checkpoints").iterdir()):
@@ -227,16 +237,3 @@ def test_what_cannot_be_replayed(honest: Path, run: Path, verify: Command) -> No
     assert "has 0 segments" in refused(verify("replay", run), 2)
     (run / "metrics.jsonl").write_text("")
     assert "was changed" in refused(verify("replay", run), 6)
-
-
-def test_an_ordinary_run_is_refused(config: RunConfig, tmp_path: Path, verify: Command) -> None:
-    ordinary = config.model_copy(update={"train": config.train.model_copy(update={"invariant": 0, "iterations": 2})})
-    error = refused(verify("replay", train(ordinary, tmp_path).path), 2)
-    assert "train.invariant = 0" in error
-    assert "`mlm-verify parallel`" in error
-
-
-def refused(outcome: Any, code: int) -> str:
-    assert outcome.code == code, outcome.err
-    assert isinstance(outcome.error, str)
-    return outcome.error
