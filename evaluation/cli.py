@@ -1,7 +1,6 @@
 """`mlm-eval`: a checkpoint's numbers by named protocols, and on a user's own text."""
 
 import inspect
-import json as json_text
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial, wraps
@@ -19,7 +18,7 @@ from lineage.errors import BadInput
 
 if TYPE_CHECKING:
     from evaluation.evaluate import Evaluation, MakeTask
-    from evaluation.protocol import Result
+    from evaluation.schema import Result
 
 app = CommandLine(help="Evaluate a checkpoint by a named protocol.", no_args_is_help=True)
 
@@ -239,12 +238,12 @@ def _report_one(ckpt: Path, task: "MakeTask", settings: Settings, json: Path | N
     if not is_first_rank():
         return
     tables.print_result(evaluation.result)
-    _write(json, evaluation.result.model_dump(mode="json"))
+    _write(json, evaluation.result.to_json())
     _write_samples(samples, [evaluation])
 
 
 def _dump(results: "dict[str, Result]") -> dict[str, Any]:
-    return {name: result.model_dump(mode="json") for name, result in results.items()}
+    return {name: result.to_json() for name, result in results.items()}
 
 
 def _write(path: Path | None, content: dict[str, Any] | str) -> None:
@@ -262,9 +261,7 @@ def _write(path: Path | None, content: dict[str, Any] | str) -> None:
 def _write_samples(path: Path | None, evaluations: "Iterable[Evaluation]") -> None:
     if path is not None:
         lines = (
-            json_text.dumps(sample.model_dump(mode="json"), ensure_ascii=False) + "\n"
-            for evaluation in evaluations
-            for sample in evaluation.task.samples(evaluation.scores)
+            sample.to_line() for evaluation in evaluations for sample in evaluation.task.samples(evaluation.scores)
         )
         _write(path, "".join(lines))
 

@@ -9,11 +9,9 @@ from numpy.typing import NDArray
 
 from evaluation import harness
 from evaluation.protocol import (
-    ClozeResult,
     Encoder,
     Estimate,
     Losses,
-    Provenance,
     Request,
     Scores,
     SourceText,
@@ -21,6 +19,7 @@ from evaluation.protocol import (
     Tokens,
     perplexity,
 )
+from evaluation.schema import ClozeResult, Provenance
 from evaluation.uncertainty import mean_standard_error
 from evaluation.windows import Lazy
 from lineage.errors import BadInput

@@ -15,12 +15,14 @@ from engine.launch.rendezvous import telling_of_lost_ranks
 from evaluation.builders import build_task
 from evaluation.checkpoints import EvaluatedCheckpoint, load_checkpoint, native_checkpoint
 from evaluation.memory import NoMemory, remembering, score_with_memory
-from evaluation.protocol import Encoder, Provenance, Request, Result, Scores, Task
+from evaluation.protocol import Encoder, Request, Scores, Task
+from evaluation.schema import Provenance, Result
 from evaluation.scoring import score
 from evaluation.settings import Settings
 from evaluation.uncertainty import SEED
 from lineage.environment import describe_environment
 from lineage.errors import BadInput, DataMissing
+from lineage.files import Environment
 from lineage.progress import Progress, announce
 
 SAMPLES, SMALLEST_SAMPLE = 64, 32
@@ -158,7 +160,7 @@ def _provenance(evaluated: EvaluatedCheckpoint, checkpoint: Path, started: float
         tokenizer_digest=evaluated.tokenizer.digest,
         dtype=str(evaluated.model.dtype).removeprefix("torch."),
         seconds=time.monotonic() - started,
-        environment=describe_environment(),
+        environment=Environment.model_validate(describe_environment()),
     )
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from evaluation.detokenize import NAME, detokenize_wikitext
 from evaluation.documents import RunningText, count_original_tokens, lm_eval_documents
 from evaluation.perplexity import Stream
-from evaluation.protocol import Block, Encoder, Request, Tokens
+from evaluation.protocol import Encoder, Request, Tokens
+from evaluation.schema import Block
 from evaluation.windows import Window
 
 

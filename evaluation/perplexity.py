@@ -14,18 +14,16 @@ from numpy.typing import NDArray
 from evaluation.documents import RunningText, count_original_tokens, cut_articles
 from evaluation.protocol import (
     LARGEST_EXPONENT,
-    Block,
     Encoder,
     Estimate,
     Losses,
-    PerplexityResult,
-    Provenance,
     Request,
     Scores,
     Task,
     Tokens,
     perplexity,
 )
+from evaluation.schema import Block, PerplexityResult, Provenance
 from evaluation.uncertainty import ratio_standard_error, sampling_error
 from evaluation.windows import Lazy, sliding_windows
 from lineage.errors import BadInput

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.contamination.testsets import TEST_SETS
+from evaluation.schema import Provenance, Result, Sample
 from evaluation.windows import Window, evenly_spread
-from lineage.config import Config
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.records import Kind
 
 Tokens = NDArray[np.int64]
 
@@ -72,116 +71,6 @@ class Scores(NamedTuple):
     def all_greedy(self) -> NDArray[np.bool_]:
         """Whether every scored token of a request was the model's most likely one."""
         return np.logical_and.reduceat(self.greedy, self.starts)
-
-
-class Provenance(Config):
-    """Where a result came from."""
-
-    kind: Kind
-    checkpoint: str
-    checkpoint_digest: str
-    tokenizer_digest: str
-    dtype: str
-    """Precision the weights were evaluated in; log-probabilities are always float32 and sums float64."""
-    seconds: float
-    environment: dict[str, Any]
-
-
-class Block(Config):
-    """A part of a running text that is taken as independent of the others, and its loss."""
-
-    title: str
-    num_targets: int
-    """Sub-words of it that the whole test scores."""
-    num_original_tokens: float
-    num_scored: int = 0
-    nll: float = 0.0
-    """Summed negative log-likelihood of the sub-words scored, in nats."""
-
-
-class Result(Provenance):
-    """One evaluation of one checkpoint by one protocol."""
-
-    task: str
-    protocol: str
-    """The whole recipe in one line."""
-    partial: bool
-    """True when a limit left part of the test out."""
-    note: str
-    """Empty, or why this is not the task that was asked for."""
-    warnings: list[str]
-    data_digest: str
-    """SHA-256 of the test file."""
-    data_repository: str
-    """The published file's place on the Hugging Face hub, repository/subset; empty for other texts."""
-    perplexity: float
-    num_original_tokens: int
-    """Words, not sub-words: space-separated tokens T_o of a running text, or examples."""
-    num_tokens: int
-    """Sub-words of the whole test."""
-    num_scored_tokens: int
-    """Sub-words predicted."""
-
-
-class PerplexityResult(Result):
-    """Word-level perplexity of a running text."""
-
-    normaliser: float
-    """Divisor of the summed loss: `num_original_tokens` or `num_lm_eval_words`, pro rata when partial, or sub-words."""
-    log_perplexity_standard_error: float | None
-    """Of ln perplexity, by a bootstrap over `blocks`; None for a single one."""
-    loss_per_token: float
-    """Mean negative log-likelihood of a scored sub-word, in nats."""
-    subword_perplexity: float
-    original_token_perplexity: float
-    """Of the same loss per original token."""
-    lm_eval_word_perplexity: float
-    """Of the same loss per word as lm-evaluation-harness counts them."""
-    num_lm_eval_words: int
-    bits_per_byte: float
-    """Per UTF-8 byte of the text before the detokenizer."""
-    token_ratio: float
-    """Scored sub-words of the whole test per original token, as Megatron prints it: (T - 1) / (T_o - 1)."""
-    num_windows: int
-    """Windows scored."""
-    megatron: dict[str, float]
-    """The same under Megatron's names, with its divisor (T_o - 1) and its clamp (exp of at most 20)."""
-    blocks: list[Block]
-    """The articles, or stretches of a text without."""
-
-
-class ClozeResult(Result):
-    """Last-word prediction. `perplexity` is that of the target."""
-
-    accuracy: float
-    """Share of examples that the protocol calls right."""
-    standard_error: float
-    """Of the accuracy."""
-    perplexity_standard_error: float | None
-    """Of the perplexity, from the spread of the examples' losses; None for a single example."""
-    num_examples: int
-    """Examples scored."""
-    num_correct: int
-    num_truncated: int
-    """Examples scored that lost their beginning because the model's context is shorter."""
-
-
-class Sample(Config):
-    """One window or example of an evaluation, as a line of `--samples`."""
-
-    task: str
-    index: int
-    """Of the window or example in the whole test."""
-    text: str
-    num_context_tokens: int
-    """Sub-words before the scored ones."""
-    tokens: list[int]
-    """The scored sub-words; the lists below go with them."""
-    log_probabilities: list[float]
-    greedy: list[bool]
-    """Whether each was the most likely one."""
-    correct: bool | None = None
-    """The protocol's verdict on an example."""
 
 
 @dataclass(frozen=True)
@@ -318,7 +207,7 @@ class Task(ABC):
         """What a result of any kind says beside its numbers and its protocol."""
         num_scored = len(scores.log_probabilities)
         subword = perplexity(math.fsum(scores.nll), num_scored)
-        return provenance.model_dump() | {
+        return dict(provenance) | {
             "task": self.name,
             "partial": self.is_partial,
             "note": self.note,

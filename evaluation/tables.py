@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from evaluation.compare import Difference
-from evaluation.protocol import ClozeResult, PerplexityResult, Result
+from evaluation.schema import ClozeResult, PerplexityResult, Result
 
 if TYPE_CHECKING:
     from engine.compare.models import Agreement
@@ -138,13 +138,8 @@ def _kind(result: Result) -> str:
     return f"{result.kind}{', partial' if result.partial else ''}"
 
 
-def _perplexity(result: PerplexityResult | ClozeResult) -> str:
-    if isinstance(result, ClozeResult):
-        error = result.perplexity_standard_error
-    else:
-        spread = result.log_perplexity_standard_error
-        error = None if spread is None else result.perplexity * spread
-    return _number(result.perplexity) + ("" if error is None else f" ± {_number(error)}")
+def _perplexity(result: Result) -> str:
+    return _number(result.perplexity) + ("" if result.spread is None else f" ± {_number(result.spread)}")
 
 
 def _number(value: float) -> str:

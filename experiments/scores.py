@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 
-from evaluation.protocol import ClozeResult, PerplexityResult
+from evaluation.schema import ClozeResult, PerplexityResult
 from evaluation.uncertainty import difference_standard_error
 from lineage.scores import Comparison, LastWords, TextScore
 

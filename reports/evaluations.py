@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import exp, log
 
-from lineage.evaluations import Evaluation
+from evaluation.schema import ClozeResult, PerplexityResult, Result
 from lineage.numbers import with_error
 from reports.curves import Curve, model_order
 from reports.exhibit import Exhibit, Section, Table
@@ -14,55 +14,59 @@ from reports.load import Reproduction
 from reports.numbers import MISSING, exact, printable, show
 
 CONVENTIONS = ("perplexity", "per sub-word", "per original word", "per lm-eval word", "bits per byte")
-UNLISTED = {"protocol", "checkpoint", "blocks", "environment", "tokenizer_digest", "data_digest", "data_repository",
-            "dtype", "num_scored_tokens"}  # fmt: skip
+COLUMNS = (
+    "task", "kind", "checkpoint_digest", "partial", "perplexity", "perplexity_standard_error",
+    "log_perplexity_standard_error", "subword_perplexity", "original_token_perplexity", "lm_eval_word_perplexity",
+    "bits_per_byte", "accuracy", "standard_error", "num_correct", "num_examples",
+)  # fmt: skip
+"""Fields of a result that the CSV lists; empty where a result of its kind has none."""
 LAST_WORD = ("accuracy", "correct", "log-likelihood of the target, nats", "perplexity of the target")
 
 
-def cells_of(result: Evaluation) -> tuple[str, ...]:
+def cells_of(result: Result) -> tuple[str, ...]:
     """As text what CONVENTIONS names, or for a last-word test what LAST_WORD names."""
     first, error = with_error(result.perplexity, result.spread), result.log_perplexity_error
-    if result.accuracy is None:
+    if isinstance(result, PerplexityResult):
         words = (result.subword_perplexity, result.original_token_perplexity, result.lm_eval_word_perplexity)
         return (first, *map(show, words), with_error(result.bits_per_byte, result.bits_per_byte_error))
-    spread = "" if result.standard_error is None else f" ± {100 * result.standard_error:.2f}"
+    assert isinstance(result, ClozeResult)
+    accuracy = f"{100 * result.accuracy:.2f} ± {100 * result.standard_error:.2f} %"
     correct = f"{show(result.num_correct)} of {show(result.num_examples)}"
-    return f"{100 * result.accuracy:.2f}{spread} %", correct, with_error(-log(result.perplexity), error), first
+    return accuracy, correct, with_error(-log(result.perplexity), error), first
 
 
-def with_models(evaluations: Mapping[str, Evaluation], order: Sequence[str]) -> list[tuple[str, Evaluation]]:
+def with_models(evaluations: Mapping[str, Result], order: Sequence[str]) -> list[tuple[str, Result]]:
     """Each result with its model, which its file stem begins with, in the models' order."""
     named = [(stem.removesuffix(f"-{result.task}"), result) for stem, result in evaluations.items()]
     places = {name: place for place, name in enumerate(order)}
     return sorted(named, key=lambda pair: (places.get(pair[0], len(places)), pair[0]))
 
 
-def by_protocol(evaluations: Mapping[str, Evaluation], order: Sequence[str]) -> list[tuple[str, Evaluation]]:
+def by_protocol(evaluations: Mapping[str, Result], order: Sequence[str]) -> list[tuple[str, Result]]:
     """Perplexities of texts, then last-word tests, each by protocol and model."""
-    return sorted(with_models(evaluations, order), key=lambda pair: (pair[1].accuracy is not None, pair[1].task))
+    return sorted(with_models(evaluations, order), key=lambda pair: (isinstance(pair[1], ClozeResult), pair[1].task))
 
 
-def evaluations_tables(evaluations: Mapping[str, Evaluation], order: Sequence[str]) -> list[Table]:
+def evaluations_tables(evaluations: Mapping[str, Result], order: Sequence[str]) -> list[Table]:
     """Perplexities by convention and last-word tests as the page shows them."""
     tables = []
     for title, heads, is_cloze in (("Perplexity", CONVENTIONS, False), ("Last word", LAST_WORD, True)):
         rows = [
             (model, result.task, f"{result.kind}{', partial' if result.partial else ''}", *cells_of(result),
              result.checkpoint_digest[:16])
-            for model, result in by_protocol(evaluations, order) if (result.accuracy is not None) == is_cloze
+            for model, result in by_protocol(evaluations, order) if isinstance(result, ClozeResult) == is_cloze
         ]  # fmt: skip
         tables += [Table(("model", "protocol", "kind", *heads, "checkpoint"), rows, 3, title)] if rows else []
     return tables
 
 
-def evaluations_data(evaluations: Mapping[str, Evaluation]) -> Table:
+def evaluations_data(evaluations: Mapping[str, Result]) -> Table:
     """A line for each result, numbers as recorded."""
-    fields = [name for name in Evaluation.model_fields if name not in UNLISTED]
     rows = [
-        [stem, *("" if (v := getattr(evaluation, field)) is None else str(v) for field in fields)]
+        [stem, *("" if (v := getattr(evaluation, field, None)) is None else str(v) for field in COLUMNS)]
         for stem, evaluation in evaluations.items()
     ]
-    return Table(["evaluation", *fields], rows, 3)
+    return Table(["evaluation", *COLUMNS], rows, 3)
 
 
 def evaluation_section(reproduction: Reproduction) -> Section:
@@ -73,16 +77,23 @@ def evaluation_section(reproduction: Reproduction) -> Section:
     return Section("evaluation-detail", "Evaluation by checkpoint and article", exhibits)
 
 
-def _protocols(reproduction: Reproduction, named: list[tuple[str, Evaluation]]) -> Exhibit:
+def _protocols(reproduction: Reproduction, named: list[tuple[str, Result]]) -> Exhibit:
     tasks = list(dict.fromkeys(result.task for _, result in named))
-    rows: dict[tuple[str, str], dict[str, Evaluation]] = {}
+    rows: dict[tuple[str, str], dict[str, Result]] = {}
     for model, result in named:
         rows.setdefault((model, result.checkpoint_digest), {})[result.task] = result
     shown = [
         (m, digest[:16], *(_headline(results.get(task)) for task in tasks)) for (m, digest), results in rows.items()
     ]
     data = [
-        [result.kind, model, result.checkpoint_digest, result.task, exact(result.perplexity), exact(result.accuracy)]
+        [
+            result.kind,
+            model,
+            result.checkpoint_digest,
+            result.task,
+            exact(result.perplexity),
+            exact(result.accuracy if isinstance(result, ClozeResult) else None),
+        ]
         for model, result in named
     ]
     return Exhibit(
@@ -95,18 +106,22 @@ def _protocols(reproduction: Reproduction, named: list[tuple[str, Evaluation]]) 
     )
 
 
-def _headline(result: Evaluation | None) -> str:
+def _headline(result: Result | None) -> str:
     if result is None:
         return MISSING
-    value = show(result.perplexity) if result.accuracy is None else f"{100 * result.accuracy:.2f} %"
+    value = f"{100 * result.accuracy:.2f} %" if isinstance(result, ClozeResult) else show(result.perplexity)
     return f"{value} *" if result.partial else value
 
 
-def _articles(reproduction: Reproduction, named: list[tuple[str, Evaluation]], order: list[str]) -> Iterator[Exhibit]:
+def _articles(reproduction: Reproduction, named: list[tuple[str, Result]], order: list[str]) -> Iterator[Exhibit]:
     """A figure for each protocol whose text has articles."""
     kind = reproduction.own_kind
     for task in dict.fromkeys(result.task for _, result in named):
-        blocks = {model: result.blocks for model, result in named if result.task == task and model in order}
+        blocks = {
+            model: result.blocks
+            for model, result in named
+            if isinstance(result, PerplexityResult) and result.task == task and model in order
+        }
         losses = {
             model: {place: block.loss for place, block in enumerate(mine) if block.loss is not None}
             for model, mine in blocks.items()

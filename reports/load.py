@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from evaluation.schema import Result
 from lineage.atomic import parse_json
 from lineage.data_files import DataCard, Ledger
 from lineage.digest import MARKER, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from lineage.errors import BadInput
-from lineage.evaluations import Evaluation
 from lineage.files import Manifest, ReproductionSummary, one_line, read_document
 from lineage.records import Kind, Record
 from lineage.run import MANIFEST, RunDirectory
@@ -34,7 +34,7 @@ class Reproduction:
     card: DataCard | None
     scores: Scores | None
     """None of a run of an earlier version."""
-    evaluations: dict[str, Evaluation]
+    evaluations: dict[str, Result]
     """By file stem."""
     trainings: dict[str, Training]
     """What is kept of the runs, by model."""
@@ -102,7 +102,7 @@ def load_reproduction(directory: Path) -> Reproduction:
     evaluations = {
         path.stem: evaluation
         for path in sorted((directory / EVALUATIONS).glob("*.json"))
-        if (evaluation := problems.document(path, Evaluation, EVALUATIONS, "An evaluation"))
+        if (evaluation := problems.document(path, Result, EVALUATIONS, "An evaluation"))
     }
     folders = {model.name: directory / TRAINING / model.name for model in summary.models}
     trainings = {name: read_training(folder, name) for name, folder in folders.items() if folder.is_dir()}

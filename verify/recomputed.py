@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from engine.config import RunConfig
 from engine.run.directory import METRICS, SUMMARY, TIMELINE, read_metrics, read_steps, read_summary, read_validations
 from engine.run.resolved import read_run_config
-from evaluation.protocol import ClozeResult, PerplexityResult
+from evaluation.schema import ClozeResult, PerplexityResult
 from evaluation.uncertainty import ratio_standard_error
 from experiments.catalogue import ABLATION
 from experiments.ladder.result import LADDER as LADDER_RESULT
@@ -29,7 +29,6 @@ from experiments.reproduce.reproduction import (
     derived_records,
     derived_scores,
     hardware_of,
-    read_result,
     reproduced_model,
     shape_of,
 )
@@ -201,7 +200,7 @@ class Check:
         for model in self._summary.models:
             for task, of in RESULTS.items():
                 path = evaluation_file(self.run, model.name, task)
-                result = read_result(path, of)
+                result = read_document(path, of)
                 where = f"evaluations/{path.name}"
                 made = (result.kind, result.checkpoint.partition("/")[0], result.checkpoint_digest)
                 if made != (kind, model.run, model.checkpoint_digest) or result.tokenizer_digest != tokenizer:

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from evaluation.builders import BUILDERS
 from evaluation.documents import RunningText
-from evaluation.protocol import Provenance, Scores, SourceText, Task
+from evaluation.protocol import Scores, SourceText, Task
+from evaluation.schema import Provenance
 from evaluation.tasks import TASKS
+from lineage.files import Environment
 
 MARK = "<!-- generated: protocols -->"
 CONTEXT = 8
@@ -80,7 +82,7 @@ def section(name: str) -> str:
     counts = np.array([request.num_scored for request in task.requests])
     right = np.ones(counts.sum(), dtype=bool)
     provenance = Provenance(kind="computed", checkpoint="", checkpoint_digest="", tokenizer_digest="", dtype="float32",
-                            seconds=0.0, environment={})  # fmt: skip
+                            seconds=0.0, environment=Environment())  # fmt: skip
     result = task.result(Scores(np.full(counts.sum(), -1.0), right, right, right, counts), provenance)
     title = TASKS[name]
     return (

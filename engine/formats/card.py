@@ -10,12 +10,12 @@ from engine.checkpoint.checkpoint import LoadedCheckpoint
 from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.formats import read_ours
+from evaluation.schema import ClozeResult, Result
 from lineage.atomic import write_json, write_text
 from lineage.chain import LINEAGE
 from lineage.config import parse_config, to_toml
 from lineage.data_files import DataCard, trained_datasets
 from lineage.errors import BadInput, DataMissing
-from lineage.evaluations import Evaluation
 from lineage.files import parse_document, read_document, read_object, read_values
 from lineage.numbers import markdown_cell
 from lineage.run import MANIFEST, RunDirectory
@@ -23,20 +23,20 @@ from lineage.run import MANIFEST, RunDirectory
 CARD, RESULTS = "README.md", ".eval_results"
 
 
-def read_results(paths: Sequence[Path], loaded: LoadedCheckpoint) -> list[Evaluation]:
+def read_results(paths: Sequence[Path], loaded: LoadedCheckpoint) -> list[Result]:
     """Results that `mlm-eval --json` wrote. Raises BadInput for those of another checkpoint."""
     results = []
     for path in paths:
         values = read_values(path)
         several = values.get("results") if isinstance(values, dict) else None
         for each in several.values() if isinstance(several, dict) else [values]:
-            results.append(parse_document(each, Evaluation, str(path)))
+            results.append(parse_document(each, Result, str(path)))
             if (digest := results[-1].checkpoint_digest) != loaded.digest:
                 raise BadInput(f"{path} is of checkpoint {digest[:16]}, not of {loaded.directory}")
     return results
 
 
-def write_card(directory: Path, loaded: LoadedCheckpoint, results: Sequence[Evaluation]) -> None:
+def write_card(directory: Path, loaded: LoadedCheckpoint, results: Sequence[Result]) -> None:
     """Write the card: architecture, data, recipe, results, digests; and a file of results for each test on the hub."""
     from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
 
@@ -88,8 +88,8 @@ def write_card(directory: Path, loaded: LoadedCheckpoint, results: Sequence[Eval
             write_json(directory / RESULTS / f"{file}.yaml", eval_result_entries_to_yaml([entry]))
 
 
-def _score(result: Evaluation) -> tuple[str, float]:
-    return ("perplexity", result.perplexity) if result.accuracy is None else ("accuracy", result.accuracy)
+def _score(result: Result) -> tuple[str, float]:
+    return ("accuracy", result.accuracy) if isinstance(result, ClozeResult) else ("perplexity", result.perplexity)
 
 
 def _training(checkpoint: Path, lineage: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from evaluation.protocol import ClozeResult, PerplexityResult, Result
+from evaluation.schema import ClozeResult, PerplexityResult, Result
 from experiments.ladder.law import METHOD, fit, size_exponent
 from experiments.scaling_law import beside_published
 from experiments.scores import compared, last_words, text_score

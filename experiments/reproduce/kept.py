@@ -7,7 +7,7 @@ from statistics import fmean, harmonic_mean
 
 from engine.run.directory import SUMMARY, TIMELINE, read_steps, read_validations
 from evaluation.cloze import split_last_word
-from evaluation.protocol import Sample
+from evaluation.schema import Sample
 from experiments.reproduce.steps import samples_file
 from lineage.atomic import write_text
 from lineage.environment import list_gpus

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 from data_pipeline.config import DataConfig
 from data_pipeline.contamination.testsets import find_test_set
@@ -15,7 +15,7 @@ from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.data.dataset import DatasetFacts
 from engine.run.directory import read_steps, read_summary, read_validations
-from evaluation.protocol import ClozeResult, PerplexityResult
+from evaluation.schema import ClozeResult, PerplexityResult
 from experiments.launch.scripts import write_launch_files
 from experiments.published import published_records
 from experiments.reproduce import processes, steps
@@ -23,7 +23,7 @@ from experiments.reproduce.kept import EXAMPLES, keep_examples, keep_training, m
 from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, model_name, training_job, twin_rule
 from experiments.scores import compared, text_score
 from lineage.chain import CHECKPOINTS
-from lineage.config import load_config, parse_config
+from lineage.config import load_config
 from lineage.data_files import DataCard
 from lineage.digest import read_digest
 from lineage.errors import DataMissing
@@ -33,7 +33,6 @@ from lineage.files import (
     ReproducedModel,
     ReproductionSummary,
     read_document,
-    read_values,
     write_document,
 )
 from lineage.lock import locked
@@ -47,7 +46,6 @@ SCORES = "scores.json"
 END = "final_validation_perplexity"
 UNITS_OF_TWINS = ("bits_per_byte", "log_likelihood")
 """Ends of the names of quantities that compare twins; the paper has none of them."""
-ResultT = TypeVar("ResultT", bound=PerplexityResult | ClozeResult)
 RESULTS: dict[str, type[PerplexityResult | ClozeResult]] = dict(
     zip(steps.TASKS, (PerplexityResult, ClozeResult), strict=True)
 )
@@ -135,7 +133,7 @@ def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Rec
     for model in summary.models:
         records += _curve_records(model, summary.mode, run)
         for task, of in RESULTS.items():
-            result = read_result(steps.evaluation_file(run.path, model.name, task), of)
+            result = read_document(steps.evaluation_file(run.path, model.name, task), of)
             records += _evaluation_records(model, result)
     if not (run.path / SCORES).is_file():
         return [record for record in records if not record.quantity.endswith(UNITS_OF_TWINS)]
@@ -161,18 +159,13 @@ def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> Scores:
     """Paired differences between neighbouring models, from the evaluations that a reproduction keeps."""
     by_size: dict[str, list[TextScore]] = {}
     for model in summary.models:
-        result = read_result(steps.evaluation_file(run.path, model.name, steps.TASKS[0]), PerplexityResult)
+        result = read_document(steps.evaluation_file(run.path, model.name, steps.TASKS[0]), PerplexityResult)
         by_size.setdefault(model.series, []).append(text_score(result))
     scores = [*by_size.values()]
     articles = len(scores[0][0].nll)
     larger = range(1, len(scores)) if articles > 1 else ()
     comparisons = [compared(result.task, place - 1, place, scores) for place in larger]
     return Scores(text=result.task, articles=articles, seeds=len(scores[0]), models=[*by_size], comparisons=comparisons)
-
-
-def read_result(path: Path, of: type[ResultT]) -> ResultT:
-    """An evaluation's result, also one of an earlier version."""
-    return parse_config({"data_repository": ""} | read_values(path), of, path.name)
 
 
 def _evaluation_records(model: ReproducedModel, result: PerplexityResult | ClozeResult) -> Iterator[Record]:

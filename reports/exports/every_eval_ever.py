@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from evaluation.schema import ClozeResult, Result
 from lineage.atomic import new_directory, write_json
 from lineage.digest import sha256_json
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.evaluations import Evaluation
 from lineage.files import Manifest, ReproducedModel, ReproductionSummary, read_document
 from reports.files import file_name
 from reports.load import EVALUATIONS, SUMMARY
@@ -42,12 +42,12 @@ def write_evaluations(run: Path, manifest: Manifest, digest: str, out: Path) -> 
     if manifest.kind != "reproduction" or not paths:
         raise BadInput(f"{run} is a {manifest.kind} run without evaluations: name a reproduction")
     models = read_document(run / SUMMARY, ReproductionSummary).models
-    results: dict[str, list[Evaluation]] = {model.name: [] for model in models}
+    results: dict[str, list[Result]] = {model.name: [] for model in models}
     for path in paths:
         owner = max((name for name in results if path.name.startswith(f"{name}-")), key=len, default=None)
         if owner is None:
             raise IntegrityFailure(f"{path} is of no model that {SUMMARY} names")
-        results[owner].append(read_document(path, Evaluation))
+        results[owner].append(read_document(path, Result))
     collection = file_name(manifest.name)
     with new_directory(out) as folder:
         for model in models:
@@ -59,7 +59,7 @@ def write_evaluations(run: Path, manifest: Manifest, digest: str, out: Path) -> 
 
 
 def _log(
-    run: Path, manifest: Manifest, digest: str, identity: str, model: ReproducedModel, results: list[Evaluation]
+    run: Path, manifest: Manifest, digest: str, identity: str, model: ReproducedModel, results: list[Result]
 ) -> Json:
     """One model's results. The schema asks for an organization's name; it is empty, because no run knows one."""
     now = str(int(time.time()))
@@ -87,13 +87,14 @@ def _log(
             _result(each, metric, score)
             for each in results
             for metric in METRICS
-            if (score := getattr(each, metric)) is not None
+            if (score := getattr(each, metric, None)) is not None
         ],
     }
 
 
-def _result(result: Evaluation, metric: str, score: float) -> Json:
-    error = {"accuracy": result.standard_error, "perplexity": result.spread}.get(metric)
+def _result(result: Result, metric: str, score: float) -> Json:
+    of_accuracy = result.standard_error if isinstance(result, ClozeResult) else None
+    error = {"accuracy": of_accuracy, "perplexity": result.spread}.get(metric)
     return {
         "evaluation_result_id": f"{result.task}/{metric}",
         "evaluation_name": result.task,

@@ -12,7 +12,7 @@ from tests.architecture.rooms import ROOMS, imported_names, module_name, modules
 MAY_IMPORT = {
     "lineage": (),
     "data_pipeline": ("lineage",),
-    "engine": ("lineage", "data_pipeline.tokens"),
+    "engine": ("lineage", "data_pipeline.tokens", "evaluation.schema"),
     "evaluation": (
         "lineage",
         "engine",
@@ -22,7 +22,7 @@ MAY_IMPORT = {
     ),
     "experiments": ("lineage", "data_pipeline", "engine", "evaluation"),
     "verify": ("lineage", "data_pipeline", "engine", "evaluation", "experiments", "reports"),
-    "reports": ("lineage", "experiments.catalogue", "experiments.verdicts"),
+    "reports": ("lineage", "evaluation.schema", "experiments.catalogue", "experiments.verdicts"),
 }
 
 
@@ -118,7 +118,8 @@ def test_what_is_added_to_the_core_counts(tmp_path: Path, monkeypatch: pytest.Mo
     [
         ("lineage", "import engine.config", True),
         ("lineage", "    from data_pipeline import config", True),
-        ("reports", "from evaluation.protocol import Result", True),
+        ("reports", "from evaluation.protocol import Task", True),
+        ("reports", "from evaluation.schema import Result", False),
         ("reports", "from experiments.runner import run_experiment", True),
         ("reports", "from experiments.verdicts import judge", False),
         ("engine", "from data_pipeline.contamination.testsets import find_test_set", True),

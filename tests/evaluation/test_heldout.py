@@ -10,7 +10,7 @@ import pytest
 
 from evaluation.evaluate import Settings, evaluate, named_task
 from evaluation.heldout import cut_passages, file_cloze, file_perplexity, read_documents
-from evaluation.protocol import ClozeResult, PerplexityResult
+from evaluation.schema import ClozeResult, PerplexityResult
 from lineage.digest import seal, sha256_file
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 from tests.evaluation.standins import Bytes, sentences, write_run

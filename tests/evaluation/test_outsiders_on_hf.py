@@ -20,7 +20,8 @@ from evaluation.documents import RunningText, lm_eval_documents
 from evaluation.evaluate import Evaluation, MakeTask, Settings, evaluate
 from evaluation.harness import document_stream, rolling_requests
 from evaluation.perplexity import PerplexityTask, sliding_stream
-from evaluation.protocol import ClozeResult, PerplexityResult, SourceText, Task
+from evaluation.protocol import SourceText, Task
+from evaluation.schema import ClozeResult, PerplexityResult
 from evaluation.wikitext103 import ROWS
 from tests.made_data import NEWLINE_EXAMPLES
 

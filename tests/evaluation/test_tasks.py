@@ -9,7 +9,8 @@ import torch
 from evaluation.cloze import LAST_TOKEN, LM_EVAL, STOP_WORD_FILTER, STRICT, ClozeTask, split_last_word
 from evaluation.documents import RunningText, count_original_tokens
 from evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
-from evaluation.protocol import PerplexityResult, Provenance, Scores, SourceText, perplexity
+from evaluation.protocol import Scores, SourceText, perplexity
+from evaluation.schema import PerplexityResult, Provenance
 from evaluation.scoring import score
 from lineage.errors import BadInput, IntegrityFailure
 from tests.evaluation.standins import Bigram, Bytes, made_up_scores, scoring_model

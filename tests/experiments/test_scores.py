@@ -1,6 +1,5 @@
 """Bits per byte and paired differences with intervals over articles and seeds."""
 
-import json
 import math
 from collections.abc import Sequence
 
@@ -9,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluation.protocol import PerplexityResult
+from evaluation.schema import PerplexityResult
 from evaluation.uncertainty import ratio_standard_error
 from experiments.scores import NORMAL, compared, text_score
 from lineage.errors import IntegrityFailure
-from lineage.evaluations import Evaluation
 from lineage.files import parse_document, read_document
 from lineage.installation import HOME
 from lineage.records import Record
@@ -83,13 +81,13 @@ def test_the_other_way_round_is_the_same_with_another_sign(first: list[float], s
 
 def test_words_of_an_article_are_those_of_the_part_that_was_scored() -> None:
     path = HOME / "results" / "reproduce-8.3b" / "evaluations" / "8.3b-wikitext103.json"
-    result = PerplexityResult.model_validate({"data_repository": ""} | json.loads(path.read_text(encoding="utf-8")))
+    result = read_document(path, PerplexityResult)
     found = text_score(result)
     assert sum(found.words) == pytest.approx(result.normaliser, rel=0.01)
     assert sum(found.nll) == pytest.approx(result.loss_per_token * result.num_scored_tokens, rel=1e-5)
     error = ratio_standard_error(np.array(found.nll), np.array(found.words))
     assert error
-    of_bits = read_document(path, Evaluation).bits_per_byte_error
+    of_bits = result.bits_per_byte_error
     assert of_bits == pytest.approx(error * result.bits_per_byte / math.log(result.perplexity), rel=0.02)
 
 

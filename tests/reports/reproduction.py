@@ -221,7 +221,7 @@ def write_reproduction(
     write_records(path / "records.jsonl", records())
     (path / "evaluations").mkdir()
     write_text(path / "evaluations" / "8.3b-wikitext103.json", json.dumps(evaluation()))
-    cloze = evaluation("lambada", accuracy=0.0125, standard_error=0.0015, num_correct=5, num_examples=400, blocks=[])
+    cloze = evaluation("lambada", accuracy=0.0125, standard_error=0.0015, num_correct=5, num_examples=400)
     write_text(path / "evaluations" / "8.3b-lambada.json", json.dumps(cloze))
     if trained:
         for name in SHAPES:
@@ -269,23 +269,24 @@ def data_card() -> dict[str, Any]:
 
 
 def evaluation(task: str = "wikitext103", **changes: Any) -> dict[str, Any]:
-    """A result with every column; an article's title is hostile text."""
-    block = {"title": HOSTILE, "num_targets": 100, "num_original_tokens": 50.0, "num_scored": 100, "nll": 612.5}
+    """A result of a running text, or with an accuracy one of last words; an article's title is hostile text."""
     values = {
-        "task": task,
-        "kind": "scaled",
-        "protocol": "WikiText-103 test file; window 128, stride 4",
-        "checkpoint_digest": "c" * 64,
-        "partial": True,
-        "perplexity": 643.8,
-        "log_perplexity_standard_error": 0.1,
-        "subword_perplexity": 88.25,
-        "original_token_perplexity": 643.8,
-        "lm_eval_word_perplexity": 721.5,
-        "bits_per_byte": 1.52,
-        "blocks": [block],
-    }
-    return values | changes
+        "kind": "scaled", "checkpoint": "8.3b/iter_5", "checkpoint_digest": "c" * 64, "tokenizer_digest": "d" * 64,
+        "dtype": "float32", "seconds": 1.0, "environment": {}, "task": task,
+        "protocol": "WikiText-103 test file; window 128, stride 4", "partial": True, "note": "", "warnings": [],
+        "data_digest": "e" * 64, "perplexity": 643.8, "num_original_tokens": 50, "num_tokens": 101,
+        "num_scored_tokens": 100,
+    }  # fmt: skip
+    block = {"title": HOSTILE, "num_targets": 100, "num_original_tokens": 50.0, "num_scored": 100, "nll": 612.5}
+    of_kind: dict[str, Any] = {
+        "normaliser": 50.0, "log_perplexity_standard_error": 0.1, "loss_per_token": 6.125, "subword_perplexity": 88.25,
+        "original_token_perplexity": 643.8, "lm_eval_word_perplexity": 721.5, "num_lm_eval_words": 48,
+        "bits_per_byte": 1.52, "token_ratio": 2.0, "num_windows": 1, "megatron": {}, "blocks": [block],
+    }  # fmt: skip
+    if "accuracy" in changes:
+        of_kind = {"standard_error": 0.0, "perplexity_standard_error": None, "num_examples": 400, "num_correct": 5,
+                   "num_truncated": 0}  # fmt: skip
+    return values | of_kind | changes
 
 
 def _environment(name: str) -> dict[str, Any]:

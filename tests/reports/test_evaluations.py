@@ -21,8 +21,9 @@ def test_checkpoints_stand_by_protocol(tmp_path: Path) -> None:
 
 def test_articles_are_drawn_from_the_easiest(tmp_path: Path) -> None:
     directory = write_reproduction(tmp_path, sealed=False)
-    blocks = [{"title": title, "num_scored": 10, "nll": nll} for title, nll in (("hard", 50.0), ("easy", 10.0))]
-    blocks.append({"title": "not scored", "num_scored": 0, "nll": 0.0})
+    size = {"num_targets": 10, "num_original_tokens": 5.0}
+    blocks = [size | {"title": title, "num_scored": 10, "nll": n} for title, n in (("hard", 50.0), ("easy", 10.0))]
+    blocks.append(size | {"title": "not scored", "num_scored": 0, "nll": 0.0})
     path = directory / "evaluations" / "8.3b-wikitext103.json"
     write_text(path, json.dumps(evaluation(blocks=blocks)))
     section = evaluation_section(load_reproduction(directory))

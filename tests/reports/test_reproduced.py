@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lineage.evaluations import Evaluation
+from evaluation.schema import Result
 from lineage.files import write_document
 from lineage.records import Record
 from lineage.scores import Comparison, Scores
@@ -93,10 +93,10 @@ def test_tokens_of_a_parameter_stand_beside_the_published_ones(reproduction: Rep
 
 
 def test_a_standard_error_says_how_many_digits_a_number_has() -> None:
-    cells = cells_of(Evaluation.model_validate(evaluation(perplexity=82100.88, log_perplexity_standard_error=0.08)))
+    cells = cells_of(Result.model_validate(evaluation(perplexity=82100.88, log_perplexity_standard_error=0.08)))
     assert (cells[0], cells[-1]) == ("82,100 ± 6,600", "1.520 ± 0.011")
     words = {"accuracy": 0.01, "perplexity": 1.8e8, "perplexity_standard_error": 1.5e7}
-    cells = cells_of(Evaluation(task="lambada", kind="scaled", protocol="", **words))
+    cells = cells_of(Result.model_validate(evaluation("lambada", **words)))
     assert cells[2:] == ("-19.008 ± 0.083", "1.8e+08 ± 2e+07")
 
 

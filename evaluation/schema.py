@@ -1,0 +1,158 @@
+"""Schema of an evaluation's JSON: `mlm-eval --json` and `--samples` write it, other rooms read it. Imports no torch."""
+
+import math
+from typing import Any, Self
+
+from pydantic import ModelWrapValidatorHandler, model_validator
+
+from lineage.files import Document, Environment, Positive
+from lineage.records import Kind
+
+
+class Provenance(Document):
+    """Origin of a result."""
+
+    kind: Kind
+    checkpoint: str
+    checkpoint_digest: str
+    tokenizer_digest: str
+    dtype: str
+    """Precision of the weights. Log-probabilities are always float32 and sums float64."""
+    seconds: float
+    environment: Environment
+
+
+class Block(Document):
+    """An article or stretch of a running text, taken as independent of the others, with its loss."""
+
+    title: str
+    num_targets: int
+    """Scored sub-words in the whole test."""
+    num_original_tokens: float
+    num_scored: int = 0
+    nll: float = 0.0
+    """Summed negative log-likelihood of the scored sub-words, in nats."""
+
+    @property
+    def loss(self) -> float | None:
+        """Nats per sub-word; None if nothing was scored."""
+        return self.nll / self.num_scored if self.num_scored else None
+
+
+class Result(Provenance):
+    """An evaluation of a checkpoint by a protocol. Reading a file as this class gives the subclass of its kind."""
+
+    task: str
+    protocol: str
+    """The whole recipe in a line."""
+    partial: bool
+    """True if a limit left part of the test out."""
+    note: str
+    """Empty, or the reason why this is not the requested task."""
+    warnings: list[str]
+    data_digest: str
+    """SHA-256 of the test file."""
+    data_repository: str = ""
+    """The published file's place on the Hugging Face hub, repository/subset; empty for other texts."""
+    perplexity: Positive
+    num_original_tokens: int
+    """Words, not sub-words: space-separated tokens T_o of a running text, or examples."""
+    num_tokens: int
+    """Sub-words of the whole test."""
+    num_scored_tokens: int
+    """Predicted sub-words."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _choose_kind(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> "Result":
+        if cls is Result and isinstance(values, dict):
+            return (ClozeResult if "accuracy" in values else PerplexityResult).model_validate(values)
+        return handler(values)
+
+    @property
+    def log_perplexity_error(self) -> float | None:
+        """Standard error of the perplexity's logarithm: of the mean loss of a word, or of an example."""
+        return None
+
+    @property
+    def spread(self) -> float | None:
+        """Standard error of the perplexity."""
+        return None if self.log_perplexity_error is None else self.perplexity * self.log_perplexity_error
+
+
+class PerplexityResult(Result):
+    """Word-level perplexity of a running text."""
+
+    normaliser: float
+    """Divisor of the summed loss: `num_original_tokens` or `num_lm_eval_words`, pro rata if partial, or sub-words."""
+    log_perplexity_standard_error: float | None
+    """Standard error of ln perplexity, by a bootstrap over `blocks`; None for a single block."""
+    loss_per_token: float
+    """Mean negative log-likelihood of a scored sub-word, in nats."""
+    subword_perplexity: float
+    original_token_perplexity: float
+    """The same loss per original token."""
+    lm_eval_word_perplexity: float
+    """The same loss per word as lm-evaluation-harness counts words."""
+    num_lm_eval_words: int
+    bits_per_byte: float
+    """Bits per UTF-8 byte of the text before the detokenizer."""
+    token_ratio: float
+    """Scored sub-words of the whole test per original token, as Megatron prints it: (T - 1) / (T_o - 1)."""
+    num_windows: int
+    """Scored windows."""
+    megatron: dict[str, float]
+    """The same under Megatron's names, with its divisor (T_o - 1) and its clamp (exp of at most 20)."""
+    blocks: list[Block]
+    """The articles, or stretches of a text without articles."""
+
+    @property
+    def log_perplexity_error(self) -> float | None:
+        """As recorded."""
+        return self.log_perplexity_standard_error
+
+    @property
+    def bits_per_byte_error(self) -> float | None:
+        """Standard error over articles of the bits per byte, which are proportional to the perplexity's logarithm."""
+        if self.log_perplexity_error is None or self.perplexity <= 1:
+            return None
+        return self.bits_per_byte * self.log_perplexity_error / math.log(self.perplexity)
+
+
+class ClozeResult(Result):
+    """Last-word prediction. `perplexity` is the target's."""
+
+    accuracy: float
+    """Share of examples that are right by the protocol's rule."""
+    standard_error: float
+    """Standard error of the accuracy."""
+    perplexity_standard_error: float | None
+    """Standard error of the perplexity, from the spread of the examples' losses; None for a single example."""
+    num_examples: int
+    """Scored examples."""
+    num_correct: int
+    num_truncated: int
+    """Scored examples that lost their beginning because the model's context is shorter."""
+
+    @property
+    def log_perplexity_error(self) -> float | None:
+        """Ratio of the perplexity's standard error to the perplexity."""
+        return None if self.perplexity_standard_error is None else self.perplexity_standard_error / self.perplexity
+
+
+class Sample(Document):
+    """A window or example of an evaluation, as a line of `--samples`."""
+
+    task: str
+    index: int
+    """Number of the window or example in the whole test."""
+    text: str
+    num_context_tokens: int
+    """Sub-words before the scored ones."""
+    tokens: list[int]
+    """The scored sub-words; the lists below have an element for each."""
+    log_probabilities: list[float]
+    greedy: list[bool]
+    """True for each sub-word that was the most likely one."""
+    correct: bool | None = None
+    """The protocol's verdict on an example."""
