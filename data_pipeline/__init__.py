@@ -1,5 +1,6 @@
 """Turns text into clean, deduplicated, decontaminated token files. Each part imports only those above it:
 
+files.py        schemas of ledger.json and dataset.json, and the datasets that a run names
 document.py     a document, or the reason it was dropped
 fast/           fast code that replaces a library's, checked against the library at first use
 tokens/         tokenizer, token files, samples cut from them

@@ -16,7 +16,7 @@ from lineage.shipped import Shipped, find_file
 
 if TYPE_CHECKING:
     from data_pipeline.config import DataConfig
-    from lineage.data_files import Ledger
+    from data_pipeline.files import Ledger
 
 app = CommandLine(help="Clean, deduplicate, decontaminate and tokenize text.", no_args_is_help=True)
 
@@ -87,10 +87,10 @@ def inspect(
     seq_length: Annotated[int, typer.Option(help="Tokens of a sample that are predicted.", min=1)] = 1024,
 ) -> None:
     """Print the text of a training sample as the engine feeds it, with the documents it was packed from."""
+    from data_pipeline.files import DataCard
     from data_pipeline.tokens.inspect_sample import show_sample
     from data_pipeline.tokens.token_file import TokenFile
     from data_pipeline.tokens.tokenizer import Tokenizer
-    from lineage.data_files import DataCard
     from lineage.files import read_document
 
     directory = _open(dataset)
@@ -163,7 +163,7 @@ def _counts(directory: Path) -> str:
 
 
 def _read_ledger(directory: Path) -> "Ledger":
-    from lineage.data_files import Ledger
+    from data_pipeline.files import Ledger
     from lineage.files import read_document
 
     return read_document(directory / "ledger.json", Ledger)

@@ -1,39 +1,14 @@
 """The attrition ledger: counts of what every stage received, kept, changed and dropped, and why."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from data_pipeline.document import Document
-from lineage import data_files
+from data_pipeline.files import Amount, DroppedSample, InputShard, Ledger, StageAttrition
 from lineage.errors import BadInput
 
 MAX_SAMPLES = 5
 EXCERPT_CHARACTERS = 300
-
-
-@dataclass
-class Amount:
-    """A number of documents with their UTF-8 bytes and tokens; each document's end-of-text token is counted."""
-
-    documents: int = 0
-    bytes: int = 0
-    tokens: int = 0
-
-    def add(self, other: "Amount") -> None:
-        """Add the other's counts."""
-        self.documents += other.documents
-        self.bytes += other.bytes
-        self.tokens += other.tokens
-
-    def count(self, size: int, tokens: int = 0) -> None:
-        """Count one document of `size` bytes."""
-        self.documents += 1
-        self.bytes += size
-        self.tokens += tokens
-
-    def to_file(self, in_tokens: bool) -> data_files.Amount:
-        """The amount as `ledger.json` holds it; tokens are null if they were not counted."""
-        return data_files.Amount(documents=self.documents, bytes=self.bytes, tokens=self.tokens if in_tokens else None)
 
 
 @dataclass
@@ -55,7 +30,7 @@ class Entry:
         self.dropped.setdefault(reason, Amount()).count(size, tokens)
         samples = self.samples.setdefault(reason, [])
         if len(samples) < MAX_SAMPLES:
-            samples.append(data_files.Sample(id=document.id, excerpt=document.text[:EXCERPT_CHARACTERS]).to_json())
+            samples.append(DroppedSample(id=document.id, excerpt=document.text[:EXCERPT_CHARACTERS]).to_json())
 
     def merge(self, counts: dict[str, Any]) -> None:
         """Add a task's counts of the same stage, in the form that `asdict` makes."""
@@ -69,10 +44,10 @@ class Entry:
         self.changed += counts["changed"]
         self.seconds += counts["seconds"]
 
-    def to_file(self, in_tokens: bool) -> data_files.Stage:
+    def to_file(self, in_tokens: bool) -> StageAttrition:
         """The stage as `ledger.json` holds it, most frequent reason first; tokens are null if they were not counted."""
         reasons = sorted(self.dropped, key=lambda reason: (-self.dropped[reason].documents, reason))
-        return data_files.Stage(
+        return StageAttrition(
             name=self.name,
             documents_in=self.incoming.documents,
             documents_out=self.kept.documents,
@@ -80,11 +55,10 @@ class Entry:
             bytes_out=self.kept.bytes,
             tokens_in=self.incoming.tokens if in_tokens else None,
             tokens_out=self.kept.tokens if in_tokens else None,
-            dropped={reason: self.dropped[reason].to_file(in_tokens) for reason in reasons},
+            dropped={reason: _written(self.dropped[reason], in_tokens) for reason in reasons},
             changed=self.changed,
             samples={
-                reason: [data_files.Sample.model_validate(sample) for sample in self.samples[reason]]
-                for reason in reasons
+                reason: [DroppedSample.model_validate(sample) for sample in self.samples[reason]] for reason in reasons
             },
             seconds=round(self.seconds, 3),
             note=self.note,
@@ -92,8 +66,8 @@ class Entry:
 
 
 @dataclass
-class Ledger:
-    """The stages in order."""
+class OpenLedger:
+    """The ledger while it is counted: the stages in order."""
 
     source: str
     in_tokens: bool = True
@@ -101,7 +75,7 @@ class Ledger:
     stages: list[Entry] = field(default_factory=list)
     malformed: int = 0
     blank: int = 0
-    shards: list[data_files.Shard] = field(default_factory=list)
+    shards: list[InputShard] = field(default_factory=list)
     """Shards of the input."""
 
     def enter(self, tasks: list[dict[str, Any]]) -> None:
@@ -136,19 +110,24 @@ class Ledger:
         reasons = ", ".join(f"{reason}: {amount.documents:,}" for reason, amount in stage.dropped.items())
         return f"nothing is left of the corpus after the {stage.name} stage, which dropped every document ({reasons})"
 
-    def to_file(self, splits: dict[str, Amount]) -> data_files.Ledger:
+    def to_file(self, splits: dict[str, Amount]) -> Ledger:
         """The whole of `ledger.json`, near-duplicates left out."""
-        return data_files.Ledger(
+        return Ledger(
             source=self.source,
             stages=[stage.to_file(self.in_tokens) for stage in self.stages],
-            splits={name: amount.to_file(self.in_tokens) for name, amount in splits.items()},
+            splits={name: _written(amount, self.in_tokens) for name, amount in splits.items()},
             malformed_lines=self.malformed,
             blank_lines=self.blank,
             shards=self.shards,
         )
 
 
-def format_ledger(ledger: data_files.Ledger) -> str:
+def _written(amount: Amount, in_tokens: bool) -> Amount:
+    """The amount as the file holds it: tokens are null if they were not counted."""
+    return amount if in_tokens else replace(amount, tokens=None)
+
+
+def format_ledger(ledger: Ledger) -> str:
     """The ledger as a table for a terminal: one line for each stage, and below it one for each reason."""
     rows: list[tuple[str, ...]] = [("stage", "documents", "bytes", "tokens", "changed", "seconds")]
     notes = []
@@ -168,7 +147,7 @@ def format_ledger(ledger: data_files.Ledger) -> str:
     return "\n".join([f"source: {ledger.source}", *lines, f"malformed lines: {ledger.malformed_lines:,}", *notes])
 
 
-def _cells(amount: data_files.Amount, sign: str = "") -> tuple[str, ...]:
+def _cells(amount: Amount, sign: str = "") -> tuple[str, ...]:
     return (*(_cell(number, sign) for number in (amount.documents, amount.bytes, amount.tokens)), "", "")
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from data_pipeline.config import DataConfig
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
 from data_pipeline.duplicates.lsh import describe as describe_banding
-from data_pipeline.ledger import Amount, Ledger
+from data_pipeline.files import Amount, InputShard, NearDuplicates
+from data_pipeline.ledger import OpenLedger
 from data_pipeline.passes.deduplicate import find_duplicates
 from data_pipeline.passes.gather import SLICE_BYTES, choose_order, gather_slice
 from data_pipeline.passes.measure import measure
@@ -30,7 +31,6 @@ from data_pipeline.tokens.token_file import token_dtype
 from data_pipeline.tokens.tokenizer import Tokenizer, load_once
 from data_pipeline.work.tasks import Input
 from data_pipeline.work.workspace import Finished, Job, Workspace
-from lineage.data_files import NearDuplicates, Shard
 from lineage.errors import BadInput
 
 
@@ -46,7 +46,7 @@ class Pipeline:
     sources: OpenedSources
     test_sets: dict[str, Path | None]
     workspace: Workspace
-    ledger: Ledger = field(init=False)
+    ledger: OpenLedger = field(init=False)
     tokenizer: Tokenizer | None = field(init=False, default=None)
     banding: NearDuplicates | None = field(init=False, default=None)
     """Banding of the near-duplicate search, if it was done."""
@@ -59,7 +59,7 @@ class Pipeline:
         """Run the tasks that are not done yet. Raises BadInput if nothing is left of the corpus."""
         size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
         shards = self.sources.shards(self.workspace, size)
-        self.ledger = Ledger(self.sources.describe())
+        self.ledger = OpenLedger(self.sources.describe())
         prepared = self.finished["prepare"] = self._prepare(shards)
         tokenizer = self._make_tokenizer(prepared)
         measured = self.finished["measure"] = self._measure(prepared, tokenizer)
@@ -85,7 +85,7 @@ class Pipeline:
         self.ledger.blank = sum(counts["blank"] for counts in prepared.counts)
         for shard, counts, digest in zip(shards, prepared.counts, prepared.digests, strict=True):
             read = [(piece.name, piece.start, piece.end) for piece in shard]
-            self.ledger.shards.append(Shard(read=read, documents=counts["documents"], digest=digest))
+            self.ledger.shards.append(InputShard(read=read, documents=counts["documents"], digest=digest))
         self.ledger.check(self.config.sources.max_bad_fraction)
         return prepared
 

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from data_pipeline.document import Document
-from data_pipeline.ledger import Amount
+from data_pipeline.files import DATASET, LEDGER, Amount, DataCard, DatasetFile, EnglishOfKind, Split, TokenizerFacts
 from data_pipeline.passes.deduplicate import DECISIONS, Corpus
 from data_pipeline.passes.gather import SLICE_LINES, assemble
 from data_pipeline.passes.prepare import QUARANTINE
@@ -26,7 +26,6 @@ from data_pipeline.tokens.tokenizer import padded_vocab_size
 from data_pipeline.work.tasks import MARKER, Counts, Settings
 from data_pipeline.work.workspace import Job
 from lineage.atomic import read_json, sync_directory, sync_file
-from lineage.data_files import DataCard, English, File, Split, TokenizerFacts
 from lineage.files import write_document
 
 UNSPLIT = "all"
@@ -71,9 +70,9 @@ def publish(pipeline: Pipeline, directory: Path) -> None:
     ledger = pipeline.ledger.to_file(_amounts(pipeline))
     if pipeline.banding:
         ledger.near_duplicates = pipeline.banding
-    write_document(directory / "ledger.json", ledger)
+    write_document(directory / LEDGER, ledger)
     if card:
-        write_document(directory / "dataset.json", card)
+        write_document(directory / DATASET, card)
 
 
 def join_quarantine(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -138,8 +137,8 @@ def _describe(pipeline: Pipeline, files: dict[str, Any]) -> DataCard:
         splits={
             name: Split(prefix=f"{name}_text_document", **asdict(amount)) for name, amount in _amounts(pipeline).items()
         },
-        files={name: File(bytes=size, sha256=digest) for name, (size, digest) in files.items()},
-        stages={stage.name: stage.kept.to_file(in_tokens=True) for stage in pipeline.ledger.stages},
+        files={name: DatasetFile(bytes=size, sha256=digest) for name, (size, digest) in files.items()},
+        stages={stage.name: stage.kept for stage in pipeline.ledger.stages},
         settings={name: values[name] for name in pipeline.stages if name in values},
         **{name: facts for name, facts in made_with.items() if facts},
     )
@@ -158,7 +157,7 @@ def kind_of(identifier: str) -> str:
     return owner.partition("/")[0] if not place or place.isdigit() else path.suffix or path.name
 
 
-def describe_english(documents: Iterable[Document]) -> list[English]:
+def describe_english(documents: Iterable[Document]) -> list[EnglishOfKind]:
     """Describe the documents of each kind, the kind with the most words first."""
     by_kind = groupby(sorted(documents, key=lambda each: kind_of(each.id)), lambda each: kind_of(each.id))
     kinds = [(kind, [each.text for each in group]) for kind, group in by_kind]
@@ -166,7 +165,7 @@ def describe_english(documents: Iterable[Document]) -> list[English]:
     words = {kind: sum(each.words for each in made_of) for kind, _, made_of in measured}
     prose = Prose()
     rows = [
-        English(
+        EnglishOfKind(
             kind=kind,
             documents=len(texts),
             words=words[kind] / max(1, sum(words.values())),

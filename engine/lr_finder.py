@@ -11,10 +11,11 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from engine.run.files import LearningRateSweep
 from engine.run.resolved import ResolvedRun
 from lineage.environment import describe_environment
 from lineage.errors import BadInput
-from lineage.files import Environment, LearningRate, write_document
+from lineage.files import Environment, write_document
 from lineage.progress import Progress, announce
 
 SMOOTHING = 0.9
@@ -90,7 +91,7 @@ def write_curve(folder: Path, run: ResolvedRun, curve: RateCurve) -> Path:
     config = run.config
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{config.name}.json"
-    result = LearningRate(
+    result = LearningRateSweep(
         benchmark="learning-rate",
         name=config.name,
         optimizer=config.train.optimizer,

@@ -23,13 +23,13 @@ from engine.optim.precision import LossScaler
 from engine.optim.schedule import learning_rate
 from engine.parallel.mesh import ParallelMesh
 from engine.run.directory import write_summary
+from engine.run.files import Step, Validation
 from engine.run.loggers import Logger
 from engine.run.metrics import MetricsLog
 from engine.run.resolved import ResolvedRun
 from engine.step import NotFinite, build_step
 from lineage.chain import checkpoint_path, complete_checkpoints
 from lineage.errors import Interrupted
-from lineage.files import Step, Validation
 from lineage.processes import when_stopped
 from lineage.progress import Progress
 from lineage.run import RunDirectory

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
+from data_pipeline.files import trained_datasets
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.checkpoint import load_for_inference
 from engine.checkpoint.shards import INDEX
@@ -22,7 +23,6 @@ from evaluation.inference import pack_weights
 from evaluation.scoring import ScoringModel
 from evaluation.store import ScoreStore
 from lineage.chain import CHECKPOINTS
-from lineage.data_files import trained_datasets
 from lineage.digest import is_sealed
 from lineage.environment import user_cache
 from lineage.errors import BadInput, DataMissing, IntegrityFailure

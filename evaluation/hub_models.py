@@ -7,14 +7,14 @@ from pathlib import Path
 from data_pipeline.reading.hub import asking_for, hub_is_reachable
 from lineage.digest import sha256_file
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
-from lineage.files import Document, read_document, write_document
+from lineage.files import FileSchema, read_document, write_document
 
 NAME = re.compile(r"(\w[\w.-]*/(\w[\w.-]*))(?:@(\w[\w./-]*))?")
 FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json", "vocab.json", "merges.txt"]
 RECORD = "fetched.json"
 
 
-class Fetched(Document):
+class Fetched(FileSchema):
     """fetched.json: where a directory's files are from."""
 
     repository: str

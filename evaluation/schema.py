@@ -5,11 +5,11 @@ from typing import Any, Self
 
 from pydantic import ModelWrapValidatorHandler, model_validator
 
-from lineage.files import Document, Environment, Positive
+from lineage.files import Environment, FileSchema, Positive
 from lineage.records import Kind
 
 
-class Provenance(Document):
+class Provenance(FileSchema):
     """Origin of a result."""
 
     kind: Kind
@@ -22,7 +22,7 @@ class Provenance(Document):
     environment: Environment
 
 
-class Block(Document):
+class Block(FileSchema):
     """An article or stretch of a running text, taken as independent of the others, with its loss."""
 
     title: str
@@ -140,7 +140,7 @@ class ClozeResult(Result):
         return None if self.perplexity_standard_error is None else self.perplexity_standard_error / self.perplexity
 
 
-class Sample(Document):
+class Sample(FileSchema):
     """A window or example of an evaluation, as a line of `--samples`."""
 
     task: str

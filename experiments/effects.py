@@ -13,11 +13,12 @@ import numpy as np
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from engine.config import RunConfig
+from engine.run.files import LearningRateSweep
 from experiments.catalogue import ABLATION, Ablation, Arm, Effect
 from experiments.trainings.kept import FORECAST, SEARCH_SEED, Trained, read_kept, seeds_of
 from lineage.config import parse_config
 from lineage.errors import IntegrityFailure
-from lineage.files import Document, Finite, LearningRate, Manifest, Positive, read_document
+from lineage.files import FileSchema, Finite, Manifest, Positive, read_document
 from lineage.records import Record
 from lineage.run import MANIFEST
 
@@ -26,7 +27,7 @@ Supported = Literal["SUPPORTED", "CONTRADICTED", "INCONCLUSIVE"]
 UNITS = {"validation_loss": "nats", "bits_per_byte": "bits/byte"}
 
 
-class EffectForecast(Document):
+class EffectForecast(FileSchema):
     """forecast.json of an ablation: all that decides its verdict, written before the trainings whose seeds it gives."""
 
     experiment: str
@@ -89,7 +90,7 @@ def searched_rates(
     rates = {}
     for arm in ablation.arms:
         if ablation.finder:
-            found = read_document(folder / SWEEPS / f"{slug(arm.name)}.json", LearningRate).lowest_rate
+            found = read_document(folder / SWEEPS / f"{slug(arm.name)}.json", LearningRateSweep).lowest_rate
             if found is None:
                 raise IntegrityFailure(f"the loss of {arm.name!r} never fell while its rate rose: nothing is suggested")
         else:

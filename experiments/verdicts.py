@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from experiments.catalogue import ABLATION, PAPERS, Claim, Experiment, every_claim, unanswered_claims
 from lineage.digest import check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import Document, parse_document, read_values
+from lineage.files import FileSchema, parse_document, read_values
 from lineage.records import Kind, Record, read_records
 from lineage.run import MANIFEST, RunDirectory
 
@@ -48,7 +48,7 @@ Rows = dict[tuple[str, str, Kind], list[Record]]
 """An experiment's records by series, quantity and kind."""
 
 
-class Refused(Document):
+class Refused(FileSchema):
     """A row of an experiment that could not run."""
 
     experiment: str
@@ -57,7 +57,7 @@ class Refused(Document):
     reason: str
 
 
-class Refusals(Document):
+class Refusals(FileSchema):
     """not_run.json, which is a list."""
 
     rows: list[Refused]

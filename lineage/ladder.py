@@ -4,14 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lineage.files import Document, Finite, Positive
+from lineage.files import FileSchema, Finite, Positive
 from lineage.scores import Comparison, LastWords, TextScore
 
 Exponent = Annotated[float, Field(gt=0, le=10)]
 Count = Annotated[int, Field(ge=1, le=10**15)]
 
 
-class RungPlan(Document):
+class RungPlan(FileSchema):
     """One size of model."""
 
     layers: Count
@@ -25,7 +25,7 @@ class RungPlan(Document):
     """One training was expected to take on one core."""
 
 
-class LadderPlan(Document):
+class LadderPlan(FileSchema):
     """plan.json: what a budget pays for, decided once."""
 
     budget_seconds: Finite
@@ -51,7 +51,7 @@ class LadderPlan(Document):
         return self.iterations * self.batch_size * self.seq_length
 
 
-class Law(Document):
+class Law(FileSchema):
     """loss(N, D) = irreducible + by_size · n^-size_exponent + by_data · n^interaction · (D / tokens)^-data_exponent.
 
     n is N / parameters.
@@ -77,7 +77,7 @@ class Law(Document):
         return float(self.irreducible + self.by_size * size**-self.size_exponent + of_data)
 
 
-class RateLaw(Document):
+class RateLaw(FileSchema):
     """rate(N, D) = rate · (N / parameters)^-size_exponent · (D / tokens)^-length_exponent."""
 
     rate: Positive
@@ -99,7 +99,7 @@ class RateLaw(Document):
         )
 
 
-class Foreseen(Document):
+class Foreseen(FileSchema):
     """A place on a curve with its 90 % interval."""
 
     tokens: Count
@@ -108,7 +108,7 @@ class Foreseen(Document):
     high: Finite
 
 
-class Forecast(Document):
+class Forecast(FileSchema):
     """forecast.json: the largest rung's curve, written before it is trained."""
 
     method: str
@@ -127,7 +127,7 @@ class Forecast(Document):
     """Trainings that are no part of the fit, with the reason."""
 
 
-class LadderRun(Document):
+class LadderRun(FileSchema):
     """A finished training of a ladder."""
 
     name: str
@@ -146,14 +146,14 @@ class LadderRun(Document):
         return self.curve[-1][1]
 
 
-class LadderScores(Document):
+class LadderScores(FileSchema):
     """A file of evaluations/: what one model of a ladder reached on the published texts."""
 
     texts: dict[str, TextScore]
     last_words: LastWords | None = None
 
 
-class LadderResult(Document):
+class LadderResult(FileSchema):
     """ladder.json: what came of a ladder."""
 
     runs: list[LadderRun]

@@ -6,11 +6,11 @@ from typing import Self
 
 from pydantic import model_validator
 
-from lineage.files import Document, Finite
+from lineage.files import FileSchema, Finite
 from lineage.records import Record
 
 
-class Comparison(Document):
+class Comparison(FileSchema):
     """How much fewer bits a byte of a text take in one model than in a smaller one, over the same articles."""
 
     text: str
@@ -34,7 +34,7 @@ class Comparison(Document):
         )
 
 
-class TextScore(Document):
+class TextScore(FileSchema):
     """How a model predicts a text."""
 
     bits_per_byte: Finite
@@ -44,7 +44,7 @@ class TextScore(Document):
     """Of each article; where a part of it was scored, as large a part of them."""
 
 
-class LastWords(Document):
+class LastWords(FileSchema):
     """How a model predicts last words."""
 
     log_likelihood: Finite
@@ -61,7 +61,7 @@ class LastWords(Document):
         )
 
 
-class Scores(Document):
+class Scores(FileSchema):
     """scores.json of a reproduction: paired differences between its models on the same text."""
 
     text: str

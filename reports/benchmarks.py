@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from engine.run.files import LearningRateSweep, Timeline
 from lineage.benchmark import AGAINST, Benchmark, parse_benchmark, sentences, setting_lines, tables
 from lineage.errors import BadInput, UserError
-from lineage.files import LearningRate, Timeline, parse_document, read_values
+from lineage.files import parse_document, read_values
 from reports.exhibit import Draw, Exhibit, Section, Table
 from reports.figures import pipeline_schedule
 from reports.figures.benchmarks import draw_axes, draw_differences, draw_goals, draw_rates
@@ -55,9 +56,9 @@ def load_benchmarks(directory: Path) -> Benchmarks:
 def _read(path: Path) -> tuple[Exhibit, str]:
     """The exhibit and the commit of a file, which is a benchmark's or a learning-rate finder's."""
     values = read_values(path)
-    result: Benchmark | LearningRate
+    result: Benchmark | LearningRateSweep
     if isinstance(values, dict) and values.get("benchmark") == "learning-rate":
-        result = parse_document(values, LearningRate, path.name)
+        result = parse_document(values, LearningRateSweep, path.name)
         exhibit = _rates_exhibit(result)
     else:
         result = parse_benchmark(values, path.name)
@@ -65,7 +66,7 @@ def _read(path: Path) -> tuple[Exhibit, str]:
     return exhibit, str(result.environment.source.get("commit") or "")
 
 
-def _rates_exhibit(result: LearningRate) -> Exhibit:
+def _rates_exhibit(result: LearningRateSweep) -> Exhibit:
     """A learning-rate finder's curve, what it says of the learning rate, and a line of data for each iteration."""
     row = (printable(result.name), result.optimizer, str(result.global_batch_size), _rate(result.steepest_rate),
            _rate(result.lowest_rate), _rate(result.suggestion))  # fmt: skip

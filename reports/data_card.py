@@ -3,7 +3,7 @@
 from math import ceil
 from typing import Any
 
-from lineage.data_files import Amount, DataCard, Ledger, NearDuplicates, Stage
+from data_pipeline.files import Amount, DataCard, Ledger, NearDuplicates, StageAttrition
 from reports.exhibit import Table
 from reports.numbers import MISSING, percent
 
@@ -50,7 +50,7 @@ def dropped_most(ledger: Ledger) -> str:
     )
 
 
-def _lost(stage: Stage) -> Amount | None:
+def _lost(stage: StageAttrition) -> Amount | None:
     """What a stage dropped for all its reasons together."""
     amounts = stage.dropped.values()
     tokens = [amount.tokens for amount in amounts if amount.tokens is not None]

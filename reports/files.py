@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from lineage.errors import UserError
-from lineage.files import DocumentT, one_line, read_document
+from lineage.files import SchemaT, one_line, read_document
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Problems(list[Problem]):
         """One more."""
         self.append(Problem(part, sentence, damaged))
 
-    def document(self, path: Path, model: type[DocumentT], part: str, what: str) -> DocumentT | None:
+    def document(self, path: Path, model: type[SchemaT], part: str, what: str) -> SchemaT | None:
         """The file as a document; None where it is not there, or is none, which is said."""
         try:
             return read_document(path, model) if path.is_file() else None

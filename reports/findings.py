@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lineage.data_files import Ledger
+from data_pipeline.files import Ledger
 from lineage.records import Kind, Record
 from lineage.scores import order_sentence
 from reports.curves import Curve, Ordering, orderings

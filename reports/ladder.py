@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from lineage.data_files import DataCard
+from data_pipeline.files import DataCard
 from lineage.errors import IntegrityFailure
 from lineage.files import read_document
 from lineage.ladder import Forecast, LadderPlan, LadderResult, RungPlan

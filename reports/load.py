@@ -4,19 +4,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
 from evaluation.schema import Result
+from experiments.reproduce.files import ReproductionSummary
 from lineage.atomic import parse_json
-from lineage.data_files import DataCard, Ledger
 from lineage.digest import MARKER, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from lineage.errors import BadInput
-from lineage.files import Manifest, ReproductionSummary, one_line, read_document
+from lineage.files import Manifest, one_line, read_document
 from lineage.records import Kind, Record
 from lineage.run import MANIFEST, RunDirectory
 from lineage.scores import Scores
 from reports.files import Problem, Problems
 from reports.training_runs import Training, read_training
 
-SUMMARY, RECORDS, LEDGER, DATASET = "summary.json", "records.jsonl", "ledger.json", "dataset.json"
+SUMMARY, RECORDS = "summary.json", "records.jsonl"
 SCORES, EXAMPLES, EVALUATIONS, TRAINING = "scores.json", "examples.jsonl", "evaluations", "training"
 
 

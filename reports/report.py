@@ -11,7 +11,7 @@ from pydantic import Field
 from experiments.catalogue import Experiment, load_experiments
 from experiments.verdicts import Results, judge, unanswered
 from lineage.errors import BadInput
-from lineage.files import Document, read_document
+from lineage.files import FileSchema, read_document
 from reports.benchmarks import Benchmarks, load_benchmarks
 from reports.catalogue import Numbers, catalogue_exhibit
 from reports.claims import Claims, Group, Paper, find_claims, group_claims, paper_parts, verdicts_exhibit
@@ -27,7 +27,7 @@ from reports.training import training_section
 REPORT, SOURCES = "report", "sources.json"
 
 
-class Sources(Document):
+class Sources(FileSchema):
     """sources.json of a report: what beside its reproduction it was made of, by paths seen from there."""
 
     runs: list[str] = Field(default_factory=list)

@@ -4,8 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lineage.data_files import Ledger
-from lineage.files import ModelShape, ReproducedModel
+from data_pipeline.files import Ledger
+from experiments.reproduce.files import ModelShape, ReproducedModel
 from lineage.numbers import size_bytes
 from lineage.records import Kind, Record
 from reports.exhibit import Table

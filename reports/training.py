@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from lineage.files import Computation, Timeline
+from engine.run.files import Computation, Timeline
 from lineage.numbers import size_bytes
 from lineage.records import Kind
 from reports.curves import Curve, model_order

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
+from engine.run.files import Step, Timeline, TrainingSummary, Validation
 from lineage.atomic import parse_json
-from lineage.files import Step, Timeline, TrainingSummary, Validation
 from reports.files import Problem, Problems
 
 METRICS, SUMMARY, TIMELINE = "metrics.jsonl", "summary.json", "timeline.json"

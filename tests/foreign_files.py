@@ -15,6 +15,7 @@ from pyarrow import parquet
 from safetensors.torch import save_file
 
 from data_pipeline.config import DataConfig
+from data_pipeline.files import Ledger
 from data_pipeline.reading.file_sources import FileSource
 from data_pipeline.reading.readers import Limits, read_pieces
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
@@ -27,6 +28,7 @@ from engine.data.dataset import DatasetFacts
 from engine.formats.huggingface import BUFFER, read_weights
 from engine.formats.torch_files import read_torch_file
 from engine.run.directory import read_summary
+from engine.run.files import Validation
 from engine.run.loggers import open_loggers
 from engine.run.metrics import MetricsLog
 from engine.run.resolved import resolve_begun
@@ -36,10 +38,9 @@ from experiments.sealed import seal_numbers
 from experiments.simulator.cluster import load_cluster
 from experiments.verdicts import NOT_RUN, load_results
 from lineage.config import load_config
-from lineage.data_files import Ledger
 from lineage.digest import MARKER, check_seal, seal
 from lineage.errors import DataMissing, IntegrityFailure
-from lineage.files import Validation, read_document, read_object
+from lineage.files import read_document, read_object
 from lineage.records import Record, read_records, write_records
 from lineage.run import RunDirectory
 from reports.report import Inputs, assemble

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel
 
+from data_pipeline.files import DataCard, Ledger, dataset_digest, named_datasets
 from engine.config import RunConfig
 from engine.run.directory import METRICS, SUMMARY, TIMELINE, read_metrics, read_steps, read_summary, read_validations
 from engine.run.resolved import read_run_config
@@ -21,6 +22,7 @@ from evaluation.uncertainty import ratio_standard_error
 from experiments.catalogue import ABLATION
 from experiments.ladder.result import LADDER as LADDER_RESULT
 from experiments.ladder.result import derive
+from experiments.reproduce.files import Answers, AnswersHead, ReproductionSummary
 from experiments.reproduce.kept import EXAMPLES, keep_training
 from experiments.reproduce.plan import LADDER, twin_rule
 from experiments.reproduce.reproduction import (
@@ -38,10 +40,9 @@ from experiments.trainings.kept import keep, read_kept
 from experiments.verdicts import NOT_RUN, RECORDS, load_results
 from lineage.chain import broken_links
 from lineage.config import parse_config
-from lineage.data_files import DataCard, Ledger, dataset_digest, named_datasets
 from lineage.digest import MARKER, check_seal, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from lineage.errors import UserError
-from lineage.files import Example, ExampleHead, Manifest, ReproductionSummary, one_line, read_document, read_values
+from lineage.files import Manifest, one_line, read_document, read_values
 from lineage.ladder import LadderResult
 from lineage.records import Record, read_records
 from lineage.run import MANIFEST, RunDirectory
@@ -234,7 +235,7 @@ class Check:
                 yield f"{EXAMPLES} is missing"
             return
         first, *lines = (self.run / EXAMPLES).read_bytes().splitlines()
-        head, examples = ExampleHead.model_validate_json(first), [Example.model_validate_json(line) for line in lines]
+        head, examples = AnswersHead.model_validate_json(first), [Answers.model_validate_json(line) for line in lines]
         if head.models != [model.name for model in self._summary.models if model.name == model.series]:
             yield f"{EXAMPLES} is of other models"
         for place, model in enumerate(head.models):

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from engine.compare.tensors import Array, Difference, Key, Piece, assemble, compare_all
 from lineage.atomic import write_text
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import Document, read_document, write_document
+from lineage.files import FileSchema, read_document, write_document
 from reports.markup import template_environment
 from reports.style import theme_css
 
@@ -27,7 +27,7 @@ DECADES = 8
 """Of the page's bars: a full one is this many decades of tolerances beyond, an empty one as many within."""
 
 
-class Trace(Document):
+class Trace(FileSchema):
     """trace.json: what was recorded."""
 
     engine: str

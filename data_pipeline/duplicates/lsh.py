@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from data_pipeline.fast.kernels import compiled
 from data_pipeline.fast.minhash import signature
+from data_pipeline.files import NearDuplicates
 from data_pipeline.stages.deduplicate import DeduplicateConfig
-from lineage.data_files import NearDuplicates
 
 WORD_BYTES = 8
 PARTITIONS = 16

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from data_pipeline.contamination.decontaminate import count_matches
 from data_pipeline.document import Document, size_bytes
 from data_pipeline.duplicates.lsh import fingerprint_words, fingerprints
-from data_pipeline.ledger import Amount, Entry
+from data_pipeline.files import Amount
+from data_pipeline.ledger import Entry
 from data_pipeline.passes.prepare import UNCOUNTED, Uncounted
 from data_pipeline.stages import TOKEN_FILTERS
 from data_pipeline.stages.deduplicate import DeduplicateConfig
@@ -157,8 +158,8 @@ def _early(names: list[str], shard: Path, tokens: "array[int]", tokenizer: Token
                 plain -= tokens[record.kept]
                 _enter(entries, record, tokens[record.kept], count)
     for entry in entries:
-        entry.incoming.tokens += plain
-        entry.kept.tokens += plain
+        entry.incoming.add_tokens(plain)
+        entry.kept.add_tokens(plain)
     return entries
 
 
@@ -167,13 +168,13 @@ def _enter(entries: list[Entry], record: Uncounted, tokens: int, count: Callable
     for number in range(record.last, -1, -1):
         entry = entries[number]
         if number == record.last and record.kept is None:
-            entry.dropped.setdefault(record.reason, Amount()).tokens += tokens
+            entry.dropped.setdefault(record.reason, Amount()).add_tokens(tokens)
         else:
-            entry.kept.tokens += tokens
+            entry.kept.add_tokens(tokens)
         if number in changes:
             before, after = changes[number]
             tokens += count(before) - count(after)
-        entry.incoming.tokens += tokens
+        entry.incoming.add_tokens(tokens)
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from data_pipeline.contamination.decontaminate import decontaminate
 from data_pipeline.contamination.words import Ngrams
 from data_pipeline.document import Document, Drop, size_bytes
-from data_pipeline.ledger import Amount, Entry
+from data_pipeline.files import Amount
+from data_pipeline.ledger import Entry
 from data_pipeline.passes.deduplicate import DECISIONS
 from data_pipeline.passes.measure import NUMBERS, SIZES, TOKENS, encode, read_matches
 from data_pipeline.tokens.token_file import token_dtype

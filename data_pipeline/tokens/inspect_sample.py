@@ -6,17 +6,27 @@ from pathlib import Path
 import orjson
 from pydantic import AliasPath, Field
 
+from data_pipeline.files import trained_datasets
 from data_pipeline.tokens.samples import BlendedSamples, PackedSamples, Piece, training_samples
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import Tokenizer
 from lineage.atomic import read_bytes
-from lineage.data_files import trained_datasets
 from lineage.errors import BadInput
-from lineage.files import Document, TrainingSummary, parse_document, read_document
+from lineage.files import FileSchema, parse_document, read_document
 from lineage.run import MANIFEST, RunDirectory
 
 
-class _Config(Document):
+class _Layout(FileSchema):
+    dp: int = 1
+
+
+class _Summary(FileSchema):
+    """Part of a run's summary.json that determines the samples of each rank."""
+
+    layout: _Layout = _Layout()
+
+
+class _Config(FileSchema):
     """Part of a run's configuration that determines its samples."""
 
     family: str = Field(validation_alias=AliasPath("model", "family"))
@@ -26,7 +36,7 @@ class _Config(Document):
     global_batch_size: int = Field(validation_alias=AliasPath("train", "global_batch_size"))
 
 
-class _Batch(Document):
+class _Batch(FileSchema):
     """Part of an iteration's line that determines its samples."""
 
     iteration: int
@@ -105,4 +115,4 @@ def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
 
 def _data_parallel_ranks(run: Path) -> int | None:
     path = run / "summary.json"
-    return read_document(path, TrainingSummary).layout.dp if path.is_file() else None
+    return read_document(path, _Summary).layout.dp if path.is_file() else None

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
+from experiments.reproduce.files import ReproductionSummary
 from lineage.atomic import write_text
 from lineage.errors import BadInput, Diverged
-from lineage.files import ReproductionSummary, read_document
+from lineage.files import read_document
 from lineage.progress import format_duration
 from lineage.records import read_records
 from lineage.scores import Scores, order_sentence

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, field_validator
 from engine.parallel.layout import Layout
 from engine.run.numerics import numerics_identity
 from lineage.errors import IntegrityFailure
-from lineage.files import Document
+from lineage.files import FileSchema
 
 FILE = "probe.json"
 SAMPLES, LENGTH = 8, 64
@@ -18,7 +18,7 @@ TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure"
 """Relative difference that another layout, machine or library may make in each number format."""
 
 
-class Probe(Document):
+class Probe(FileSchema):
     """Samples and what the model made of them."""
 
     tokens: Annotated[tuple[tuple[NonNegativeInt, ...], ...], Field(min_length=1, max_length=SAMPLES)]

@@ -14,8 +14,9 @@ from safetensors import safe_open
 
 from engine.parallel.mesh import Axis
 from engine.parallel.sharding import ShardedParameter
+from engine.run.files import TensorNumbers
 from lineage.errors import Diverged, IntegrityFailure
-from lineage.files import TensorNumbers, parse_document, read_object
+from lineage.files import parse_document, read_object
 
 FILE = "statistics.json"
 ROUNDING = 1e-9

@@ -24,7 +24,7 @@ from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.extras import import_extra
-from lineage.files import Document
+from lineage.files import FileSchema
 
 EXAMINED, SAMPLE_LENGTH = 8, 64
 Window = tuple[NDArray[np.int64], int]
@@ -84,7 +84,7 @@ class ComparedModel:
                 parameter.copy_(value)
 
 
-class Agreement(Document):
+class Agreement(FileSchema):
     """What came of a comparison."""
 
     programs: tuple[str, str]

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_pipeline.files import DATASET, DataCard, dataset_digest
 from data_pipeline.tokens.samples import normalized
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import FILE_NAME, padded_vocab_size
 from engine.config import ModelConfig
-from lineage.data_files import DataCard, dataset_digest
 from lineage.digest import is_sealed, sha256_file, sha256_json
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 from lineage.files import read_document
@@ -95,7 +95,7 @@ def _read_vocabulary(directory: Path) -> tuple[int, int, str]:
         raise DataMissing(f"there is no dataset at {directory}; `mlm-data run` makes one")
     if not is_sealed(directory):
         raise IntegrityFailure(f"the dataset {directory} is not complete: run `mlm-data run` again")
-    card = read_document(directory / "dataset.json", DataCard)
+    card = read_document(directory / DATASET, DataCard)
     try:
         return card.vocab_size, card.padded_vocab_size, sha256_file(directory / "tokenizer" / FILE_NAME)
     except OSError as error:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.files import DATASET, DataCard, trained_datasets
 from engine.checkpoint.checkpoint import LoadedCheckpoint
 from engine.config import RunConfig
 from engine.costs import parameter_count
@@ -14,7 +15,6 @@ from evaluation.schema import ClozeResult, Result
 from lineage.atomic import write_json, write_text
 from lineage.chain import LINEAGE
 from lineage.config import parse_config, to_toml
-from lineage.data_files import DataCard, trained_datasets
 from lineage.errors import BadInput, DataMissing
 from lineage.files import parse_document, read_document, read_object, read_values
 from lineage.numbers import markdown_cell
@@ -102,7 +102,7 @@ def _training(checkpoint: Path, lineage: dict[str, Any]) -> list[str]:
     rows = []
     with suppress(DataMissing):
         for dataset, weight in trained_datasets(run):
-            card = read_document(dataset / "dataset.json", DataCard)
+            card = read_document(dataset / DATASET, DataCard)
             split = card.splits["train"]
             rows.append((card.name, f"{weight:.3g}", f"{split.documents:,}", f"{split.tokens:,}", card.source))
     config = parse_config(manifest["config"] | {"data": {}}, RunConfig, str(run / MANIFEST))

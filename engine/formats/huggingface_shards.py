@@ -32,7 +32,7 @@ from engine.parallel.layout import check_tensor_parallel
 from lineage.atomic import write_json
 from lineage.digest import check_seal
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import Document, parse_document, read_object
+from lineage.files import FileSchema, parse_document, read_object
 
 FOLDER = "huggingface"
 """Folder of a checkpoint that keeps the rest of the directory it was made from."""
@@ -40,7 +40,7 @@ WRITTEN, BUFFERS = "written.json", "buffers.safetensors"
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
 
 
-class WeightFile(Document):
+class WeightFile(FileSchema):
     """What a file of a model held that was divided, in the file of that name in `WRITTEN`."""
 
     tensors: list[str]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lineage.files import Step
+from engine.run.files import Step
 
 if TYPE_CHECKING:
     from engine.model.microbatch import PipelineInput

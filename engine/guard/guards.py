@@ -20,9 +20,9 @@ from engine.pipeline.lowering import Interval, lower
 from engine.pipeline.partition import PartitionedModel
 from engine.pipeline.schedule import compute_orders
 from engine.run.directory import TIMELINE, read_steps
+from engine.run.files import Computation, Step, Timeline
 from engine.step import NotFinite, TrainingStep
 from lineage.atomic import write_text
-from lineage.files import Computation, Step, Timeline
 from lineage.run import RunDirectory
 
 SPIKE_WINDOW, LEAST = 128, 64

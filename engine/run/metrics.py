@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from engine.run.directory import METRICS, read_metrics
+from engine.run.files import Step, Validation
 from engine.run.loggers import Logger
 from lineage.atomic import write_text
-from lineage.files import Step, Validation
 
 
 class MetricsLog:

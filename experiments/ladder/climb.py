@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from data_pipeline.config import DataConfig
+from data_pipeline.files import DataCard
 from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from engine.data.dataset import DatasetFacts
 from engine.launch.forked import run_forked
@@ -38,7 +39,6 @@ from experiments.trainings.kept import FORECAST, SEARCH_SEED, keep, read_kept, s
 from experiments.trainings.together import directory_of, train_all, train_one
 from experiments.verdicts import RECORDS
 from lineage.config import load_config
-from lineage.data_files import DataCard
 from lineage.environment import available_cores
 from lineage.files import read_document, write_document
 from lineage.ladder import Forecast, LadderPlan

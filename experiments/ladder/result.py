@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from data_pipeline.files import DataCard
 from evaluation.schema import ClozeResult, PerplexityResult, Result
 from experiments.ladder.law import METHOD, fit, size_exponent
 from experiments.scaling_law import beside_published
 from experiments.scores import compared, last_words, text_score
 from experiments.trainings.kept import FORECAST, Trained, read_kept, seeds_of
-from lineage.data_files import DataCard
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Manifest, read_document
 from lineage.ladder import Forecast, LadderPlan, LadderResult, LadderRun, LadderScores, RateLaw

@@ -6,12 +6,13 @@ from pathlib import Path
 from statistics import fmean, harmonic_mean
 
 from engine.run.directory import SUMMARY, TIMELINE, read_steps, read_validations
+from engine.run.files import Step, Validation
 from evaluation.cloze import split_last_word
 from evaluation.schema import Sample
+from experiments.reproduce.files import Answers, AnswersHead
 from experiments.reproduce.steps import samples_file
 from lineage.atomic import write_text
 from lineage.environment import list_gpus
-from lineage.files import Example, ExampleHead, Step, Validation
 from lineage.run import RunDirectory
 
 EXAMPLES = "examples.jsonl"
@@ -61,7 +62,7 @@ def _examples(evaluations: Mapping[str, Path]) -> str:
         answers = [examples[index] for examples in samples.values()]
         context, target = split_last_word(answers[0].text)
         end = " ".join(context[-CONTEXT_CHARACTERS:].split())
-        example = Example(
+        example = Answers(
             index=index,
             context=f"…{end}" if len(context) > CONTEXT_CHARACTERS else end,
             target=target,
@@ -70,7 +71,7 @@ def _examples(evaluations: Mapping[str, Path]) -> str:
         )
         lines.append(example.to_line())
     task = next(iter(next(iter(samples.values())).values())).task if common else ""
-    return ExampleHead(task=task, models=list(samples)).to_line() + "".join(lines)
+    return AnswersHead(task=task, models=list(samples)).to_line() + "".join(lines)
 
 
 def matrix_gflops(ranks: int) -> float | None:

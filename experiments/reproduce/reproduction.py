@@ -11,6 +11,7 @@ from typing import Any
 
 from data_pipeline.config import DataConfig
 from data_pipeline.contamination.testsets import find_test_set
+from data_pipeline.files import DataCard
 from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.data.dataset import DatasetFacts
@@ -19,22 +20,15 @@ from evaluation.schema import ClozeResult, PerplexityResult
 from experiments.launch.scripts import write_launch_files
 from experiments.published import published_records
 from experiments.reproduce import processes, steps
+from experiments.reproduce.files import ModelShape, ReproducedModel, ReproductionSummary
 from experiments.reproduce.kept import EXAMPLES, keep_examples, keep_training, matrix_gflops
 from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, model_name, training_job, twin_rule
 from experiments.scores import compared, text_score
 from lineage.chain import CHECKPOINTS
 from lineage.config import load_config
-from lineage.data_files import DataCard
 from lineage.digest import read_digest
 from lineage.errors import DataMissing
-from lineage.files import (
-    Environment,
-    ModelShape,
-    ReproducedModel,
-    ReproductionSummary,
-    read_document,
-    write_document,
-)
+from lineage.files import Environment, read_document, write_document
 from lineage.lock import locked
 from lineage.progress import format_duration
 from lineage.records import Record, read_records, write_records

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.files import DataCard, Ledger
 from lineage.atomic import write_json
-from lineage.data_files import DataCard, Ledger
 from lineage.digest import MARKER, sealed_files, sha256_file
 from lineage.errors import BadInput
 from lineage.files import Manifest, read_document, read_object

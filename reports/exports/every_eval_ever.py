@@ -10,10 +10,11 @@ from typing import Any
 from uuid import UUID
 
 from evaluation.schema import ClozeResult, Result
+from experiments.reproduce.files import ReproducedModel, ReproductionSummary
 from lineage.atomic import new_directory, write_json
 from lineage.digest import sha256_json
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import Manifest, ReproducedModel, ReproductionSummary, read_document
+from lineage.files import Manifest, read_document
 from reports.files import file_name
 from reports.load import EVALUATIONS, SUMMARY
 

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from engine.run.files import LearningRateSweep
 from lineage.benchmark import Benchmark, samples
-from lineage.files import LearningRate
 from reports.figures.marks import DASHES, blank, plain_log_ticks
 from reports.numbers import compact
 from reports.style import LIGHT, look
@@ -104,7 +104,7 @@ def draw_differences(result: Benchmark, narrow: bool = False) -> Figure:
     return figure
 
 
-def draw_rates(result: LearningRate, narrow: bool = False) -> Figure:
+def draw_rates(result: LearningRateSweep, narrow: bool = False) -> Figure:
     """Loss against a rising learning rate: each faint, smoothed strong, the lowest and the suggested rate marked."""
     figure = blank(narrow, 3.3)
     axes = figure.subplots()

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lineage.files import Memory
+from engine.run.files import Memory
 from reports.curves import Curve
 from reports.figures.marks import blank, end_labels, key_line, plain_log_ticks, plot_curve
 from reports.numbers import compact

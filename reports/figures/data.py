@@ -8,14 +8,14 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-from lineage.data_files import NearDuplicates, Stage
+from data_pipeline.files import NearDuplicates, StageAttrition
 from reports.data_card import recalls
 from reports.figures.marks import DASHES, blank
 from reports.numbers import compact
 from reports.style import LIGHT
 
 
-def draw_funnel(stages: Sequence[Stage], narrow: bool = False) -> Figure:
+def draw_funnel(stages: Sequence[StageAttrition], narrow: bool = False) -> Figure:
     """A bar for each stage, kept and dropped, in documents and in tokens (bytes where tokens were not counted)."""
     rows, columns = (2, 1) if narrow else (1, 2)
     layout = ConstrainedLayoutEngine(wspace=0.06, hspace=0.06)
@@ -28,7 +28,7 @@ def draw_funnel(stages: Sequence[Stage], narrow: bool = False) -> Figure:
     return figure
 
 
-def _bars(axes: Axes, stages: Sequence[Stage], what: str) -> None:
+def _bars(axes: Axes, stages: Sequence[StageAttrition], what: str) -> None:
     counts = [(getattr(stage, f"{what}_in") or 0, getattr(stage, f"{what}_out") or 0) for stage in stages]
     largest = max(1, *map(max, counts))
     hatched: Any = {"facecolor": "none", "edgecolor": LIGHT["muted"], "hatch": "/////", "linewidth": 0.6}

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from lineage.files import Computation, Timeline
+from engine.run.files import Computation, Timeline
 from reports.figures.marks import blank
 from reports.style import LIGHT
 

@@ -12,17 +12,26 @@ from tests.architecture.rooms import ROOMS, imported_names, module_name, modules
 MAY_IMPORT = {
     "lineage": (),
     "data_pipeline": ("lineage",),
-    "engine": ("lineage", "data_pipeline.tokens", "evaluation.schema"),
+    "engine": ("lineage", "data_pipeline.tokens", "data_pipeline.files", "evaluation.schema"),
     "evaluation": (
         "lineage",
         "engine",
+        "data_pipeline.files",
         "data_pipeline.tokens.tokenizer",
         "data_pipeline.contamination.testsets",
         "data_pipeline.reading.hub",
     ),
     "experiments": ("lineage", "data_pipeline", "engine", "evaluation"),
     "verify": ("lineage", "data_pipeline", "engine", "evaluation", "experiments", "reports"),
-    "reports": ("lineage", "evaluation.schema", "experiments.catalogue", "experiments.verdicts"),
+    "reports": (
+        "lineage",
+        "data_pipeline.files",
+        "engine.run.files",
+        "evaluation.schema",
+        "experiments.catalogue",
+        "experiments.verdicts",
+        "experiments.reproduce.files",
+    ),
 }
 
 
@@ -32,7 +41,7 @@ CORE = (
     "engine.inputs", "engine.step", "engine.checkpoint", "engine.trainer",
 )  # fmt: skip
 """What trains and nothing else. It names no family beside GPT-2, no format and no launcher."""
-CORE_MAY_IMPORT = ("lineage", "data_pipeline.tokens", "engine.costs", "engine.run", *CORE)
+CORE_MAY_IMPORT = ("lineage", "data_pipeline.tokens", "data_pipeline.files", "engine.costs", "engine.run", *CORE)
 LOADERS = ("engine.family",)
 """Modules whose strings are the door to what they load."""
 GUARD_LIST = "engine.guard.guards"

@@ -92,7 +92,7 @@ def test_a_command_answers_without_torch(command: str, arguments: list[str]) -> 
 
 
 HEAVY = ("matplotlib", "multiprocessing.pool", "numba", "numpy", "pandas", "pyarrow", "scipy", "tokenizers", "torch")
-CONFIGURATIONS = ("data_pipeline.config", "engine.config", "lineage.benchmark", "lineage.files")
+CONFIGURATIONS = ("data_pipeline.config", "engine.config", "lineage.benchmark", "lineage.files", "data_pipeline.files")
 """Modules of many pydantic models."""
 
 

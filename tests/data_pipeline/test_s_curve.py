@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data_pipeline.config import DeduplicateConfig
 from data_pipeline.duplicates.lsh import HISTOGRAM_BINS, candidate_precision, describe, histogram, recall
-from lineage.data_files import NearDuplicates
+from data_pipeline.files import NearDuplicates
 
 
 @given(similarity=st.floats(0, 1), bands=st.integers(1, 40), rows=st.integers(1, 12))

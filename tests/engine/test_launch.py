@@ -12,10 +12,10 @@ import torch
 from engine.config import RunConfig
 from engine.launch.mesh import build_mesh
 from engine.run.directory import read_summary
+from engine.run.files import RankLayout
 from engine.run.resolved import default_ranks, resolve
 from engine.trainer import Trainer
 from lineage.errors import Interrupted
-from lineage.files import RankLayout
 from tests.commands import Program
 from tests.engine.small_run import (
     curve,

@@ -17,6 +17,7 @@ import pytest
 
 from engine.config import RecordConfig, RunConfig
 from engine.run.directory import read_metrics
+from engine.run.files import Step
 from engine.run.loggers import EVENTS, LOGGERS, TensorBoard, open_loggers
 from engine.run.metrics import MetricsLog
 from engine.run.resolved import resolve_begun
@@ -25,7 +26,6 @@ from lineage.chain import broken_links
 from lineage.config import override_config, parse_config
 from lineage.digest import check_seal, seal, sha256_json
 from lineage.errors import BadInput
-from lineage.files import Step
 from lineage.run import RunDirectory
 from tests.commands import Program
 from tests.engine.small_run import curve, finish, ranks_of, small_config, train, write_toml

@@ -18,10 +18,10 @@ from engine.launch.mesh import build_mesh
 from engine.model.microbatch import PipelineInput
 from engine.parallel.layout import Layout
 from engine.run.directory import read_steps
+from engine.run.files import Step
 from engine.step import Gradient, build_step
 from lineage.config import parse_config
 from lineage.errors import BadInput
-from lineage.files import Step
 from tests.engine.small_run import small_config, train
 from tests.ranks import run_ranks
 

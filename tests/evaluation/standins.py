@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from data_pipeline.files import DataCard, Split, TokenizerFacts, dataset_digest
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.checkpoint import TrainingState, save_checkpoint
 from engine.config import DataSection, ModelConfig, RunConfig, TwinScale
@@ -18,7 +19,6 @@ from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
 from evaluation.protocol import Request, Scores
 from evaluation.scoring import ScoringModel
-from lineage.data_files import DataCard, Split, TokenizerFacts, dataset_digest
 from lineage.digest import seal
 from lineage.files import write_document
 from lineage.run import RunDirectory

@@ -16,25 +16,16 @@ from typing import Any, NamedTuple
 import pytest
 from safetensors import safe_open
 
+from data_pipeline.files import DataCard, Ledger
 from engine.config import TwinScale
+from engine.run.files import Step, Timeline, TrainingSummary, Validation
 from engine.twin import describe_scale
 from evaluation.schema import Result
 from experiments.published import published_records
+from experiments.reproduce.files import Answers, AnswersHead, ReproductionSummary
 from experiments.reproduce.plan import SMOKE
-from lineage.data_files import DataCard, Ledger
 from lineage.digest import check_seal, read_digest, seal
-from lineage.files import (
-    Document,
-    Example,
-    ExampleHead,
-    Manifest,
-    ReproductionSummary,
-    Step,
-    Timeline,
-    TrainingSummary,
-    Validation,
-    read_document,
-)
+from lineage.files import FileSchema, Manifest, read_document
 from lineage.records import Record, read_records
 from lineage.run import RunDirectory
 from lineage.scores import Scores
@@ -205,7 +196,7 @@ def test_the_summary_is_that_of_the_runs(finished: Finished) -> None:
 def test_everything_that_it_hands_on_is_read_whole(finished: Finished) -> None:
     reproduction = finished.directory("reproduce-355m-smoke")
     kept = reproduction / "training" / "355m"
-    documents: dict[Path, type[Document]] = {
+    documents: dict[Path, type[FileSchema]] = {
         reproduction / "manifest.json": Manifest, reproduction / "summary.json": ReproductionSummary,
         reproduction / "ledger.json": Ledger, reproduction / "dataset.json": DataCard,
         reproduction / "scores.json": Scores, kept / "summary.json": TrainingSummary, kept / "timeline.json": Timeline,
@@ -213,7 +204,7 @@ def test_everything_that_it_hands_on_is_read_whole(finished: Finished) -> None:
     for path, model in documents.items():
         assert read_document(path, model).to_json() == json_of(path), path
     head, *examples = (reproduction / "examples.jsonl").read_bytes().splitlines()
-    pairs: list[tuple[bytes, type[Document]]] = [(head, ExampleHead), *((line, Example) for line in examples)]
+    pairs: list[tuple[bytes, type[FileSchema]]] = [(head, AnswersHead), *((line, Answers) for line in examples)]
     for line in (kept / "metrics.jsonl").read_bytes().splitlines():
         pairs.append((line, Step if json.loads(line)["kind"] == "train" else Validation))
     for line, model in pairs:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from data_pipeline.files import DataCard, Ledger, StageAttrition
 from engine.run.directory import METRICS, SUMMARY, TIMELINE
-from lineage.data_files import DataCard, Ledger, Stage
+from engine.run.files import Step, Timeline, TrainingSummary, Validation
 from lineage.errors import IntegrityFailure
-from lineage.files import Document, Manifest, Step, Timeline, TrainingSummary, Validation, parse_document, read_document
+from lineage.files import FileSchema, Manifest, parse_document, read_document
 from lineage.run import MANIFEST
 from tests.data_pipeline.builds import build, config_for, write_mixed
 from tests.engine.conftest import write_dataset
@@ -18,7 +19,7 @@ from tests.engine.small_run import small_config, train
 LINES = {"train": Step, "validation": Validation, "final-validation": Validation}
 
 
-def assert_whole(values: Any, model: type[Document], *lacking: str) -> None:
+def assert_whole(values: Any, model: type[FileSchema], *lacking: str) -> None:
     """The class has a field for every key, at every depth, and but for those that lack a key for every field."""
     assert set(model.model_fields) - set(lacking) == set(values)
     read = parse_document(values, model, "the file")
@@ -41,7 +42,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("name", "model"), [(MANIFEST, Manifest), (SUMMARY, TrainingSummary), (TIMELINE, Timeline)])
-def test_a_training_run_is_read_whole(name: str, model: type[Document], run: Path) -> None:
+def test_a_training_run_is_read_whole(name: str, model: type[FileSchema], run: Path) -> None:
     assert_whole(json.loads((run / name).read_text(encoding="utf-8")), model)
 
 
@@ -54,7 +55,7 @@ def test_every_line_of_the_metrics_is_read_whole(run: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "model"), [(MANIFEST, Manifest), ("ledger.json", Ledger), ("dataset.json", DataCard)])
-def test_a_dataset_is_read_whole(name: str, model: type[Document], dataset: Path) -> None:
+def test_a_dataset_is_read_whole(name: str, model: type[FileSchema], dataset: Path) -> None:
     assert_whole(json.loads((dataset / name).read_text(encoding="utf-8")), model)
 
 
@@ -68,11 +69,16 @@ def test_what_was_not_given_is_not_written() -> None:
 
 
 def test_a_key_without_a_field_is_noticed() -> None:
-    values = {"name": "clean", "documents_in": 2, "documents_out": 1, "dropped": {"empty": {"documents": 1}}}
-    lacking = set(Stage.model_fields) - set(values)
-    assert_whole(values, Stage, *lacking)
+    values = {
+        "name": "clean",
+        "documents_in": 2,
+        "documents_out": 1,
+        "dropped": {"empty": {"documents": 1, "bytes": 5, "tokens": None}},
+    }
+    lacking = set(StageAttrition.model_fields) - set(values)
+    assert_whole(values, StageAttrition, *lacking)
     with pytest.raises(AssertionError):
-        assert_whole(values | {"dropped": {"empty": {"documents": 1, "letters": 1}}}, Stage, *lacking)
+        assert_whole(values | {"dropped": {"empty": {"documents": 1, "letters": 1}}}, StageAttrition, *lacking)
 
 
 def test_a_file_that_is_none_is_refused_in_a_sentence(tmp_path: Path) -> None:

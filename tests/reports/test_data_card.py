@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lineage.data_files import Amount, Ledger, NearDuplicates, Stage
+from data_pipeline.files import Amount, Ledger, NearDuplicates, StageAttrition
 from lineage.errors import BadInput
 from reports.benchmarks import load_benchmarks
 from reports.data_card import banding_caption, dropped_most, recalls
@@ -49,12 +49,14 @@ def test_the_card_says_why_documents_were_dropped(built: Built) -> None:
 
 def test_short_documents_are_said_to_be_short() -> None:
     lost = {"fewer than 128 tokens": Amount(documents=60, tokens=1200)}
-    kept = Stage(name="source", documents_in=100, documents_out=100)
-    stage = Stage(name="length", documents_in=100, documents_out=40, tokens_in=10_000, tokens_out=8_800, dropped=lost)
+    kept = StageAttrition(name="source", documents_in=100, documents_out=100)
+    stage = StageAttrition(
+        name="length", documents_in=100, documents_out=40, tokens_in=10_000, tokens_out=8_800, dropped=lost
+    )
     sentence = dropped_most(Ledger(stages=[kept, stage]))
     assert "60 of the 100 that reach it (60.0 %), above all for this reason: fewer than 128 tokens." in sentence
     assert "They have 20 tokens on average, those that stay 220: all together they are 12.0 % of the tokens" in sentence
-    without = stage.model_copy(update={"dropped": {"too short": Amount(documents=60)}})
+    without = stage.model_copy(update={"dropped": {"too short": Amount(documents=60, tokens=None)}})
     assert dropped_most(Ledger(stages=[without])).endswith("above all for this reason: too short.")
     assert dropped_most(Ledger(stages=[kept])) == "No stage dropped a document."
 

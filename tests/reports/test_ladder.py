@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.files import DataCard
 from lineage.atomic import write_json, write_text
-from lineage.data_files import DataCard
 from lineage.digest import check_seal, seal
 from lineage.errors import IntegrityFailure
 from lineage.files import write_document

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.run.files import Timeline
 from lineage.digest import seal
-from lineage.files import Timeline
 from reports.load import load_reproduction
 from reports.training import UTILISATION, bubble, training_section
 from reports.training_runs import read_training

@@ -4,10 +4,10 @@ import csv
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.files import dataset_digest
 from engine.run.directory import read_metrics
 from lineage.atomic import read_json
 from lineage.chain import complete_checkpoints
-from lineage.data_files import dataset_digest
 from lineage.digest import check_seal, is_sealed, sealed_files, sha256_json
 from lineage.records import read_records
 

@@ -1,0 +1,230 @@
+"""The files of a finished dataset, ledger.json and dataset.json, and the datasets that a training run names."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import ConfigDict, Field
+
+from lineage.digest import content_digest, is_sealed
+from lineage.errors import DataMissing
+from lineage.files import FileSchema
+from lineage.run import MANIFEST, RunDirectory
+
+LEDGER, DATASET = "ledger.json", "dataset.json"
+DATED_FILES = frozenset({MANIFEST, LEDGER})
+"""Files that say when and how fast a dataset was made."""
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
+
+
+@dataclass
+class Amount:
+    """A number of documents with their UTF-8 bytes and tokens; each document's end-of-text token is counted."""
+
+    documents: int = 0
+    bytes: int | None = 0
+    tokens: int | None = 0
+    """None if tokens were not counted."""
+
+    def add(self, other: "Amount") -> None:
+        """Add another amount."""
+        self.documents += other.documents
+        self.bytes = (self.bytes or 0) + (other.bytes or 0)
+        self.add_tokens(other.tokens or 0)
+
+    def count(self, size: int, tokens: int = 0) -> None:
+        """Add one document of `size` bytes."""
+        self.documents += 1
+        self.bytes = (self.bytes or 0) + size
+        self.add_tokens(tokens)
+
+    def add_tokens(self, tokens: int) -> None:
+        """Add tokens of documents that are counted already."""
+        self.tokens = (self.tokens or 0) + tokens
+
+
+class DroppedSample(FileSchema):
+    """The beginning of a dropped document: untrusted text."""
+
+    id: str | int = ""
+    excerpt: str = ""
+
+
+class StageAttrition(FileSchema):
+    """One stage of the data pipeline: how much came in, how much came out, and why the rest was dropped."""
+
+    name: str
+    documents_in: int
+    documents_out: int
+    bytes_in: int | None = None
+    bytes_out: int | None = None
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    dropped: dict[str, Amount] = Field(default_factory=dict)
+    changed: int | None = None
+    samples: dict[str, list[DroppedSample]] = Field(default_factory=dict)
+    seconds: float | None = None
+    note: str = ""
+
+
+class InputShard(FileSchema):
+    """A shard of the input: its sources, the documents that its first pass kept, and their digest."""
+
+    read: list[tuple[str, int, int]] = Field(default_factory=list)
+    """Source, first byte, end."""
+    documents: int
+    digest: str
+
+
+class NearDuplicates(FileSchema):
+    """The banding of MinHash signatures: its expected recall, and the pairs that were compared."""
+
+    rule: str
+    bands: int
+    rows: int
+    permutations: int
+    shingle_characters: int
+    threshold: Share
+    min_agreement: int = 0
+    """Least number of permutations whose minima must agree as well."""
+    s_curve: list[tuple[Share, Share]] = Field(min_length=2)
+    """Jaccard similarity and the probability that a pair of that similarity is compared."""
+    expected_recall: dict[str, Share] = Field(default_factory=dict)
+    expected_candidate_precision: Share | None = None
+    """Share of compared pairs at or above the threshold if all similarities were equally frequent."""
+    compared_pairs: Count
+    compared_pairs_by_similarity: list[Count] = Field(min_length=1)
+    """Counts in equal bins of [0, 1]."""
+
+
+class Ledger(FileSchema, frozen=False):
+    """ledger.json: the attrition of a dataset."""
+
+    source: str = ""
+    stages: list[StageAttrition] = Field(min_length=1)
+    splits: dict[str, Amount] = Field(default_factory=dict)
+    malformed_lines: int = 0
+    blank_lines: int | None = None
+    shards: list[InputShard] = Field(default_factory=list)
+    near_duplicates: NearDuplicates | None = None
+
+
+class TokenizerFacts(FileSchema):
+    """The kind of tokenizer and the digest of its files."""
+
+    kind: str
+    digest: str
+
+
+class Split(FileSchema):
+    """A split: the name of its token files without an ending, and its size."""
+
+    prefix: str
+    documents: int
+    bytes: int
+    tokens: int
+
+    @property
+    def bits_per_nat(self) -> float:
+        """Bits per byte for a loss of one nat per token."""
+        return self.tokens / self.bytes / math.log(2)
+
+
+class DatasetFile(FileSchema):
+    """A file of the dataset."""
+
+    bytes: int
+    sha256: str
+
+
+class EnglishOfKind(FileSchema):
+    """Statistics of the documents of one kind in a sample; a kind is a file ending or a corpus."""
+
+    kind: str
+    documents: int
+    words: Share
+    """Share of the sample's words."""
+    prose: Share
+    """Share of the characters that the prose filter keeps with its default settings."""
+    function_words: Share
+    """Share of the words."""
+    sentence_words: float
+    """Mean number of words in a sentence."""
+    median_words: float
+    """Median number of words in a document."""
+
+
+class DataCard(FileSchema, frozen=False):
+    """dataset.json: what a dataset is and how it was made.
+
+    A stage whose result depends on more than its settings has a field of its own name.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    source: str = ""
+    seed: int
+    tokenizer: TokenizerFacts
+    vocab_size: int
+    padded_vocab_size: int
+    end_of_text: int | None = None
+    splits: dict[str, Split] = Field(default_factory=dict)
+    files: dict[str, DatasetFile] = Field(default_factory=dict)
+    stages: dict[str, Amount] = Field(default_factory=dict)
+    """Amount that each stage kept."""
+    settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    language: dict[str, str | int] = Field(default_factory=dict)
+    english: list[EnglishOfKind] = Field(default_factory=list)
+    """Statistics of a sample by kind, the kind with most words first."""
+    near_duplicates: NearDuplicates | None = None
+
+
+def dataset_digest(directory: Path) -> str:
+    """Digest of a dataset's content: the same if it is built again from the same text."""
+    return content_digest(directory, without=DATED_FILES)
+
+
+class TrainedOn(NamedTuple):
+    """A dataset as a run names it."""
+
+    parent: str
+    """Name among the run's parents."""
+    place: Path
+    """Directory that the run names, or the one of that name beside the run."""
+    weight: float
+    digest: str
+    """Digest that the run recorded."""
+
+    @property
+    def is_here(self) -> bool:
+        """True if the dataset is sealed and its digest is unchanged."""
+        return is_sealed(self.place) and dataset_digest(self.place) == self.digest
+
+
+def named_datasets(run: Path) -> list[TrainedOn]:
+    """The datasets that a run was trained on. Raises BadInput if there is no run, DataMissing if it names none."""
+    manifest = RunDirectory.open(run).manifest
+    try:
+        named, parents = manifest["config"]["data"]["dataset"], manifest["parents"]
+        several = [(named, 1.0)] if isinstance(named, str) else [(str(name), float(weight)) for name, weight in named]
+        datasets = []
+        for number, (name, weight) in enumerate(several, 1):
+            parent = "dataset" if len(several) == 1 else f"dataset {number}"
+            each = TrainedOn(parent, Path(name), weight, parents[parent])
+            beside = each._replace(place=run.resolve().parent / each.place.name)
+            datasets.append(beside if not is_sealed(each.place) or (beside.is_here and not each.is_here) else each)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataMissing(f"the run {run} does not name its dataset") from error
+    return datasets
+
+
+def trained_datasets(run: Path) -> list[tuple[Path, float]]:
+    """The datasets of a run with their blend weights. Raises DataMissing if one is absent or its digest changed."""
+    datasets = named_datasets(run)
+    for each in datasets:
+        if not each.is_here:
+            raise DataMissing(f"the dataset {each.place} that {run.name} was trained on is not here")
+    return [(each.place, each.weight) for each in datasets]

@@ -1,0 +1,136 @@
+"""Schemas of the files that a training run writes. Imports no torch."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from lineage.files import Environment, FileSchema, Finite, Positive
+
+Computation = tuple[Literal["F", "B"], int, int, Finite, Finite]
+"""Forward or backward, microbatch, chunk, start, end."""
+Computations = Annotated[list[Computation], Field(min_length=1)]
+
+
+class LearningRateSweep(FileSchema):
+    """The result of `mlm-train lr-find`."""
+
+    benchmark: Literal["learning-rate"]
+    name: str
+    optimizer: str
+    global_batch_size: int
+    seed: int
+    ranks: int = 1
+    rates: list[Positive]
+    losses: list[Finite]
+    smoothed: list[Finite]
+    lowest_rate: Positive | None
+    steepest_rate: Positive | None
+    suggestion: Positive | None
+    notes: list[str] = Field(default_factory=list)
+    environment: Environment = Environment()
+
+    @model_validator(mode="after")
+    def _has_a_curve(self) -> "LearningRateSweep":
+        if not len(self.rates) == len(self.losses) == len(self.smoothed) > 0:
+            raise ValueError("rates, losses and smoothed losses are not of one length")
+        return self
+
+
+class Step(FileSchema, frozen=False):
+    """A line of metrics.jsonl: an iteration, or the mean of several up to it. Guards add what they measured."""
+
+    kind: Literal["train"]
+    iteration: int
+    batch_size: int | None = None
+    samples: int | None = None
+    """Number of samples so far."""
+    loss: Finite
+    learning_rate: Finite
+    gradient_norm: Finite | None = None
+    """None if it is not finite."""
+    loss_scale: Finite = 1.0
+    seconds: Finite
+    tokens_per_second: Finite
+    model_tflops: Finite
+    skipped: bool = False
+    """True if the update was left out."""
+    spike: dict[str, float] = Field(default_factory=dict)
+    """Limit of each quantity that leapt over it."""
+    warning: str = ""
+    gradient_square: Finite | None = None
+    gradient_variance: Finite | None = None
+    noise_scale: Finite | None = None
+
+
+class TensorNumbers(FileSchema):
+    """Statistics of one tensor in a checkpoint's statistics.json."""
+
+    norm: float
+    min: float
+    max: float
+    nonfinite: float
+
+
+class Validation(FileSchema):
+    """A line of metrics.jsonl: a validation after `iteration` iterations."""
+
+    kind: Literal["validation", "final-validation"]
+    iteration: int
+    samples: int
+    loss: Finite
+    perplexity: Finite
+
+
+class Memory(FileSchema):
+    """Bytes of a rank by the formula, and measured bytes of each rank."""
+
+    closed_form_bytes: int
+    measured_bytes: list[int]
+    measured_by: str
+
+
+class RankLayout(FileSchema):
+    """Ranks of each axis."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.tp * self.pp * self.dp
+
+    def __str__(self) -> str:
+        return f"tp {self.tp} × pp {self.pp} × dp {self.dp}"
+
+
+class TrainingSummary(FileSchema):
+    """summary.json of a complete training run."""
+
+    parameters: int
+    iterations: int
+    tokens: int
+    seed: int | None = None
+    layout: RankLayout = RankLayout()
+    train_seconds: Finite
+    tokens_per_second: Finite
+    memory: Memory | None = None
+    validation_samples: int | None = None
+    validation_loss: Finite | None = None
+    validation_perplexity: Finite | None = None
+    checkpoint: str = ""
+
+
+class Timeline(FileSchema):
+    """timeline.json: the computations of each pipeline rank in one iteration, planned and measured."""
+
+    iteration: int = 0
+    schedule: str
+    pp: Annotated[int, Field(ge=1)]
+    chunks: Annotated[int, Field(ge=1)]
+    microbatches: Annotated[int, Field(ge=1)]
+    planned: Annotated[list[Computations], Field(min_length=1)]
+    """Plan of each rank, in forward passes of one chunk."""
+    measured: Annotated[list[Computations], Field(min_length=1)]
+    """Measurement of each rank, in seconds."""

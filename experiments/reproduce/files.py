@@ -1,0 +1,82 @@
+"""Schemas of the files of a reproduction: summary.json and examples.jsonl. Imports no torch."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from lineage.files import FileSchema, Finite
+
+
+class ModelShape(FileSchema):
+    """A model's shape and size, and the length and learning rate of its training."""
+
+    num_layers: int | None = None
+    hidden_size: int | None = None
+    num_heads: int | None = None
+    seq_length: int | None = None
+    vocab_size: int | None = None
+    iterations: int | None = None
+    global_batch_size: int | None = None
+    learning_rate: float | None = None
+    parameters: int | None = None
+
+    @property
+    def tokens_per_parameter(self) -> float | None:
+        """Training tokens per parameter; None if the length or the size is not known."""
+        if not (self.iterations and self.global_batch_size and self.seq_length and self.parameters):
+            return None
+        return self.iterations * self.global_batch_size * self.seq_length / self.parameters
+
+
+class ReproducedModel(FileSchema):
+    """A published model and the model that was trained in its name."""
+
+    name: Annotated[str, Field(pattern=r"^[^./\x00][^/\x00]*$")]
+    """The published model's name, and the seed if it is not the recipe's. A folder has this name."""
+    run: str = ""
+    published: ModelShape = ModelShape()
+    trained: ModelShape = ModelShape()
+    seed: int | None = None
+    tokens: int | None = None
+    train_seconds: float | None = None
+    tokens_per_second: float | None = None
+    matrix_gflops: float | None = None
+    """Rate of matrix products alone on as many ranks."""
+    checkpoint_digest: str | None = None
+
+    @property
+    def series(self) -> str:
+        """The published model's name."""
+        return self.name.partition("-seed-")[0]
+
+
+class ReproductionSummary(FileSchema):
+    """summary.json of a reproduction: what was run, on what hardware, and why at this size."""
+
+    target: str
+    mode: Literal["scaled", "full"]
+    reason: str = ""
+    source: str = ""
+    twin_rule: str = ""
+    models: list[ReproducedModel] = Field(default_factory=list)
+    hardware: str = ""
+    commit: str = ""
+    commands: dict[str, str] = Field(default_factory=dict)
+
+
+class AnswersHead(FileSchema):
+    """First line of examples.jsonl: the test and the models that took it."""
+
+    task: str
+    models: list[str] = Field(min_length=1)
+
+
+class Answers(FileSchema):
+    """A line of examples.jsonl: the end of a passage, its last word and each model's answer; untrusted text."""
+
+    index: int
+    context: str
+    target: str
+    correct: list[bool]
+    log_probability: list[Finite]
+    """Log-probability of the target for each model, in nats."""
