@@ -19,7 +19,7 @@ settings.register_profile("untimed", deadline=None)  # how long an example takes
 settings.load_profile("untimed")
 
 DEAREST = (
-    "tests/experiments/test_chaos.py",
+    "tests/chaos/test_chaos.py",
     "tests/engine/test_layouts.py",
     "tests/engine/test_resume_layouts.py",
     "tests/engine/test_failures.py",

@@ -41,7 +41,6 @@ COMMANDS = {
     ],
     "mlm-verify": [
         "against transformers small.toml --iterations 1 --out {}", "trace ours small.toml {}",
-        "chaos --points 1 --out {}",
     ],
 }  # fmt: skip
 

@@ -1,7 +1,6 @@
 """`mlm-verify`: prove that what is on disk is what was written, and that a layout computes what one rank computes."""
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -182,32 +181,6 @@ def diff(
         print(f"written: {out}")
     if found.first:
         raise LayoutDiffers(f"{found.first.sentence(str(reference))}, tolerance {found.first.tolerance:.1e}")
-
-
-class ChaosRecipe(StrEnum):
-    """What is disturbed."""
-
-    TINY = "tiny"
-
-
-@app.command()
-def chaos(
-    recipe: Annotated[ChaosRecipe, typer.Option("--recipe", help="What is run and disturbed.")] = ChaosRecipe.TINY,
-    every: Annotated[bool, typer.Option("--all", help="Every kind of fault at every kind of point.")] = False,
-    points: Annotated[int, typer.Option("--points", min=1, help="Without --all: how many, drawn at random.")] = 30,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draw.")] = 0,
-    kinds: Annotated[str, typer.Option("--kinds", help="Faults to try alone, such as other,gone,changed.")] = "",
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for chaos.json and chaos.md.")] = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Trials at once; by default one per core.")] = None,
-) -> None:
-    """Kill, starve and stop a reproduction at its writes, run another beside it or take its input away, start it again,
-    and compare what comes out.
-
-    Exit code 3 where something was lost or differs.
-    """
-    from verify.chaos.command import run_chaos
-
-    run_chaos(every, points, seed, kinds, out.resolve() if out else None, jobs)
 
 
 def main() -> None:

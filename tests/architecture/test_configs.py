@@ -29,7 +29,6 @@ NOTES = ROOT / "experiments" / "bench" / "notes.toml"  # in tests/experiments
 PUBLISHED = ROOT / "data_pipeline" / "contamination" / "published.toml"  # in tests/data_pipeline
 FITTED = ROOT / "experiments" / "simulator" / "fitted.toml"  # in tests/experiments/simulator
 PAPERS = ROOT / "experiments" / "claims" / "papers.toml"  # in tests/experiments/test_catalogue.py
-TINY = ROOT / "verify" / "chaos" / "tiny.toml"  # in tests/experiments/test_chaos.py
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
 
 
@@ -62,7 +61,6 @@ def test_every_configuration_is_looked_at_here() -> None:
         PUBLISHED,
         FITTED,
         PAPERS,
-        TINY,
     }
     assert len(MODELS) == 19
     assert len(RECIPES) >= 4

@@ -9,8 +9,8 @@ from experiments.reproduce import processes
 
 def take_quick_steps() -> None:
     """Make it so in this process."""
+    from tests.chaos.job import leave_figures_blank
     from tests.imported import COMMANDS
-    from verify.chaos.job import leave_figures_blank
 
     leave_figures_blank()
 

@@ -29,10 +29,10 @@ from lineage.files import FileSchema, Manifest, read_document
 from lineage.records import Record, read_records
 from lineage.run import RunDirectory
 from lineage.scores import Scores
+from tests.chaos.job import leave_figures_blank
 from tests.commands import ROOT, call
 from tests.experiments.machines import with_gpus
 from tests.experiments.quick_steps import take_quick_steps
-from verify.chaos.job import leave_figures_blank
 from verify.recomputed import Check
 
 ARGUMENTS = ("reproduce", "355m", "--smoke", "--runs")

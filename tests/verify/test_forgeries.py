@@ -17,10 +17,10 @@ from lineage.errors import UserError
 from lineage.run import identity_of
 from reports import page
 from tests.architecture.rooms import ROOT
+from tests.chaos.job import leave_figures_blank
 from tests.commands import call
 from tests.experiments.test_sealed_before import PACKED
 from tests.reports.reproduction import build_page
-from verify.chaos.job import leave_figures_blank
 from verify.recomputed import Check
 
 Edit = Callable[[Any], object]

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from engine.checkpoint.shards import INDEX
 from lineage.chain import complete_checkpoints
+from lineage.digest import MARKER, check_seal, content_digest, is_sealed, sealed_files
 from lineage.environment import available_cores
 from lineage.files import read_object
 from lineage.progress import Progress
-from verify.chaos.faults import FAULTS, MEANWHILE, STRUCK, Fault, Touch
-from verify.chaos.job import NO_TRACEBACK, read_touches, start_job, wait_for, warm_up
-from verify.chaos.outcome import leftovers, outcome
-from verify.chaos.recipe import RANKS, write_tiny
+from tests.chaos.faults import FAULTS, MEANWHILE, STRUCK, Fault, Touch
+from tests.chaos.job import NO_TRACEBACK, RANKS, read_touches, start_job, wait_for, warm_up, write_tiny
+from tests.golden.digests import of_json, of_reproduction
 
 TIMEOUT_SECONDS = 900.0
 """Most time of a job; one that takes longer hangs."""
@@ -81,12 +81,37 @@ def prepare(work: Path) -> Reference:
             raise RuntimeError(f"the undisturbed run failed: {(work / f'{name}.log').read_text()[-2000:]}")
         results.append(outcome(place / "runs"))
     result = {name: digest for name, digest in results[0].items() if digest == results[1][name]}
-    if missing := [name for name in ("data", "train", "evaluate", "report") if name not in result]:
-        raise RuntimeError(f"two undisturbed runs differ: {', '.join(missing)}")
+    if different := sorted(name for name in results[0].keys() - result.keys() if not name.startswith("table ")):
+        raise RuntimeError(f"two undisturbed runs differ: {', '.join(different)}")
     final = complete_checkpoints((work / "first" / "runs" / "355m-tiny").resolve())[-1]
     names = [name for name in read_object(final / INDEX) if not name.startswith(("exp_avg", "master"))]
     iterations = int(final.name.removeprefix("iter_"))
     return Reference(work / "notes-first", read_touches(work / "notes-first"), result, names, iterations)
+
+
+def outcome(runs: Path) -> dict[str, str]:
+    """Digests of what the reproduction must come to, whatever happened on the way; every seal is checked.
+
+    Raises IntegrityFailure or OSError where something is missing or changed. Which checkpoints are kept depends on
+    where training was stopped, so that the last one alone counts.
+    """
+    for name in ("tiny", "355m-tiny", "reproduce-355m"):
+        if not (runs / name).is_symlink():
+            raise FileNotFoundError(2, "no link to the newest run", str(runs / name))
+    for marker in sorted(runs.rglob(MARKER)):
+        if is_sealed(marker.parent) and "/." not in f"/{marker.relative_to(runs)}":
+            check_seal(marker.parent)
+    digests = {name: digest for name, digest in of_reproduction(runs).items() if not name.startswith("weights ")}
+    final = complete_checkpoints((runs / "355m-tiny").resolve())[-1]
+    others = {name for name in sealed_files(final) if not name.endswith(".safetensors")}
+    page = (runs / "reproduce-355m").resolve() / "report"
+    files = sorted(str(path.relative_to(page)) for path in page.rglob("*") if path.is_file())
+    return digests | {"weights": f"{final.name} {content_digest(final, without=others)}", "page": of_json(files)}
+
+
+def leftovers(place: Path) -> list[str]:
+    """Hidden files and directories of unfinished work."""
+    return sorted(str(path.relative_to(place)) for path in (place / "runs").rglob(".*"))
 
 
 def every_fault(reference: Reference, kinds: Sequence[str]) -> list[Fault]:

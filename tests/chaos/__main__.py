@@ -1,5 +1,9 @@
-"""`mlm-verify chaos` from beginning to end, and its trials as a table and as a record."""
+"""Strike a small reproduction at its writes; print the faults survived of those tried. Exit code 1 if some were not.
 
+`--out` keeps every trial in chaos.json and the table in chaos.md. Linux only: open files are found in /proc.
+"""
+
+import argparse
 import os
 import sys
 import tempfile
@@ -9,29 +13,27 @@ from pathlib import Path
 
 import torch
 
-from lineage.atomic import check_place, write_json, write_text
+from lineage.atomic import write_json, write_text
 from lineage.environment import available_cores, describe_environment
-from lineage.errors import BadInput, Diverged
-from lineage.progress import announce
-from verify.chaos.faults import FAULTS
-from verify.chaos.trials import Reference, Trial, every_fault, prepare, run_trials, some_faults
+from tests.chaos.faults import FAULTS
+from tests.chaos.trials import Reference, Trial, every_fault, prepare, run_trials, some_faults
+
+ROWS = ("data", "train", "evaluate", "report")
+COLUMNS = (*FAULTS, "NaN")
 
 
-def run_chaos(every: bool, points: int, seed: int, kinds: str, out: Path | None, jobs: int | None) -> None:
-    """Try the faults, print the table and write it to `out`. Raises Diverged if one was not survived.
-
-    Raises BadInput where there is no /proc: only Linux names open files there.
-    """
-    if sys.platform != "linux":
-        raise BadInput("chaos needs Linux: it finds open files in /proc")
-    if out:
-        check_place("--out", out / "chaos.json")
-    asked = kinds.split(",") if kinds else COLUMNS
-    if unknown := sorted({*asked} - {*COLUMNS}):
-        raise BadInput(f"there is no fault {unknown[0]!r}: {', '.join(COLUMNS)}")
+def main(arguments: Sequence[str]) -> int:
+    """Try the faults; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--all", action="store_true", help="every kind of fault at every kind of point")
+    parser.add_argument("--points", type=int, default=30, help="without --all, the number of faults drawn at random")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
+    parser.add_argument("--kinds", nargs="+", default=COLUMNS, choices=COLUMNS, help="faults to try alone")
+    parser.add_argument("--jobs", type=int, default=available_cores(), help="trials at once")
+    parser.add_argument("--out", type=Path, help="folder for chaos.json and chaos.md")
+    asked = parser.parse_args(arguments)
+    out = asked.out and asked.out.resolve()
     torch.set_num_threads(1)
-    which = "every kind of fault at every kind of point" if every else f"{points} faults"
-    announce(f"a small reproduction twice, then {which}, {jobs or available_cores()} at once in folders of their own")
     with tempfile.TemporaryDirectory(prefix="mlm-chaos-", ignore_cleanup_errors=True) as folder:
         work = Path(folder).resolve()
         screens = os.dup(1), os.dup(2)
@@ -40,20 +42,16 @@ def run_chaos(every: bool, points: int, seed: int, kinds: str, out: Path | None,
         finally:
             for screen, number in zip(screens, (1, 2), strict=True):
                 os.dup2(screen, number)
-        faults = every_fault(reference, asked) if every else some_faults(reference, points, seed, asked)
-        trials = list(run_trials(reference, faults, work, jobs))
+        if asked.all:
+            faults = every_fault(reference, asked.kinds)
+        else:
+            faults = some_faults(reference, asked.points, asked.seed, asked.kinds)
+        trials = list(run_trials(reference, faults, work, asked.jobs))
         print(table(trials), end="")
         if out:
-            which = ("--all" if every else f"--points {points} --seed {seed}") + f" --kinds {kinds}" * bool(kinds)
-            write_results(out, f"mlm-verify chaos --recipe tiny {which}", reference, trials)
-            print(f"written: {out}")
+            write_results(out, f"python -m tests.chaos {' '.join(arguments)}", reference, trials)
         os.chdir("/")
-    if lost := [trial for trial in trials if trial.failure]:
-        raise Diverged(f"{len(lost)} of {len(trials)} faults were not survived")
-
-
-ROWS = ("data", "train", "evaluate", "report")
-COLUMNS = (*FAULTS, "NaN")
+    return int(any(trial.failure for trial in trials))
 
 
 def table(trials: Sequence[Trial]) -> str:
@@ -97,3 +95,7 @@ def write_results(out: Path, command: str, reference: Reference, trials: Sequenc
         f"{table(trials)}\nPoints at which the undisturbed run changes files ({passed}).\n"
     )
     write_text(out / "chaos.md", text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

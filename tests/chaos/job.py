@@ -1,7 +1,12 @@
-"""A reproduction in a forked process whose commands are forked too, so that nothing has to be imported again."""
+"""A tiny reproduction: a corpus, a dataset, two ranks, two evaluations, a page; it takes two seconds.
+
+It runs in a forked process and its commands in further ones, so that nothing has to be imported again.
+"""
 
 import contextlib
+import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -15,14 +20,16 @@ from typing import Any, NoReturn
 
 import engine.launch.forked
 import engine.trainer
+from engine.run.resolved import read_run_config
 from experiments.reproduce import processes, reproduction
+from experiments.reproduce.plan import Plan, Size
 from experiments.reproduce.reproduction import reproduce
 from lineage.atomic import read_json, write_json
 from lineage.command import run_command
 from lineage.errors import Interrupted
+from lineage.shipped import model_file
 from reports import page, render
-from verify.chaos.faults import MEANWHILE, Fault, Instrument, Touch, instrument
-from verify.chaos.recipe import RANKS, RUNS, tiny_plan
+from tests.chaos.faults import MEANWHILE, Fault, Instrument, Touch, instrument
 
 COMMANDS: dict[str, Callable[[], object]] = {
     script.name: script.load()
@@ -36,6 +43,57 @@ STOPPED_SECONDS = 0.2
 """How long a process that was stopped stands still before it is continued."""
 NO_TRACEBACK = 70
 """Exit code of a process that ended with an exception which is no user's error."""
+RUNS = Path("runs")
+RANKS = 2
+WORDS = (
+    "river", "house", "stone", "walks", "sleeps", "under", "over", "bright", "old", "wind", "and", "then", "slowly",
+    "the", "child", "reads", "while", "evening", "sings", "of", "green", "hills", "beyond", "a", "quiet", "harbour",
+    "where", "boats", "wait",
+)  # fmt: skip
+OVERRIDES = (
+    "model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.seq_length=32", "train.iterations=6",
+    "train.warmup_iterations=1", "train.validation_interval=3", "train.validation_samples=8",
+    "train.checkpoint_interval=2", "train.global_batch_size=4", "train.microbatch_size=2",
+)  # fmt: skip
+DATA_RECIPE = """
+name = "tiny"
+workers = 1
+shard_bytes = 65536
+[sources]
+names = ["jsonl:corpus.jsonl"]
+[decontaminate]
+test_sets = []
+[tokenizer]
+kind = "train"
+vocab_size = 300
+"""
+
+
+def write_tiny(folder: Path) -> None:
+    """The input: 24 documents of made-up English, two of them nearly alike, and the data recipe."""
+    random_words = random.Random(1)
+    texts = [
+        ". ".join(" ".join(random_words.choices(WORDS, k=random_words.randint(8, 14))) for _ in range(30))
+        for _ in range(23)
+    ]
+    texts.append(texts[3].replace("river", "rivers", 1))
+    (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "data.toml").write_text(DATA_RECIPE)
+
+
+def tiny_plan(ranks: int = RANKS) -> Plan:
+    """The twin of the 355M model at its very smallest, tensor-parallel, in the current folder.
+
+    On one rank the batch is one microbatch, so that `mlm-train` starts no others.
+    """
+    overrides = (*OVERRIDES, f"parallel.tp={ranks}", *(() if ranks > 1 else ("train.microbatch_size=4",)))
+    size = Size(Path("data.toml"), "tiny", overrides, windows=4, examples=4)
+    published = read_run_config(model_file("355m"))
+    config = read_run_config(model_file("355m"), ["name=355m-tiny", *overrides], twin=True)
+    return Plan(
+        target="355m", mode="scaled", possible=False, reason="asked for", recipe=size.recipe, size=size,
+        published=(published,), configs=(config,),
+    )  # fmt: skip
 
 
 def warm_up(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.rooms import ROOT
-from verify.chaos.faults import FAULTS, Fault, Instrument
+from tests.chaos.faults import FAULTS, Fault, Instrument
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="needs /proc"), pytest.mark.timeout(1200)]
 
@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 import torch
 import evaluation.cli
-from verify.chaos.faults import FAULTS, Fault
-from verify.chaos.command import write_results
-from verify.chaos.trials import prepare, run_trials, some_faults
+from tests.chaos.faults import FAULTS, Fault
+from tests.chaos.__main__ import write_results
+from tests.chaos.trials import prepare, run_trials, some_faults
 
 torch.set_num_threads(1)
 folder, points, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
