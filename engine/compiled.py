@@ -1,6 +1,6 @@
-"""Loops over rows compiled by numba, and the arithmetic they share: bf16 elements, exponentials, random bits.
+"""Loops compiled by numba, and their arithmetic: bf16 elements, exponentials, random bits.
 
-Loops see bf16 tensors as int16 arrays. All arithmetic is in fp32; sums may be taken in any order.
+Loops see bf16 tensors as int16 arrays. All arithmetic is in fp32. Sums may be taken in any order.
 """
 
 import fcntl
@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 
 LANES, PIECES = 16, 8
 BLOCK = LANES * PIECES
-"""Columns of a random row that come from LANES counters, PIECES from each."""
+"""Columns of a random row that come from LANES counters with PIECES each."""
 
 ROWS_TOGETHER = 32
-"""Rows whose gradients are added before they join the sum of all: keeps rounding small in long sums."""
+"""Number of rows whose gradients are summed before they join the total, which keeps rounding small."""
 FLOAT_RULES = {"reassoc", "contract", "arcp", "nsz"}
 
 Array = NDArray[Any]
 
 
 class Compiled:
-    """A function compiled at its first call with arrays of a dtype; the machine code is kept on disk.
+    """A function that is compiled when it is first called with arrays of a dtype. Machine code is cached on disk.
 
-    Of several processes that start together one compiles while the others wait to load.
+    If several processes start together, one compiles and the others wait.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -42,7 +42,7 @@ class Compiled:
         self._known: set[Any] = set()
 
     def __call__(self, *arguments: Any) -> Any:
-        """What the function returns."""
+        """Call the function."""
         kinds = tuple(a.dtype.char if isinstance(a, np.ndarray) else "" for a in arguments)
         if kinds in self._known:
             return self._dispatcher(*arguments)
@@ -59,9 +59,9 @@ class Compiled:
 
 
 def array(tensor: torch.Tensor) -> Array:
-    """A contiguous tensor's memory as a loop takes it.
+    """A contiguous tensor's memory, as an argument of a loop.
 
-    A parameter's stays its own to free, which it is not after `numpy()`: ZeRO stage 3 frees a layer that has computed.
+    `numpy()` would keep a parameter's memory from being freed, and ZeRO stage 3 frees a layer after computing it.
     """
     detached = tensor.detach()
     detached = detached.view(torch.int16) if detached.dtype == torch.bfloat16 else detached
@@ -70,7 +70,7 @@ def array(tensor: torch.Tensor) -> Array:
 
 inline = numba.njit(fastmath=FLOAT_RULES, error_model="numpy", inline="never", nogil=True)
 in_written_order = numba.njit(fastmath=FLOAT_RULES - {"reassoc"}, error_model="numpy", inline="never", nogil=True)
-"""The same for arithmetic whose errors cancel: another order would cost up to 68 units in the last place."""
+"""`inline` without reordering, for arithmetic whose errors cancel: otherwise up to 68 units in the last place."""
 
 
 def load(row: Array, i: int) -> np.float32:
@@ -90,7 +90,7 @@ def _load(row: Any, i: Any) -> Any:
 
 
 def store(row: Array, i: int, value: np.float32) -> None:
-    """Write an fp32 value at i, rounded to nearest even where the row is bf16."""
+    """Write an fp32 value at i, rounded to nearest even if the row is bf16."""
     raise NotImplementedError("compiled only")
 
 
@@ -109,7 +109,7 @@ def _store(row: Any, i: Any, value: Any) -> Any:
 
 @in_written_order
 def exponential(x: np.float32) -> np.float32:
-    """eˣ to 2 units in the last place; 0 below −87, where fp32 has no normal numbers left, and for x ≤ 88."""
+    """eˣ to 2 units in the last place, for x ≤ 88. Below −87, where results are no longer normal, it is 0."""
     clamped = np.float32(-87.0) if x < np.float32(-87.0) else x
     n = np.floor(clamped * np.float32(1.4426950408889634) + np.float32(0.5))
     r = (clamped - n * np.float32(0.693145751953125)) - n * np.float32(1.428606765330187e-06)
@@ -126,9 +126,9 @@ def exponential(x: np.float32) -> np.float32:
 
 @inline
 def largest(row: Array, count: int) -> np.float32:
-    """Largest of the first `count` elements, −∞ of none; a NaN among them may be passed over.
+    """Largest of the first `count` elements; −∞ if there are none. A NaN may be ignored.
 
-    Found among integers in the order of the numbers, a search that compiles to vector instructions.
+    The search compares integers in the order of the numbers, which compiles to vector instructions.
     """
     most = _in_order(np.float32(-np.inf).view(np.int32))
     for i in range(count):
@@ -139,16 +139,15 @@ def largest(row: Array, count: int) -> np.float32:
 
 @inline
 def _in_order(bits: np.int32) -> np.int32:
-    """The bits of an fp32 number as an integer of the same order, and back."""
+    """Map the bits of fp32 numbers to integers of the same order. The function is its own inverse."""
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
 @inline
 def random_bits(key: np.uint64, row: int, columns: int, out: Array) -> None:
-    """16 random bits for each of the first `columns` elements of a row; `out` has room for whole BLOCKs.
+    """Write 16 random bits for each of the first `columns` elements of a row; `out` has room for whole BLOCKs.
 
-    Philox 4×32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") with counter
-    (16 · block + lane, row, 0, 0): a counter's eight pieces lie LANES apart.
+    Philox 4×32-10 with counter (16 · block + lane, row, 0, 0), as in `engine/kernels/dropout_bits.py`.
     """
     low = np.uint64(0xFFFFFFFF)
     half = np.uint64(32)

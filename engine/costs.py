@@ -1,4 +1,4 @@
-"""Parameters, floating-point operations and bytes in closed form: the one count of each. Imports no torch.
+"""Parameters, FLOPs and bytes in closed form. Every program takes them from here. Imports no torch.
 
 Shapes: b microbatch, s sequence, h hidden, L layers, v padded vocabulary, t tensor-parallel ranks.
 """
@@ -13,10 +13,10 @@ from engine.pipeline.schedule import peaks_in_flight
 
 
 class ParameterBytes(NamedTuple):
-    """Bytes of one parameter's parts."""
+    """Bytes held for one parameter."""
 
     weight: int
-    """As it is computed with; of an activation's element too."""
+    """Bytes of a weight in the forward pass, and of an activation's element."""
     gradient: int
     moments: int
     master: int
@@ -29,56 +29,55 @@ PARAMETER_BYTES: dict[Precision, ParameterBytes] = {
     "fp16": ParameterBytes(2, 4, 8, 4),
     "fp16-pure": ParameterBytes(2, 2, 4, 0),
 }
-"""What this engine holds, with any of its optimizers: all keep two moments."""
+"""Bytes per parameter in this engine. Every optimizer keeps two moments."""
 MEGATRON_BYTES = ParameterBytes(2, 2, 8, 4)
-"""What Megatron-LM of 2019 to 2021 held in fp16, gradients in fp16 too (ZeRO, arXiv:1910.02054, Section 3.1)."""
+"""Bytes per parameter in Megatron-LM, 2019 to 2021, with fp16 gradients (ZeRO, arXiv:1910.02054, Section 3.1)."""
 
 
 class RankMemory(NamedTuple):
-    """Bytes of one pipeline rank at its fullest."""
+    """Peak bytes of one pipeline rank."""
 
     state: int
-    """Parameters, gradients and optimizer."""
+    """Parameters, gradients and optimizer state."""
     activations: int
     rank: int
 
     @property
     def total(self) -> int:
-        """Of both."""
+        """State and activations together."""
         return self.state + self.activations
 
 
 def parameter_count(model: ModelConfig) -> int:
-    """Every trainable number: embeddings, layers with biases and layer norms, final layer norm.
+    """Number of parameters, with embeddings, biases and layer norms.
 
-    Of a GPT-2, 2021 paper, Equation 2, without its rounding: 12Lh²(1 + 13/(12h)) + (v + s)h + 2h.
+    For GPT-2 it is the 2021 paper's Equation 2 without rounding: 12Lh²(1 + 13/(12h)) + (v + s)h + 2h.
     """
     return family_of(model).closed_forms(model).parameters(Stage(range(model.num_layers)))
 
 
 def flops_per_token(model: ModelConfig, recompute: bool = False, causal: bool = False) -> float:
-    """Floating-point operations of a token's matrix products, forward and backward; layers again with `recompute`.
+    """FLOPs of a token's matrix products, forward and backward, and of the layers' forward again with `recompute`.
 
-    Attention has two conventions. By default it counts whole, as in the papers; with `causal` the half that no position
-    may see is left out.
+    By default attention counts in full, as in the papers. With `causal` the masked half is left out.
     """
     return family_of(model).closed_forms(model).flops(1, recompute, causal) / model.seq_length
 
 
 def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool = False) -> float:
-    """Those of every token of the global batch, with the whole of attention, as in the papers."""
+    """FLOPs of a global batch, with attention counted in full, as in the papers."""
     return family_of(model).closed_forms(model).flops(train.global_batch_size, recompute, causal=False)
 
 
 def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
-    """Tokens seen in the whole run."""
+    """Tokens of the whole run."""
     return BatchSchedule(train).samples_before(train.iterations) * model.seq_length
 
 
 def state_bytes_per_parameter(precision: Precision, parallel: ParallelConfig, dp: int = 1) -> float:
-    """Bytes that a rank of this engine holds for each parameter of its part of the model.
+    """Bytes that a rank of this engine holds per parameter of its part of the model.
 
-    ZeRO stage 1 divides moments and master weights over the data-parallel ranks, stage 3 all of it.
+    ZeRO stage 1 divides moments and master weights over the data-parallel ranks, stage 3 everything.
     """
     each = PARAMETER_BYTES[precision]
     owners, holders = (dp if parallel.shard_optimizer else 1), (dp if parallel.shard_parameters else 1)
@@ -86,10 +85,10 @@ def state_bytes_per_parameter(precision: Precision, parallel: ParallelConfig, dp
 
 
 def activation_bytes_per_layer(model: ModelConfig, microbatch_size: int, parallel: ParallelConfig) -> float:
-    """Bytes one layer keeps of one microbatch for its backward pass, at 2 bytes per element.
+    """Bytes that a layer keeps of one microbatch for backward, at 2 bytes per element.
 
-    Korthikanti et al. 2022 (arXiv 2205.05198), Table 2: sbh(10 + 24/t + 5as/ht); selective recomputation drops the last
-    term, full recomputation keeps the layer's input, 2sbh; sequence parallelism divides the rest by t too.
+    Korthikanti et al. 2022 (arXiv 2205.05198), Table 2: sbh(10 + 24/t + 5as/ht). Selective recomputation drops the last
+    term. Full recomputation keeps only the layer's input, 2sbh. Sequence parallelism divides the first term by t too.
     """
     s, b, h, a, t = model.seq_length, microbatch_size, model.hidden_size, model.num_heads, parallel.tp
     rest = 1 / t if parallel.sequence_parallel else 1
@@ -102,19 +101,19 @@ def activation_bytes_per_layer(model: ModelConfig, microbatch_size: int, paralle
 
 
 def memory_of_ranks(model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1) -> list[RankMemory]:
-    """What each pipeline rank holds at its fullest, in closed form.
+    """Peak memory of each pipeline rank, in closed form.
 
-    Activations are those of the forward passes that wait for their backward pass by the schedule (2021 paper,
-    Section 2.2), what recomputation makes again at a time, and on the last rank the inputs of final layer norm and
-    output head, with logits in single precision. With `train.invariant` there are partial sums of gradients, as many as
-    the tree over a rank's sequences is high, and on a rank with both ends of the model the output's embedding is a
-    parameter of its own. Raises BadInput where the pipeline cannot be divided so.
+    A rank holds the activations of the forward passes that wait for backward (2021 paper, Section 2.2), and those that
+    recomputation makes again at a time. The last rank also holds the inputs of final layer norm and output head, and
+    fp32 logits. With `train.invariant` there are partial sums of gradients, as many as the tree over a rank's sequences
+    is high, and a rank with both ends of the model has a second word embedding. Raises BadInput if the pipeline cannot
+    be divided so.
     """
     costs, b, s = family_of(model).closed_forms(model), train.microbatch_size, model.seq_length
     element = PARAMETER_BYTES[train.precision].weight
-    kept = activation_bytes_per_layer(model, b, parallel)
+    stored = activation_bytes_per_layer(model, b, parallel)
     whole = activation_bytes_per_layer(model, b, parallel.model_copy(update={"recompute": "none"}))
-    again = (parallel.recompute_layers if parallel.recompute == "full" else 1) * (whole - kept)
+    again = (parallel.recompute_layers if parallel.recompute == "full" else 1) * (whole - stored)
     head = s * b * (2 * element * model.hidden_size + max(element, 4) * costs.head_columns() / parallel.tp)
     sums = (train.global_batch_size // dp).bit_length() - 1 if train.invariant else 0
     each = state_bytes_per_parameter(train.precision, parallel, dp) + sums * PARAMETER_BYTES[train.precision].gradient
@@ -128,17 +127,17 @@ def memory_of_ranks(model: ModelConfig, train: TrainConfig, parallel: ParallelCo
         parameters = sum(costs.parameters(stage, parallel.tp) for stage in own)
         if train.invariant and parallel.pp == 1:
             parameters += model.padded_vocab_size * model.hidden_size // parallel.tp
-        activations = element / 2 * (waiting[rank] * layers * kept + again) + (head if own[-1].is_last else 0)
+        activations = element / 2 * (waiting[rank] * layers * stored + again) + (head if own[-1].is_last else 0)
         ranks.append(RankMemory(round(parameters * each), round(activations), rank))
     return ranks
 
 
 def fullest_rank(model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1) -> RankMemory:
-    """What the pipeline rank that needs the most holds. Raises BadInput as `memory_of_ranks`."""
+    """Memory of the pipeline rank that needs the most. Raises BadInput like `memory_of_ranks`."""
     return max(memory_of_ranks(model, train, parallel, dp), key=lambda memory: memory.total)
 
 
 def checkpoint_bytes(model: ModelConfig, precision: Precision) -> int:
-    """Size of one checkpoint: parameters, two moments and, below fp32, master weights."""
+    """Size of a checkpoint: parameters, two moments and, below fp32, master weights."""
     each = PARAMETER_BYTES[precision]
     return parameter_count(model) * (each.weight + each.moments + each.master)

@@ -1,4 +1,4 @@
-"""What two configurations do differently, in the order of what it means. Imports no torch."""
+"""Differences between two configurations, grouped by consequence. Imports no torch."""
 
 from collections.abc import Iterator
 
@@ -6,20 +6,20 @@ from engine.optim.schedule import learning_rate
 from engine.run.resolved import ResolvedRun
 from lineage.config import flatten
 
-KEPT = ("validation_", "checkpoint_", "keep_")
-"""Beginnings of the keys of `train` that decide what is written down, not what is computed."""
+RECORDED = ("validation_", "checkpoint_", "keep_")
+"""Prefixes of the keys of `train` that change what is recorded, not what is computed."""
 MEANINGS = ("another model", "another training", "other data", "the same numbers but for rounding", "the same numbers")
 
 
 def describe_differences(first: ResolvedRun, second: ResolvedRun) -> list[str]:
-    """Lines for people: keys that differ under what that means, then what follows from them."""
+    """Lines to print: the differing keys under their meaning, then derived quantities."""
     keys = [flatten(run.config.model_dump(mode="json")) for run in (first, second)]
-    found: dict[str, list[str]] = {meaning: [] for meaning in MEANINGS}
-    for key in keys[0].keys() | keys[1].keys():
+    groups: dict[str, list[str]] = {meaning: [] for meaning in MEANINGS}
+    for key in sorted(keys[0].keys() | keys[1].keys()):
         before, after = (each.get(key) for each in keys)
         if before != after:
-            found[_meaning(key)].append(f"  {key}: {before} → {after}")
-    lines = [line for meaning, group in found.items() if group for line in (meaning, *sorted(group))]
+            groups[_meaning(key)].append(f"  {key}: {before} → {after}")
+    lines = [line for meaning, group in groups.items() if group for line in (meaning, *group)]
     follows = [
         f"  {name}: {before:{form}} → {after:{form}}"
         for (name, form, before), (_, _, after) in zip(_quantities(first), _quantities(second), strict=True)
@@ -31,12 +31,12 @@ def describe_differences(first: ResolvedRun, second: ResolvedRun) -> list[str]:
 def _meaning(key: str) -> str:
     section, _, name = key.partition(".")
     if section == "train":
-        return MEANINGS[4] if name.startswith(KEPT) else MEANINGS[1]
+        return MEANINGS[4] if name.startswith(RECORDED) else MEANINGS[1]
     return {"model": MEANINGS[0], "data": MEANINGS[2], "parallel": MEANINGS[3]}.get(section, MEANINGS[4])
 
 
 def _quantities(run: ResolvedRun) -> Iterator[tuple[str, str, float]]:
-    """(name, format, value)"""
+    """Name, format and value of each derived quantity."""
     model, train = run.config.model, run.config.train
     yield "parameters", ",", run.parameters
     yield "tokens trained", ",", run.tokens

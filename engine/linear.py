@@ -1,8 +1,8 @@
-"""Products of matrices by the fastest that computes them on a CPU.
+"""Matrix products by the library that is fastest on this CPU.
 
-On a core with AVX-512 oneDNN multiplies, but for a weight's gradient; it is faster than MKL on AMD's Zen 4. On one
-without, MKL is faster, and torch multiplies bf16 a number at a time, so that it is multiplied in float32. One row takes
-as long as reading the weight, and our loop reads faster than either.
+With AVX-512, oneDNN is faster than MKL (AMD Zen 4), except for a weight's gradient. Without it MKL is faster, and
+torch multiplies bf16 one number at a time, so bf16 is multiplied in float32. The product of a single row takes as long
+as reading the weight, and our loop reads faster than both libraries.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from engine.torch_names import multiplies_bf16, onednn
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [..., in], weight [out, in], in any layout, and bias [out] → [..., out]."""
+    """x [..., in], weight [out, in] and bias [out], of any strides → [..., out]."""
     if weight.is_mkldnn:
         return _product(x, weight, bias)
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.bfloat16):
@@ -32,12 +32,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """a [..., m, k] times b [..., k, n] → [..., m, n]; no gradient goes through it."""
+    """a [..., m, k] times b [..., k, n] → [..., m, n], without a gradient."""
     return (widened(a) @ widened(b)).to(a.dtype)
 
 
 def widened(x: Tensor) -> Tensor:
-    """x, in float32 if it is bf16 on a processor that multiplies none."""
+    """x, converted to float32 if it is bf16 and this processor cannot multiply bf16."""
     return x.float() if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bf16 else x
 
 

@@ -1,11 +1,11 @@
-"""A published recipe at laptop size. Imports no torch."""
+"""Twins: published recipes at laptop size. Imports no torch."""
 
 from engine.config import ParallelConfig, RunConfig, TwinScale
 from lineage.errors import BadInput
 
 
 def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
-    """The twin of a published recipe: same code path, smaller by one stated rule (`describe_scale`)."""
+    """Shrink a published recipe to its twin, by the rule that `describe_scale` states."""
     if config.train.rampup_batch_size:
         raise BadInput("a growing batch has no twin: leave train.rampup_batch_size out and set it on the twin")
     scale = scale or TwinScale()
@@ -46,7 +46,7 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
 
 
 def describe_scale(scale: TwinScale) -> str:
-    """The rule in words."""
+    """The rule as a sentence."""
     return (
         f"A twin is the published recipe with hidden size and vocabulary ÷ {scale.hidden_size} and "
         f"÷ {scale.vocab_size}, heads ÷ {scale.num_heads}, layers ÷ {scale.num_layers} (rounded down), context "

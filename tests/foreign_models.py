@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.checkpoint.checkpoint import load_for_inference
-from engine.compare.tensors import Piece
+from engine.compare.tensors import TensorPart
 from engine.formats.card import read_results, write_card
 from engine.formats.convert import export_checkpoint, import_checkpoint, read_published
 from engine.formats.huggingface_shards import FOLDER, WRITTEN, merge_huggingface, shard_huggingface
@@ -88,7 +88,7 @@ def traced(folder: Path) -> Path:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     for name in ("theirs", "ours"):
         for draw in range(3):
-            write_rank(folder / name, draw, 0, [Piece(0, "loss", (0, 0), values * (1 + 1e-6 * draw))])
+            write_rank(folder / name, draw, 0, [TensorPart(0, "loss", (0, 0), values * (1 + 1e-6 * draw))])
         finish_trace(folder / name, Trace(engine=name))
     return folder / "ours" / DESCRIPTION
 

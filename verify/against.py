@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.compare.tensors import Array, Key, Piece, assemble, compare
+from engine.compare.tensors import Array, Key, TensorPart, assemble, compare
 from engine.compare.tolerance import DRAWS, FORMULA, curve_tolerance, factor, tensor_tolerance
 from engine.config import RunConfig
 from lineage.benchmark import AGAINST, Benchmark, Case, Ratio, Series, TextTable, write_benchmark
@@ -51,7 +51,7 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
     shares = []
     for key, whole in first.weights.items():
         allowed = tensor_tolerance(key[1], whole, [draw.weights[key] for draw in draws], layers, config.train.precision)
-        distance = compare(Piece(*key, (0,) * whole.ndim, ours.weights[key]), whole, "", allowed).largest
+        distance = compare(TensorPart(*key, (0,) * whole.ndim, ours.weights[key]), whole, "", allowed).largest
         shares.append(_share(key[1].removeprefix("updated "), [distance], [allowed]))
     cases.append(Case(name="weights at the end", ratios=shares))
     loss = cases[0].series[2].samples
@@ -127,9 +127,9 @@ def _train(kind: type[Engine], work: Work, layout: ParityLayout, draw: int) -> T
 
 def _train_rank(
     kind: type[Engine], work: Work, layout: ParityLayout, draw: int
-) -> tuple[list[StepResult], list[Piece]]:  # fmt: skip
+) -> tuple[list[StepResult], list[TensorPart]]:  # fmt: skip
     engine = kind(work, layout)
-    pieces: list[Piece] = []
+    pieces: list[TensorPart] = []
     steps = engine.run(draw=draw)
     engine.show_weights(engine.recorder(pieces.append))
     return steps, pieces

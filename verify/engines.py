@@ -13,7 +13,7 @@ import torch
 
 from data_pipeline.tokens.token_file import TokenFile
 from engine.compare.recorder import NameMap, RankPlace, Recorder, moved, read_names
-from engine.compare.tensors import Piece
+from engine.compare.tensors import TensorPart
 from engine.config import RunConfig
 from engine.inputs import TrainingInputs
 from engine.launch.mesh import build_mesh
@@ -126,7 +126,7 @@ class Engine(Protocol):
         for name, value in self.parameters():
             recorder.parameter("updated ", name, value)
 
-    def recorder(self, take: Callable[[Piece], None]) -> Recorder:
+    def recorder(self, take: Callable[[TensorPart], None]) -> Recorder:
         """What records this engine."""
         return Recorder(self.names, take, self.place, self.work.config.model.num_heads)
 

@@ -8,9 +8,9 @@ import torch
 
 from engine.compare.tensors import (
     Array,
-    Difference,
     Key,
-    Piece,
+    TensorDifference,
+    TensorPart,
     assemble,
     compare,
     computation_order,
@@ -38,7 +38,7 @@ class Outcome:
     """What became of one layout."""
 
     layout: ParityLayout
-    worst: Difference | None
+    worst: TensorDifference | None
     """The largest difference of all tensors; None if ranks failed."""
     finding: str | None
     """The first tensor that differs, or why ranks failed; None if all is within the tolerance."""
@@ -116,19 +116,19 @@ def _compare_one(
     return Outcome(layout, max(differences), finding, time.monotonic() - start)
 
 
-def _serial_pieces(work: Work) -> list[Piece]:
-    engine, pieces = Ours(work, SERIAL), list[Piece]()
+def _serial_pieces(work: Work) -> list[TensorPart]:
+    engine, pieces = Ours(work, SERIAL), list[TensorPart]()
     engine.run(engine.recorder(pieces.append))
     return pieces
 
 
-def _differences(work: Work, layout: ParityLayout, reference: Reference) -> list[Difference]:
+def _differences(work: Work, layout: ParityLayout, reference: Reference) -> list[TensorDifference]:
     """On one rank: how far each piece is from the serial run's tensor. The reference was inherited by the fork."""
-    engine, differences = Ours(work, layout), list[Difference]()
+    engine, differences = Ours(work, layout), list[TensorDifference]()
     mesh = engine.mesh
     rank = f"tp {mesh.tp.rank}, pp {mesh.pp.rank}, dp {mesh.dp.rank}"
 
-    def take(piece: Piece) -> None:
+    def take(piece: TensorPart) -> None:
         differences.append(compare(piece, reference[piece.iteration, piece.tensor], rank, _tolerance(work)))
 
     engine.run(engine.recorder(take))

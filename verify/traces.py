@@ -15,7 +15,7 @@ from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from engine.compare.tensors import Array, Difference, Key, Piece, assemble, compare_all
+from engine.compare.tensors import Array, Key, TensorDifference, TensorPart, assemble, compare_all
 from lineage.atomic import write_text
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import FileSchema, read_document, write_document
@@ -43,15 +43,15 @@ class Trace(FileSchema):
 class Compared(NamedTuple):
     """Two traces side by side."""
 
-    first: Difference | None
+    first: TensorDifference | None
     """The first tensor beyond its tolerance; None where all are within."""
-    rows: list[Difference]
+    rows: list[TensorDifference]
     """Every tensor that both have, in order of computation."""
     only: tuple[list[str], list[str]]
     """Tensors that the one or the other alone has."""
 
 
-def write_rank(directory: Path, draw: int, rank: int, pieces: Iterable[Piece]) -> None:
+def write_rank(directory: Path, draw: int, rank: int, pieces: Iterable[TensorPart]) -> None:
     """Write what a rank recorded."""
     path = directory / f"draw-{draw}" / f"rank-{rank}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def read_trace(directory: Path) -> Trace:
     return read_document(directory / DESCRIPTION, Trace)
 
 
-def read_draw(directory: Path, draw: int) -> dict[str, list[Piece]]:
+def read_draw(directory: Path, draw: int) -> dict[str, list[TensorPart]]:
     """What each rank recorded, by the name of its file. Raises IntegrityFailure for a file that is damaged."""
     paths = sorted(
         (directory / f"draw-{draw}").glob("rank-*.safetensors"), key=lambda path: (len(path.name), path.name)
@@ -82,14 +82,14 @@ def read_draw(directory: Path, draw: int) -> dict[str, list[Piece]]:
     return {path.stem: list(_read_pieces(path)) for path in paths}
 
 
-def _read_pieces(path: Path) -> Iterable[Piece]:
+def _read_pieces(path: Path) -> Iterable[TensorPart]:
     try:
         for name, value in sorted(load_file(path).items()):
             _, iteration, start, tensor = name.split(" ", 3)
             place = tuple(map(int, filter(None, start.split(","))))
             if len(place) != value.ndim:
                 raise ValueError(f"{name!r} has {value.ndim} dims")
-            yield Piece(int(iteration), tensor, place, value)
+            yield TensorPart(int(iteration), tensor, place, value)
     except (OSError, SafetensorError, ValueError) as error:
         raise IntegrityFailure(f"{path} is not what a rank recorded: {error}") from error
 
@@ -119,7 +119,7 @@ def compare_traces(reference: Path, other: Path) -> Compared:
     return Compared(first, rows, (_only(whole, theirs), _only(theirs, whole)))
 
 
-def _assemble(directory: Path, ranks: dict[str, list[Piece]]) -> dict[Key, Array]:
+def _assemble(directory: Path, ranks: dict[str, list[TensorPart]]) -> dict[Key, Array]:
     try:
         return assemble(piece for pieces in ranks.values() for piece in pieces)
     except IntegrityFailure as error:
@@ -141,7 +141,7 @@ def write_page(path: Path, names: tuple[str, str], compared: Compared) -> None:
     write_text(path, page + "\n")
 
 
-def _share(row: Difference) -> float:
+def _share(row: TensorDifference) -> float:
     """Percent of the bar."""
     if not row.largest or not math.isfinite(row.largest) or not row.tolerance:
         return 100.0 * (row.largest > row.tolerance)

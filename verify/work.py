@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from data_pipeline.tokens.token_file import TokenFileWriter, token_dtype
-from engine.compare.tensors import Piece
+from engine.compare.tensors import TensorPart
 from engine.config import ModelConfig, RunConfig
 from engine.data.dataset import DatasetFacts
 from engine.launch.forked import RanksFailed, run_forked
@@ -159,7 +159,7 @@ def record_trace(
 def _record_rank(kind: type[Engine], work: Work, layout: ParityLayout, draw: int, directory: Path) -> list[str]:
     """On a rank: write its part; the parameters without a name."""
     engine = kind(work, layout)
-    pieces: list[Piece] = []
+    pieces: list[TensorPart] = []
     recorder = engine.recorder(pieces.append)
     engine.run(recorder, draw)
     write_rank(directory, draw, int(os.environ["RANK"]), pieces)

@@ -1,2 +1,1 @@
-"""Another program's model beside this engine's: its tensors in our names, how far rounding may take them, which differs
-first."""
+"""Compares another program's model with ours: names, tolerances, first differing tensor."""

@@ -1,7 +1,7 @@
-"""Whether two models are one: the same windows of tokens through both, each by its own program, in fp32.
+"""Compares two models window by window of tokens, each computed by its own program in fp32.
 
-Of the first windows every output of a module is compared, of later ones the loss; where that differs, the outputs tell
-where it begins. Shapes: b windows, s sequence, v vocabulary.
+For the first eight windows every module output is compared; after that the loss only. If a loss differs, that window's
+outputs are compared to find the first tensor. Shapes: s sequence, v vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from engine.compare.recorder import NameMap, Recorder, moved, read_names
-from engine.compare.tensors import Difference, Key, Piece, assemble, compare_all
+from engine.compare.tensors import Key, TensorDifference, TensorPart, assemble, compare_all
 from engine.compare.tolerance import DRAWS, FORMULA
 from engine.config import ModelConfig
 from engine.model.gpt2 import GPT2
@@ -28,12 +28,12 @@ from lineage.files import FileSchema
 
 EXAMINED, SAMPLE_LENGTH = 8, 64
 Window = tuple[NDArray[np.int64], int]
-"""Token ids, of which the model sees all but the last, and how many of the last are scored."""
+"""Token ids, and the number of scored tokens at the end. The model sees all tokens but the last."""
 
 
 @dataclass(frozen=True)
 class ComparedModel:
-    """A GPT-2 in the hands of a program."""
+    """A GPT-2 and the program that computes it."""
 
     program: str
     module: nn.Module
@@ -54,77 +54,76 @@ class ComparedModel:
             recorder.show("loss", loss)
         return loss.item()
 
-    def record(self, windows: Sequence[Window], numbers: Sequence[int]) -> list[Piece]:
-        """The outputs of every module that the name map has, and the loss, for windows of these numbers."""
-        pieces: list[Piece] = []
-        recorder = Recorder(self.names, pieces.append, heads=self.config.num_heads)
+    def record(self, windows: Sequence[Window], numbers: Sequence[int]) -> list[TensorPart]:
+        """Loss and outputs of all mapped modules, for the windows with these numbers."""
+        parts: list[TensorPart] = []
+        recorder = Recorder(self.names, parts.append, heads=self.config.num_heads)
         for number in numbers:
             recorder.iteration = number
             self.loss(windows[number], recorder)
-        return pieces
+        return parts
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Whole tensors by our names, without padding rows of the vocabulary."""
-        recorder = Recorder(self.names, lambda piece: None, heads=self.config.num_heads)
-        named = ((recorder.ours(name), parameter.detach()) for name, parameter in self.module.named_parameters())
-        heads = self.config.num_heads
-        whole = {name: self.names.in_our_order(name, weight, heads) for name, weight in named if name is not None}
+        whole = {
+            ours: self.names.in_our_order(ours, parameter.detach(), self.config.num_heads)
+            for name, parameter in self.module.named_parameters()
+            if (ours := self.names.ours(name, self.names.parameters, 0)) is not None
+        }
         words = "embedding.word_embeddings.weight"
         return whole | {words: whole[words][: self.config.vocab_size]}
 
     @contextmanager
     def moved(self, draw: int) -> Iterator[None]:
-        """Meanwhile every weight is another within its rounding."""
+        """Context manager: perturb every weight within its rounding error, then restore it."""
         with torch.no_grad():
-            kept = [parameter.clone() for parameter in self.module.parameters()]
+            before = [parameter.clone() for parameter in self.module.parameters()]
             for name, parameter in self.module.named_parameters():
                 parameter.copy_(moved(parameter, name, draw))
             yield
-            for parameter, value in zip(self.module.parameters(), kept, strict=True):
+            for parameter, value in zip(self.module.parameters(), before, strict=True):
                 parameter.copy_(value)
 
 
 class Agreement(FileSchema):
-    """What came of a comparison."""
+    """Result of a comparison."""
 
     programs: tuple[str, str]
     weight: str | None
-    """The first weight, in order of the forward pass, that is not the same, and how far apart the two are."""
+    """The first weight, in order of the forward pass, whose bits differ, and by how much."""
     windows: int
-    """How many were compared: all, or those before and with the first that differs."""
+    """Number of compared windows, up to the first that differs."""
     largest: float
     """Largest difference of a window's mean loss."""
     tolerance: float
-    """Of that loss."""
+    """Tolerance of that loss."""
     tensor: str | None
-    """The first window and tensor that differ by more than rounding, in words."""
+    """The first window and tensor that differ by more than rounding, as a sentence."""
     formula: str = FORMULA
 
     @property
     def is_one_model(self) -> bool:
-        """Whether nothing differs."""
+        """True if nothing differs."""
         return self.weight is None and self.tensor is None
 
 
 def engine_model(model: GPT2) -> ComparedModel:
     """A whole model of this engine, in fp32."""
-    read = read_names("ours")
-    return ComparedModel(
-        "this engine", model, model.config, read, lambda tokens: model.logits(model.hidden_states(tokens)).squeeze(1)
-    )
+    return ComparedModel("this engine", model, model.config, read_names("ours"),
+                         lambda tokens: model.logits(model.hidden_states(tokens)).squeeze(1))  # fmt: skip
 
 
 def build_model(config: ModelConfig, tensors: dict[str, torch.Tensor]) -> ComparedModel:
-    """This engine's model with whole tensors by our names."""
+    """This engine's model, built from whole tensors by our names."""
     model = GPT2(config, serial_mesh()).eval()
     model.load_state_dict(tensors)
     return engine_model(model)
 
 
 def transformers_model(directory: Path, config: ModelConfig) -> ComparedModel | None:
-    """transformers' model of a Hugging Face GPT-2 directory; None where the library is not installed.
+    """transformers' model of a Hugging Face GPT-2 directory; None if the library is not installed.
 
-    Raises IntegrityFailure where transformers cannot read it.
+    Raises IntegrityFailure if transformers cannot read the directory.
     """
     try:
         library = import_extra("transformers", "bench")
@@ -135,14 +134,14 @@ def transformers_model(directory: Path, config: ModelConfig) -> ComparedModel | 
     try:
         model = library.GPT2LMHeadModel.from_pretrained(directory, use_safetensors=True).float().eval()
     except Exception as error:  # the library raises errors of many kinds
-        said = str(error).partition("\n")[0]
-        raise IntegrityFailure(f"{directory} cannot be read by {program}: {said}") from error
+        message = str(error).partition("\n")[0]
+        raise IntegrityFailure(f"{directory} cannot be read by {program}: {message}") from error
     return ComparedModel(program, model, config, read_names("transformers"),
                          lambda tokens: model(input_ids=tokens, use_cache=False).logits[0])  # fmt: skip
 
 
 def random_windows(config: ModelConfig) -> list[Window]:
-    """Eight short windows of random tokens, the same for every model of this vocabulary."""
+    """Eight short windows of random tokens. They depend on vocabulary size and context alone."""
     length = min(config.seq_length, SAMPLE_LENGTH)
     tokens = np.random.RandomState(0).randint(config.vocab_size, size=(EXAMINED, length + 1))
     return [(row, length) for row in tokens]
@@ -152,7 +151,7 @@ def compare_models(
     reference: ComparedModel, other: ComparedModel, windows: Sequence[Window],
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> Agreement:  # fmt: skip
-    """Walk windows in order, until one differs."""
+    """Compare windows in order until one differs."""
     examined = min(EXAMINED, len(windows))
     first, rows = _examine(reference, other, windows, range(examined))
     losses = [row for row in rows if row.tensor == "loss" and (first is None or row.iteration <= first.iteration)]
@@ -179,7 +178,7 @@ def compare_models(
 
 def _examine(
     reference: ComparedModel, other: ComparedModel, windows: Sequence[Window], numbers: Sequence[int]
-) -> tuple[Difference | None, list[Difference]]:
+) -> tuple[TensorDifference | None, list[TensorDifference]]:
     draws: list[dict[Key, NDArray[np.floating]]] = []
     whole = assemble(reference.record(windows, numbers))
     for draw in range(1, DRAWS + 1):

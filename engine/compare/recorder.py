@@ -1,7 +1,7 @@
-"""Records what a training step of any torch module computes, by hooks, in the names and the order of this engine.
+"""Records the tensors of a training step of any torch module, by hooks, with the names and layout of this engine.
 
-A name map says which modules and parameters are which, and how theirs lie; those of the engines that are known here are
-in `names/`. Shapes: b microbatch, s sequence, h hidden, n heads, d head dim.
+A name map translates names and layouts of another engine; `names/` has the maps of known engines. Shapes: b microbatch,
+s sequence, h hidden, n heads, d head dim.
 """
 
 import re
@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from engine.compare.tensors import OUTPUT, OUTPUT_GRADIENT, Piece
+from engine.compare.tensors import OUTPUT, OUTPUT_GRADIENT, TensorPart
 from lineage.config import Config, load_config
 from lineage.errors import BadInput
 
@@ -24,34 +24,34 @@ WRAPPERS = re.compile(r"^((module|_orig_mod|model)\.)+")
 
 
 class NameMap(Config):
-    """Names of an engine's modules and parameters for ours; `*` stands for one part between dots, `**` for any."""
+    """Another engine's modules and parameters → ours; `*` matches one part between dots, `**` any number."""
 
     outputs: dict[str, str]
-    """Module → ours, of modules whose output is a tensor [s, b, ...], or a tuple that begins with one."""
+    """Names of modules → ours. Their output is a tensor [s, b, ...] or a tuple that begins with one."""
     parameters: dict[str, str]
-    """Parameter → ours."""
+    """Names of parameters → ours."""
     batch_first: bool = False
-    """Whether their activations are [b, s, ...]."""
+    """True if their activations are [b, s, ...]."""
     transposed: tuple[str, ...] = ()
-    """Ends of the names of weights that lie [in, out]."""
+    """Suffixes of our names of weights that are [in, out] there."""
     grouped: tuple[str, ...] = ()
-    """Ends of the names whose rows are [3, n, d], where ours are [n, 3, d]."""
+    """Suffixes of our names whose rows are [3, n, d] there and [n, 3, d] here."""
     columns: tuple[str, ...] = ()
-    """Ends of our names of outputs whose last dim is divided over tensor-parallel ranks."""
+    """Suffixes of our names of outputs whose last dim is divided over tensor-parallel ranks."""
     divided: dict[str, int] = Field(default_factory=dict)
-    """Ends of our names of parameters and the dim that is divided over tensor-parallel ranks."""
+    """Suffixes of our names of parameters → the dim that is divided over tensor-parallel ranks."""
 
     def ours(self, name: str, table: dict[str, str], first_layer: int) -> str | None:
-        """Our name for theirs; None if the map has none. Their layers are counted from `first_layer`."""
+        """Our name for theirs, or None if the map lacks it. Their layer 0 is our `first_layer`."""
         named = _renamed(WRAPPERS.sub("", name), table.items())
-        return named and re.sub(r"^layers\.(\d+)", lambda one: f"layers.{int(one[1]) + first_layer}", named)
+        return named and re.sub(r"^layers\.(\d+)", lambda match: f"layers.{int(match[1]) + first_layer}", named)
 
     def theirs(self, name: str) -> str | None:
-        """Their name for a parameter of ours; None if the map has none."""
+        """The engine's name for one of our parameters, or None if the map lacks it."""
         return _renamed(name, ((ours, theirs) for theirs, ours in self.parameters.items()))
 
     def in_our_order(self, ours: str, value: torch.Tensor, heads: int) -> torch.Tensor:
-        """A parameter of theirs in our order."""
+        """Convert the engine's parameter to our layout."""
         value = value.T if ours.endswith(self.transposed) else value
         if ours.endswith(self.grouped):
             value = value.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
@@ -65,7 +65,7 @@ class NameMap(Config):
 
 
 def _renamed(name: str, patterns: Iterable[tuple[str, str]]) -> str | None:
-    """The name by the first pair of patterns whose first it fits; None if it fits none."""
+    """Translate a name by the first pattern that matches; None if none does."""
     for pattern, other in patterns:
         if match := re.fullmatch(re.escape(pattern).replace(r"\*\*", "(.+)").replace(r"\*", "([^.]+)"), name):
             return re.sub(r"\*+", "{}", other).format(*match.groups())
@@ -73,7 +73,7 @@ def _renamed(name: str, patterns: Iterable[tuple[str, str]]) -> str | None:
 
 
 def read_names(name: str) -> NameMap:
-    """The map of an engine that is known here, or that in a TOML file. Raises BadInput where it is none."""
+    """The map of a known engine, or one in a TOML file. Raises BadInput if there is no such map."""
     path = SHIPPED / f"{name}.toml"
     if not path.is_file() and not (path := Path(name)).is_file():
         known = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.toml")))
@@ -83,39 +83,36 @@ def read_names(name: str) -> NameMap:
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where a rank is in its layout."""
+    """Place of a rank in its layout."""
 
     tp: int = 1
     tp_rank: int = 0
     sequence_parallel: bool = False
     first_layer: int = 0
-    """Number of the first layer that its module has, where that is counted from 0."""
+    """Our number for the module's layer 0."""
 
 
 class Recorder:
-    """Hands every tensor of this rank's step to `take`, as part of the whole tensor.
-
-    `heads` are those of the parts that are `grouped`.
-    """
+    """Hands every tensor of this rank's step to `take`. `heads` is n of the `grouped` parts."""
 
     def __init__(
-        self, names: NameMap, take: Callable[[Piece], None], place: RankPlace | None = None, heads: int = 1
+        self, names: NameMap, take: Callable[[TensorPart], None], place: RankPlace | None = None, heads: int = 1
     ) -> None:
         self.names, self.take, self.place, self.heads = names, take, place or RankPlace(), heads
         self.iteration = 0
 
     def show(self, tensor: str, value: Any, start: tuple[int, ...] = ()) -> None:
-        """Record a tensor or a number, from `start` in the whole; bf16 and fp16 become fp32."""
+        """Record a tensor or a number that begins at `start` in the whole. bf16 and fp16 become fp32."""
         array = torch.as_tensor(value, dtype=None if isinstance(value, torch.Tensor) else torch.float64).detach()
         array = array if array.dtype == torch.float64 else array.float()
         copied = array.cpu().clone(memory_format=torch.contiguous_format).numpy()
-        self.take(Piece(self.iteration, tensor, start or (0,) * copied.ndim, copied))
+        self.take(TensorPart(self.iteration, tensor, start or (0,) * copied.ndim, copied))
 
     def watch(self, module: nn.Module, starts: Sequence[int], scale: float = 1.0) -> Callable[[], None]:
-        """Record outputs and their gradients, × `scale`, until what is returned is called.
+        """Record outputs, and their gradients times `scale`, until the returned function is called.
 
-        The n-th call of a module belongs to the microbatch whose sequences begin at `starts[n]` of the global batch;
-        what is computed again in the backward pass is left out.
+        The n-th call of a module belongs to the microbatch that begins at sequence `starts[n]` of the global batch.
+        Recomputation in the backward pass is not recorded.
         """
         hooks = []
         for name, child in module.named_modules():
@@ -129,7 +126,7 @@ class Recorder:
         return end
 
     def loss(self, value: torch.Tensor, first: int, microbatch_size: int) -> None:
-        """Record a microbatch's mean loss; `first` is the place of its first sequence in the global batch."""
+        """Record a microbatch's mean loss. `first` is the number of its first sequence in the global batch."""
         self.show("loss", value.view(1), (first // microbatch_size,))
 
     def _hook(self, name: str, starts: Iterator[int], scale: float) -> Callable[..., None]:
@@ -155,23 +152,23 @@ class Recorder:
         self.show(name, value, tuple(start))
 
     def ours(self, name: str) -> str | None:
-        """Our name for a parameter of theirs; None if the map has none."""
+        """Our name for their parameter, or None if the map lacks it."""
         return self.names.ours(name, self.names.parameters, self.place.first_layer)
 
     def parameter(self, kind: str, name: str, value: torch.Tensor) -> None:
-        """Record what belongs to a parameter of that name of theirs; nothing where the map does not have it."""
+        """Record a value of their parameter, under `kind` and our name; nothing if the map lacks the parameter."""
         if (ours := self.ours(name)) is not None:
             value = self.names.in_our_order(ours, value.detach(), self.heads)
             self.show(f"{kind}{ours}", value, self.start(ours, value))
 
     def start(self, ours: str, value: torch.Tensor) -> tuple[int, ...]:
-        """Where this rank's part of a parameter begins in the whole."""
+        """Begin of this rank's part in the whole parameter."""
         divided = next((dim for end, dim in self.names.divided.items() if ours.endswith(end)), None)
         return tuple(self.place.tp_rank * size if dim == divided else 0 for dim, size in enumerate(value.shape))
 
 
 def moved(value: torch.Tensor, name: str, draw: int) -> torch.Tensor:
-    """A weight w as w(1 + δ), δ drawn evenly from ± the unit round-off of its number format."""
+    """A weight w as w(1 + δ), with δ drawn evenly from ± the unit round-off of its number format."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {draw}".encode()))
     moves = torch.rand(value.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
     return (value.double() * (1 + torch.finfo(value.dtype).eps / 2 * moves)).to(value.dtype)

@@ -1,7 +1,6 @@
-"""Tensors that a training step computes: the parts that ranks hold, the whole, their order, and how far two are apart.
+"""Tensors of a training step: joined from the parts on each rank, put in order, and compared. Imports no torch.
 
-Imports no torch. Whole activations are [s, B, h] with B the sequences of the global batch; weights are as this engine
-has them whole. A part says where in the whole it begins.
+Whole activations are [s, B, h], with B the sequences of the global batch. Whole weights are those of this engine.
 """
 
 import math
@@ -19,34 +18,34 @@ Array = NDArray[np.floating[Any]]
 Key = tuple[int, str]
 """Iteration, from 0, and name."""
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Where a part of a tensor begins and ends."""
+"""Begin and end of a part in the whole tensor."""
 OUTPUT, OUTPUT_GRADIENT = "output of ", "gradient of output of "
 PHASES = (OUTPUT, "loss", "mean loss", OUTPUT_GRADIENT, "gradient of ", "gradient norm", "learning rate",
           "exp_avg of ", "exp_avg_sq of ", "updated ")  # fmt: skip
-"""How names begin, in the order of an iteration."""
+"""Beginnings of tensor names, in the order of an iteration."""
 
 
-class Piece(NamedTuple):
-    """Part of a tensor as one rank computed it."""
+class TensorPart(NamedTuple):
+    """Part of a tensor, computed by one rank."""
 
     iteration: int
     tensor: str
     start: tuple[int, ...]
-    """Where the part begins in the whole tensor."""
+    """Begin of the part in the whole tensor."""
     value: Array
 
     @property
     def end(self) -> tuple[int, ...]:
-        """Where it ends."""
+        """End of the part in the whole tensor."""
         return tuple(a + n for a, n in zip(self.start, self.value.shape, strict=True))
 
 
-def computation_order(seen: Iterable[str]) -> list[str]:
-    """Names of an iteration's tensors as they come to be: forward pass, loss, gradients backward, update.
+def computation_order(names: Iterable[str]) -> list[str]:
+    """Sort the names of an iteration's tensors: forward pass, loss, gradients backward, update.
 
-    `seen` are the names, those of the forward pass and those of the updated weights each in their order.
+    Names of outputs and of updated weights must be in the order of the forward pass.
     """
-    names = list(dict.fromkeys(seen))
+    names = list(dict.fromkeys(names))
     outputs = [name.removeprefix(OUTPUT) for name in names if name.startswith(OUTPUT)]
     weights = [name.removeprefix("updated ") for name in names if name.startswith("updated ")]
     place = {OUTPUT + name: number for number, name in enumerate(outputs)}
@@ -54,34 +53,34 @@ def computation_order(seen: Iterable[str]) -> list[str]:
     for number, name in enumerate(weights):
         place[f"gradient of {name}"] = -number
         place |= {phase + name: number for phase in PHASES[-3:]}
-    return sorted(names, key=lambda name: (_phase(name), place.get(name, 0)))
-
-
-def _phase(name: str) -> int:
     prefixes = sorted(PHASES, key=len, reverse=True)
-    return PHASES.index(next(prefix for prefix in prefixes if name.startswith(prefix)))
+
+    def phase(name: str) -> int:
+        return PHASES.index(next(prefix for prefix in prefixes if name.startswith(prefix)))
+
+    return sorted(names, key=lambda name: (phase(name), place.get(name, 0)))
 
 
-def assemble(pieces: Iterable[Piece]) -> dict[Key, Array]:
-    """Whole tensors by (iteration, name). Of a part that several ranks hold the last is taken.
+def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
+    """Whole tensors by (iteration, name). If several ranks hold the same part, the last one counts.
 
-    Raises IntegrityFailure where parts of a tensor overlap or leave a hole.
+    Raises IntegrityFailure if the parts of a tensor overlap or leave a hole.
     """
-    parts: dict[Key, dict[Box, Piece]] = {}
-    for piece in pieces:
-        parts.setdefault((piece.iteration, piece.tensor), {})[piece.start, piece.end] = piece
+    by_tensor: dict[Key, dict[Box, Array]] = {}
+    for part in parts:
+        by_tensor.setdefault((part.iteration, part.tensor), {})[part.start, part.end] = part.value
     whole = {}
-    for key, boxes in parts.items():
+    for key, boxes in by_tensor.items():
         check_cover(f"{key[1]} in iteration {key[0] + 1}", list(boxes))
         shape = np.max([end for _, end in boxes], axis=0).astype(int)
-        whole[key] = np.empty(shape, next(iter(boxes.values())).value.dtype)
-        for (start, end), piece in boxes.items():
-            whole[key][tuple(map(slice, start, end))] = piece.value
+        whole[key] = np.empty(shape, next(iter(boxes.values())).dtype)
+        for (start, end), value in boxes.items():
+            whole[key][tuple(map(slice, start, end))] = value
     return whole
 
 
 def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None = None) -> None:
-    """Raise IntegrityFailure unless the boxes cover a tensor of shape `whole`, or the smallest that has them, once."""
+    """Raise IntegrityFailure unless the boxes cover a tensor of shape `whole` once. Its default ends with the boxes."""
     if not boxes:
         raise IntegrityFailure(f"{what} has no shards")
     if len({len(side) for box in boxes for side in box} | {len(whole or boxes[0][0])}) > 1:
@@ -108,46 +107,45 @@ def _text(box: Box) -> str:
     return f"{list(box[0])} to {list(box[1])}"
 
 
-class Difference(NamedTuple):
-    """How far a tensor of one iteration is from the reference's."""
+class TensorDifference(NamedTuple):
+    """Distance of a tensor of one iteration from the reference's."""
 
     largest: float
-    """Infinite where a value is no number or the tensor is missing."""
+    """Largest difference of an element; infinite if it is NaN or the tensor is missing."""
     iteration: int
     tensor: str
     where: str
     elements: int
-    """Elements that were compared."""
+    """Number of compared elements."""
     tolerance: float
 
     @property
     def is_within(self) -> bool:
-        """Whether it keeps to the tolerance."""
+        """True if the difference is within the tolerance."""
         return self.largest <= self.tolerance
 
     def sentence(self, reference: str, of: str = "iteration") -> str:
-        """What differs from the named reference, by how much and where."""
-        number = self.iteration + 1
-        return f"{self.tensor} in {of} {number} differs from {reference} by {self.largest:.1e} {self.where}"
+        """One sentence: which tensor differs from the reference, by how much and where."""
+        return f"{self.tensor} in {of} {self.iteration + 1} differs from {reference} by {self.largest:.1e} {self.where}"
 
 
-def compare(piece: Piece, whole: Array, rank: str, tolerance: float) -> Difference:
-    """The largest difference of a piece from the reference's tensor; `rank` names who computed it."""
-    expected = whole[tuple(map(slice, piece.start, piece.end))] if len(piece.start) == whole.ndim else np.empty(0)
-    if expected.shape != piece.value.shape:
-        where = f"on {rank}: it lies at {list(piece.start)} to {list(piece.end)} of {list(whole.shape)}"
-        return Difference(np.inf, piece.iteration, piece.tensor, where, 0, tolerance)
-    distance = np.abs(piece.value.astype(np.float64) - expected)
+def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> TensorDifference:
+    """Largest difference between a part, computed on `rank`, and the reference's whole tensor."""
+    expected = whole[tuple(map(slice, part.start, part.end))] if len(part.start) == whole.ndim else np.empty(0)
+    if expected.shape != part.value.shape:
+        where = f"on {rank}: it lies at {list(part.start)} to {list(part.end)} of {list(whole.shape)}"
+        return TensorDifference(np.inf, part.iteration, part.tensor, where, 0, tolerance)
+    distance = np.abs(part.value.astype(np.float64) - expected)
     distance = np.where(np.isnan(distance), np.inf, distance)
     place = np.unravel_index(int(distance.argmax()), distance.shape)
-    index = [int(a + n) for a, n in zip(piece.start, place, strict=True)]
+    index = [int(a + n) for a, n in zip(part.start, place, strict=True)]
     where = f"at {index} on {rank}" if index else f"on {rank}"
-    return Difference(float(distance[place]), piece.iteration, piece.tensor, where, piece.value.size, tolerance)
+    return TensorDifference(float(distance[place]), part.iteration, part.tensor, where, part.value.size, tolerance)
 
 
-def merge(differences: Iterable[Difference], reference: Mapping[Key, Array]) -> list[Difference]:
-    """One difference per tensor of the reference, the largest; infinite if parts of it were never compared."""
-    merged_parts: dict[Key, list[Difference]] = {key: [] for key in reference}
+def merge(differences: Iterable[TensorDifference], reference: Mapping[Key, Array]) -> list[TensorDifference]:
+    """The largest difference of each tensor of the reference; infinite if a part of it was never compared."""
+    merged_parts: dict[Key, list[TensorDifference]] = {key: [] for key in reference}
     for difference in differences:
         merged_parts[difference.iteration, difference.tensor].append(difference)
     merged = []
@@ -155,43 +153,41 @@ def merge(differences: Iterable[Difference], reference: Mapping[Key, Array]) -> 
         elements = sum(part.elements for part in parts)
         if not any(part.largest == np.inf for part in parts) and elements < reference[iteration, tensor].size:
             where = f"as ranks computed only {elements} of its {reference[iteration, tensor].size} elements"
-            merged.append(Difference(np.inf, iteration, tensor, where, elements, 0.0))
+            merged.append(TensorDifference(np.inf, iteration, tensor, where, elements, 0.0))
         else:
             merged.append(max(parts)._replace(elements=elements))
     return merged
 
 
-def first_difference(differences: Iterable[Difference], order: Sequence[str]) -> Difference | None:
-    """The first tensor beyond its tolerance in order of computation."""
+def first_difference(differences: Iterable[TensorDifference], order: Sequence[str]) -> TensorDifference | None:
+    """The first tensor beyond its tolerance, in order of computation."""
     place = {tensor: number for number, tensor in enumerate(order)}
     beyond = [difference for difference in differences if not difference.is_within]
     return min(beyond, key=lambda difference: (difference.iteration, place[difference.tensor]), default=None)
 
 
 def compare_all(
-    whole: Mapping[Key, Array], moved: Sequence[Mapping[Key, Array]], ranks: Mapping[str, Sequence[Piece]],
+    whole: Mapping[Key, Array], moved: Sequence[Mapping[Key, Array]], ranks: Mapping[str, Sequence[TensorPart]],
     precision: str,
-) -> tuple[Difference | None, list[Difference]]:  # fmt: skip
-    """Pieces of each rank beside the reference's whole tensors, whose further runs `moved` give the tolerances.
+) -> tuple[TensorDifference | None, list[TensorDifference]]:  # fmt: skip
+    """Compare the parts on each rank with the reference's whole tensors. Its perturbed runs, `moved`, give tolerances.
 
-    The first difference beyond its tolerance, and one for each tensor that both have, in order of computation.
+    Returns the first difference beyond its tolerance and all differences, both in order of computation.
     """
     order = computation_order(tensor for _, tensor in whole)
-    layers = _count_layers(order)
-    keys = {key for pieces in ranks.values() for piece in pieces if (key := (piece.iteration, piece.tensor)) in whole}
-    allowed = {
-        key: tensor_tolerance(key[1], whole[key], [draw[key] for draw in moved], layers, precision) for key in keys
-    }
-    differences = [
-        compare(piece, whole[key], rank, allowed[key])
-        for rank, pieces in ranks.items() for piece in pieces if (key := (piece.iteration, piece.tensor)) in keys
+    layers = 1 + max((int(match[1]) for name in order if (match := re.search(r"\blayers\.(\d+)", name))), default=-1)
+    common = [
+        (rank, part, key)
+        for rank, parts in ranks.items() for part in parts if (key := (part.iteration, part.tensor)) in whole
     ]  # fmt: skip
+    allowed = {
+        key: tensor_tolerance(key[1], whole[key], [draw[key] for draw in moved], layers, precision)
+        for _, _, key in common
+    }
+    rows = merge(
+        (compare(part, whole[key], rank, allowed[key]) for rank, part, key in common),
+        {key: whole[key] for key in allowed},
+    )
     place = {tensor: number for number, tensor in enumerate(order)}
-    rows = merge(differences, {key: whole[key] for key in keys})
     rows.sort(key=lambda row: (row.iteration, place[row.tensor]))
-    return first_difference(rows, order), rows
-
-
-def _count_layers(names: Iterable[str]) -> int:
-    """Of the network that has tensors of these names."""
-    return 1 + max((int(match[1]) for name in names if (match := re.search(r"\blayers\.(\d+)", name))), default=-1)
+    return next((row for row in rows if not row.is_within), None), rows

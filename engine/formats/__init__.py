@@ -1,11 +1,11 @@
-"""Weights in published formats: Hugging Face directories in and out, Megatron-LM checkpoints in.
+"""Weights in other programs' formats: Hugging Face and torch_dist in and out, Megatron-LM in.
 
-Every import ends in `write_checkpoint`, the one place where a checkpoint is made from whole tensors.
+Every import ends in `write_checkpoint`.
 """
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,29 +33,29 @@ from lineage.progress import Progress
 
 @dataclass(frozen=True)
 class Imported:
-    """A model read from another format: whole tensors by our global names, and what they belong to."""
+    """A model read from another format, with whole tensors by our global names."""
 
     name: str
     model: ModelConfig
     tensors: dict[str, torch.Tensor]
     tokenizer: Tokenizer | None
-    """None where the files have none that this suite reads; such a model takes token ids."""
+    """None if no readable tokenizer came with the weights. Such a model takes token ids."""
     origin: dict[str, Any]
-    """Format and SHA-256 of each file it was read from; becomes `origin.json`."""
+    """Format and SHA-256 of each source file. Becomes `origin.json`."""
     twin: TwinScale | None = None
-    """Set when the exported model was a shrunk twin, so that its numbers stay scaled ones."""
+    """Scale of the twin, if the model was one. Its numbers stay scaled ones."""
     files: Mapping[str, Path] = field(default_factory=dict)
-    """Files that are kept with the checkpoint unread, by their place in it."""
+    """Files to copy into the checkpoint, by their place in it."""
 
 
 def describe_ours(directory: Path, digest: str) -> dict[str, Any]:
-    """What only we record of a checkpoint, for an export to keep: its name, its digest and whether it is a twin."""
+    """Name, twin scale and digest of a checkpoint, which an export keeps."""
     described = read_object(directory / "config.json")
     return {"name": described.get("name"), "twin": described.get("twin"), "checkpoint": digest}
 
 
 def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScale | None]:
-    """Name and twin of what `describe_ours` gave, if it did. Raises BadInput for a twin that is none."""
+    """Name and twin scale written by `describe_ours`, if present. Raises BadInput for an invalid twin scale."""
     values = values if isinstance(values, dict) else {}
     name, twin = values.get("name"), values.get("twin")
     known = isinstance(name, str) and re.fullmatch(r"\w[\w.-]{0,99}", name)
@@ -63,11 +63,11 @@ def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScal
 
 
 def write_checkpoint(out: Path, imported: Imported, tp: int = 1, dtype: torch.dtype | None = torch.float32) -> str:
-    """Write a sealed checkpoint that `load_for_inference` reads, in the files of `tp` ranks, and return its digest.
+    """Write a sealed checkpoint for `load_for_inference`, one file for each of `tp` ranks, and return its digest.
 
-    Weights are turned into `dtype`; with None each keeps its number format. It has no optimizer state, so no run goes
-    on from it. Raises IntegrityFailure naming a tensor that is missing, unexpected or misshapen, and BadInput if `out`
-    cannot be made; nothing is left there then.
+    Weights are converted to `dtype`; None keeps each one's number format. There is no optimizer state, so no run can
+    resume from it. Raises IntegrityFailure naming a tensor that is missing, unexpected or misshapen, and BadInput if
+    `out` cannot be made. Nothing is left there then.
     """
     check_tensors(imported.tensors, {p.name: p.global_shape for p in parameters_of(imported.model)}, imported.name)
     with new_output(out) as temporary:
@@ -103,14 +103,14 @@ def write_checkpoint(out: Path, imported: Imported, tp: int = 1, dtype: torch.dt
 
 
 def parameters_of(config: ModelConfig, tp: int = 1, rank: int = 0) -> list[ShardedParameter]:
-    """Name, global shape and divided dim of every parameter, without its values, on a rank of `tp`."""
+    """Every parameter on a rank of `tp`, without values: name, global shape and divided dim."""
     mesh = ParallelMesh(Layout(tp=tp), Axis(tp, rank), Axis(), Axis(), Axis(), torch.device("meta"))
     with torch.device("meta"):
         return sharded_parameters(family_of(config).model_class()(config, mesh), mesh)
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]], where: object) -> None:
-    """Raise IntegrityFailure naming the first tensor that is missing, unexpected, misshapen or not of numbers."""
+    """Raise IntegrityFailure naming the first tensor that is missing, unexpected, misshapen or not floating-point."""
     if problem := sorted(tensors.keys() ^ expected.keys()):
         which = "unexpected" if problem[0] in tensors else "missing"
         raise IntegrityFailure(f"{where}: tensor {problem[0]!r} is {which} ({len(problem)} such tensors)")
@@ -123,6 +123,13 @@ def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tu
             raise IntegrityFailure(f"{where}: tensor {name!r} holds {tensors[name].dtype}, not weights")
 
 
+def check_settings(values: Mapping[str, Any], required: Mapping[str, Sequence[Any]], where: object) -> None:
+    """Raise BadInput for a setting with another value than the required ones, the first of which is the default."""
+    for key, allowed in required.items():
+        if (value := values.get(key, allowed[0])) not in allowed:
+            raise BadInput(f"{where}: {key} is {value!r}; a model with {allowed[0]!r} can be imported")
+
+
 def check_vocabulary(tokenizer: Tokenizer, rows: int, where: object) -> None:
     """Raise IntegrityFailure if the tokenizer has more entries than the word embedding has rows."""
     if tokenizer.vocab_size > rows:
@@ -132,17 +139,17 @@ def check_vocabulary(tokenizer: Tokenizer, rows: int, where: object) -> None:
 
 
 def is_tied(head: torch.Tensor, words: torch.Tensor) -> bool:
-    """Whether an output layer is the word embedding, bit for bit."""
+    """True if an output layer equals the word embedding, bit for bit."""
     return head.dtype == words.dtype and torch.equal(head, words)
 
 
 def digests(files: list[Path], directory: Path) -> dict[str, str]:
-    """SHA-256 of each file by its name below `directory`."""
+    """SHA-256 of each file, by its path below `directory`."""
     return {path.relative_to(directory).as_posix(): sha256_file(path) for path in files}
 
 
 def check_output(out: Path) -> None:
-    """Raise BadInput if something is at `out` already or if writing there would change a sealed directory."""
+    """Raise BadInput if `out` exists or lies in a sealed directory."""
     if out.exists() or out.is_symlink():
         raise BadInput(f"{out} exists already: name a new directory")
     for parent in out.resolve().parents:
@@ -152,7 +159,7 @@ def check_output(out: Path) -> None:
 
 @contextmanager
 def new_output(out: Path) -> Iterator[Path]:
-    """A temporary directory that becomes `out` at the end. Raises BadInput if it cannot be written."""
+    """Context manager: a temporary directory that becomes `out`. Raises BadInput if it cannot be written."""
     check_output(out)
     try:
         with new_directory(out) as temporary:

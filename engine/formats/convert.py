@@ -1,4 +1,4 @@
-"""Checkpoints from and to published formats. That both are one model is tried on eight windows of tokens."""
+"""Import and export of checkpoints. Eight windows of tokens prove that both sides are the same model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,30 +25,28 @@ from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import write_document
 
 COMPARED = "compared.json"
-"""What came of the comparison, beside an exported model; in an imported checkpoint it is part of origin.json."""
-WRITERS = {"huggingface": write_huggingface, "torch-dist": write_torch_dist}
+"""Result of the comparison, beside an exported model. An import records it in origin.json."""
 
 
 def export_checkpoint(
     checkpoint: Path, out: Path, format_: Literal["huggingface", "torch-dist"] = "huggingface",
     results: Sequence[Path] = (),
 ) -> Path:  # fmt: skip
-    """Write a checkpoint's weights (or those of a run's newest) as the new directory `out`, and return `out`.
+    """Write the weights of a checkpoint, or of a run's newest, as the new directory `out`, and return `out`.
 
-    The model card has the `results` of `mlm-eval --json`.
-
-    transformers, where it is installed, or else this engine reads what was written, and must compute the same; what has
-    no vocabulary of the published form this engine cannot read. Raises
-    BadInput for what is no GPT-2 or where `out` cannot be written, IntegrityFailure if the checkpoint is incomplete or
-    changed, or if what was written is another model; nothing is left there then.
+    The model card lists `results`, files of `mlm-eval --json`. transformers reads the export back if it is installed,
+    otherwise this engine, and must compute the same. An export without GPT-2's vocabulary is not read back. Raises
+    BadInput if the model is not a GPT-2 or `out` cannot be written, IntegrityFailure if the checkpoint is incomplete or
+    changed or the export is another model. Nothing is left there then.
     """
     check_output(out)
     loaded = load_for_inference(checkpoint, as_stored=True)
     if not isinstance(loaded.model, GPT2):
         raise BadInput(f"{loaded.directory} is a {loaded.config.family}; only GPT-2 is written in other formats")
     evaluations = read_results(results, loaded)
+    write = write_huggingface if format_ == "huggingface" else write_torch_dist
     with new_output(out) as temporary:
-        WRITERS[format_](loaded, temporary)
+        write(loaded, temporary)
         write_card(temporary, loaded, evaluations)
         if written := _read_back(loaded, temporary):
             write_document(temporary / COMPARED, _agreement(engine_model(loaded.model.float()), written, out))
@@ -56,9 +54,9 @@ def export_checkpoint(
 
 
 def import_checkpoint(directory: Path, out: Path, vocab: Path | None = None, heads: int | None = None) -> Path:
-    """Turn published weights, as `read_published` reads them, into the sealed checkpoint `out`, and return `out`.
+    """Write the weights that `read_published` reads as the sealed checkpoint `out`, and return `out`.
 
-    A Hugging Face directory is read by transformers too, where it is installed, and must compute the same.
+    transformers, if it is installed, reads a Hugging Face directory too and must compute the same.
     """
     check_output(out)
     imported = read_published(directory, vocab, heads)
@@ -70,9 +68,9 @@ def import_checkpoint(directory: Path, out: Path, vocab: Path | None = None, hea
 
 
 def read_published(directory: Path, vocab: Path | None = None, heads: int | None = None) -> Imported:
-    """The weights in a Hugging Face GPT-2 directory, a Megatron-LM save directory or a distributed checkpoint.
+    """Weights of a Hugging Face GPT-2 directory, a Megatron-LM save directory or a distributed checkpoint.
 
-    Raises BadInput for a directory that is none, and what the formats raise.
+    Raises BadInput for any other directory, and what the formats raise.
     """
     if not directory.is_dir():
         raise BadInput(f"there is no directory {directory}")
@@ -89,7 +87,7 @@ def read_published(directory: Path, vocab: Path | None = None, heads: int | None
 
 
 def is_huggingface(directory: Path) -> bool:
-    """Whether a directory has the files of a Hugging Face model."""
+    """True if a directory has the files of a Hugging Face model."""
     return (directory / CONFIG).is_file() and any((directory / name).is_file() for name in (WEIGHTS, INDEX))
 
 

@@ -1,8 +1,8 @@
-"""Hugging Face GPT-2 directories (`GPT2LMHeadModel`), written from a checkpoint and read into one.
+"""Hugging Face GPT-2 directories (`GPT2LMHeadModel`), read and written.
 
-Their linear weights are Conv1D, [in, out], so they are transposed; the rows of their `c_attn` are ordered [3, n, d]
-where ours are [n, 3, d] (transformers, `models/gpt2/modeling_gpt2.py`); `engine/compare/names/transformers.toml` says
-which. Shapes: n heads, d head dim.
+Their linear weights are [in, out] (Conv1D), ours [out, in]. The rows of their `c_attn` are [3, n, d], ours [n, 3, d]
+(transformers, `models/gpt2/modeling_gpt2.py`). `engine/compare/names/transformers.toml` lists names and row orders.
+Shapes: n heads, d head dim.
 """
 
 import re
@@ -20,6 +20,7 @@ from engine.compare.recorder import read_names
 from engine.config import ModelConfig
 from engine.formats import (
     Imported,
+    check_settings,
     check_tensors,
     check_vocabulary,
     describe_ours,
@@ -36,17 +37,23 @@ from lineage.files import read_object
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 OURS = "mlm_repro"
-"""Key of an exported config.json under which what only we record is kept."""
+"""Key in an exported config.json for our own records."""
 
 WORD_EMBEDDINGS = "embedding.word_embeddings.weight"
 NAMES = read_names("transformers")
 HEAD = "lm_head.weight"
 PREFIX = "transformer."
+WORDS = "wte.weight"
+TIED = {HEAD: WORDS}
+"""Copy → weight."""
+OPTIONAL = ()
+"""Beginnings of the names that a directory may lack."""
 SIZES = ("n_layer", "n_embd", "n_head", "n_positions", "vocab_size")
+"""Keys of config.json that must be numbers."""
 WEIGHT_FILE = re.compile(r"[\w-][\w.-]*\.safetensors")
-"""A plain name, so that it is a file of the directory."""
+"""A plain name, which cannot lead out of the directory."""
 BUFFER = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
-"""The causal mask, which old files hold."""
+"""Tensors that are not weights: the causal mask, in old files."""
 
 REQUIRED = {
     "model_type": ("gpt2",),
@@ -56,13 +63,13 @@ REQUIRED = {
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
 }
-"""Settings that would make it another model, and the values it has here; the first one is the default."""
+"""Allowed values of settings that would make another model, the default first."""
 
 
 def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
-    """Write a GPT-2's weights into `directory` in fp32, without padding rows of the vocabulary, and its tokenizer.
+    """Write a GPT-2's weights into `directory`, in fp32 and without padding rows of the vocabulary, and its tokenizer.
 
-    Raises IntegrityFailure where the tokenizer is not that of the model.
+    Raises IntegrityFailure if model and tokenizer differ in vocabulary size.
     """
     config = loaded.config
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
@@ -83,7 +90,7 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
 
 
 def their_config(config: ModelConfig) -> dict[str, Any]:
-    """The model in the keys of transformers' `GPT2Config`."""
+    """The model as transformers' `GPT2Config`."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -108,39 +115,53 @@ def their_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def their_name(name: str) -> str:
-    """Our global name → theirs. Raises KeyError for a name that no GPT-2 has."""
+    """Translate our name to Hugging Face's. Raises KeyError if GPT-2 has no such parameter."""
     if (theirs := NAMES.theirs(name)) is None:
         raise KeyError(name)
     return theirs
 
 
 def to_theirs(name: str, tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    """Our whole tensor in their order: real vocabulary rows, [3, n, d] queries first, linear weights [in, out]."""
+    """Our whole tensor in their row order, without padding rows of the vocabulary."""
     if name == WORD_EMBEDDINGS:
         return tensor[: config.vocab_size].contiguous()
     return NAMES.in_their_order(name, tensor, config.num_heads).contiguous()
 
 
 def from_theirs(name: str, tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    """Their tensor in our order; the inverse of `to_theirs`, with padding rows of zeros."""
+    """The inverse of `to_theirs`. Padding rows of the vocabulary are zeros."""
     if name == WORD_EMBEDDINGS:
         padding = tensor.new_zeros(config.padded_vocab_size - config.vocab_size, tensor.size(1))
         return torch.cat([tensor[: config.vocab_size], padding])
     return NAMES.in_our_order(name, tensor, config.num_heads)
 
 
-def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | None = None) -> Imported:
-    """Read a Hugging Face GPT-2 directory; `vocab` replaces its tokenizer.
+def their_names(name: str, config: ModelConfig) -> list[str]:
+    """Names of Hugging Face's tensors that make up one of ours."""
+    return [their_name(name).removeprefix(PREFIX)]
 
-    Embedding rows beyond the tokenizer's entries are padding and become zeros; the other values are kept bit for bit
-    (the file's precision is turned into fp32 when written). Raises BadInput for a model that is not this GPT-2 and
-    IntegrityFailure for files that are damaged, naming the tensor or file.
+
+def join(name: str, parts: list[torch.Tensor], config: ModelConfig) -> torch.Tensor:
+    """Our tensor from theirs."""
+    return from_theirs(name, parts[0], config)
+
+
+def split(name: str, tensor: torch.Tensor, config: ModelConfig) -> list[torch.Tensor]:
+    """The inverse of `join`."""
+    return [to_theirs(name, tensor, config)]
+
+
+def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | None = None) -> Imported:
+    """Read a Hugging Face GPT-2 directory. `vocab` replaces its tokenizer.
+
+    Embedding rows beyond the tokenizer's entries are padding and become zeros. Other values keep their bits. Raises
+    BadInput for another model and IntegrityFailure for damaged files, naming the tensor or file.
     """
     values = read_config(directory / CONFIG, SIZES)
     tensors, files = read_weights(directory, PREFIX, BUFFER)
     tokenizer, tokenizer_files = read_vocabulary_files(vocab) if vocab else read_vocabulary(directory)
     rows = values["vocab_size"]
-    ends = {"wpe.weight": (values["n_positions"], values["n_embd"]), "wte.weight": (rows, values["n_embd"])}
+    ends = {"wpe.weight": (values["n_positions"], values["n_embd"]), WORDS: (rows, values["n_embd"])}
     check_tensors({name: tensors[name] for name in ends if name in tensors}, ends, directory)
     config = our_config(values, tokenizer.vocab_size, directory / CONFIG)
     if heads is not None and heads != config.num_heads:
@@ -150,18 +171,12 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
         raise IntegrityFailure(f"{directory}: {CONFIG} says {config.num_layers} layers, the weights have {len(layers)}")
     parameters = {p.name: p.global_shape for p in parameters_of(config)}
     theirs = {name: their_name(name).removeprefix(PREFIX) for name in parameters}
-    shapes = {
-        theirs[name]: (rows, shape[1])
-        if name == WORD_EMBEDDINGS
-        else shape[::-1]
-        if name.endswith(NAMES.transposed)
-        else shape
-        for name, shape in parameters.items()
-    }
+    shapes = {theirs[name]: shape[::-1] if name.endswith(NAMES.transposed) else shape
+              for name, shape in parameters.items()} | {WORDS: (rows, values["n_embd"])}  # fmt: skip
     head = tensors.pop(HEAD, None)
     check_tensors(tensors, shapes, directory)
     check_vocabulary(tokenizer, rows, directory)
-    if head is not None and not is_tied(head, tensors["wte.weight"]):
+    if head is not None and not is_tied(head, tensors[WORDS]):
         raise BadInput(f"{directory}: {HEAD} is not the word embedding; only tied models can be imported")
     name, twin = read_ours(values.get(OURS), "huggingface", directory / CONFIG)
     return Imported(
@@ -178,30 +193,25 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
 
 
 def our_config(values: dict[str, Any], vocab_size: int, path: Path) -> ModelConfig:
-    """The model that a `GPT2Config` describes. Raises BadInput for a setting that makes it another one."""
-    for key, allowed in REQUIRED.items():
-        if (value := values.get(key, allowed[0])) not in allowed:
-            raise BadInput(f"{path}: {key} is {value!r}; a model with {allowed[0]!r} can be imported")
+    """The model that a `GPT2Config` describes. Raises BadInput if a setting makes it another model."""
+    check_settings(values, REQUIRED, path)
     if values.get("n_inner") not in (None, 4 * values["n_embd"]):
         raise BadInput(f"{path}: n_inner is {values['n_inner']!r}; four times n_embd can be imported")
-    return parse_config(
-        {
-            "num_layers": values["n_layer"],
-            "hidden_size": values["n_embd"],
-            "num_heads": values["n_head"],
-            "seq_length": values["n_positions"],
-            "vocab_size": vocab_size,
-            "padded_vocab_size": padded_vocab_size(vocab_size),
-            "dropout": values.get("resid_pdrop", 0.1),
-            "init_std": values.get("initializer_range", 0.02),
-        },
-        ModelConfig,
-        str(path),
-    )
+    ours = {
+        "num_layers": values["n_layer"],
+        "hidden_size": values["n_embd"],
+        "num_heads": values["n_head"],
+        "seq_length": values["n_positions"],
+        "vocab_size": vocab_size,
+        "padded_vocab_size": padded_vocab_size(vocab_size),
+        "dropout": values.get("resid_pdrop", 0.1),
+        "init_std": values.get("initializer_range", 0.02),
+    }
+    return parse_config(ours, ModelConfig, str(path))
 
 
 def read_config(path: Path, sizes: Sequence[str]) -> dict[str, Any]:
-    """A directory's config.json. Raises IntegrityFailure if it cannot be read or one of `sizes` is no number."""
+    """A directory's config.json. Raises IntegrityFailure if it cannot be read or one of `sizes` is not a number."""
     values = read_object(path)
     for key in sizes:
         if type(values.get(key)) is not int:
@@ -210,9 +220,9 @@ def read_config(path: Path, sizes: Sequence[str]) -> dict[str, Any]:
 
 
 def read_weights(directory: Path, prefix: str, buffer: re.Pattern[str]) -> tuple[dict[str, torch.Tensor], list[Path]]:
-    """Tensors by their names without `prefix` and without buffers, and the files they were read from, weights last.
+    """All weights, by their names without `prefix`, and the files with them, the index first.
 
-    Raises IntegrityFailure for files that are damaged or do not agree with their index.
+    Raises IntegrityFailure if a file is damaged or disagrees with the index.
     """
     tensors: dict[str, torch.Tensor] = {}
     single, index = directory / WEIGHTS, directory / INDEX
@@ -241,7 +251,7 @@ def read_weights(directory: Path, prefix: str, buffer: re.Pattern[str]) -> tuple
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """File of each tensor; a name that is not simply that of a file in the directory is refused."""
+    """File name of each tensor. Raises IntegrityFailure for a path that leads out of the directory."""
     places = read_object(path).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise IntegrityFailure(f"{path} has no weight_map")

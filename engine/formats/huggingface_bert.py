@@ -1,9 +1,9 @@
-"""Hugging Face BERT directories (`BertForPreTraining`): their names, and which of their tensors make one of ours.
+"""Names and row orders of Hugging Face BERT directories (`BertForPreTraining`).
 
-A BERT has the original order of layer norms. The norm that follows a block of theirs opens the next of ours
-(`engine/families/bert/model.py`), so their embedding's norm is the first layer's, and the last layer's is the final
-one. Query, key and value are three tensors, whose rows become ours, [n, 3, d]. Heads that the directory lacks (a bare
-`BertModel` has no `cls`) are zeros here and left out again on the way back. Shapes: n heads, d head dim.
+Their BERT has the original order of layer norms. The norm that closes one of their blocks opens the next of ours
+(`engine/families/bert/model.py`): their embedding's norm is our first layer's, and their last layer's norm is our final
+one. Query, key and value are three tensors there and one tensor [n, 3, d] here. Heads that a directory lacks (a bare
+`BertModel` has no `cls`) become zeros and are left out again on the way back. Shapes: n heads, d head dim.
 """
 
 import re
@@ -14,15 +14,20 @@ import torch
 
 from data_pipeline.tokens.tokenizer import padded_vocab_size
 from engine.config import ModelConfig
+from engine.formats import check_settings
 from lineage.config import parse_config
 from lineage.errors import BadInput
 
 PREFIX = "bert."
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "vocab_size")
+"""Keys of config.json that must be numbers."""
 BUFFER = re.compile(r"embeddings\.(position_ids|token_type_ids)")
+"""Tensors that are not weights."""
 WORDS = "embeddings.word_embeddings.weight"
 TIED = {"cls.predictions.decoder.weight": WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"}
+"""Copy → weight."""
 OPTIONAL = ("cls.", "pooler.")
+"""Beginnings of the names that a directory may lack."""
 
 REQUIRED = {
     "hidden_act": ("gelu",),
@@ -31,7 +36,7 @@ REQUIRED = {
     "is_decoder": (False,),
     "add_cross_attention": (False,),
 }
-"""Settings that would make it another model, and the values it has here; the first one is the default."""
+"""Allowed values of settings that would make another model, the default first."""
 
 OUTSIDE_LAYERS = {
     "embedding.word_embeddings": "embeddings.word_embeddings",
@@ -52,7 +57,7 @@ IN_LAYERS = {
 
 
 def their_names(name: str, config: ModelConfig) -> list[str]:
-    """Their tensors of which one of ours is made."""
+    """Names of Hugging Face's tensors that make up one of ours."""
     layer, inner = re.fullmatch(r"(?:layers\.(\d+)\.)?(.*)", name).groups()  # type: ignore[union-attr]
     module, _, kind = inner.rpartition(".")
     if module in OUTSIDE_LAYERS:
@@ -67,7 +72,7 @@ def their_names(name: str, config: ModelConfig) -> list[str]:
 
 
 def join(name: str, parts: list[torch.Tensor], config: ModelConfig) -> torch.Tensor:
-    """Our tensor of theirs, with padding rows of zeros in the vocabulary."""
+    """Our tensor from theirs. Padding rows of the vocabulary are zeros."""
     if len(parts) == 3:
         return torch.stack([part.unflatten(0, (config.num_heads, config.head_dim)) for part in parts], 1).flatten(0, 2)
     (tensor,) = parts
@@ -86,28 +91,23 @@ def split(name: str, tensor: torch.Tensor, config: ModelConfig) -> list[torch.Te
 
 
 def our_config(values: dict[str, Any], vocab_size: int, path: Path) -> ModelConfig:
-    """The model that a `BertConfig` describes. Raises BadInput for a setting that makes it another one."""
-    for key, allowed in REQUIRED.items():
-        if (value := values.get(key, allowed[0])) not in allowed:
-            raise BadInput(f"{path}: {key} is {value!r}; a model with {allowed[0]!r} can be read")
+    """The model that a `BertConfig` describes. Raises BadInput if a setting makes it another model."""
+    check_settings(values, REQUIRED, path)
     if values.get("intermediate_size", 3072) != 4 * values["hidden_size"]:
         raise BadInput(f"{path}: intermediate_size is not four times hidden_size")
-    return parse_config(
-        {
-            "family": "bert",
-            "num_layers": values["num_hidden_layers"],
-            "hidden_size": values["hidden_size"],
-            "num_heads": values["num_attention_heads"],
-            "seq_length": values["max_position_embeddings"],
-            "vocab_size": vocab_size,
-            "padded_vocab_size": padded_vocab_size(vocab_size),
-            "dropout": values.get("hidden_dropout_prob", 0.1),
-            "init_std": values.get("initializer_range", 0.02),
-            "bert": {"layer_norm_order": "original", "layer_norm_epsilon": values.get("layer_norm_eps", 1e-12)},
-        },
-        ModelConfig,
-        str(path),
-    )
+    ours = {
+        "family": "bert",
+        "num_layers": values["num_hidden_layers"],
+        "hidden_size": values["hidden_size"],
+        "num_heads": values["num_attention_heads"],
+        "seq_length": values["max_position_embeddings"],
+        "vocab_size": vocab_size,
+        "padded_vocab_size": padded_vocab_size(vocab_size),
+        "dropout": values.get("hidden_dropout_prob", 0.1),
+        "init_std": values.get("initializer_range", 0.02),
+        "bert": {"layer_norm_order": "original", "layer_norm_epsilon": values.get("layer_norm_eps", 1e-12)},
+    }
+    return parse_config(ours, ModelConfig, str(path))
 
 
 def _is_over_vocabulary(name: str) -> bool:

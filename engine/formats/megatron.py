@@ -1,9 +1,8 @@
 """Megatron-LM checkpoints (`mp_rank_*/model_optim_rng.pt`), checkpoint versions 0 to 3, any tp and pp.
 
-Megatron-Core's `torch_dist` checkpoints are read by `torch_dist.py` as if they were one such file.
-
-Sources: Megatron-LM `megatron/checkpointing.py`, `tools/checkpoint_util.py`; names and row orders in `megatron_names`.
-Tensors that every tensor-parallel rank holds whole are taken from the first one.
+`torch_dist.py` gives a Megatron-Core checkpoint the form of one such file. Names and row orders are in
+`megatron_names`. Undivided tensors come from the first tensor-parallel rank. Sources: Megatron-LM
+`megatron/checkpointing.py`, `tools/checkpoint_util.py`.
 """
 
 import re
@@ -34,30 +33,28 @@ WORDS, POSITIONS = "embedding.word_embeddings.weight", "embedding.position_embed
 
 @dataclass(frozen=True)
 class RankFile:
-    """What one rank's file says."""
+    """Content of one rank's file."""
 
     path: Path
     version: int
     args: dict[str, Any] | None
     tensors: dict[str, torch.Tensor]
-    """By our names, with the stage's layer numbers."""
+    """Tensors by our names, with layers numbered within the stage."""
     iteration: Any
 
     @property
     def layers(self) -> int:
-        """Layers of the stage."""
+        """Number of layers in the stage."""
         return len({name.split(".")[1] for name in self.tensors if name.startswith("layers.")})
 
 
 def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None) -> Imported:
-    """Read the newest checkpoint in Megatron-LM's `--save` directory, with GPT-2's vocabulary from there or `vocab`.
+    """Read the newest checkpoint in Megatron-LM's `--save` directory, or one `torch_dist` directory.
 
-    A directory of torch's distributed checkpoint with Megatron-Core's names can be given by itself.
-
-    Sizes come from the tensors and are held against the file's arguments; a file without arguments (2019, NVIDIA's
-    released models) does not say its number of `heads`. Every row of the word embedding is kept; those beyond the
-    vocabulary are padding. Raises BadInput for a model that is not this GPT-2 or for what must be given, and
-    IntegrityFailure for files that are damaged or do not fit together, naming the file and the tensor.
+    GPT-2's vocabulary comes from the directory itself or from `vocab`. Sizes come from the tensors and must agree with
+    the file's arguments. A file without arguments (2019, NVIDIA's released models) needs `heads`. All rows of the word
+    embedding are kept; rows beyond the vocabulary are padding. Raises BadInput for another model or a missing argument,
+    and IntegrityFailure, naming file and tensor, for files that are damaged or do not fit together.
     """
     if vocab is None and (directory / VOCABULARY).is_file():
         vocab = directory
@@ -78,21 +75,15 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
     tensors = _merge(files, config)
     ours = directory / OURS
     name, twin = read_ours(read_object(ours) if ours.is_file() else None, "megatron", ours)
-    return Imported(
-        name=name,
-        model=config,
-        tensors=tensors,
-        tokenizer=tokenizer,
-        origin={
-            "format": "Megatron-LM checkpoint "
-            + (f"version {first.version}" if first.path.name == FILE else "torch_dist"),
-            "tp": len(files[0]),
-            "pp": len(files),
-            "iteration": first.iteration,
-            "files": digests(paths, directory) | digests(vocabulary_files, vocab),
-        },
-        twin=twin,
-    )
+    version = f"version {first.version}" if first.path.name == FILE else "torch_dist"
+    origin = {
+        "format": f"Megatron-LM checkpoint {version}",
+        "tp": len(files[0]),
+        "pp": len(files),
+        "iteration": first.iteration,
+        "files": digests(paths, directory) | digests(vocabulary_files, vocab),
+    }
+    return Imported(name, config, tensors, tokenizer, origin, twin)
 
 
 def _newest(directory: Path) -> Path:
@@ -110,7 +101,7 @@ def _newest(directory: Path) -> Path:
 
 
 def _find_files(directory: Path) -> list[list[Path]]:
-    """The file of every rank, by pipeline stage and then tensor-parallel rank; a distributed checkpoint is one file."""
+    """The file of every rank, by pipeline stage and tensor-parallel rank. A distributed checkpoint counts as one."""
     if (directory / METADATA).is_file():
         return [[directory / METADATA]]
     ranks: dict[tuple[int, int], Path] = {}
@@ -147,20 +138,11 @@ def _read_rank(path: Path) -> RankFile:
         args = {name: value for name, value in vars(args).items() if isinstance(value, bool | int | float | str)}
     iteration = content.get("iteration", content.get("total_iters"))
     tensors = our_names(content["model"], path)
-    claimed = sum(tensor.nbytes for name, tensor in tensors.items() if name != HEAD)
-    if path.name == FILE and claimed > path.stat().st_size:
-        raise IntegrityFailure(f"{path}: its tensors have {claimed:,} bytes, the file has fewer")
-    return RankFile(
-        path,
-        int(version),
-        args,
-        tensors,
-        iteration if isinstance(iteration, int) else None,
-    )
+    return RankFile(path, int(version), args, tensors, iteration if isinstance(iteration, int) else None)
 
 
 def _read_config(files: list[list[RankFile]], tokenizer: Tokenizer, heads: int | None) -> ModelConfig:
-    """Sizes from the tensors, heads from the arguments or as given, each held against the other."""
+    """The model, with sizes from the tensors and heads from the arguments or as given. Both must agree."""
     first, stages = files[0][0], files[0]
     for file in stages:
         for name in (WORDS, POSITIONS):
@@ -200,7 +182,7 @@ def _read_config(files: list[list[RankFile]], tokenizer: Tokenizer, heads: int |
 
 
 def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, torch.Tensor]:
-    """Whole tensors by global name: stages after one another, ranks joined along the dim that our layers divide."""
+    """Whole tensors by global name, joined over stages and over tensor-parallel ranks."""
     tp = len(files[0])
     parameters = {p.name: p for p in parameters_of(config)}
     merged: dict[str, torch.Tensor] = {}
@@ -227,7 +209,7 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, torch.
 
 
 def _of_stage(parameters: Iterable[ShardedParameter], layers: range, first: bool, last: bool) -> dict[str, str]:
-    """Name in the stage → global name, of every parameter that the stage holds."""
+    """Name in the stage → global name, for every parameter of the stage."""
     names = {}
     for name in (p.name for p in parameters):
         if match := re.match(r"layers\.(\d+)\.", name):

@@ -1,6 +1,6 @@
-"""Megatron-LM's command line for GPT pre-training as a configuration of this engine, and back.
+"""Translates between Megatron-LM's command line for GPT pre-training and a configuration of this engine.
 
-Flags, their older names and their defaults are in `megatron_flags.toml`, from Megatron-LM `megatron/arguments.py` of
+`megatron_flags.toml` has the flags with their older names and defaults, from Megatron-LM `megatron/arguments.py` of
 v1.0, v2.6 and 2026.
 """
 
@@ -21,10 +21,13 @@ from lineage.errors import BadInput
 FLAGS = read_toml(Path(__file__).with_suffix(".toml"))
 VALUES, SWITCHES, FORMER, SAME = (FLAGS[part] for part in ("values", "switches", "former", "same"))
 LOGGERS = {"tensorboard-dir": "tensorboard", "wandb-project": "wandb"}
+WRITTEN_SWITCHES = (
+    "fp16", "bf16", "sequence-parallel", "use-distributed-optimizer", "no-scatter-gather-tensors-in-pipeline",
+)  # fmt: skip
 GPT2_VOCABULARY = 50257
 WHERE = "the arguments"
 ASSIGNMENT = re.compile(r"""(?m)^\s*(?:export\s+)?(\w+)=(?:\(([^)]*)\)|"([^"]*)"|'([^']*)'|(\S*))""")
-"""Of a shell script: name, then the array, the quoted or the plain value."""
+"""An assignment in a shell script: name, then an array, a quoted or a plain value."""
 DATA = re.compile(
     r"((train|valid|test)-)?data-path|data-args-path|split|vocab-file|merge-file|tokenizer-model|mock-data"
 )
@@ -36,10 +39,10 @@ class Translation(NamedTuple):
 
     config: RunConfig
     data: list[str]
-    """Flags about the data: `mlm-data run` makes them, `data.dataset` names them."""
+    """Flags about the data, which `mlm-data run` prepares and `data.dataset` names."""
     without_effect: list[str]
     missing: list[str]
-    """What has no counterpart and changes what is computed, with its reason."""
+    """Flags that change the computation and have no counterpart, with the reason."""
 
 
 class MegatronFlags(NamedTuple):
@@ -50,18 +53,27 @@ class MegatronFlags(NamedTuple):
     """Keys without a flag."""
 
 
-def read_script(text: str) -> list[str]:
-    """The arguments that a shell script gives to `pretrain_gpt.py`, or a text of arguments alone.
+def script_or_arguments(given: Sequence[str]) -> list[str]:
+    """The given arguments, or those in the script that is the only one."""
+    if len(given) == 1 and not given[0].startswith("--"):
+        try:
+            return read_script(Path(given[0]).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{given[0]} cannot be read: {error}") from error
+    return list(given)
 
-    Nothing is run. Variables and arrays that the script sets are put in; what else begins with `$` stays.
+
+def read_script(text: str) -> list[str]:
+    """The arguments that a shell script, or a text of arguments alone, gives to `pretrain_gpt.py`.
+
+    Nothing is run. Variables and arrays that the script sets are substituted; others keep their `$`.
     """
     text = re.sub(r"\\\n", " ", re.sub(r"(?m)(^|\s)#.*$", r"\1", text))
     text = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", text)
     known: dict[str, str] = {}
 
     def expand(words: str) -> str:
-        """A variable may hold others."""
-        for _ in range(5):
+        for _ in range(5):  # a variable may contain others
             words = re.sub(
                 r"\$\{?(\w+)(?:\[[@*]\]|:-([^}]*))?\}?", lambda match: known.get(match[1], match[2] or match[0]), words
             )
@@ -71,22 +83,18 @@ def read_script(text: str) -> list[str]:
         value = next(value for value in match.groups()[1:] if value is not None)
         known[match[1]] = expand(" ".join(value.split()))
     commands = re.findall(r"""pretrain_\w+\.py["']?[ \t]+(.*--.*)""", expand(text))
-    words = _split(commands[-1].rstrip("\"' \t") if commands else text)
+    try:
+        words = shlex.split(commands[-1].rstrip("\"' \t") if commands else text)
+    except ValueError as error:
+        raise BadInput(f"the script cannot be read: {error}") from error
     end = next((at for at, word in enumerate(words) if re.match(r"[;&|>]|\d>", word)), len(words))
     return [word for word in words[:end] if word != "$@"]
 
 
-def _split(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise BadInput(f"the script cannot be read: {error}") from error
-
-
 def from_megatron(words: Sequence[str]) -> Translation:
-    """What Megatron-LM would train with these arguments.
+    """The configuration that Megatron-LM would train with these arguments.
 
-    Raises BadInput for a value that cannot be, or a flag that is needed and not there.
+    Raises BadInput for an invalid value or a missing flag.
     """
     flags = _flags(words)
     shown = {name: " ".join([f"--{name}", *texts]) for name, texts in flags.items()}
@@ -113,25 +121,25 @@ def from_megatron(words: Sequence[str]) -> Translation:
 
 
 class _Given:
-    """Flags, and which of them were asked for."""
+    """Flags, and the names of those that were read."""
 
     def __init__(self, flags: dict[str, list[str]]) -> None:
         self.flags, self.taken = dict(flags), set[str]()
 
     def has(self, name: str) -> bool:
-        """Whether the flag is there."""
+        """True if the flag is given."""
         self.taken.add(name)
         return name in self.flags
 
     def text(self, name: str, default: str | None = None) -> str:
-        """The flag's value as it is written. Raises BadInput where there is none, several, or a variable."""
+        """The flag's value as written. Raises BadInput if it is missing, one of several, or a variable."""
         values = self.flags[name] if self.has(name) else [] if default is None else [default]
         if len(values) != 1 or values[0].startswith("$"):
             raise BadInput(f"--{name} needs one value, and the arguments say {' '.join(values) or 'nothing'}")
         return values[0]
 
     def number(self, name: str, default: str | None = None) -> float:
-        """The flag's value."""
+        """The flag's value as a number."""
         text = self.text(name, default)
         try:
             if math.isfinite(number := float(text)):
@@ -142,7 +150,7 @@ class _Given:
 
 
 def _count_in_iterations(given: _Given) -> list[str]:
-    """Puts iterations in place of samples and fractions; what of the schedule has no counterpart."""
+    """Replace samples and fractions by iterations; return sentences about what has no counterpart."""
     flags = given.flags
     flags.setdefault("global-batch-size", [given.text("micro-batch-size")])
     train = {
@@ -166,7 +174,7 @@ def _count_in_iterations(given: _Given) -> list[str]:
 
 
 def _derive(values: dict[str, dict[str, Any]], given: _Given) -> list[str]:
-    """Puts in what follows from several flags; what of them has no counterpart."""
+    """Set the values that follow from several flags; return sentences about what has no counterpart."""
     model, train, parallel = values["model"], values["train"], values["parallel"]
     if rampup := given.flags.get("rampup-batch-size"):
         train["rampup_batch_size"] = rampup
@@ -198,9 +206,9 @@ def _derive(values: dict[str, dict[str, Any]], given: _Given) -> list[str]:
 
 
 def to_megatron(config: RunConfig) -> MegatronFlags:
-    """The flags with which Megatron-LM trains this; reading them gives the configuration again.
+    """The flags with which Megatron-LM trains a configuration; `from_megatron` is the inverse.
 
-    Raises BadInput for another model than GPT-2.
+    Raises BadInput for a model other than GPT-2.
     """
     if config.model.family != "gpt2":
         raise BadInput(f"a {config.model.family} is not trained by pretrain_gpt.py")
@@ -208,6 +216,16 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     model, train, parallel = config.model, config.train, config.parallel
     values["train"]["initial_loss_scale"] = train.initial_loss_scale
     flags = {name: str(_get(values, flag["key"])) for name, flag in VALUES.items()}
+    fits = padded_vocab_size(model.vocab_size, 128, parallel.tp) == model.padded_vocab_size
+    flags |= {
+        "lr-decay-style": train.decay.removeprefix("clipped-"),
+        "max-position-embeddings": str(model.seq_length),
+        "attention-dropout": str(model.dropout),
+        "lr-decay-iters": str(train.iterations),
+        "eval-iters": str(-(-train.validation_samples // train.global_batch_size)),
+        "make-vocab-size-divisible-by": str(128 if fits else model.padded_vocab_size // parallel.tp),
+        "vocab-size": str(model.vocab_size),
+    }
     if parallel.chunks == 1:
         del flags["num-virtual-stages-per-pipeline-rank"]
     if parallel.recompute == "none":
@@ -216,52 +234,35 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
         flags["recompute-method"] = "uniform"
     else:
         del flags["recompute-num-layers"]
-    flags["lr-decay-style"] = train.decay.removeprefix("clipped-")
-    flags |= {
-        "max-position-embeddings": str(model.seq_length),
-        "attention-dropout": str(model.dropout),
-        "lr-decay-iters": str(train.iterations),
-        "eval-iters": str(-(-train.validation_samples // train.global_batch_size)),
-        "make-vocab-size-divisible-by": str(
-            128
-            if padded_vocab_size(model.vocab_size, 128, parallel.tp) == model.padded_vocab_size
-            else model.padded_vocab_size // parallel.tp
-        ),
-        "vocab-size": str(model.vocab_size),
-    }
+    flags |= {flag: config.name for flag, logger in LOGGERS.items() if logger in config.record.loggers}
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     if train.rampup_batch_size:
         words += ["--rampup-batch-size", *map(str, train.rampup_batch_size)]
-    for name in ("fp16", "bf16", "sequence-parallel", "use-distributed-optimizer",
-                 "no-scatter-gather-tensors-in-pipeline"):  # fmt: skip
-        words += [f"--{name}"] * (_get(values, SWITCHES[name]["key"]) == SWITCHES[name]["value"])
-    for flag, logger in LOGGERS.items():
-        words += [f"--{flag}", config.name] * (logger in config.record.loggers)
+    words += [
+        f"--{name}" for name in WRITTEN_SWITCHES if _get(values, SWITCHES[name]["key"]) == SWITCHES[name]["value"]
+    ]
     return MegatronFlags(words, _without_flag(config))
 
 
 def _without_flag(config: RunConfig) -> list[str]:
-    """What the configuration asks for that Megatron-LM does not do."""
+    """Settings that Megatron-LM does not have."""
     train, parallel = config.train, config.parallel
-    return [
-        sentence
-        for is_so, sentence in (
-            (train.decay == "clipped-cosine", "train.decay = 'clipped-cosine', of 2019: cosine takes its place"),
-            (train.decay == "exponential", "train.decay = 'exponential'"),
-            (train.optimizer != "adam", f"train.optimizer = '{train.optimizer}'"),
-            (train.precision in ("fp64", "fp16-pure"), f"train.precision = '{train.precision}'"),
-            (train.skip_spikes, "train.skip_spikes"),
-            (parallel.schedule == "gpipe" and parallel.pp > 1, "parallel.schedule = 'gpipe'"),
-            (parallel.shard_parameters, "parallel.shard_parameters"),
-            (config.data.dataset is not None, "data.dataset: give --data-path and --split"),
-            (config.record.noise_scale, "record.noise_scale"),
-        )
-        if is_so
-    ]
+    missing = {
+        "train.decay = 'clipped-cosine', of 2019: cosine takes its place": train.decay == "clipped-cosine",
+        "train.decay = 'exponential'": train.decay == "exponential",
+        f"train.optimizer = '{train.optimizer}'": train.optimizer != "adam",
+        f"train.precision = '{train.precision}'": train.precision in ("fp64", "fp16-pure"),
+        "train.skip_spikes": train.skip_spikes,
+        "parallel.schedule = 'gpipe'": parallel.schedule == "gpipe" and parallel.pp > 1,
+        "parallel.shard_parameters": parallel.shard_parameters,
+        "data.dataset: give --data-path and --split": config.data.dataset is not None,
+        "record.noise_scale": config.record.noise_scale,
+    }
+    return [sentence for sentence, is_missing in missing.items() if is_missing]
 
 
 def _flags(words: Iterable[str]) -> dict[str, list[str]]:
-    """Values by flag, under its present name; the last of a name counts."""
+    """Current flag name → values; a repeated flag overrides."""
     flags: dict[str, list[str]] = {}
     values: list[str] = []
     for word in words:
@@ -291,13 +292,3 @@ def _put(values: dict[str, dict[str, Any]], key: str, value: Any) -> None:
 def _get(values: dict[str, Any], key: str) -> Any:
     section, _, name = key.partition(".")
     return values[section][name]
-
-
-def script_or_arguments(given: Sequence[str]) -> list[str]:
-    """The arguments themselves, or those in a script that is named alone."""
-    if len(given) == 1 and not given[0].startswith("--"):
-        try:
-            return read_script(Path(given[0]).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"{given[0]} cannot be read: {error}") from error
-    return list(given)

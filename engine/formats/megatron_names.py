@@ -1,4 +1,4 @@
-"""The names and the order of weights in Megatron-LM's files, 2019 until now, and ours for them.
+"""Names and row orders of weights in Megatron-LM's files since 2019, and ours.
 
 Sources: Megatron-LM `megatron/checkpointing.py` (checkpoint versions), `model/language_model.py` and
 `model/transformer.py` of v1.0, v2.6 and 2023, `megatron/core/models/gpt`. Layer numbers are local to a pipeline stage.
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from engine.formats import check_settings
 from lineage.errors import BadInput, IntegrityFailure
 
 IN_LAYER = {
@@ -23,11 +24,11 @@ IN_LAYER = {
     "mlp.dense_h_to_4h": ("mlp.dense_h_to_4h", "mlp.linear_fc1"),
     "mlp.dense_4h_to_h": ("mlp.dense_4h_to_h", "mlp.linear_fc2"),
 }
-"""Our module in a layer, and theirs."""
+"""Our module in a layer → its names in Megatron-LM."""
 
 FUSED = {"self_attention.linear_qkv.layer_norm_": "input_layernorm.", "mlp.linear_fc1.layer_norm_":
          "post_attention_layernorm."}  # fmt: skip
-"""Layer norms that Transformer Engine keeps in the linear layer after them."""
+"""Layer norms that Transformer Engine keeps in the linear layer that follows."""
 
 OURS = {theirs: ours for ours, several in IN_LAYER.items() for theirs in several}
 LAYER = re.compile(r"(?:transformer|encoder|decoder)\.layers\.(\d{1,6})\.(.+)")
@@ -36,41 +37,29 @@ EMBEDDING = re.compile(r"(?:embedding\.)?((?:word|position)_embeddings\.weight)"
 HEADS = ("word_embeddings_for_head.weight", "output_layer.weight")
 
 HEAD = "head"
-"""Our name for the copy of the word embedding that the last pipeline stage keeps."""
+"""Our name for the last pipeline stage's copy of the word embedding."""
 
 
-def flatten(values: Any, where: object) -> dict[str, Any]:
-    """Nested state dicts as one with dotted names, without `module.` and `language_model.`.
-
-    Raises IntegrityFailure for one that is in several places.
-    """
+def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> dict[str, Any]:
+    """Nested state dicts as one with dotted names, without `module.`, `model.` and `language_model.`."""
     named: dict[str, Any] = {}
-    seen: set[int] = set()
-
-    def add(values: Any, prefix: str, depth: int) -> None:
-        if id(values) in seen:
-            raise IntegrityFailure(f"{where}: its model has one state dict in several places")
-        seen.add(id(values))
-        for key, value in values.items():
-            name = f"{prefix}{key}"
-            if isinstance(value, dict) and depth < 5:
-                add(value, f"{name}.", depth + 1)
-            else:
-                named[re.sub(r"^((module|model|language_model)\.)+", "", name)] = value
-
-    add(values, "", 0)
+    for key, value in values.items():
+        if isinstance(value, dict) and depth:
+            named |= flatten(value, f"{prefix}{key}.", depth - 1)
+        else:
+            named[re.sub(r"^((module|model|language_model)\.)+", "", f"{prefix}{key}")] = value
     return named
 
 
 def our_names(model: Any, where: object) -> dict[str, torch.Tensor]:
-    """The tensors of one file's `model` entry by our names, layer numbers still those of the stage.
+    """The tensors of one file's `model` entry by our names, with layers numbered within the stage.
 
-    Raises IntegrityFailure for a name that no version of GPT-2 in Megatron-LM had, and for what is not a tensor.
+    Raises IntegrityFailure for a name that no version of Megatron-LM's GPT-2 had, and for a value that is not a tensor.
     """
     if not isinstance(model, dict):
         raise IntegrityFailure(f"{where}: its model is not a state dict")
     tensors: dict[str, torch.Tensor] = {}
-    for name, value in flatten(model, where).items():
+    for name, value in flatten(model).items():
         if name.endswith("_extra_state"):
             continue
         ours = _our_name(name)
@@ -102,9 +91,9 @@ def _our_name(name: str) -> str | None:
 
 
 def reorder_query_key_value(local: torch.Tensor, version: int, heads: int) -> torch.Tensor:
-    """One tensor-parallel rank's weight or bias with its rows in our order, [n, 3, d].
+    """Reorder the rows of a tensor-parallel rank's weight or bias to ours, [n, 3, d].
 
-    `heads` are those of the rank, n. The rows are [3, n, d] in version 0, [n, d, 3] in 1, ours in 2 and 3.
+    `heads` is n, the rank's heads. Rows are [3, n, d] in version 0 and [n, d, 3] in version 1.
     """
     d = local.size(0) // (3 * heads)
     if version == 0:
@@ -114,33 +103,30 @@ def reorder_query_key_value(local: torch.Tensor, version: int, heads: int) -> to
     return local
 
 
-REQUIRED: dict[str, Any] = {
-    "swiglu": False,
-    "squared_relu": False,
-    "normalization": "LayerNorm",
-    "apply_layernorm_1p": False,
-    "layernorm_epsilon": 1e-5,
-    "norm_epsilon": 1e-5,
-    "apply_residual_connection_post_layernorm": False,
-    "position_embedding_type": "learned_absolute",
-    "add_position_embedding": True,
-    "untie_embeddings_and_output_weights": False,
-    "group_query_attention": False,
-    "multi_latent_attention": False,
-    "add_bias_linear": True,
+REQUIRED = {
+    "swiglu": (False,),
+    "squared_relu": (False,),
+    "normalization": ("LayerNorm",),
+    "apply_layernorm_1p": (False,),
+    "layernorm_epsilon": (1e-5,),
+    "norm_epsilon": (1e-5,),
+    "apply_residual_connection_post_layernorm": (False,),
+    "position_embedding_type": ("learned_absolute",),
+    "add_position_embedding": (True,),
+    "untie_embeddings_and_output_weights": (False,),
+    "group_query_attention": (False,),
+    "multi_latent_attention": (False,),
+    "add_bias_linear": (True,),
 }
-"""Arguments that would make it another model, and their values in GPT-2."""
+"""GPT-2's values of arguments that would make another model."""
 
 
 def require_gpt2(args: dict[str, Any], where: object) -> None:
-    """Raise BadInput if the arguments are those of a model that ours is not.
+    """Raise BadInput if the arguments describe a model other than our GPT-2.
 
-    The GeLU is the exact one, not GPT-2's tanh, if a version that has the choice took neither the fused nor
-    the OpenAI one.
+    A version that can choose has the exact GeLU, not GPT-2's tanh, unless it took the fused or the OpenAI one.
     """
-    for name, value in REQUIRED.items():
-        if args.get(name, value) != value:
-            raise BadInput(f"{where}: {name} is {args[name]!r}; a model with {value!r} can be imported")
+    check_settings(args, REQUIRED, where)
     if args.get("num_experts"):
         raise BadInput(f"{where}: num_experts is {args['num_experts']!r}; a dense model can be imported")
     choices = [args[name] for name in ("bias_gelu_fusion", "openai_gelu") if name in args]

@@ -1,8 +1,8 @@
-"""Weights in files of torch's distributed checkpoint (`.distcp`), as Megatron-Core's `torch_dist` format names them.
+"""Megatron-Core's `torch_dist` checkpoints: torch's distributed checkpoint (`.distcp`) with Megatron-Core's names.
 
-Every tensor is whole, whatever the layout it was written at; the layers of one kind are one tensor, [num_layers, ...].
-Layer norms have the names of Transformer Engine, which keeps them in the linear layer after them. Sources:
-megatron-core 0.16.1, `dist_checkpointing/strategies/torch.py`; torch, `distributed/checkpoint/filesystem.py`.
+Every tensor is whole, whatever layout wrote it. A parameter of all layers is one tensor, [num_layers, ...]. Layer norms
+have Transformer Engine's names, in the linear layer that follows. Sources: megatron-core 0.16.1,
+`dist_checkpointing/strategies/torch.py`; torch, `distributed/checkpoint/filesystem.py`.
 """
 
 import argparse
@@ -10,8 +10,6 @@ import math
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from engine.compare.tensors import check_cover
 from engine.config import ModelConfig
 from engine.formats import describe_ours
 from engine.formats.megatron_names import FUSED, IN_LAYER
-from engine.formats.torch_files import first_line, only, read_pickle, read_torch_file
+from engine.formats.torch_files import first_line, read_pickle, read_torch_file
 from engine.formats.vocabulary import write_vocabulary
 from lineage.atomic import write_json, write_text
 from lineage.errors import IntegrityFailure
@@ -32,26 +30,26 @@ from lineage.errors import IntegrityFailure
 METADATA, COMMON, CONFIG = ".metadata", "common.pt", "metadata.json"
 TRACKER, RELEASE = "latest_checkpointed_iteration.txt", "release"
 OURS = "mlm_repro.json"
-"""Beside an exported checkpoint: what only we record."""
+"""Our own records of an exported checkpoint, beside it."""
 CLASSES = (metadata.Metadata, metadata.MetadataIndex, metadata.TensorStorageMetadata, metadata.ChunkStorageMetadata,
            metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING, metadata.BytesStorageMetadata,
            metadata.StorageMeta, filesystem._StorageInfo, torch.serialization._get_layout)  # fmt: skip
-"""What says where a tensor lies."""
+"""Classes of the metadata that say where each tensor lies."""
 NUMBERS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16,
            torch.int8, torch.uint8, torch.bool)  # fmt: skip
 KNOWN: dict[str, Any] = {f"{each.__module__}.{each.__qualname__}": each for each in CLASSES}
 KNOWN |= {"torch.Size": torch.Size} | {str(each): each for each in NUMBERS}
-NOT_READ = re.compile(r"pathlib\.\w+|torch\.distributed\.checkpoint\.planner\.\w+|megatron\.core\.[\w.]+\.MCore\w+")
-"""What a metadata file holds besides: plans of the process that wrote it."""
+UNREAD = re.compile(r"pathlib\.\w+|torch\.distributed\.checkpoint\.planner\.\w+|megatron\.core\.[\w.]+\.MCore\w+")
+"""Other classes of the metadata: plans of the process that wrote it."""
 STATEFUL = ("self_attention.linear_qkv", "self_attention.linear_proj", "self_attention.core_attention",
             "mlp.linear_fc1", "mlp.linear_fc2")  # fmt: skip
-"""Modules of a layer of which Megatron-Core wants an `_extra_state`; without FP8 it is nothing."""
+"""Modules of a layer for which Megatron-Core requires an `_extra_state`, which is empty without FP8."""
 STACKED = re.compile(r"(.*\blayers)\.([a-z].*)")
 OPTIMIZER = re.compile(r"(.*\.)?optimizer\..*")
 
 
 class _Reader(distributed.FileSystemReader):
-    """Torch's reader with metadata that were read before."""
+    """Torch's reader, with metadata already read. Torch would unpickle them without restriction."""
 
     def __init__(self, directory: Path, known: metadata.Metadata) -> None:
         super().__init__(directory)
@@ -62,10 +60,10 @@ class _Reader(distributed.FileSystemReader):
 
 
 def read_torch_dist(directory: Path) -> dict[str, Any]:
-    """The weights in `directory` as one rank's file of a Megatron-LM checkpoint: `model`, `args`, `iteration`.
+    """The weights in `directory`, in the form of one rank's Megatron-LM file: `model`, `args`, `iteration`.
 
-    The optimizer's tensors and pickled objects are left where they are. Raises IntegrityFailure for metadata that
-    name other than tensors and their places, for parts that overlap, leave holes or are not there.
+    The optimizer's tensors and pickled objects are not read. Raises IntegrityFailure for damaged metadata and for
+    shards that overlap, leave holes or are missing.
     """
     known = _read_metadata(directory / METADATA)
     wanted = {
@@ -85,14 +83,14 @@ def read_torch_dist(directory: Path) -> dict[str, Any]:
         check_cover(f"tensor {name!r} in {directory}", boxes, tuple(tensor.size))
     tensors = {name: torch.empty(tensor.size, dtype=tensor.properties.dtype) for name, tensor in wanted.items()}
     try:
-        with only([]), _alone():
+        with warnings.catch_warnings(action="ignore"):  # of a process that is not a rank
             distributed.load(dict(tensors), storage_reader=_Reader(directory, known), no_dist=True)
     except (Exception, distributed.CheckpointException) as error:  # a damaged file makes torch raise nearly anything
         cause = error.failures[0][0] if isinstance(error, distributed.CheckpointException) else error
         raise IntegrityFailure(f"{directory} cannot be read: {first_line(cause)}") from error
     common = read_torch_file(directory / COMMON) if (directory / COMMON).is_file() else {}
-    kept = {key: common[key] for key in ("args", "iteration") if key in common} if isinstance(common, dict) else {}
-    return {"model": _unstack(tensors), "checkpoint_version": 3, **kept}
+    common = {key: common[key] for key in ("args", "iteration") if key in common} if isinstance(common, dict) else {}
+    return {"model": _unstack(tensors), "checkpoint_version": 3, **common}
 
 
 def files_of(directory: Path) -> list[Path]:
@@ -103,10 +101,10 @@ def files_of(directory: Path) -> list[Path]:
 
 
 def write_torch_dist(loaded: LoadedCheckpoint, directory: Path) -> None:
-    """Write a GPT-2's weights as Megatron-Core's `--save` directory, which already is there.
+    """Write a GPT-2's weights into `directory`, as Megatron-Core's `--save` directory.
 
-    Megatron-Core loads it at any layout, without an optimizer's state, as a released model; so does torch's own loader.
-    Every weight keeps its value and number format.
+    Megatron-Core loads it at any layout as a released model, and so does torch's own loader. There is no optimizer
+    state. Every weight keeps its value and number format.
     """
     config = loaded.config
     layers: dict[str, list[torch.Tensor]] = defaultdict(list)
@@ -120,9 +118,8 @@ def write_torch_dist(loaded: LoadedCheckpoint, directory: Path) -> None:
     }
     folder = directory / RELEASE
     folder.mkdir()
-    writer = distributed.FileSystemWriter(folder)
-    with _alone():
-        distributed.save(weights | extra, storage_writer=writer, no_dist=True)
+    with warnings.catch_warnings(action="ignore"):  # of a process that is not a rank
+        distributed.save(weights | extra, storage_writer=distributed.FileSystemWriter(folder), no_dist=True)
     common = {"args": argparse.Namespace(**_arguments(config)), "checkpoint_version": 3.0, "iteration": 0}
     torch.save(common, folder / COMMON)
     write_json(folder / CONFIG, {"sharded_backend": "torch_dist", "sharded_backend_version": 1,
@@ -133,16 +130,8 @@ def write_torch_dist(loaded: LoadedCheckpoint, directory: Path) -> None:
         write_vocabulary(loaded.directory / "tokenizer", directory, config.seq_length)
 
 
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Torch warns of a process that is no rank although it was told so."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def _core_name(name: str) -> str:
-    """Our global name → Megatron-Core's; the layers of one kind have one."""
+    """Megatron-Core's name for one of ours. All layers share one."""
     if name.startswith("embedding."):
         return name
     inner = re.sub(r"^layers\.\d+\.", "", name)
@@ -154,7 +143,7 @@ def _core_name(name: str) -> str:
 
 
 def _arguments(config: ModelConfig) -> dict[str, Any]:
-    """What Megatron-LM takes from a checkpoint's arguments."""
+    """Arguments that Megatron-LM reads from a checkpoint."""
     return {
         "num_layers": config.num_layers,
         "hidden_size": config.hidden_size,
@@ -176,7 +165,7 @@ def _arguments(config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_metadata(path: Path) -> metadata.Metadata:
-    known = read_pickle(path, KNOWN, NOT_READ)
+    known = read_pickle(path, KNOWN, UNREAD)
     try:
         if not isinstance(known, metadata.Metadata):
             raise TypeError("it does not describe a checkpoint")
@@ -194,7 +183,7 @@ def _read_metadata(path: Path) -> metadata.Metadata:
 
 
 def _unstack(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A tensor for each layer."""
+    """Split stacked tensors into one for each layer."""
     single: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if match := STACKED.fullmatch(name):

@@ -1,7 +1,7 @@
 """GPT-2's tokenizer in Hugging Face's files: tokenizer.json, or vocab.json with merges.txt.
 
-Both ways leave the ids of any text unchanged. Ours recognises no special token in text; an exported
-tokenizer_config.json says so with `split_special_tokens`.
+Import and export keep the ids of every text. Our tokenizer recognises no special token in text, which an exported
+tokenizer_config.json states as `split_special_tokens`.
 """
 
 import json
@@ -21,14 +21,14 @@ CHANGED_BY = {
     "byte_fallback": (None, False),
     "ignore_merges": (None, False),
 }
-"""Settings of tokenizer.json's BPE model that change ids, and the values with which they do not."""
+"""Settings of tokenizer.json's BPE model that could change ids → the values that do not."""
 
 
 def write_vocabulary(source: Path, out: Path, seq_length: int) -> None:
-    """Write the tokenizer in `source` (a checkpoint's `tokenizer/`) into `out` for Hugging Face's AutoTokenizer."""
+    """Write the tokenizer in `source`, a checkpoint's `tokenizer/`, to `out` for Hugging Face's AutoTokenizer."""
     tokenizer = Tokenizer.load(source)
     tokenizer.save(out)
-    reader = "PreTrainedTokenizerFast"  # which takes tokenizer.json as it is: words cannot be said in merges
+    reader = "PreTrainedTokenizerFast"  # reads tokenizer.json, because words cannot be written as merges
     if not tokenizer.is_of_words:
         reader, model = "GPT2Tokenizer", read_json(out / FILE_NAME)["model"]
         write_text(out / VOCABULARY, json.dumps(model["vocab"], ensure_ascii=False))
@@ -48,9 +48,9 @@ def write_vocabulary(source: Path, out: Path, seq_length: int) -> None:
 
 
 def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
-    """The tokenizer of a Hugging Face directory and the files it was read from; tokenizer.json comes first.
+    """The tokenizer of a Hugging Face directory, from tokenizer.json if there is one, and the files with it.
 
-    Raises BadInput if there is none or it is not GPT-2's kind, IntegrityFailure if it is damaged.
+    Raises BadInput if there is none or it is of another kind than GPT-2's, IntegrityFailure if it is damaged.
     """
     path = directory / FILE_NAME
     if path.is_file():
@@ -62,7 +62,7 @@ def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
 
 
 def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
-    """The tokenizer of a directory's vocab.json and merges.txt, and those files.
+    """The tokenizer of a directory's vocab.json and merges.txt, and these files.
 
     Raises BadInput if one is missing, IntegrityFailure if one is damaged.
     """
@@ -79,7 +79,7 @@ def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
 
 
 def _read_tokenizer_json(path: Path) -> tuple[dict[str, int], list[str]]:
-    """Token ids and merges, with the added tokens among the ids."""
+    """Token ids, with those of added tokens, and merges."""
     try:
         content = read_json(path)
         model, before = content["model"], content.get("pre_tokenizer") or {}
@@ -119,6 +119,6 @@ def _build(vocabulary: dict[str, int], merges: list[str], path: Path) -> Tokeniz
 
 
 def _check_ids(vocabulary: dict[str, int], path: Path) -> None:
-    """Ids must be the first rows of an embedding: 0 up to the number of tokens, each once."""
+    """Raise IntegrityFailure unless the ids are 0 to the number of tokens − 1, each once."""
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise IntegrityFailure(f"{path}: its token ids are not 0 to {len(vocabulary) - 1}, each once")

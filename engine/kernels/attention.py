@@ -1,6 +1,6 @@
 """Attention: scale, mask, softmax, dropout and the two products around them.
 
-Shapes: s sequence, b microbatch, n heads, d head dim; a head's rows of the dropout mask are numbered head · s + query.
+Shapes: s sequence, b microbatch, n heads, d head dim. Row head · s + query of the dropout mask belongs to a query.
 """
 
 import math
@@ -15,9 +15,9 @@ from engine.kernels.dropout_mask import DropoutMask, mask_keys
 from engine.linear import widened
 
 QUERY_BYTES = 256
-"""Bytes of one key's scores, one per query, that are worked on at a time."""
+"""Bytes of one key's scores in a block of queries."""
 WORKSPACE_BYTES = 2 << 20
-"""About the size of the scores of one block of queries, so that they stay in the cache."""
+"""Approximate bytes of the scores of a block of queries, small enough for the cache."""
 
 
 def reference(
@@ -25,7 +25,7 @@ def reference(
 ) -> torch.Tensor:
     """Outputs of all heads, [s, b, n·d], from queries, keys and values [s, b, n, 3, d].
 
-    Causal, or a query sees the keys where `visible` [b, s, s] is True; one that sees none gives NaN.
+    Attention is causal, or over the keys where `visible` [b, s, s] is True. A query without any gives NaN.
     """
     s, b, n, _, d = query_key_value.shape
     query, key, value = query_key_value.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n, s, d]
@@ -46,8 +46,9 @@ def reference(
 def blocked(
     query_key_value: torch.Tensor, mask: DropoutMask | None, visible: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The same a block of queries at a time, keeping of all scores one number per query; a query that sees no key gives
-    0. The backward pass computes scores and dropout mask again (Dao et al. 2022, arXiv 2205.14135).
+    """The same, one block of queries at a time. A query without any key gives 0.
+
+    One number per query is kept. Backward recomputes scores and dropout mask (Dao et al. 2022, arXiv 2205.14135).
     """
     context: torch.Tensor = _Blocked.apply(query_key_value, mask, visible)
     return context
@@ -105,12 +106,12 @@ class _Blocked(torch.autograd.Function):
 
 
 def _by_head(qkv: torch.Tensor) -> torch.Tensor:
-    """Queries, keys and values, [3, b·n, s, d]: a view of [s, b, n, 3, d]."""
+    """A view of [s, b, n, 3, d] as queries, keys and values, [3, b·n, s, d]."""
     return qkv.flatten(1, 2).permute(2, 1, 0, 3)
 
 
 class _Rows:
-    """How rows of scores are scaled, masked and dropped, as the compiled loops take it."""
+    """Scale, mask and dropout of rows of scores, as arguments of the compiled loops."""
 
     def __init__(self, mask: DropoutMask | None, visible: torch.Tensor | None, n: int, s: int, d: int) -> None:
         self.s, self.is_causal = s, visible is None
@@ -132,7 +133,7 @@ class _Rows:
 
 @inline
 def _hide(row: Array, visible: Array, sample: int, query: int) -> int:
-    """How many of a query's first scores count; among them those of keys that it does not see become −∞."""
+    """Number of leading scores that count for a query. Scores of hidden keys among them become −∞."""
     if visible.shape[0] == 0:
         return query + 1
     for i in range(row.size):
@@ -146,8 +147,9 @@ def _softmax(
     scores: Array, first_head: int, first_query: int, s: int, n: int, scale: np.float32, visible: Array,
     keys: Array, first_row: int, threshold: np.int32, keep_scale: np.float32, factor: Array, sums: Array,
 ) -> None:  # fmt: skip
-    """Scores [heads, queries, keys] → exponentials of what is seen and kept, else 0; `factor` of each row makes them
-    sum to one. `sums` [b·n, s]: log of the sum of exponentials.
+    """Scores [heads, queries, keys] → exponentials, 0 if hidden or dropped. Each row times its `factor` sums to one.
+
+    `sums` [b·n, s] receives the log of the sum of exponentials.
     """
     count = scores.shape[2]
     bits = np.zeros((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
@@ -164,9 +166,9 @@ def _softmax(
                 random_bits(keys[sample], first_row + head * s + query, seen, bits)
             for i in range(seen):
                 value = exponential(load(row, i) * scale - top)
-                kept = np.float32(1.0) if np.int32(bits[i]) >= threshold else np.float32(0.0)
+                keep = np.float32(1.0) if np.int32(bits[i]) >= threshold else np.float32(0.0)
                 total += value
-                store(row, i, value * kept)
+                store(row, i, value * keep)
             for i in range(seen, count):
                 store(row, i, np.float32(0.0))
             factor[g, r] = keep_scale / total if seen > 0 else np.float32(0.0)
@@ -178,7 +180,7 @@ def _softmax_gradient(
     weights: Array, slopes: Array, first_head: int, first_query: int, s: int, n: int, scale: np.float32,
     visible: Array, keys: Array, first_row: int, threshold: np.int32, keep_scale: np.float32, sums: Array, inner: Array,
 ) -> None:  # fmt: skip
-    """Scores → weights after dropout, and their gradient → that of the unscaled scores, both in place."""
+    """Turn scores into weights after dropout, and their gradient into that of the unscaled scores, in place."""
     count = weights.shape[2]
     bits = np.zeros((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     for g in range(weights.shape[0]):
@@ -191,9 +193,9 @@ def _softmax_gradient(
                 random_bits(keys[sample], first_row + head * s + query, seen, bits)
             for i in range(seen):
                 weight = exponential(load(row, i) * scale - log_sum)
-                kept = keep_scale if np.int32(bits[i]) >= threshold else np.float32(0.0)
-                store(slope, i, weight * (load(slope, i) * kept - mean) * scale)
-                store(row, i, weight * kept)
+                keep = keep_scale if np.int32(bits[i]) >= threshold else np.float32(0.0)
+                store(slope, i, weight * (load(slope, i) * keep - mean) * scale)
+                store(row, i, weight * keep)
             for i in range(seen, count):
                 store(row, i, np.float32(0.0))
                 store(slope, i, np.float32(0.0))

@@ -1,6 +1,6 @@
-"""Where a branch joins the residual stream: bias, dropout and addition, one pass each way (2021 paper, Section 4.2).
+"""Bias, dropout and addition to the residual stream, in one pass each way (2021 paper, Section 4.2).
 
-Shapes: s sequence, b microbatch, h hidden; the rows of the mask are positions.
+Shapes: s sequence, b microbatch, h hidden. Rows of the mask are positions.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from engine.kernels.dropout_mask import DropoutMask, mask_keys
 
 
 def reference(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
-    """residual + dropout(x + bias), of x and residual [s, b, h] and bias [h]."""
+    """residual + dropout(x + bias), for x and residual [s, b, h] and bias [h]."""
     branch = x + bias
     return residual + (branch if mask is None else dropout.reference(branch, mask))
 
@@ -40,7 +40,7 @@ class _BiasDropoutAdd(torch.autograd.Function):
 
 
 compiled = _BiasDropoutAdd.apply
-"""The same in one pass each way, keeping nothing: the backward pass makes the mask again."""
+"""The same in one pass each way. Nothing is kept: backward recomputes the mask."""
 
 
 @Compiled
@@ -59,15 +59,15 @@ def _bias_dropout_add(
             else:
                 random_bits(keys[sample], first_row + r, columns, bits)
                 for i in range(columns):
-                    kept = scale if np.int32(bits[i]) >= threshold else np.float32(0.0)
-                    store(out, i, load(before, i) + (load(row, i) + load(bias, i)) * kept)
+                    keep = scale if np.int32(bits[i]) >= threshold else np.float32(0.0)
+                    store(out, i, load(before, i) + (load(row, i) + load(bias, i)) * keep)
 
 
 @Compiled
 def _gradient(
     gradient: Array, to_x: Array, to_bias: Array, keys: Array, first_row: int, threshold: np.int32, scale: np.float32
 ) -> None:
-    """Without keys `to_x` is the gradient itself."""
+    """Write the gradient of x to `to_x` and add that of the bias to `to_bias`. Without keys `to_x` is not written."""
     columns = gradient.shape[2]
     bits = np.empty((columns + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     part = np.zeros(columns, dtype=np.float32)
@@ -81,8 +81,8 @@ def _gradient(
             else:
                 random_bits(keys[sample], first_row + r, columns, bits)
                 for i in range(columns):
-                    kept = scale if np.int32(bits[i]) >= threshold else np.float32(0.0)
-                    value = load(row, i) * kept
+                    keep = scale if np.int32(bits[i]) >= threshold else np.float32(0.0)
+                    value = load(row, i) * keep
                     store(out, i, value)
                     part[i] += value
             rows += 1

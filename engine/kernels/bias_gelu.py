@@ -38,7 +38,7 @@ class _BiasGelu(torch.autograd.Function):
 
 
 compiled = _BiasGelu.apply
-"""The same, keeping x alone for the backward pass."""
+"""The same in one pass each way. Only x is kept for backward."""
 
 
 def _rows(x: torch.Tensor) -> Array:
@@ -47,7 +47,7 @@ def _rows(x: torch.Tensor) -> Array:
 
 @inline
 def _odds(x: np.float32) -> np.float32:
-    """e to the power of minus the argument of σ: x is multiplied with 1/(1 + odds)."""
+    """e^(−z), where z is the argument of σ. GeLU is x / (1 + odds)."""
     exponent = -SLOPE * (x + CUBIC * x * x * x)
     exponent = np.float32(80.0) if exponent > np.float32(80.0) else exponent
     return exponential(exponent)

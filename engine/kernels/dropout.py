@@ -1,4 +1,4 @@
-"""Dropout on the residual stream. Shapes: s sequence, b microbatch, h hidden; the rows of the mask are positions."""
+"""Dropout on the residual stream. Shapes: s sequence, b microbatch, h hidden. Rows of the mask are positions."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from engine.kernels.dropout_mask import DropoutMask, mask_keys
 
 
 def reference(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
-    """x [s, b, h] with what is not kept set to zero and the rest multiplied by 1/(1 − p)."""
+    """x [s, b, h] with dropped elements set to zero and the others multiplied by 1/(1 − p)."""
     s, _, h = x.shape
     return x * mask.factors(s, h, x.device, x.dtype).transpose(0, 1)
 
@@ -27,7 +27,7 @@ class _Dropout(torch.autograd.Function):
 
 
 compiled = _Dropout.apply
-"""The same in one pass each way; the backward pass makes the mask again."""
+"""The same in one pass each way. Backward recomputes the mask."""
 
 
 def _dropped(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
@@ -46,5 +46,5 @@ def _drop(x: Array, output: Array, keys: Array, first_row: int, threshold: np.in
             row, out = x[r, sample], output[r, sample]
             random_bits(keys[sample], first_row + r, columns, bits)
             for i in range(columns):
-                kept = scale if np.int32(bits[i]) >= threshold else np.float32(0.0)
-                store(out, i, load(row, i) * kept)
+                keep = scale if np.int32(bits[i]) >= threshold else np.float32(0.0)
+                store(out, i, load(row, i) * keep)

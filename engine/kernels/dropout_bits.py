@@ -1,8 +1,8 @@
-"""Random bits of dropout masks: 16 for each element of a row, from Philox 4×32-10 (Salmon et al. 2011, "Parallel
-random numbers: as easy as 1, 2, 3"), so that any part of a mask can be made anywhere, on any device.
+"""Random bits of dropout masks, 16 for each element. Any device can make any part of a mask.
 
-Row r of a mask is cut into blocks of 128 columns. Block k has the counters (16k + lane, r, 0, 0) for 16 lanes; the
-eight 16-bit pieces of a counter's output, low half first, lie 16 columns apart.
+The generator is Philox 4×32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). Row r of a mask has
+blocks of 128 columns. Block k has the counters (16k + lane, r, 0, 0) for 16 lanes. The eight 16-bit pieces of a
+counter's output, low half first, lie 16 columns apart.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ LOW = 0xFFFFFFFF
 def reference(
     keys: tuple[int, ...], first_row: int, rows: int, columns: int, device: torch.device
 ) -> torch.Tensor:  # fmt: skip
-    """Bits as int16, [len(keys), rows, columns], of rows `first_row` and on."""
+    """Random bits as int16, [len(keys), rows, columns], starting at row `first_row`."""
     blocks = -(-columns // BLOCK)
     counters = torch.arange(blocks * LANES, device=device)
     row_numbers = torch.arange(first_row, first_row + rows, device=device)
@@ -31,7 +31,7 @@ def reference(
 
 
 def philox(c0: torch.Tensor, c1: torch.Tensor, key: int) -> list[torch.Tensor]:
-    """Four words of 32 bits, in int64, of counters (c0, c1, 0, 0)."""
+    """Four 32-bit words, in int64, for counters (c0, c1, 0, 0)."""
     words = [c0, c1.expand_as(c0), torch.zeros_like(c0), torch.zeros_like(c0)]
     low, high = key & LOW, key >> 32
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""The mask of one dropout site, from which kernels make the random bits they need where they need them."""
+"""The mask of one dropout site, described by keys. Kernels compute its bits where they need them."""
 
 from dataclasses import dataclass
 
@@ -11,39 +11,39 @@ from engine.kernels.registry import implementation
 
 @dataclass(frozen=True)
 class DropoutMask:
-    """Which elements of rows of numbers are kept at one site, for each sequence of a microbatch."""
+    """Dropout mask of one site, for each sequence of a microbatch."""
 
     probability: float
     keys: tuple[int, ...]
-    """One for each sequence."""
+    """One key per sequence."""
     first_row: int = 0
-    """Number of the first row here among all rows of the site; a rank that holds a part of them has its own."""
+    """Number of this rank's first row among all rows of the site."""
 
     @property
     def threshold(self) -> int:
-        """An element is dropped when its 16 random bits are less: the probability is exact to 1/65536."""
+        """Elements with smaller random bits are dropped. The probability is exact to 1/65536."""
         return round(self.probability * 2**16)
 
     @property
     def scale(self) -> float:
-        """The factor of what is kept, 1/(1 − p)."""
+        """Factor of the elements that stay, 1/(1 − p)."""
         return 1.0 / (1.0 - self.probability)
 
     def keep(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
-        """Boolean [b, rows, columns], True where the element stays (`engine/kernels/dropout_bits.py`)."""
+        """Boolean [b, rows, columns], True if the element stays (`engine/kernels/dropout_bits.py`)."""
         bits = implementation("dropout_bits", device.type)(self.keys, self.first_row, rows, columns, device)
-        kept: torch.Tensor = bits.to(torch.int32).bitwise_and_(0xFFFF) >= self.threshold
-        return kept
+        stays: torch.Tensor = bits.to(torch.int32).bitwise_and_(0xFFFF) >= self.threshold
+        return stays
 
     def factors(self, rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        """What each element is multiplied with, [b, rows, columns]: 1/(1 − p) where it is kept, else 0."""
+        """Factor of each element, [b, rows, columns]: 1/(1 − p) if it stays, else 0."""
         return self.keep(rows, columns, device).to(dtype).mul_(self.scale)
 
 
 def mask_keys(mask: DropoutMask | None) -> tuple[Array, int, np.int32, np.float32]:
-    """A dropout mask as loops take it: keys (none: no dropout), first row, threshold, factor of what is kept.
+    """A dropout mask as arguments of a loop: keys (empty without dropout), first row, threshold, scale.
 
-    The threshold has 32 bits, as have the numbers that a loop works on: wider, it would halve what is done at a time.
+    The threshold has 32 bits like the numbers in the loop. A wider one would halve the vector length.
     """
     if mask is None:
         return np.empty(0, dtype=np.uint64), 0, np.int32(0), np.float32(1.0)

@@ -5,5 +5,5 @@ import torch.nn.functional as F
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Rows of x [..., h] with mean 0 and variance 1, times weight [h], plus bias [h]."""
+    """Rows of x [..., h], normalised to mean 0 and variance 1, times weight [h], plus bias [h]."""
     return F.layer_norm(x, weight.shape, weight, bias, epsilon)

@@ -1,4 +1,4 @@
-"""Scale, mask and softmax of attention scores, which the 2021 paper fuses (Section 4.2).
+"""Scale, mask and softmax of attention scores, fused in the 2021 paper (Section 4.2).
 
 Shapes: b microbatch, n heads, s queries, k keys.
 """
@@ -7,10 +7,10 @@ import torch
 
 
 def reference(scores: torch.Tensor, scale: float, visible: torch.Tensor | None = None) -> torch.Tensor:
-    """Weights [b, n, s, k] of scores [b, n, s, k] × scale, computed in fp32 (fp64 stays fp64).
+    """Softmax of scores [b, n, s, k] × scale over the keys, in fp32 (fp64 stays fp64).
 
-    Causal, the last query seeing every key, or a query sees the keys where `visible` is True: [b, 1, s or 1, k]. One
-    that sees none gives NaN.
+    The mask is causal, with the last query seeing every key, or `visible` [b, 1, s or 1, k]. A query without any key
+    gives NaN.
     """
     s, k = scores.shape[-2:]
     if visible is None:

@@ -1,6 +1,6 @@
-"""Kernels by name: a reference in plain torch and, for some devices, what is faster and computes the same.
+"""Kernels by name: a reference in plain torch and, for some devices, a faster implementation.
 
-An implementation is a function of tensors that autograd can go through. Its module is imported at the first use.
+An implementation is a differentiable function of tensors. Its module is imported when it is first used.
 """
 
 from collections.abc import Callable
@@ -14,13 +14,13 @@ import torch
 REFERENCE = "reference"
 
 KERNELS: dict[str, dict[str, str]] = {}
-"""Name → type of device, or REFERENCE → module:function; `engine/kernels/__init__.py` fills it."""
+"""Name → type of device or REFERENCE → module:function. `engine/kernels/__init__.py` fills it."""
 
 DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "cpu": (torch.float32, torch.bfloat16),
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
 }
-"""What a device's implementations take; all else goes to the reference."""
+"""Dtypes that a device's implementations accept. Others go to the reference."""
 
 
 def kernel(name: str, tensor: torch.Tensor) -> Callable[..., Any]:
@@ -30,7 +30,7 @@ def kernel(name: str, tensor: torch.Tensor) -> Callable[..., Any]:
 
 @cache
 def implementation(name: str, device: str) -> Callable[..., Any]:
-    """The implementation for a type of device, the reference where it has none of its own or Triton is missing."""
+    """The implementation for a type of device. It is the reference if the device has none or Triton is missing."""
     places = KERNELS[name]
     if device == "cuda" and find_spec("triton") is None:
         device = REFERENCE

@@ -1,4 +1,4 @@
-"""Cross-entropy over logits whose vocabulary dim is divided over the tensor-parallel axis."""
+"""Cross-entropy over logits whose vocabulary is divided over the tensor-parallel axis."""
 
 from typing import Any
 
@@ -34,8 +34,8 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         softmax, local, elsewhere = ctx.saved_tensors
-        one = torch.ones_like(gradient).masked_fill(elsewhere, 0.0)
-        softmax.scatter_add_(-1, local.unsqueeze(-1), -one.unsqueeze(-1))
+        is_here = torch.ones_like(gradient).masked_fill(elsewhere, 0.0)
+        softmax.scatter_add_(-1, local.unsqueeze(-1), -is_here.unsqueeze(-1))
         return softmax.mul_(gradient.unsqueeze(-1)).to(ctx.dtype), None, None, None
 
 
@@ -49,9 +49,9 @@ def vocab_parallel_logits(hidden: torch.Tensor, weight: torch.Tensor, axis: Axis
 def vocab_parallel_cross_entropy(
     logits: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis
 ) -> torch.Tensor:
-    """Loss of each target, [n], from logits [n, v/t] in fp32 (fp64 stays fp64).
+    """Loss of each target, [n], from logits [n, v/t], in fp32 (fp64 stays fp64).
 
-    Columns at or above `vocab_size` are padding and take no part. Two sums and one maximum are all-reduced; logits
-    are never gathered (2019 paper, Section 3). The backward pass reuses the softmax buffer, so it runs once.
+    Columns at or above `vocab_size` are padding and are ignored. Two sums and one maximum are all-reduced; logits are
+    never gathered (2019 paper, Section 3). Backward overwrites the saved softmax, so it can run only once.
     """
     return _CrossEntropy.apply(logits, targets, vocab_size, axis)

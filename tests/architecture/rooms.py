@@ -10,8 +10,9 @@ ROOMS = ("lineage", "data_pipeline", "engine", "evaluation", "experiments", "ver
 
 
 def modules(*rooms: str) -> list[Path]:
-    """Python files of the rooms, of all rooms by default."""
-    return sorted(path for room in rooms or ROOMS for path in (ROOT / room).rglob("*.py"))
+    """Python files of the rooms, by default of all. A room may be a file."""
+    folders = map(ROOT.joinpath, rooms or ROOMS)
+    return sorted(path for room in folders for path in ([room] if room.is_file() else room.rglob("*.py")))
 
 
 def module_name(path: Path) -> str:

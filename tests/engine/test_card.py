@@ -5,8 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
-from huggingface_hub import ModelCard, parse_eval_result_entries
+from huggingface_hub import ModelCard
 
 from engine.cli import main
 from evaluation.cli import main as evaluate
@@ -22,7 +21,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("made_passes_for_published")
-def test_the_hub_s_library_reads_card_and_results(run: Path, tmp_path: Path, command: Command) -> None:
+def test_the_hub_s_library_reads_the_card(run: Path, tmp_path: Path, command: Command) -> None:
     one, several, out = tmp_path / "wikitext103.json", tmp_path / "all.json", tmp_path / "out"
     assert command(evaluate, "mlm-eval", "wikitext103", "--ckpt", run, "--limit", 4, "--json", one).code == 0
     assert command(evaluate, "mlm-eval", "all", "--ckpt", run, "--limit", 4, "--json", several).code == 0
@@ -33,14 +32,6 @@ def test_the_hub_s_library_reads_card_and_results(run: Path, tmp_path: Path, com
     (first,) = (each for each in card.data.eval_results if each.metric_value == result["perplexity"])
     assert (first.dataset_name, first.dataset_type) == ("wikitext103", "Salesforce/wikitext")
     assert first.metric_type == "perplexity"
-    (entry,) = parse_eval_result_entries(yaml.safe_load((out / ".eval_results" / "wikitext103.yaml").read_text()))
-    assert (entry.dataset_id, entry.task_id, entry.value) == (
-        "Salesforce/wikitext", "wikitext-103-v1", result["perplexity"],
-    )  # fmt: skip
-    assert {path.stem for path in (out / ".eval_results").iterdir()} >= {"wikitext103", "lambada"}
-    one.write_text(json.dumps(result | {"task": "../../escaped"}))
-    assert command(main, "mlm-train", "export", run, tmp_path / "named", "--results", one).code == 0
-    assert [path.name for path in (tmp_path / "named" / ".eval_results").iterdir()] == ["------escaped.yaml"]
     assert "scaled, partial" in card.text
     assert result["checkpoint_digest"] in card.text
     assert "| words | 1 | 40 | 4,321 | made |" in card.text

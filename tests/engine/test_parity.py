@@ -17,7 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import verify.cli
-from engine.compare.tensors import Difference, Piece, assemble, compare, computation_order, first_difference, merge
+from engine.compare.tensors import (
+    TensorDifference,
+    TensorPart,
+    assemble,
+    compare,
+    computation_order,
+    first_difference,
+    merge,
+)
 from engine.config import RunConfig
 from engine.launch.forked import RanksFailed, run_forked
 from engine.model import transformer
@@ -338,19 +346,19 @@ def test_the_place_of_a_difference_is_that_in_the_whole_tensor() -> None:
     whole = np.zeros((4, 6))
     value = np.zeros((2, 3))
     value[1, 2] = -0.5
-    found = compare(Piece(0, "loss", (2, 3), value), whole, "tp 1", 1e-10)
-    assert found == Difference(0.5, 0, "loss", "at [3, 5] on tp 1", 6, 1e-10)
+    found = compare(TensorPart(0, "loss", (2, 3), value), whole, "tp 1", 1e-10)
+    assert found == TensorDifference(0.5, 0, "loss", "at [3, 5] on tp 1", 6, 1e-10)
     value[0, 0] = np.nan
-    assert compare(Piece(0, "loss", (2, 3), value), whole, "tp 1", 1.0).largest == np.inf
-    assert not compare(Piece(0, "loss", (3, 4), value), whole, "tp 1", 1.0).is_within
-    assert not compare(Piece(0, "loss", (2,), value[0]), whole, "tp 1", 1.0).is_within
-    assert compare(Piece(0, "loss", (2, 3), np.zeros((2, 3))), whole, "tp 1", 0.0).is_within
+    assert compare(TensorPart(0, "loss", (2, 3), value), whole, "tp 1", 1.0).largest == np.inf
+    assert not compare(TensorPart(0, "loss", (3, 4), value), whole, "tp 1", 1.0).is_within
+    assert not compare(TensorPart(0, "loss", (2,), value[0]), whole, "tp 1", 1.0).is_within
+    assert compare(TensorPart(0, "loss", (2, 3), np.zeros((2, 3))), whole, "tp 1", 0.0).is_within
 
 
 def test_a_tensor_no_rank_computed_is_a_difference() -> None:
-    reference = assemble([Piece(0, "loss", (i,), np.ones(1)) for i in range(4)])
+    reference = assemble([TensorPart(0, "loss", (i,), np.ones(1)) for i in range(4)])
     assert reference[0, "loss"].tolist() == [1.0] * 4
-    seen = [compare(Piece(0, "loss", (i,), np.ones(1)), reference[0, "loss"], "rank", 0.0) for i in range(3)]
+    seen = [compare(TensorPart(0, "loss", (i,), np.ones(1)), reference[0, "loss"], "rank", 0.0) for i in range(3)]
     (missing,) = merge(seen, reference)
     assert missing.sentence("the serial run") == (
         "loss in iteration 1 differs from the serial run by inf as ranks computed only 3 of its 4 elements"
@@ -368,7 +376,7 @@ def test_the_first_difference_is_first_in_order_of_computation() -> None:
     ]  # fmt: skip
     seen = [order[0], "updated embedding.weight", order[1], "updated layers.0.weight", *reversed(order)]
     assert computation_order(seen) == order
-    differences = [Difference(1.0 + n, n % 2, tensor, "", 1, 0.5) for n, tensor in enumerate(reversed(order))]
+    differences = [TensorDifference(1.0 + n, n % 2, tensor, "", 1, 0.5) for n, tensor in enumerate(reversed(order))]
     found = first_difference(differences, order)
     assert found is not None
     assert (found.iteration, found.tensor) == (0, "output of embedding")

@@ -8,7 +8,7 @@ import torch
 
 from engine.checkpoint.checkpoint import load_for_inference
 from engine.cli import main
-from engine.compare.tensors import Piece, assemble
+from engine.compare.tensors import TensorPart, assemble
 from engine.config import RunConfig
 from engine.formats import Imported, write_checkpoint
 from engine.formats.convert import import_checkpoint
@@ -23,14 +23,14 @@ from verify.work import engine_class, on_ranks, shared_work
 ITERATIONS = 20
 
 
-def go_on(work: Work, layout: ParityLayout, start: str, save: str) -> tuple[list[float], list[Piece]]:
+def go_on(work: Work, layout: ParityLayout, start: str, save: str) -> tuple[list[float], list[TensorPart]]:
     """Losses and weights of Megatron-Core when it goes on from the checkpoint `start`; saves to `save`."""
     engine: Any = MegatronCore(work, layout)
     loaded = core("dist_checkpointing").load({"model": engine.gpt.sharded_state_dict()}, start)
     engine.gpt.load_state_dict(loaded["model"])
     engine.optimizer.reload_model_params()
     losses = [engine.step(iteration).loss for iteration in range(work.iterations)]
-    pieces: list[Piece] = []
+    pieces: list[TensorPart] = []
     engine.show_weights(engine.recorder(pieces.append))
     content = {"model": engine.gpt.sharded_state_dict(), "iteration": ITERATIONS, "checkpoint_version": 3.0}
     core("dist_checkpointing").save(content, save)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from engine.compare.recorder import RankPlace, Recorder, read_names
-from engine.compare.tensors import Piece, assemble
+from engine.compare.tensors import TensorPart, assemble
 from lineage.errors import IntegrityFailure
 from tests.commands import Command
 from verify.traces import Trace, finish_trace, read_draw, write_rank
@@ -102,7 +102,7 @@ def test_any_module_is_recorded_in_our_names_and_order(tmp_path: Path) -> None:
 def test_shards_make_the_whole_or_are_refused(rows: list[int], columns: list[int], data: st.DataObject) -> None:
     whole = np.random.default_rng(0).random((sum(rows), sum(columns)))
     pieces = [
-        Piece(0, "loss", (sum(rows[:i]), sum(columns[:j])),
+        TensorPart(0, "loss", (sum(rows[:i]), sum(columns[:j])),
               whole[sum(rows[:i]) : sum(rows[: i + 1]), sum(columns[:j]) : sum(columns[: j + 1])])
         for i in range(len(rows)) for j in range(len(columns))
     ]  # fmt: skip
@@ -113,14 +113,16 @@ def test_shards_make_the_whole_or_are_refused(rows: list[int], columns: list[int
         with pytest.raises(IntegrityFailure, match="some are missing"):
             assemble([piece for piece in pieces if piece is not inner[-1]])
     with pytest.raises(IntegrityFailure, match="overlap"):
-        assemble([*pieces, Piece(0, "loss", (0, 0), np.zeros((sum(rows) + 1, 1)))])
+        assemble([*pieces, TensorPart(0, "loss", (0, 0), np.zeros((sum(rows) + 1, 1)))])
 
 
 def write(directory: Path, values: dict[str, float], draws: int = 0, unnamed: tuple[str, ...] = ()) -> Path:
     """A trace of two ranks, each with half of every tensor."""
     for draw in range(draws + 1):
         for rank in range(2):
-            pieces = [Piece(0, name, (2 * rank,), np.full(2, value + draw * 1e-7)) for name, value in values.items()]
+            pieces = [
+                TensorPart(0, name, (2 * rank,), np.full(2, value + draw * 1e-7)) for name, value in values.items()
+            ]
             write_rank(directory, draw, rank, pieces)
     finish_trace(directory, Trace(engine="<b>theirs</b>", unnamed=list(unnamed)))
     return directory
@@ -162,12 +164,12 @@ def test_traces_that_cannot_be_compared_are_refused(verify: Command, tmp_path: P
     assert (nothing.code, nothing.error) == (2, f"error: {tmp_path} is not a trace: it has no trace.json")
     another = verify("diff", good, write(tmp_path / "another", {"mean loss": 1.0}))
     assert (another.code, another.error.endswith("have no tensor in common")) == (2, True)
-    write_rank(single, 0, 2, [Piece(0, "loss", (1,), np.ones(4))])
+    write_rank(single, 0, 2, [TensorPart(0, "loss", (1,), np.ones(4))])
     overlapping = verify("diff", good, single)
     assert overlapping.code == 6
     assert overlapping.error.startswith(f"error: {single}: shards of loss in iteration 1 overlap: ")
     for start, said in (((1, 2), "rank-2.safetensors is not what a rank recorded: "), ((1 << 70,), "lies outside")):
-        write_rank(single, 0, 2, [Piece(0, "loss", start, np.ones(4))])
+        write_rank(single, 0, 2, [TensorPart(0, "loss", start, np.ones(4))])
         damaged = verify("diff", good, single)
         assert (damaged.code, said in damaged.error) == (6, True), damaged.err
     (single / "draw-0" / "rank-1.safetensors").write_bytes(b"\x00" * 40)

@@ -1,4 +1,4 @@
-"""Which pairs a BERT sees: a pure function of (seed, iteration, data-parallel coordinate). Imports no torch."""
+"""Sentence pairs of each BERT iteration, a function of (seed, iteration, data-parallel rank). Imports no torch."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from engine.data.batches import Microbatch, PairArrays, place_groups
 
 
 class PairSource:
-    """Samples of one token file, or of several by their weights."""
+    """Samples of one token file, or of several blended by weight."""
 
     def __init__(
         self, parts: Sequence[tuple[TokenFile, float]], vocabulary: Vocabulary, seq_length: int, seed: int
@@ -26,7 +26,7 @@ class PairSource:
         self._blend = blending_indices(self._weights, 0)
 
     def prepare(self, num_samples: int | None = None) -> int:
-        """Make so many samples known, or those of one pass until a file has no more, and return how many there are."""
+        """Prepare `num_samples` samples and return their number. By default they end when a file runs out."""
         sizes = np.array([len(samples) for samples in self._samples])
         if len(sizes) > 1:
             self._blend = blending_indices(self._weights, num_samples or int(sizes.sum()) + 1)
@@ -36,7 +36,7 @@ class PairSource:
         return num_samples
 
     def microbatch(self, numbers: Sequence[int], places: tuple[int, ...]) -> Microbatch:
-        """The samples of these numbers."""
+        """A microbatch of the samples with these numbers."""
         samples = [self._sample(number) for number in numbers]
         return Microbatch(
             np.stack([sample.tokens for sample in samples]),
@@ -57,7 +57,7 @@ class PairSource:
 
 
 class PairTrainingBatches:
-    """Training samples in their order."""
+    """Training samples in order."""
 
     def __init__(self, source: PairSource, schedule: BatchSchedule, microbatch_size: int, iterations: int) -> None:
         self._source, self._schedule, self._micro = source, schedule, microbatch_size
@@ -70,7 +70,7 @@ class PairTrainingBatches:
 
 
 class PairValidationBatches:
-    """Samples of the validation split, each once, always with the same masks."""
+    """Samples of the validation split, each once, with fixed masks."""
 
     are_streams: ClassVar = False
 
@@ -86,8 +86,7 @@ class PairValidationBatches:
 
 
 def read_vocabulary(tokenizer: Path | None, vocab_size: int) -> Vocabulary:
-    """The table of a tokenizer's directory; without one, of a made-up vocabulary in which one token in four ends a
-    sentence, for random tokens."""
+    """The word table of a tokenizer's directory. Without one, every fourth token ends a sentence, for random tokens."""
     if tokenizer is not None:
         return Vocabulary.of(Tokenizer.load(tokenizer))
     every = np.ones(vocab_size, np.bool_)

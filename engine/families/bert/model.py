@@ -1,8 +1,8 @@
-"""BERT as Megatron-LM trains it: masked tokens, sentence order, and the layer norms in one of two places.
+"""BERT as Megatron-LM trains it: masked tokens, sentence order, and two orders of layer norms.
 
-*Rearranged* (2019 paper, Section 5.3, Figure 7 b): x + f(LN(x)), a residual stream that no norm interrupts. *Original*
-(Figure 7 a, Devlin et al. 2019): LN(x + f(x)). The second is the first with the residual taken after the norm: the norm
-that closes a block of one is the norm that opens the next of the other, so both have the same parameters and names.
+*Rearranged* (2019 paper, Section 5.3, Figure 7 b) is x + f(LN(x)). *Original* (Figure 7 a, Devlin et al. 2019) is
+LN(x + f(x)), which equals the first with the residual taken after the norm: the norm that closes a block of one order
+opens the next block of the other. So both have the same parameters and names.
 
 GeLU is exact (erf). Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabulary, t
 tensor-parallel ranks, m masked positions of the microbatch.
@@ -28,7 +28,7 @@ from engine.rng import Dropout
 
 
 class BidirectionalAttention(SelfAttention):
-    """Multi-head attention from every position to every real token, with heads divided over the tp axis."""
+    """Attention from every position to every token but padding, with heads divided over the tp axis."""
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None, is_token: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         heads = self.num_heads // self.axis.size
@@ -60,7 +60,7 @@ class ExactMLP(MLP):
 
 
 class BertLayer(TransformerLayer):
-    """Attention, then MLP, each after a norm, added to what was before the norm or, in the original order, after it."""
+    """Attention and MLP, each after a norm. The residual is taken before the norm, in the original order after it."""
 
     attention_class, mlp_class = BidirectionalAttention, ExactMLP
 
@@ -93,7 +93,7 @@ class BertEmbedding(Embedding):
 
 
 class MaskedHead(nn.Module):
-    """What a token is, from its state: dense, GeLU, layer norm, then the word embedding with a bias of its own."""
+    """Prediction of masked tokens: dense layer, GeLU, layer norm, then the word embedding and a bias."""
 
     shard_dims = {"bias": 0}  # noqa: RUF012
 
@@ -105,7 +105,7 @@ class MaskedHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.padded_vocab_size // mesh.tp.size))
 
     def forward(self, hidden: torch.Tensor, words: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-        """Logits [m, v/t] at the places of a mask [s, b], from states [s, b, h] and the word embedding [v/t, h]."""
+        """Logits [m, v/t] where the mask [s, b] is True, from states [s, b, h] and the word embedding [v/t, h]."""
         states = self.layernorm(F.gelu(self.dense(hidden)))
         states = enter_tensor_parallel(states, self.mesh.tp, self.mesh.sequence_parallel)
         return linear(states[where], words, self.bias)
@@ -140,11 +140,11 @@ class BERT(StageModel):
         return self.final_layernorm(x) if self.stage.is_last else x
 
     def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
-        """A summary of each pair, [b, h], from the state of its first position in [s, b, h]."""
+        """Summary of each pair, [b, h], from the first position of states [s, b, h]."""
         return torch.tanh(self.pooler(hidden[0]))
 
     def masked_losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy at each masked position, [b, s], zero where the target is negative."""
+        """Cross-entropy at each masked position, [b, s]; zero where the target is negative."""
         where = targets.T >= 0  # [s, b]
         logits = self.masked_head(hidden, self.embedding.word_embeddings.weight, where)  # [m, v/t]
         masked_losses = vocab_parallel_cross_entropy(logits, targets.T[where], self.config.vocab_size, self.mesh.tp)
@@ -153,10 +153,10 @@ class BERT(StageModel):
         return losses.T
 
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """In training, the mean loss over masked positions plus that of sentence order, a scalar.
+        """Mean loss over masked positions plus the loss of sentence order, a scalar.
 
-        In evaluation the masked positions' alone, averaged over each sequence and then over sequences, so that its
-        exponential is the masked-LM perplexity and depends on no batch.
+        Evaluation leaves sentence order out and averages over each sequence, then over sequences. So the exponential is
+        the masked-LM perplexity and does not depend on batches.
         """
         pairs = batch.pairs or _one_part(batch.tokens)
         losses = self.masked_losses(hidden, batch.targets)

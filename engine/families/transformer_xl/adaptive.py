@@ -1,8 +1,8 @@
-"""Embedding and softmax that spend less on rare words (Grave et al. 2017; Baevski & Auli 2019).
+"""Adaptive embedding and softmax, which spend less on rare words (Grave et al. 2017; Baevski & Auli 2019).
 
-Token ids are in order of falling frequency. Ids below the first cutoff are the head, with the whole width; each further
-cluster has a width smaller by `div_value` and a projection. Input and output share embeddings and projections.
-Shapes: n rows, h hidden, v vocabulary.
+Token ids are sorted by falling frequency. The head, ids below the first cutoff, has the full width. Each tail cluster
+has a projection and a width smaller by `div_value`. Input and output share embeddings and projections. Shapes: n rows,
+h hidden, v vocabulary.
 """
 
 import torch
@@ -14,7 +14,7 @@ from engine.linear import linear
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Token ids [b, s] → [s, b, h], and states to log-probabilities or losses over the clusters."""
+    """Token ids [b, s] → [s, b, h], and states → log-probabilities or losses."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class AdaptiveEmbedding(nn.Module):
         return embedded.view(tokens.size(1), tokens.size(0), -1)
 
     def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy of each target [n] from states [n, h]; a tail's logits are made for its own targets alone."""
+        """Cross-entropy of each target [n] from states [n, h]. A tail computes logits for its own targets only."""
         head = self._head(hidden)  # [n, first cutoff + tails]
         places = targets.clamp(max=self.bounds[1])
         for cluster in range(1, len(self.words)):
@@ -49,7 +49,7 @@ class AdaptiveEmbedding(nn.Module):
         return losses
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Of every word, [..., h] → [..., v]."""
+        """Log-probabilities of all words, [..., h] → [..., v]."""
         first, head = self.bounds[1], self._head(hidden)
         tails = [
             head[..., first + cluster - 1, None] + self._tail(hidden, cluster) for cluster in range(1, len(self.words))
@@ -66,7 +66,7 @@ class AdaptiveEmbedding(nn.Module):
         return linear(embedded, self.projections[cluster - 1]) if cluster else embedded
 
     def _members(self, tokens: torch.Tensor, cluster: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which of the tokens are in the cluster, and their numbers there."""
+        """Indices of the tokens in the cluster, and their ids within it."""
         low, high = self.bounds[cluster], self.bounds[cluster + 1]
         rows = ((tokens >= low) & (tokens < high)).nonzero().squeeze(1)
         return rows, tokens[rows] - low

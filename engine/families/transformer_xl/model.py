@@ -1,8 +1,8 @@
-"""Transformer-XL: segments read one after the other, with the states of earlier ones in memory (Dai et al. 2019).
+"""Transformer-XL: segments read one after the other, with a memory of earlier states (Dai et al. 2019).
 
-Post-LN layers, ReLU, relative positions, embedding scaled by √h and tied to the output head, as in the authors' code
-for WikiText-103, but with u and v of every layer its own and the encoding of distances not dropped out. Full
-recomputation goes layer by layer, as every layer's input is in memory anyway.
+Post-LN layers, ReLU, relative positions, and an embedding scaled by √h and tied to the output head, as in the authors'
+code for WikiText-103. Two things differ: each layer has its own u and v, and the encoding of distances has no dropout.
+Full recomputation goes layer by layer, because the memory holds every layer's input anyway.
 
 Shapes: b microbatch, s segment, m memory, h hidden, v padded vocabulary, t tensor-parallel ranks.
 """
@@ -30,7 +30,7 @@ from engine.rng import Dropout
 
 
 class TiedEmbedding(nn.Module):
-    """The whole vocabulary at the whole width, divided over the tensor-parallel axis."""
+    """Word embedding at full width, divided over the tensor-parallel axis."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class TransformerXLLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, memory: torch.Tensor | None, encoding: torch.Tensor, dropout: Dropout | None
     ) -> torch.Tensor:
-        """[s, b, h] with a memory [m, b, h] of this layer's inputs → [s, b, h]."""
+        """[s, b, h] and a memory [m, b, h] of this layer's earlier inputs → [s, b, h]."""
         site = f"layers.{self.layer}"
         attention = self.self_attention(x, memory, encoding, dropout)
         x = self.attention_layernorm(x + drop(attention, f"{site}.attention_output", dropout, self.mesh))
@@ -79,7 +79,7 @@ class TransformerXLLayer(nn.Module):
 
 
 class TransformerXL(CausalModel):
-    """Language model with memory over token ids, or one stage of it; post-LN layers need no scaling by depth."""
+    """Language model with memory, or one pipeline stage of it. Post-LN layers need no scaling by depth."""
 
     embedding: TiedEmbedding | AdaptiveEmbedding
     scales_residual = False
@@ -108,7 +108,7 @@ class TransformerXL(CausalModel):
     def hidden_states(
         self, inputs: torch.Tensor, dropout: Dropout | None = None, recurrence: Recurrence | None = None
     ) -> torch.Tensor:
-        """What the stage hands on, [s, b, h]; without a recurrence the segment stands alone."""
+        """Output of the stage, [s, b, h]. Without a recurrence the segment has no memory."""
         x = inputs
         if self.stage.is_first:
             x = drop(self.embedding(inputs) * math.sqrt(self.config.hidden_size), "embedding", dropout, self.mesh)
@@ -127,10 +127,10 @@ class TransformerXL(CausalModel):
         return x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, x.size(2)))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """States [..., h] → this rank's logits [..., v/t]; with adaptive softmax log-probabilities."""
+        """States [..., h] → this rank's logits [..., v/t], or log-probabilities of an adaptive softmax."""
         return self.embedding.logits(hidden)
 
     def _remember(self, memory: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-        """The newest states of a memory and a segment, without their history."""
+        """The newest states of memory and segment, detached."""
         states = x if memory is None else torch.cat([memory, x])
         return states[max(len(states) - self.config.transformer_xl.memory_length, 0) :].detach()

@@ -1,4 +1,4 @@
-"""Attention by content and by distance, over this segment and a memory of earlier ones (Dai et al. 2019, Section 3.3).
+"""Attention by content and distance, over a segment and the memory of earlier ones (Dai et al. 2019, Section 3.3).
 
 Shapes: b microbatch, s segment, m memory, k = m + s, h hidden, n heads, d head dim, t tensor-parallel ranks.
 """
@@ -18,9 +18,9 @@ from engine.rng import Dropout
 
 
 def distance_encoding(length: int, hidden_size: int, device: torch.device) -> torch.Tensor:
-    """Sinusoids of the distances length − 1 … 0, [length, h] float64: sines, then cosines, of 10000^(−2i/h) · distance.
+    """Encoding R of distances length − 1 … 0, [length, h] float64: sines, then cosines, of 10000^(−2i/h) · distance.
 
-    The encoding R of Dai et al. 2019, from Vaswani et al. 2017, Section 3.5, in the order of the authors' code.
+    Dai et al. 2019, from Vaswani et al. 2017, Section 3.5, in the order of the authors' code.
     """
     distances = torch.arange(length - 1, -1, -1, dtype=torch.float64, device=device)
     powers = torch.arange(0, hidden_size, 2, dtype=torch.float64, device=device) / hidden_size
@@ -29,9 +29,9 @@ def distance_encoding(length: int, hidden_size: int, device: torch.device) -> to
 
 
 class RelativeAttention(nn.Module):
-    """Causal attention whose scores are (q + u)·k + (q + v)·r(distance), heads divided over the tensor-parallel axis.
+    """Causal attention with scores (q + u)·k + (q + v)·r(distance), heads divided over the tensor-parallel axis.
 
-    u and v are learned vectors of each head, of every layer its own. There are no biases.
+    u and v are learned vectors of each head and layer. There are no biases.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"content_bias": 0, "position_bias": 0}
@@ -50,7 +50,7 @@ class RelativeAttention(nn.Module):
     def forward(
         self, x: torch.Tensor, memory: torch.Tensor | None, encoding: torch.Tensor, dropout: Dropout | None
     ) -> torch.Tensor:
-        """[s, b, h] with a memory [m, b, h] and the encoding [k, h] of distances → [s, b, h]."""
+        """[s, b, h], a memory [m, b, h] and the encoding [k, h] of distances → [s, b, h]."""
         context = x if memory is None else torch.cat([memory, x])  # [k, b, h]
         k, b, _ = context.shape
         heads = self.num_heads // self.axis.size
@@ -78,9 +78,9 @@ class RelativeAttention(nn.Module):
 
 
 def _shift(scores: torch.Tensor) -> torch.Tensor:
-    """From columns by distance k − 1 … 0 to columns by key: column j of row i is the distance i + m − j.
+    """Turn columns by distance k − 1 … 0 into columns by key. Column j of row i is then the distance i + m − j.
 
-    Row i moves left by s − 1 − i (Dai et al. 2019, Appendix B); what lies in the future is not defined.
+    Row i moves left by s − 1 − i (Dai et al. 2019, Appendix B). Columns of future keys are undefined.
     """
     b, n, s, k = scores.shape
     return torch.nn.functional.pad(scores, (1, 0)).view(b, n, k + 1, s)[:, :, 1:].view(b, n, s, k)

@@ -1,1 +1,1 @@
-"""Triton kernels for GPUs. Checked under Triton's interpreter; none has run on a GPU yet (`mlm-bench gpu`)."""
+"""Triton kernels for GPUs, checked under Triton's interpreter. None has run on a GPU yet."""

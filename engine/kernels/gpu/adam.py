@@ -1,4 +1,4 @@
-"""Adam's update over flat storage in one Triton pass, which also writes the model's weights in their own format."""
+"""Adam's update over flat storage in one Triton pass, which also writes the model's weights in their own dtype."""
 
 import torch
 import triton
@@ -13,7 +13,7 @@ def fused(
     weights: torch.Tensor, copy: torch.Tensor | None, gradient: torch.Tensor, exp_avg: torch.Tensor,
     exp_avg_sq: torch.Tensor, step: AdamStep,
 ) -> None:  # fmt: skip
-    """One step of AdamW on flat fp32 weights and moments; `copy` has the new weights in its own format."""
+    """Update flat fp32 weights and moments by AdamW. `copy` receives the new weights in its own dtype."""
     out = weights if copy is None else copy
     _launch(weights, out, gradient, exp_avg, exp_avg_sq, step, step.corrections, copy is not None, False)
 
@@ -22,7 +22,7 @@ def fused_direction(
     weights: torch.Tensor, gradient: torch.Tensor, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor, step: AdamStep,
     is_corrected: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """m/(√v + ε) + λ·weights, the moments moved on and, if so, corrected for their start; weights are not changed."""
+    """Update the moments and return m/(√v + ε) + λ·weights. The weights do not change."""
     direction = torch.empty_like(weights)
     corrections = step.corrections if is_corrected else (1.0, 1.0)
     _launch(weights, direction, gradient, exp_avg, exp_avg_sq, step, corrections, False, True)
@@ -33,7 +33,7 @@ def _launch(
     weights: torch.Tensor, out: torch.Tensor, gradient: torch.Tensor, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor,
     step: AdamStep, corrections: tuple[float, float], has_copy: bool, is_direction: bool,
 ) -> None:  # fmt: skip
-    """On contiguous flat tensors."""
+    """Launch the kernel on contiguous flat tensors."""
     _adam[(triton.cdiv(len(weights), ELEMENTS),)](
         weights, out, gradient, exp_avg, exp_avg_sq, len(weights), step.clipping, step.learning_rate, step.weight_decay,
         1 - step.beta1, step.beta2, 1 - step.beta2, *corrections, step.epsilon, has_copy, is_direction, ELEMENTS,

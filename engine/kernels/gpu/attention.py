@@ -1,9 +1,8 @@
-"""Attention with dropout as Triton kernels that keep of all scores one number per query (Dao et al. 2022, 2023, arXiv
-2205.14135 and 2307.08691), with the mask of `engine.rng`, which torch's own flash kernels cannot have.
+"""Flash attention with dropout in Triton (Dao et al. 2022, 2023, arXiv 2205.14135 and 2307.08691).
 
-The mask is drawn once, by a kernel of its own, and kept for the backward pass with a bit for each score. Nothing is
-added up in an order that could change. Shapes: s sequence, b microbatch, n heads, d head dim; w is d rounded up to a
-power of two; a program works on m queries and c keys at a time.
+Torch's own flash kernels cannot use the dropout mask of `engine.rng`. Here a separate kernel draws the mask once, one
+bit per score, and backward reuses it. All sums have a fixed order. Shapes: s sequence, b microbatch, n heads, d head
+dim; w is d rounded up to a power of two; a program handles m queries and c keys at a time.
 """
 
 import math
@@ -23,7 +22,7 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 class Tiles(NamedTuple):
-    """What a program works on at a time, and with how much."""
+    """Queries and keys that a program handles at a time, its warps and pipeline stages."""
 
     queries: int
     keys: int
@@ -35,12 +34,12 @@ HOPPER = 90
 
 
 def width_of(d: int) -> int:
-    """Columns of a tile for a head dim."""
+    """Columns of a tile: the head dim rounded up to a power of two."""
     return max(triton.next_power_of_2(d), 16)
 
 
 def compute_capability() -> int:
-    """Of the GPU that is compiled for; an H100's under Triton's interpreter, which compiles for none."""
+    """Compute capability of the current GPU. Under Triton's interpreter it is an H100's."""
     try:
         return int(driver.active.get_current_target().arch)
     except RuntimeError:
@@ -48,7 +47,7 @@ def compute_capability() -> int:
 
 
 def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
-    """Of the outputs, of the queries' gradients, of those of keys and values: what registers and shared memory hold."""
+    """Tiles for outputs, for gradients of queries, and for gradients of keys and values, by registers and memory."""
     width = width_of(d)
     if dtype == torch.float32:
         return (Tiles(32, 32, stages=1),) * 3
@@ -62,8 +61,8 @@ def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
 def flash(query_key_value: torch.Tensor, mask: DropoutMask | None, visible: torch.Tensor | None = None) -> torch.Tensor:
     """Outputs of all heads, [s, b, n·d], from queries, keys and values [s, b, n, 3, d].
 
-    Causal, or a query sees the keys where `visible` [b, s, s] is True; with dropout one that sees none gives 0. Without
-    dropout torch's scaled-dot-product attention chooses among its flash kernels.
+    Attention is causal, or over the keys where `visible` [b, s, s] is True. With dropout, a query without any key gives
+    0. Without dropout, torch's scaled-dot-product attention chooses among its own flash kernels.
     """
     if mask is None:
         return reference(query_key_value, mask, visible)
@@ -113,7 +112,7 @@ class _Flash(torch.autograd.Function):
 
 @triton.jit
 def _draw(keys, bits, first_row, threshold, s, n, is_causal: tl.constexpr, r: tl.constexpr):
-    """The mask's bits, 8 in a byte, of `r` queries and 128 keys; none where no key is seen."""
+    """Write the mask's bits, 8 per byte, for `r` queries and 128 keys. Tiles without visible keys are skipped."""
     group, start = tl.program_id(2), tl.program_id(0) * r
     if (tl.program_id(1) * 128 < start + r) | (not is_causal):
         query = start + tl.arange(0, r)
@@ -126,7 +125,7 @@ def _draw(keys, bits, first_row, threshold, s, n, is_causal: tl.constexpr, r: tl
 
 @triton.jit
 def _tile(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr):
-    """Rows of one head from `first` on, [r, w], zero where there are none."""
+    """Load rows of one head, [r, w], starting at `first`. Missing rows are zero."""
     row, column = tl.arange(0, r)[:, None], tl.arange(0, w)[None, :]
     inside = (row < s - first) & (column < d)
     return tl.load(base + tl.cast(first, tl.int64) * stride + (row * stride + column), inside, 0.0)
@@ -141,7 +140,7 @@ def _put(base, first, stride, value, s, r: tl.constexpr, d: tl.constexpr, w: tl.
 
 @triton.jit
 def _seen(visible, sample, query, key, s, is_causal: tl.constexpr):
-    """Whether queries see keys, one of which is a column and one a row."""
+    """True where a query sees a key. One of the two is a column, the other a row."""
     if is_causal:
         return key <= query
     inside = (query < s) & (key < s)
@@ -150,7 +149,7 @@ def _seen(visible, sample, query, key, s, is_causal: tl.constexpr):
 
 @triton.jit
 def _stays(bits, group, query, key, s):
-    """Whether weights stay, of queries and keys one of which is a column and one a row."""
+    """True where a weight is not dropped. Queries are a column and keys a row, or the reverse."""
     row = (s + 127) // 128 * 16
     at = tl.minimum(query, s - 1) * row + key // 128 * 16 + key % 16
     return (tl.load(bits + group.to(tl.int64) * s * row + at) >> (key % 128 // 16).to(tl.uint8)) & 1 != 0
@@ -161,7 +160,7 @@ def _attend(
     q, base, visible, bits, scale, s, n, stride, group, query, start, top, total, mixed,
     is_causal: tl.constexpr, is_edge: tl.constexpr, c: tl.constexpr, d: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
-    """Largest score, sum and mixture of the values with `c` keys more; at an edge not all of them are seen."""
+    """Add `c` keys to the largest score, the sum and the mixture of values. At an edge some of them are hidden."""
     key = start + tl.arange(0, c)
     k, v = _tile(base + d, start, stride, s, c, d, w), _tile(base + 2 * d, start, stride, s, c, d, w)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
@@ -208,7 +207,7 @@ def _forward(
 
 @triton.jit
 def _inner(gradient, context, inner, s, b, n, d: tl.constexpr, m: tl.constexpr, w: tl.constexpr):
-    """Of each query, the inner product of its output and that one's gradient."""
+    """Write the inner product of each query's output and the output's gradient."""
     group = tl.program_id(1)
     first, at, stride = tl.program_id(0) * m, group.to(tl.int64) * d, b * n * d
     given = _tile(gradient + at, first, stride, s, m, d, w).to(tl.float32)
@@ -222,7 +221,7 @@ def _query_slopes(
     q, given, base, visible, bits, keep_scale, scale, s, n, stride, group, query, start, log_sum, inner, total,
     is_causal: tl.constexpr, is_edge: tl.constexpr, c: tl.constexpr, d: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
-    """The queries' gradient with what `c` keys more add to it."""
+    """Add the contribution of `c` keys to the gradient of the queries."""
     key = start + tl.arange(0, c)
     k, v = _tile(base + d, start, stride, s, c, d, w), _tile(base + 2 * d, start, stride, s, c, d, w)
     weights = tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee") * scale - log_sum[:, None])
@@ -267,7 +266,7 @@ def _key_slopes(
     k, v, base, gradient, sums, inners, visible, bits, keep_scale, scale, s, b, n, group, key, row, to_key, to_value,
     is_causal: tl.constexpr, m: tl.constexpr, d: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of keys and values with what `m` queries more add to them."""
+    """Add the contribution of `m` queries to the gradients of keys and values."""
     query, at = row + tl.arange(0, m), group.to(tl.int64) * s
     q = _tile(base, row, b * n * 3 * d, s, m, d, w)
     given = _tile(gradient + group.to(tl.int64) * d, row, b * n * d, s, m, d, w)

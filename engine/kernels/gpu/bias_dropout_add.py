@@ -1,6 +1,6 @@
 """Bias, dropout and residual addition, and dropout alone, in one Triton pass each way.
 
-Nothing is kept: the backward pass makes the mask again. Shapes: s sequence, b microbatch, h hidden.
+Nothing is kept: backward recomputes the mask. Shapes: s sequence, b microbatch, h hidden.
 """
 
 import torch
@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 
 from engine.kernels.dropout_mask import DropoutMask
-from engine.kernels.gpu.masks import BLOCK, Context, kept, mask_arguments
+from engine.kernels.gpu.masks import BLOCK, Context, mask_arguments, stays
 
 ROWS, MASK_BLOCKS, STEPS = 8, 4, 16
-"""A tile, its columns in blocks of the mask, and how many of them a program of the backward pass goes through."""
+"""Rows of a tile, columns of a tile in blocks of the mask, and tiles per program in backward."""
 
 
 class _BiasDropoutAdd(torch.autograd.Function):
@@ -53,11 +53,11 @@ class _BiasDropoutAdd(torch.autograd.Function):
 
 
 fused = _BiasDropoutAdd.apply
-"""residual + dropout(x + bias), of x and residual [s, b, h] and bias [h]; (x, bias, residual, mask)."""
+"""residual + dropout(x + bias), for x and residual [s, b, h] and bias [h]; (x, bias, residual, mask)."""
 
 
 def dropout(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
-    """x [s, b, h] with what is not kept set to zero and the rest multiplied by 1/(1 − p)."""
+    """x [s, b, h] with dropped elements set to zero and the others multiplied by 1/(1 − p)."""
     output: torch.Tensor = _BiasDropoutAdd.apply(x, None, None, mask)
     return output
 
@@ -76,7 +76,8 @@ def _bias_dropout_add(
         value += tl.load(bias + column, column < h, 0.0).to(tl.float32)
     if has_mask:
         key = tl.load(keys + row % b)
-        value = tl.where(kept(key, first_row + row // b, tl.program_id(1) * c, threshold, r, c), value * scale, 0.0)
+        keep = stays(key, first_row + row // b, tl.program_id(1) * c, threshold, r, c)
+        value = tl.where(keep, value * scale, 0.0)
     if has_residual:
         value += tl.load(residual + at, inside, 0.0).to(tl.float32)
     tl.store(output + at, value, inside)
@@ -96,7 +97,9 @@ def _gradient(
         value = tl.load(gradient + at, inside, 0.0).to(tl.float32)
         if has_mask:
             key = tl.load(keys + row % b)
-            value = tl.where(kept(key, first_row + row // b, tl.program_id(1) * c, threshold, r, c), value * scale, 0.0)
+            value = tl.where(
+                stays(key, first_row + row // b, tl.program_id(1) * c, threshold, r, c), value * scale, 0.0
+            )
             tl.store(to_x + at, value, inside)
         if has_bias:
             total += tl.sum(value, 0)

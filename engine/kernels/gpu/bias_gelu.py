@@ -1,4 +1,4 @@
-"""Bias, then GeLU in its tanh form, one Triton pass each way; the bias's gradient is summed in a fixed order."""
+"""Bias and GeLU in its tanh form, in one Triton pass each way. The bias's gradient is summed in a fixed order."""
 
 import math
 
@@ -11,7 +11,7 @@ from engine.kernels.gpu.masks import Context
 SLOPE = tl.constexpr(2.0 * math.sqrt(2.0 / math.pi))
 CUBIC = tl.constexpr(0.044715)
 ROWS, COLUMNS, STEPS = 8, 512, 16
-"""A tile, and how many of them, one below the other, a program of the backward pass goes through."""
+"""Rows and columns of a tile, and tiles per program in backward."""
 
 
 class _BiasGelu(torch.autograd.Function):
@@ -37,12 +37,12 @@ class _BiasGelu(torch.autograd.Function):
 
 
 fused = _BiasGelu.apply
-"""GeLU(x + bias) of x [..., h] and bias [h], keeping x for the backward pass."""
+"""GeLU(x + bias) for x [..., h] and bias [h]. Only x is kept for backward."""
 
 
 @triton.jit
 def _odds(x):
-    """e to the power of minus the argument of σ: x is multiplied with 1/(1 + odds)."""
+    """e^(−z), where z is the argument of σ. GeLU is x / (1 + odds)."""
     exponent = (x + x * x * x * CUBIC) * -SLOPE
     return tl.exp(tl.where(exponent > 80.0, 80.0, exponent))
 

@@ -1,4 +1,4 @@
-"""The loops over logits of the chunked output projection and cross-entropy, as Triton kernels: a row per program."""
+"""Triton kernels for the logits of the chunked output projection and cross-entropy. A program handles one row."""
 
 import torch
 import triton
@@ -8,43 +8,39 @@ from engine.kernels.cross_entropy import LogitLoops, in_chunks
 from engine.parallel.mesh import Axis
 
 COLUMNS = 4096
-"""Logits of a row that a program works on at a time."""
+"""Logits that a program handles at a time."""
 CHUNK_BYTES = 1 << 28
-"""Most bytes of logits that exist at a time: some thousand positions, so that the products keep their speed."""
+"""Largest block of logits in memory: a few thousand positions, so that matrix products stay fast."""
 
 
 def chunked(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis
 ) -> torch.Tensor:
-    """Mean loss of targets [n] from hidden [n, h] and weight [v/t, h]; gradients are made along with it."""
-    return in_chunks(hidden, weight, targets, vocab_size, axis, ROWS, CHUNK_BYTES)
+    """Mean loss of targets [n] from hidden [n, h] and weight [v/t, h]. Gradients are computed along with the loss."""
+    return in_chunks(hidden, weight, targets, vocab_size, axis, LogitLoops(log_sum, softmax_gradient, CHUNK_BYTES))
 
 
 def log_sum(
-    logits: torch.Tensor, columns: int, targets: torch.Tensor, top: torch.Tensor, own: torch.Tensor, factor: float,
+    logits: torch.Tensor, columns: int, targets: torch.Tensor, top: torch.Tensor, sums: torch.Tensor, factor: float,
     is_whole: bool,
 ) -> None:  # fmt: skip
-    """For each row the largest logit, and in `own` [2, n] the sum of exponentials less that and the target's logit.
+    """Write each row's largest logit to `top` [n], and to `sums` [2, n] Σ exp(logit − top) and the target's logit.
 
-    With a `factor` the logits become their gradient where these are all columns (`is_whole`).
+    With a `factor` whole rows (`is_whole`) are overwritten by `factor` × the loss's gradient.
     """
     _log_sum[(len(logits),)](
-        logits, targets, top, own, columns, *logits.shape, factor, is_whole and factor > 0.0, COLUMNS, num_warps=8
+        logits, targets, top, sums, columns, *logits.shape, factor, is_whole and factor > 0.0, COLUMNS, num_warps=8
     )
 
 
 def softmax_gradient(
-    logits: torch.Tensor, columns: int, targets: torch.Tensor, mine: torch.Tensor, top: torch.Tensor,
-    own: torch.Tensor, factor: float,
-) -> torch.Tensor | None:  # fmt: skip
-    """Logits → `factor` × (softmax − one at the target), in place."""
+    logits: torch.Tensor, columns: int, targets: torch.Tensor, own_top: torch.Tensor, top: torch.Tensor,
+    sums: torch.Tensor, factor: float,
+) -> None:  # fmt: skip
+    """Turn logits into `factor` × (softmax − 1 at the target), in place."""
     _softmax_gradient[(len(logits),)](
-        logits, targets, top, own, columns, logits.size(1), factor, COLUMNS, num_warps=8
+        logits, targets, top, sums, columns, logits.size(1), factor, COLUMNS, num_warps=8
     )  # fmt: skip
-    return None
-
-
-ROWS = LogitLoops(log_sum, softmax_gradient)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Random bits of dropout masks from a Triton kernel, for what is not fused with its dropout."""
+"""Random bits of dropout masks from a Triton kernel, for dropout that is not fused."""
 
 import torch
 import triton
@@ -10,7 +10,7 @@ ROWS = 4
 
 
 def fused(keys: tuple[int, ...], first_row: int, rows: int, columns: int, device: torch.device) -> torch.Tensor:
-    """Bits as int16, [len(keys), rows, columns], of rows `first_row` and on."""
+    """Random bits as int16, [len(keys), rows, columns], starting at row `first_row`."""
     bits = torch.empty(len(keys), rows, columns, dtype=torch.int16, device=device)
     grid = (triton.cdiv(rows, ROWS), triton.cdiv(columns, BLOCK), len(keys))
     _fill[grid](torch.tensor(keys, dtype=torch.int64).to(device), bits, first_row, rows, columns, ROWS)

@@ -1,4 +1,4 @@
-"""Layer norm in one Triton pass each way; rows are whole in a program's registers."""
+"""Layer norm in one Triton pass each way. A program holds a whole row in registers."""
 
 import torch
 import triton
@@ -7,7 +7,7 @@ import triton.language as tl
 from engine.kernels.gpu.masks import Context, warps
 
 PROGRAMS = 528
-"""Of the backward pass, each with its part of the weight's gradient: four for each of an H200's 132 processors."""
+"""Programs of the backward pass, four for each of an H200's 132 processors. Each sums its part of the gradient."""
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -41,7 +41,7 @@ class _LayerNorm(torch.autograd.Function):
 
 
 fused = _LayerNorm.apply
-"""Rows of x [..., h] with mean 0 and variance 1, times weight [h], plus bias [h]; (x, weight, bias, epsilon)."""
+"""Rows of x [..., h], normalised, times weight [h], plus bias [h]; (x, weight, bias, epsilon)."""
 
 
 @triton.jit

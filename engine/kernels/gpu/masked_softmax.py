@@ -1,4 +1,4 @@
-"""Scale, mask and softmax in one Triton pass each way; a row of scores is whole in a program's registers.
+"""Scale, mask and softmax in one Triton pass each way. A program holds a whole row of scores in registers.
 
 Shapes: b microbatch, n heads, s queries, k keys.
 """
@@ -11,16 +11,16 @@ from engine.kernels.gpu.masks import Context, warps
 
 
 def fused(scores: torch.Tensor, scale: float, visible: torch.Tensor | None = None) -> torch.Tensor:
-    """Weights [b, n, s, k] of scores × scale: causal, or of the keys where `visible`, [b, 1, s or 1, k], is True.
+    """Softmax of scores [b, n, s, k] × scale over the keys: causal, or where `visible` [b, 1, s or 1, k] is True.
 
-    A query that sees no key gives 0.
+    A query without any key gives 0.
     """
     weights: torch.Tensor = _MaskedSoftmax.apply(scores, scale, visible)
     return weights
 
 
 class _MaskedSoftmax(torch.autograd.Function):
-    """Keeps the scores and not the weights, which are rounded."""
+    """Keeps the scores for backward, because the weights are rounded."""
 
     @staticmethod
     def forward(ctx: Context, scores: torch.Tensor, scale: float, visible: torch.Tensor | None) -> torch.Tensor:
@@ -47,7 +47,7 @@ class _MaskedSoftmax(torch.autograd.Function):
 def _weights(
     scores, visible, by_sample, by_query, by_key, scale, n, s, k, is_causal: tl.constexpr, width: tl.constexpr
 ):  # fmt: skip
-    """A row of weights, [width], in fp32."""
+    """One row of weights, [width], in fp32."""
     row = tl.program_id(0).to(tl.int64)
     query, sample = row % s, row // (n * s)
     key = tl.arange(0, width)
