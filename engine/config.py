@@ -3,9 +3,10 @@
 import math
 import re
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
+    Field,
     SerializerFunctionWrapHandler,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -15,6 +16,7 @@ from pydantic import (
 )
 
 from data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
+from engine.optimizers import OPTIMIZERS
 from lineage.config import Config
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp16-pure"]
@@ -207,7 +209,7 @@ class TrainConfig(Config):
     """`clipped-cosine` falls towards 0 and is clipped at the floor (the 2019 code); `cosine` (Megatron-LM since v2) and
     `linear` (BERT) fall to the floor exactly at the end; `exponential` rises from the floor to the peak, as the
     learning-rate finder wants it."""
-    optimizer: Literal["adam", "lamb", "lamb-clamped"] = "adam"
+    optimizer: Annotated[str, Field(json_schema_extra={"enum": [*OPTIMIZERS]})] = "adam"
     """`lamb` is You et al. 2020's, with bias correction; `lamb-clamped` that of "Scaling Transformer-XL to 128 GPUs",
     without it and with weight norms clamped to [0, 10]. Both take Adam's constants below."""
     weight_decay: float = 0.01
@@ -255,6 +257,8 @@ class TrainConfig(Config):
                 f"global_batch_size = {self.global_batch_size} is not a multiple of "
                 f"microbatch_size = {self.microbatch_size}"
             )
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer = {self.optimizer!r} is not one of {', '.join(OPTIMIZERS)}")
         if self.decay == "exponential" and not self.min_learning_rate:
             raise ValueError("an exponential schedule begins at min_learning_rate, which must be above 0")
         if self.rampup_batch_size:

@@ -2,17 +2,18 @@
 Hutter 2019; You et al. 2020, Algorithm 2).
 """
 
+import math
+from importlib import import_module
+
 import torch
 
 from engine.config import TrainConfig
 from engine.kernels.adam import AdamStep
 from engine.kernels.registry import kernel
 from engine.optim.flat import FlatGroup, FlatOptimizer
+from engine.optimizers import OPTIMIZERS
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
-
-CLAMP = 10.0
-"""Largest weight norm that counts in the clamped form."""
 
 
 class FlatAdamW(FlatOptimizer):
@@ -27,17 +28,16 @@ class FlatLamb(FlatOptimizer):
     """LAMB: x ← x − η·φ(‖x‖)/‖u‖·u with u = m̂/(√v̂ + ε) + λx; the ratio is 1 where either norm is 0.
 
     A tensor is a layer of the paper; its norms are those of the whole tensor, over every rank that holds a part of it.
-    The paper's form corrects the moments' bias and has φ(z) = z. The clamped form of "Scaling Transformer-XL to 128
-    GPUs" (cybertronai/pytorch-lamb) corrects nothing and has φ(z) = min(z, 10).
+    The paper's form corrects the moments' bias and has φ(z) = z.
     """
 
+    is_corrected, largest_norm = True, math.inf
+
     def update(self, group: FlatGroup, step: AdamStep) -> None:
-        moments, is_corrected = (group.exp_avg, group.exp_avg_sq), self.train.optimizer == "lamb"
-        adam_direction = kernel("adam_direction", group.master)
-        direction = adam_direction(group.master, group.own_gradient, *moments, step, is_corrected)
+        moments, adam_direction = (group.exp_avg, group.exp_avg_sq), kernel("adam_direction", group.master)
+        direction = adam_direction(group.master, group.own_gradient, *moments, step, self.is_corrected)
         weight_norms, norms = self._norms(group, group.master), self._norms(group, direction)
-        if self.train.optimizer == "lamb-clamped":
-            weight_norms.clamp_(max=CLAMP)
+        weight_norms.clamp_(max=self.largest_norm)
         ratios = torch.where((weight_norms > 0) & (norms > 0), weight_norms / norms, 1.0)
         scales = (-step.learning_rate * ratios).to(direction.dtype)
         for weights, change, scale in zip(group.pieces(group.master), group.pieces(direction), scales, strict=True):
@@ -61,9 +61,16 @@ class FlatLamb(FlatOptimizer):
         return squares.sqrt()
 
 
+class ClampedLamb(FlatLamb):
+    """LAMB of "Scaling Transformer-XL to 128 GPUs" (cybertronai/pytorch-lamb): no correction, φ(z) = min(z, 10)."""
+
+    is_corrected, largest_norm = False, 10.0
+
+
 def build_optimizer(
     parameters: list[ShardedParameter], train: TrainConfig, mesh: ParallelMesh, shard: bool = False
 ) -> FlatOptimizer:
     """The recipe's optimizer over these parameters; with `shard` its state is divided (ZeRO stage 1)."""
-    optimizer = FlatAdamW if train.optimizer == "adam" else FlatLamb
+    module, _, name = OPTIMIZERS[train.optimizer].partition(":")
+    optimizer: type[FlatOptimizer] = getattr(import_module(module), name)
     return optimizer(parameters, train, mesh, shard)

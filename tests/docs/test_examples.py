@@ -103,7 +103,7 @@ def test_an_example_does_what_it_shows(page: Path, copy: Path) -> None:
 
 
 def test_there_is_an_example_of_each_kind() -> None:
-    assert [page.stem for page in EXAMPLES] == ["experiment", "kernel", "measurement", "protocol", "stage"]
+    assert [page.stem for page in EXAMPLES] == ["experiment", "kernel", "measurement", "optimizer", "protocol", "stage"]
 
 
 def test_an_example_that_no_longer_fits_is_named() -> None:
