@@ -1,9 +1,9 @@
 """Checkpoints: tensors by global name in safetensors, sealed last, loadable at any layout.
 
 `iter_0000500/` holds model-*.safetensors and optimizer-*.safetensors (one pair per model-parallel rank), index.json,
-memory-*.safetensors (of a model with memory), config.json (model, twin rule, layout), state.json (iteration, optimizer
-steps, loss scale, recent losses, elapsed time), statistics.json (of each tensor), probe.json (the loss on a few
-samples), lineage.json (the run, its inputs, the checkpoints before this one), tokenizer/ and the completion marker.
+memory-*.safetensors (for a model with memory), config.json (model, twin rule, layout), state.json (iteration, optimizer
+steps, loss scale, recent losses, elapsed time), statistics.json (four numbers for each tensor), probe.json (the loss on
+a few samples), lineage.json (the run, its inputs, the earlier checkpoints), tokenizer/ and the completion marker.
 """
 
 import os
@@ -41,7 +41,7 @@ from lineage.run import MANIFEST, RunDirectory
 
 OPTIMIZER_STATE = ("exp_avg.", "exp_avg_sq.", "master.")
 ProbeLoss = Callable[[Probe], float]
-"""The loss of the model as it is now on a probe's samples; every rank calls it and has the result."""
+"""Loss of the current model on a probe's samples; every rank calls it and has the result."""
 
 
 class Ancestor(NamedTuple):
@@ -55,7 +55,7 @@ class Ancestor(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Where a run is and what it came from."""
+    """Progress of a run, and the checkpoints that it came from."""
 
     iteration: int = 0
     """Iterations finished."""
@@ -67,7 +67,7 @@ class TrainingState:
     recent: tuple[tuple[float, ...], ...] = ()
     """Loss and gradient norm of the last iterations, oldest first."""
     ancestors: tuple[Ancestor, ...] = ()
-    """Every checkpoint before, oldest first, also those that are no longer kept; its own parent is the last."""
+    """Every earlier checkpoint, oldest first, removed ones included; the last is the parent."""
 
 
 @dataclass(frozen=True)
@@ -81,34 +81,49 @@ class LoadedCheckpoint:
 
 
 def save_checkpoint(
-    run: Path,
-    config: RunConfig,
-    state: TrainingState,
-    parameters: Sequence[ShardedParameter],
-    optimizer: FlatOptimizer,
-    mesh: ParallelMesh,
-    tokenizer: Path,
-    probe: Probe | None = None,
+    run: Path, config: RunConfig, state: TrainingState, parameters: Sequence[ShardedParameter],
+    optimizer: FlatOptimizer, mesh: ParallelMesh, tokenizer: Path, probe: Probe | None = None,
     streams: StreamMemory | None = None,
-) -> TrainingState:
-    """Write the checkpoint of `state.iteration`; every rank calls it, each model-parallel rank writes its parts.
+) -> TrainingState:  # fmt: skip
+    """Write the checkpoint of `state.iteration`. Every rank calls it; each model-parallel rank writes its parts.
 
     Returns the state with this checkpoint as the last ancestor. Only the newest `train.keep_checkpoints` stay. Raises,
-    on every rank and with the former checkpoints untouched, Interrupted if the disk cannot take it, Diverged for a
-    tensor that is not finite and IntegrityFailure for one that was not written as it is.
+    on every rank and with the earlier checkpoints untouched, Interrupted if the disk cannot take it, Diverged for a
+    tensor that is not finite and IntegrityFailure for a tensor whose file does not hold what was in memory.
     """
     path = checkpoint_path(run, state.iteration)
     partial = path.with_name(f".{path.name}.partial")
     try:
-        _write(partial, run, config, state, parameters, optimizer, mesh, tokenizer, probe, streams)
         with mesh.all_or_none():
             if mesh.is_first:
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+        weights = {p.name: (p, p.local.data) for p in parameters if not p.is_copy}
+        moments = {f"{what}.{p.name}": (p, local) for p, what, local in optimizer.state() if not p.is_copy}
+        described: dict[str, Any] = {}
+        with mesh.all_or_none():
+            for kind, parts in (("model", weights), ("optimizer", moments)):
+                if mesh.dp.rank == 0:
+                    file = f"{kind}-tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}.safetensors"
+                    tensors = {name: tensor for name, (_, tensor) in parts.items()}
+                    numbers = measure_finite(tensors)
+                    shards.write_shard(partial / file, tensors)
+                    check_written(partial / file, numbers)
+                    described |= shards.describe(((name, p) for name, (p, _) in parts.items()), file, numbers)
+            if streams:
+                streams.save(partial)
+        descriptions = mesh.gather_objects(described)
+        with mesh.all_or_none():
+            if mesh.is_first:
+                _write_facts(partial, run, config, state, descriptions, probe)
+                shutil.copytree(tokenizer, partial / "tokenizer")
+                seal(partial)
                 publish_directory(partial, path)
                 remove_old(run, config.train.keep_checkpoints)
     except OSError as error:
         raise Interrupted(
             f"the checkpoint {path} cannot be written ({error.strerror}): make room and give the same command again; "
-            "those before it are kept"
+            "earlier checkpoints are kept"
         ) from error
     finally:
         if mesh.is_first:
@@ -117,56 +132,31 @@ def save_checkpoint(
     return replace(state, ancestors=(*state.ancestors, mesh.gather_objects(own)[0]))
 
 
-def _write(
-    partial: Path, run: Path, config: RunConfig, state: TrainingState, parameters: Sequence[ShardedParameter],
-    optimizer: FlatOptimizer, mesh: ParallelMesh, tokenizer: Path, probe: Probe | None, streams: StreamMemory | None,
+def _write_facts(
+    partial: Path, run: Path, config: RunConfig, state: TrainingState, descriptions: list[dict[str, Any]],
+    probe: Probe | None,
 ) -> None:  # fmt: skip
-    """Everything that a checkpoint has, sealed, under a hidden name."""
-    with mesh.all_or_none():
-        if mesh.is_first:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-    suffix = f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}.safetensors"
-    weights = {p.name: (p, p.local.data) for p in parameters if not p.is_copy}
-    moments = {f"{what}.{p.name}": (p, local) for p, what, local in optimizer.state() if not p.is_copy}
-    described: dict[str, Any] = {}
-    with mesh.all_or_none():
-        for kind, parts in (("model", weights), ("optimizer", moments)):
-            if mesh.dp.rank == 0:
-                tensors = {name: tensor for name, (_, tensor) in parts.items()}
-                numbers = measure_finite(tensors)
-                shards.write_shard(partial / f"{kind}-{suffix}", tensors)
-                check_written(partial / f"{kind}-{suffix}", numbers)
-                described |= shards.describe(((name, p) for name, (p, _) in parts.items()), f"{kind}-{suffix}", numbers)
-        if streams:
-            streams.save(partial)
-    descriptions = mesh.gather_objects(described)
-    with mesh.all_or_none():
-        if mesh.is_first:
-            index, statistics = shards.merge_descriptions(descriptions)
-            write_json(partial / INDEX, index)
-            write_json(partial / STATISTICS, statistics)
-            described_run = config.model_dump(mode="json", include={"name", "model", "twin", "parallel"})
-            write_json(partial / CONFIG, described_run)
-            write_json(partial / STATE, {name: v for name, v in vars(state).items() if name != "ancestors"})
-            manifest = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
-            came_from = {"run": manifest.get("identity"), "parents": manifest.get("parents")}
-            ancestors = [ancestor._asdict() for ancestor in state.ancestors]
-            write_json(partial / LINEAGE, {**came_from, "ancestors": ancestors})
-            if probe:
-                write_json(partial / PROBE, probe.to_json())
-            shutil.copytree(tokenizer, partial / "tokenizer")
-            seal(partial)
+    """Write everything but tensors and tokenizer."""
+    index, statistics = shards.merge_descriptions(descriptions)
+    write_json(partial / INDEX, index)
+    write_json(partial / STATISTICS, statistics)
+    write_json(partial / CONFIG, config.model_dump(mode="json", include={"name", "model", "twin", "parallel"}))
+    write_json(partial / STATE, {name: v for name, v in vars(state).items() if name != "ancestors"})
+    manifest = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
+    origin = {"run": manifest.get("identity"), "parents": manifest.get("parents")}
+    write_json(partial / LINEAGE, {**origin, "ancestors": [ancestor._asdict() for ancestor in state.ancestors]})
+    if probe:
+        write_json(partial / PROBE, probe.to_json())
 
 
 def as_ancestor(path: Path, iteration: int) -> Ancestor:
-    """How the checkpoints after it name this one."""
+    """The checkpoint as later checkpoints name it."""
     others = {name for name in sealed_files(path) if not name.startswith("model-")}
     return Ancestor(iteration, read_digest(path), content_digest(path, without=others))
 
 
 def remove_old(run: Path, keep: int) -> None:
-    """Remove all complete checkpoints but the newest `keep`; one that is half removed has no visible name."""
+    """Remove all complete checkpoints but the newest `keep`; a half-removed checkpoint has a hidden name."""
     for old in complete_checkpoints(run)[:-keep]:
         hidden = old.with_name(f".{old.name}.old-{os.getpid()}")
         os.replace(old, hidden)
@@ -176,11 +166,10 @@ def remove_old(run: Path, keep: int) -> None:
 def resume(
     run: Path, parameters: list[ShardedParameter], optimizer: FlatOptimizer, probe_loss: ProbeLoss
 ) -> TrainingState:
-    """The state of the newest checkpoint of `run` that can be trusted, loaded; iteration 0 if there is none yet.
+    """Load the newest checkpoint of `run` that can be trusted; the state of iteration 0 if the run has none.
 
     Digests, statistics and probe loss are compared. A checkpoint that fails is set aside under a hidden name, with a
-    warning, and the one before it is taken. Raises IntegrityFailure if there are checkpoints and none is in order.
-    Every rank calls it.
+    warning, and the next older one is taken. Raises IntegrityFailure if every checkpoint fails. Every rank calls it.
     """
     mesh = optimizer.mesh
     damaged: list[tuple[Path, IntegrityFailure]] = []
@@ -200,8 +189,8 @@ def resume(
                 aside = bad.with_name(f".{bad.name}.damaged")
                 shutil.rmtree(aside, ignore_errors=True)
                 os.replace(bad, aside)
-                kept = f"it is kept as {aside.name}, and training goes on from {path.name}"
-                print(f"warning: {failure}; {kept}", file=sys.stderr)
+                said = f"warning: {failure}; it is kept as {aside.name}, and training goes on from {path.name}"
+                print(said, file=sys.stderr)
         mesh.barrier()
         return state
     if damaged:
@@ -212,10 +201,10 @@ def resume(
 def load_checkpoint(
     path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer
 ) -> tuple[TrainingState, Probe | None]:
-    """Fill parameters and optimizer from the checkpoint, written at any layout; where the run was, and its probe.
+    """Fill parameters and optimizer from a checkpoint of any layout. Returns the run's progress and the probe.
 
-    Every rank calls it. Raises IntegrityFailure, on every rank, if files or the tensors read from them are not those
-    that were saved; parameters and optimizer are then neither old nor new.
+    Every rank calls it. Raises IntegrityFailure, on every rank, if files or tensors differ from what was saved;
+    parameters and optimizer are then partly overwritten.
     """
     mesh = optimizer.mesh
     loaded: dict[str, tuple[ShardedParameter, Numbers]] = {}
@@ -241,9 +230,9 @@ def load_checkpoint(
 def _read_all(
     path: Path, index: dict[str, Any], tensors: Iterable[tuple[ShardedParameter, str, torch.Tensor]]
 ) -> dict[str, tuple[ShardedParameter, torch.Tensor]]:
-    """Read each parameter's tensor of the name from the checkpoint in place; returns them by name.
+    """Read each named tensor into its place. Returns all of them by name.
 
-    A rank may have both the tied embedding and its copy, which have one name.
+    A rank may hold both the tied embedding and its copy, which share a name.
     """
     every, read = list(tensors), dict[str, tuple[ShardedParameter, torch.Tensor]]()
     for copies in (True, False):
@@ -260,25 +249,25 @@ def _read_state(path: Path) -> TrainingState:
         values["recent"] = tuple(map(tuple, values["recent"]))
         return TrainingState(**values, ancestors=tuple(Ancestor(**ancestor) for ancestor in ancestors or ()))
     except (TypeError, KeyError) as error:
-        raise IntegrityFailure(f"{path} does not say where its run was: {error}") from error
+        raise IntegrityFailure(f"{path / STATE} does not describe the progress of a run: {error}") from error
 
 
 def read_probe(path: Path) -> Probe | None:
-    """The probe stored with a checkpoint; what was imported has none."""
+    """The probe stored with a checkpoint; None for imported weights."""
     return parse_document(read_object(path / PROBE), Probe, str(path / PROBE)) if (path / PROBE).is_file() else None
 
 
 def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: bool = False) -> LoadedCheckpoint:
-    """The model of a checkpoint or run directory in evaluation mode, its digest checked.
+    """The model of a checkpoint or run directory in evaluation mode, with its digest checked.
 
-    With a mesh, this rank's part of it on the mesh's device. In fp32, or `as_stored` in the format it was trained in.
-    Raises BadInput for a directory that is neither or a mesh that does not divide the model, IntegrityFailure for a
+    With a mesh, it is this rank's part on the mesh's device. It is in fp32, or `as_stored` in its training format.
+    Raises BadInput for a directory of another kind or a mesh that does not divide the model, IntegrityFailure for a
     directory that is incomplete or changed.
     """
     mesh = mesh or serial_mesh()
     directory = resolve_checkpoint(path)
     if link := next((entry for entry in directory.rglob("*") if entry.is_symlink()), None):
-        raise IntegrityFailure(f"{link} is a symbolic link, which no checkpoint has")
+        raise IntegrityFailure(f"{link} is a symbolic link; a checkpoint contains none")
     digest = check_seal(directory)
     config = read_model_config(directory)
     check_tensor_parallel(config, mesh.tp.size, directory)
@@ -313,7 +302,7 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
 
 
 def read_model_config(directory: Path) -> ModelConfig:
-    """The model of a checkpoint. Raises IntegrityFailure if its config.json cannot be read, BadInput if it is wrong."""
+    """The model of a checkpoint. Raises IntegrityFailure if config.json cannot be read, BadInput if it is wrong."""
     path = directory / CONFIG
     return parse_config(read_object(path).get("model", {}), ModelConfig, str(path))
 

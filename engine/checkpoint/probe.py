@@ -13,13 +13,13 @@ from lineage.files import FileSchema
 
 FILE = "probe.json"
 SAMPLES, LENGTH = 8, 64
-"""Sequences, the first of the validation split, and most tokens of each: so few that a check costs one short batch."""
+"""The probe has the first 8 validation sequences, at most 64 tokens of each: a check costs one short batch."""
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure": 1e-2}
-"""Relative difference that another layout, machine or library may make in each number format."""
+"""Largest relative difference that another layout, machine or library makes in each number format."""
 
 
 class Probe(FileSchema):
-    """Samples and what the model made of them."""
+    """Samples and the loss of the saved model on them."""
 
     tokens: Annotated[tuple[tuple[NonNegativeInt, ...], ...], Field(min_length=1, max_length=SAMPLES)]
     """[samples, length + 1] token ids."""
@@ -27,28 +27,28 @@ class Probe(FileSchema):
     """Mean cross-entropy without dropout."""
     precision: str
     computed_on: dict[str, Any]
-    """All else that the bits of the loss may depend on: layout, numerics identity, threads."""
+    """Layout, numerics identity and threads, on which the bits of the loss may depend."""
 
     @field_validator("tokens")
     @classmethod
     def _is_a_batch(cls, tokens: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
         if len(set(map(len, tokens))) != 1 or not 2 <= len(tokens[0]) <= LENGTH + 1:
-            raise ValueError(f"they are not sequences of one length of 2 to {LENGTH + 1}")
+            raise ValueError(f"the sequences are not of one length from 2 to {LENGTH + 1}")
         return tokens
 
     def compare(self, loss: float, where: object, computed_on: dict[str, Any] | None = None) -> str | None:
-        """A warning where the loss is near but not equal although it was computed in the same way, else None.
+        """A warning if the loss is near but not equal although it was computed in the same way, else None.
 
-        Raises IntegrityFailure where it is not near: the weights are not those that were saved.
+        Raises IntegrityFailure if the loss is not near: the weights changed.
         """
         change = f"the loss on {len(self.tokens)} fixed samples is {loss!r} and was {self.loss!r} when it was saved"
         if not math.isclose(loss, self.loss, rel_tol=TOLERANCE.get(self.precision, 1e-4)):
-            raise IntegrityFailure(f"{where}: {change}: the weights are others, or this machine computes wrongly")
+            raise IntegrityFailure(f"{where}: {change}: the weights changed, or this machine miscomputes")
         if computed_on == self.computed_on and loss != self.loss:
-            return f"{change}, on the same layout and machine: what follows is not bit for bit what would have followed"
+            return f"{change}, on the same layout and machine: training will not go on bit for bit as before"
         return None
 
 
 def describe_computation(layout: Layout, device: torch.device) -> dict[str, Any]:
-    """What the bits of a loss may depend on besides weights and samples."""
+    """Layout, numerics identity and threads of this process."""
     return {**vars(layout), **numerics_identity(device.type == "cuda"), "threads": torch.get_num_threads()}

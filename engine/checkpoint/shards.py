@@ -1,6 +1,6 @@
 """Tensors of a divided model in files, found again by global name at any layout.
 
-Each tensor- and pipeline-parallel rank writes its parts to one safetensors file; `index.json` says for each global name
+Each tensor- and pipeline-parallel rank writes its parts to one safetensors file; `index.json` has for each global name
 the whole shape, the dim along which it is divided and the files that hold the parts in order.
 """
 
@@ -30,7 +30,7 @@ def write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write this rank's parts. Raises OSError when the file cannot be written."""
     try:
         save_file({name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:  # it has the number of the system's error in its text only
+    except SafetensorError as error:  # it has the errno in its text only
         number = re.search(r"(?:os error|code:) (\d+)", str(error))
         code = int(number[1]) if number else errno.EIO
         raise OSError(code, os.strerror(code), str(path)) from error
@@ -39,7 +39,7 @@ def write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 def describe(
     parts: Iterable[tuple[str, ShardedParameter]], file: str, numbers: Mapping[str, Numbers]
 ) -> dict[str, Entry]:
-    """What the index and the statistics need to know of the parts in one rank's file."""
+    """Entries of one rank's file, for the index and the statistics."""
     return {
         name: {"shape": list(p.global_shape), "dim": p.dim, "part": p.axis.rank, "file": file, "numbers": numbers[name]}
         for name, p in parts
@@ -47,7 +47,7 @@ def describe(
 
 
 def merge_descriptions(descriptions: Iterable[dict[str, Entry]]) -> tuple[dict[str, Entry], dict[str, Any]]:
-    """Index and statistics of all ranks' files. A tensor that is not divided is taken from the first file with it."""
+    """Index and statistics of all ranks' files. An undivided tensor is taken from the first file that has it."""
     merged: dict[str, Entry] = {}
     for description in descriptions:
         for name, part in description.items():
@@ -63,9 +63,9 @@ def merge_descriptions(descriptions: Iterable[dict[str, Entry]]) -> tuple[dict[s
 
 
 def read_whole(directory: Path, index: dict[str, Entry], name: str) -> torch.Tensor:
-    """A tensor as the undivided model has it, in its own number format.
+    """A whole tensor in its own number format.
 
-    Raises IntegrityFailure if the index or a file does not have it.
+    Raises IntegrityFailure if the index or a file lacks it.
     """
     parts = []
     try:
@@ -84,7 +84,7 @@ def read_whole(directory: Path, index: dict[str, Entry], name: str) -> torch.Ten
 def read_into(
     directory: Path, index: dict[str, Entry], wanted: Mapping[str, tuple[ShardedParameter, torch.Tensor]]
 ) -> None:
-    """Copy this rank's part of each wanted tensor into place, whatever the layout it was written at.
+    """Copy this rank's part of each wanted tensor into place, from a checkpoint of any layout.
 
     Raises IntegrityFailure for missing, unexpected or misshapen tensors and for files that cannot be read.
     """
@@ -105,9 +105,9 @@ def read_into(
 
 
 def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
-    """Number format of the weights in the files, that of the first tensor of the index.
+    """Number format of the first tensor of the index, which is that of all weights.
 
-    Raises IntegrityFailure if it is none that a model is trained in or the file cannot be read.
+    Raises IntegrityFailure if it is not a training format or the file cannot be read.
     """
     try:
         name, entry = next(iter(index.items()))

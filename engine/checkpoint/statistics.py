@@ -1,7 +1,7 @@
-"""What can be said of a tensor in four numbers: taken before it is written, compared when it is read.
+"""Four numbers of each tensor, taken before it is written and compared when it is read.
 
-A digest proves that a file is the one that was written; these prove that what was written is what was in memory, and
-that what came into memory, at whatever layout, is what was written.
+A digest proves that a file did not change. These numbers prove that the file holds what was in memory, and that what
+was read, at any layout, is what the file holds.
 """
 
 import math
@@ -20,15 +20,15 @@ from lineage.files import parse_document, read_object
 
 FILE = "statistics.json"
 ROUNDING = 1e-9
-"""Sums of squares in float64 may differ so much, relatively, when parts are added in another order."""
+"""Relative difference of a sum of squares in float64 when its parts are added in another order."""
 PART = 1 << 18
-"""Numbers that are added at a time, so that their float64 copy stays in the cache."""
+"""Numbers that are added together, so that their float64 copy stays in the cache."""
 Numbers = tuple[float, float, float, int]
-"""(sum of squares, least, greatest, how many are not finite) of a tensor or of one rank's part."""
+"""(sum of squares, least, greatest, count of non-finite numbers) of a tensor or of a rank's part."""
 
 
 def measure(tensor: torch.Tensor) -> Numbers:
-    """The four numbers of a tensor, in float64. Least and greatest are of the finite numbers; 0 if there are none."""
+    """The four numbers of a tensor, in float64. Least and greatest leave out non-finite numbers; 0 without any."""
     flat = tensor.detach().flatten()
     parts = map(torch.Tensor.double, flat.split(PART))
     squares = torch.stack([torch.dot(part, part) for part in parts]).sum().item()
@@ -42,11 +42,11 @@ def measure(tensor: torch.Tensor) -> Numbers:
 
 
 def measure_finite(tensors: Mapping[str, torch.Tensor]) -> dict[str, Numbers]:
-    """The four numbers of each. Raises Diverged naming the first tensor that is not finite."""
+    """The four numbers of each tensor. Raises Diverged naming the first tensor that is not finite."""
     measured = {name: measure(tensor) for name, tensor in tensors.items()}
     for name, (*_, lost) in measured.items():
         if lost:
-            raise Diverged(f"{name} holds {lost} numbers that are not finite: no checkpoint of them is written")
+            raise Diverged(f"{name} holds {lost} numbers that are not finite: no checkpoint is written")
     return measured
 
 
@@ -57,13 +57,13 @@ def merge(parts: Iterable[Numbers]) -> Numbers:
 
 
 def to_json(numbers: Numbers) -> dict[str, float | int]:
-    """As stored in a checkpoint's `statistics.json`."""
+    """The numbers as `statistics.json` has them."""
     squares, least, greatest, lost = numbers
     return {"norm": math.sqrt(squares), "min": least, "max": greatest, "nonfinite": lost}
 
 
 def differs(measured: Numbers, stored: Mapping[str, Any]) -> str | None:
-    """In what the numbers are not those of the file, in words; None if they are."""
+    """The first difference from the numbers of the file, in words; None if there is none."""
     values = to_json(measured)
     if not math.isclose(values["norm"], stored["norm"], rel_tol=ROUNDING, abs_tol=1e-300):
         return f"its norm is {values['norm']:.9g} and was {stored['norm']:.9g}"
@@ -82,10 +82,10 @@ def check_written(file: Path, before: Mapping[str, Numbers]) -> None:
 
 
 def check_loaded(directory: Path, loaded: Mapping[str, tuple[ShardedParameter, Numbers]]) -> None:
-    """Compare what this rank and its tensor-parallel peers have read with what was written; a collective of these.
+    """Compare the tensors that this rank and its tensor-parallel peers have read with what was written; a collective.
 
-    Raises IntegrityFailure naming the first tensor that differs, on each of them. A checkpoint from before there were
-    statistics has nothing to compare.
+    Raises IntegrityFailure, on each of these ranks, naming the first tensor that differs. An old checkpoint without
+    statistics is not compared.
     """
     if not (directory / FILE).is_file():
         return
