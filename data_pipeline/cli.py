@@ -87,7 +87,7 @@ def inspect(
     seq_length: Annotated[int, typer.Option(help="Tokens of a sample that are predicted.", min=1)] = 1024,
 ) -> None:
     """Print the text of a training sample as the engine feeds it, with the documents it was packed from."""
-    from data_pipeline.files import DataCard
+    from data_pipeline.files import DATASET, DataCard
     from data_pipeline.tokens.inspect_sample import show_sample
     from data_pipeline.tokens.token_file import TokenFile
     from data_pipeline.tokens.tokenizer import Tokenizer
@@ -95,7 +95,7 @@ def inspect(
 
     directory = _open(dataset)
     tokenizer = Tokenizer.load(directory / "tokenizer")
-    split = next(iter(read_document(directory / "dataset.json", DataCard).splits.values()))
+    split = next(iter(read_document(directory / DATASET, DataCard).splits.values()))
     for line in show_sample(TokenFile(directory / split.prefix), tokenizer, sample, seq_length):
         print(line)
 
@@ -163,10 +163,10 @@ def _counts(directory: Path) -> str:
 
 
 def _read_ledger(directory: Path) -> "Ledger":
-    from data_pipeline.files import Ledger
+    from data_pipeline.files import LEDGER, Ledger
     from lineage.files import read_document
 
-    return read_document(directory / "ledger.json", Ledger)
+    return read_document(directory / LEDGER, Ledger)
 
 
 def _open(dataset: Path) -> Path:

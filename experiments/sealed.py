@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments.catalogue import Experiment
-from experiments.verdicts import NOT_RUN, RECORDS, load_results
+from experiments.verdicts import NOT_RUN, load_results
 from lineage.atomic import write_json
 from lineage.digest import check_seal, is_sealed, sha256_json
 from lineage.errors import BadInput
 from lineage.files import Manifest, read_document
-from lineage.records import Kind, Record, write_records
+from lineage.records import RECORDS, Kind, Record, write_records
 from lineage.run import MANIFEST, RunDirectory
 
 

@@ -11,13 +11,13 @@ from experiments.catalogue import ABLATION, PAPERS, Claim, Experiment, every_cla
 from lineage.digest import check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import FileSchema, parse_document, read_values
-from lineage.records import Kind, Record, read_records
+from lineage.records import RECORDS, Kind, Record, read_records
 from lineage.run import MANIFEST, RunDirectory
 
 if TYPE_CHECKING:
     from experiments.effects import Finding
 
-RECORDS, NOT_RUN = "records.jsonl", "not_run.json"
+NOT_RUN = "not_run.json"
 ORDER: tuple[Kind, ...] = ("measured", "computed", "scaled", "simulated")
 """Of several numbers for one claim the first kind here speaks, and of that kind the newest run."""
 NEVER: dict[str, frozenset[Kind]] = {"simulate": frozenset({"measured", "scaled"}), "scaled": frozenset({"measured"})}

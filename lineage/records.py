@@ -10,6 +10,8 @@ from lineage.atomic import parse_json, read_bytes, write_text
 from lineage.config import Config, parse_config
 from lineage.errors import BadInput
 
+RECORDS = "records.jsonl"
+"""Name of the file of records in a run directory."""
 Kind = Literal["measured", "computed", "scaled", "simulated", "published"]
 
 

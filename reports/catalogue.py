@@ -23,7 +23,7 @@ AXES = read_toml(Path(__file__).with_name("axes.toml"))
 """What quantities and positions are called."""
 
 
-class Row(NamedTuple):
+class NumberRow(NamedTuple):
     """A published number or one made here, and as what it is printed."""
 
     quantity: str
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Numbers:
+class ExperimentNumbers:
     """What there is for an experiment."""
 
     experiment: Experiment
@@ -45,12 +45,12 @@ class Numbers:
     claims: Sequence[Found]
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[NumberRow]:
         """A row for each published number, its text the digits that were printed, then for each made here."""
         claims = self.experiment.claims
         return [
-            *(Row(c.quantity, c.series, "published", c.x, float(c.value), str(c.value)) for c in claims),
-            *(Row(r.quantity, r.series, r.kind, r.x, r.value, _text(r), r.low, r.high) for r in self.records),
+            *(NumberRow(c.quantity, c.series, "published", c.x, float(c.value), str(c.value)) for c in claims),
+            *(NumberRow(r.quantity, r.series, r.kind, r.x, r.value, _text(r), r.low, r.high) for r in self.records),
         ]
 
     @property
@@ -65,7 +65,7 @@ class Numbers:
         return AXES["positions"].get(self.x_name, self.x_name.replace("_", " "))
 
 
-def catalogue_exhibit(numbers: Numbers) -> Exhibit:
+def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
     """The published table or figure redrawn, with what was simulated, computed or measured here over it."""
     experiment = numbers.experiment
     quantity = _drawn(numbers)
@@ -88,12 +88,12 @@ def catalogue_exhibit(numbers: Numbers) -> Exhibit:
     return Exhibit(name, experiment.title, caption, data, command, draw, alt, tables, column=True)
 
 
-def layers_of(numbers: Numbers, quantity: str) -> list[Layer]:
+def layers_of(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
     """One layer for each kind and series of a quantity, published first.
 
     Several of ours at a place become a mean with its spread; of several published the catalogue's first is drawn.
     """
-    places: dict[tuple[str, Kind], dict[float, list[Row]]] = {}
+    places: dict[tuple[str, Kind], dict[float, list[NumberRow]]] = {}
     for row in numbers.rows:
         if row.quantity == quantity and row.x is not None:
             places.setdefault((row.series, row.kind), {}).setdefault(row.x, []).append(row)
@@ -110,7 +110,7 @@ def named(quantity: str) -> str:
     return AXES["quantities"].get(quantity, quantity.replace("_", " "))
 
 
-def _drawn(numbers: Numbers) -> str:
+def _drawn(numbers: ExperimentNumbers) -> str:
     """The quantity with most places on the x axis, a published one with numbers of ours first; empty for a table."""
     drawn = dict.fromkeys((row.quantity, row.series, row.x) for row in numbers.rows if row.x is not None)
     places = {quantity: count for quantity, count in Counter(place[0] for place in drawn).items() if count > 1}
@@ -121,7 +121,7 @@ def _drawn(numbers: Numbers) -> str:
     return max(places, key=lambda quantity: (quantity in published, quantity in ours, places[quantity]))
 
 
-def _point(x: float, kind: Kind, at: Sequence[Row]) -> Point:
+def _point(x: float, kind: Kind, at: Sequence[NumberRow]) -> Point:
     """What is drawn at a place: the catalogue's first published number, or the mean of those made here."""
     values = [row.value for row in at]
     if kind != "published" and len(values) > 1:
@@ -129,7 +129,7 @@ def _point(x: float, kind: Kind, at: Sequence[Row]) -> Point:
     return Point(x, values[0], at[0].low, at[0].high)
 
 
-def _data(numbers: Numbers) -> Table:
+def _data(numbers: ExperimentNumbers) -> Table:
     """Published numbers with the digits that were printed, then those made here as recorded."""
     rows = []
     for claim in numbers.experiment.claims:
@@ -149,13 +149,13 @@ def _data(numbers: Numbers) -> Table:
     return Table(RECORD_FIELDS, [*rows, *records_data(numbers.records).rows], 4)
 
 
-def _table(numbers: Numbers, without: set[str]) -> Table:
+def _table(numbers: ExperimentNumbers, without: set[str]) -> Table:
     """A row for each series and place with a published number, a column for each quantity and kind."""
     wanted = list(dict.fromkeys(c.quantity for c in numbers.experiment.claims if c.quantity not in without))
     shown = [row for row in numbers.rows if row.quantity in wanted]
     columns = sorted(dict.fromkeys((row.quantity, row.kind) for row in shown), key=lambda c: wanted.index(c[0]))
     positioned = any(row.x is not None for row in shown if row.kind == "published")
-    places: dict[tuple[str, float | None], list[Row]] = {}
+    places: dict[tuple[str, float | None], list[NumberRow]] = {}
     for row in shown:
         places.setdefault((row.series, row.x), []).append(row)
     rows = []
@@ -207,7 +207,7 @@ def _repeats(layers: Iterable[Layer]) -> list[str]:
     return said
 
 
-def _arms(numbers: Numbers) -> list[str]:
+def _arms(numbers: ExperimentNumbers) -> list[str]:
     """Of an ablation: its question, how it was trained, how each arm ended, and what came of each effect."""
     ablation = numbers.experiment.ablation
     tried = [each.verdict for each in numbers.claims if each.verdict.outcome in EFFECTS]
@@ -222,7 +222,7 @@ def _arms(numbers: Numbers) -> list[str]:
     ]
 
 
-def _end(arm: Sequence[Row]) -> str:
+def _end(arm: Sequence[NumberRow]) -> str:
     """How an arm ended over its seeds, and its learning rate."""
     losses, lost, rates = (
         [row.value for row in arm if row.quantity == quantity]

@@ -82,7 +82,7 @@ class Group(NamedTuple):
         return Claims(each for each in self.claims if each.verdict.outcome in BEYOND)
 
 
-class Part(NamedTuple):
+class PaperPart(NamedTuple):
     """A table or figure of a paper with its claims."""
 
     title: str
@@ -104,7 +104,7 @@ class Paper(NamedTuple):
 
     name: str
     title: str
-    parts: tuple[Part, ...]
+    parts: tuple[PaperPart, ...]
     claims: Claims
 
 
@@ -170,9 +170,9 @@ def paper_parts(
             place = name.replace("/", "-")
             homes = Counter(claim.paper for claim in experiments[name].claims) if name else Counter[str]()
             exhibit = left.pop(name, None) if homes and paper == homes.most_common(1)[0][0] else None
-            parts.append(Part(title, place if place in places else "", exhibit, ours[name]))
+            parts.append(PaperPart(title, place if place in places else "", exhibit, ours[name]))
         if theirs:
-            parts.append(Part(STYLE["groups"]["context"][0], "", None, theirs))
+            parts.append(PaperPart(STYLE["groups"]["context"][0], "", None, theirs))
         papers.append(Paper(paper, PAPERS[paper], tuple(parts), mine))
     return papers
 

@@ -38,7 +38,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """What differs between two runs of one kind."""
 
     first: Side
@@ -59,15 +59,15 @@ class Comparison:
         return [(name, self.first.values.get(name), self.second.values.get(name)) for name in names]
 
 
-def compare(first: Path, second: Path) -> Comparison:
+def compare(first: Path, second: Path) -> RunComparison:
     """Two training runs or two reproductions. Raises BadInput for anything else."""
     sides = [_read_side(path) for path in (first, second)]
     if sides[0].kind != sides[1].kind:
         raise BadInput(f"{first} is a {sides[0].kind} run and {second} a {sides[1].kind} run: compare two of one kind")
-    return Comparison(*sides)
+    return RunComparison(*sides)
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
+def print_comparison(console: Console, comparison: RunComparison) -> None:
     """What differs, as tables; curves over each other on one scale."""
     names = (comparison.first.name, comparison.second.name)
     done = _table("What was done differently", names)

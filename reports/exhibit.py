@@ -89,7 +89,7 @@ class Exhibit:
         return tuple(dict.fromkeys(row[place] for row in self.data.rows))
 
     @property
-    def numbers(self) -> "Numbers":
+    def numbers(self) -> "NumberGroups":
         """The data by where they come from, without the columns that say the same in every line."""
         heads, rows = self.data.heads, self.data.rows
         origin = [place for place, head in enumerate(heads) if head in ORIGIN]
@@ -102,10 +102,10 @@ class Exhibit:
         for row in rows:
             groups.setdefault(tuple(row[place] for place in origin), []).append([row[place] for place in kept])
         constant = {heads[place]: cell for place, cell in alike.items() if cell}
-        return Numbers(constant, [heads[place] for place in origin], [heads[place] for place in kept], groups)
+        return NumberGroups(constant, [heads[place] for place in origin], [heads[place] for place in kept], groups)
 
 
-class Numbers(NamedTuple):
+class NumberGroups(NamedTuple):
     """An exhibit's data as the page lists them."""
 
     constant: dict[str, str]

@@ -4,15 +4,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engine.run.files import SUMMARY
 from experiments.catalogue import load_experiments
 from experiments.verdicts import Results, load_results
 from lineage.digest import is_sealed
 from lineage.errors import BadInput, UserError
 from lineage.files import Manifest, one_line, read_document
-from lineage.records import Record
+from lineage.records import RECORDS, Record
 from lineage.run import MANIFEST, RunDirectory
 from reports.files import Problem, Problems
-from reports.load import RECORDS, SUMMARY, newest_reproduction
+from reports.load import newest_reproduction
 
 LADDER = "ladder"
 """Kind of a run, and the link to the newest, whose numbers stand beside Figure 6 of the 2019 paper."""

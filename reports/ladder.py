@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from data_pipeline.files import DataCard
+from data_pipeline.files import DATASET, DataCard
 from lineage.errors import IntegrityFailure
 from lineage.files import read_document
 from lineage.ladder import Forecast, LadderPlan, LadderResult, RungPlan
@@ -36,7 +36,7 @@ class Ladder(NamedTuple):
             read_document(run / "plan.json", LadderPlan),
             read_document(run / "forecast.json", Forecast),
             read_document(run / "ladder.json", LadderResult),
-            read_document(run / "dataset.json", DataCard),
+            read_document(run / DATASET, DataCard),
         )
         places = {tuple(tokens for tokens, _ in each.curve) for each in ladder.result.runs}
         if len(places) != 1 or not {each.rung for each in ladder.result.runs} <= set(range(len(ladder.plan.rungs))):

@@ -5,20 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
+from engine.run.files import SUMMARY
 from evaluation.schema import Result
-from experiments.reproduce.files import ReproductionSummary
+from experiments.reproduce.files import EVALUATIONS, EXAMPLES, SCORES, TRAINING, ReproductionSummary
 from lineage.atomic import parse_json
 from lineage.digest import MARKER, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from lineage.errors import BadInput
 from lineage.files import Manifest, one_line, read_document
-from lineage.records import Kind, Record
+from lineage.records import RECORDS, Kind, Record
 from lineage.run import MANIFEST, RunDirectory
 from lineage.scores import Scores
 from reports.files import Problem, Problems
 from reports.training_runs import Training, read_training
-
-SUMMARY, RECORDS = "summary.json", "records.jsonl"
-SCORES, EXAMPLES, EVALUATIONS, TRAINING = "scores.json", "examples.jsonl", "evaluations", "training"
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,18 @@ from pydantic import Field
 
 from experiments.catalogue import Experiment, load_experiments
 from experiments.verdicts import Results, judge, unanswered
+from lineage.digest import MARKER
 from lineage.errors import BadInput
 from lineage.files import FileSchema, read_document
 from reports.benchmarks import Benchmarks, load_benchmarks
-from reports.catalogue import Numbers, catalogue_exhibit
+from reports.catalogue import ExperimentNumbers, catalogue_exhibit
 from reports.claims import Claims, Group, Paper, find_claims, group_claims, paper_parts, verdicts_exhibit
 from reports.evaluations import evaluation_section
 from reports.exhibit import Exhibit, Section
 from reports.experiment_runs import LADDER, ExperimentRuns, Origin, load_experiment_runs, seeds_of
 from reports.files import Problem
 from reports.ladder import ladder_exhibit
-from reports.load import MARKER, Reproduction, load_reproduction
+from reports.load import Reproduction, load_reproduction
 from reports.reproduced import reproduction_exhibits
 from reports.training import training_section
 
@@ -176,7 +177,7 @@ def _drawn(experiments: Mapping[str, Experiment], claims: Claims, runs: Experime
         records = [record for record in runs.results.records if record.experiment == name]
         if experiment.reproduction and not records:
             continue
-        numbers = Numbers(experiment, records, by_experiment.get(name, ()))
+        numbers = ExperimentNumbers(experiment, records, by_experiment.get(name, ()))
         problems = [problem.sentence for problem in runs.problems if problem.part == name]
         if not problems and not numbers.records:
             problems = [f"No run of {name} was given: only what is published is shown."]

@@ -6,11 +6,10 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from engine.run.files import Step, Timeline, TrainingSummary, Validation
+from engine.run.files import METRICS, SUMMARY, TIMELINE, Step, Timeline, TrainingSummary, Validation
 from lineage.atomic import parse_json
 from reports.files import Problem, Problems
 
-METRICS, SUMMARY, TIMELINE = "metrics.jsonl", "summary.json", "timeline.json"
 LINE: TypeAdapter[Step | Validation] = TypeAdapter(Annotated[Step | Validation, Field(discriminator="kind")])
 CURVES = {
     "loss": "training loss",

@@ -13,17 +13,18 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel
 
-from data_pipeline.files import DataCard, Ledger, dataset_digest, named_datasets
+from data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, dataset_digest, named_datasets
 from engine.config import RunConfig
-from engine.run.directory import METRICS, SUMMARY, TIMELINE, read_metrics, read_steps, read_summary, read_validations
+from engine.run.directory import read_metrics, read_steps, read_summary, read_validations
+from engine.run.files import METRICS, SUMMARY, TIMELINE
 from engine.run.resolved import read_run_config
 from evaluation.schema import ClozeResult, PerplexityResult
 from evaluation.uncertainty import ratio_standard_error
 from experiments.catalogue import ABLATION
 from experiments.ladder.result import LADDER as LADDER_RESULT
 from experiments.ladder.result import derive
-from experiments.reproduce.files import Answers, AnswersHead, ReproductionSummary
-from experiments.reproduce.kept import EXAMPLES, keep_training
+from experiments.reproduce.files import EXAMPLES, Answers, AnswersHead, ReproductionSummary
+from experiments.reproduce.kept import keep_training
 from experiments.reproduce.plan import LADDER, twin_rule
 from experiments.reproduce.reproduction import (
     RESULTS,
@@ -37,20 +38,20 @@ from experiments.reproduce.reproduction import (
 from experiments.reproduce.steps import TASKS, evaluation_file
 from experiments.sealed import digest_of_numbers
 from experiments.trainings.kept import keep, read_kept
-from experiments.verdicts import NOT_RUN, RECORDS, load_results
+from experiments.verdicts import NOT_RUN, load_results
 from lineage.chain import broken_links
 from lineage.config import parse_config
 from lineage.digest import MARKER, check_seal, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from lineage.errors import UserError
 from lineage.files import Manifest, one_line, read_document, read_values
 from lineage.ladder import LadderResult
-from lineage.records import Record, read_records
+from lineage.records import RECORDS, Record, read_records
 from lineage.run import MANIFEST, RunDirectory
 from lineage.scores import Scores
 from lineage.shipped import model_file
 from lineage.verified import check_seal_once
 
-LEDGER, DATASET, KEPT, REPORT = "ledger.json", "dataset.json", "training", "report"
+KEPT, REPORT = "training", "report"
 SAME = 1e-9
 """Of numbers that are computed again, from rounded ones or by another processor."""
 

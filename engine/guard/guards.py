@@ -19,8 +19,8 @@ from engine.model.microbatch import PipelineInput
 from engine.pipeline.lowering import Interval, lower
 from engine.pipeline.partition import PartitionedModel
 from engine.pipeline.schedule import compute_orders
-from engine.run.directory import TIMELINE, read_steps
-from engine.run.files import Computation, Step, Timeline
+from engine.run.directory import read_steps
+from engine.run.files import TIMELINE, Computation, Step, Timeline
 from engine.step import NotFinite, TrainingStep
 from lineage.atomic import write_text
 from lineage.run import RunDirectory

@@ -3,14 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from engine.run.files import Memory, RankLayout, Step, TrainingSummary, Validation
+from engine.run.files import METRICS, SUMMARY, Memory, RankLayout, Step, TrainingSummary, Validation
 from engine.run.resolved import ResolvedRun
 from lineage.atomic import parse_json
 from lineage.files import parse_document, read_document, write_document
-
-METRICS = "metrics.jsonl"
-SUMMARY = "summary.json"
-TIMELINE = "timeline.json"
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from lineage.files import Environment, FileSchema, Finite, Positive
 
+METRICS, SUMMARY, TIMELINE = "metrics.jsonl", "summary.json", "timeline.json"
 Computation = tuple[Literal["F", "B"], int, int, Finite, Finite]
 """Forward or backward, microbatch, chunk, start, end."""
 Computations = Annotated[list[Computation], Field(min_length=1)]

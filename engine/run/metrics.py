@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from engine.run.directory import METRICS, read_metrics
-from engine.run.files import Step, Validation
+from engine.run.directory import read_metrics
+from engine.run.files import METRICS, Step, Validation
 from engine.run.loggers import Logger
 from lineage.atomic import write_text
 

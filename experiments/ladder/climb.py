@@ -37,14 +37,13 @@ from experiments.reproduce.processes import StepFailed, run_step
 from experiments.reproduce.steps import shown
 from experiments.trainings.kept import FORECAST, SEARCH_SEED, keep, read_kept, seal_forecast, seeds_of
 from experiments.trainings.together import directory_of, train_all, train_one
-from experiments.verdicts import RECORDS
 from lineage.config import load_config
 from lineage.environment import available_cores
 from lineage.files import read_document, write_document
 from lineage.ladder import Forecast, LadderPlan
 from lineage.lock import locked
 from lineage.progress import announce, format_duration
-from lineage.records import write_records
+from lineage.records import RECORDS, write_records
 from lineage.run import RunDirectory
 
 TRIED_SECONDS = 1.0

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data_pipeline.files import DataCard
+from data_pipeline.files import DATASET, DataCard
 from evaluation.schema import ClozeResult, PerplexityResult, Result
 from experiments.ladder.law import METHOD, fit, size_exponent
 from experiments.scaling_law import beside_published
@@ -22,7 +22,7 @@ from lineage.ladder import Forecast, LadderPlan, LadderResult, LadderRun, Ladder
 from lineage.records import Record
 from lineage.run import MANIFEST
 
-PLAN, LADDER, CARD, EVALUATIONS = "plan.json", "ladder.json", "dataset.json", "evaluations"
+PLAN, LADDER, CARD, EVALUATIONS = "plan.json", "ladder.json", DATASET, "evaluations"
 LENGTH_EXPONENT = 0.32
 
 

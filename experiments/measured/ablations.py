@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from data_pipeline.files import DataCard, dataset_digest
+from data_pipeline.files import DATASET, DataCard, dataset_digest
 from engine.launch.forked import run_forked
 from engine.lr_finder import find_learning_rate, write_curve
 from engine.run.resolved import resolve
@@ -25,16 +25,15 @@ from experiments.effects import (
 )
 from experiments.trainings.kept import FORECAST, SEARCH_SEED, read_kept, seal_forecast, seeds_of
 from experiments.trainings.together import train_all
-from experiments.verdicts import RECORDS
 from lineage.environment import available_cores
 from lineage.errors import BadInput
 from lineage.files import read_document, write_document
 from lineage.lock import locked
 from lineage.progress import announce
-from lineage.records import Record, write_records
+from lineage.records import RECORDS, Record, write_records
 from lineage.run import RunDirectory
 
-CARD = "dataset.json"
+CARD = DATASET
 
 
 def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -> RunDirectory:

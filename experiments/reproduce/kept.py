@@ -5,17 +5,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, harmonic_mean
 
-from engine.run.directory import SUMMARY, TIMELINE, read_steps, read_validations
-from engine.run.files import Step, Validation
+from engine.run.directory import read_steps, read_validations
+from engine.run.files import METRICS, SUMMARY, TIMELINE, Step, Validation
 from evaluation.cloze import split_last_word
 from evaluation.schema import Sample
-from experiments.reproduce.files import Answers, AnswersHead
+from experiments.reproduce.files import EXAMPLES, Answers, AnswersHead
 from experiments.reproduce.steps import samples_file
 from lineage.atomic import write_text
 from lineage.environment import list_gpus
 from lineage.run import RunDirectory
 
-EXAMPLES = "examples.jsonl"
 CURVE_POINTS = 200
 """Blocks of iterations that a run's metrics are averaged over."""
 CONTEXT_CHARACTERS = 60
@@ -37,7 +36,7 @@ def keep_training(training: RunDirectory, folder: Path) -> None:
     lines: list[Step | Validation] = [_mean(steps[start : start + block]) for start in range(0, len(steps), block)]
     lines += read_validations(training.path)
     lines.sort(key=lambda line: line.iteration)
-    write_text(folder / "metrics.jsonl", "".join(line.to_line() for line in lines))
+    write_text(folder / METRICS, "".join(line.to_line() for line in lines))
 
 
 def keep_examples(directory: Path, evaluations: Mapping[str, Path]) -> None:

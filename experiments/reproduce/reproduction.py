@@ -11,17 +11,18 @@ from typing import Any
 
 from data_pipeline.config import DataConfig
 from data_pipeline.contamination.testsets import find_test_set
-from data_pipeline.files import DataCard
+from data_pipeline.files import DATASET, LEDGER, DataCard
 from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.data.dataset import DatasetFacts
 from engine.run.directory import read_steps, read_summary, read_validations
+from engine.run.files import SUMMARY
 from evaluation.schema import ClozeResult, PerplexityResult
 from experiments.launch.scripts import write_launch_files
 from experiments.published import published_records
 from experiments.reproduce import processes, steps
-from experiments.reproduce.files import ModelShape, ReproducedModel, ReproductionSummary
-from experiments.reproduce.kept import EXAMPLES, keep_examples, keep_training, matrix_gflops
+from experiments.reproduce.files import EXAMPLES, SCORES, ModelShape, ReproducedModel, ReproductionSummary
+from experiments.reproduce.kept import keep_examples, keep_training, matrix_gflops
 from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, model_name, training_job, twin_rule
 from experiments.scores import compared, text_score
 from lineage.chain import CHECKPOINTS
@@ -31,12 +32,11 @@ from lineage.errors import DataMissing
 from lineage.files import Environment, read_document, write_document
 from lineage.lock import locked
 from lineage.progress import format_duration
-from lineage.records import Record, read_records, write_records
+from lineage.records import RECORDS, Record, read_records, write_records
 from lineage.run import RunDirectory
 from lineage.scores import Scores, TextScore, order_sentence
 from lineage.torch_range import check_torch
 
-SCORES = "scores.json"
 END = "final_validation_perplexity"
 UNITS_OF_TWINS = ("bits_per_byte", "log_likelihood")
 """Ends of the names of quantities that compare twins; the paper has none of them."""
@@ -85,12 +85,12 @@ def reproduce(plan: Plan, runs: Path) -> Path:
             names = [model_name(training.manifest["name"]) for training in trained]
             answered = {name: steps.evaluation_file(run.path, name, "lambada") for name in names}
             keep_examples(run.path, {name: path for name, path in answered.items() if steps.has_samples(path)})
-            for name in ("ledger.json", "dataset.json"):
+            for name in (LEDGER, DATASET):
                 shutil.copyfile(dataset.path / name, run.path / name)
             summary = _summary(plan, trained, run)
-            write_document(run.path / "summary.json", summary)
+            write_document(run.path / SUMMARY, summary)
             write_document(run.path / SCORES, derived_scores(run, summary))
-            write_records(run.path / "records.jsonl", derived_records(run, summary))
+            write_records(run.path / RECORDS, derived_records(run, summary))
             run.complete()
         page = run.path / "report" / "index.html"
         if not page.is_file():
@@ -232,7 +232,7 @@ def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> Repr
         target=plan.target,
         mode="scaled" if plan.size else "full",
         reason=plan.reason,
-        source=read_document(run.path / "dataset.json", DataCard).source,
+        source=read_document(run.path / DATASET, DataCard).source,
         twin_rule=twin_rule(plan.configs[0]),
         models=models,
         hardware=hardware_of(started),
@@ -286,7 +286,7 @@ def shape_of(config: RunConfig) -> ModelShape:
 
 
 def _print_results(directory: Path) -> None:
-    records = [record for record in read_records(directory / "records.jsonl") if record.kind != "published"]
+    records = [record for record in read_records(directory / RECORDS) if record.kind != "published"]
     for record in records:
         if record.x is None or record.quantity == END:
             seeds = record.note if record.seed is None else f"seed {record.seed}"

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from engine.config import RunConfig
 from engine.data.batch_schedule import BatchSchedule
-from engine.run.directory import METRICS, SUMMARY, read_validations
+from engine.run.directory import read_validations
+from engine.run.files import METRICS, SUMMARY
 from lineage.atomic import write_text
 from lineage.config import parse_config
 from lineage.digest import MARKER, sha256_file

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.files import DataCard, Ledger
+from data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
 from lineage.atomic import write_json
 from lineage.digest import MARKER, sealed_files, sha256_file
 from lineage.errors import BadInput
 from lineage.files import Manifest, read_document, read_object
-from reports.load import DATASET, LEDGER
 
 DOCUMENTS = "documents/"
 CONTEXT = read_object(Path(__file__).with_name("croissant_context.json"))

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from engine.run.files import SUMMARY
 from evaluation.schema import ClozeResult, Result
-from experiments.reproduce.files import ReproducedModel, ReproductionSummary
+from experiments.reproduce.files import EVALUATIONS, ReproducedModel, ReproductionSummary
 from lineage.atomic import new_directory, write_json
 from lineage.digest import sha256_json
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Manifest, read_document
 from reports.files import file_name
-from reports.load import EVALUATIONS, SUMMARY
 
 SOFTWARE = "mlm-repro"
 Json = dict[str, Any]

@@ -10,7 +10,7 @@ import pytest
 from engine.config import RunConfig
 from engine.launch.mesh import build_mesh
 from engine.pipeline.schedule import Compute, Op, ScheduleName, compute_orders
-from engine.run.directory import TIMELINE
+from engine.run.files import TIMELINE
 from engine.run.resolved import resolve
 from engine.trainer import Trainer
 from tests.engine.small_run import small_config

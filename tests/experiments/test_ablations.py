@@ -17,12 +17,12 @@ from experiments.catalogue import Arm, Effect, Experiment, find_experiment, load
 from experiments.effects import Finding, ablation_config, derive_effects, find_effect, loss_after
 from experiments.measured.ablations import format_ablation, run_ablation
 from experiments.trainings.kept import FORECAST, TRAINING, Trained, read_kept, seeds_of
-from experiments.verdicts import RECORDS, judge, load_results
+from experiments.verdicts import judge, load_results
 from lineage.atomic import write_json
 from lineage.digest import seal, sha256_file
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import read_object
-from lineage.records import read_records, write_records
+from lineage.records import RECORDS, read_records, write_records
 from lineage.run import MANIFEST
 from lineage.shipped import model_file
 from tests.commands import ROOT, call

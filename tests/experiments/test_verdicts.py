@@ -10,20 +10,10 @@ import pytest
 
 from experiments.catalogue import PAPERS, every_claim, find_experiment, load_experiments, unanswered_claims
 from experiments.runner import run_experiment
-from experiments.verdicts import (
-    FITTED,
-    HELD_OUT,
-    RECORDS,
-    Outcome,
-    Verdict,
-    format_verdicts,
-    judge,
-    load_results,
-    unanswered,
-)
+from experiments.verdicts import FITTED, HELD_OUT, Outcome, Verdict, format_verdicts, judge, load_results, unanswered
 from lineage.digest import seal
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.records import Record, read_records, write_records
+from lineage.records import RECORDS, Record, read_records, write_records
 from lineage.run import RunDirectory
 from tests.commands import ROOT, call
 from tests.experiments.machines import with_gpus

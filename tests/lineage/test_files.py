@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.files import DataCard, Ledger, StageAttrition
-from engine.run.directory import METRICS, SUMMARY, TIMELINE
-from engine.run.files import Step, Timeline, TrainingSummary, Validation
+from engine.run.files import METRICS, SUMMARY, TIMELINE, Step, Timeline, TrainingSummary, Validation
 from lineage.errors import IntegrityFailure
 from lineage.files import FileSchema, Manifest, parse_document, read_document
 from lineage.run import MANIFEST

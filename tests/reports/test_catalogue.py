@@ -13,7 +13,7 @@ from experiments.catalogue import every_claim, find_experiment, load_experiments
 from experiments.verdicts import Results, Verdict, judge, load_results
 from lineage.errors import BadInput
 from lineage.records import Record, read_records
-from reports.catalogue import Numbers, catalogue_exhibit, layers_of
+from reports.catalogue import ExperimentNumbers, catalogue_exhibit, layers_of
 from reports.claims import find_claims, group_claims
 from reports.exhibit import Exhibit
 from reports.numbers import exact
@@ -123,7 +123,7 @@ def test_the_kept_reproduction_publishes_figure_6_to_the_digit(reference: Path) 
 def test_what_is_drawn_is_what_the_csv_holds(report: Report, runs: list[Path]) -> None:
     results = load_results(runs)
     experiment = load_experiments()["2021/figure-12"]
-    numbers = Numbers(experiment, [one for one in results.records if one.experiment == experiment.name], [])
+    numbers = ExperimentNumbers(experiment, [one for one in results.records if one.experiment == experiment.name], [])
     drawn = {
         (layer.series, layer.kind, exact(point.x), exact(point.value), exact(point.low), exact(point.high))
         for layer in layers_of(numbers, "tflops_per_gpu")
@@ -139,10 +139,12 @@ def test_several_measurements_are_a_mean_with_its_spread(report: Report, runs: l
     first = next(one for one in load_results(runs).records if one.experiment == experiment.name)
     measured = {"kind": "measured", "low": None, "high": None, "source": "a-run", "digest": "d" * 64}
     records = [first.model_copy(update={**measured, "value": value}) for value in (80.0, 84.0, 91.0)]
-    (layer,) = [one for one in layers_of(Numbers(experiment, records, []), "tflops_per_gpu") if one.kind == "measured"]
+    (layer,) = [
+        one for one in layers_of(ExperimentNumbers(experiment, records, []), "tflops_per_gpu") if one.kind == "measured"
+    ]
     (point,) = layer.points
     assert (point.value, point.low, point.high, point.count) == (85.0, 80.0, 91.0, 3)
-    caption = " ".join(catalogue_exhibit(Numbers(experiment, records, [])).caption)
+    caption = " ".join(catalogue_exhibit(ExperimentNumbers(experiment, records, [])).caption)
     assert "Measured: 3 at a place" in caption
 
 
@@ -286,7 +288,7 @@ def test_an_effect_is_drawn_with_its_curves_and_what_came_of_it() -> None:
             records += [Record(**of, quantity="diverged", value=float(seed == 2 and arm.name == "Adam"))]
     claim = next(one for one in experiment.claims if one.id == "transformer-xl/post/lamb")
     verdict = Verdict(experiment.name, claim, "CONTRADICTED", None, "Adam less LAMB: -1 nats")
-    exhibit = catalogue_exhibit(Numbers(experiment, records, find_claims([verdict], records)))
+    exhibit = catalogue_exhibit(ExperimentNumbers(experiment, records, find_claims([verdict], records)))
     caption = " ".join(exhibit.caption)
     assert exhibit.draw is not None
     assert (

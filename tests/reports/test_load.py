@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from lineage.digest import seal
+from data_pipeline.files import LEDGER
+from lineage.digest import MARKER, seal
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.records import Record
-from reports.load import LEDGER, MARKER, RECORDS, load_reproduction, newest_reproduction, refusal
+from lineage.records import RECORDS, Record
+from reports.load import load_reproduction, newest_reproduction, refusal
 from tests.reports.reproduction import records, write_reproduction
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from engine.config import RunConfig, TrainConfig
 from engine.data.dataset import DatasetFacts
-from engine.run.directory import METRICS
+from engine.run.files import METRICS
 from evaluation.documents import RunningText
 from evaluation.protocol import SourceText
 from experiments.ladder import climb, plan, texts
