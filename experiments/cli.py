@@ -1,7 +1,6 @@
 """`mlm-experiment`: run what the papers ran, at the size this machine allows."""
 
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -156,10 +155,15 @@ def calibrate(
     json: Annotated[Path | None, typer.Option(help="Also write the errors to this file, which the page shows.")] = None,
 ) -> None:
     """Fit the simulator on measured iterations; print its errors on those left out."""
-    from experiments.bench.cli import carry_out
+    from experiments.benchmark import measured_here, show_benchmark, write_benchmark
     from experiments.simulator.calibrate import calibrate as run
 
-    carry_out(partial(run, out), json)
+    check_place("--json", json)
+    result = run(out).model_copy(update={"environment": measured_here()})
+    show_benchmark(result)
+    if json is not None:
+        write_benchmark(json, result)
+        print(f"written: {json}")
 
 
 @app.command()

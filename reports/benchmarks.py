@@ -1,41 +1,42 @@
-"""Results of `mlm-bench` as exhibits: their tables, and a figure of what they have: schedules, curves or goals."""
+"""Records of benchmarks, of engines held against each other and of learning-rate finders, as exhibits."""
 
 import shlex
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from engine.run.files import LearningRateSweep, Timeline
-from lineage.benchmark import AGAINST, Benchmark, parse_benchmark, sentences, setting_lines, tables
+from engine.run.files import LearningRateSweep
+from experiments.benchmark import AGAINST, Benchmark, parse_benchmark, sentences, setting_lines, tables
 from lineage.errors import BadInput, UserError
 from lineage.files import parse_document, read_values
 from reports.exhibit import Draw, Exhibit, Section, Table
-from reports.figures import pipeline_schedule
-from reports.figures.benchmarks import draw_axes, draw_differences, draw_goals, draw_rates
+from reports.figures.benchmarks import draw_differences, draw_rates
 from reports.files import Problem, Problems, file_name
 from reports.numbers import MISSING, exact, printable
-from reports.training import PLAN_RULE, timeline_alt, timeline_data
 
-DATA_HEADS = ("case", "axis", "at", "contender", "measure", "unit", "kind", "round", "value", "goal")
+DATA_HEADS = ("case", "contender", "measure", "unit", "kind", "round", "value", "goal")
 
 
 @dataclass(frozen=True)
 class Benchmarks:
-    """A folder of results; a sentence for each file that cannot be used."""
+    """The records of a folder, and a sentence for each file that cannot be used."""
 
     exhibits: tuple[Exhibit, ...]
     problems: tuple[Problem, ...]
     commits: tuple[str, ...]
-    """Of the code that was measured, one for each exhibit."""
+    """Commits of the measured code, one for each exhibit."""
 
     @property
     def section(self) -> Section:
-        """Its part of the page."""
+        """The part of the page that shows them."""
         return Section("benchmarks", "Benchmarks", self.exhibits, [problem.sentence for problem in self.problems])
 
 
 def load_benchmarks(directory: Path) -> Benchmarks:
-    """Every JSON file of a folder and every run of `mlm-verify against` in it. Raises BadInput if it is no folder."""
+    """Read every JSON file of a folder and every run of `mlm-verify against` in it.
+
+    Raises BadInput if there is no such folder.
+    """
     if not directory.is_dir():
         raise BadInput(f"{directory} is not a directory of benchmark results")
     exhibits: list[Exhibit] = []
@@ -54,7 +55,7 @@ def load_benchmarks(directory: Path) -> Benchmarks:
 
 
 def _read(path: Path) -> tuple[Exhibit, str]:
-    """The exhibit and the commit of a file, which is a benchmark's or a learning-rate finder's."""
+    """Return the exhibit and the commit of a benchmark's or a learning-rate finder's file."""
     values = read_values(path)
     result: Benchmark | LearningRateSweep
     if isinstance(values, dict) and values.get("benchmark") == "learning-rate":
@@ -62,12 +63,12 @@ def _read(path: Path) -> tuple[Exhibit, str]:
         exhibit = _rates_exhibit(result)
     else:
         result = parse_benchmark(values, path.name)
-        exhibit = _exhibit(result, path.name)
+        exhibit = _exhibit(result)
     return exhibit, str(result.environment.source.get("commit") or "")
 
 
 def _rates_exhibit(result: LearningRateSweep) -> Exhibit:
-    """A learning-rate finder's curve, what it says of the learning rate, and a line of data for each iteration."""
+    """Return a learning-rate finder's curve, its suggestion, and a line of data for each iteration."""
     row = (printable(result.name), result.optimizer, str(result.global_batch_size), _rate(result.steepest_rate),
            _rate(result.lowest_rate), _rate(result.suggestion))  # fmt: skip
     lines = [tuple(map(exact, line)) for line in zip(result.rates, result.losses, result.smoothed, strict=True)]
@@ -96,51 +97,41 @@ def _rate(value: float | None) -> str:
     return MISSING if value is None else f"{value:.3g}"
 
 
-def _exhibit(result: Benchmark, file: str) -> Exhibit:
+def _exhibit(result: Benchmark) -> Exhibit:
+    """Return the table of ratios, or of every measure if there are none; two engines' differences with a figure."""
     draw: Draw | None = None
-    column = False
-    caption, alt, data = sentences(result), "", _data(result)
-    timelines = [
-        parse_document(case.timeline, Timeline, f"{file}, {case.name}") for case in result.cases if case.timeline
-    ]
-    if timelines:
-        draw, data = partial(pipeline_schedule.draw, timelines), timeline_data(timelines, "measured")
-        caption, alt = [PLAN_RULE, *caption], timeline_alt(timelines)
-    elif result.benchmark == "against":
+    caption, alt, shown = sentences(result), "", tables(result)
+    if result.benchmark == "against":
         caption = [f"{', '.join(setting_lines(result)).capitalize()}.", *caption]
-        draw = partial(draw_differences, result)
-        alt = "Differences of two engines in each iteration, under their tolerance."
-    elif any(case.axis for case in result.cases):
-        draw, alt = partial(draw_axes, result), "What was measured along each axis, beside limits and closed forms."
-    elif any(ratio.goal is not None for case in result.cases for ratio in case.ratios):
-        draw, alt = partial(draw_goals, result), "Each ratio as a share of its goal, with least and most of the rounds."
-        column = True
+        draw, alt = (
+            partial(draw_differences, result),
+            "Differences of two engines in each iteration, and the tolerance.",
+        )
+    if any(case.ratios for case in result.cases):
+        shown = [table for table in shown if table.title in ("ratios", "not measured")]
     return Exhibit(
         f"bench-{file_name(result.benchmark)}",
         result.title,
         [printable(sentence) for sentence in (*result.disagreements, *caption)],
-        data,
+        _data(result),
         shlex.join(result.environment.argv),
         draw,
         f"{alt} {' '.join(caption)}" if draw else "",
-        tuple(Table(*rows) for rows in tables(result)),
+        tuple(Table(*rows) for rows in shown),
         [*setting_lines(result), *result.notes],
-        column=column,
     )
 
 
 def _data(result: Benchmark) -> Table:
-    """A line for each sample, and one for each round of each ratio or for its value."""
+    """Return a line for each sample, and one for each round of each ratio or for its value."""
     rows = [
-        (case.name, case.axis, exact(case.at), series.contender, series.measure, series.unit, series.kind, str(number),
-         exact(value), "")
+        (case.name, series.contender, series.measure, series.unit, series.kind, str(number), exact(value), "")
         for case in result.cases for series in case.series
         for number, value in enumerate(series.samples, 1)
     ]  # fmt: skip
     rows += [
-        (case.name, case.axis, exact(case.at), "", ratio.name, "ratio", "measured", str(number), exact(value),
-         exact(ratio.goal))
+        (case.name, "", ratio.name, "ratio", "measured", str(number), exact(value), exact(ratio.goal))
         for case in result.cases for ratio in case.ratios
         for number, value in enumerate(ratio.rounds or [ratio.value], 1)
     ]  # fmt: skip
-    return Table(DATA_HEADS, rows, 7)
+    return Table(DATA_HEADS, rows, 5)

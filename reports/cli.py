@@ -22,7 +22,7 @@ Runs = Annotated[
     list[Path] | None,
     typer.Argument(help="A reproduction, runs of experiments, folders of runs; `runs` by default.", metavar="[RUN]"),
 ]
-Bench = Annotated[Path | None, typer.Option(help="Folder of mlm-bench results to show too.")]
+Bench = Annotated[Path | None, typer.Option(help="Folder of benchmark records to show too.")]
 MixedCommits = Annotated[
     bool, typer.Option("--mixed-commits", help="Allow results of different commits; the page says so.")
 ]

@@ -171,7 +171,7 @@ ARTICLES = b" \n = A title = \n \n a fine <unk> text \n = = A part = = \n anothe
 READERS = (
     *(Reader(f"ladder {name}", ladder_file(name), read_ladder, 5)
       for name in ("plan.json", "forecast.json", "ladder.json", "records.jsonl", MANIFEST)),
-    *map(benchmark, ("train", "growth", "pipeline", "learning-rate")),
+    *map(benchmark, ("train", "learning-rate")),
     *(Reader(f"adopted {name}", sealed_numbers(name), read_adopted, 20) for name in (MANIFEST, "records.jsonl")),
     as_export(f"{DATASET}/dataset.json", "croissant"),
     as_export(f"{DATASET}/ledger.json", "croissant"),

@@ -9,7 +9,7 @@ import torch
 from engine.compare.tensors import Array, Key, TensorPart, assemble, compare
 from engine.compare.tolerance import DRAWS, FORMULA, curve_tolerance, factor, tensor_tolerance
 from engine.config import RunConfig
-from lineage.benchmark import AGAINST, Benchmark, Case, Ratio, Series, TextTable, write_benchmark
+from experiments.benchmark import AGAINST, Benchmark, Case, Ratio, Series, TextTable, write_benchmark
 from lineage.environment import describe_environment
 from lineage.files import Environment
 from lineage.progress import announce

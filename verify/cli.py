@@ -113,7 +113,7 @@ def against(
 
     resolved = read_run_config(config, overrides or [], twin)
 
-    from experiments.bench.show import show, show_rows
+    from experiments.benchmark import show_benchmark, show_rows
     from lineage.run import MANIFEST
     from verify.against import iteration_table, keep, run_against
     from verify.parity import LayoutDiffers
@@ -121,7 +121,7 @@ def against(
     check_place("--out", out / MANIFEST)
     result = run_against(resolved, engine, layout, iterations)
     show_rows(iteration_table(result))
-    show(result)
+    show_benchmark(result)
     name = f"against-{engine}-{resolved.name}-{layout}-{resolved.train.precision}-{iterations}"
     print(f"written: {keep(result, name, resolved, out)}")
     if result.disagreements:

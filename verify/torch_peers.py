@@ -10,9 +10,9 @@ from data_pipeline.tokens.token_file import TokenFile
 from engine.compare.recorder import RankPlace, Recorder, read_names
 from engine.inputs import TrainingInputs
 from engine.parallel.mesh import serial_mesh
-from experiments.bench.contenders import peers
 from lineage.errors import BadInput
 from lineage.extras import import_extra
+from verify import peers
 from verify.engines import Engine, Named, Work
 from verify.parity import SERIAL, ParityLayout
 
@@ -91,10 +91,10 @@ class Transformers(TorchPeer):
 
 
 class NanoGPT(TorchPeer):
-    """The model of `experiments.bench.contenders.peers`."""
+    """nanoGPT's model."""
 
     map_name = "nanogpt"
 
     def build(self) -> tuple[torch.nn.Module, peers.Loss]:
-        """The benchmarks' module."""
+        """Return nanoGPT's module."""
         return peers.NanoGPT(self.work.config.model), torch.nn.Module.__call__

@@ -78,7 +78,7 @@ def matrix_gflops(ranks: int) -> float | None:
     if list_gpus():
         return None
     from engine.launch.forked import run_forked
-    from experiments.bench.timing import gemm_gflops
+    from experiments.iterations import gemm_gflops
 
     return round(float(run_forked(gemm_gflops, ranks, ranks)[0]), 2)
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.benchmark import Benchmark, Case, Series
 from experiments.simulator import fits, measurements
 from experiments.simulator.cluster import Constants, Interval, Machine, SoftwareConstants, load_cluster, machine_of
 from experiments.simulator.cluster_file import DATASHEET, FITTED, fitted_toml, stated_constants
@@ -17,7 +18,6 @@ from experiments.simulator.measurements import RATIOS, Measured, Observation, ti
 from experiments.simulator.simulate import iteration_parts
 from experiments.simulator.workload import Floats
 from lineage.atomic import check_place, write_text
-from lineage.benchmark import Benchmark, Case, Series
 from lineage.progress import announce
 
 A100, V100, H100 = "dgx-a100-80g", "dgx-2h-v100", "h100"

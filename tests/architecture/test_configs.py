@@ -25,7 +25,6 @@ JOBS = sorted((ROOT / "experiments" / "jobs").glob("*.toml"))  # looked at in te
 MEGATRON_FLAGS = ROOT / "engine" / "formats" / "megatron_flags.toml"  # in tests/engine
 NAME_MAPS = set((ROOT / "engine" / "compare" / "names").glob("*.toml"))  # in tests/verify
 LABELS = {ROOT / "reports" / name for name in ("axes.toml", "style.toml")}  # in tests/reports
-NOTES = ROOT / "experiments" / "bench" / "notes.toml"  # in tests/experiments
 PUBLISHED = ROOT / "data_pipeline" / "contamination" / "published.toml"  # in tests/data_pipeline
 FITTED = ROOT / "experiments" / "simulator" / "fitted.toml"  # in tests/experiments/simulator
 PAPERS = ROOT / "experiments" / "claims" / "papers.toml"  # in tests/experiments/test_catalogue.py
@@ -57,7 +56,6 @@ def test_every_configuration_is_looked_at_here() -> None:
         MEGATRON_FLAGS,
         *NAME_MAPS,
         *LABELS,
-        NOTES,
         PUBLISHED,
         FITTED,
         PAPERS,

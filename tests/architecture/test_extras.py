@@ -8,7 +8,7 @@ from tests.architecture.rooms import ROOT, imported_names, modules
 MODULE_OF = {"megatron-core": "megatron", "mkdocs-material": "material", "mlflow-skinny": "mlflow"}
 """Libraries that are imported by another name than they are installed by."""
 PROGRAMS = {
-    "experiments/bench/contenders/compiled.py": {"triton"},  # imported by what has found Triton
+    "benchmarks/compiled.py": {"triton"},  # imported by what has found Triton
     "engine/kernels/gpu": {"triton"},  # imported where the registry has found Triton
 }
 

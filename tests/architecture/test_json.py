@@ -5,8 +5,6 @@ import ast
 from tests.architecture.rooms import ROOMS, ROOT, modules, parse
 
 READER = "lineage/atomic.py"
-OTHERS = {"experiments/bench/data_whole.py"}
-"""Times what others do, and reads what a process of ours printed."""
 FAST = {
     "data_pipeline/passes/measure.py", "data_pipeline/publish.py", "data_pipeline/reading/lines.py",
     "data_pipeline/tokens/inspect_sample.py", "data_pipeline/work/document_shard.py", "data_pipeline/work/tasks.py",
@@ -23,4 +21,4 @@ def test_json_is_read_in_one_place() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("json.load", "json.loads"))
     }
     assert {path for path, call in calls if call == "orjson.loads"} == FAST
-    assert {path for path, call in calls if call != "orjson.loads"} == {READER, *OTHERS}
+    assert {path for path, call in calls if call != "orjson.loads"} == {READER}

@@ -92,7 +92,13 @@ def test_a_command_answers_without_torch(command: str, arguments: list[str]) -> 
 
 
 HEAVY = ("matplotlib", "multiprocessing.pool", "numba", "numpy", "pandas", "pyarrow", "scipy", "tokenizers", "torch")
-CONFIGURATIONS = ("data_pipeline.config", "engine.config", "lineage.benchmark", "lineage.files", "data_pipeline.files")
+CONFIGURATIONS = (
+    "data_pipeline.config",
+    "engine.config",
+    "experiments.benchmark",
+    "lineage.files",
+    "data_pipeline.files",
+)
 """Modules of many pydantic models."""
 
 
@@ -103,7 +109,6 @@ CONFIGURATIONS = ("data_pipeline.config", "engine.config", "lineage.benchmark", 
         (["mlm-train", "--help"], ("pydantic", *CONFIGURATIONS)),
         (["mlm-eval", "list"], ("rich", *CONFIGURATIONS)),
         (["mlm-experiment", "list", "--results", "docs"], ("rich", "engine.config", "data_pipeline.config")),
-        (["mlm-bench", "--help"], ("evaluation.protocol", "experiments.simulator.cluster")),
         (["mlm-report", "--help"], ("pydantic", *CONFIGURATIONS)),
         (["mlm-verify", "--help"], ("pydantic", *CONFIGURATIONS)),
     ],

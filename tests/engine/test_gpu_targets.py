@@ -1,90 +1,120 @@
 """The GPU path without a GPU: kernels compiled for GPUs, and a training step in which nothing waits for one."""
 
+import csv
 import multiprocessing
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from experiments.bench.benchmarks.gpu_compiled import MEASURES, compile_case
-from lineage.benchmark import Benchmark, Case, read_benchmark
-
 ROOT = Path(__file__).parents[2]
-KEPT = sorted((ROOT / "results" / "bench").glob("gpu-compiled*.json"))
+COUNTS, KEPT_TRITON = Path(__file__).with_name("gpu_targets.csv"), "3.9.0"
+"""The counts of every kernel, target, number format and head dim, and the Triton that gave them."""
+SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}
+"""Shared memory that a program may have, by compute capability (CUDA C++ Programming Guide, Section 20.2)."""
+HEADS = {64: 16, 80: 32, 96: 20, 128: 24, 160: 160}
+"""Heads by head dim: 355m, a GPT-2 of hidden 2,560, 2.5b, 8.3b, 1008b."""
+WHOLE = (96, 160)
+"""Head dims at which kernels that know no heads are compiled too: a width of 1,920 and the widest, 25,600."""
+DTYPES = ("bfloat16", "float16", "float32")
 SAMPLE = [(90, "bfloat16", 96), (80, "float16", 128), (100, "float32", 160)]
-"""Together every kernel, target and number format; `mlm-bench gpu-compiled` compiles all."""
+"""Together every kernel, target and number format; `python -m tests.engine.test_gpu_targets` compiles all."""
 ALLOWED_GROWTH = 1.1
-GROWING = ("registers", "stack", "shared", "instructions", "in loop")
+GROWING = ("registers", "stack", "shared", "instructions", "in_loop")
+FIELDS = (*GROWING, "tensor_core")
+PRODUCTS = ("attention forward", "attention to_query", "attention to_key_value")
 KERNELS = {
-    "attention draw", "attention forward", "attention inner", "attention to_query", "attention to_key_value",
-    "bias_gelu bias_gelu", "bias_gelu bias_gelu_gradient", "bias_dropout_add bias_dropout_add",
-    "bias_dropout_add gradient", "layer_norm normalize", "layer_norm gradient", "masked_softmax softmax",
-    "masked_softmax gradient", "linear_cross_entropy log_sum", "divided cross_entropy softmax_gradient",
-    "dropout_bits fill", "adamw adam",
+    "attention draw", "attention inner", *PRODUCTS, "bias_gelu bias_gelu", "bias_gelu bias_gelu_gradient",
+    "bias_dropout_add bias_dropout_add", "bias_dropout_add gradient", "layer_norm normalize", "layer_norm gradient",
+    "masked_softmax softmax", "masked_softmax gradient", "linear_cross_entropy log_sum",
+    "divided cross_entropy softmax_gradient", "dropout_bits fill", "adamw adam",
 }  # fmt: skip
 
+Counts = dict[str, dict[str, int]]
+"""By kernel and field."""
 
-def counts(case: Case) -> dict[tuple[str, str], float]:
-    return {(each.contender, each.measure): each.samples[0] for each in case.series}
+
+def compile_case(capability: int, dtype: str, head_dim: int) -> Counts:
+    """In a process of its own: the kernels for a GPU, in a number format, at a head dim."""
+    from benchmarks.compiled import compile_kernels
+    from benchmarks.kernels import KernelShape, dtype_named
+
+    shape = KernelShape(n=HEADS[head_dim], d=head_dim)
+    names = () if head_dim in WHOLE else ("attention",)
+    compiled = compile_kernels(capability, dtype_named(dtype), shape, names)
+    return {each.kernel: {name: getattr(each, name) for name in FIELDS} for each in compiled}
+
+
+def compile_all(matrix: list[tuple[int, str, int]], processes: int | None = None) -> dict[tuple[int, str, int], Counts]:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=spawn, max_tasks_per_child=1) as pool:
+        return dict(zip(matrix, pool.map(compile_case, *zip(*matrix, strict=True)), strict=True))
 
 
 @cache
-def compiled() -> dict[str, Case]:
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, mp_context=spawn, max_tasks_per_child=1) as pool:
-        return {case.name: case for case in pool.map(compile_case, *zip(*SAMPLE, strict=True))}
-
-
-@pytest.fixture
-def cases() -> dict[str, Case]:
+def compiled() -> dict[tuple[int, str, int], Counts]:
     pytest.importorskip("triton")
-    return compiled()
+    return compile_all(SAMPLE, 2)
 
 
-def grown(now: Case, kept: Case) -> list[tuple[str, str]]:
-    """Kernels and measures that take more than a tenth more than they did."""
-    before = counts(kept)
-    return [key for key, value in counts(now).items() if key[1] in GROWING and value > before[key] * ALLOWED_GROWTH]
+def kept_counts() -> dict[tuple[int, str, int], Counts]:
+    kept: dict[Any, Counts] = {}
+    with COUNTS.open(newline="") as file:
+        for row in csv.DictReader(file):
+            case = int(row["capability"]), row["dtype"], int(row["head_dim"])
+            kept.setdefault(case, {})[row["kernel"]] = {name: int(row[name]) for name in FIELDS}
+    return kept
+
+
+def grown(now: Counts, before: Counts) -> list[tuple[str, str]]:
+    """Kernels and fields that take more than a tenth more than they did."""
+    return [
+        (kernel, name) for kernel, counts in now.items() for name in GROWING
+        if counts[name] > before[kernel][name] * ALLOWED_GROWTH
+    ]  # fmt: skip
+
+
+def misfits(case: tuple[int, str, int], kernels: Counts) -> list[str]:
+    """Kernels with too much shared memory; in 16 bits those of attention that use no tensor cores."""
+    capability, dtype, _ = case
+    large = [name for name, counts in kernels.items() if counts["shared"] > SHARED_BYTES[capability]]
+    return large + [name for name in PRODUCTS if dtype != "float32" and not kernels[name]["tensor_core"]]
 
 
 @pytest.mark.timeout(400)
-def test_every_kernel_fits_and_attention_uses_tensor_cores(cases: dict[str, Case]) -> None:
-    assert {name for case in cases.values() for name, _ in counts(case)} >= KERNELS
-    for case in cases.values():
-        assert {each.measure for each in case.series} == {name.replace("_", " ") for name in MEASURES}
-        for ratio in case.ratios:
-            assert ratio.is_reached, (case.name, ratio)
-    assert len(cases["sm_90 bfloat16 head dim 96"].ratios) == 3
+def test_every_kernel_fits_and_attention_uses_tensor_cores() -> None:
+    assert {name for kernels in compiled().values() for name in kernels} >= KERNELS
+    for case, kernels in compiled().items():
+        assert misfits(case, kernels) == [], case
+        if case[1] != "float32":
+            assert not any(counts["stack"] for counts in kernels.values()), case
 
 
-def test_what_the_kernels_take_has_not_grown(cases: dict[str, Case]) -> None:
-    import triton
-
-    records = {str(kept.setting["triton"]): kept for kept in map(read_benchmark, KEPT)}
-    assert len(records) > 1, "kept of the newest Triton and of the one that GPU images carry"
-    same = records.get(triton.__version__)
-    if same is None:
-        pytest.skip(f"there is no record of Triton {triton.__version__}")
-    kept = {case.name: case for case in same.cases}
-    for name, case in cases.items():
-        assert grown(case, kept[name]) == [], name
-    name, case = next(iter(cases.items()))
-    series = [each.model_copy(update={"samples": [each.samples[0] * 1.2]}) for each in case.series]
-    assert grown(case.model_copy(update={"series": series}), kept[name])
+def test_what_the_kernels_take_has_not_grown() -> None:
+    triton = pytest.importorskip("triton")
+    if triton.__version__ != KEPT_TRITON:
+        pytest.skip(f"the kept counts are of Triton {KEPT_TRITON}")
+    kept = kept_counts()
+    for case, kernels in compiled().items():
+        assert grown(kernels, kept[case]) == [], case
+    case, kernels = next(iter(compiled().items()))
+    assert grown(
+        {name: {key: 2 * count for key, count in counts.items()} for name, counts in kernels.items()}, kept[case]
+    )
 
 
-@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
-def test_the_kept_record_covers_the_matrix(path: Path) -> None:
-    kept: Benchmark = read_benchmark(path)
-    assert len({case.name for case in kept.cases}) == 45
-    for case in kept.cases:
-        shared, *others = case.ratios
-        assert shared.is_reached, case.name
-        assert len(others) == (0 if "float32" in case.name else 2)
-        assert all(each.value > 0.75 for each in others)
+def test_the_kept_counts_cover_the_matrix() -> None:
+    kept = kept_counts()
+    assert kept.keys() == set(product(SHARED_BYTES, DTYPES, HEADS))
+    for case, kernels in kept.items():
+        assert misfits(case, kernels) == [], case
+        spilling = [name for name, counts in kernels.items() if counts["stack"]]
+        assert case[1] == "float32" or len(spilling) < len(kernels) / 4, case
 
 
 def test_a_training_step_waits_for_a_gpu_at_one_place() -> None:
@@ -98,3 +128,11 @@ def test_a_training_step_waits_for_a_gpu_at_one_place() -> None:
     planted = subprocess.run([*command, "planted"], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert planted.returncode == 1
     assert "meta tensor" in planted.stderr
+
+
+if __name__ == "__main__":
+    with COUNTS.open("w", newline="") as out:
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["capability", "dtype", "head_dim", "kernel", *FIELDS])
+        for case, kernels in compile_all(list(product(SHARED_BYTES, DTYPES, HEADS))).items():
+            writer.writerows([*case, name, *counts.values()] for name, counts in kernels.items())

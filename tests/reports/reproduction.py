@@ -14,7 +14,7 @@ from lineage.records import Record, write_records
 from reports.page import build_report, render_page
 from reports.render import Drawing
 from reports.report import Inputs, Report, assemble
-from tests.reports.trained import timeline, write_training
+from tests.reports.trained import write_training
 
 WITHOUT_TORCH = """
 import sys
@@ -290,12 +290,12 @@ def evaluation(task: str = "wikitext103", **changes: Any) -> dict[str, Any]:
 
 
 def _environment(name: str) -> dict[str, Any]:
-    argv = ["mlm-bench", name]
+    argv = ["python", "-m", "benchmarks", name]
     return {"cpu": "A processor", "cores": 2, "source": {"commit": "0" * 40}, "argv": argv}
 
 
 def benchmarks() -> dict[str, dict[str, Any]]:
-    """Results with ratios of which one misses its goal, with curves, with schedules, and a learning-rate finder's."""
+    """Records with ratios, one of which misses its goal, without ratios, and a learning-rate finder's."""
     rates = {"ours": [900.0, 1000.0, 1200.0], "stock nanoGPT": [700.0, 710.0, 720.0]}
     train = {
         "name": "tiny fp32",
@@ -313,33 +313,11 @@ def benchmarks() -> dict[str, dict[str, Any]]:
         ],
         "missing": {"lm-evaluation-harness": "not installed"},
     }
-    point = {"contender": "measured", "measure": "rate", "unit": "tokens/s"}
-    growth = [
-        {
-            "name": f"{axis} {at}",
-            "axis": axis,
-            "at": at,
-            "series": [
-                point | {"samples": [rate, rate + 50]},
-                point | {"contender": "closed form", "kind": "computed", "samples": [1000.0]},
-            ],
-            "ratios": [{"name": "measured ÷ predicted", "value": ratio}],
-        }
-        for axis in ("width", "ranks")
-        for at, rate, ratio in ((1, 1000.0, 1.0), (2, 1800.0, 0.9))
-    ]
-    pipeline = [
-        {
-            "name": schedule,
-            "series": [{"contender": "measured", "measure": "iteration", "unit": "ms", "samples": [90.0]}],
-            "timeline": timeline() | {"schedule": schedule},
-        }
-        for schedule in ("1f1b", "gpipe")
-    ]
+    error = {"measure": "mean error", "unit": "%", "kind": "computed"}
+    errors = {"name": "h100", "series": [error | {"contender": "model sizes", "samples": [12.5]}]}
     found: dict[str, dict[str, Any]] = {
         "train": {"cases": [train], "setting": {"model": {"layers": 2, "width": 64}}},
-        "growth": {"cases": growth, "load_average": [1.0, 3.5]},
-        "pipeline": {"cases": pipeline, "load_average": [1.5, 4.25]},
+        "calibration": {"cases": [errors], "load_average": [1.5, 4.25]},
         "of a new kind": {"cases": [{"name": "a case", "ratios": [{"name": "faster", "value": 1.25}]}]},
         "learning-rate": {
             "name": HOSTILE,

@@ -24,7 +24,6 @@ from tests.reports.reproduction import (
     write_reproduction,
 )
 from tests.reports.test_page import Outline, _rows
-from tests.reports.trained import timeline
 
 
 def test_the_card_shows_settings_digests_and_versions(built: Built) -> None:
@@ -88,17 +87,18 @@ def test_ratios_stand_beside_their_goals(built: Built) -> None:
     assert ["tiny fp32", "of its memory", "0.40", "0.40 to 0.60", "at most 0.5"] in rows
     assert ["tiny fp32", "without a goal", "3.00", "—", "—"] in rows
     assert ["tiny fp32", "lm-evaluation-harness", "not installed"] in rows
-    assert ["ours", "1,000"] in rows  # one case and two contenders: turned
-    assert ["tiny fp32", "300.00 MB"] in rows
     assert "1 of 2 goals were reached." in built.html
     assert "Missed: tiny fp32, × stock nanoGPT (1.40, goal 1.5)." in built.html
     assert "model: layers 2, width 64" in built.html
-    assert ["width 2", "1,825", "1,000"] in rows
-    assert "measured ÷ predicted: width 0.90 to 1.00; ranks 0.90 to 1.00." in built.html
-    path = built.page.parent / "figures" / "bench-growth.csv"
+    assert ["h100", "12.50"] in rows
+    assert "Load average of the machine meanwhile: up to 4.2 on 2 cores." in built.html
+    assert "the smoothed loss is lowest at 0.01; a tenth of that, 0.001, is suggested" in built.html
+    path = built.page.parent / "figures" / "bench-train.csv"
     with path.open(encoding="utf-8", newline="") as file:
-        found = [row["value"] for row in csv.DictReader(file) if (row["case"], row["measure"]) == ("width 2", "rate")]
-    assert found == ["1800", "1850", "1000"]
+        values = [
+            row["value"] for row in csv.DictReader(file) if (row["contender"], row["measure"]) == ("ours", "rate")
+        ]
+    assert values == ["900", "1000", "1200"]
 
 
 def test_a_benchmark_that_the_page_does_not_know_is_shown(built: Built) -> None:
@@ -111,27 +111,8 @@ def test_every_kept_benchmark_is_shown() -> None:
     assert not found.problems
     assert len(found.exhibits) == len(list((ROOT / "results" / "bench").iterdir()))
     for exhibit in found.exhibits:
-        assert exhibit.draw is not None or exhibit.name in ("bench-calibration", "bench-kernels")
+        assert exhibit.tables
         assert all(len(row) == len(table.heads) for table in exhibit.tables for row in table.rows)
-
-
-def test_every_schedule_of_a_pipeline_is_shown_planned_and_measured(built: Built) -> None:
-    path = built.page.parent / "figures" / "bench-pipeline.csv"
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    expected = timeline()
-    for schedule in ("1f1b", "gpipe"):
-        for kind, part in (("computed", "planned"), ("measured", "measured")):
-            found = [
-                [row["pass"], int(row["microbatch"]), int(row["chunk"]), float(row["start"]), float(row["end"])]
-                for row in rows
-                if (row["schedule"], row["kind"]) == (schedule, kind)
-            ]
-            assert found == [computation for rank in expected[part] for computation in rank]
-    assert ["gpipe", "90.00"] in _rows(built.html)
-    assert '<figure id="bench-pipeline">' in built.html
-    assert "Load average of the machine meanwhile: up to 4.2 on 2 cores." in built.html
-    assert "the smoothed loss is lowest at 0.01; a tenth of that, 0.001, is suggested" in built.html
 
 
 @pytest.mark.parametrize(
@@ -146,7 +127,6 @@ def test_every_schedule_of_a_pipeline_is_shown_planned_and_measured(built: Built
         '{"benchmark": "other", "title": "t", "cases": [{"name": "a\\u0000b"}]}',
         '{"benchmark": "other", "title": "t", "cases": [{"name": "a", "losse": {}}]}',
         '{"benchmark": "other", "title": "t", "cases": [{"name": "a", "ratios": [{"name": "r", "value": NaN}]}]}',
-        '{"benchmark": "pipeline", "title": "t", "cases": [{"name": "a", "timeline": {"pp": 2}}]}',
         '{"benchmark": "learning-rate", "name": "x", "optimizer": "adam", "global_batch_size": 1, "seed": 1,'
         ' "rates": [1], "losses": [], "smoothed": [1], "lowest_rate": null, "steepest_rate": null, "suggestion": null}',
     ],

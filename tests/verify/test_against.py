@@ -7,7 +7,7 @@ import pytest
 
 from engine.compare.tolerance import curve_tolerance, factor, tensor_tolerance
 from engine.run.resolved import read_run_config
-from lineage.benchmark import AGAINST, read_benchmark
+from experiments.benchmark import AGAINST, read_benchmark
 from lineage.digest import check_seal
 from lineage.errors import BadInput
 from reports.benchmarks import load_benchmarks

@@ -1,5 +1,9 @@
-"""The GPU kernels compiled for a GPU that need not be here, and what each takes of it: run in a process of its own."""
+"""The GPU kernels compiled for a GPU that need not be here, and what each uses of it.
 
+Imported in a process of its own, in which it changes Triton: kernels are compiled, by the rules of Triton before 3.10.
+"""
+
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -9,34 +13,37 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+os.environ.pop("TRITON_INTERPRET", None)
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from benchmarks.kernels import KernelShape, kernel_cases, run_pass
 from engine.kernels.adam import AdamStep
 from engine.kernels.gpu.cross_entropy import softmax_gradient
 from engine.kernels.registry import implementation
-from experiments.bench.contenders.kernels import Shape, cases, run_pass
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?);", re.MULTILINE)
 ADAM = AdamStep(1e-3, 0.9, 0.999, 1e-8, 0.01, 0.5, steps=2)
 PRODUCTS = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
-"""How instructions begin that multiply matrices on tensor cores; on sm_90 those of a group of warps alone count."""
+"""Names of instructions that multiply matrices on tensor cores; on sm_90 only those of a group of warps count."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a kernel takes, by the compiler's own account."""
+    """A kernel's use of a GPU, by the compiler's own account."""
 
     kernel: str
-    """Of which case, and its name in the source."""
+    """The kernel's case, and its name in the source."""
     registers: int
-    """Of a thread."""
+    """Registers of a thread."""
     stack: int
-    """Bytes of a thread, where registers go that there are too few of."""
+    """Bytes of a thread, for spilled registers and local arrays."""
     shared: int
     """Bytes of shared memory of a program."""
     instructions: int
@@ -45,13 +52,13 @@ class Compiled:
     tensor_core: int
     """Instructions that multiply matrices on tensor cores."""
     programs: int
-    """In the grid of its launch."""
+    """Programs in the grid of its launch."""
     warps: int
-    """Of a program."""
+    """Warps of a program."""
 
 
 class _Absent:
-    """What Triton asks of a driver before it compiles."""
+    """A driver with the answers that Triton needs to compile."""
 
     def __init__(self, capability: int) -> None:
         self.target = GPUTarget("cuda", capability, 32)
@@ -66,10 +73,12 @@ class _Absent:
         return 0
 
 
-def compile_kernels(capability: int, dtype: torch.dtype, shape: Shape, names: tuple[str, ...] = ()) -> list[Compiled]:
-    """Every kernel of the cases named, of all without names, forward and backward, for sm_`capability` at a shape.
+def compile_kernels(
+    capability: int, dtype: torch.dtype, shape: KernelShape, names: tuple[str, ...] = ()
+) -> list[Compiled]:
+    """Compile every kernel of the named cases, by default all, forward and backward, for sm_`capability` at a shape.
 
-    Nothing is computed: tensors are of torch's meta device. It changes Triton for the whole process.
+    Nothing is computed: tensors are of torch's meta device.
     """
     driver.set_active(_Absent(capability))
     compiled: dict[str, Compiled] = {}
@@ -91,13 +100,14 @@ def compile_kernels(capability: int, dtype: torch.dtype, shape: Shape, names: tu
     return list(compiled.values())
 
 
-def _launches(dtype: torch.dtype, shape: Shape) -> dict[str, Callable[[], object]]:
-    """By the name of a case what launches its kernels, on tensors without values."""
+def _launches(dtype: torch.dtype, shape: KernelShape) -> dict[str, Callable[[], object]]:
+    """Return, by the name of a case, the function that launches its kernels, on tensors without values."""
     meta, rows, width = torch.device("meta"), shape.s * shape.b, shape.n * shape.d
     weights, logits = torch.empty(12 * width**2, device=meta), torch.empty(rows, shape.v // 2, dtype=dtype, device=meta)
     targets, sums = torch.empty(rows, dtype=torch.int64, device=meta), torch.empty(2, rows, device=meta)
     launches: dict[str, Callable[[], object]] = {
-        case.name: partial(run_pass, implementation(case.name, "cuda"), case) for case in cases(shape, dtype, meta)
+        case.name: partial(run_pass, implementation(case.name, "cuda"), case)
+        for case in kernel_cases(shape, dtype, meta)
     }
     launches["divided cross_entropy"] = partial(
         softmax_gradient, logits, shape.v // 2, targets, sums[0], sums[0], sums, 0.5
@@ -130,7 +140,7 @@ def _counted(name: str, kernel: Any, capability: int, programs: int) -> Compiled
 
 
 def _longest_loop(instructions: list[tuple[int, str]]) -> int:
-    """Instructions between a branch and the earlier place that it goes back to."""
+    """Return the largest number of instructions between a branch and its target before it."""
     lengths = [0]
     for at, text in instructions:
         to = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", text)

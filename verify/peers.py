@@ -1,23 +1,18 @@
-"""Other programs as contenders, given this engine's initial weights: transformers' GPT-2, and GPT-2 as nanoGPT defines
-it: fused attention, one loss over all logits, tied head; biases everywhere, as GPT-2 has.
+"""GPT-2 as other programs define it, to be given this engine's weights: transformers' and nanoGPT's.
 
-Shapes: b batch, s sequence, h hidden, n heads, d head dim, v vocabulary; activations are [b, s, h].
+nanoGPT has fused attention, one loss over all logits, a tied head; biases everywhere, as GPT-2 has. Shapes: b batch,
+s sequence, h hidden, n heads, d head dim, v vocabulary; activations are [b, s, h].
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 
 from engine.config import ModelConfig, TrainConfig
 from engine.formats.huggingface import their_config, their_name, to_theirs
-from engine.launch.mesh import local_device
 from engine.model.gpt2 import GPT2
-from engine.parallel.mesh import serial_mesh
-from experiments.bench.contender import BenchSize, Contender, Step
 from lineage.extras import import_extra
 
 Loss = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -25,7 +20,7 @@ Loss = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def huggingface(config: ModelConfig) -> tuple[torch.nn.Module, Loss]:
-    """transformers' GPT2LMHeadModel, with its own initial values, and its loss."""
+    """Return transformers' GPT2LMHeadModel, with its own initial values, and its loss."""
     transformers = import_extra("transformers", "bench")
     model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(**their_config(config), bos_token_id=0, eos_token_id=0)
@@ -72,7 +67,7 @@ class _Block(nn.Module):
 
 
 class NanoGPT(nn.Module):
-    """The model, called with token ids and targets [b, s] for the mean loss."""
+    """nanoGPT's model, called with token ids and targets [b, s] for the mean loss."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -89,9 +84,24 @@ class NanoGPT(nn.Module):
         logits = F.linear(self.ln_f(x), self.wte.weight)  # [b, s, v]
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
+    def load_theirs(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Take weights in transformers' names and order."""
+        for name, parameter in self.named_parameters():
+            whole = weights[f"transformer.{name}"]
+            with torch.no_grad():
+                parameter.copy_(whole.T if ".c_" in name and whole.dim() == 2 else whole)
+
+
+def their_weights(network: GPT2) -> dict[str, torch.Tensor]:
+    """Return a whole network's weights in transformers' names and order."""
+    return {
+        their_name(name): to_theirs(name, parameter.detach(), network.config)
+        for name, parameter in network.named_parameters()
+    }
+
 
 def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> torch.optim.AdamW:
-    """torch's optimizer as such programs set it: parameters of one dim are not decayed."""
+    """Return torch's optimizer as such programs set it: parameters of one dim are not decayed."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
@@ -99,64 +109,3 @@ def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> to
     ]
     betas = (train.adam_beta1, train.adam_beta2)
     return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon, fused=fused)
-
-
-def build_huggingface(contender: Contender, size: BenchSize) -> Step:
-    """A step of transformers' GPT2LMHeadModel."""
-    model, loss = huggingface(size.model)
-    weights = _their_weights(size)
-    model.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
-    return _step(contender, size, model, loss)
-
-
-def build_nanogpt(contender: Contender, size: BenchSize) -> Step:
-    """A step of the model of `NanoGPT`."""
-    model = NanoGPT(size.model)
-    weights = _their_weights(size)
-    for name, parameter in model.named_parameters():
-        whole = weights[f"transformer.{name}"]
-        with torch.no_grad():
-            parameter.copy_(whole.T if ".c_" in name and whole.dim() == 2 else whole)
-    return _step(contender, size, model, nn.Module.__call__)
-
-
-def _their_weights(size: BenchSize) -> dict[str, torch.Tensor]:
-    """This engine's initial values in transformers' names and order."""
-    model = GPT2(size.model, serial_mesh())
-    model.initialize(size.train.seed)
-    return {
-        their_name(name): to_theirs(name, parameter.detach(), size.model)
-        for name, parameter in model.named_parameters()
-    }
-
-
-def _step(contender: Contender, size: BenchSize, model: torch.nn.Module, loss: Loss) -> Step:
-    """An iteration as such programs write it; on several ranks under DistributedDataParallel."""
-    train, ranks, device = size.train, contender.ranks, local_device()
-    model.to(device).train()
-    parameters = list(model.parameters())
-    optimizer = adamw(model, train, fused=contender.is_tuned)
-    dropouts = [each for each in model.modules() if isinstance(each, torch.nn.Dropout)]
-    module = DistributedDataParallel(model) if ranks > 1 else model
-    if contender.is_compiled:
-        module.compile()
-    share = train.global_batch_size // ranks
-    rank = dist.get_rank() if ranks > 1 else 0
-    torch.manual_seed(train.seed + rank)
-
-    def step(iteration: int, dropout: float) -> float:
-        for each in dropouts:
-            each.p = dropout
-        rows = torch.from_numpy(size.batch(iteration))[rank * share : (rank + 1) * share].to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=train.precision == "bf16"):
-            value = loss(module, rows[:, :-1], rows[:, 1:])
-        value.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, train.clip_gradient)
-        optimizer.step()
-        optimizer.zero_grad()
-        mean = value.detach() / ranks
-        if ranks > 1:
-            dist.all_reduce(mean)
-        return mean.item()
-
-    return step

@@ -1,0 +1,93 @@
+"""`python -m benchmarks data|train|eval|gpu`. Modules import torch when they measure."""
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.timing import carry_out
+from lineage.command import CommandLine, run_command
+
+Json = Annotated[Path | None, typer.Option("--json", help="Also write the record to this file.")]
+Rounds = Annotated[int, typer.Option(min=1, help="How often every contender is measured, in turn.")]
+
+app = CommandLine(help="Measure speed beside other programs, in one run on this machine.", no_args_is_help=True)
+
+
+@app.command()
+def data(
+    corpus: Annotated[Path, typer.Option(help="A .jsonl file with a string `text` on every line.")],
+    rounds: Annotated[int, typer.Option(min=1, help="How often the whole pipeline is run.")] = 3,
+    json: Json = None,
+) -> None:
+    """The data pipeline on one core: stage by stage beside the plain libraries, and whole beside these together.
+
+    Every answer is compared. Takes about seven seconds for each megabyte. Ends with code 3 if any answer differs.
+    """
+    from benchmarks.data import measure
+
+    carry_out(partial(measure, corpus, rounds), json)
+
+
+@app.command()
+def train(
+    rounds: Rounds = 3,
+    case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.")] = None,
+    json: Json = None,
+) -> None:
+    """Training on one core beside nanoGPT, stock and tuned, and the core's limit; two processes beside one; kernels.
+
+    Takes about half an hour a round. Ends with code 3 if a contender's losses show that it computed something else.
+    """
+    from benchmarks.train import measure
+
+    carry_out(partial(measure, rounds, case), json)
+
+
+@app.command("eval")
+def evaluate(rounds: Rounds = 9, json: Json = None) -> None:
+    """Scoring and generating on one core beside the plain loop and transformers: processor time and memory.
+
+    Ends with code 3 if the answers differ by more than rounding.
+    """
+    from benchmarks.eval import measure
+
+    carry_out(partial(measure, rounds), json)
+
+
+@app.command()
+def gpu(
+    stage: Annotated[
+        str | None, typer.Option(help="Only this stage: first, batches or peers; see docs/gpu.md.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write gpu.jsonl, a line for each item when it ends, and gpu.json into it.")
+    ] = None,
+    deadline: Annotated[float | None, typer.Option(min=1, help="End after so many seconds.")] = None,
+    model: Annotated[bool, typer.Option("--model", help="Compute what a GPU could reach; needs none.")] = False,
+    json: Json = None,
+) -> None:
+    """Kernels and training on one GPU beside torch.compile, nanoGPT and the GPU's own limits.
+
+    Ends with code 4 without a GPU, and with 3 if a kernel is not exact or losses differ.
+    """
+    if model:
+        from benchmarks import roofline
+
+        carry_out(roofline.measure, json)
+        return
+    from benchmarks.gpu import measure
+
+    carry_out(partial(measure, stage, out, deadline), json)
+
+
+def main() -> None:
+    """Entry point."""
+    sys.argv[0] = "benchmarks"
+    run_command(app)
+
+
+if __name__ == "__main__":
+    main()

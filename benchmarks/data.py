@@ -1,0 +1,467 @@
+"""The data pipeline on one core: each stage beside its library on the documents that the stage before kept, and whole.
+
+The whole pipeline is `mlm-data run` in a process of its own; the plain chain is the sum of the plain stages.
+"""
+
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import ftfy
+import numpy as np
+from datasketch import MinHashLSH
+from numpy.typing import NDArray
+from tokenizers import Tokenizer as Backend
+
+from benchmarks.timing import cpu_seconds, ratio, rounded, series
+from data_pipeline.config import DataConfig, DeduplicateConfig, SourcesConfig
+from data_pipeline.contamination.decontaminate import decontaminate, ngrams_of_files
+from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
+from data_pipeline.contamination.words import Ngrams, indexed_search, reference_search
+from data_pipeline.document import Document, Drop
+from data_pipeline.duplicates.components import components
+from data_pipeline.duplicates.lsh import band_keys, buckets, sketch
+from data_pipeline.duplicates.near_duplicates import resolve
+from data_pipeline.fast.exact_ftfy import fix_text
+from data_pipeline.fast.language import detect, detect_reference
+from data_pipeline.fast.minhash import as_sketch, reference_signature, signature
+from data_pipeline.fast.shingles import jaccard, shingles
+from data_pipeline.reading.pieces import SHARD_BYTES, Piece
+from data_pipeline.reading.readers import Limits, read_pieces
+from data_pipeline.stages.language import Language
+from data_pipeline.stages.length import Length
+from data_pipeline.tokens.tokenizer import Tokenizer
+from experiments.benchmark import Benchmark, Case, Ratio, Series
+from lineage.digest import sha256_file
+from lineage.errors import BadInput, DataMissing, UserError
+from lineage.progress import Progress, announce
+
+OURS, PLAIN, FASTER = "ours", "plain", "times faster"
+SECONDS, HOURS = "processor s", "174 GB"
+PAPER_GIGABYTES = 174
+BATCH, BLOCKS, REPEATS = 1000, 12, 3
+TRAINED_SIZES = (8192, 4096, 2048, 1024, 512, 257)
+"""Sizes of a vocabulary trained without GPT-2's files; any text suffices for the last, which is the bytes."""
+BASE_SHARE, REPEATED = 0.2, 10
+"""The share of documents in the base, and how many of these come again with a word more.
+
+The run on the base shows the costs that do not grow with the corpus.
+"""
+LEAST_SHARE = 0.25
+"""The least part of the base's time that the rest of the corpus must cost to be told apart from its noise."""
+NOTES = [
+    "Seconds are processor seconds of one thread; plain and ours take the same blocks of documents in turn, and every "
+    "answer is compared. Compiling and loading tables come before the clock.",
+    "A stage's ratio is that of all its blocks together, and core-hours are those of the paper's 174 GB.",
+    "Whole is `mlm-data run` with one worker, files and all, in shards as large as those of the paper's corpus, less "
+    "the same command on a fifth of the documents (base): starting and the data card's sample do not grow with the "
+    "corpus. No rate is given where little is left. The plain chain is the sum of the plain stages. The documents "
+    "left at the end are compared one by one.",
+]
+
+Signature = NDArray[np.uint32]
+Pair = tuple[int, int]
+Taken = dict[str, list[tuple[float, Any]]]
+"""Processor seconds and answer of each block or repeat, of plain and ours."""
+
+
+@dataclass(frozen=True)
+class StageRivals:
+    """A stage's two functions; the second should give the first one's answers."""
+
+    name: str
+    library: str
+    goal: float | None
+    """The factor by which ours should be faster."""
+    plain: Callable[..., list[Any]]
+    ours: Callable[..., list[Any]]
+
+
+def measure(corpus: Path, rounds: int) -> Benchmark:
+    """Measure every stage, then the whole pipeline `rounds` times.
+
+    Raises BadInput if no documents are left at some stage.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    texts, malformed = read_texts(corpus)
+    megabytes = size_bytes(texts) / 1e6
+    announce(f"{megabytes:.1f} MB in {len(texts):,} documents, every stage by plain libraries and by ours")
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        vocabulary = choose_vocabulary(texts)
+        (work / "tokenizer").mkdir()
+        vocabulary.tokenizer.save(work / "tokenizer")
+        test_sets = []
+        for name in ("wikitext103", "lambada"):
+            with suppress(DataMissing):
+                test_sets.append(find_test_set(name))
+        base_texts = texts[: math.ceil(BASE_SHARE * len(texts))]
+        base_texts += [f"{text} Indeed." for text in base_texts[:REPEATED]]
+        base = work / "base.jsonl"
+        base.write_text("".join(json.dumps({"text": text}) + "\n" for text in base_texts), encoding="utf-8")
+        with suppress(UserError):  # the stages say of too small a corpus which leaves too little
+            run_pipeline(base, vocabulary.recipe_of_few, work)  # machine code is compiled and cached
+        config = DataConfig(name="bench", sources=SourcesConfig(names=(f"jsonl:{corpus}",)))
+        stages, expected = measure_stages(texts, work / "tokenizer", tuple(test_sets), config)
+        runs = []
+        for _ in range(rounds):
+            base_seconds, _ = run_pipeline(base, vocabulary.recipe_of_few, work)
+            all_seconds, dataset = run_pipeline(corpus, vocabulary.recipe, work)
+            runs.append((all_seconds, base_seconds))
+        left = texts_of(dataset)
+    differing = ((expected - left) + (left - expected)).total()
+    plain = sum(one_sample(case, PLAIN) for case in stages)
+    whole = whole_case(plain, runs, megabytes, size_bytes(base_texts) / 1e6, left.total(), differing)
+    wrong = {case.name: int(one_sample(case, "differing")) for case in [*stages, whole]}
+    return Benchmark(
+        benchmark="data",
+        title="Data pipeline beside the libraries it replaces",
+        cases=[*stages, whole],
+        disagreements=[f"{name}: {count} answers differ" for name, count in wrong.items() if count],
+        notes=NOTES,
+        setting={
+            "corpus": {"name": corpus.name, "sha256": sha256_file(corpus), "documents": len(texts),
+                       "malformed": malformed, "megabytes": round(megabytes, 3)},
+            "vocabulary": vocabulary.description,
+        },
+    )  # fmt: skip
+
+
+def measure_stages(
+    texts: Sequence[str], tokenizer: Path, test_sets: tuple[Path, ...], config: DataConfig
+) -> tuple[list[Case], Counter[str]]:
+    """Measure each stage on the documents that the stage before kept; return the cases and the final documents.
+
+    Raises BadInput if no documents are left on the way.
+    """
+    cases: list[Case] = []
+
+    def run(stage: StageRivals, documents: Sequence[str]) -> list[Any]:
+        if len(documents) < 2:
+            raise BadInput(f"too little of the corpus is left for the stage {stage.name}: {len(documents)} documents")
+        case, answers = measure_stage(stage, documents)
+        cases.append(case)
+        return answers
+
+    duplicates, contamination = config.deduplicate, config.decontaminate
+    cleaned = [text for text in run(cleaning(), texts) if text.strip()]
+    languages = run(language(), cleaned)
+    spoken = [text for text, answer in zip(cleaned, languages, strict=True) if answer == Language().keep]
+    tokens = run(encoding(tokenizer), spoken)
+    enough = Length().min_tokens
+    long = [text for text, ids in zip(spoken, tokens, strict=True) if len(ids) + 1 >= enough]
+    signatures = run(signing(duplicates), long)
+    group = grouping(duplicates)
+    group.ours(signatures[:2])
+    taken = _in_turn(group, [((signatures,),) * 2] * REPEATS)
+    candidates, pairs = pairs_of_queries(taken[PLAIN][-1][1]), pairs_of_buckets(taken[OURS][-1][1])
+    cases.append(summarize(group, long, taken, len(candidates), len(candidates ^ pairs), REPEATS))
+    verify = verification(duplicates)
+    minima = np.stack(signatures)
+    fingerprints = np.concatenate([band_keys(minima, duplicates.bands), sketch(minima)], axis=1)
+    bands = (np.ascontiguousarray(fingerprints[:, band]) for band in range(duplicates.bands))
+    labels = components(bands, np.ascontiguousarray(fingerprints[:, duplicates.bands :]), duplicates)
+    verify.ours(long[:2], fingerprints[:2], np.zeros(2, np.int64))
+    taken = _in_turn(verify, [((long, candidates), (long, fingerprints, labels))])
+    expected, decided = (set(taken[name][0][1]) for name in (PLAIN, OURS))
+    cases.append(summarize(verify, long, taken, len(expected), len(expected ^ decided)))
+    gone = {document for document, _ in decided}
+    rest = [text for number, text in enumerate(long) if number not in gone]
+    matches: list[Any] = [[] for _ in rest]
+    if test_sets:
+        matches = run(decontamination(test_sets, contamination.ngram_words, contamination.min_ngram_words), rest)
+    frequency = Counter(ngram for answer in matches for _, ngram in answer)
+    rare = Ngrams.of(ngram for ngram, times in frequency.items() if times < contamination.frequent)
+    parts = [decontaminate(Document("", text), rare) if answer else [Document("", text)]
+             for text, answer in zip(rest, matches, strict=True)]  # fmt: skip
+    return cases, Counter(part.text for each in parts if not isinstance(each, Drop) for part in each)
+
+
+def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[Any]]:
+    """Run both functions on the same blocks of documents in turn; return the case and our answers."""
+    stage.plain(texts[:1]), stage.ours(texts[:1])  # loads tables and compiles
+    bounds = np.linspace(0, len(texts), min(BLOCKS, len(texts)) + 1).astype(int)
+    taken = _in_turn(stage, [((texts[start:end],),) * 2 for start, end in pairwise(bounds)])
+    expected, mine = ([answer for _, block in taken[name] for answer in block] for name in (PLAIN, OURS))
+    differing = sum(not np.array_equal(left, right) for left, right in zip(expected, mine, strict=True))
+    return summarize(stage, texts, taken, len(texts), differing), mine
+
+
+def _in_turn(stage: StageRivals, blocks: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]]) -> Taken:
+    """Run the plain function and ours, each on its arguments of every block or repeat."""
+    taken: Taken = {PLAIN: [], OURS: []}
+    with Progress(stage.name, len(blocks), "blocks") as progress:
+        for plain, ours in blocks:
+            taken[PLAIN].append(cpu_seconds(stage.plain, *plain))
+            taken[OURS].append(cpu_seconds(stage.ours, *ours))
+            progress.advance()
+    return taken
+
+
+def summarize(
+    stage: StageRivals, texts: Sequence[str], taken: Taken, compared: int, differing: int, repeats: int = 1
+) -> Case:
+    """Make a stage's case from its blocks or repeats."""
+    megabytes = size_bytes(texts) / 1e6
+    plain, ours = ([seconds for seconds, _ in taken[name]] for name in (PLAIN, OURS))
+    blocks = [a / b for a, b in zip(plain, ours, strict=True) if b]
+    faster = Ratio(name=FASTER, value=rounded(sum(plain) / sum(ours)), rounds=[*map(rounded, blocks)], goal=stage.goal)
+    return Case(
+        name=f"{stage.name} beside {stage.library}",
+        series=[
+            series(OURS, "time", SECONDS, sum(ours) / repeats),
+            series(PLAIN, "time", SECONDS, sum(plain) / repeats),
+            series(OURS, "throughput", "MB/s", megabytes * repeats / sum(ours)),
+            series(OURS, HOURS, "core-hours", core_hours(sum(ours) / repeats, megabytes)),
+            *answers(compared, differing),
+        ],
+        ratios=[faster],
+        setting={"stage": stage.name, "documents": len(texts), "megabytes": round(megabytes, 3)},
+    )
+
+
+def whole_case(
+    plain: float, runs: Sequence[tuple[float, float]], megabytes: float, base_megabytes: float, documents: int,
+    differing: int,
+) -> Case:  # fmt: skip
+    """Compare the pipeline with the plain chain, by the seconds of its runs on the corpus and on the base.
+
+    Without a ratio if the documents beyond the base cost too little to be measured.
+    """
+    is_measured = all(all_ - base >= LEAST_SHARE * base for all_, base in runs)
+    own = [(all_ - base) * megabytes / (megabytes - base_megabytes) for all_, base in runs] if is_measured else []
+    samples = {
+        ("throughput", "MB/s"): [megabytes / each for each in own],
+        (HOURS, "core-hours"): [core_hours(each, megabytes) for each in own],
+    }
+    return Case(
+        name="whole beside the plain stages together",
+        series=[
+            series(OURS, "time", SECONDS, *(all_ for all_, _ in runs)),
+            series(PLAIN, "time", SECONDS, plain),
+            series("base", "time", SECONDS, *(base for _, base in runs)),
+            *(series(OURS, *measure, *many) for measure, many in samples.items() if many),
+            *answers(documents, differing),
+        ],
+        ratios=[ratio(FASTER, [plain] * len(own), own, 20)] if own else [],
+        missing={} if own else {OURS: "the corpus is too small: it costs hardly more than a fifth of it"},
+    )
+
+
+def one_sample(case: Case, contender: str) -> float:
+    """Return the median of a contender's first series."""
+    return median(next(each.samples for each in case.series if each.contender == contender))
+
+
+def answers(compared: int, differing: int) -> list[Series]:
+    """Return the numbers of compared and of differing answers."""
+    return [series("compared", "answers", "", compared), series("differing", "answers", "", differing)]
+
+
+def core_hours(seconds: float, megabytes: float) -> float:
+    """Return the core-hours that the paper's 174 GB take at this rate."""
+    return seconds / megabytes * PAPER_GIGABYTES * 1000 / 3600
+
+
+def size_bytes(texts: Sequence[str]) -> int:
+    """Return the UTF-8 bytes of all texts."""
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+
+
+def read_texts(corpus: Path) -> tuple[list[str], int]:
+    """Return the texts of a .jsonl file, and the number of its malformed lines."""
+    piece = Piece("jsonl", corpus.name, str(corpus), "", corpus.stat().st_size if corpus.is_file() else 0)
+    every = list(read_pieces([piece], Limits()))
+    texts = [each.text for each in every if isinstance(each, Document)]
+    return texts, len(every) - len(texts)
+
+
+class Vocabulary(NamedTuple):
+    """A tokenizer, the recipe sections that make it for a corpus and for a few documents, and its description."""
+
+    tokenizer: Tokenizer
+    recipe: str
+    recipe_of_few: str
+    description: str
+
+
+def choose_vocabulary(texts: Sequence[str]) -> Vocabulary:
+    """Load GPT-2's vocabulary or, without its files, train the largest of `TRAINED_SIZES` that the texts allow."""
+    try:
+        gpt2 = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
+        return Vocabulary(gpt2, 'kind = "gpt2"', 'kind = "gpt2"', "GPT-2's")
+    except DataMissing:
+        cleaned = [text for text in cleaning().ours(texts) if text.strip()]
+        detected = language().ours(cleaned)
+        training = [text for text, spoken in zip(cleaned, detected, strict=True) if spoken == Language().keep]
+        section = 'kind = "train"\nvocab_size = {}'.format
+        for size in TRAINED_SIZES:
+            with suppress(BadInput):
+                trained = Tokenizer.train(training, size)
+                what = f"{size:,} tokens, trained by the whole run, as GPT-2's vocabulary is not here"
+                return Vocabulary(trained, section(size), section(TRAINED_SIZES[-1]), what)
+        raise
+
+
+def run_pipeline(corpus: Path, vocabulary: str, folder: Path) -> tuple[float, Path]:
+    """Run `mlm-data run` with one worker; return the processor seconds of all its processes, and its dataset.
+
+    Raises UserError with its last line if it fails.
+    """
+    work = Path(tempfile.mkdtemp(dir=folder))
+    recipe = work / "recipe.toml"
+    recipe.write_text(
+        f'name = "bench"\nworkers = 1\nshard_bytes = {SHARD_BYTES}\n'
+        f"[sources]\nnames = [{json.dumps(f'jsonl:{corpus.absolute()}')}]\n"
+        f"[tokenizer]\n{vocabulary}\n",
+        encoding="utf-8",
+    )
+    command = [str(Path(sys.executable).with_name("mlm-data")), "run", str(recipe), "--runs", str(work / "runs")]
+    offline = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, env=os.environ | offline, capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it printed nothing"]
+        raise UserError(f"mlm-data run failed: {lines[-1]}")
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds, work / "runs" / "bench"
+
+
+def texts_of(dataset: Path) -> Counter[str]:
+    """Return every document of the dataset's splits."""
+    return Counter(
+        json.loads(line)["text"]
+        for path in sorted((dataset / "documents").glob("**/*.jsonl"))
+        for line in path.open(encoding="utf-8")
+    )
+
+
+def cleaning() -> StageRivals:
+    """ftfy with its default settings."""
+    return StageRivals("clean", "ftfy.fix_text", 10, _each(ftfy.fix_text), _each(fix_text("NFC")))
+
+
+def language() -> StageRivals:
+    """langdetect with a fixed seed and its profiles in a fixed order."""
+    return StageRivals("language", "langdetect", 25, _each(detect_reference), _each(detect))
+
+
+def encoding(directory: Path) -> StageRivals:
+    """Hugging Face tokenizers on the directory's `tokenizer.json`, a thousand documents at a time, on one thread."""
+    tokenizer, backend = Tokenizer.load(directory), Backend.from_file(str(directory / "tokenizer.json"))
+
+    def plain(texts: Sequence[str]) -> list[list[int]]:
+        return [
+            encoding.ids
+            for start in range(0, len(texts), BATCH)
+            for encoding in backend.encode_batch(list(texts[start : start + BATCH]), add_special_tokens=False)
+        ]
+
+    return StageRivals("encode", "tokenizers", 5, plain, _each(tokenizer.encode_ids))
+
+
+def signing(config: DeduplicateConfig) -> StageRivals:
+    """datasketch's MinHash.update_batch over a document's set of shingles."""
+
+    def sign(function: Callable[[str, int, int], Signature]) -> Callable[[Sequence[str]], list[Any]]:
+        return _each(lambda text: function(text, config.num_permutations, config.shingle_characters))
+
+    return StageRivals("signatures", "datasketch update_batch", 10, sign(reference_signature), sign(signature))
+
+
+def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> StageRivals:
+    """Sets of strings: every match of a test set's n-grams, with its place."""
+    ngrams = ngrams_of_files(test_sets, words, min_words)
+
+    def search(function: Callable[..., Any]) -> Callable[[Sequence[str]], list[Any]]:
+        return _each(lambda text: list(function((ngrams, text))))
+
+    return StageRivals("decontaminate", "sets of strings", 12, search(reference_search), search(indexed_search))
+
+
+def grouping(config: DeduplicateConfig) -> StageRivals:
+    """datasketch's index against our buckets of each band.
+
+    The index returns for each document the earlier ones that share a band with it.
+    """
+
+    def plain(signatures: Sequence[Signature]) -> list[Any]:
+        index = MinHashLSH(num_perm=config.num_permutations, params=(config.bands, config.rows))
+        neighbours = []
+        for document, values in enumerate(signatures):
+            minhash = as_sketch(values, config.num_permutations)
+            neighbours.append(index.query(minhash))
+            index.insert(document, minhash, check_duplication=False)
+        return neighbours
+
+    def ours(signatures: Sequence[Signature]) -> list[Any]:
+        keys = band_keys(np.stack(signatures), config.bands)
+        return [buckets(np.ascontiguousarray(keys[:, band])) for band in range(config.bands)]
+
+    return StageRivals("group", "datasketch MinHashLSH", 30, plain, ours)
+
+
+def pairs_of_buckets(bands: Sequence[Any]) -> set[Pair]:
+    """Return every two documents that share a bucket."""
+    pairs: set[Pair] = set()
+    for documents, starts in bands:
+        for start, end in pairwise(starts):
+            pairs.update(combinations(map(int, documents[start:end]), 2))
+    return pairs
+
+
+def pairs_of_queries(queries: Sequence[Sequence[int]]) -> set[Pair]:
+    """Return every document with each earlier one that its query gave."""
+    return {(earlier, document) for document, answers in enumerate(queries) for earlier in answers}
+
+
+def verification(config: DeduplicateConfig) -> StageRivals:
+    """Sets of strings from candidate pairs against fingerprints, component by component.
+
+    Both return each document that goes, with the earlier one that is kept for it.
+    """
+
+    def plain(texts: Sequence[str], candidates: set[Pair]) -> list[Pair]:
+        earlier: dict[int, list[int]] = defaultdict(list)
+        for first, second in sorted(candidates):
+            earlier[second].append(first)
+        gone: dict[int, int] = {}
+        for document in sorted(earlier):
+            mine = shingles(texts[document], config.shingle_characters)
+            for other in earlier[document]:
+                if other in gone:
+                    continue
+                if jaccard(shingles(texts[other], config.shingle_characters), mine) >= config.threshold:
+                    gone[document] = other
+                    break
+        return list(gone.items())
+
+    def ours(texts: Sequence[str], fingerprints: NDArray[np.uint64], components: NDArray[np.int64]) -> list[Pair]:
+        order = np.argsort(components, kind="stable")
+        bounds = np.flatnonzero(np.diff(components[order], prepend=-1, append=-1))
+        decisions = []
+        for start, end in pairwise(bounds):
+            if end - start > 1:
+                members = order[start:end]
+                decision = resolve(members, fingerprints[members], lambda number: texts[number], config)
+                decisions += [(each.document, each.survivor) for each in decision.decisions]
+        return sorted(decisions)
+
+    return StageRivals("verify", "sets of strings", None, plain, ours)
+
+
+def _each(function: Callable[[str], Any]) -> Callable[[Sequence[str]], list[Any]]:
+    return lambda texts: [function(text) for text in texts]

@@ -1,0 +1,335 @@
+"""Evaluation on one core beside the plain loop and transformers: the same requests and prompts, the same answers.
+
+The plain loop is Megatron-LM's, `tasks/zeroshot_gpt2/evaluate.py` of v1.0. transformers' is that of its page on
+perplexity. Shapes: b batch, s sequence, v vocabulary.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+from benchmarks.timing import cpu_seconds, ratio, series
+from engine.config import ModelConfig, Precision
+from engine.guard.memory import PeakMemory
+from engine.launch.allocator import keep_large_buffers
+from engine.model.gpt2 import GPT2
+from engine.optim.precision import DTYPES
+from engine.parallel.mesh import serial_mesh
+from evaluation.generate import generate
+from evaluation.inference import pack_weights
+from evaluation.protocol import Request
+from evaluation.scoring import ScoringModel, score
+from experiments.benchmark import Benchmark, Case
+from experiments.iterations import in_turn, on_ranks
+from lineage.extras import install_command
+from lineage.progress import announce
+from verify.peers import huggingface, their_weights
+
+TOLERANCES = {"fp32": 1e-5, "bf16": 1e-2}
+"""The largest allowed relative difference of losses."""
+STRIDE = 32
+SMALL, GPT2_124M = "2 layers, 128 wide", "GPT-2 124M"
+OURS, PLAIN_LOOP, TRANSFORMERS = "ours", "plain loop", "transformers"
+PROMPT, NEW = 32, 64
+"""Tokens of a prompt, and generated after it."""
+NOTES = [
+    "Seconds are processor seconds of one thread; every round measures both, ours first, and ratios are medians over "
+    "rounds of the ratio within a round. Weights are initial ones, in fp32 unless another format is named.",
+    "The plain loop is Megatron-LM's: float logits and log-softmax at all positions, on this engine's network with "
+    "fused attention, with the fastest of the batch sizes named. transformers' loop takes one window at a time.",
+    "Memory is the peak of scoring eight full windows, above the memory in use before.",
+]
+
+Generate = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The negative log-likelihood of each request in nats, and whether all its tokens were the likeliest."""
+
+    nll: NDArray[np.float64]
+    all_greedy: NDArray[np.bool_]
+
+
+Scorer = Callable[[Sequence[Request], int | None], Answer]
+"""(requests, rows per forward pass) → answer. Only our own batch size may be None: the program chooses it."""
+
+
+@dataclass(frozen=True)
+class Rivalry:
+    """Requests that this engine and a rival score."""
+
+    rival: str
+    size: str
+    goal: float
+    requests: Sequence[Request]
+    batch_sizes: tuple[int, ...]
+    """Batch sizes that the rival tries; it is measured with the fastest."""
+    precision: Precision = "fp32"
+
+    @property
+    def name(self) -> str:
+        """The case's name."""
+        return f"stride {STRIDE}, {self.size}{' bf16' * (self.precision == 'bf16')}, beside {self.rival}"
+
+
+def sizes() -> dict[str, ModelConfig]:
+    """Return the models that score."""
+    of_gpt2 = partial(ModelConfig, seq_length=1024, vocab_size=50257, padded_vocab_size=50304)
+    return {
+        SMALL: of_gpt2(num_layers=2, hidden_size=128, num_heads=2, init_std=0.1),
+        GPT2_124M: of_gpt2(num_layers=12, hidden_size=768, num_heads=12),
+    }
+
+
+def measure(rounds: int) -> Benchmark:
+    """Measure memory, scoring and generation."""
+    models = sizes()
+    announce(f"memory of {2 * len(models)} evaluations, then 6 comparisons of {rounds} rounds on one core")
+    memory = [measure_memory(name, config, batch) for name, config in models.items() for batch in (1, 8)]
+    keep_large_buffers()
+    torch.set_num_threads(1)
+    windows = {name: sliding_requests(config, 16 if name == SMALL else 2) for name, config in models.items()}
+    rivalries = [
+        Rivalry(PLAIN_LOOP, SMALL, 10.0, windows[SMALL], (1, 8)),
+        Rivalry(PLAIN_LOOP, GPT2_124M, 1.5, windows[GPT2_124M], (1, 2)),
+        Rivalry(PLAIN_LOOP, GPT2_124M, 1.5, windows[GPT2_124M], (1, 2), "bf16"),
+        Rivalry(TRANSFORMERS, GPT2_124M, 1.5, windows[GPT2_124M], (1,)),
+    ]
+    network_of = cache(lambda size, precision: initial_network(models[size], DTYPES[precision]))
+    cases, disagreements = [], []
+    for each in rivalries:
+        network = network_of(each.size, each.precision)
+        if each.rival == PLAIN_LOOP:
+            rival = plain_loop(network)
+        elif has_transformers():
+            rival = transformers_loop(transformers_model(network))
+        else:
+            cases.append(Case(name=each.name, missing={each.rival: f"not installed: {install_command('bench')}"}))
+            continue
+        case, differing = compare(each, ours(packed_model(network)), rival, rounds)
+        cases.append(case)
+        disagreements += differing
+    if has_transformers():
+        network = network_of(GPT2_124M, "fp32")
+        theirs = partial(their_tokens, transformers_model(network))
+        for batch, model in ((1, scoring_model(network)), (16, packed_model(network))):
+            case, differing = compare_generation(partial(our_tokens, model), theirs, batch, rounds)
+            cases.append(case)
+            disagreements += differing
+    return Benchmark(
+        benchmark="eval",
+        title="Evaluation beside the plain loop and transformers",
+        cases=[*cases, *memory],
+        disagreements=disagreements,
+        notes=NOTES,
+        setting={"rounds": rounds},
+    )
+
+
+def has_transformers() -> bool:
+    """Return whether transformers is installed."""
+    return find_spec("transformers") is not None
+
+
+def sliding_requests(config: ModelConfig, count: int) -> list[Request]:
+    """Return full windows of stride 32 over random tokens; few of these are frequent, as in text."""
+    draws = np.random.default_rng(0).random(config.seq_length + 1 + STRIDE * count)
+    tokens = (config.vocab_size**draws - 1).astype(np.int64)
+    return [
+        Request(tokens[start : start + config.seq_length + 1], STRIDE) for start in range(0, STRIDE * count, STRIDE)
+    ]
+
+
+def compare(rivalry: Rivalry, our_score: Scorer, their_score: Scorer, rounds: int) -> tuple[Case, list[str]]:
+    """Time both, round by round, after one run of each that is not counted; a sentence if answers differ."""
+    expected = our_score(rivalry.requests, None)
+    tried = {size: cpu_seconds(their_score, rivalry.requests, size) for size in rivalry.batch_sizes}
+    best = min(tried, key=lambda size: tried[size][0])
+    measured = _seconds_of(
+        rivalry.name,
+        rounds,
+        {OURS: partial(our_score, rivalry.requests, None), rivalry.rival: partial(their_score, rivalry.requests, best)},
+    )
+    gap = float(np.max([np.abs(answer.nll / expected.nll - 1) for _, answer in tried.values()]))
+    verdicts = max(int((answer.all_greedy != expected.all_greedy).sum()) for _, answer in tried.values())
+    case = Case(
+        name=rivalry.name,
+        series=[series(name, "time", "processor s", *many) for name, many in measured.items()],
+        ratios=[ratio("times faster", measured[rivalry.rival], measured[OURS], rivalry.goal)],
+        setting={
+            "requests": len(rivalry.requests),
+            "inputs": sum(len(request.tokens) - 1 for request in rivalry.requests),
+            "scored": sum(request.num_scored for request in rivalry.requests),
+            "batch_sizes_tried": list(rivalry.batch_sizes),
+            "batch_size": best,
+            "different_verdicts": verdicts,
+            "largest_relative_gap": gap if np.isfinite(gap) else None,
+        },
+    )
+    if gap <= TOLERANCES[rivalry.precision] and verdicts == 0:
+        return case, []
+    return case, [
+        f"{case.name}: the losses of {rivalry.rival} differ by up to {gap:.2g} of their size, its verdicts in "
+        f"{verdicts} requests"
+    ]
+
+
+def compare_generation(ours: Generate, theirs: Generate, batch: int, rounds: int) -> tuple[Case, list[str]]:
+    """Time both as they continue prompts of random tokens; a sentence if the continuations differ."""
+    prompts = np.random.default_rng(0).integers(0, 50257, (batch, PROMPT)).tolist()
+    contenders = {OURS: ours, TRANSFORMERS: theirs}
+    answers = {name: go_on(prompts, NEW) for name, go_on in contenders.items()}
+    measured = _seconds_of(
+        f"generate {batch}", rounds, {name: partial(go_on, prompts, NEW) for name, go_on in contenders.items()}
+    )
+    case = Case(
+        name=f"generate, {GPT2_124M}, batch {batch}, beside {TRANSFORMERS}",
+        series=[series(name, "time", "processor s", *many) for name, many in measured.items()],
+        ratios=[ratio("times faster", measured[TRANSFORMERS], measured[OURS], 1.0)],
+        setting={"prompt": PROMPT, "new": NEW},
+    )
+    differing = sum(a != b for a, b in zip(answers[OURS], answers[TRANSFORMERS], strict=True))
+    return case, [f"{case.name}: {differing} of {batch} continuations differ"] if differing else []
+
+
+def _seconds_of(name: str, rounds: int, runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    taken = in_turn(name, rounds, {contender: partial(cpu_seconds, run) for contender, run in runs.items()})
+    return {contender: [seconds for seconds, _ in many] for contender, many in taken.items()}
+
+
+def measure_memory(name: str, config: ModelConfig, batch: int) -> Case:
+    """Compare the peaks of scoring eight full windows at one size, the plain loop with `batch` rows at a time."""
+    requests = sliding_requests(config, 8)
+    peaks = {
+        OURS: peak_bytes(lambda: partial(ours(packed_model(initial_network(config))), requests, None)),
+        PLAIN_LOOP: peak_bytes(lambda: partial(plain_loop(initial_network(config)), requests, batch)),
+    }
+    return Case(
+        name=f"{name}, plain loop's batch {batch}",
+        series=[series(contender, "peak memory", "bytes", peak) for contender, peak in peaks.items()],
+        ratios=[ratio("of the plain loop's memory", [peaks[OURS]], [peaks[PLAIN_LOOP]], 0.25, less_is_better=True)],
+        setting={"size": name, "plain_batch_size": batch},
+    )
+
+
+def peak_bytes(make: Callable[[], Callable[[], object]]) -> int:
+    """Return the peak of `work = make(); work()` during `work()` above the memory in use after `make()`, in bytes."""
+    return int(on_ranks("memory", 1, _measure_peak, make)[0])
+
+
+def _measure_peak(make: Callable[[], Callable[[], object]]) -> int:
+    work = make()
+    ctypes.CDLL(None).malloc_trim(0)  # memory that building it left free would hide the work's
+    memory = PeakMemory(torch.device("cpu"))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    work()
+    return memory.bytes()
+
+
+def initial_network(config: ModelConfig, dtype: torch.dtype = torch.float32) -> GPT2:
+    """Return a model with the initial weights of one fixed seed."""
+    network = GPT2(config, serial_mesh()).eval()
+    network.initialize(1234)
+    return network.to(dtype)
+
+
+def packed_model(network: GPT2) -> ScoringModel:
+    """Return a copy of the network as an evaluation loads it, its weights packed."""
+    copy = initial_network(network.config, next(network.parameters()).dtype)
+    pack_weights(copy)
+    return scoring_model(copy)
+
+
+def scoring_model(network: GPT2) -> ScoringModel:
+    """Return the network to score and generate with, its weights as they are."""
+    config, dtype = network.config, next(network.parameters()).dtype
+    return ScoringModel(network, config.vocab_size, config.seq_length, config.hidden_size, dtype)
+
+
+def ours(model: ScoringModel) -> Scorer:
+    """Return this engine's scorer in this process."""
+
+    def run(requests: Sequence[Request], batch_size: int | None) -> Answer:
+        scores = score(model, requests, batch_size, workers=1)
+        return Answer(scores.nll, scores.all_greedy)
+
+    return run
+
+
+def plain_loop(network: GPT2) -> Scorer:
+    """Return Megatron-LM's loop: float logits and log-softmax at every position, then those that count.
+
+    Requests of one batch have the same length.
+    """
+
+    @torch.inference_mode()
+    def run(requests: Sequence[Request], batch_size: int | None) -> Answer:
+        nll: list[float] = []
+        greedy: list[bool] = []
+        size = batch_size or 1
+        for first in range(0, len(requests), size):
+            batch = requests[first : first + size]
+            tokens = torch.from_numpy(np.stack([request.tokens for request in batch]))
+            targets = tokens[:, 1:]
+            hidden = network.hidden_states(tokens[:, :-1])
+            logits = network.logits(hidden)[..., : network.config.vocab_size].float().transpose(0, 1)  # [b, s, v]
+            log_probabilities = F.log_softmax(logits, dim=-1).gather(2, targets[..., None]).squeeze(2)
+            is_best = logits.argmax(dim=-1) == targets
+            for row, request in enumerate(batch):
+                nll.append(-log_probabilities[row, -request.num_scored :].double().sum().item())
+                greedy.append(bool(is_best[row, -request.num_scored :].all()))
+        return Answer(np.array(nll), np.array(greedy))
+
+    return run
+
+
+def transformers_model(network: GPT2) -> Any:
+    """Return transformers' model with the network's weights, in fp32."""
+    model, _ = huggingface(network.config)
+    weights = their_weights(network)
+    model.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
+    return model.eval()
+
+
+def transformers_loop(model: Any) -> Scorer:
+    """Return the loop of transformers' page: full logits of each window, and the softmax of those that count."""
+
+    @torch.inference_mode()
+    def run(requests: Sequence[Request], batch_size: int | None) -> Answer:
+        nll: list[float] = []
+        greedy: list[bool] = []
+        for request in requests:
+            tokens, count = torch.from_numpy(request.tokens), request.num_scored
+            logits = model(tokens[None, :-1], use_cache=False).logits[0, -count:].float()
+            targets = tokens[-count:]
+            nll.append(F.cross_entropy(logits, targets, reduction="none").double().sum().item())
+            greedy.append(bool((logits.argmax(dim=-1) == targets).all()))
+        return Answer(np.array(nll), np.array(greedy))
+
+    return run
+
+
+def our_tokens(model: ScoringModel, prompts: Sequence[Sequence[int]], new: int) -> list[list[int]]:
+    """Return this engine's greedy continuations."""
+    return generate(model, prompts, new, None)
+
+
+@torch.inference_mode()
+def their_tokens(model: Any, prompts: Sequence[Sequence[int]], new: int) -> list[list[int]]:
+    """Return transformers' greedy continuations, with its cache."""
+    ids = torch.tensor([list(prompt) for prompt in prompts])
+    continued: list[list[int]] = model.generate(
+        ids, attention_mask=torch.ones_like(ids), min_new_tokens=new, max_new_tokens=new, do_sample=False,
+        pad_token_id=0, eos_token_id=None,
+    )[:, ids.size(1) :].tolist()  # fmt: skip
+    return continued

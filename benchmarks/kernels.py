@@ -1,0 +1,262 @@
+"""The engine's kernels at a shape: exact beside their references, and timed beside these and the GPU's own limits.
+
+Shapes: s sequence, b microbatch, n heads, d head dim, v vocabulary.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.timing import device_seconds, failure, ratio, rounded, series
+from engine.kernels.registry import DTYPES, REFERENCE, implementation
+from engine.launch.mesh import local_device
+from engine.parallel.mesh import Axis
+from engine.rng import DropoutMask
+from experiments.benchmark import Case, Ratio
+
+GEMM_WIDTH, COPIED_BYTES = 8192, 1 << 31
+REPEATS, WARM_UP = 20, 2
+QUEUED = 10
+"""Passes that a GPU is given together, so that it does not wait for the host between them."""
+FLOOR_SHARE = 0.85
+"""The goal of each kernel that is bound by memory: its floor's share of its time."""
+SDPA = "SDPA with dropout"
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """The shape that kernels are measured at; by default one microbatch of the 2.5b model."""
+
+    s: int = 1024
+    b: int = 8
+    n: int = 20
+    d: int = 96
+    v: int = 51200
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """A kernel's tensors with a gradient, its other arguments, and the least work that it must do."""
+
+    name: str
+    tensors: list[torch.Tensor]
+    others: tuple[Any, ...]
+    moved: float = 0.0
+    """Elements read and written, forward and backward."""
+    operations: float = 0.0
+    """Operations of its products."""
+
+
+def kernel_cases(shape: KernelShape, dtype: torch.dtype, device: torch.device | None = None) -> list[KernelCase]:
+    """Return every kernel that has a gradient, on a device, by default this process's."""
+    device = device or local_device()
+    s, b, n, d, v = shape.s, shape.b, shape.n, shape.d, shape.v
+    h, mask = n * d, DropoutMask(0.1, tuple(range(b)))
+    torch.manual_seed(0)
+
+    def leaf(*size: int, scale: float = 1.0) -> torch.Tensor:
+        return torch.randn(size, device=device).mul_(scale).to(dtype).requires_grad_()
+
+    stream, wide, scores = s * b * h, 4 * s * b * h, b * n * s * s
+    targets = torch.randint(0, v, (s * b,), device=device)
+    return [
+        KernelCase("bias_gelu", [leaf(s, b, 4 * h), leaf(4 * h)], (), 5 * wide),
+        KernelCase("bias_dropout_add", [leaf(s, b, h), leaf(h), leaf(s, b, h)], (mask,), 5 * stream),
+        KernelCase("dropout", [leaf(s, b, h)], (mask,), 4 * stream),
+        KernelCase("layer_norm", [leaf(s, b, h), leaf(h), leaf(h)], (1e-5,), 5 * stream),
+        KernelCase("masked_softmax", [leaf(b, n, s, s)], (d**-0.5,), 5 * scores),
+        KernelCase("attention", [leaf(s, b, n, 3, d)], (mask,), 11 * stream, 7 * scores * d),
+        KernelCase(
+            "linear_cross_entropy",
+            [leaf(s * b, h), leaf(v, h, scale=0.02)],
+            (targets, v, Axis()),
+            4 * s * b * h + 3 * v * h,
+            6 * s * b * h * v,
+        ),
+    ]
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Return a number format of GPU kernels by torch's name. Raises KeyError for another."""
+    return {str(each).removeprefix("torch."): each for each in DTYPES["cuda"]}[name]
+
+
+def run_pass(function: Callable[..., torch.Tensor], case: KernelCase) -> None:
+    """Run forward and, with gradients, backward; gradients are not added to old ones."""
+    output = function(*case.tensors, *case.others)
+    if case.tensors:
+        torch.autograd.grad(output, case.tensors, output.detach())
+
+
+def time_kernel(
+    case: KernelCase, device: str, rounds: int, is_compared: bool
+) -> tuple[dict[str, list[float]], dict[str, str]]:  # fmt: skip
+    """Time each pass of ours, the reference and, if `is_compared`, torch.compile, in turn after a warm-up.
+
+    Returns seconds by name, and why others than ours could not be measured: out of memory, not compiled.
+    """
+    functions = {"ours": implementation(case.name, device), "reference": implementation(case.name, REFERENCE)}
+    if is_compared:
+        functions["torch.compile"] = torch.compile(functions["reference"])
+    if case.name == "attention" and device == "cuda":
+        functions[SDPA] = _torch_attention
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    missing = {}
+    for _ in range(WARM_UP + rounds):
+        for name in list(seconds):
+            run = partial(run_pass, functions[name], case)
+            try:
+                seconds[name] += queued_seconds(run, 1) if device == "cuda" else [device_seconds(run)]
+            except Exception as error:  # references keep scores and masks; compilers fail in ways of their own
+                if name == "ours":
+                    raise
+                del seconds[name]
+                missing[name] = failure(error)
+                if device == "cuda":
+                    torch.cuda.empty_cache()
+    return {name: many[WARM_UP:] for name, many in seconds.items()}, missing
+
+
+def queued_seconds(run: Callable[[], object], rounds: int) -> list[float]:
+    """Return the seconds of a run in each round; the GPU is given several while it still multiplies something else."""
+    if local_device().type == "cpu":
+        return [device_seconds(run) for _ in range(rounds)]
+    wide = torch.ones(GEMM_WIDTH, GEMM_WIDTH, device=local_device())
+    run()
+    return [device_seconds(run, QUEUED, partial(torch.mm, wide, wide)) / QUEUED for _ in range(rounds)]
+
+
+def _torch_attention(qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
+    """Torch's own attention, with a mask of its own: [s, b, n·d] from [s, b, n, 3, d]."""
+    query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)
+    mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=mask.probability, is_causal=True)
+    return mixed.permute(2, 0, 1, 3).flatten(2)
+
+
+def measure_limits() -> dict[str, float]:
+    """Return the bytes a second of copying, read and written, and the operations a second of square bf16 products."""
+
+    def fastest(run: Callable[[], object]) -> float:
+        return min([device_seconds(run) for _ in range(WARM_UP + REPEATS)][WARM_UP:])
+
+    source, target = (torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=local_device()) for _ in range(2))
+    copied = 2 * COPIED_BYTES / fastest(lambda: target.copy_(source))
+    a, b, out = (torch.randn(GEMM_WIDTH, GEMM_WIDTH, device=local_device()).bfloat16() for _ in range(3))
+    multiplied = 2 * GEMM_WIDTH**3 / fastest(lambda: torch.mm(a, b, out=out))
+    return {"copied_bytes_per_second": copied, "operations_per_second": multiplied}
+
+
+def measure_products(shape: KernelShape) -> Case:
+    """Time the twelve products of a layer's four weights, forward and backward, in bf16."""
+    rows, h = shape.s * shape.b, shape.n * shape.d
+    speeds = []
+    for weight, (ins, outs) in {
+        "query_key_value": (h, 3 * h), "dense": (h, h), "dense_h_to_4h": (h, 4 * h), "dense_4h_to_h": (4 * h, h)
+    }.items():  # fmt: skip
+        x, gradient = (torch.randn(rows, width, device=local_device()).bfloat16() for width in (ins, outs))
+        matrix = torch.randn(outs, ins, device=local_device()).bfloat16()
+        products = {
+            "output": partial(torch.mm, x, matrix.t()),
+            "to input": partial(torch.mm, gradient, matrix),
+            "to weight": partial(torch.mm, gradient.t(), x),
+        }
+        for name, multiply in products.items():
+            spent = median(queued_seconds(multiply, REPEATS))
+            speeds.append(series(f"{weight}, {name}", "rate", "TFLOP/s", 2e-12 * rows * ins * outs / spent))
+    return Case(name="products of a layer", series=speeds, setting={"rows": rows, "hidden": h})
+
+
+def check_kernels(dtype: str, shape: KernelShape) -> list[Case]:
+    """Compare each kernel's largest error, of output and gradients, with that of its reference in the same precision.
+
+    The errors are against the reference in float64.
+    """
+    cases, kind = [], dtype_named(dtype)
+    for case in kernel_cases(shape, kind):
+        doubled = [tensor.detach().double() for tensor in case.tensors]
+        exact = _results(implementation(case.name, REFERENCE), doubled, case.others)
+        theirs = _results(implementation(case.name, REFERENCE), case.tensors, case.others)
+        ours = _results(implementation(case.name, "cuda"), case.tensors, case.others)
+        errors = []
+        for true, reference, fused in zip(exact, theirs, ours, strict=True):
+            unit = torch.finfo(kind).eps * true.square().mean().sqrt()
+            allowed = (reference.double() - true).abs().max() + unit / 4
+            errors.append(((fused.double() - true).abs().max() / allowed).item())
+        worst = max(errors, key=lambda error: (error != error, error))
+        name = f"{case.name} {dtype}"
+        if math.isfinite(worst):
+            error = Ratio(name="largest error ÷ the reference's", value=rounded(worst), goal=2, less_is_better=True)
+            cases.append(Case(name=name, ratios=[error]))
+        else:
+            cases.append(Case(name=name, missing={"ours": f"its error is {worst}"}))
+    return cases
+
+
+def _results(
+    function: Callable[..., torch.Tensor], tensors: list[torch.Tensor], others: tuple[Any, ...]
+) -> list[torch.Tensor]:  # fmt: skip
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    output = function(*leaves, *others)
+    upstream = torch.linspace(-1.0, 1.0, output.numel(), device=output.device).view(output.shape).to(torch.bfloat16)
+    return [output.detach(), *torch.autograd.grad(output, leaves, upstream.to(output.dtype))]
+
+
+def measure_kernels(limits: dict[str, float], shape: KernelShape) -> list[Case]:
+    """Time each kernel, forward and backward, beside its reference, torch.compile, torch's attention and its floor."""
+    cases = []
+    for case in kernel_cases(shape, torch.bfloat16):
+        times, missing = time_kernel(case, "cuda", REPEATS, is_compared=True)
+        seconds = {name: median(many) for name, many in times.items()}
+        memory = case.moved * 2 / limits["copied_bytes_per_second"]
+        floor = max(memory, case.operations / limits["operations_per_second"])
+        ours = seconds["ours"]
+        cases.append(
+            Case(
+                name=case.name,
+                series=[
+                    *(series(name, "time", "ms", 1000 * spent) for name, spent in seconds.items()),
+                    series("floor", "time", "ms", 1000 * floor, kind="computed"),
+                ],
+                ratios=[
+                    ratio("floor ÷ ours", [floor], [ours], FLOOR_SHARE if floor == memory else None),
+                    *(ratio(f"{name} ÷ ours", [spent], [ours], 1.0 if name in ("torch.compile", SDPA) else None)
+                      for name, spent in seconds.items() if name != "ours"),
+                ],
+                missing=missing,
+                setting={"bound": "products" if floor > memory else "memory"},
+            )
+        )  # fmt: skip
+    return cases
+
+
+def measure_tiles(shape: KernelShape) -> Case:
+    """Time attention, forward and backward, with other tiles than those it chooses."""
+    from engine.kernels.gpu import attention
+    from engine.kernels.gpu.attention import Tiles
+
+    chosen = attention.tiles_for(shape.d, torch.bfloat16)
+    others = [
+        chosen,
+        (Tiles(64, 64, 4), Tiles(64, 64, 4), Tiles(64, 64, 4)),
+        (Tiles(128, 128), Tiles(128, 64), Tiles(64, 128)),
+        (Tiles(128, 64, stages=3), Tiles(128, 64, stages=1), Tiles(32, 128, stages=3)),
+        (Tiles(128, 32), Tiles(128, 32), Tiles(16, 128)),
+    ]
+    (case,) = (each for each in kernel_cases(shape, torch.bfloat16) if each.name == "attention")
+    spent, missing = [], {}
+    for tiles in others:
+        name = ", ".join(f"{each.queries}×{each.keys} {each.warps} warps {each.stages} stages" for each in tiles)
+        name += " (chosen)" if tiles is chosen else ""
+        vars(attention)["tiles_for"] = lambda *_, tiles=tiles: tiles
+        try:
+            seconds = queued_seconds(partial(run_pass, implementation("attention", "cuda"), case), REPEATS)
+            spent.append(series(name, "time", "ms", *(1000 * each for each in seconds)))
+        except Exception as error:  # too much shared memory, or another refusal of the compiler
+            missing[name] = failure(error)
+    return Case(name="attention's tiles", series=spent, missing=missing)

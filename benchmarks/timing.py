@@ -1,0 +1,165 @@
+"""The frame of every benchmark: clocks, ratios within a round, losses compared, and the record on disk."""
+
+import math
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, TypeVar
+
+from experiments.benchmark import Benchmark, Ratio, Series, measured_here, show_benchmark, write_benchmark
+from experiments.iterations import Size, Timed
+from lineage.atomic import check_place
+from lineage.errors import BadInput, Diverged
+from lineage.files import Environment
+
+PACKAGES = ("transformers", "triton")
+"""Packages that contenders are made of."""
+GPU_FACTS = (
+    "driver_version",
+    "clocks.sm",
+    "clocks.max.sm",
+    "clocks.mem",
+    "power.draw",
+    "power.limit",
+    "temperature.gpu",
+)
+"""Fields that `nvidia-smi` is asked for."""
+T = TypeVar("T")
+
+Measured = Mapping[str, Sequence[Timed]]
+"""The timed rounds of each contender."""
+
+
+def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
+    """Measure, print the record with the machine and its load, and write it to `json` if given.
+
+    Raises Diverged if a contender computed something else.
+    """
+    check_place("--json", json)
+    before = load_average()
+    result = measure()
+    load = [before, *result.load_average, load_average()]
+    result = result.model_copy(update={"load_average": load, "environment": described_here()})
+    show_benchmark(result)
+    if json is not None:
+        try:
+            write_benchmark(json, result)
+        except OSError as error:
+            raise BadInput(f"{json} cannot be written: {error.strerror}") from error
+        print(f"written: {json}")
+    if result.disagreements:
+        raise Diverged("; ".join(result.disagreements))
+
+
+def described_here() -> Environment:
+    """Describe the machine, the software and the command of this process."""
+    here = measured_here(*PACKAGES)
+    return here.model_copy(update={"argv": ["python", "-m", *here.argv]})
+
+
+def cpu_seconds(function: Callable[..., T], *arguments: Any) -> tuple[float, T]:
+    """Return the processor seconds that a call takes in this process, and its answer."""
+    start = time.process_time()
+    answer = function(*arguments)
+    return time.process_time() - start, answer
+
+
+def device_seconds(run: Callable[[], object], repeats: int = 1, before: Callable[[], object] | None = None) -> float:
+    """Return the seconds that so many runs take: by a GPU's own clock, or by the processor's without one.
+
+    The GPU computes `before` first, which is not counted; the runs are queued meanwhile.
+    """
+    import torch
+
+    from engine.launch.mesh import local_device
+
+    if local_device().type == "cpu":
+        start = time.process_time()
+        for _ in range(repeats):
+            run()
+        return time.process_time() - start
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    if before:
+        before()
+    first.record()
+    for _ in range(repeats):
+        run()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last)) / 1e3
+
+
+def rates(size: Size, measured: Measured) -> dict[str, list[float]]:
+    """Return the tokens a second of each contender in each round, by its median iteration."""
+    return {name: [size.tokens / median(timed.seconds) for timed in many] for name, many in measured.items()}
+
+
+def ratio(
+    name: str,
+    numerators: Sequence[float],
+    denominators: Sequence[float],
+    goal: float | None = None,
+    less_is_better: bool = False,
+) -> Ratio:
+    """Return the ratio within each round, in which a slow round cancels, and the median as its value."""
+    rounds = [a / b for a, b in zip(numerators, denominators, strict=True)]
+    return Ratio(name=name, value=rounded(median(rounds)), rounds=[*map(rounded, rounds)], goal=goal,
+                 less_is_better=less_is_better)  # fmt: skip
+
+
+def series(
+    contender: str, measure: str, unit: str, *samples: float, kind: Literal["measured", "computed"] = "measured"
+) -> Series:
+    """Return a contender's samples, one for each round."""
+    return Series(contender=contender, measure=measure, unit=unit, samples=[*map(rounded, samples)], kind=kind)
+
+
+def rounded(value: float) -> float:
+    """Round to six significant digits; whole numbers stay."""
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def first_losses(measured: Measured) -> dict[str, list[float | None]]:
+    """Return each contender's losses of its first round, None for one that is not a number."""
+    return {name: [loss if math.isfinite(loss) else None for loss in many[0].losses] for name, many in measured.items()}
+
+
+def differing_losses(case: str, measured: Measured, allowed: float, compared: int | None = None) -> list[str]:
+    """Return a sentence for each contender with other losses than the first contender's first round.
+
+    Only the first `compared` iterations count, if given.
+    """
+    first = next(iter(measured))
+    expected = measured[first][0].losses[:compared]
+    sentences = []
+    for name, rounds in measured.items():
+        gaps = [abs(a - b) for each in rounds for a, b in zip(each.losses[:compared], expected, strict=True)]
+        if not all(gap <= allowed for gap in gaps):
+            sentences.append(f"{case}: losses of {name} differ from those of {first} by up to {max(gaps):.4g}")
+    return sentences
+
+
+def failure(error: BaseException) -> str:
+    """Return an error's type and the first line of its message."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def load_average() -> float:
+    """Return the machine's load average over the last minute."""
+    return round(os.getloadavg()[0], 2)
+
+
+def gpu_facts() -> dict[str, str]:
+    """Describe the first GPU by its driver, clocks, power and temperature, with torch's CUDA and cuDNN."""
+    if shutil.which("nvidia-smi") is None:
+        return {}
+    import torch
+
+    command = ["nvidia-smi", f"--query-gpu={','.join(GPU_FACTS)}", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    facts = dict(zip(GPU_FACTS, done.stdout.partition("\n")[0].split(", "), strict=False))
+    return facts | {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}

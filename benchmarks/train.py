@@ -1,0 +1,311 @@
+"""Training on one core beside nanoGPT and the core's limit, on two beside one; CPU kernels beside references."""
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.kernels import KernelCase, KernelShape, kernel_cases, time_kernel
+from benchmarks.peers import Peer
+from benchmarks.timing import Measured, differing_losses, first_losses, rates, ratio, series
+from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
+from engine.costs import flops_per_token
+from engine.kernels.adam import AdamStep
+from engine.kernels.registry import KERNELS
+from engine.launch.mesh import local_device
+from engine.linear import linear
+from engine.optim.precision import DTYPES
+from engine.parallel.layout import split_layers
+from engine.parallel.mesh import serial_mesh
+from engine.run.resolved import read_run_config
+from experiments.benchmark import Benchmark, Case
+from experiments.iterations import (
+    GEMM_REPEATS,
+    GEMM_TRIES,
+    Contender,
+    Ours,
+    Size,
+    Step,
+    gemm_gflops,
+    in_turn,
+    measure_contender,
+    on_ranks,
+    our_step,
+)
+from lineage.errors import BadInput
+from lineage.progress import announce
+from lineage.shipped import model_file
+
+OURS, STOCK, TUNED, SEPARATE = "serial", "stock nanoGPT", "tuned nanoGPT", "two separate processes"
+LIMIT, SHAPED = "limit", "limit of its own shapes"
+LAYOUTS, KERNEL_CASES = "two processes, tiny fp32", "kernels"
+TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
+"""The largest allowed difference of losses without dropout."""
+MASKED = 0.1
+"""The largest allowed difference with dropout, whose masks are each contender's own."""
+RATE = "tokens per processor second"
+KERNEL_SHAPE = KernelShape(s=1024, b=1, n=12, d=64, v=50304)
+"""The shapes of GPT-2 124M, one sequence."""
+NOTES = [
+    "Rates are tokens per processor second of one thread: forward, backward, clipping, AdamW; of each round the "
+    "median of its timed iterations. Ratios are medians over rounds of the ratio within a round.",
+    "stock nanoGPT: nanoGPT's model as published, glibc's own allocator settings, torch.optim.AdamW as nanoGPT makes "
+    "it on CPU. tuned: this engine's allocator setting and the fused AdamW. In bf16 both run under autocast.",
+    "The limit is the rate of square matrix products of width 1024 in the same number format, by the operations of a "
+    "token's products (attention halved for causality); that of its own shapes is the rate of the products of its "
+    "weights, forward and backward, one after the other.",
+    "Two separate processes train a model each at the same time: no layout can gain more on this machine, whose cores "
+    "may share a cache and memory.",
+    "Kernels run forward and backward at the shapes of GPT-2 124M, beside their references in torch.",
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case: a size, a number format, a dropout probability, and its goals."""
+
+    size: str
+    precision: Precision
+    dropout: float
+    to_stock: float | None = None
+    to_tuned: float | None = None
+    to_limit: float | None = None
+    memory_to_stock: float | None = None
+    to_shaped: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The case's name."""
+        return f"{self.size} {self.precision} dropout {self.dropout:g}"
+
+
+ROWS = (
+    Row("small", "bf16", 0.1, 2.0, 1.5, 0.60, 0.5),
+    Row("small", "fp32", 0.1, 1.7, 1.2, 0.75),
+    Row("small", "bf16", 0.0, to_limit=0.70),
+    Row("small", "fp32", 0.0, to_limit=0.83),
+    Row("tiny", "fp32", 0.0, to_limit=0.85),
+    Row("tiny", "bf16", 0.0, to_limit=0.75),
+    Row("twin", "fp32", 0.1, to_stock=1.5, to_shaped=0.8),
+)
+ALONE: tuple[Contender, ...] = (Ours(OURS), Peer(STOCK, is_tuned=False), Peer(TUNED))
+"""Contenders on one core, in the order in which every round measures them."""
+
+
+@dataclass(frozen=True)
+class Separate(Ours):
+    """The whole model on every rank; the ranks share nothing."""
+
+    def build(self, size: Size) -> Step:
+        """Return a serial step."""
+        return our_step(size, ParallelConfig(), serial_mesh(local_device()), 1)
+
+
+TOGETHER: tuple[Ours, ...] = (
+    Ours(OURS),
+    Ours("tp2", 2, ParallelConfig(tp=2)),
+    Ours("pp2", 2, ParallelConfig(pp=2), microbatches=2),
+    Ours("dp2", 2),
+    Separate(SEPARATE, 2),
+)
+"""Layouts on two cores, beside one process."""
+
+
+def read_size(name: str, precision: Precision = "fp32") -> Size:
+    """Return the size `tiny`, `small` (GPT-2 124M) or `twin`, the twin of the 8.3b recipe."""
+    if name == "twin":
+        twin = read_run_config(model_file("8.3b"), twin=True)
+        return size_of(twin.model, twin.train.global_batch_size, precision, iterations=5, warm_up=2)
+    layers, h, heads, s, batch, timing = {
+        "tiny": (4, 256, 4, 256, 4, (7, 4)), "small": (12, 768, 12, 1024, 1, (3, 2))
+    }[name]  # fmt: skip
+    model = ModelConfig(
+        num_layers=layers, hidden_size=h, num_heads=heads, seq_length=s, vocab_size=50304, padded_vocab_size=50304
+    )
+    return size_of(model, batch, precision, *timing)
+
+
+def size_of(model: ModelConfig, batch: int, precision: Precision, iterations: int, warm_up: int) -> Size:
+    """Return the model trained on one microbatch of `batch` sequences an iteration.
+
+    Every vocabulary row is a real word, so that no contender masks padding. During the warm-up the heap grows until it
+    holds the needs of an iteration.
+    """
+    train = TrainConfig(
+        iterations=iterations, global_batch_size=batch, microbatch_size=batch, learning_rate=1e-3, warmup_iterations=0,
+        precision=precision,
+    )  # fmt: skip
+    return Size(model.model_copy(update={"vocab_size": model.padded_vocab_size}), train, warm_up)
+
+
+def describe(size: Size) -> dict[str, Any]:
+    """Return the shape and the recipe as plain JSON values."""
+    train = size.train
+    shape = size.model.model_dump(include={"num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size"})
+    return shape | {
+        "global_batch_size": train.global_batch_size,
+        "precision": train.precision,
+        "optimizer": f"AdamW, learning rate {train.learning_rate:g}, gradient norm clipped at {train.clip_gradient:g}, "
+        f"weight decay {train.weight_decay:g} except biases and layer norms",
+        "warm_up_iterations": size.warm_up,
+        "timed_iterations": train.iterations - size.warm_up,
+    }
+
+
+def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
+    """Measure the named cases, by default all. Raises BadInput for an unknown name."""
+    every = [*(row.name for row in ROWS), LAYOUTS, KERNEL_CASES]
+    if unknown := set(names or ()) - {*every}:
+        raise BadInput(f"no case is called {sorted(unknown)[0]!r}; there are: {', '.join(every)}")
+    chosen = set(names or every)
+    rows = [row for row in ROWS if row.name in chosen]
+    announce(f"{rounds} rounds of {len(rows)} trainings beside {len(ALONE) - 1} others, in processes of their own")
+    sizes = {row.name: read_size(row.size, row.precision) for row in rows}
+    measurements: dict[tuple[str, str], Callable[[], Any]] = {}
+    for row in rows:
+        measurements[row.name, LIMIT] = partial(
+            on_ranks, "matrix products", 1, gemm_gflops, 1, row.precision, time.process_time
+        )
+        measurements[row.name, SHAPED] = partial(
+            on_ranks, "products of its shapes", 1, shaped_gflops, sizes[row.name], time.process_time
+        )
+        for contender in ALONE:
+            measurements[row.name, contender.name] = partial(
+                measure_contender, contender, sizes[row.name], row.dropout, time.process_time
+            )
+    tiny, layouts = read_size("tiny"), TOGETHER if LAYOUTS in chosen else ()
+    measurements |= {(LAYOUTS, each.name): partial(measure_contender, each, tiny) for each in layouts}
+    taken = in_turn("train", rounds, measurements)
+    cases, disagreements = [], []
+    for row in rows:
+        measured = {contender.name: taken[row.name, contender.name] for contender in ALONE}
+        square, shaped = ([rate for (rate,) in taken[row.name, limit]] for limit in (LIMIT, SHAPED))
+        cases.append(summarize(row, sizes[row.name], measured, square, shaped))
+        disagreements += differing(row, measured)
+    if layouts:
+        together = {each.name: taken[LAYOUTS, each.name] for each in layouts}
+        cases.append(summarize_layouts(tiny, together))
+        disagreements += differing_losses(LAYOUTS, together, TOLERANCES["fp32"])
+    if KERNEL_CASES in chosen:
+        for precision in TOLERANCES:
+            cases += on_ranks("kernels", 1, measure_kernels, precision, rounds, KERNEL_SHAPE)[0]
+    return Benchmark(
+        benchmark="train",
+        title="Training beside nanoGPT and the core's limit",
+        cases=cases,
+        disagreements=disagreements,
+        notes=NOTES,
+        setting={"rounds": rounds},
+    )
+
+
+def summarize(row: Row, size: Size, measured: Measured, square: Sequence[float], shaped: Sequence[float]) -> Case:
+    """Make a row's case from the contenders' rounds and the rates of square products and of those of its shapes."""
+    speed, operations = rates(size, measured), flops_per_token(size.model, causal=True)
+    limits, own = ([rate * 1e9 / operations for rate in gflops] for gflops in (square, shaped))
+    peaks = {name: [timed.peak_bytes for timed in many] for name, many in measured.items()}
+    return Case(
+        name=row.name,
+        series=[
+            *(series(name, "rate", RATE, *many) for name, many in speed.items()),
+            series(LIMIT, "rate", RATE, median(limits), kind="computed"),
+            series(SHAPED, "rate", RATE, median(own), kind="computed"),
+            *(series(name, "peak memory", "bytes", *many) for name, many in peaks.items()),
+            series("matrix products", "speed", "GFLOP/s", *square),
+            series("products of its shapes", "speed", "GFLOP/s", *shaped),
+        ],
+        ratios=[
+            ratio("× stock nanoGPT", speed[OURS], speed[STOCK], row.to_stock),
+            ratio("× tuned nanoGPT", speed[OURS], speed[TUNED], row.to_tuned),
+            ratio("of the limit", speed[OURS], limits, row.to_limit),
+            ratio("of its shapes' limit", speed[OURS], own, row.to_shaped),
+            ratio("of stock nanoGPT's memory", peaks[OURS], peaks[STOCK], row.memory_to_stock, less_is_better=True),
+        ],
+        losses=first_losses(measured),
+        setting=describe(size),
+    )
+
+
+def differing(row: Row, measured: Measured) -> list[str]:
+    """Return a sentence for each contender with other losses than ours on the same data."""
+    return differing_losses(row.name, measured, MASKED if row.dropout else TOLERANCES[row.precision])
+
+
+def summarize_layouts(size: Size, measured: Measured) -> Case:
+    """Compare two processes of this engine with one: tokens per second of wall clock."""
+    speed, ideal = rates(size, measured), pipeline_ideal(size.model, 2)
+    speed[SEPARATE] = [2 * rate for rate in speed[SEPARATE]]
+    return Case(
+        name=LAYOUTS,
+        series=[series(name, "rate", "tokens/s", *many) for name, many in speed.items()],
+        ratios=[
+            ratio("tp2, × one process", speed["tp2"], speed[OURS], 1.85),
+            ratio("dp2, × one process", speed["dp2"], speed[OURS], 1.75),
+            ratio("pp2, of the ideal", speed["pp2"], [ideal * rate for rate in speed[OURS]], 0.90),
+            ratio(f"{SEPARATE}, × one process", speed[SEPARATE], speed[OURS]),
+        ],
+        losses=first_losses(measured),
+        setting={"pp2_ideal": round(ideal, 4)},
+    )
+
+
+def pipeline_ideal(model: ModelConfig, stages: int) -> float:
+    """Return the speed-up that a pipeline can reach: all operations over those of its largest stage."""
+    layer = 12 * model.hidden_size**2 + model.seq_length * model.hidden_size
+    head = model.vocab_size * model.hidden_size
+    each = [len(part.layers) * layer + head * part.is_last for part in split_layers(model.num_layers, stages, 1)]
+    return sum(each) / max(each)
+
+
+def shaped_gflops(size: Size, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the GFLOP/s of the products of a model's own weights, forward and backward, each the best of several."""
+    h, tokens, layers = (
+        size.model.hidden_size,
+        size.train.microbatch_size * size.model.seq_length,
+        size.model.num_layers,
+    )
+    widths = {(h, 3 * h): layers, (h, h): layers, (h, 4 * h): layers, (4 * h, h): layers,
+              (h, size.model.padded_vocab_size): 1}  # fmt: skip
+    seconds = operations = 0.0
+    for (ins, outs), times in widths.items():
+        x, weight, gradient = (
+            torch.ones(shape, dtype=DTYPES[size.train.precision])
+            for shape in ((tokens, ins), (outs, ins), (tokens, outs))
+        )
+        for product in (partial(linear, x, weight), partial(linear, gradient, weight.t()),
+                        partial(torch.mm, gradient.t(), x)):  # fmt: skip
+            tries = []
+            for _ in range(GEMM_TRIES + 1):
+                start = clock()
+                for _ in range(GEMM_REPEATS):
+                    product()
+                tries.append((clock() - start) / GEMM_REPEATS)
+            seconds += times * min(tries)
+            operations += times * 2 * tokens * ins * outs
+    return operations / seconds / 1e9
+
+
+def measure_kernels(precision: Precision, rounds: int, shape: KernelShape) -> list[Case]:
+    """Time each compiled CPU kernel beside its reference and, with a C++ compiler, torch.compile."""
+    dtype = DTYPES[precision]
+    weights, gradient, *moments = torch.rand(4, 12 * (shape.n * shape.d) ** 2)  # one layer
+    copy = weights.to(dtype) if dtype != weights.dtype else None
+    step = AdamStep(1e-3, 0.9, 0.999, 1e-8, 0.01, 0.5, steps=2)
+    every = [
+        *kernel_cases(shape, dtype),
+        KernelCase("adamw", [], (weights, copy, gradient, *moments, step)),
+        KernelCase("adam_direction", [], (weights, gradient, *moments, step, True)),
+    ]
+    cases = []
+    for case in every:
+        if "cpu" in KERNELS[case.name]:
+            times, missing = time_kernel(case, "cpu", rounds, bool(shutil.which("g++")))
+            spent = [series(name, "time", "ms", *(1000 * each for each in many)) for name, many in times.items()]
+            ratios = [ratio(f"{name} ÷ ours", many, times["ours"]) for name, many in times.items() if name != "ours"]
+            cases.append(Case(name=f"{case.name} {precision}", series=spent, ratios=ratios, missing=missing))
+    return cases

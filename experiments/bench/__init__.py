@@ -1,1 +1,0 @@
-"""Measurements of speed, each a ratio obtained in one run on one machine. Modules import torch when they measure."""

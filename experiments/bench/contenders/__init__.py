@@ -1,1 +1,0 @@
-"""What is measured: this engine, other programs, kernels. Only this folder of `experiments.bench` imports torch."""

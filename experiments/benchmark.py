@@ -1,0 +1,237 @@
+"""The record of a benchmark: cases, samples of each contender, ratios with their goals. Imports no torch.
+
+The benchmarks, `mlm-verify against` and `mlm-experiment calibrate` write it. The terminal and the page show the same
+tables, which are made here.
+"""
+
+import re
+from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, FiniteFloat, NonNegativeFloat, PositiveFloat
+
+from lineage.atomic import read_json, write_json
+from lineage.config import Config, parse_config
+from lineage.environment import describe_environment
+from lineage.errors import BadInput
+from lineage.files import Environment
+from lineage.numbers import MISSING, show, size_bytes
+
+AGAINST = "against.json"
+"""The record that `mlm-verify against` keeps in its run."""
+
+Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
+NotNegative = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
+Positive = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
+
+
+class Series(Config):
+    """The samples of one contender in one case."""
+
+    contender: Name
+    measure: Name
+    """The quantity, such as `rate`."""
+    unit: str = ""
+    samples: Annotated[list[int | FiniteFloat], Field(min_length=1)]
+    """One sample for each round."""
+    kind: Literal["measured", "computed"] = "measured"
+    """computed: a limit, a bound or a closed form."""
+
+
+class Ratio(Config):
+    """A quantity of one contender over that of another, or over a limit."""
+
+    name: Name
+    value: NotNegative
+    """The median of the rounds, unless the notes say otherwise."""
+    rounds: list[NotNegative] = Field(default_factory=list)
+    goal: Positive | None = None
+    less_is_better: bool = False
+    """True if the goal is an upper bound."""
+
+    @property
+    def is_reached(self) -> bool:
+        """True if the goal is reached, and without a goal."""
+        if self.goal is None:
+            return True
+        return self.value <= self.goal if self.less_is_better else self.value >= self.goal
+
+
+class Case(Config):
+    """One task that all contenders did: a model trained, a stage run."""
+
+    name: Name
+    series: list[Series] = Field(default_factory=list)
+    ratios: list[Ratio] = Field(default_factory=list)
+    missing: dict[Name, str] = Field(default_factory=dict)
+    """Contenders that were not measured, with the reason."""
+    losses: dict[str, list[FiniteFloat | None]] = Field(default_factory=dict)
+    """Losses of each iteration, by contender; None for a loss that is not a number."""
+    setting: dict[str, Any] = Field(default_factory=dict)
+    """The task's shape, batch, number of requests and the like."""
+
+
+class Benchmark(Config):
+    """All cases of one run, with the machine that they were measured on."""
+
+    benchmark: Name
+    """The benchmark's name on the command line."""
+    title: Name
+    cases: Annotated[list[Case], Field(min_length=1)]
+    disagreements: list[str] = Field(default_factory=list)
+    """A sentence for each contender that computed something else."""
+    notes: list[str] = Field(default_factory=list)
+    """Sentences on the method."""
+    setting: dict[str, Any] = Field(default_factory=dict)
+    """Settings that all cases share."""
+    load_average: list[FiniteFloat] = Field(default_factory=list)
+    """The machine's load average during the run."""
+    environment: Environment = Environment()
+
+
+class TextTable(NamedTuple):
+    """A table as text; the first `words` columns are words, the others numbers."""
+
+    heads: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    words: int
+    title: str
+
+
+def read_benchmark(path: Path) -> Benchmark:
+    """Read a record. Raises BadInput if the file does not hold one."""
+    try:
+        values = read_json(path)
+    except OSError as error:
+        raise BadInput(f"{path.name} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadInput(f"{path.name} is not JSON: {str(error)[:200]}") from error
+    return parse_benchmark(values, path.name)
+
+
+def parse_benchmark(values: Any, name: str) -> Benchmark:
+    """Parse the values of the file `name` as a record. Raises BadInput if they are not one."""
+    if not isinstance(values, dict) or not isinstance(values.get("benchmark"), str):
+        raise BadInput(f"{name} is not the record of a benchmark")
+    return parse_config(values, Benchmark, name)
+
+
+def write_benchmark(path: Path, result: Benchmark) -> None:
+    """Replace `path` with the record; empty fields are left out of its cases."""
+    values = result.model_dump(mode="json", exclude_defaults=True)
+    write_json(path, values | {"environment": result.environment.to_json()})
+
+
+def measured_here(*packages: str) -> Environment:
+    """Describe the machine, the software with these `packages` too, and the command of this process.
+
+    The command is as anybody may give it: without `--json`, and of every path only the file's name.
+    """
+    described = describe_environment()
+    versions = {name: version(name) for name in packages if find_spec(name)}
+    words = [
+        re.sub(r"^(--[a-z-]+=)?.*/", r"\1", word, flags=re.DOTALL)
+        for before, word in pairwise(["", *described["argv"]])
+        if before != "--json" and not word.startswith("--json")
+    ]
+    return Environment.model_validate(described | {"packages": described["packages"] | versions, "argv": words})
+
+
+def tables(result: Benchmark) -> list[TextTable]:
+    """Make the tables: ratios with their goals, one for each measure, contenders that were not measured."""
+    every = [_ratio_table(result)]
+    measures: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
+    for case in result.cases:
+        for each in case.series:
+            medians = measures.setdefault((each.measure, each.unit), {})
+            medians[case.name, each.contender] = float(median(each.samples))
+    every += [_measure_table(medians, *measure) for measure, medians in measures.items()]
+    missing = [(case.name, name, why) for case in result.cases for name, why in case.missing.items()]
+    every.append(TextTable(("case", "contender", "why"), missing, 3, "not measured"))
+    return [table for table in every if table.rows]
+
+
+def sentences(result: Benchmark) -> list[str]:
+    """Sum up the record: goals reached and missed, other work on the machine, the machine."""
+    lines = []
+    aimed = [(case.name, ratio) for case in result.cases for ratio in case.ratios if ratio.goal is not None]
+    if aimed:
+        missed = [f"{case}, {ratio.name} ({ratio.value:.2f}, goal {ratio.goal:g})"
+                  for case, ratio in aimed if not ratio.is_reached]  # fmt: skip
+        lines.append(f"{len(aimed) - len(missed)} of {len(aimed)} goals were reached.")
+        lines += [f"Missed: {'; '.join(missed)}."] if missed else []
+    where, load = result.environment, max(result.load_average, default=0.0)
+    if load:
+        cores = f" on {where.cores} cores" if where.cores else ""
+        lines.append(f"Load average of the machine meanwhile: up to {load:.1f}{cores}.")
+    return [*lines, where.sentence]
+
+
+def setting_lines(result: Benchmark) -> list[str]:
+    """Format the settings that all cases share, a line for each key."""
+    return [
+        f"{key}: {', '.join(f'{name} {part}' for name, part in value.items()) if isinstance(value, dict) else value}"
+        for key, value in result.setting.items()
+    ]
+
+
+def show_benchmark(result: Benchmark) -> None:
+    """Print the shared settings, the tables, their summary and the method."""
+    say([result.title, *setting_lines(result)])
+    for table in tables(result):
+        show_rows(table)
+    say([f"- {line}" for line in (*sentences(result), *result.disagreements, *result.notes)])
+
+
+def show_rows(rows: TextTable) -> None:
+    """Print a table, its numbers to the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=rows.title, title_justify="left")
+    for place, head in enumerate(rows.heads):
+        table.add_column(head, justify="left" if place < rows.words else "right")
+    for cells in rows.rows:
+        table.add_row(*cells)
+    Console(markup=False).print(table)
+
+
+def say(lines: Sequence[str]) -> None:
+    """Print lines as they are."""
+    print("\n".join(lines))
+
+
+def _ratio_table(result: Benchmark) -> TextTable:
+    rows = []
+    for case in result.cases:
+        for ratio in case.ratios:
+            spread = f"{min(ratio.rounds):.2f} to {max(ratio.rounds):.2f}" if len(ratio.rounds) > 1 else MISSING
+            bound = "at most" if ratio.less_is_better else "at least"
+            goal = f"{bound} {ratio.goal:g}{'' if ratio.is_reached else ', missed'}" if ratio.goal else MISSING
+            rows.append((case.name, ratio.name, f"{ratio.value:.2f}", spread, goal))
+    return TextTable(("case", "ratio", "value", "rounds", "goal"), rows, 2, "ratios")
+
+
+def _measure_table(medians: dict[tuple[str, str], float], measure: str, unit: str) -> TextTable:
+    """Medians by case and contender: a row for each case, or for each contender if that is narrower."""
+    cases, contenders = (list(dict.fromkeys(key[part] for key in medians)) for part in (0, 1))
+    head, down, across = "case", cases, contenders
+    if len(contenders) > len(cases):
+        head, down, across = "contender", contenders, cases
+        medians = {(contender, case): value for (case, contender), value in medians.items()}
+    rows = [(row, *(_cell(medians.get((row, column)), unit) for column in across)) for row in down]
+    title = measure if unit in ("", "bytes") else f"{measure}, {unit}"
+    return TextTable((head, *across), rows, 1, title)
+
+
+def _cell(value: float | None, unit: str) -> str:
+    if value is None:
+        return MISSING
+    if unit == "bytes":
+        return size_bytes(int(value))
+    return show(int(value) if not unit and value.is_integer() else value)

@@ -1,0 +1,82 @@
+"""`python -m benchmarks data`: every answer is compared, and a wrong one is found."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import pytest
+
+pytest.importorskip("datasketch")
+
+from benchmarks.data import (
+    cleaning,
+    core_hours,
+    measure,
+    measure_stage,
+    one_sample,
+    pairs_of_buckets,
+    pairs_of_queries,
+    whole_case,
+)
+from lineage.errors import BadInput
+
+TEXTS = [topics[name] for name in sorted(topics)][:20]
+STAGES = ["clean", "language", "encode", "signatures", "group", "verify", "decontaminate"]
+
+
+@pytest.fixture
+def offline(made_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which test sets, but no vocabulary, are found."""
+    shutil.copytree(made_data, tmp_path / "data", ignore=shutil.ignore_patterns("gpt2-bpe"))
+    for name, value in (("MLM_DATA_DIR", tmp_path / "data"), ("HOME", tmp_path), ("HF_HUB_OFFLINE", 1)):
+        monkeypatch.setenv(name, str(value))
+    return tmp_path
+
+
+def test_every_stage_is_compared_and_nothing_differs(offline: Path) -> None:
+    """Five documents come twice, one hardly changed."""
+    texts = [*TEXTS, *TEXTS[:5], TEXTS[7].replace("the", "thé", 3)]
+    corpus = offline / "corpus.jsonl"
+    corpus.write_text("\n".join([*(json.dumps({"text": text}) for text in texts), "not json"]) + "\n")
+    result = measure(corpus, rounds=1)
+    stages = {case.setting["stage"]: case for case in result.cases if "stage" in case.setting}
+    whole = result.cases[-1]
+    assert list(stages) == STAGES
+    assert result.disagreements == []
+    assert (result.setting["corpus"]["documents"], result.setting["corpus"]["malformed"]) == (len(texts), 1)
+    assert "trained by the whole run, as GPT-2's vocabulary is not here" in result.setting["vocabulary"]
+    assert one_sample(stages["clean"], "compared") == len(texts)
+    assert one_sample(stages["group"], "compared") >= one_sample(stages["verify"], "compared") >= 6
+    assert all(one_sample(case, "differing") == 0 and one_sample(case, "ours") > 0 for case in result.cases)
+    assert 0 < one_sample(whole, "compared") <= len(TEXTS)
+    assert one_sample(whole, "plain") == pytest.approx(sum(one_sample(c, "plain") for c in stages.values()), abs=1e-2)
+
+
+def test_a_wrong_answer_is_found() -> None:
+    stage = replace(cleaning(), plain=list)
+    assert one_sample(measure_stage(cleaning(), ["a “b” c", "d"])[0], "differing") == 0
+    assert one_sample(measure_stage(stage, ["a “b” c", "d"])[0], "differing") == 1
+
+
+def test_buckets_and_queries_are_pairs() -> None:
+    assert pairs_of_buckets([([3, 5, 8, 1, 2], [0, 3, 5]), ([3, 5], [0, 2])]) == {(3, 5), (3, 8), (5, 8), (1, 2)}
+    assert pairs_of_queries([[], [0], [], [0, 1]]) == {(0, 1), (0, 3), (1, 3)}
+
+
+def test_a_corpus_that_costs_hardly_more_than_starting_has_no_ratio() -> None:
+    case = whole_case(40.0, [(7.0, 5.0), (8.5, 5.5)], 14.0, 3.5, 1, 0)
+    assert case.ratios[0].rounds == [15.0, 10.0]
+    assert [each.samples for each in case.series if each.measure == "throughput"] == [[5.25, 3.5]]
+    for seconds in (4.9, 5.0, 6.2):
+        case = whole_case(40.0, [(7.0, 5.0), (seconds, 5.0)], 14.0, 3.5, 1, 0)
+        assert (case.ratios, list(case.missing)) == ([], ["ours"])
+    assert core_hours(3600, 174_000) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("content", ["", '{"text": "too short"}\n'])
+def test_a_corpus_that_is_too_small_is_refused(content: str, offline: Path) -> None:
+    (offline / "corpus.jsonl").write_text(content)
+    with pytest.raises(BadInput, match="too little of the corpus is left"):
+        measure(offline / "corpus.jsonl", rounds=1)

@@ -1,0 +1,72 @@
+"""`python -m benchmarks train` at toy size: all contenders compute the same, and ratios are of measured times."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from benchmarks import train
+from benchmarks.kernels import KernelShape
+from benchmarks.train import LAYOUTS, OURS, ROWS, SEPARATE, STOCK, TUNED, Row, pipeline_ideal, read_size
+from engine.config import Precision
+from engine.costs import flops_per_token
+from engine.kernels.registry import KERNELS
+from experiments.iterations import Size, Timed
+
+SMALL = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "seq_length": 32, "padded_vocab_size": 256}
+
+
+def small_size(name: str = "tiny", precision: Precision = "fp32") -> Size:
+    model = read_size("tiny").model.model_copy(update=SMALL | {"vocab_size": 256})
+    return train.size_of(model, 4, precision, iterations=3, warm_up=1)
+
+
+def measured(seconds: float, peak: int = 100) -> Timed:
+    return Timed([seconds, seconds, 100 * seconds], [1.0, 1.0], peak)
+
+
+def test_all_contenders_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "read_size", small_size)
+    monkeypatch.setattr(train, "KERNEL_SHAPE", KernelShape(s=8, b=1, n=2, d=4, v=16))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    result = train.measure(1, ["tiny fp32 dropout 0", "tiny bf16 dropout 0", LAYOUTS, "kernels"])
+    assert result.disagreements == []
+    in_fp32, in_bf16, layouts, *kernels = result.cases
+    assert list(in_fp32.losses) == list(in_bf16.losses) == [OURS, STOCK, TUNED]
+    assert list(layouts.losses) == [OURS, "tp2", "pp2", "dp2", SEPARATE]
+    assert all(len(losses) == 3 for case in (in_fp32, layouts) for losses in case.losses.values())
+    assert all(each.value > 0 for case in result.cases for each in case.ratios)
+    assert {case.name.split()[0] for case in kernels} == {
+        name for name, places in KERNELS.items() if "cpu" in places
+    } - {"dropout_bits"}
+    assert {case.ratios[0].name for case in kernels} == {"reference ÷ ours"}
+
+
+def test_a_row_holds_ratios_goals_and_whether_they_are_reached() -> None:
+    size = read_size("tiny")
+    row = Row("tiny", "fp32", 0.0, to_stock=2.0, to_limit=0.5, memory_to_stock=0.5)
+    flops = flops_per_token(size.model, causal=True) * size.tokens
+    rounds = {OURS: [measured(1.0)], STOCK: [measured(3.0, peak=150)], TUNED: [measured(0.5)]}
+    case = train.summarize(row, size, rounds, [2 * flops / 1e9], [flops / 1e9])
+    assert {each.name: (each.value, each.goal, each.is_reached) for each in case.ratios} == {
+        "× stock nanoGPT": (3.0, 2.0, True),
+        "× tuned nanoGPT": (0.5, None, True),
+        "of the limit": (0.5, 0.5, True),
+        "of its shapes' limit": (1.0, None, True),
+        "of stock nanoGPT's memory": (0.666667, 0.5, False),
+    }
+    apart = {OURS: [measured(1.0)], STOCK: [Timed([1.0], [1.01, 1.0])]}
+    assert len(train.differing(row, apart)) == 1
+    assert train.differing(replace(row, dropout=0.1), apart) == []  # masks are each contender's own
+
+
+def test_layouts_are_held_to_one_process_and_to_the_ideal() -> None:
+    model = read_size("tiny").model
+    assert pipeline_ideal(model, 1) == 1.0
+    assert 1.0 < pipeline_ideal(model, 2) < 1.5
+    assert pipeline_ideal(model.model_copy(update={"vocab_size": 1}), 2) == pytest.approx(2.0, abs=0.01)
+    seconds = {OURS: 2.0, "tp2": 1.0, "dp2": 1.6, "pp2": 2.0 / pipeline_ideal(model, 2), SEPARATE: 2.5}
+    case = train.summarize_layouts(read_size("tiny"), {name: [measured(each)] for name, each in seconds.items()})
+    assert [each.value for each in case.ratios] == [2.0, 1.25, 1.0, 1.6]
+    assert len({row.name for row in ROWS}) == len(ROWS)
