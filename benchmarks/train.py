@@ -18,8 +18,8 @@ from engine.costs import flops_per_token
 from engine.kernels.adam import AdamStep
 from engine.kernels.registry import KERNELS
 from engine.launch.mesh import local_device
-from engine.linear import linear
 from engine.optim.precision import DTYPES
+from engine.parallel.layers import linear
 from engine.parallel.layout import split_layers
 from engine.parallel.mesh import serial_mesh
 from engine.run.resolved import read_run_config

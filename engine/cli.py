@@ -38,6 +38,9 @@ def run(
     twin: Twin = False,
     runs: Runs = Path("runs"),
     ranks: Ranks = None,
+    threads: Annotated[
+        bool, typer.Option("--threads", help="Run the ranks as threads of this process, for a debugger.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and its cost, and stop.")] = False,
 ) -> None:
     """Train a configuration, or resume its run, in a run directory of its own."""
@@ -47,7 +50,7 @@ def run(
     if dry_run:
         print(resolved.describe())
     else:
-        _train(resolved, runs)
+        _train(resolved, runs, threads)
 
 
 @app.command()
@@ -60,7 +63,7 @@ def resume(run: Annotated[Path, typer.Argument(help="Run directory.")], ranks: R
     _train(resolve_begun(directory, _started_ranks() or ranks), directory.path.parent)
 
 
-def _train(run: "ResolvedRun", runs: Path) -> None:
+def _train(run: "ResolvedRun", runs: Path, threads: bool = False) -> None:
     check_torch()
     if not _started_ranks():
         directory = run.begin(runs)
@@ -70,7 +73,7 @@ def _train(run: "ResolvedRun", runs: Path) -> None:
             return
     from engine.train import train
 
-    _on_ranks(lambda: f"complete: {train(run, runs).path}", run.layout.world_size)
+    _on_ranks(lambda: f"complete: {train(run, runs).path}", run.layout.world_size, threads)
 
 
 @app.command("lr-find")
@@ -102,8 +105,13 @@ def _started_ranks() -> int | None:
     return int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else None
 
 
-def _on_ranks(work: Callable[[], str], ranks: int) -> None:
+def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> None:
     """Do the work in this process if it is a rank or the only one, else start the ranks; rank 0 prints its answer."""
+    if threads:
+        from engine.launch.threads import run_threads
+
+        print(run_threads(work, ranks, timeout_seconds=None)[0])
+        return
     from engine.launch.local import launch
     from engine.launch.rendezvous import leave_ranks
 

@@ -240,9 +240,19 @@ class TrainConfig(Config):
     """Iterations between checkpoints; one is always written at the end."""
     keep_checkpoints: int = 2
     """Newest checkpoints kept."""
-    invariant: int = 0
-    """Virtual tensor-parallel ranks, a power of 2, in which the model is computed at every layout: then no layout
-    changes a bit of a run. 0 computes in the layout's own ranks, whose results differ by rounding."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_invariant(cls, values: Any) -> Any:
+        """Read files of versions that had `train.invariant`; 0 was its default."""
+        if not isinstance(values, dict) or "invariant" not in values:
+            return values
+        if values["invariant"] != 0:
+            raise ValueError(
+                "invariant is gone: runs repeat bit for bit at one layout, and layouts agree up to rounding, "
+                "which `mlm-verify parallel --threads` checks"
+            )
+        return {name: value for name, value in values.items() if name != "invariant"}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -273,8 +283,8 @@ class TrainConfig(Config):
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without a setting that earlier runs did not have: what they compute has the identity that it had."""
         values: dict[str, Any] = handler(self)
-        later = {name: type(self).model_fields[name].default for name in ("invariant", "initial_loss_scale")}
-        return {name: value for name, value in values.items() if name not in later or value != later[name]}
+        default = type(self).model_fields["initial_loss_scale"].default
+        return {name: value for name, value in values.items() if (name, value) != ("initial_loss_scale", default)}
 
     def _check_rampup(self, start: int, increment: int, samples: int) -> None:
         shown = f"rampup_batch_size = {[start, increment, samples]}"

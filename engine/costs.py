@@ -105,9 +105,7 @@ def memory_of_ranks(model: ModelConfig, train: TrainConfig, parallel: ParallelCo
 
     A rank holds the activations of the forward passes that wait for backward (2021 paper, Section 2.2), and those that
     recomputation makes again at a time. The last rank also holds the inputs of final layer norm and output head, and
-    fp32 logits. With `train.invariant` there are partial sums of gradients, as many as the tree over a rank's sequences
-    is high, and a rank with both ends of the model has a second word embedding. Raises BadInput if the pipeline cannot
-    be divided so.
+    fp32 logits. Raises BadInput if the pipeline cannot be divided so.
     """
     costs, b, s = family_of(model).closed_forms(model), train.microbatch_size, model.seq_length
     element = PARAMETER_BYTES[train.precision].weight
@@ -115,8 +113,7 @@ def memory_of_ranks(model: ModelConfig, train: TrainConfig, parallel: ParallelCo
     whole = activation_bytes_per_layer(model, b, parallel.model_copy(update={"recompute": "none"}))
     again = (parallel.recompute_layers if parallel.recompute == "full" else 1) * (whole - stored)
     head = s * b * (2 * element * model.hidden_size + max(element, 4) * costs.head_columns() / parallel.tp)
-    sums = (train.global_batch_size // dp).bit_length() - 1 if train.invariant else 0
-    each = state_bytes_per_parameter(train.precision, parallel, dp) + sums * PARAMETER_BYTES[train.precision].gradient
+    each = state_bytes_per_parameter(train.precision, parallel, dp)
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     microbatches = train.global_batch_size // (b * dp)
     waiting = peaks_in_flight(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
@@ -125,8 +122,6 @@ def memory_of_ranks(model: ModelConfig, train: TrainConfig, parallel: ParallelCo
         own = stages[rank :: parallel.pp]
         layers = sum(len(stage.layers) for stage in own) / parallel.chunks
         parameters = sum(costs.parameters(stage, parallel.tp) for stage in own)
-        if train.invariant and parallel.pp == 1:
-            parameters += model.padded_vocab_size * model.hidden_size // parallel.tp
         activations = element / 2 * (waiting[rank] * layers * stored + again) + (head if own[-1].is_last else 0)
         ranks.append(RankMemory(round(parameters * each), round(activations), rank))
     return ranks

@@ -18,8 +18,8 @@ from engine.optim.gradients import Reducer
 from engine.optim.precision import DTYPES, LossScaler
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import ShardedParameter
+from engine.pipeline.executor import PartitionedModel
 from engine.pipeline.lowering import Interval
-from engine.pipeline.partition import PartitionedModel
 from lineage.errors import UserError
 
 
@@ -30,15 +30,15 @@ class NotFinite(UserError):
 
 
 class TrainableModel(Protocol):
-    """What a step trains: this rank's part of a model. `PartitionedModel` is one."""
+    """This rank's part of a model that can be trained. `PartitionedModel` is one."""
 
     mesh: ParallelMesh
     parameters: list[ShardedParameter]
     storage_mesh: ParallelMesh
-    """Over which the optimizer's tensors are divided."""
+    """The mesh over which the optimizer's tensors are divided."""
 
     def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> Reducer:
-        """What takes the gradients to the optimizer's flat groups."""
+        """Make the object that takes the gradients to the optimizer's flat groups."""
 
     def forward_backward(
         self,
@@ -55,7 +55,7 @@ class TrainableModel(Protocol):
 
 @dataclass(frozen=True)
 class Gradient:
-    """What a step knows before the weights change; the same on every rank."""
+    """Results of forward and backward, before the weights change; the same on every rank."""
 
     loss: float
     """Mean over the sequences of the global batch."""
@@ -68,7 +68,7 @@ class Gradient:
 
     @property
     def is_finite(self) -> bool:
-        """Whether loss and norm are numbers that an update can follow."""
+        """True if loss and norm are finite, so that the weights can be updated."""
         return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
@@ -83,22 +83,23 @@ class TrainingStep:
         self.reducer = model.reducer(self.optimizer.groups, measures_noise)
         self.scaler = LossScaler(train.initial_loss_scale) if train.precision == "fp16" else None
         self.timeline: list[Interval] | None = None
-        """Where a list stands here, this rank's computations are added to it as they end."""
+        """If it is a list, this rank's computations are added to it as they end."""
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by before the backward pass."""
+        """Factor on the loss before the backward pass."""
         return self.scaler.scale if self.scaler else 1.0
 
     def gradient(self, microbatches: Sequence[PipelineInput], signal: bool = False) -> Gradient:
         """Loss and reduced gradient of this rank's microbatches. Every rank calls it, with as many microbatches.
 
-        `signal` is told to every rank with the loss. At its end, and nowhere else in a step, the host waits for a GPU.
+        `signal` is summed over the ranks with the loss. Only at the end, and nowhere else in a step, the host waits for
+        a GPU.
         """
         mesh, scale = self.mesh, self.loss_scale
         loss_sum = self.model.forward_backward(microbatches, self.reducer, scale, self.timeline)
         sequences = sum(len(microbatch.tokens) for microbatch in microbatches)
-        self.reducer.finish((sequences if mesh.in_order else len(microbatches)) * scale)
+        self.reducer.finish(len(microbatches) * scale)
         raised = torch.tensor(float(signal), dtype=torch.float64, device=mesh.device)
         report = torch.stack([loss_sum, *mesh.tp.all_reduce(torch.stack([raised, self.reducer.local_square]))])
         report = mesh.pp.all_reduce(mesh.dp.all_reduce(report))
@@ -106,7 +107,7 @@ class TrainingStep:
         return Gradient(loss / (sequences * mesh.dp.size), norm, square / mesh.dp.size, round(signals))
 
     def update(self, gradient: Gradient, learning_rate: float, skip: bool = False) -> bool:
-        """Clip and step, unless told to skip or something is not finite; whether the weights changed."""
+        """Clip and step, unless told to skip or something is not finite; returns True if the weights changed."""
         changes = gradient.is_finite and not skip
         if changes:
             self.optimizer.step(learning_rate, gradient.norm)
@@ -121,7 +122,7 @@ class TrainingStep:
         return gradient
 
     def rehearse(self, microbatches: Sequence[PipelineInput]) -> None:
-        """Take the memory of an iteration and of a checkpoint, before the first iteration; nothing is changed by it."""
+        """Allocate what an iteration and a checkpoint allocate, before the first iteration; changes nothing."""
         self.model.forward_backward(microbatches, self.reducer)
         self.reducer.finish(1.0)
         self.optimizer.gradient_norm()

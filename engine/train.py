@@ -1,6 +1,5 @@
 """A training run from beginning to end: ranks join, agree on the work, take its directory and train."""
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -8,11 +7,9 @@ from pathlib import Path
 import torch
 
 from engine.guard.memory import explaining_out_of_memory
-from engine.guard.products import check_products
 from engine.guard.ranks import InputGuard
 from engine.launch.mesh import build_mesh
-from engine.launch.rendezvous import check_agreement, join_ranks, telling_of_lost_ranks
-from engine.optim.precision import DTYPES
+from engine.launch.rendezvous import check_agreement, join_ranks, local_rank, telling_of_lost_ranks
 from engine.parallel.mesh import ParallelMesh
 from engine.run.loggers import open_loggers
 from engine.run.resolved import ResolvedRun
@@ -37,10 +34,8 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
                 announce(run.describe_work(done), run.describe_disk(), str(directory.path))
             with mesh.all_or_none():
                 unchanged = InputGuard(run.data, mesh)
-                if os.environ.get("LOCAL_RANK", "0") == "0":
+                if local_rank() == 0:
                     run.data.check()
-                if config.train.invariant:
-                    check_products(config.model, config.train.invariant, DTYPES[config.train.precision], mesh.device)
                 loggers = open_loggers(config.record.loggers if mesh.is_first else ())
             with explaining_out_of_memory(run, mesh, "before the first iteration"):
                 trainer = Trainer(run, directory, mesh)
@@ -61,11 +56,11 @@ def begun_on_ranks(run: ResolvedRun, root: Path) -> Iterator[tuple[RunDirectory,
     join_ranks()
     with telling_of_lost_ranks():
         check_agreement(run.config.model_dump(mode="json"))
-        directory, layout, invariant = run.begin(root), run.layout, run.config.train.invariant
-        if layout.world_size > 1 or invariant:
-            torch.set_num_threads(1)  # several would divide a product or an update at other places
-        mesh = build_mesh(layout, run.config.parallel.sequence_parallel, invariant)
-        mesh.barrier()
+        directory, layout = run.begin(root), run.layout
+        if layout.world_size > 1:
+            torch.set_num_threads(1)
+        mesh = build_mesh(layout, run.config.parallel.sequence_parallel)
+        mesh.world.barrier()
         yield directory, mesh
 
 

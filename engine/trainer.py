@@ -102,10 +102,10 @@ class Trainer:
                 progress.advance(1, self._console(line))
             final = self._validate(train.iterations, self.validation.num_samples, "final-validation")
             log(final)
-        peaks = self.mesh.gather_objects(self.guards.memory.first_iteration_bytes)
+        peaks = self.mesh.world.gather_objects(self.guards.memory.first_iteration_bytes)
         if self.mesh.is_first:
             self._finish(final, peaks)
-        self.mesh.barrier()
+        self.mesh.world.barrier()
 
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
         """One optimizer step: its metrics, what the guards warn of, and whether some rank was asked to stop."""

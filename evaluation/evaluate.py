@@ -69,7 +69,7 @@ def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings
     made: dict[str, Task] = {}
     missing: dict[str, DataMissing | NoMemory] = {}
     with native_checkpoint(checkpoint, settings.vocab, settings.heads) as native:
-        evaluated = load_checkpoint(native, build_mesh(settings.layout, invariant=settings.invariant))
+        evaluated = load_checkpoint(native, build_mesh(settings.layout))
         for name, make in tasks.items():
             try:
                 task = make(evaluated)

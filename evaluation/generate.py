@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from engine.costs import parameter_count
 from engine.launch.mesh import build_mesh
 from engine.launch.rendezvous import telling_of_lost_ranks
-from engine.model.attention import KeyValueCache
 from engine.model.gpt2 import GPT2
+from engine.model.transformer import KeyValueCache
 from evaluation.checkpoints import load_checkpoint, native_checkpoint
 from evaluation.evaluate import Settings
 from evaluation.inference import forward_next
@@ -137,8 +136,7 @@ def generate(
             if hidden is not None:
                 logits = mesh.tp.all_gather(network.logits(hidden[-1]), dim=1)  # [b, v]
                 tokens.copy_(_choose(logits[:, : model.vocab_size].float().cpu(), sampling, generator))
-            if mesh.layout.world_size > 1:
-                dist.broadcast(tokens, mesh.layout.rank(0, mesh.pp.size - 1, 0))
+            mesh.world.broadcast(tokens, mesh.layout.rank(0, mesh.pp.size - 1, 0))
             for row, token in zip(new, tokens[:, 0].tolist(), strict=True):
                 row.append(token)
             progress.advance()

@@ -148,7 +148,7 @@ def identify(checkpoint: Path, claimed: str, task: str, settings: Settings, budg
     if not 0 < claim < math.inf:
         raise BadInput(f"the claim {claimed} is not a positive number")
     with native_checkpoint(checkpoint, settings.vocab, settings.heads) as native:
-        scorer = Scorer(load_checkpoint(native, build_mesh(settings.layout, invariant=settings.invariant)), settings)
+        scorer = Scorer(load_checkpoint(native, build_mesh(settings.layout)), settings)
         space = _WikiText(scorer) if task == "wikitext103" else _Lambada(scorer)
         announce(f"at most {int(budget * space.dearest):,} tokens, {budget} times the dearest protocol's")
         space.screen()

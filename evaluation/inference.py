@@ -6,12 +6,11 @@ Messages run in one direction only and in one order, so they need no schedule. S
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from engine.model.attention import KeyValueCache
 from engine.model.gpt2 import GPT2
 from engine.model.stage_model import CausalModel
+from engine.model.transformer import KeyValueCache
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from engine.parallel.mesh import ParallelMesh
 from engine.torch_names import onednn
@@ -20,11 +19,10 @@ from engine.torch_names import onednn
 def pack_weights(network: CausalModel) -> None:
     """Put the layers' weights into the order in which oneDNN multiplies them; the network can be trained no more.
 
-    A product takes less time at many rows and at a few, but more at one. Where several layouts shall give the same bits
-    the weights stay as they are.
+    A product takes less time at many rows and at a few, but more at one.
     """
     weight = next(network.layers.parameters())
-    if not onednn or weight.device.type != "cpu" or network.mesh.in_order:
+    if not onednn or weight.device.type != "cpu":
         return
     if weight.dtype not in (torch.float32, torch.bfloat16):
         return
@@ -69,8 +67,8 @@ def _pass_down(
     if stage > 0:
         parameter = next(network.parameters())
         inputs = parameter.new_empty(tokens.size(1), tokens.size(0), network.config.hidden_size)
-        dist.recv(inputs, mesh.pipeline_peer(stage - 1), mesh.pp.group)
+        mesh.pp.start_receive(inputs, stage - 1).wait()
     if stage == stages - 1:
         return run_last(inputs)
-    dist.send(run(inputs).contiguous(), mesh.pipeline_peer(stage + 1), mesh.pp.group)
+    mesh.pp.start_send(run(inputs).contiguous(), stage + 1).wait()
     return None

@@ -20,14 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.compiled import Compiled
-from engine.linear import linear
 from engine.model.stage_model import CausalModel
-from engine.parallel.mesh import Axis, ParallelMesh, serial_mesh, sum_in_tree
+from engine.parallel.layers import linear
+from engine.parallel.mesh import MAX, MIN, Axis, ParallelMesh, serial_mesh
 from evaluation.inference import forward_at
 from evaluation.protocol import Request, Scores
 from evaluation.softmax import sum_exponentials
@@ -107,7 +106,7 @@ def score(
             entry = stack.enter_context(store.entry(settings))
             if mesh.is_first:
                 by_batch = entry.read([counts[batch] for batch in batches])
-        by_batch = mesh.gather_objects(by_batch)[0]
+        by_batch = mesh.world.gather_objects(by_batch)[0]
         on_resumed(sum(len(batches[batch]) for batch in by_batch))
         mine = [batch for batch in range(len(batches)) if batch not in by_batch][mesh.dp.rank :: mesh.dp.size]
         for batch, scores in in_workers(score_one, mine, _workers(model, workers), mesh.device.type == "cpu"):
@@ -116,7 +115,7 @@ def score(
                 if entry:
                     entry.add(batch, scores)
             on_progress(len(batches[batch]))
-        for others in mesh.gather_objects(by_batch):
+        for others in mesh.world.gather_objects(by_batch):
             by_batch |= others
     return _in_request_order(batches, by_batch, counts)
 
@@ -138,8 +137,7 @@ def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str
         "vocab_size": model.vocab_size,
         "dtype": str(model.dtype),
         "rows_per_head": model.rows_per_head(),
-        "tp": model.mesh.tp.size * model.mesh.tp.virtual,
-        "in_order": model.mesh.in_order,
+        "tp": model.mesh.tp.size,
         "torch": torch.__version__,
         "processor": cpu_name() if on_cpu else torch.cuda.get_device_name(model.mesh.device),
     }
@@ -206,14 +204,11 @@ def score_rows(
     first of those allowed."""
     axis = model.mesh.tp
     logits = model.network.logits(hidden)  # [n, v/t]
-    each = logits.size(1) // axis.virtual
     start = axis.rank * logits.size(1)
     real = max(model.vocab_size - start, 0)
-    found = [
-        sum_exponentials(logits, slice(first, min(first + each, real))) for first in range(0, logits.size(1), each)
-    ]
-    highest = axis.all_reduce(torch.stack([top for top, _ in found]).amax(dim=0), dist.ReduceOp.MAX)
-    total = axis.all_reduce(sum_in_tree([part * (top - highest).double().exp_() for top, part in found]))
+    top, part = sum_exponentials(logits, slice(0, min(logits.size(1), real)))
+    highest = axis.all_reduce(top.clone(), MAX)
+    total = axis.all_reduce(part * (top - highest).double().exp_())
     # a rank may hold nothing but padding
     logits = logits[:, :real] if real else torch.full_like(logits[:, :1], float("-inf"))
     places = targets - start
@@ -226,7 +221,7 @@ def score_rows(
         columns = torch.from_numpy(banned).to(targets)
         columns = columns[(columns >= start) & (columns < start + logits.size(1))] - start
         logits[:, columns] = float("-inf")
-        highest_allowed = axis.all_reduce(logits.amax(dim=1).float(), dist.ReduceOp.MAX)
+        highest_allowed = axis.all_reduce(logits.amax(dim=1).float(), MAX)
         allowed = _is_first_best(logits, start, targets, target, highest_allowed, axis)
     return target.double() - highest.double() - total.log(), greedy, among_best, allowed
 
@@ -237,7 +232,7 @@ def _is_first_best(logits: Tensor, start: int, targets: Tensor, target: Tensor, 
     rows = is_best.nonzero().squeeze(1)
     local, best = logits[rows].float().max(dim=1)
     first = torch.where(local == highest[rows], best + start, torch.iinfo(torch.int64).max)
-    is_best[rows] = axis.all_reduce(first, dist.ReduceOp.MIN) == targets[rows]
+    is_best[rows] = axis.all_reduce(first, MIN) == targets[rows]
     return is_best
 
 

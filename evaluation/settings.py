@@ -86,10 +86,6 @@ class Settings:
             help="Ranks that share the model, such as tp=2,pp=2; started here if nobody has.",
         ),
     ] = ONE_RANK
-    invariant: Annotated[
-        int,
-        typer.Option(min=0, help="Virtual tensor-parallel ranks, a power of 2; then the layout changes no bit."),
-    ] = 0
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.until is not None:

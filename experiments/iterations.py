@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from engine.guard.memory import PeakMemory
 from engine.launch.allocator import keep_large_buffers
-from engine.launch.forked import RanksFailed, run_forked
+from engine.launch.forked import run_forked
 from engine.launch.mesh import build_mesh, local_device
+from engine.launch.threads import RanksFailed
 from engine.model.microbatch import PipelineInput
 from engine.optim.precision import DTYPES
 from engine.parallel.layout import Layout

@@ -23,7 +23,13 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
 
 @contextmanager
 def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
-    """SIGTERM and Ctrl-C call `handler` with the signal's number; at the end they do again what they did before."""
+    """SIGTERM and Ctrl-C call `handler` with the signal's number; at the end they do again what they did before.
+
+    Only the main thread can change what a signal does; in another thread nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     numbers = signal.SIGTERM, signal.SIGINT
     former = {number: signal.signal(number, lambda number, frame: handler(number)) for number in numbers}
     try:

@@ -42,18 +42,16 @@ class RunDirectory:
         config: dict[str, Any],
         parents: dict[str, str],
         without: frozenset[str] = frozenset(),
-        numerics: dict[str, str] | None = None,
     ) -> "RunDirectory":
         """Open the directory for this work, writing its manifest if it is new.
 
         `parents` maps the name of each input to its digest; sections of `config` named in `without` only say where the
-        inputs lie and are no part of the identity. `numerics` is stated with the environment. Raises BadInput if `root`
-        cannot hold directories.
+        inputs lie and are no part of the identity. Raises BadInput if `root` cannot hold directories.
         """
         what = {section: value for section, value in config.items() if section not in without}
         identity = identity_of(kind, what, parents, VERSION)
         run = cls(root / f"{name}-{identity[:8]}")
-        return run._begun(name, kind, identity, config, parents, without, numerics)
+        return run._begun(name, kind, identity, config, parents, without)
 
     @classmethod
     def begin_at(cls, path: Path, kind: str, config: dict[str, Any], parents: dict[str, str]) -> "RunDirectory":
@@ -69,7 +67,7 @@ class RunDirectory:
 
     def _begun(
         self, name: str, kind: str, identity: str, config: dict[str, Any], parents: dict[str, str],
-        without: frozenset[str] = frozenset(), numerics: dict[str, str] | None = None,
+        without: frozenset[str] = frozenset(),
     ) -> "RunDirectory":  # fmt: skip
         """The run with what comes first, which of several that begin at once one writes."""
         if (self.path / MANIFEST).exists():
@@ -88,9 +86,7 @@ class RunDirectory:
             outside_identity=sorted(without),
             config_digest=sha256_json(config),
             parents=parents,
-            environment=Environment.model_validate(
-                describe_environment() | ({"numerics": numerics} if numerics else {})
-            ),
+            environment=Environment.model_validate(describe_environment()),
         )
         is_new = write_json(self.path / MANIFEST, manifest.to_json(), replaces=False)
         return RunDirectory(self.path, is_new, is_new and made)

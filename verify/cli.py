@@ -76,10 +76,13 @@ def parallel(
     layouts: Annotated[
         str, typer.Option("--layouts", help="all, or names such as tp2,pp2-gpipe,tp2-pp2-dp2-chunks2-sp-recompute.")
     ] = "all",
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Most processes of a layout.")] = 8,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", min=1, help="Most ranks of a layout: 8, or 64 with --threads.")
+    ] = None,
     iterations: Annotated[int, typer.Option("--iterations", min=1, help="Optimizer steps of each run.")] = 3,
     overrides: Overrides = None,
     twin: Twin = False,
+    threads: Annotated[bool, typer.Option("--threads", help="Run the ranks as threads of this process.")] = False,
 ) -> None:
     """Train a few iterations serially and on each layout; compare losses, gradients and weights in float64.
 
@@ -91,7 +94,7 @@ def parallel(
 
     from verify.parity_run import run_parity
 
-    run_parity(resolved, layouts, ranks, iterations)
+    run_parity(resolved, layouts, ranks or (64 if threads else 8), iterations, threads)
 
 
 @app.command()

@@ -155,8 +155,8 @@ class Ours(Engine):
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         config = layout.configure(work.config)
         sizes = layout_of(config, layout.world_size)
-        self.work, self.mesh = work, build_mesh(sizes, layout.sequence_parallel, config.train.invariant)
-        self.at_once = 1 if self.mesh.in_order else config.train.microbatch_size
+        self.work, self.mesh = work, build_mesh(sizes, layout.sequence_parallel)
+        self.at_once = config.train.microbatch_size
         self.place = RankPlace(layout.tp, self.mesh.tp.rank, self.mesh.sequence_parallel)
         self.model, self.training = build_step(config.model, config.train, config.parallel, self.mesh)
         divided = {parameter.name: parameter.dim for parameter in self.model.parameters if parameter.dim is not None}

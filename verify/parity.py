@@ -12,8 +12,7 @@ from lineage.config import parse_config
 from lineage.errors import BadInput, UserError
 
 TOLERANCE = 1e-10
-"""Largest absolute difference from the serial run, in float64, of any element of any tensor. With `train.invariant`
-there is none, in any precision."""
+"""Largest absolute difference from the serial run, in float64, of any element of any tensor."""
 
 EXAMPLE = "tp2-pp2-dp2-chunks2-sp-recompute"
 PARTS: dict[str, dict[str, Any]] = {
@@ -109,6 +108,25 @@ def all_layouts(ranks: int) -> Iterator[ParityLayout]:
                 yield layout
 
 
+def threaded_layouts(ranks: int) -> Iterator[ParityLayout]:
+    """Layouts of at most `ranks` threads: every tp × pp × dp of powers of 2, in microbatches of one sequence.
+
+    Each comes with every schedule, with and without sequence parallelism; ZeRO stage 1 and recomputation take turns.
+    """
+    sizes = [2**power for power in range(ranks.bit_length())]
+    turns = itertools.cycle(itertools.product((True, False), ("none", "full")))
+    for tp, pp, dp in itertools.product(sizes, sizes, sizes):
+        if tp * pp * dp > ranks:
+            continue
+        for schedule, chunks in (("1f1b", 1), ("gpipe", 1), ("interleaved", 2)) if pp > 1 else (("1f1b", 1),):
+            for sequence_parallel in (False, True) if tp > 1 else (False,):
+                sharded, recompute = next(turns)
+                yield ParityLayout.model_validate({
+                    "tp": tp, "pp": pp, "dp": dp, "schedule": schedule, "chunks": chunks, "recompute": recompute,
+                    "sequence_parallel": sequence_parallel, "shard_optimizer": sharded and dp > 1, "microbatch": 1,
+                })  # fmt: skip
+
+
 def misfit(layout: ParityLayout, config: RunConfig) -> str | None:
     """Why the layout cannot run the configuration, as a sentence; None if it can."""
     try:
@@ -123,12 +141,17 @@ def misfit(layout: ParityLayout, config: RunConfig) -> str | None:
 
 
 def choose_layouts(
-    names: str, ranks: int, config: RunConfig
+    names: str, ranks: int, config: RunConfig, threads: bool = False
 ) -> tuple[list[ParityLayout], dict[str, list[ParityLayout]]]:
     """The layouts of `--layouts`, fewest ranks first, and by their reason those of `all` that do not fit.
 
+    With `threads`, `all` is `threaded_layouts`, and only those that fit are returned.
+
     Raises BadInput if a layout that was named does not fit or is the serial run.
     """
+    if names == "all" and threads:
+        fit = [layout for layout in threaded_layouts(ranks) if not misfit(layout, config)]
+        return sorted(fit, key=lambda layout: layout.world_size), {}
     if names == "all":
         fitting: list[ParityLayout] = []
         others: dict[str, list[ParityLayout]] = {}

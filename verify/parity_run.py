@@ -1,8 +1,10 @@
-"""Trains a configuration serially and on layouts of forked ranks, and compares every tensor on the way."""
+"""Trains a configuration serially and on layouts of ranks, processes or threads, and compares every tensor."""
 
 import time
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -19,7 +21,8 @@ from engine.compare.tensors import (
 )
 from engine.config import RunConfig
 from engine.costs import parameter_count
-from engine.launch.forked import RanksFailed, run_forked
+from engine.launch.forked import run_forked
+from engine.launch.threads import RanksFailed, run_threads
 from lineage.environment import memory_bytes
 from lineage.errors import BadInput
 from lineage.progress import announce
@@ -31,6 +34,8 @@ PATIENCE = 20
 """How many times the serial run's seconds a layout may take, beside two minutes."""
 
 Reference = dict[Key, Array]
+RunRanks = Callable[..., list[Any]]
+"""`run_forked` or `run_threads`."""
 
 
 @dataclass(frozen=True)
@@ -45,34 +50,33 @@ class Outcome:
     seconds: float
 
 
-def run_parity(config: RunConfig, names: str, ranks: int, iterations: int) -> None:
-    """Compare the layouts `names` stands for with the serial run, a line each.
+def run_parity(config: RunConfig, names: str, ranks: int, iterations: int, threads: bool = False) -> None:
+    """Compare the layouts `names` stands for with the serial run, a line each. Ranks are processes or `threads`.
 
     Raises LayoutDiffers for the first that is beyond the tolerance, BadInput for a layout that does not fit.
     """
     config, facts = with_vocabulary(config)
-    precision = config.train.precision if config.train.invariant else "fp64"
-    config = config.model_copy(update={"train": config.train.model_copy(update={"precision": precision})})
-    chosen, others = choose_layouts(names, ranks, config)
+    config = config.model_copy(update={"train": config.train.model_copy(update={"precision": "fp64"})})
+    chosen, others = choose_layouts(names, ranks, config, threads)
     for reason, layouts in others.items():
         print(f"does not fit: {reason}: {', '.join(layout.name for layout in layouts)}")
     if not chosen:
         raise BadInput(f"no layout of at most {ranks} ranks fits but the serial run")
     _check_memory(config, iterations)
     most = max(layout.world_size for layout in chosen)
-    announce(f"{1 + len(chosen)} trainings of {iterations} iterations in {_words(config)}, on up to {most} processes")
+    kind = "threads" if threads else "processes"
+    announce(f"{1 + len(chosen)} trainings of {iterations} iterations in float64, on up to {most} {kind}")
     torch.set_num_threads(1)
     with with_samples(config, facts, iterations) as work:
-        outcomes = list(_compare_all(work, chosen))
+        outcomes = list(_compare_all(work, chosen, run_threads if threads else run_forked))
     wrong = [outcome for outcome in outcomes if outcome.finding]
     if wrong:
         more = f" ({len(wrong) - 1} more of {len(outcomes)} layouts differ)" if len(wrong) > 1 else ""
         raise LayoutDiffers(f"layout {wrong[0].layout.name}: {wrong[0].finding}{more}")
-    how = "bit for bit" if config.train.invariant else f"within {TOLERANCE:.0e}"
-    print(f"{len(outcomes)} layouts compute what the serial run computes, {how} in {_words(config)}")
+    print(f"{len(outcomes)} layouts compute what the serial run computes, within {TOLERANCE:.0e} in float64")
 
 
-def _compare_all(work: Work, layouts: Sequence[ParityLayout]) -> Iterator[Outcome]:
+def _compare_all(work: Work, layouts: Sequence[ParityLayout], run: RunRanks) -> Iterator[Outcome]:
     """One outcome after the other, each printed when it is known."""
     start = time.monotonic()
     try:
@@ -83,14 +87,13 @@ def _compare_all(work: Work, layouts: Sequence[ParityLayout]) -> Iterator[Outcom
     order = computation_order(tensor for _, tensor in reference)
     width = max(12, *(len(layout.name) for layout in layouts))
     batch = work.config.train.global_batch_size
-    tolerance = f"{_tolerance(work):.0e}" if _tolerance(work) else "0"
     print(
-        f"{work.config.name}: {work.iterations} iterations of {batch} sequences in {_words(work.config)}; "
-        f"the serial run took {serial_seconds:.1f} s, the tolerance is {tolerance}"
+        f"{work.config.name}: {work.iterations} iterations of {batch} sequences in float64; "
+        f"the serial run took {serial_seconds:.1f} s, the tolerance is {TOLERANCE:.0e}"
     )
     print(f"{'layout':{width}}  worst    result   seconds  tensor", flush=True)
     for layout in layouts:
-        outcome = _compare_one(work, layout, reference, order, 120 + PATIENCE * serial_seconds)
+        outcome = _compare_one(work, layout, reference, order, run, 120 + PATIENCE * serial_seconds)
         worst = f"{outcome.worst.largest:.1e}" if outcome.worst else "-"
         tensor = outcome.worst.tensor if outcome.worst and outcome.worst.largest else "-"
         result = "DIFFERS" if outcome.finding else "ok"
@@ -101,15 +104,17 @@ def _compare_all(work: Work, layouts: Sequence[ParityLayout]) -> Iterator[Outcom
 
 
 def _compare_one(
-    work: Work, layout: ParityLayout, reference: Reference, order: Sequence[str], timeout_seconds: float
+    work: Work, layout: ParityLayout, reference: Reference, order: Sequence[str], run: RunRanks, timeout_seconds: float
 ) -> Outcome:
     start = time.monotonic()
     try:
-        by_rank = run_forked(
-            _differences, layout.world_size, work, layout, reference, timeout_seconds=timeout_seconds
-        )  # fmt: skip
+        by_rank = run(_differences, layout.world_size, work, layout, reference, timeout_seconds=timeout_seconds)
     except RanksFailed as failure:
         return Outcome(layout, None, failure.sentence, time.monotonic() - start)
+    except Exception as error:  # of a thread
+        traceback.print_exc()
+        sentence = f"{' '.join(getattr(error, '__notes__', ()))}: {type(error).__name__}: {error}".splitlines()[0]
+        return Outcome(layout, None, sentence, time.monotonic() - start)
     differences = merge([difference for rank in by_rank for difference in rank], reference)
     first = first_difference(differences, order)
     finding = first.sentence("the serial run") if first else None
@@ -123,24 +128,16 @@ def _serial_pieces(work: Work) -> list[TensorPart]:
 
 
 def _differences(work: Work, layout: ParityLayout, reference: Reference) -> list[TensorDifference]:
-    """On one rank: how far each piece is from the serial run's tensor. The reference was inherited by the fork."""
+    """On one rank: how far each piece is from the serial run's tensor. Forked ranks inherit the reference."""
     engine, differences = Ours(work, layout), list[TensorDifference]()
     mesh = engine.mesh
     rank = f"tp {mesh.tp.rank}, pp {mesh.pp.rank}, dp {mesh.dp.rank}"
 
     def take(piece: TensorPart) -> None:
-        differences.append(compare(piece, reference[piece.iteration, piece.tensor], rank, _tolerance(work)))
+        differences.append(compare(piece, reference[piece.iteration, piece.tensor], rank, TOLERANCE))
 
     engine.run(engine.recorder(take))
     return differences
-
-
-def _words(config: RunConfig) -> str:
-    return "float64" if config.train.precision == "fp64" else config.train.precision
-
-
-def _tolerance(work: Work) -> float:
-    return 0.0 if work.config.train.invariant else TOLERANCE
 
 
 def _check_memory(config: RunConfig, iterations: int) -> None:

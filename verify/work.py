@@ -17,7 +17,8 @@ from data_pipeline.tokens.token_file import TokenFileWriter, token_dtype
 from engine.compare.tensors import TensorPart
 from engine.config import ModelConfig, RunConfig
 from engine.data.dataset import DatasetFacts
-from engine.launch.forked import RanksFailed, run_forked
+from engine.launch.forked import run_forked
+from engine.launch.threads import RanksFailed
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from lineage.atomic import new_directory

@@ -112,7 +112,7 @@ def save_checkpoint(
                     described |= shards.describe(((name, p) for name, (p, _) in parts.items()), file, numbers)
             if streams:
                 streams.save(partial)
-        descriptions = mesh.gather_objects(described)
+        descriptions = mesh.world.gather_objects(described)
         with mesh.all_or_none():
             if mesh.is_first:
                 _write_facts(partial, run, config, state, descriptions, probe)
@@ -129,7 +129,7 @@ def save_checkpoint(
         if mesh.is_first:
             shutil.rmtree(partial, ignore_errors=True)
     own = as_ancestor(path, state.iteration) if mesh.is_first else None
-    return replace(state, ancestors=(*state.ancestors, mesh.gather_objects(own)[0]))
+    return replace(state, ancestors=(*state.ancestors, mesh.world.gather_objects(own)[0]))
 
 
 def _write_facts(
@@ -191,7 +191,7 @@ def resume(
                 os.replace(bad, aside)
                 said = f"warning: {failure}; it is kept as {aside.name}, and training goes on from {path.name}"
                 print(said, file=sys.stderr)
-        mesh.barrier()
+        mesh.world.barrier()
         return state
     if damaged:
         raise damaged[0][1]
@@ -271,10 +271,6 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
     digest = check_seal(directory)
     config = read_model_config(directory)
     check_tensor_parallel(config, mesh.tp.size, directory)
-    if mesh.in_order:
-        check_tensor_parallel(config, mesh.tp.size * mesh.tp.virtual, directory, "invariant")
-        if config.family != "gpt2":
-            raise BadInput(f"a GPT-2 can be computed in virtual ranks; {directory} is a {config.family}")
     index = {n: e for n, e in read_object(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)}
     if len(index) < config.num_layers:  # before a model of that size is made
         raise IntegrityFailure(f"{directory} has {len(index)} tensors, too few for its {config.num_layers} layers")

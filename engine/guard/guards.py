@@ -16,8 +16,8 @@ from engine.guard import Iteration as Iteration
 from engine.guard.memory import MemoryGuard, PeakMemory
 from engine.guard.ranks import ReplicaGuard, SlowRankGuard, joined
 from engine.model.microbatch import PipelineInput
+from engine.pipeline.executor import PartitionedModel
 from engine.pipeline.lowering import Interval, lower
-from engine.pipeline.partition import PartitionedModel
 from engine.pipeline.schedule import compute_orders
 from engine.run.directory import read_steps
 from engine.run.files import TIMELINE, Computation, Step, Timeline
@@ -183,7 +183,7 @@ class TimelineGuard(Guard):
         mine, mesh = self._step.timeline, self._step.mesh
         if mine is not None:
             self._step.timeline = None
-            everyone, layout = mesh.gather_objects(mine), mesh.layout
+            everyone, layout = mesh.world.gather_objects(mine), mesh.layout
             if mesh.is_first:
                 ranks = [everyone[layout.rank(0, rank, 0)] for rank in range(layout.pp)]
                 count = len(iteration.microbatches)
@@ -260,7 +260,7 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
         for place in microbatch.places
         if not math.isfinite(loss)
     ]
-    reports = mesh.gather_objects((mesh.dp.rank, mesh.pp.rank, outputs[:1], gradients[:1], samples))
+    reports = mesh.world.gather_objects((mesh.dp.rank, mesh.pp.rank, outputs[:1], gradients[:1], samples))
     ranks = sorted({dp for dp, _, output, gradient, lost in reports if output or gradient or lost})
     parts = [f"data-parallel rank{'s' if len(ranks) > 1 else ''} {joined(ranks)}"] if ranks else []
     by_stage = sorted(reports, key=lambda report: report[1])

@@ -1,6 +1,5 @@
 """Guards that watch the ranks: slow ranks, replicas that drift apart, datasets that change on a node."""
 
-import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ import torch
 
 from engine.data.dataset import DatasetFacts
 from engine.guard import Guard, Iteration
+from engine.launch.rendezvous import local_rank
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
@@ -49,7 +49,7 @@ class SlowRankGuard(Guard):
         self._iterations += 1
         if self._mesh.layout.world_size == 1 or self._iterations % WINDOW:
             return ""
-        seconds = self._mesh.gather_objects(self._own)
+        seconds = self._mesh.world.gather_objects(self._own)
         self._own = 0.0
         slow = slow_ranks(seconds, self._mesh.layout)
         new, self._known = slow.keys() - self._known, set(slow)
@@ -106,9 +106,9 @@ def check_replicas(parameters: Sequence[ShardedParameter], mesh: ParallelMesh) -
     if TIED_EMBEDDING in sums:
         shared.append(("embedding", mesh.embedding, [TIED_EMBEDDING]))
     differ = [not _are_equal(axis, [sums[name] for name in names], mesh.device) for _, axis, names in shared]
-    if any(mesh.gather_objects(any(differ))):
+    if any(mesh.world.gather_objects(any(differ))):
         own = [(kind, {name: sums[name] for name in names}) for kind, _, names in shared]
-        raise Diverged(_describe_first(mesh.layout, mesh.gather_objects(own)))
+        raise Diverged(_describe_first(mesh.layout, mesh.world.gather_objects(own)))
 
 
 def checksum(tensor: torch.Tensor) -> int:
@@ -164,7 +164,7 @@ class InputGuard(Guard):
     def before_checkpoint(self) -> None:
         """Raises IntegrityFailure, on every rank, where a dataset has changed."""
         with self._mesh.all_or_none():
-            if os.environ.get("LOCAL_RANK", "0") == "0" and (touches := self._look()) != self._touches:
+            if local_rank() == 0 and (touches := self._look()) != self._touches:
                 self._dataset.check()
                 self._touches = touches
 

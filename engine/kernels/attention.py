@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from engine.compiled import BLOCK, Array, Compiled, array, exponential, inline, largest, load, random_bits, store
 from engine.kernels.dropout_mask import DropoutMask, mask_keys
-from engine.linear import widened
+from engine.parallel.layers import widened
 
 QUERY_BYTES = 256
 """Bytes of one key's scores in a block of queries."""

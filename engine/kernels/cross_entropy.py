@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from engine.compiled import Array, Compiled, array, exponential, largest, load, store
 from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy, vocab_parallel_logits
-from engine.linear import linear, multiply
-from engine.parallel.mesh import Axis
+from engine.parallel.layers import linear, multiply
+from engine.parallel.mesh import MAX, Axis
 
 CHUNK_BYTES = 1 << 27
 """Largest block of logits in memory."""
@@ -38,8 +37,6 @@ def chunked(
 
     Each block all-reduces one maximum and two sums per position.
     """
-    if axis.in_order:
-        return reference(hidden, weight, targets, vocab_size, axis)
     return in_chunks(hidden, weight, targets, vocab_size, axis, LogitLoops(log_sum, softmax_gradient, CHUNK_BYTES))
 
 
@@ -81,7 +78,7 @@ class _Chunked(torch.autograd.Function):
             top, sums = numbers[0], numbers[1:]
             loops.log_sum(logits, columns, targets[here], top, sums, factor, is_whole)
             if not is_whole:
-                own_top, top = top, axis.all_reduce(top.clone(), dist.ReduceOp.MAX)
+                own_top, top = top, axis.all_reduce(top.clone(), MAX)
                 sums[0] *= (own_top - top).exp_()
                 sums = axis.all_reduce(sums)
                 if is_trained:

@@ -3,11 +3,9 @@
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from engine.linear import linear
-from engine.parallel.collectives import columns, copies, join_columns, shards
-from engine.parallel.mesh import Axis, sum_in_tree
+from engine.parallel.layers import linear
+from engine.parallel.mesh import MAX, Axis
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -17,15 +15,14 @@ class _CrossEntropy(torch.autograd.Function):
         start = axis.rank * rows
         work = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32, copy=True)
         work[:, max(vocab_size - start, 0) :] = float("-inf")
-        largest = axis.all_reduce(work.amax(dim=-1), dist.ReduceOp.MAX)
+        largest = axis.all_reduce(work.amax(dim=-1), MAX)
         work.sub_(largest.unsqueeze(-1))
         local = targets - start
         elsewhere = (local < 0) | (local >= rows)
         local = local.masked_fill(elsewhere, 0)
         target = work.gather(-1, local.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0.0)
         axis.all_reduce(target)
-        parts = columns(work.exp_(), axis.virtual)
-        total = axis.all_reduce(sum_in_tree([part.contiguous().sum(dim=-1) for part in parts]))
+        total = axis.all_reduce(work.exp_().sum(dim=-1))
         work.div_(total.unsqueeze(-1))
         ctx.save_for_backward(work, local, elsewhere)
         ctx.dtype = logits.dtype
@@ -41,9 +38,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 def vocab_parallel_logits(hidden: torch.Tensor, weight: torch.Tensor, axis: Axis) -> torch.Tensor:
     """Logits [n, v/t] from hidden [n, h] and weight [v/t, h]."""
-    inputs = copies(hidden, axis.virtual)
-    parts = [linear(*part) for part in zip(inputs, shards(weight, axis.virtual, 0), strict=True)]
-    return join_columns(parts)
+    return linear(hidden, weight)
 
 
 def vocab_parallel_cross_entropy(

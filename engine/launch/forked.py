@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from engine.launch.local import become_rank
+from engine.launch.threads import RanksFailed
 
 GRACE_SECONDS = 5.0
 
@@ -30,14 +31,6 @@ class _Answer(NamedTuple):
     value: Any
     failure: tuple[float, str, str] | None
     """When it failed, in one line, and the traceback."""
-
-
-class RanksFailed(RuntimeError):
-    """A rank raised, or did not answer in time; the text has the traceback of the rank that failed first."""
-
-    def __init__(self, sentence: str, details: str) -> None:
-        super().__init__(f"{sentence}\n{details}")
-        self.sentence = sentence
 
 
 def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 300.0) -> list[Any]:

@@ -1,72 +1,71 @@
-"""From ranks that were started to the mesh that they are."""
-
-import os
-from dataclasses import replace
+"""Builds the mesh of the ranks that were started."""
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 
 from engine.launch import rendezvous
-from engine.launch.rendezvous import join_ranks, launched_world_size
+from engine.launch.rendezvous import join_ranks, launched_world_size, local_rank
 from engine.launch.shared_memory import share_memory
+from engine.launch.threads import current_rank, thread_mesh
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import Axis, ParallelMesh, Waiting, serial_mesh
+from engine.parallel.mesh import Axis, GroupAxis, ParallelMesh, Waiting, serial_mesh
 from engine.torch_names import set_timeout
 from lineage.errors import BadInput
 
 
 def local_device() -> torch.device:
-    """This rank's GPU, or the CPU where there is none."""
-    if not torch.cuda.is_available():
+    """This rank's GPU; the CPU if there is none, and for ranks that are threads."""
+    if current_rank() or not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cuda", local_rank())
 
 
-def build_mesh(layout: Layout, sequence_parallel: bool = False, invariant: int = 0) -> ParallelMesh:
-    """Process groups for `layout` over the ranks that torchrun started (NCCL on GPUs, on CPUs gloo and,
-    between ranks of one machine, shared memory). With `invariant` its tensor-parallel ranks stand for so many.
+def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
+    """The mesh of `layout` over the threads or processes that were started. Processes speak through NCCL on GPUs,
+    through gloo on CPUs and, on one machine, through shared memory.
 
     Raises BadInput when the number of ranks differs from the layout's, RanksMissing when some do not come.
     """
-    device = local_device()
     if layout.world_size != launched_world_size():
         raise BadInput(f"{layout} needs {layout.world_size} ranks but {launched_world_size()} were started")
-    if invariant & (invariant - 1) or invariant % layout.tp:
-        raise BadInput(f"tp = {layout.tp} does not divide {invariant} virtual ranks, or these are no power of 2")
+    if here := current_rank():
+        return thread_mesh(here, layout, sequence_parallel)
+    device = local_device()
     if layout.world_size == 1:
-        return serial_mesh(device, invariant)
+        return serial_mesh(device)
     join_ranks()
-    mesh = init_device_mesh(device.type, (layout.pp, layout.dp, layout.tp), mesh_dim_names=("pp", "dp", "tp"))
+    groups = init_device_mesh(device.type, (layout.pp, layout.dp, layout.tp), mesh_dim_names=("pp", "dp", "tp"))
     tp, pp, dp = layout.coordinates(dist.get_rank())
     waiting = Waiting()
 
-    def axis(name: str, rank: int, virtual: int = 1) -> Axis:
-        return replace(_axis(mesh, name, rank, waiting), virtual=virtual, in_order=invariant > 0)
+    def axis(name: str, rank: int) -> Axis:
+        group = groups.get_group(name)
+        set_timeout(rendezvous.COLLECTIVE_TIMEOUT, group)  # torch would wait half an hour
+        return _group_axis(group, rank, waiting, device)
 
-    built = ParallelMesh(
+    mesh = ParallelMesh(
         layout,
-        tp=axis("tp", tp, invariant // layout.tp or 1),
+        tp=axis("tp", tp),
         pp=axis("pp", pp),
         dp=axis("dp", dp),
-        embedding=_embedding_axis(layout, tp, pp, dp, waiting, device.type),
+        embedding=_embedding_axis(layout, tp, pp, dp, waiting, device),
         device=device,
         sequence_parallel=sequence_parallel and layout.tp > 1,
+        world=GroupAxis(layout.world_size, dist.get_rank(), waiting, dist.group.WORLD),
     )
-    built.barrier()  # a rank that leaves now finds every connection made
-    return built
+    mesh.world.barrier()  # a rank that leaves now finds every connection made
+    return mesh
 
 
-def _axis(mesh: DeviceMesh, name: str, rank: int, waiting: Waiting) -> Axis:
-    group = mesh.get_group(name)
-    set_timeout(rendezvous.COLLECTIVE_TIMEOUT, group)  # torch would wait half an hour
-    shared_memory = None
-    if mesh.device_type == "cpu" and group.size() > 1:
-        shared_memory = share_memory(group, rendezvous.COLLECTIVE_TIMEOUT)
-    return Axis(group.size(), rank, group, shared_memory, waiting)
+def _group_axis(group: dist.ProcessGroup, rank: int, waiting: Waiting, device: torch.device) -> Axis:
+    if group.size() == 1:
+        return Axis(waiting=waiting)
+    shared_memory = share_memory(group, rendezvous.COLLECTIVE_TIMEOUT) if device.type == "cpu" else None
+    return GroupAxis(group.size(), rank, waiting, group, shared_memory)
 
 
-def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int, waiting: Waiting, device_type: str) -> Axis:
+def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int, waiting: Waiting, device: torch.device) -> Axis:
     """Groups of first and last pipeline ranks; every rank makes all of them, as process groups require."""
     if layout.pp == 1:
         return Axis()
@@ -76,6 +75,5 @@ def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int, waiting: Waiting,
             ends = [layout.rank(other_tp, 0, other_dp), layout.rank(other_tp, layout.pp - 1, other_dp)]
             group = dist.new_group(ends, timeout=rendezvous.COLLECTIVE_TIMEOUT)
             if (other_tp, other_dp) == (tp, dp) and pp in (0, layout.pp - 1):
-                shared_memory = share_memory(group, rendezvous.COLLECTIVE_TIMEOUT) if device_type == "cpu" else None
-                mine = Axis(2, 0 if pp == 0 else 1, group, shared_memory, waiting)
+                mine = _group_axis(group, 0 if pp == 0 else 1, waiting, device)
     return mine

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from engine.launch.threads import current_rank
 from lineage.config import flatten
 from lineage.errors import BadInput, HardwareMissing, Interrupted
 
@@ -56,8 +57,15 @@ class RankLost(Interrupted):
 
 
 def launched_world_size() -> int:
-    """Ranks that torchrun or Slurm started; 1 for a plain process."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """Number of ranks that torchrun, Slurm or `run_threads` started; 1 for a plain process."""
+    here = current_rank()
+    return here.world.size if here else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_rank() -> int:
+    """Number of this rank among those of its machine."""
+    here = current_rank()
+    return here.rank if here else int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def join_ranks() -> None:
@@ -66,10 +74,10 @@ def join_ranks() -> None:
     Raises RanksMissing after JOIN_SECONDS in which not every rank came.
     """
     ranks = launched_world_size()
-    if ranks == 1:
+    if ranks == 1 or current_rank():
         return
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(local_rank())
     if dist.is_initialized():
         return
     rank, host, port = (os.environ.get(name, "") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
@@ -149,7 +157,7 @@ def _hanging(error: RuntimeError) -> RankLost:
 
 def check_agreement(config: dict[str, Any]) -> None:
     """Raise BadInput, on every rank, naming the first key in which the ranks' configurations differ."""
-    if launched_world_size() == 1:
+    if launched_world_size() == 1 or current_rank():
         return
     configs: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(configs, config)

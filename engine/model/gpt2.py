@@ -13,12 +13,10 @@ from torch import nn
 from engine.config import SERIAL, ModelConfig, ParallelConfig
 from engine.kernels.registry import kernel
 from engine.kernels.vocab_cross_entropy import vocab_parallel_logits
-from engine.model.attention import KeyValueCache
 from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import CausalModel
-from engine.model.transformer import Embedding, LayerNorm, TransformerLayer, run_layers
+from engine.model.transformer import Embedding, KeyValueCache, LayerNorm, TransformerLayer, run_layers
 from engine.parallel.collectives import enter_tensor_parallel
-from engine.parallel.layers import VocabParallelEmbedding
 from engine.parallel.layout import Stage
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
@@ -36,35 +34,33 @@ class GPT2(CausalModel):
         self.layers = nn.ModuleDict(
             {str(i): TransformerLayer(config, mesh, i, self.recomputes_attention) for i in self.stage.layers}
         )
-        if mesh.in_order and self.stage.is_first and self.stage.is_last:
-            self.output_embeddings = VocabParallelEmbedding(config.padded_vocab_size, config.hidden_size, mesh.tp)
         if self.stage.is_last:
-            self.final_layernorm = LayerNorm(config.hidden_size, mesh)
+            self.final_layernorm = LayerNorm(config.hidden_size)
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
         return self.hidden_states(inputs, batch.dropout)
 
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
         hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel).flatten(0, 1)  # [s·b, h]
-        words = self.output_embeddings if hasattr(self, "output_embeddings") else self.embedding.word_embeddings
-        targets, cross_entropy = batch.targets.transpose(0, 1).flatten(), kernel("linear_cross_entropy", hidden)
-        loss: torch.Tensor = cross_entropy(hidden, words.weight, targets, self.config.vocab_size, self.mesh.tp)
+        weight, targets = self.embedding.word_embeddings.weight, batch.targets.transpose(0, 1).flatten()
+        cross_entropy = kernel("linear_cross_entropy", hidden)
+        loss: torch.Tensor = cross_entropy(hidden, weight, targets, self.config.vocab_size, self.mesh.tp)
         return loss
 
     def hidden_states(self, inputs: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
         x = self.embedding(inputs, dropout) if self.stage.is_first else inputs
-        x = self.run_layers(x, dropout)
+        x = run_layers(list(self.layers.values()), x, dropout, at_once=self.recomputed_layers)
         return self.final_layernorm(x) if self.stage.is_last else x
 
     def hidden_states_at(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        # the last layer computes keys and values everywhere, all else only there; not for a divided sequence
+        # the last layer computes only keys and values at every position; not for a divided sequence
         x = self.embedding(inputs, None) if self.stage.is_first else inputs
         *layers, last = self.layers.values()
         x = run_layers(layers, x, None)
         return self.final_layernorm(cast(TransformerLayer, last).forward_at(x, positions))
 
     def hidden_states_next(self, inputs: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
-        """What the stage hands on at the positions after those in the cache, [q, b, h]; no dropout.
+        """Output of the stage at the positions after those in the cache, [q, b, h]; no dropout.
 
         `inputs` are token ids [b, q] on the first stage. Not for a divided sequence.
         """

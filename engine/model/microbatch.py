@@ -1,6 +1,6 @@
 """What a model is given of one microbatch."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,18 +49,6 @@ class PipelineInput:
     """For a BERT; without them a sequence is one part without padding."""
     places: tuple[int, ...] = ()
     """Of its sequences in the global batch, where it is part of one."""
-
-    def sequences(self) -> "list[PipelineInput]":
-        """Each sequence alone, of a microbatch without recurrence and pairs."""
-        return [
-            PipelineInput(
-                self.tokens[one : one + 1],
-                self.targets[one : one + 1],
-                self.dropout and replace(self.dropout, samples=self.dropout.samples[one : one + 1]),
-                places=self.places[one : one + 1],
-            )
-            for one in range(len(self.tokens))
-        ]
 
 
 def to_input(

@@ -9,8 +9,6 @@ from torch import nn
 
 from engine.config import SERIAL, ModelConfig, ParallelConfig
 from engine.model.microbatch import PipelineInput
-from engine.model.recompute import recomputed
-from engine.model.transformer import run_layers
 from engine.parallel.layout import Stage
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import sharded_parameters
@@ -24,20 +22,18 @@ class StageModel(nn.Module, ABC):
     """
 
     layers: nn.ModuleDict
-    """This stage's, by their global numbers."""
+    """This stage's layers by their global numbers."""
     scales_residual: ClassVar = True
-    """Whether the two weights before residual additions begin smaller, by √(2L)."""
+    """True if the two weights before residual additions begin smaller, by √(2L)."""
 
     def __init__(
         self, config: ModelConfig, mesh: ParallelMesh, stage: Stage | None = None, parallel: ParallelConfig = SERIAL
     ) -> None:
-        """What is recomputed is all that it takes of `parallel`."""
+        """Only the recomputation settings of `parallel` are used."""
         super().__init__()
-        self.config, self.mesh, parallel = config, mesh, parallel or ParallelConfig()
-        self.recomputed_layers, self.recomputes_attention = (
-            parallel.recomputed_layers,
-            parallel.recompute == "selective",
-        )
+        self.config, self.mesh = config, mesh
+        self.recomputed_layers = parallel.recomputed_layers
+        self.recomputes_attention = parallel.recompute == "selective"
         self.stage = stage or Stage(range(config.num_layers))
 
     @torch.no_grad()
@@ -60,24 +56,13 @@ class StageModel(nn.Module, ABC):
                 whole = initial_normal(seed, name, parameter.global_shape, std / math.sqrt(depth))
                 parameter.local.copy_(parameter.shard(whole))
 
-    def run_layers(self, x: torch.Tensor, *others: object) -> torch.Tensor:
-        """This stage's layers one after the other, in groups that are computed again if the recipe wants it.
-
-        [s, b, h] → [s, b, h]; `others` is what each layer takes besides.
-        """
-        layers, every = list(self.layers.values()), self.recomputed_layers
-        together = every or max(len(layers), 1)
-        for start in range(0, len(layers), together):
-            x = recomputed(every > 0, run_layers, layers[start : start + together], x, *others)
-        return x
-
     @abstractmethod
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """What the stage hands on for this microbatch, [s, b, h]."""
+        """Output of the stage for this microbatch, [s, b, h]."""
 
     @abstractmethod
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Mean loss of the microbatch's sequences from the last stage's states, a scalar."""
+        """Mean loss of the microbatch's sequences from the last stage's output, a scalar."""
 
 
 class CausalModel(StageModel):
@@ -85,11 +70,11 @@ class CausalModel(StageModel):
 
     @abstractmethod
     def hidden_states(self, inputs: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
-        """What the stage hands on, [s, b, h]; on the last stage, after its final layer norm, what `logits` takes."""
+        """Output of the stage, [s, b, h]; on the last stage, after the final layer norm, the input of `logits`."""
 
     @abstractmethod
     def hidden_states_at(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """What the last stage's `hidden_states` has at positions [b, q], [q, b, h], up to rounding; no dropout."""
+        """The last stage's `hidden_states` at positions [b, q], [q, b, h], up to rounding; no dropout."""
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

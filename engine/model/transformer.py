@@ -1,19 +1,22 @@
-"""What Megatron-LM's transformers have in common: embedding, pre-LN layer, MLP with tanh GeLU, dropout on the residual.
+"""What Megatron-LM's transformers have in common: embedding, pre-LN layer, self-attention with heads divided over the
+tensor-parallel axis, MLP with tanh GeLU, dropout on the residual stream.
 
 Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabulary, t tensor-parallel ranks.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from engine.config import ModelConfig
+from engine.kernels.attention import reference
 from engine.kernels.registry import kernel
-from engine.model.attention import KeyValueCache, SelfAttention
-from engine.parallel.collectives import columns, copies, join_columns, shards
-from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, linear
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout, DropoutMask
 
@@ -21,16 +24,75 @@ from engine.rng import Dropout, DropoutMask
 class LayerNorm(nn.LayerNorm):
     """Layer norm over the hidden dim: [s, b, h] → [s, b, h]."""
 
-    def __init__(self, hidden_size: int, mesh: ParallelMesh, eps: float = 1e-5) -> None:
-        super().__init__(hidden_size, eps=eps)
-        self.mesh = mesh
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return in_row_blocks(self.mesh, self._rows, (self.weight, self.bias), x)
-
-    def _rows(self, _: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        normed: torch.Tensor = kernel("layer_norm", x)(x, weight, bias, self.eps)
+        normed: torch.Tensor = kernel("layer_norm", x)(x, self.weight, self.bias, self.eps)
         return normed
+
+
+@dataclass
+class KeyValueCache:
+    """Keys and values of one stage's layers, for sequences of at most `capacity` positions."""
+
+    capacity: int
+    length: int = 0
+    """Positions that every layer has seen."""
+    _stored: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def extend(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store keys and values of the next positions, [b, n/t, q, d]; return those of every position so far."""
+        if layer not in self._stored:
+            b, n, _, d = key.shape
+            self._stored[layer] = key.new_empty(2, b, n, self.capacity, d)
+        stored, end = self._stored[layer], self.length + key.size(2)
+        stored[0, :, :, self.length : end], stored[1, :, :, self.length : end] = key, value
+        return stored[0, :, :, :end], stored[1, :, :, :end]
+
+
+class SelfAttention(nn.Module):
+    """Causal multi-head attention with heads divided over the tensor-parallel axis.
+
+    The rows of `query_key_value` are ordered [n, 3, d] (Megatron checkpoint versions 2 and 3), so that a contiguous
+    slice holds whole heads. The bias of `dense` is left to `add_branch`. Positions are learned and added by
+    `Embedding`; rotary ones would turn queries and keys here, in `forward`, `forward_at` and `forward_next`.
+    """
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool = False) -> None:
+        super().__init__()
+        self.layer, self.axis, self.recompute = layer, mesh.tp, recompute
+        self.num_heads, self.head_dim, h = config.num_heads, config.head_dim, config.hidden_size
+        self.heads = self.num_heads // mesh.tp.size
+        self.query_key_value = ColumnParallelLinear(h, 3 * h, mesh.tp, mesh.sequence_parallel)
+        self.dense = RowParallelLinear(h, h, mesh.tp, mesh.sequence_parallel)
+
+    def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+        qkv = self.query_key_value(x).unflatten(2, (self.heads, 3, self.head_dim))  # [s, b, n/t, 3, d]
+        attend, first_row = kernel("attention", qkv), self.axis.rank * self.heads * len(qkv)
+        mask = dropout.mask(f"layers.{self.layer}.attention", first_row) if dropout else None
+        context = recomputed(self.recompute and attend is reference, attend, qkv, mask)  # [s, b, h/t]
+        return self.dense(context, add_bias=False)  # [s, b, h]
+
+    def forward_at(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The output at positions [b, q] alone, without dropout: [s, b, h] → [q, b, h]."""
+        rows = x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, x.size(2)))  # [q, b, h]
+        is_past = torch.arange(x.size(0), device=x.device) <= positions[:, None, :, None]  # [b, 1, q, s]
+        weight = self.query_key_value.weight.to_dense().view(-1, 3, self.head_dim, x.size(2))  # [n/t, 3, d, h]
+        bias = self.query_key_value.bias.view(-1, 3, self.head_dim)
+        query = linear(rows, weight[:, 0].flatten(0, 1), bias[:, 0].flatten())  # [q, b, h/t]
+        query = query.unflatten(2, (self.heads, self.head_dim)).permute(1, 2, 0, 3)  # [b, n/t, q, d]
+        key_value = linear(x, weight[:, 1:].flatten(0, 2), bias[:, 1:].flatten())  # [s, b, 2h/t]
+        key, value = key_value.unflatten(2, (self.heads, 2, self.head_dim)).permute(3, 1, 2, 0, 4)  # [b, n/t, s, d]
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=is_past)
+        return self.dense(context.permute(2, 0, 1, 3).flatten(2), add_bias=False)
+
+    def forward_next(self, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
+        """The output at the positions after those in the cache, which is extended; no dropout: [q, b, h]."""
+        qkv = self.query_key_value(x).unflatten(2, (self.heads, 3, self.head_dim))  # [q, b, n/t, 3, d]
+        query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n/t, q, d]
+        key, value = cache.extend(self.layer, key, value)  # each [b, n/t, s, d]
+        positions = torch.arange(key.size(2), device=x.device)
+        is_past = positions <= positions[cache.length :, None]  # [q, s]
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=is_past)
+        return self.dense(context.permute(2, 0, 1, 3).flatten(2), add_bias=False)
 
 
 class MLP(nn.Module):
@@ -41,14 +103,13 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         super().__init__()
-        self.count, h = mesh.tp.virtual, config.hidden_size
+        h = config.hidden_size
         self.dense_h_to_4h = ColumnParallelLinear(h, 4 * h, mesh.tp, mesh.sequence_parallel)
         self.dense_4h_to_h = RowParallelLinear(4 * h, h, mesh.tp, mesh.sequence_parallel)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x, count = self.dense_h_to_4h(x, add_bias=False), self.count
-        parts = zip(columns(x, count), shards(self.dense_h_to_4h.bias, count, 0), strict=True)
-        return self.dense_4h_to_h(join_columns([kernel("bias_gelu", x)(*part) for part in parts]), add_bias=False)
+        x = self.dense_h_to_4h(x, add_bias=False)
+        return self.dense_4h_to_h(kernel("bias_gelu", x)(x, self.dense_h_to_4h.bias), add_bias=False)
 
 
 class TransformerLayer(nn.Module):
@@ -60,9 +121,9 @@ class TransformerLayer(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False) -> None:
         super().__init__()
         self.layer, self.mesh = layer, mesh
-        self.input_layernorm = LayerNorm(config.hidden_size, mesh)
+        self.input_layernorm = LayerNorm(config.hidden_size)
         self.self_attention = self.attention_class(config, mesh, layer, recompute_attention)
-        self.post_attention_layernorm = LayerNorm(config.hidden_size, mesh)
+        self.post_attention_layernorm = LayerNorm(config.hidden_size)
         self.mlp = self.mlp_class(config, mesh)
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
@@ -112,8 +173,7 @@ class Embedding(nn.Module):
         words = self.word_embeddings(tokens)  # [s, b, h]
         first = start + self.mesh.sequence_rank * words.size(0)
         positions = torch.arange(first, first + words.size(0), device=tokens.device)
-        (table,) = copies(self.position_embeddings.weight, 1, self.mesh.row_axis)
-        return words + F.embedding(positions, table).unsqueeze(1)
+        return words + F.embedding(positions, self.position_embeddings.weight).unsqueeze(1)
 
 
 def embedding_table(rows: int, columns: int) -> nn.Embedding:
@@ -121,55 +181,50 @@ def embedding_table(rows: int, columns: int) -> nn.Embedding:
     return nn.Embedding.from_pretrained(torch.empty(rows, columns), freeze=False)
 
 
-def run_layers(layers: Sequence[nn.Module], x: torch.Tensor, *others: object) -> torch.Tensor:
-    """The layers one after the other: [s, b, h] → [s, b, h]; `others` is what each takes besides."""
-    for layer in layers:
-        x = layer(x, *others)
+def run_layers(layers: Sequence[nn.Module], x: torch.Tensor, *others: object, at_once: int = 0) -> torch.Tensor:
+    """Apply the layers in order: [s, b, h] → [s, b, h]; `others` are each layer's further arguments.
+
+    With `at_once`, only the input of every so many layers is kept for the backward pass; the rest is recomputed.
+    """
+
+    def run(group: Sequence[nn.Module], x: torch.Tensor) -> torch.Tensor:
+        for layer in group:
+            x = layer(x, *others)
+        return x
+
+    step = at_once or max(len(layers), 1)
+    for start in range(0, len(layers), step):
+        x = recomputed(at_once > 0, run, layers[start : start + step], x)
     return x
+
+
+def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -> Any:
+    """function(*arguments); if wanted, its intermediate results are computed again in the backward pass, not kept.
+
+    Randomness is keyed (`engine.rng`), so no generator's state is kept for it.
+    """
+    if not (is_wanted and torch.is_grad_enabled()):
+        return function(*arguments)
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def add_branch(
     x: torch.Tensor, branch: torch.Tensor, bias: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh
 ) -> torch.Tensor:
-    """x + dropout(branch + bias), of x and branch [s, b, h] and bias [h]."""
-
-    def add(first_row: int, branch: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        mask = _mask(site, x.size(0), first_row, dropout, mesh)
-        added: torch.Tensor = kernel("bias_dropout_add", branch)(branch, bias, rows, mask)
-        return added
-
-    return in_row_blocks(mesh, add, (bias,), branch, x)
-
-
-def in_row_blocks(
-    mesh: ParallelMesh, function: Callable[..., torch.Tensor], parameters: Sequence[torch.Tensor], *inputs: torch.Tensor
-) -> torch.Tensor:
-    """function(first row, inputs, parameters) of [s, b, h] and of parameters that every rank holds whole.
-
-    Where the layout must change no bit, each block of rows is computed alone, and the parameters' gradients, which are
-    sums over rows, are added up in a tree over all blocks.
-    """
-    if not mesh.in_order or not torch.is_grad_enabled():
-        return function(0, *inputs, *parameters)
-    count = mesh.row_blocks
-    own = [copies(parameter, count, mesh.row_axis) for parameter in parameters]
-    rows = inputs[0].size(0) // count
-    blocks = [
-        function(number * rows, *(x[number * rows : (number + 1) * rows] for x in inputs), *uses)
-        for number, uses in enumerate(zip(*own, strict=True))
-    ]
-    return blocks[0] if count == 1 else torch.cat(blocks)
+    """x + dropout(branch + bias), with x and branch [s, b, h] and bias [h]."""
+    added: torch.Tensor = kernel("bias_dropout_add", branch)(branch, bias, x, _mask(site, len(x), dropout, mesh))
+    return added
 
 
 def drop(x: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> torch.Tensor:
     """Dropout on the residual stream, [s, b, h]."""
-    mask = _mask(site, x.size(0), 0, dropout, mesh)
+    mask = _mask(site, len(x), dropout, mesh)
     if mask is None:
         return x
     dropped: torch.Tensor = kernel("dropout", x)(x, mask)
     return dropped
 
 
-def _mask(site: str, rows: int, first_row: int, dropout: Dropout | None, mesh: ParallelMesh) -> DropoutMask | None:
-    """From one of this rank's `rows` on; a divided sequence has its rows of the mask, so layouts agree."""
-    return dropout.mask(site, mesh.sequence_rank * rows + first_row) if dropout else None
+def _mask(site: str, rows: int, dropout: Dropout | None, mesh: ParallelMesh) -> DropoutMask | None:
+    """The mask of this rank's rows; a divided sequence takes its part of the whole mask, so layouts agree."""
+    return dropout.mask(site, mesh.sequence_rank * rows) if dropout else None

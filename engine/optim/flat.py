@@ -1,37 +1,28 @@
-"""What every optimizer here shares: flat storage with fp32 master weights, clipping, and a state found by name."""
+"""Base of the optimizers: flat storage with fp32 master weights, clipping, and state by parameter name."""
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
-import torch.distributed as dist
 
 from engine.config import TrainConfig
 from engine.kernels.adam import AdamStep
 from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import ShardedParameter
 
-SQUARED_AT_ONCE = 1 << 20
-TOGETHER = 64
-"""Elements that a processor updates by the same instructions, wherever they lie: a multiple of any vector's."""
-
 
 class FlatGroup:
     """Parameters that share a weight decay, laid out as views of one flat tensor; so are their gradients.
 
     In fp16 and bf16, unless `is_pure`, the optimizer works on fp32 copies and has the gradient in fp32.
-    The optimizer's part, `master` and its moments, is divided over `owners`; an axis of size 1 keeps it whole. Of a
-    reduced gradient the owner's part alone is defined.
+    The optimizer's part, `master` and its moments, is divided over `owners`; an axis of size 1 keeps it whole. After
+    reduction only the owner's slice of the gradient is valid.
     """
 
-    def __init__(
-        self, parameters: list[ShardedParameter], weight_decay: float, owners: Axis, is_pure: bool, multiple: int = 1
-    ) -> None:
-        """An owner has a `multiple` of elements."""
+    def __init__(self, parameters: list[ShardedParameter], weight_decay: float, owners: Axis, is_pure: bool) -> None:
         self.parameters, self.weight_decay, self.owners = parameters, weight_decay, owners
         first = parameters[0].local
-        each = -(-sum(p.local.numel() for p in parameters) // (owners.size * multiple)) * multiple
+        each = -(-sum(p.local.numel() for p in parameters) // owners.size)
         self.flat = torch.zeros(each * owners.size, dtype=first.dtype, device=first.device)
         for parameter, value in self.views(self.flat):
             value.copy_(parameter.local.data)
@@ -40,27 +31,27 @@ class FlatGroup:
         self.own = slice(owners.rank * each, (owners.rank + 1) * each)
         self.master = self.flat[self.own].float() if self.is_mixed else self.flat[self.own]
         self.own_copy = self.flat[self.own] if self.is_mixed else None
-        """The model's weights that this owner updates; None where they are `master` itself."""
+        """The slice of the model's weights that this owner updates; None if it is `master` itself."""
         self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype)
         self.own_gradient = self.main_gradient[self.own]
         self.gradients = list(self.views(self.main_gradient))
-        """Its parts, each with its parameter."""
+        """Views of the gradient, each with its parameter."""
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
-        """This owner's part of what a checkpoint keeps, by name."""
+        """This owner's part of the optimizer's state, by name, as checkpoints keep it."""
         moments = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         return moments | ({"master": self.master} if self.is_mixed else {})
 
     def publish(self) -> None:
-        """Give the model the other owners' weights."""
+        """Gather the other owners' updated weights into the model."""
         if self.owners.size > 1:
             self.flat.copy_(self.owners.all_gather(self.flat[self.own], dim=0))
 
     def views(self, flat: torch.Tensor) -> Iterator[tuple[ShardedParameter, torch.Tensor]]:
-        """Each parameter with its part of a flat tensor, in its shape."""
+        """Each parameter with its view of a flat tensor, in the parameter's shape."""
         offset = 0
         for parameter in self.parameters:
             count = parameter.local.numel()
@@ -68,13 +59,13 @@ class FlatGroup:
             offset += count
 
     def owned(self, start: int, end: int) -> list[tuple[int, torch.Tensor]]:
-        """A stretch of the gradient in parts, each with the owner that updates its weights."""
+        """The gradient from `start` to `end` in parts, each with the owner that updates its weights."""
         each = self.own.stop - self.own.start
         cuts = [(owner, max(start, owner * each), min(end, owner * each + each)) for owner in range(self.owners.size)]
         return [(owner, self.main_gradient[first:last]) for owner, first, last in cuts if first < last]
 
     def pieces(self, own: torch.Tensor) -> list[torch.Tensor]:
-        """The parts, one per parameter and flat, of a tensor that lies as `master` does; empty where others own it."""
+        """Flat slices, one per parameter, of a tensor laid out as `master`; empty where another rank is the owner."""
         pieces, offset = [], -self.own.start
         for parameter in self.parameters:
             end = offset + parameter.local.numel()
@@ -92,38 +83,31 @@ class FlatOptimizer(ABC):
         """With `shard` the state is divided over the data-parallel ranks (ZeRO stage 1)."""
         self.mesh, self.train = mesh, train
         owners = mesh.dp if shard else Axis()
-        is_pure, multiple = train.precision == "fp16-pure", TOGETHER if mesh.in_order else 1
+        is_pure = train.precision == "fp16-pure"
         self.groups = []
         for is_decayed, decay in ((True, train.weight_decay), (False, 0.0)):
             if chosen := [parameter for parameter in parameters if _is_decayed(parameter.name) is is_decayed]:
-                self.groups.append(FlatGroup(chosen, decay, owners, is_pure, multiple))
+                self.groups.append(FlatGroup(chosen, decay, owners, is_pure))
         self.steps = 0
 
     @abstractmethod
     def update(self, group: FlatGroup, step: AdamStep) -> None:
-        """Change a group's master weights, and their copy in the model, by its gradient."""
+        """Update a group's master weights, and their copy in the model, from its gradient."""
 
     def gradient_norm(self) -> torch.Tensor:
-        """Norm of the gradient of every rank, counting shared parameters once: a float64 scalar on the device."""
+        """Norm of the whole gradient over all ranks, counting shared parameters once; a float64 scalar."""
         counted = [
             piece
             for group in self.groups
             for parameter, piece in zip(group.parameters, group.pieces(group.own_gradient), strict=True)
             if parameter.is_counted and piece.numel()
         ]
-        if self.mesh.in_order:
-            exact = exact_squares(counted, self._over_ranks, self.mesh.device)
-            return torch.tensor(exact, dtype=torch.float64, device=self.mesh.device).sqrt()
         squares = torch.zeros((), dtype=torch.float64, device=self.groups[0].master.device)
         if counted:
             squares += torch.nn.utils.get_total_norm(counted).double() ** 2
-        return self._over_ranks(squares).sqrt()
-
-    def _over_ranks(self, value: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
-        """Reduced over all ranks that hold a part of the gradient."""
         for axis in (self.groups[0].owners, self.mesh.tp, self.mesh.pp):
-            axis.all_reduce(value, op)
-        return value
+            axis.all_reduce(squares)
+        return squares.sqrt()
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_norm: float) -> None:
@@ -137,7 +121,7 @@ class FlatOptimizer(ABC):
             group.publish()
 
     def try_step(self) -> None:
-        """A step that takes the memory of one and changes nothing; only before the first."""
+        """Dry run: allocates what a step allocates, changes nothing. Call before the first step only."""
         for group in self.groups:
             group.main_gradient.fill_(1)
         self.step(learning_rate=0.0, gradient_norm=0.0)
@@ -152,43 +136,20 @@ class FlatOptimizer(ABC):
             yield from group.views(group.owners.all_gather(group.own_gradient, dim=0))
 
     def state(self) -> Iterator[tuple[ShardedParameter, str, torch.Tensor]]:
-        """(parameter, what, tensor) for both moments and, in mixed precision, the master weights; a collective."""
+        """(parameter, name, tensor) for both moments and, in mixed precision, the master weights; a collective."""
         for group in self.groups:
             for name, part in group.state.items():
                 for parameter, view in group.views(group.owners.all_gather(part, dim=0)):
                     yield parameter, name, view
 
     def restore(self, steps: int, fill: Callable[[Iterable[tuple[ShardedParameter, str, torch.Tensor]]], None]) -> None:
-        """Take over a state: `fill` writes into the tensors it is given, named as `state` names them."""
+        """Load a state: `fill` writes into the tensors it is given, which are named as in `state`."""
         self.steps = steps
         for group in self.groups:
             for name, part in group.state.items():
                 whole = torch.zeros_like(group.flat, dtype=part.dtype)
                 fill([(parameter, name, view) for parameter, view in group.views(whole)])
                 part.copy_(whole[group.own])
-
-
-def exact_squares(
-    pieces: Sequence[torch.Tensor], over_ranks: Callable[..., torch.Tensor], device: torch.device
-) -> float:
-    """Sum of the squares of every rank's tensors, whose bits depend neither on order nor on division.
-
-    Each square is rounded to a number of large steps and one of small steps, so that their sums are exact (Demmel &
-    Nguyen 2015, "Parallel Reproducible Summation"). `over_ranks` reduces a tensor, with an operation or to a sum.
-    """
-    count = torch.tensor(float(sum(piece.numel() for piece in pieces)), dtype=torch.float64, device=device)
-    bits = 52 - math.ceil(math.log2(over_ranks(count).item()))
-    largest = torch.stack([count.new_zeros(()), *(piece.abs().amax().double() for piece in pieces)]).amax()
-    top = over_ranks(largest, dist.ReduceOp.MAX).item()
-    step = math.ldexp(1.0, 2 * math.frexp(top)[1] - bits) if 0 < top < math.inf else 1.0
-    sums = count.new_zeros(2)
-    for piece in pieces:
-        for part in piece.flatten().split(SQUARED_AT_ONCE):
-            squares = part.double().square().div_(step)
-            large = squares.round()
-            sums += torch.stack([large.sum(), squares.sub_(large).mul_(2.0**bits).round_().sum()])
-    large_steps, small_steps = over_ranks(sums).tolist()
-    return float((large_steps + small_steps * 2.0**-bits) * step)
 
 
 def _is_decayed(name: str) -> bool:

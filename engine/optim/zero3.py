@@ -15,8 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from engine.model.stage_model import StageModel
 from engine.optim.flat import FlatGroup
-from engine.parallel.mesh import ParallelMesh
+from engine.parallel.mesh import GroupAxis, ParallelMesh
 from engine.parallel.sharding import ShardedParameter
+from lineage.errors import BadInput
 
 
 def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:
@@ -25,6 +26,8 @@ def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:
     A model on the meta device takes only its shards' memory, with values yet to be given. Gradients are reduced in fp32
     or above.
     """
+    if not isinstance(mesh.dp, GroupAxis):
+        raise BadInput("parallel.shard_parameters (ZeRO stage 3) needs a process for each rank: leave out --threads")
     assert mesh.dp.group is not None
     ranks = DeviceMesh.from_group(mesh.dp.group, mesh.device.type)
     dtype = next(model.parameters()).dtype
@@ -55,7 +58,7 @@ class ShardedReducer:
                 shard.register_post_accumulate_grad_hook(partial(_arrived, gradient))
                 setattr(module, name, shard)
 
-    def begin(self, sequences: int = 1) -> None:
+    def begin(self) -> None:
         for group in self.groups:
             group.main_gradient.zero_()
 

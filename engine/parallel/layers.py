@@ -1,31 +1,27 @@
 """Linear layers and embedding divided over the tensor-parallel axis; on an axis of size 1 they are ordinary layers.
 
-A rank that stands for several virtual ranks computes the product of each alone and adds them up in a tree, so that
-every product has the shape, and every sum the order, that it has on as many real ranks.
-
 With sequence parallelism activations outside are divided along the sequence, [s/t, b, h]. A caller whose next kernel
-adds the bias asks for the product alone.
-Each layer states in `shard_dims` along which dim its parameters are divided. Shapes: `s` sequence, `b` microbatch,
-`t` tensor-parallel ranks.
+adds the bias asks for the product alone. Each layer states in `shard_dims` along which dim its parameters are divided.
+
+Below are their products, by the library that is fastest on this CPU. With AVX-512, oneDNN is faster than MKL (AMD Zen
+4), except for a weight's gradient. Without it MKL is faster, and torch multiplies bf16 one number at a time, so bf16 is
+multiplied in float32. The product of a single row takes as long as reading the weight, and our loop reads faster than
+both libraries.
+
+Shapes: `s` sequence, `b` microbatch, `t` tensor-parallel ranks.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from engine.linear import linear
-from engine.parallel.collectives import (
-    columns,
-    copies,
-    enter_tensor_parallel,
-    gathered_linear,
-    join_columns,
-    leave_tensor_parallel,
-    shards,
-)
-from engine.parallel.mesh import Axis, sum_in_tree
+from engine.compiled import Array, Compiled, array, load, store
+from engine.parallel.collectives import enter_tensor_parallel, leave_tensor_parallel
+from engine.parallel.mesh import Axis
+from engine.torch_names import multiplies_bf16, onednn
 
 
 class ColumnParallelLinear(nn.Module):
@@ -42,20 +38,17 @@ class ColumnParallelLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features // axis.size, in_features))
         self.register_parameter("bias", nn.Parameter(torch.empty(out_features // axis.size)) if bias else None)
 
-    def forward(self, x: torch.Tensor, add_bias: bool = True) -> torch.Tensor:
+    def forward(self, x: Tensor, add_bias: bool = True) -> Tensor:
         bias = self.bias if add_bias else None
-        count, is_divided = self.axis.virtual, self.sequence_parallel and self.axis.size > 1
-        if is_divided and not self.axis.in_order:
+        if self.sequence_parallel and self.axis.size > 1:
             return gathered_linear(x, self.weight, bias, self.axis)
-        inputs = copies(enter_tensor_parallel(x, self.axis, is_divided), count)
-        biases = [None] * count if bias is None else shards(bias, count, 0)
-        return join_columns([linear(*part) for part in zip(inputs, shards(self.weight, count, 0), biases, strict=True)])
+        return linear(enter_tensor_parallel(x, self.axis, sequence_parallel=False), self.weight, bias)
 
 
 class RowParallelLinear(nn.Module):
     """y = xAᵀ + b with the columns of A (input features) divided: [s, b, in/t] → [s, b, out].
 
-    The bias is whole on every rank and added once, after the all-reduce.
+    Every rank holds the whole bias, which is added once, after the all-reduce.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 1}
@@ -69,20 +62,18 @@ class RowParallelLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features, in_features // axis.size))
         self.register_parameter("bias", nn.Parameter(torch.empty(out_features)) if bias else None)
 
-    def forward(self, x: torch.Tensor, add_bias: bool = True) -> torch.Tensor:
+    def forward(self, x: Tensor, add_bias: bool = True) -> Tensor:
         bias = self.bias if add_bias else None
-        if self.axis.size * self.axis.virtual == 1:
+        if self.axis.size == 1:
             return linear(x, self.weight, bias)
-        inputs = [part.contiguous() for part in columns(x, self.axis.virtual)]
-        parts = [linear(*part) for part in zip(inputs, shards(self.weight, self.axis.virtual, 1), strict=True)]
-        summed = leave_tensor_parallel(sum_in_tree(parts), self.axis, self.sequence_parallel)
+        summed = leave_tensor_parallel(linear(x.contiguous(), self.weight), self.axis, self.sequence_parallel)
         return summed if bias is None else summed + bias
 
 
 class VocabParallelEmbedding(nn.Module):
     """Word embedding with its rows (vocabulary) divided: token ids [b, s] → [s, b, h].
 
-    Where nothing else uses its weight (`is_alone`), on CPUs that has a sparse gradient: the rows that were looked up.
+    On CPUs the gradient is sparse, the rows that were looked up, if nothing else uses the weight (`is_alone`).
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0}
@@ -96,13 +87,100 @@ class VocabParallelEmbedding(nn.Module):
         self.rows = padded_vocab_size // axis.size
         self.weight = nn.Parameter(torch.empty(self.rows, hidden_size))
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        tokens = tokens.transpose(0, 1)
-        is_sparse = self.is_alone and not tokens.is_cuda and not self.axis.in_order
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens, is_sparse = tokens.transpose(0, 1), self.is_alone and not tokens.is_cuda
         if self.axis.size == 1:
             return F.embedding(tokens, self.weight, sparse=is_sparse)
         local = tokens - self.axis.rank * self.rows
         elsewhere = (local < 0) | (local >= self.rows)
         embedded = F.embedding(local.masked_fill(elsewhere, 0), self.weight, sparse=is_sparse)
-        embedded = embedded.masked_fill(elsewhere.unsqueeze(-1), -0.0)  # which adds nothing even to -0.0
+        embedded = embedded.masked_fill(elsewhere.unsqueeze(-1), -0.0)  # adds nothing, even to -0.0
         return leave_tensor_parallel(embedded, self.axis, self.sequence_parallel)
+
+
+def gathered_linear(x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis) -> Tensor:
+    """xAᵀ + b of a divided sequence, [s/t, b, in] → [s, b, out/t].
+
+    The whole input is gathered again in the backward pass instead of kept (arXiv 2205.05198, Section 4.2.2).
+    """
+    return _GatheredLinear.apply(x, weight, bias, axis)
+
+
+class _GatheredLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.axis, ctx.has_bias = axis, bias is not None
+        return linear(axis.all_gather(x, dim=0), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        rows, whole = gradient.flatten(0, 1), ctx.axis.all_gather(x, dim=0).flatten(0, 1)
+        to_x, to_bias = ctx.axis.reduce_scatter(linear(gradient, weight.t())), rows.sum(dim=0) if ctx.has_bias else None
+        return to_x, multiply(rows.T, whole), to_bias, None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., in], weight [out, in] and bias [out], of any strides → [..., out]."""
+    if weight.is_mkldnn:
+        return _product(x, weight, bias)
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.bfloat16):
+        return F.linear(x, weight, bias)
+    has_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
+    if not has_gradient and x.numel() == x.size(-1) > 0:
+        return _one_row(x, weight, bias)
+    if not onednn if x.dtype == torch.float32 else multiplies_bf16:
+        return F.linear(x, weight, bias)
+    product: Tensor = _Linear.apply(x, weight, bias) if has_gradient else _product(x, weight, bias)
+    return product
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """a [..., m, k] times b [..., k, n] → [..., m, n], without a gradient."""
+    return (widened(a) @ widened(b)).to(a.dtype)
+
+
+def widened(x: Tensor) -> Tensor:
+    """x, converted to float32 if it is bf16 and this processor cannot multiply bf16."""
+    return x.float() if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bf16 else x
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if (wide := widened(x)) is not x:
+        return F.linear(wide, weight.float(), None if bias is None else bias.float()).to(x.dtype)
+    product: Tensor = onednn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
+
+
+def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    output, bias = x.new_empty(*x.shape[:-1], len(weight)), x.new_zeros(1) if bias is None else bias.contiguous()
+    _multiply_row(array(x.reshape(-1)), array(weight.contiguous()), array(bias), array(output.view(-1)))
+    return output
+
+
+@Compiled
+def _multiply_row(x: Array, weight: Array, bias: Array, output: Array) -> None:
+    for o in range(output.size):
+        row, total = weight[o], np.float32(0.0)
+        for i in range(row.size):
+            total += load(row, i) * load(x, i)
+        store(output, o, total + load(bias, o if bias.size > 1 else 0))
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        to_x, to_weight, to_bias = ctx.needs_input_grad
+        rows = gradient.reshape(-1, gradient.size(-1))
+        return (
+            _product(gradient, weight.t(), None) if to_x else None,
+            multiply(rows.t(), x.reshape(-1, x.size(-1))) if to_weight else None,
+            rows.sum(dim=0) if to_bias else None,
+        )

@@ -112,8 +112,6 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
         )
     if config.parallel.shard_parameters:
         _check_zero3(config, dp)
-    if config.train.invariant:
-        _check_invariant(config, dp)
     return Layout(tp=tp, pp=pp, dp=dp)
 
 
@@ -129,30 +127,11 @@ def _check_zero3(config: "RunConfig", dp: int) -> None:
             raise BadInput(f"parallel.shard_parameters cannot divide {name} = {getattr(model, name)} over {dp} ranks")
 
 
-def _check_invariant(config: "RunConfig", dp: int) -> None:
-    virtual, model, train = config.train.invariant, config.model, config.train
-    if model.family != "gpt2" or train.optimizer != "adam" or train.precision not in ("fp64", "fp32", "bf16"):
-        raise BadInput(
-            "train.invariant is for a GPT-2 that Adam trains in fp64, fp32 or bf16; "
-            f"this is {model.family}, {train.optimizer}, {train.precision}"
-        )
-    if config.parallel.shard_parameters or config.record.noise_scale:
-        raise BadInput("train.invariant does not go with parallel.shard_parameters and record.noise_scale")
-    for size, what in ((virtual, "train.invariant"), (dp, "the number of data-parallel ranks")):
-        if size & (size - 1):
-            raise BadInput(f"with train.invariant {what} is a power of 2, not {size}")
-    if virtual % config.parallel.tp:
-        raise BadInput(f"tp = {config.parallel.tp} is not one of the {virtual} virtual ranks or a part of them")
-    for name in ("num_heads", "padded_vocab_size", "seq_length"):
-        if getattr(model, name) % virtual:
-            raise BadInput(f"train.invariant = {virtual} does not divide {name} = {getattr(model, name)}")
-
-
-def check_tensor_parallel(model: "ModelConfig", tp: int, where: Path, name: str = "tp") -> None:
-    """Raise BadInput unless `tp`, which is said by its name, divides heads and vocabulary of the model at `where`."""
+def check_tensor_parallel(model: "ModelConfig", tp: int, where: Path) -> None:
+    """Raise BadInput unless `tp` divides heads and vocabulary of the model at `where`."""
     for size, what in ((model.num_heads, "attention heads"), (model.padded_vocab_size, "vocabulary rows")):
         if size % tp:
-            raise BadInput(f"{name} = {tp} does not divide the {size} {what} of {where}")
+            raise BadInput(f"tp = {tp} does not divide the {size} {what} of {where}")
 
 
 def _divisors(number: int) -> str:

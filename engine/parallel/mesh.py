@@ -1,18 +1,23 @@
-"""The mesh of ranks, an object that is passed in; there is no module-level parallel state."""
+"""The mesh of ranks, an object that is passed in; there is no module-level parallel state.
+
+An `Axis` is what a rank needs of the ranks beside it: collectives and messages. `Axis` itself is one rank alone;
+`GroupAxis` speaks through a process group; in `engine/launch/threads.py` the ranks are threads of one process.
+"""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from engine.parallel.layout import Layout
 from engine.torch_names import reduce_scatter_single
 from lineage.errors import UserError
+
+SUM, MAX, MIN = dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN
 
 
 class Waiting:
@@ -28,76 +33,151 @@ class Waiting:
         self.seconds += time.monotonic() - self._start
 
 
+class Work(Protocol):
+    """Communication in progress."""
+
+    def wait(self) -> object:
+        """Return when it is over."""
+
+    def is_completed(self) -> bool:
+        """True when it is over."""
+
+
+class _Done:
+    """Communication that was over at once."""
+
+    def wait(self) -> None:
+        return
+
+    def is_completed(self) -> bool:
+        return True
+
+
+DONE = _Done()
+
+
 @dataclass(frozen=True)
 class Axis:
-    """One axis of the mesh as this rank sees it. Collectives over an axis of size 1 do nothing."""
+    """One axis of the mesh as this rank sees it. This class has one rank: its collectives do nothing."""
 
     size: int = 1
     rank: int = 0
-    group: dist.ProcessGroup | None = None
-    shared_memory: dist.ProcessGroup | None = None
-    """The same ranks on one machine without GPUs: what they wait for goes through memory."""
     waiting: Waiting = field(default_factory=Waiting, compare=False)
-    virtual: int = 1
-    """Virtual ranks that each rank of the axis stands for."""
-    in_order: bool = False
-    """Whether sums over the axis are taken in one fixed binary tree over its ranks."""
 
-    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
+    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
         """Reduce in place over the axis."""
-        if self.size > 1 and self.in_order and op == dist.ReduceOp.SUM and not self.shared_memory:
-            flat = F.pad(tensor.reshape(-1), (0, -tensor.numel() % self.size))
-            whole = self.all_gather(self.reduce_scatter(flat), dim=0)
-            tensor.copy_(whole[: tensor.numel()].view_as(tensor))
-        elif self.size > 1:
-            with self.waiting:
-                dist.all_reduce(tensor, op, group=self.shared_memory or self.group)
         return tensor
 
-    def reduce(self, tensor: torch.Tensor, owner: int = 0) -> None:
-        """Add up on one rank of the axis, in place; what the others hold afterwards is not defined."""
-        if self.size > 1:
-            with self.waiting:
-                if self.in_order and not self.shared_memory:
-                    parts = [torch.empty_like(tensor) for _ in range(self.size)] if self.rank == owner else None
-                    dist.gather(tensor, parts, group=self.group, group_dst=owner)
-                    if parts:
-                        tensor.copy_(sum_in_tree(parts))
-                else:
-                    dist.reduce(tensor, group=self.shared_memory or self.group, group_dst=owner)
+    def start_all_reduce(self, tensor: torch.Tensor) -> Work:
+        """Begin to sum in place over the axis."""
+        return DONE
 
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        """Give every rank of the axis the first one's values, in place."""
-        if self.size > 1:
-            with self.waiting:
-                dist.broadcast(tensor, group=self.group, group_src=0)
+    def reduce(self, tensor: torch.Tensor, owner: int = 0) -> None:
+        """Sum in place on one rank of the axis; the others' values are undefined afterwards."""
+
+    def start_reduce(self, tensor: torch.Tensor, owner: int) -> Work:
+        """Begin `reduce`."""
+        return DONE
+
+    def broadcast(self, tensor: torch.Tensor, owner: int = 0) -> None:
+        """Copy one rank's values to every rank of the axis, in place."""
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """The shards of every rank of the axis joined along `dim`."""
-        if self.size == 1:
-            return tensor
-        shards = [torch.empty_like(tensor) for _ in range(self.size)]
-        with self.waiting:
-            dist.all_gather(shards, tensor.contiguous(), group=self.shared_memory or self.group)
-        return torch.cat(shards, dim=dim)
+        """Join the shards of every rank of the axis along `dim`."""
+        return tensor
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's part, along dim 0, of the sum over the axis."""
-        if self.size == 1:
-            return tensor
+        return tensor
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's value in rank order, on every rank."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Wait for every rank of the axis."""
+
+    def start_send(self, tensor: torch.Tensor, peer: int) -> Work:
+        """Begin to send a contiguous tensor to another rank of the axis; it must not change until the work is over."""
+        raise NotImplementedError("one rank alone sends no messages")
+
+    def start_receive(self, tensor: torch.Tensor, peer: int) -> Work:
+        """Begin to fill a contiguous tensor with the next one that another rank of the axis sends."""
+        raise NotImplementedError("one rank alone receives no messages")
+
+
+@dataclass(frozen=True)
+class GroupAxis(Axis):
+    """An axis whose ranks are processes."""
+
+    group: dist.ProcessGroup | None = None
+    shared_memory: dist.ProcessGroup | None = None
+    """The same ranks on one machine without GPUs: reductions go through memory, and are over when they are begun."""
+
+    @property
+    def _fast(self) -> dist.ProcessGroup | None:
+        return self.shared_memory or self.group
+
+    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
+        with self.waiting:
+            dist.all_reduce(tensor, op, group=self._fast)
+        return tensor
+
+    def start_all_reduce(self, tensor: torch.Tensor) -> Work:
+        if self.shared_memory:
+            self.all_reduce(tensor)
+            return DONE
+        return _begun(dist.all_reduce(tensor, group=self.group, async_op=True))
+
+    def reduce(self, tensor: torch.Tensor, owner: int = 0) -> None:
+        with self.waiting:
+            dist.reduce(tensor, group=self._fast, group_dst=owner)
+
+    def start_reduce(self, tensor: torch.Tensor, owner: int) -> Work:
+        if self.shared_memory:
+            self.reduce(tensor, owner)
+            return DONE
+        return _begun(dist.reduce(tensor, group=self.group, group_dst=owner, async_op=True))
+
+    def broadcast(self, tensor: torch.Tensor, owner: int = 0) -> None:
+        with self.waiting:
+            dist.broadcast(tensor, group=self.group, group_src=owner)
+
+    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        shards = [torch.empty_like(tensor) for _ in range(self.size)]
+        with self.waiting:
+            dist.all_gather(shards, tensor.contiguous(), group=self._fast)
+        return torch.cat(shards, dim=dim)
+
+    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         part = tensor.new_empty(tensor.size(0) // self.size, *tensor.shape[1:])
         with self.waiting:
-            if self.in_order and not self.shared_memory:
-                theirs = torch.empty_like(tensor)
-                dist.all_to_all_single(theirs, tensor.contiguous(), group=self.group)
-                return sum_in_tree(theirs.chunk(self.size))
-            reduce_scatter_single(part, tensor.contiguous(), group=self.shared_memory or self.group)
+            reduce_scatter_single(part, tensor.contiguous(), group=self._fast)
         return part
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def barrier(self) -> None:
+        dist.barrier(self.group)
+
+    def start_send(self, tensor: torch.Tensor, peer: int) -> Work:
+        return _begun(dist.isend(tensor, group=self.group, group_dst=peer))
+
+    def start_receive(self, tensor: torch.Tensor, peer: int) -> Work:
+        return _begun(dist.irecv(tensor, group=self.group, group_src=peer))
+
+
+def _begun(work: dist.Work | None) -> Work:
+    assert work is not None  # this rank is in the group
+    return work
 
 
 @dataclass(frozen=True)
 class ParallelMesh:
-    """This rank's place in a layout, its process groups and its device."""
+    """This rank's place in a layout, its axes and its device."""
 
     layout: Layout
     tp: Axis
@@ -107,22 +187,9 @@ class ParallelMesh:
     """First and last pipeline rank, which share the tied embedding; of size 1 on the ranks between."""
     device: torch.device
     sequence_parallel: bool = False
-    """Whether activations outside tensor-parallel regions are divided along the sequence over the tp axis."""
-
-    @property
-    def in_order(self) -> bool:
-        """Whether everything is computed in virtual tensor-parallel ranks, so that the layout changes no bit."""
-        return self.tp.in_order
-
-    @property
-    def row_blocks(self) -> int:
-        """How many blocks of a sequence's rows this rank computes one by one outside tensor-parallel regions."""
-        return self.tp.virtual * (1 if self.sequence_parallel else self.tp.size)
-
-    @property
-    def row_axis(self) -> Axis | None:
-        """Over which gradients of undivided parameters are added up as they arise; None where they need not be."""
-        return self.tp if self.in_order and self.sequence_parallel else None
+    """True if activations outside tensor-parallel regions are divided along the sequence over the tp axis."""
+    world: Axis = Axis()
+    """Every rank, by its global number."""
 
     @property
     def sequence_rank(self) -> int:
@@ -131,22 +198,13 @@ class ParallelMesh:
 
     @property
     def waiting(self) -> Waiting:
-        """This rank's, over all axes."""
+        """This rank's time in communication, over all axes."""
         return self.tp.waiting
 
     @property
     def is_first(self) -> bool:
-        """Whether this is global rank 0, which writes files and speaks to the user."""
+        """True on global rank 0, which writes files and speaks to the user."""
         return self.tp.rank == 0 and self.pp.rank == 0 and self.dp.rank == 0
-
-    def pipeline_peer(self, pp_rank: int) -> int:
-        """Global rank of this rank's counterpart at another pipeline rank."""
-        return self.layout.rank(self.tp.rank, pp_rank, self.dp.rank)
-
-    def barrier(self) -> None:
-        """Wait for every rank."""
-        if self.layout.world_size > 1:
-            dist.barrier()
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
@@ -156,27 +214,12 @@ class ParallelMesh:
             yield
         except (UserError, OSError) as error:
             failure = error
-        for raised in self.gather_objects(failure):
+        for raised in self.world.gather_objects(failure):
             if raised is not None:
                 raise raised
 
-    def gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's value in rank order, on every rank."""
-        if self.layout.world_size == 1:
-            return [value]
-        values: list[Any] = [None] * self.layout.world_size
-        dist.all_gather_object(values, value)
-        return values
 
-
-def serial_mesh(device: str | torch.device = "cpu", invariant: int = 0) -> ParallelMesh:
-    """The mesh of one rank; it stands for `invariant` virtual tensor-parallel ranks, where these are given."""
-    axis = Axis(in_order=invariant > 0)
-    return ParallelMesh(Layout(), replace(axis, virtual=invariant or 1), axis, axis, Axis(), torch.device(device))
-
-
-def sum_in_tree(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum of neighbours, then of neighbouring sums, and so on: one order for any division of the parts."""
-    while len(parts) > 1:
-        parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
+def serial_mesh(device: str | torch.device = "cpu") -> ParallelMesh:
+    """The mesh of one rank."""
+    axis = Axis()
+    return ParallelMesh(Layout(), axis, axis, axis, Axis(), torch.device(device))

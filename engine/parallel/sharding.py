@@ -8,8 +8,6 @@ from torch import nn
 from engine.parallel.mesh import Axis, ParallelMesh
 
 TIED_EMBEDDING = "embedding.word_embeddings.weight"
-OUTPUT_COPY = "output_embeddings.weight"
-"""The output's copy on a rank that has the input's too, where the gradients of both are added up apart."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class ShardedParameter:
 
     @property
     def is_counted(self) -> bool:
-        """Whether this rank counts the parameter in sums over the tensor- and pipeline-parallel axes."""
+        """True if this rank counts the parameter in sums over the tensor- and pipeline-parallel axes."""
         return not self.is_copy and (self.dim is not None or self.axis.rank == 0)
 
     def shard(self, whole: torch.Tensor) -> torch.Tensor:
@@ -47,9 +45,9 @@ class ShardedParameter:
 
 
 def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedParameter]:
-    """Every parameter of a model or pipeline stage in definition order, by the whole model's names.
+    """Parameters of a model or pipeline stage in definition order, by the whole model's names.
 
-    Of a model under ZeRO stage 3 this rank's shards, divided along dim 0 over the data axis.
+    Under ZeRO stage 3 they are this rank's shards, divided along dim 0 over the data axis.
     """
     stage = getattr(model, "stage", None)
     has_copy = stage is not None and stage.is_last and not stage.is_first
@@ -61,7 +59,6 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
             if hasattr(parameter, "to_local"):  # a DTensor, whose module takes half a second to import
                 parameters.append(ShardedParameter(full, nn.Parameter(parameter.to_local().detach()), mesh.dp, 0))
                 continue
-            is_copy = full == OUTPUT_COPY or (has_copy and full == TIED_EMBEDDING)
-            full = TIED_EMBEDDING if is_copy else full
+            is_copy = has_copy and full == TIED_EMBEDDING
             parameters.append(ShardedParameter(full, parameter, mesh.tp, dims.get(name), is_copy))
     return parameters

@@ -1,169 +1,234 @@
-"""Runs a rank's program: the only place that knows messages and stage autograd.
+"""A model divided over the mesh, and the execution of each rank's pipeline program on it.
 
 Shapes: activations between stages are [s, b, h]; with scatter/gather each tensor-parallel rank sends s·b·h/t elements.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from engine.config import ModelConfig, ParallelConfig
+from engine.family import family_of
 from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import StageModel
-from engine.parallel.mesh import ParallelMesh
-from engine.pipeline.lowering import Instruction, Interval, Message
-from engine.pipeline.schedule import Compute, Op
+from engine.optim.flat import FlatGroup
+from engine.optim.gradients import GradientReducer, Reducer
+from engine.parallel.layout import Stage, split_layers
+from engine.parallel.mesh import DONE, Axis, ParallelMesh, Work
+from engine.parallel.sharding import sharded_parameters
+from engine.pipeline.lowering import Instruction, Interval, Message, lower
+from engine.pipeline.schedule import Compute, Op, ScheduleName, compute_orders, forward_orders
 
-Key = tuple[Op, int, int]
-"""Payload, microbatch, and the stage that consumes it."""
-Inbox = dict[Key, tuple[dist.Work | None, torch.Tensor]]
-"""What is on its way to this rank, or handed on by its chunk before."""
-Outbox = dict[Key, torch.Tensor]
+
+class PartitionedModel:
+    """This rank's stages of a model. On a mesh of one rank, the serial model."""
+
+    def __init__(
+        self, model: ModelConfig, parallel: ParallelConfig, mesh: ParallelMesh, dtype: torch.dtype, seed: int
+    ) -> None:
+        self.config, self.parallel, self.mesh = model, parallel, mesh
+        self.is_zero3 = parallel.shard_parameters and mesh.dp.size > 1
+        stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
+        self.chunks = [self._build(stage, dtype) for stage in stages[mesh.pp.rank :: parallel.pp]]
+        for chunk in self.chunks:
+            chunk.initialize(seed)
+        self._by_chunk = [sharded_parameters(chunk, mesh) for chunk in self.chunks]
+        self.parameters = [parameter for chunk in self._by_chunk for parameter in chunk]
+        # optimizer and checkpoints: in ZeRO stage 3 the data axis divides as the tensor axis does
+        self.storage_mesh = replace(mesh, tp=mesh.dp, dp=Axis()) if self.is_zero3 else mesh
+
+    def _build(self, stage: Stage, dtype: torch.dtype) -> StageModel:
+        model_class = family_of(self.config).model_class()
+        if not self.is_zero3:
+            return model_class(self.config, self.mesh, stage, self.parallel).to(self.mesh.device, dtype)
+        from engine.optim.zero3 import shard_zero3
+
+        with torch.device("meta"):
+            chunk = model_class(self.config, self.mesh, stage, self.parallel).to(dtype)
+        shard_zero3(chunk, self.mesh)
+        return chunk
+
+    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> Reducer:
+        if self.is_zero3:
+            from engine.optim.zero3 import ShardedReducer
+
+            return ShardedReducer(self.chunks[0], groups)
+        return GradientReducer(groups, self.mesh, measures_noise)
+
+    def forward_backward(
+        self,
+        microbatches: Sequence[PipelineInput],
+        reducer: Reducer,
+        loss_scale: float = 1.0,
+        timeline: list[Interval] | None = None,
+    ) -> torch.Tensor:
+        for chunk in self.chunks:
+            if not chunk.training:  # the flag is set on every module, which takes time
+                chunk.train()
+        reducer.begin()
+        left = [len(microbatches)] * len(self.chunks)
+
+        def before_backward(chunk: int) -> None:
+            left[chunk] -= 1
+            if left[chunk] == 0:
+                reducer.arm(self._by_chunk[chunk])
+
+        executor = PipelineExecutor(self.chunks, self.mesh, self.parallel.scatter_gather, microbatches, loss_scale)
+        return executor.run(self._program(len(microbatches), training=True), before_backward, timeline)
+
+    @torch.no_grad()
+    def evaluate(self, microbatches: Sequence[PipelineInput]) -> torch.Tensor:
+        """Sum of (loss × sequences), float64, zero off the last stage."""
+        for chunk in self.chunks:
+            chunk.eval()
+        executor = PipelineExecutor(self.chunks, self.mesh, self.parallel.scatter_gather, microbatches)
+        total = executor.run(self._program(len(microbatches), training=False))
+        for chunk in self.chunks:
+            if reshard := getattr(chunk, "reshard", None):  # FSDP2's: the weights may change before their next use
+                reshard()
+        return total
+
+    def _program(self, microbatches: int, training: bool) -> list[Instruction]:
+        schedule = self.parallel.schedule if training else None
+        return _programs(schedule, self.parallel.pp, self.parallel.chunks, microbatches)[self.mesh.pp.rank]
+
+
+@cache
+def _programs(schedule: ScheduleName | None, pp: int, chunks: int, microbatches: int) -> list[list[Instruction]]:
+    sizes = pp, chunks, microbatches
+    return lower(compute_orders(schedule, *sizes) if schedule else forward_orders(*sizes), chunks).programs
 
 
 class _HandOn(torch.autograd.Function):
-    """Stands for a stage's output in the graph without keeping it: the gradient is put in when it has arrived."""
+    """Stands for a stage's output in the graph without keeping it: its gradient is put in when it arrives."""
 
     @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, arrived: list[torch.Tensor]) -> torch.Tensor:
-        ctx.arrived = arrived
+    def forward(ctx: Any, output: torch.Tensor, gradient: list[torch.Tensor]) -> torch.Tensor:
+        ctx.gradient = gradient
         return output.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.arrived.pop(), None
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.gradient.pop(), None
 
 
 class PipelineExecutor:
-    """One rank's chunks and the programs they run."""
+    """Executes one rank's program over the microbatches of one iteration. Only this class knows messages and graphs."""
 
-    def __init__(self, chunks: Sequence[StageModel], mesh: ParallelMesh, scatter_gather: bool) -> None:
-        self._chunks, self._mesh = chunks, mesh
-        self._pp = mesh.pp.size
-        self._last = self._pp * len(chunks) - 1
-        self._divides = scatter_gather and mesh.tp.size > 1 and not mesh.sequence_parallel
+    def __init__(
+        self, chunks: Sequence[StageModel], mesh: ParallelMesh, scatter_gather: bool,
+        microbatches: Sequence[PipelineInput], loss_scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        self._chunks, self._mesh, self._microbatches, self._loss_scale = chunks, mesh, microbatches, loss_scale
+        self._last = mesh.pp.size * len(chunks) - 1
+        self._divides = scatter_gather and mesh.tp.size > 1 and mesh.pp.size > 1 and not mesh.sequence_parallel
+        self._payloads: dict[tuple[Op, int, int], tuple[Work, torch.Tensor]] = {}
+        """Activations and gradients, whole or as sent, by direction, microbatch and the stage that consumes them."""
+        self._graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]] = {}
+        """Input, output and place for the output's gradient, by microbatch and chunk."""
+        self._sends: list[tuple[Work, torch.Tensor]] = []
+        self._total = torch.zeros((), dtype=torch.float64, device=mesh.device)
 
     def run(
         self,
         program: Sequence[Instruction],
-        microbatches: Sequence[PipelineInput],
-        loss_scale: float = 1.0,
-        before_backward: Callable[[Compute], None] | None = None,
+        before_backward: Callable[[int], None] = lambda chunk: None,
         timeline: list[Interval] | None = None,
     ) -> torch.Tensor:
         """Sum over microbatches of (loss × sequences), float64; zero on ranks without the last stage.
 
-        Gradients of `loss_scale` × loss, summed over microbatches, are added to the parameters'. With `timeline`, what
-        was computed is added to it with its seconds of the clock, which ranks of one machine share; waiting for a
-        message is no part of a computation. A GPU is then waited for after each.
+        Gradients of the loss scale × loss, summed over microbatches, are added to the parameters'. With `timeline`,
+        each computation is added to it with its start and end by the clock, which ranks of one machine share. Waiting
+        for a message is no part of a computation. A GPU is then waited for after each.
         """
-        total = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
-        inbox: Inbox = {}
-        outbox: Outbox = {}
-        saved: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]]] = {}
-        sends: list[tuple[dist.Work, torch.Tensor]] = []
         for instruction in program:
             if isinstance(instruction, Message):
-                key = (instruction.payload, instruction.microbatch, instruction.stage)
-                if instruction.send:
-                    sends = [pending for pending in sends if not pending[0].is_completed()]
-                    sends.append(self._send(outbox.pop(key), instruction))
-                else:
-                    inbox[key] = self._receive(microbatches[instruction.microbatch], instruction)
+                self._send(instruction) if instruction.send else self._receive(instruction)
                 continue
-            op, number, chunk = instruction
-            stage = chunk * self._pp + self._mesh.pp.rank
-            batch = microbatches[number]
-            parts = batch.sequences() if self._mesh.in_order else [batch]
-            if op is Op.FORWARD:
-                taken = [part.tokens for part in parts]
-                if stage > 0:
-                    taken = self._take(inbox, (Op.FORWARD, number, stage), batch, len(parts))
-                    for inputs in taken:
-                        inputs.requires_grad_(torch.is_grad_enabled())
-                start = self._now(timeline is not None)
-                made = [self._chunks[chunk].run_stage(*part) for part in zip(taken, parts, strict=True)]
-                arrivals: list[list[torch.Tensor]] = [[] for _ in parts]
-                if stage == self._last:
-                    losses = [self._chunks[chunk].batch_loss(*part) for part in zip(made, parts, strict=True)]
-                    total += self._sum(losses, parts)
-                    outputs = [loss * loss_scale for loss in losses]
-                else:
-                    self._put(inbox, outbox, (Op.FORWARD, number, stage + 1), [hidden.detach() for hidden in made])
-                    outputs = [_HandOn.apply(*part) for part in zip(made, arrivals, strict=True)]
-                if torch.is_grad_enabled():
-                    saved[number, stage] = list(zip(taken, outputs, arrivals, strict=True))
+            payload = self._take(instruction)
+            start = self._now(timeline is not None)
+            if instruction.op is Op.FORWARD:
+                result = self._forward(instruction, payload)
             else:
-                graphs = saved.pop((number, stage))
-                if stage != self._last:
-                    gradients = self._take(inbox, (Op.BACKWARD, number, stage), batch, len(parts))
-                    for (_, _, arrived), gradient in zip(graphs, gradients, strict=True):
-                        arrived.append(gradient)
-                start = self._now(timeline is not None)
-                for _, output, _ in graphs:
-                    if before_backward:
-                        before_backward(instruction)
-                    output.backward()
-                if stage > 0:
-                    to_inputs = [inputs.grad for inputs, _, _ in graphs if inputs.grad is not None]
-                    self._put(inbox, outbox, (Op.BACKWARD, number, stage - 1), to_inputs)
+                before_backward(instruction.chunk)
+                result = self._backward(instruction, payload)
+            self._put(instruction, result)
             if timeline is not None:
                 timeline.append(Interval(instruction, start, self._now(True)))
         with self._mesh.waiting:
-            for work, _ in sends:
+            for work, _ in self._sends:
                 work.wait()
-        return total
+        return self._total
+
+    def _forward(self, compute: Compute, inputs: torch.Tensor | None) -> torch.Tensor | None:
+        """The stage's output, for the next one; None on the last stage."""
+        chunk, batch = self._chunks[compute.chunk], self._microbatches[compute.microbatch]
+        inputs = batch.tokens if inputs is None else inputs.requires_grad_(torch.is_grad_enabled())
+        hidden, result, gradient = chunk.run_stage(inputs, batch), None, list[torch.Tensor]()
+        if self._stage(compute) == self._last:
+            loss = chunk.batch_loss(hidden, batch)
+            self._total += loss.detach().double() * len(batch.tokens)
+            output = loss * self._loss_scale
+        else:
+            result, output = hidden.detach(), _HandOn.apply(hidden, gradient)
+        if torch.is_grad_enabled():
+            self._graphs[compute.microbatch, compute.chunk] = inputs, output, gradient
+        return result
+
+    def _backward(self, compute: Compute, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """The gradient of the stage's input, for the stage before; None on the first stage."""
+        inputs, output, to_output = self._graphs.pop((compute.microbatch, compute.chunk))
+        if gradient is not None:
+            to_output.append(gradient)
+        output.backward()
+        return inputs.grad
+
+    def _put(self, compute: Compute, payload: torch.Tensor | None) -> None:
+        """Leave a result where its message, or this rank's own next chunk, finds it."""
+        if payload is not None:
+            stage = self._stage(compute) + (1 if compute.op is Op.FORWARD else -1)
+            flat, tp = payload.contiguous().view(-1), self._mesh.tp
+            part = flat.chunk(tp.size)[tp.rank].contiguous() if self._divides else flat
+            self._payloads[compute.op, compute.microbatch, stage] = DONE, part
+
+    def _take(self, compute: Compute) -> torch.Tensor | None:
+        """The input of a computation; None where a microbatch enters, and where its loss turns back."""
+        stage = self._stage(compute)
+        if stage == (0 if compute.op is Op.FORWARD else self._last):
+            return None
+        work, payload = self._payloads.pop((compute.op, compute.microbatch, stage))
+        with self._mesh.waiting:
+            work.wait()
+        if self._divides:
+            payload = self._mesh.tp.all_gather(payload, dim=0)
+        return payload.view(self._shape(compute.microbatch))
+
+    def _send(self, message: Message) -> None:
+        _, payload = self._payloads.pop((message.payload, message.microbatch, message.stage))
+        self._sends = [pending for pending in self._sends if not pending[0].is_completed()]
+        self._sends.append((self._mesh.pp.start_send(payload, message.peer), payload))
+
+    def _receive(self, message: Message) -> None:
+        parameter = next(self._chunks[0].parameters())
+        count = self._shape(message.microbatch).numel() // (self._mesh.tp.size if self._divides else 1)
+        payload = torch.empty(count, dtype=parameter.dtype, device=parameter.device)
+        work = self._mesh.pp.start_receive(payload, message.peer)
+        self._payloads[message.payload, message.microbatch, message.stage] = work, payload
+
+    def _stage(self, compute: Compute) -> int:
+        return compute.chunk * self._mesh.pp.size + self._mesh.pp.rank
+
+    def _shape(self, microbatch: int) -> torch.Size:
+        b, s = self._microbatches[microbatch].tokens.shape
+        parts = self._mesh.tp.size if self._mesh.sequence_parallel else 1
+        return torch.Size((s // parts, b, self._chunks[0].config.hidden_size))
 
     def _now(self, timed: bool) -> float:
-        """The clock; if it matters, once what was asked of a GPU is done."""
+        """The clock; if it matters, read when the GPU has finished."""
         if timed and self._mesh.device.type == "cuda":
             torch.cuda.synchronize(self._mesh.device)
         return time.time()
-
-    def _sum(self, losses: Sequence[torch.Tensor], parts: Sequence[PipelineInput]) -> torch.Tensor:
-        """Of loss × sequences, float64. Where the order must not matter, of losses in steps of 2⁻³²: exact."""
-        total = torch.stack(
-            [loss.detach().double() * len(part.tokens) for loss, part in zip(losses, parts, strict=True)]
-        )
-        return (total.mul_(2.0**32).round_().mul_(2.0**-32) if self._mesh.in_order else total).sum()
-
-    def _put(self, inbox: Inbox, outbox: Outbox, key: Key, parts: Sequence[torch.Tensor]) -> None:
-        """Leave a payload for the message that sends it, or for this rank's own next chunk."""
-        payload = parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
-        if key[2] % self._pp == self._mesh.pp.rank:
-            inbox[key] = (None, payload)
-        else:
-            flat = payload.contiguous().view(-1)
-            outbox[key] = flat.chunk(self._mesh.tp.size)[self._mesh.tp.rank].contiguous() if self._divides else flat
-
-    def _take(self, inbox: Inbox, key: Key, batch: PipelineInput, count: int) -> list[torch.Tensor]:
-        """A payload in so many parts of the microbatch."""
-        work, payload = inbox.pop(key)
-        if work is not None:
-            with self._mesh.waiting:
-                work.wait()
-            if self._divides:
-                payload = self._mesh.tp.all_gather(payload, dim=0)
-        return [part.contiguous() for part in payload.view(self._shape(batch)).chunk(count, dim=1)]
-
-    def _send(self, payload: torch.Tensor, message: Message) -> tuple[dist.Work, torch.Tensor]:
-        work = dist.isend(payload, self._mesh.pipeline_peer(message.peer), self._mesh.pp.group, self._tag(message))
-        assert work is not None
-        return work, payload
-
-    def _receive(self, batch: PipelineInput, message: Message) -> tuple[dist.Work | None, torch.Tensor]:
-        parameter = next(self._chunks[0].parameters())
-        count = torch.Size(self._shape(batch)).numel() // (self._mesh.tp.size if self._divides else 1)
-        payload = torch.empty(count, dtype=parameter.dtype, device=parameter.device)
-        peer = self._mesh.pipeline_peer(message.peer)
-        return dist.irecv(payload, peer, self._mesh.pp.group, self._tag(message)), payload
-
-    def _shape(self, batch: PipelineInput) -> tuple[int, int, int]:
-        rows, columns = batch.tokens.shape
-        parts = self._mesh.tp.size if self._mesh.sequence_parallel else 1
-        return columns // parts, rows, self._chunks[0].config.hidden_size
-
-    def _tag(self, message: Message) -> int:
-        return (message.microbatch * (self._last + 1) + message.stage) * 2 + (message.payload is Op.BACKWARD)

@@ -17,7 +17,7 @@ LIMITS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
 @cache
 def numerics_identity(on_gpu: bool) -> dict[str, str]:
-    """The numerics identity of this process: runs with `train.invariant` have the same bits wherever it is equal."""
+    """The numerics identity of this process: at one layout a run has the same bits wherever it is equal."""
     kind, instructions = processor_kind()
     built = [
         part.rpartition(": ")[2].strip(" -")

@@ -82,12 +82,8 @@ class ResolvedRun:
         Its name follows from what the run computes. A run that was begun before is therefore found again, and the
         trainer resumes from its newest checkpoint (`engine.checkpoint.checkpoint.resume`).
         """
-        described, numerics = self.config.model_dump(mode="json"), None
-        if self.config.train.invariant:
-            from engine.run.numerics import numerics_identity
-
-            numerics = numerics_identity(on_gpu=bool(list_gpus()))
-        return RunDirectory.begin(root, self.config.name, "training", described, self.data.parents, PLACES, numerics)
+        described = self.config.model_dump(mode="json")
+        return RunDirectory.begin(root, self.config.name, "training", described, self.data.parents, PLACES)
 
     def describe(self) -> str:
         """The configuration, its digest and its costs, for a dry run."""

@@ -106,18 +106,19 @@ def run_schedule(
     mesh = build_mesh(Layout(pp=pp))
     clock = Clock()
     stages: list[Any] = [SleepingStage(mesh.pp.rank == chunk == 0, clock) for chunk in range(chunks)]
-    executor = PipelineExecutor(stages, mesh, scatter_gather=False)
     tokens = torch.ones(1, CONFIG.seq_length, dtype=torch.long)
     slept = []
     for count in counts:
         program = lower(compute_orders(name, pp, chunks, count), chunks).programs[mesh.pp.rank]
         microbatches = [PipelineInput(tokens, tokens)] * count
         clock.unit_seconds = 0.0
-        executor.run(program, microbatches)  # makes connections and threads before the clock starts
+        PipelineExecutor(stages, mesh, False, microbatches).run(
+            program
+        )  # makes connections and threads before the clock starts
         clock.units, clock.peak, clock.unit_seconds = 0, 0, unit_seconds
-        mesh.barrier()
+        mesh.world.barrier()
         start = time.monotonic()
-        executor.run(program, microbatches)
+        PipelineExecutor(stages, mesh, False, microbatches).run(program)
         slept.append(Slept(clock.units, time.monotonic() - start, clock.peak, clock.in_flight))
     return slept
 

@@ -26,23 +26,23 @@ def test_no_large_file_is_tracked() -> None:
 
 
 def promised(trees: list[ast.Module]) -> set[str]:
-    """Names of the members of a room's protocols and of its abstract methods; `forward` is torch's."""
+    """Names of the members of a room's protocols and documented members of its base classes; `forward` is torch's."""
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    bases = {ast.unparse(base) for node in classes for base in node.bases}
     return {"forward"} | {
         member.name
-        for tree in trees
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
+        for node in classes
         for member in node.body
         if isinstance(member, Definition)
         if any(ast.unparse(base) == "Protocol" for base in node.bases)
-        or (any(ast.unparse(mark) == "abstractmethod" for mark in member.decorator_list) and ast.get_docstring(member))
+        or (node.name in bases and ast.get_docstring(member))
     }
 
 
 def undocumented(body: list[ast.stmt], known: set[str], owner: str = "") -> Iterator[tuple[int, str]]:
     """Line and name of public classes, functions and methods that say nothing of themselves.
 
-    A method need not repeat what a protocol or an abstract class of its room, `known`, says.
+    A method need not repeat what a protocol or a base class of its room, `known`, says.
     """
     for node in body:
         if not isinstance(node, Definition) or node.name.startswith("_"):

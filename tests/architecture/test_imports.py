@@ -38,7 +38,6 @@ MAY_IMPORT = {
 
 CORE = (
     "engine.config", "engine.optimizers", "engine.family", "engine.rng", "engine.torch_names", "engine.compiled",
-    "engine.linear",
     "engine.model", "engine.parallel", "engine.pipeline", "engine.optim", "engine.data", "engine.kernels",
     "engine.inputs", "engine.step", "engine.checkpoint", "engine.trainer",
 )  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 from engine.config import TrainConfig
 from engine.model.microbatch import PipelineInput
 from engine.optim.schedule import learning_rate
-from engine.pipeline.partition import PartitionedModel
+from engine.pipeline.executor import PartitionedModel
 from engine.step import TrainingStep
 
 Result = dict[str, Any]

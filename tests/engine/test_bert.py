@@ -18,6 +18,7 @@ from engine.formats import parameters_of
 from engine.formats.huggingface_bert import split, their_names
 from engine.formats.huggingface_shards import merge_huggingface, shard_huggingface
 from engine.launch.mesh import build_mesh
+from engine.launch.threads import run_threads
 from engine.model.microbatch import PipelineInput, SentencePairs
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import serial_mesh
@@ -27,7 +28,6 @@ from engine.step import build_step
 from evaluation.checkpoints import load_checkpoint
 from lineage.errors import BadInput
 from tests.engine.like_serial import Result, assert_like_serial, trained
-from tests.ranks import run_ranks
 
 MODEL = ModelConfig(
     family="bert", num_layers=4, hidden_size=16, num_heads=4, seq_length=8, vocab_size=29, padded_vocab_size=32
@@ -72,7 +72,7 @@ def train_on(layout: Layout, parallel: ParallelConfig, order: str) -> Result:
 
 @cache
 def serial(order: str) -> Result:
-    return run_ranks(train_on, 1, Layout(), ParallelConfig(), order)[0]
+    return run_threads(train_on, 1, Layout(), ParallelConfig(), order)[0]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def serial(order: str) -> Result:
 )
 def test_layout_equals_serial(layout: Layout, order: str, options: dict[str, Any]) -> None:
     parallel = ParallelConfig(tp=layout.tp, pp=layout.pp, **options)
-    ranks = run_ranks(train_on, layout.world_size, layout, parallel, order)
+    ranks = run_threads(train_on, layout.world_size, layout, parallel, order)
     assert_like_serial(ranks, serial(order))
 
 
@@ -157,7 +157,7 @@ def test_a_step_is_that_of_transformers(tp: int, tmp_path: Path) -> None:
     config = load_for_inference(checkpoint).config
     parts = dict(theirs.named_parameters())
     short = {name.removeprefix("bert."): parameter.grad for name, parameter in parts.items()}
-    for loss, gradients in run_ranks(loss_and_gradients, tp, Layout(tp=tp), checkpoint):
+    for loss, gradients in run_threads(loss_and_gradients, tp, Layout(tp=tp), checkpoint):
         assert loss == pytest.approx(output.loss.item(), abs=1e-5)
         assert len(gradients) == len(list(parameters_of(config)))
         for name, gradient in gradients.items():

@@ -25,6 +25,7 @@ from engine.checkpoint.checkpoint import (
 from engine.checkpoint.shards import write_shard
 from engine.config import ModelConfig, RunConfig, TrainConfig
 from engine.launch.mesh import build_mesh
+from engine.launch.threads import run_threads
 from engine.model.gpt2 import GPT2
 from engine.optim.adam import FlatAdamW
 from engine.optim.gradients import GradientReducer
@@ -34,7 +35,6 @@ from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from lineage.digest import check_seal, seal
 from lineage.errors import BadInput, IntegrityFailure
 from tests.data_pipeline.builds import in_child
-from tests.ranks import run_ranks
 
 CONFIG = RunConfig(
     name="tiny",
@@ -114,13 +114,13 @@ def tokenizer(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(tmp_path: Path, tokenizer: Path) -> Path:
     """A run directory with one checkpoint, written by two tensor-parallel ranks."""
-    run_ranks(train_and_save, 2, Layout(tp=2), tmp_path / "run", tokenizer, "fp32")
+    run_threads(train_and_save, 2, Layout(tp=2), tmp_path / "run", tokenizer, "fp32")
     return tmp_path / "run"
 
 
 @pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=2, dp=2), Layout(tp=4)], ids=str)
 def test_inference_on_one_rank_equals_the_model_that_was_saved(layout: Layout, tmp_path: Path, tokenizer: Path) -> None:
-    saved, _ = run_ranks(train_and_save, layout.world_size, layout, tmp_path / "run", tokenizer, "fp32")[0]
+    saved, _ = run_threads(train_and_save, layout.world_size, layout, tmp_path / "run", tokenizer, "fp32")[0]
     loaded = load_for_inference(tmp_path / "run")
     assert not loaded.model.training
     assert loaded.config == CONFIG.model
@@ -132,9 +132,9 @@ def test_inference_on_one_rank_equals_the_model_that_was_saved(layout: Layout, t
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 4), (4, 2)])
 def test_training_goes_on_at_another_layout(before: int, after: int, tmp_path: Path, tokenizer: Path) -> None:
     run = tmp_path / "run"
-    _, expected = run_ranks(train_and_save, before, Layout(tp=before), run, tokenizer, "fp64")[0]
+    _, expected = run_threads(train_and_save, before, Layout(tp=before), run, tokenizer, "fp64")[0]
     path = resolve_checkpoint(run)
-    for state, found in run_ranks(load_and_step, after, Layout(tp=after), path, "fp64"):
+    for state, found in run_threads(load_and_step, after, Layout(tp=after), path, "fp64"):
         assert replace(state, ancestors=()) == TrainingState(2, 2, 1.5)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
 

@@ -15,7 +15,7 @@ from engine.model.microbatch import PipelineInput
 from engine.optim.adam import FlatAdamW
 from engine.parallel import mesh
 from engine.parallel.layout import Layout
-from engine.pipeline.partition import PartitionedModel
+from engine.pipeline.executor import PartitionedModel
 from engine.rng import Dropout
 from tests.ranks import run_ranks
 

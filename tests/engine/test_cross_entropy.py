@@ -10,10 +10,10 @@ from engine.kernels import cross_entropy
 from engine.kernels.registry import DTYPES, implementation
 from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy
 from engine.launch.mesh import build_mesh
+from engine.launch.threads import run_threads
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import serial_mesh
 from tests.engine.triton_interpreter import interpret
-from tests.ranks import run_ranks
 
 ROWS = 32
 
@@ -50,7 +50,7 @@ def ours(layout: Layout, vocab_size: int, spread: float) -> tuple[Any, Any]:
 def test_losses_and_gradients_equal_torchs(tp: int, vocab_size: int, spread: float) -> None:
     """With 10 of 32 rows real and four ranks, two ranks hold nothing but padding."""
     losses, gradient = torchs(vocab_size, spread)
-    for rank_losses, rank_gradient in run_ranks(ours, tp, Layout(tp=tp), vocab_size, spread):
+    for rank_losses, rank_gradient in run_threads(ours, tp, Layout(tp=tp), vocab_size, spread):
         torch.testing.assert_close(torch.from_numpy(rank_losses), losses, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(torch.from_numpy(rank_gradient), gradient, rtol=1e-12, atol=1e-12)
 
@@ -120,7 +120,7 @@ def test_projection_and_loss_in_chunks_on_four_ranks_are_as_exact_as_the_referen
         interpret(monkeypatch)
     monkeypatch.setattr(cross_entropy, "CHUNK_BYTES", 200)
     exact, reference = on_one_rank(dtype, torch.float64), on_one_rank(dtype, dtype)
-    for found in run_ranks(in_chunks_on_ranks, 4, device, dtype):
+    for found in run_threads(in_chunks_on_ranks, 4, device, dtype):
         for true, theirs, ours in zip(exact, reference, map(torch.from_numpy, found), strict=True):
             allowed = 2 * (theirs - true).abs().max() + torch.finfo(dtype).eps * true.abs().max()
             assert (ours - true).abs().max() <= allowed

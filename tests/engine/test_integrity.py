@@ -16,6 +16,7 @@ from engine.checkpoint.statistics import check_written, measure, measure_finite,
 from engine.data.dataset import DatasetFacts
 from engine.guard import Guard, Iteration
 from engine.launch.mesh import build_mesh
+from engine.launch.threads import run_threads
 from engine.parallel.layout import Layout
 from engine.run.resolved import resolve
 from engine.train import run_locked
@@ -26,7 +27,6 @@ from lineage.lock import LOCK, locked
 from lineage.run import RunDirectory
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import assert_same_training, mlm_train, resolved, small_config, train, write_toml
-from tests.ranks import run_ranks
 
 MODEL, OPTIMIZER = "model-tp00-pp000.safetensors", "optimizer-tp00-pp000.safetensors"
 
@@ -183,7 +183,7 @@ def lock_on_ranks(run: RunDirectory) -> str:
 def test_every_rank_learns_that_the_run_is_taken(dataset: Path, tmp_path: Path) -> None:
     run = resolved(small_config(dataset)).begin(tmp_path)
     with locked(run.path):
-        first, second = run_ranks(lock_on_ranks, 2, run)
+        first, second = run_threads(lock_on_ranks, 2, run)
     assert first == second
     assert first.startswith("BadInput: another process is at work in")
 
@@ -222,7 +222,7 @@ def test_replicas_that_drift_apart_are_found_before_a_checkpoint_has_them(
     monkeypatch.setattr("engine.guard.ranks.INTERVAL", 3)
     config = small_config(dataset, iterations=6, global_batch_size=12, microbatch_size=2)
     config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"tp": layout.tp})})
-    told = run_ranks(drift, layout.world_size, layout, rank, name, config, tmp_path)
+    told = run_threads(drift, layout.world_size, layout, rank, name, config, tmp_path)
     assert told == [told[0]] * layout.world_size
     assert told[0].startswith(f"Diverged: {name} is ")
     assert sentence in told[0]
@@ -268,7 +268,7 @@ def resume_on_ranks(layout: Layout, config: Any, root: Path) -> tuple[str, int]:
 def test_another_layout_finds_the_same_statistics_and_a_near_loss(stopped: Path, dataset: Path) -> None:
     config = small_config(dataset)
     config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"tp": 2})})
-    assert run_ranks(resume_on_ranks, 2, Layout(tp=2), config, stopped.parent) == [(stopped.name, 60)] * 2
+    assert run_threads(resume_on_ranks, 2, Layout(tp=2), config, stopped.parent) == [(stopped.name, 60)] * 2
     assert not list((stopped / "checkpoints").glob(".*damaged"))
 
 

@@ -11,13 +11,13 @@ import torch
 
 from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from engine.launch.mesh import build_mesh
+from engine.launch.threads import run_threads
 from engine.model.microbatch import PipelineInput
 from engine.parallel.layout import Layout, layout_of
 from engine.rng import Dropout
 from engine.step import build_step
 from lineage.errors import BadInput
 from tests.engine.like_serial import Result, assert_like_serial, trained
-from tests.ranks import run_ranks
 
 MODEL = ModelConfig(
     num_layers=8, hidden_size=16, num_heads=4, seq_length=8, vocab_size=29, padded_vocab_size=32, dropout=0.1
@@ -49,7 +49,7 @@ def train_on(layout: Layout, parallel: ParallelConfig, optimizer_name: str = "ad
 
 @cache
 def serial() -> Result:
-    return run_ranks(train_on, 1, Layout(), ParallelConfig())[0]
+    return run_threads(train_on, 1, Layout(), ParallelConfig())[0]
 
 
 def layouts() -> Iterator[Any]:
@@ -81,7 +81,7 @@ def layouts() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("layout", "parallel"), list(layouts()))
 def test_layout_equals_serial(layout: Layout, parallel: ParallelConfig) -> None:
-    ranks = run_ranks(train_on, layout.world_size, layout, parallel)
+    ranks = run_threads(train_on, layout.world_size, layout, parallel)
     assert_like_serial(ranks, serial())
 
 

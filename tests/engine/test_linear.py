@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-import engine.linear
-from engine.linear import linear, multiply
+import engine.parallel.layers
+from engine.parallel.layers import linear, multiply
 
 SIZES = st.integers(0, 9)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -78,7 +78,7 @@ def test_its_gradient_is_its_derivative() -> None:
 def test_a_processor_without_bf16_multiplies_float32_and_rounds_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine.linear, "multiplies_bf16", False)
+    monkeypatch.setattr(engine.parallel.layers, "multiplies_bf16", False)
     operands = [torch.randn(*shape).bfloat16() for shape in ((2, 300, 40), (50, 40), (50,))]
     upstream = torch.randn(2, 300, 50).bfloat16()
     found = results(linear, operands, upstream)

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import TrainConfig
+from engine.launch.threads import run_threads
 from engine.lr_finder import RateCurve, describe_curve, find_learning_rate
 from engine.optim.schedule import learning_rate
 from engine.run.resolved import resolve
 from lineage.errors import BadInput
 from tests.engine.small_run import mlm_train, resolved, small_config, write_toml
-from tests.ranks import run_ranks
 
 
 def curve_of(losses: list[float], low: float = 1e-4, high: float = 1.0) -> RateCurve:
@@ -70,7 +70,7 @@ def test_a_training_is_swept_until_it_diverges(dataset: Path) -> None:
     assert min(curve.smoothed) < curve.losses[0] - 0.2
     assert curve.lowest_rate is not None
     assert 1e-4 < curve.lowest_rate < 1
-    for divided in run_ranks(
+    for divided in run_threads(
         find_learning_rate, 2, resolve(small_config(dataset, clip_gradient=0.0), 2), 1e-5, 1e4, 40
     ):
         assert divided.losses[:10] == pytest.approx(curve.losses[:10], rel=1e-4)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from engine.config import ParallelConfig, TrainConfig
+from engine.launch.threads import run_threads
 from engine.optim.adam import build_optimizer
 from engine.optimizers import OPTIMIZERS
 from engine.parallel.layout import Layout
@@ -19,7 +20,6 @@ from engine.parallel.sharding import sharded_parameters
 from tests.engine.like_serial import assert_like_serial
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
 from tests.engine.test_layouts import train_on
-from tests.ranks import run_ranks
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -84,8 +84,8 @@ def test_steps_equal_the_published_formulas(
     ],
 )
 def test_lamb_divides_like_the_serial_run(optimizer: str, layout: Layout, parallel: ParallelConfig) -> None:
-    serial = run_ranks(train_on, 1, Layout(), ParallelConfig(), optimizer)[0]
-    assert_like_serial(run_ranks(train_on, layout.world_size, layout, parallel, optimizer), serial)
+    serial = run_threads(train_on, 1, Layout(), ParallelConfig(), optimizer)[0]
+    assert_like_serial(run_threads(train_on, layout.world_size, layout, parallel, optimizer), serial)
 
 
 def test_lamb_goes_on_bit_for_bit(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

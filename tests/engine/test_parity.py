@@ -16,7 +16,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import verify.cli
 from engine.compare.tensors import (
     TensorDifference,
     TensorPart,
@@ -27,18 +26,20 @@ from engine.compare.tensors import (
     merge,
 )
 from engine.config import RunConfig
-from engine.launch.forked import RanksFailed, run_forked
+from engine.launch.forked import run_forked
+from engine.launch.threads import RanksFailed, ThreadAxis, current_rank
 from engine.model import transformer
 from engine.optim.gradients import GradientReducer
 from engine.parallel.layers import RowParallelLinear
 from engine.parallel.layout import layout_of, split_layers
-from engine.parallel.mesh import Axis, ParallelMesh
+from engine.parallel.mesh import Axis, GroupAxis, ParallelMesh
 from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
 from engine.pipeline.executor import PipelineExecutor
-from engine.pipeline.schedule import compute_orders
+from engine.pipeline.schedule import Compute, compute_orders
 from engine.rng import Dropout, DropoutMask
 from lineage.config import load_config
 from tests.commands import call
+from verify.cli import main as verify_main
 from verify.parity import SERIAL, TOLERANCE, ParityLayout, all_layouts, choose_layouts, misfit, parse_layout
 
 CONFIG = """
@@ -81,9 +82,11 @@ def verify(config: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     """The command in this process, whose forked ranks inherit the test's faults: code, lines, error without cost."""
 
     def verify(layouts: str, *more: str) -> tuple[int, list[str], str]:
-        monkeypatch.setattr(sys, "argv", ["mlm-verify", "parallel", str(config), "--layouts", layouts, *more])
+        ranks = () if "--processes" in more else ("--threads",)
+        more = tuple(word for word in more if word != "--processes")
+        monkeypatch.setattr(sys, "argv", ["mlm-verify", "parallel", str(config), "--layouts", layouts, *ranks, *more])
         with pytest.raises(SystemExit) as end:
-            verify.cli.main()
+            verify_main()
         out, err = capfd.readouterr()
         said = [line for line in err.splitlines(keepends=True) if not line.startswith("cost: ")]
         return int(end.value.code or 0), out.splitlines(), "".join(said)
@@ -107,7 +110,7 @@ def test_layouts_that_are_right_pass(config: Path) -> None:
 
 def test_all_lists_what_does_not_fit_with_its_reason(verify: Verify) -> None:
     small = ("--set", "model.num_layers=3", "--set", "model.num_heads=1", "--set", "train.global_batch_size=1")
-    code, lines, err = verify("all", "--ranks", "2", "--iterations", "1", *small)
+    code, lines, err = verify("all", "--processes", "--ranks", "2", "--iterations", "1", *small)
     assert (code, err) == (0, "")
     assert sorted(lines[:3]) == [
         "does not fit: pp = 2 with 2 chunks needs at least 4 layers; the model has 3: "
@@ -143,7 +146,7 @@ def test_the_dataset_of_the_configuration_is_used(verify: Verify, dataset: Path)
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(verify: Verify, layouts: str, sentence: str) -> None:
-    code, lines, err = verify(layouts)
+    code, lines, err = verify(layouts, "--ranks", "8")
     assert (code, lines) == (2, [])
     assert err.startswith(f"error: {sentence}")
     assert err.count("\n") == 1
@@ -208,7 +211,8 @@ def key_mask_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def planted(self: Dropout, site: str, first_row: int = 0) -> DropoutMask:
         if site == "layers.2.mlp_output":
-            site += os.environ["RANK"]
+            here = current_rank()
+            site += str(here.rank) if here else ""
         return mask(self, site, first_row)
 
     monkeypatch.setattr(Dropout, "mask", planted)
@@ -217,9 +221,12 @@ def key_mask_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 def scale_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage's input is scaled on its way."""
     take = PipelineExecutor._take
-    monkeypatch.setattr(
-        PipelineExecutor, "_take", lambda self, *args: [part * (1 + 1e-6) for part in take(self, *args)]
-    )
+
+    def planted(self: PipelineExecutor, compute: Compute) -> torch.Tensor | None:
+        payload = take(self, compute)
+        return None if payload is None else payload * (1 + 1e-6)
+
+    monkeypatch.setattr(PipelineExecutor, "_take", planted)
 
 
 def count_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,16 +283,21 @@ def test_only_the_layout_with_the_fault_differs(verify: Verify, monkeypatch: pyt
     assert "1 more of 4 layouts differ" in err
 
 
-def test_a_rank_that_fails_is_named_with_its_error(verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("processes", [True, False])
+def test_a_rank_that_fails_is_named_with_its_error(
+    verify: Verify, monkeypatch: pytest.MonkeyPatch, processes: bool
+) -> None:
     def planted(self: Axis, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        if os.environ["RANK"] == "1" and self.size > 1:
+        if self.rank == 1:
             raise ValueError("no gather")
-        return tensor if self.size == 1 else torch.cat([tensor] * self.size, dim)
+        return torch.cat([tensor] * self.size, dim)
 
-    monkeypatch.setattr(Axis, "all_gather", planted)
-    code, lines, err = verify("tp2-sp,dp2", "--iterations", "1")
+    monkeypatch.setattr(GroupAxis if processes else ThreadAxis, "all_gather", planted)
+    code, lines, err = verify("tp2-sp,dp2", "--iterations", "1", *(["--processes"] if processes else []))
     assert code == 3
-    assert err == "error: layout tp2-sp: rank 1 failed: ValueError: no gather\n"
+    failure = "rank 1 failed" if processes else "on rank 1 of 2"
+    assert err.endswith(f"error: layout tp2-sp: {failure}: ValueError: no gather\n")
+    assert err.count("Traceback") == (0 if processes else 1)
     assert [line.split()[2] for line in lines[2:] if not line.startswith(" ")] == ["DIFFERS", "ok"]
 
 

@@ -16,11 +16,11 @@ from engine.checkpoint.shards import INDEX
 from engine.cli import app
 from engine.formats.huggingface_shards import FOLDER, WRITTEN, merge_huggingface, shard_huggingface
 from engine.launch.mesh import build_mesh
+from engine.launch.threads import run_threads
 from engine.parallel.layout import Layout
 from lineage.digest import seal
 from lineage.errors import BadInput, IntegrityFailure
 from tests.engine.test_formats_huggingface import change_config
-from tests.ranks import run_ranks
 
 ROWS = 301
 TOKENS = torch.randint(0, ROWS, (2, 10), generator=torch.Generator().manual_seed(2))
@@ -52,7 +52,7 @@ def test_the_shards_run_as_the_model_does_and_merge_into_its_files(tp: int, tmp_
     assert len(list(checkpoint.glob("model-tp*.safetensors"))) == tp
     with torch.no_grad():
         expected = theirs(TOKENS).logits.transpose(0, 1)
-    for logits in run_ranks(logits_on, tp, Layout(tp=tp), checkpoint):
+    for logits in run_threads(logits_on, tp, Layout(tp=tp), checkpoint):
         np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
     merged = merge_huggingface(checkpoint, tmp_path / "merged")
     assert sorted(path.name for path in merged.iterdir()) == sorted(p.name for p in (tmp_path / "theirs").iterdir())

@@ -9,12 +9,12 @@ import pytest
 
 from engine.config import RunConfig
 from engine.launch.mesh import build_mesh
+from engine.launch.threads import run_threads
 from engine.pipeline.schedule import Compute, Op, ScheduleName, compute_orders
 from engine.run.files import TIMELINE
 from engine.run.resolved import resolve
 from engine.trainer import Trainer
 from tests.engine.small_run import small_config
-from tests.ranks import run_ranks
 
 PP, MICROBATCHES = 2, 4
 
@@ -37,7 +37,7 @@ def test_a_run_keeps_the_timeline_of_its_last_iteration(
     values = small_config(dataset, {"num_layers": 4}, iterations=2, warmup_iterations=1, microbatch_size=2)
     parallel = {"pp": PP, "chunks": chunks, "schedule": schedule}
     config = RunConfig.model_validate(values.model_dump() | {"parallel": parallel})
-    run = run_ranks(train_on_ranks, PP, config, tmp_path, timeout_seconds=300)[0]
+    run = run_threads(train_on_ranks, PP, config, tmp_path, timeout_seconds=300)[0]
     found = json.loads((run / TIMELINE).read_text(encoding="utf-8"))
     assert (found["iteration"], found["schedule"], found["microbatches"]) == (2, schedule, MICROBATCHES)
     orders = compute_orders(schedule, PP, chunks, MICROBATCHES)

@@ -22,6 +22,7 @@ from engine.data.dataset import DatasetFacts
 from engine.families.transformer_xl.adaptive import AdaptiveEmbedding
 from engine.families.transformer_xl.model import TransformerXL
 from engine.launch.mesh import build_mesh
+from engine.launch.threads import run_threads
 from engine.model.microbatch import PipelineInput, Recurrence
 from engine.model.stream_memory import StreamMemory
 from engine.parallel.layout import Layout, layout_of
@@ -30,7 +31,6 @@ from engine.run.directory import read_metrics
 from engine.run.resolved import read_run_config
 from lineage.errors import BadInput, IntegrityFailure
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
-from tests.ranks import run_ranks
 from verify.parity_run import run_parity
 
 XL: dict[str, Any] = {"memory_length": 12, "head_dim": 6, "inner_size": 20}
@@ -238,7 +238,7 @@ def save_on_two_ranks(folder: Path) -> None:
 
 
 def test_memory_goes_on_in_another_layout(tmp_path: Path) -> None:
-    run_ranks(save_on_two_ranks, 2, tmp_path)
+    run_threads(save_on_two_ranks, 2, tmp_path)
     memory = StreamMemory(MODEL, serial_mesh())
     memory.load(tmp_path, [(0, 1, 2, 3)], range(2))
     recurrence = memory.enter((0, 1, 2, 3))

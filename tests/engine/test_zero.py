@@ -6,13 +6,13 @@ import torch
 
 from engine.config import ModelConfig, Precision, TrainConfig
 from engine.launch.mesh import build_mesh
+from engine.launch.threads import run_threads
 from engine.model.gpt2 import GPT2
 from engine.optim.adam import FlatAdamW
 from engine.optim.gradients import GradientReducer
 from engine.optim.precision import DTYPES
 from engine.parallel.layout import Layout
 from engine.parallel.sharding import sharded_parameters
-from tests.ranks import run_ranks
 
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, seq_length=8, vocab_size=29, padded_vocab_size=32)
 State = dict[str, np.ndarray]  # type: ignore[type-arg]
@@ -59,8 +59,8 @@ def train_and_move(precision: Precision, shard: bool, restored_shard: bool) -> t
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_state_is_halved_and_moves_both_ways(precision: Precision) -> None:
-    plain = run_ranks(train_and_move, 2, precision, False, True)
-    sharded = run_ranks(train_and_move, 2, precision, True, False)
+    plain = run_threads(train_and_move, 2, precision, False, True)
+    sharded = run_threads(train_and_move, 2, precision, True, False)
     for (held, state, moved), (held_sharded, state_sharded, moved_sharded) in zip(plain, sharded, strict=True):
         assert held / 2 <= held_sharded <= held / 2 + 4
         assert state.keys() == state_sharded.keys()

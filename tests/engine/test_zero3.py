@@ -11,7 +11,7 @@ from engine.launch.mesh import build_mesh
 from engine.optim.adam import build_optimizer
 from engine.optim.precision import DTYPES
 from engine.parallel.layout import Layout, layout_of
-from engine.pipeline.partition import PartitionedModel
+from engine.pipeline.executor import PartitionedModel
 from engine.run.directory import read_metrics
 from lineage.errors import BadInput
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from engine.formats import Imported, write_checkpoint
 from engine.formats.convert import export_checkpoint
 from engine.launch.mesh import build_mesh
+from engine.launch.threads import run_threads
 from engine.parallel.layout import Layout
 from engine.parallel.sharding import sharded_parameters
 from evaluation.checkpoints import load_checkpoint
@@ -21,7 +22,6 @@ from evaluation.evaluate import Settings
 from evaluation.generate import Sampling, generate, generate_text
 from lineage.errors import BadInput
 from tests.evaluation.standins import sentences, tiny_config, tiny_gpt2
-from tests.ranks import run_ranks
 
 PROMPTS = [[5, 17, 40], [299], list(range(1, 20))]
 TOGETHER = [list(range(1, 20)), list(range(40, 21, -1)), [7] * 19]
@@ -82,7 +82,7 @@ def test_tokens_are_those_of_transformers(prompts: list[list[int]], checkpoint: 
 def test_layouts_generate_the_same(checkpoint: Path) -> None:
     expected = generate_on(Layout(), checkpoint)
     for layout in (Layout(tp=2), Layout(tp=4), Layout(pp=2), Layout(tp=2, pp=2)):
-        for tokens in run_ranks(generate_on, layout.world_size, layout, checkpoint):
+        for tokens in run_threads(generate_on, layout.world_size, layout, checkpoint):
             assert tokens == expected
 
 

@@ -3,7 +3,6 @@
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,13 +73,6 @@ def test_packed_weights_give_the_same_scores_and_have_no_gradient(dtype: torch.d
         packed = {name.rsplit(".", 2)[1] for name, each in network.named_parameters() if each.is_mkldnn}
         assert packed == {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
         assert not any(each.requires_grad for each in network.parameters() if each.is_mkldnn)
-
-
-def test_weights_that_shall_give_the_same_bits_in_every_layout_are_not_packed() -> None:
-    network = tiny_gpt2(CONFIG)
-    network.mesh = replace(serial_mesh(), tp=replace(serial_mesh().tp, in_order=True))
-    pack_weights(network)
-    assert not any(each.is_mkldnn for each in network.parameters())
 
 
 @pytest.mark.parametrize("workers", [2, 3, 50])

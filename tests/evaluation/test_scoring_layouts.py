@@ -10,9 +10,10 @@ import pytest
 from engine.checkpoint.checkpoint import TrainingState, save_checkpoint
 from engine.config import DataSection, ParallelConfig, RunConfig
 from engine.launch.mesh import build_mesh
+from engine.launch.threads import run_threads
 from engine.optim.adam import FlatAdamW
 from engine.parallel.layout import Layout
-from engine.pipeline.partition import PartitionedModel
+from engine.pipeline.executor import PartitionedModel
 from evaluation.checkpoints import load_checkpoint
 from evaluation.protocol import Scores
 from evaluation.scoring import score
@@ -23,7 +24,6 @@ from lineage.run import RunDirectory
 from tests.commands import call
 from tests.evaluation.standins import tiny_config, write_dataset
 from tests.evaluation.test_scoring import random_requests
-from tests.ranks import run_ranks
 
 REQUESTS = random_requests(21, seed=3)
 BATCH_SIZE = 4
@@ -41,7 +41,7 @@ def divided(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name="tiny", model=model, data=DataSection(dataset=root / "words"), parallel=ParallelConfig(tp=2, pp=2)
     )
     run = RunDirectory.begin(root, config.name, "training", config.model_dump(mode="json"), {"dataset": "d"})
-    run_ranks(write_part, WRITTEN_AT.world_size, run.path, config, root / "words" / "tokenizer")
+    run_threads(write_part, WRITTEN_AT.world_size, run.path, config, root / "words" / "tokenizer")
     return run.path
 
 
@@ -54,10 +54,10 @@ def write_part(run: Path, config: RunConfig, tokenizer: Path) -> None:
     save_checkpoint(run, config, TrainingState(iteration=10), model.parameters, optimizer, mesh, tokenizer)
 
 
-def score_on(layout: Layout, run: Path, folder: Path | None = None, invariant: int = 0) -> tuple[Scores, int]:
+def score_on(layout: Layout, run: Path, folder: Path | None = None) -> tuple[Scores, int]:
     """What one rank gets, and how many of the batches were computed on it."""
     batches: list[int] = []
-    evaluated = load_checkpoint(run, build_mesh(layout, invariant=invariant))
+    evaluated = load_checkpoint(run, build_mesh(layout))
     store = ScoreStore(folder, evaluated.digest, evaluated.tokenizer.digest) if folder else None
     scores = score(evaluated.model, REQUESTS, BATCH_SIZE, 1, batches.append, BANNED, store)
     return scores, len(batches)
@@ -70,7 +70,7 @@ def serial(divided: Path) -> Scores:
 
 @pytest.mark.parametrize("layout", [Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=2)], ids=str)
 def test_a_divided_model_scores_like_the_whole_one(divided: Path, serial: Scores, layout: Layout) -> None:
-    answers = run_ranks(score_on, layout.world_size, layout, divided)
+    answers = run_threads(score_on, layout.world_size, layout, divided)
     for scores, _ in answers:
         np.testing.assert_allclose(scores.nll, serial.nll, rtol=1e-6)
         np.testing.assert_allclose(scores.log_probabilities, serial.log_probabilities, rtol=1e-5)
@@ -79,17 +79,9 @@ def test_a_divided_model_scores_like_the_whole_one(divided: Path, serial: Scores
         np.testing.assert_array_equal(scores.log_probabilities, answers[0][0].log_probabilities)
 
 
-@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=4), Layout(tp=2, pp=2), Layout(tp=2, dp=2)], ids=str)
-def test_in_virtual_ranks_no_layout_changes_a_bit(divided: Path, layout: Layout) -> None:
-    alone, _ = score_on(Layout(), divided, invariant=4)
-    for scores, _ in run_ranks(score_on, layout.world_size, layout, divided, None, 4):
-        for name in ("nll", "log_probabilities", "greedy", "greedy_allowed"):
-            np.testing.assert_array_equal(getattr(scores, name), getattr(alone, name))
-
-
 @pytest.mark.parametrize("dp", [2, 3])
 def test_the_number_of_data_parallel_ranks_changes_no_bit(divided: Path, serial: Scores, dp: int) -> None:
-    answers = run_ranks(score_on, dp, Layout(dp=dp), divided)
+    answers = run_threads(score_on, dp, Layout(dp=dp), divided)
     assert [count for _, count in answers] == [6 // dp] * dp
     for scores, _ in answers:
         np.testing.assert_array_equal(scores.log_probabilities, serial.log_probabilities)
@@ -99,9 +91,9 @@ def test_the_number_of_data_parallel_ranks_changes_no_bit(divided: Path, serial:
 
 def test_ranks_keep_their_scores_and_find_them(divided: Path, serial: Scores, tmp_path: Path) -> None:
     layout = Layout(pp=2, dp=2)
-    first = run_ranks(score_on, 4, layout, divided, tmp_path)
+    first = run_threads(score_on, 4, layout, divided, tmp_path)
     assert all(count > 0 for _, count in first)
-    for scores, count in run_ranks(score_on, 4, layout, divided, tmp_path):
+    for scores, count in run_threads(score_on, 4, layout, divided, tmp_path):
         assert count == 0
         np.testing.assert_array_equal(scores.log_probabilities, serial.log_probabilities)
     alone, count = score_on(Layout(), divided, tmp_path)
@@ -115,10 +107,8 @@ def test_a_layout_that_does_not_divide_the_model_is_refused(divided: Path) -> No
             load_checkpoint(divided, build_mesh(layout))
         return str(refused.value)
 
-    assert "tp = 3 does not divide the 4 attention heads" in run_ranks(refusal, 3, Layout(tp=3))[0]
-    with pytest.raises(BadInput, match="invariant = 8 does not divide the 4 attention heads"):
-        load_checkpoint(divided, build_mesh(Layout(), invariant=8))
-    assert "needs at least 3 layers" in run_ranks(refusal, 3, Layout(pp=3))[0]
+    assert "tp = 3 does not divide the 4 attention heads" in run_threads(refusal, 3, Layout(tp=3))[0]
+    assert "needs at least 3 layers" in run_threads(refusal, 3, Layout(pp=3))[0]
 
 
 @pytest.mark.parametrize(

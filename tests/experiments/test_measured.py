@@ -183,8 +183,8 @@ def test_a_layout_that_sends_twice_the_bytes_turns_its_verdict(tmp_path: Path, m
     assert set(outcomes("2021/communication", traffic._pipeline(), tmp_path / "right").values()) == {"REPRODUCED"}
     begin = PipelineExecutor.__init__
 
-    def whole(self: PipelineExecutor, chunks: Any, mesh: Any, scatter_gather: bool) -> None:
-        begin(self, chunks, mesh, scatter_gather=False)
+    def whole(self: PipelineExecutor, chunks: Any, mesh: Any, scatter_gather: bool, *others: Any) -> None:
+        begin(self, chunks, mesh, False, *others)
 
     monkeypatch.setattr(PipelineExecutor, "__init__", whole)
     found = outcomes("2021/communication", traffic._pipeline(), tmp_path / "wrong")

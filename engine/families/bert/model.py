@@ -15,13 +15,21 @@ from torch import nn
 from engine.config import SERIAL, ModelConfig, ParallelConfig
 from engine.kernels.registry import kernel
 from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy
-from engine.linear import linear
-from engine.model.attention import SelfAttention
 from engine.model.microbatch import PipelineInput, SentencePairs
-from engine.model.recompute import recomputed
 from engine.model.stage_model import StageModel
-from engine.model.transformer import MLP, Embedding, LayerNorm, TransformerLayer, drop, embedding_table
+from engine.model.transformer import (
+    MLP,
+    Embedding,
+    LayerNorm,
+    SelfAttention,
+    TransformerLayer,
+    drop,
+    embedding_table,
+    recomputed,
+    run_layers,
+)
 from engine.parallel.collectives import enter_tensor_parallel
+from engine.parallel.layers import linear
 from engine.parallel.layout import Stage
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
@@ -31,8 +39,7 @@ class BidirectionalAttention(SelfAttention):
     """Attention from every position to every token but padding, with heads divided over the tp axis."""
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None, is_token: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        heads = self.num_heads // self.axis.size
-        qkv = self.query_key_value(x).unflatten(2, (heads, 3, self.head_dim))  # [s, b, n/t, 3, d]
+        qkv = self.query_key_value(x).unflatten(2, (self.heads, 3, self.head_dim))  # [s, b, n/t, 3, d]
         query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n/t, s, d]
         context = recomputed(self.recompute, self._attend, query, key, value, is_token, dropout)
         return self.dense(context.permute(2, 0, 1, 3).flatten(2), add_bias=False)  # [s, b, h]
@@ -101,7 +108,7 @@ class MaskedHead(nn.Module):
         super().__init__()
         self.mesh = mesh
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.layernorm = layer_norm(config, mesh)
+        self.layernorm = layer_norm(config)
         self.bias = nn.Parameter(torch.empty(config.padded_vocab_size // mesh.tp.size))
 
     def forward(self, hidden: torch.Tensor, words: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
@@ -128,7 +135,7 @@ class BERT(StageModel):
             {str(i): BertLayer(config, mesh, i, self.recomputes_attention) for i in self.stage.layers}
         )
         if self.stage.is_last:
-            self.final_layernorm = layer_norm(config, mesh)
+            self.final_layernorm = layer_norm(config)
             self.masked_head = MaskedHead(config, mesh)
             self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
             self.order_head = nn.Linear(config.hidden_size, 2)
@@ -136,7 +143,8 @@ class BERT(StageModel):
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
         pairs = batch.pairs or _one_part(batch.tokens)
         x = self.embedding(inputs, batch.dropout, pairs.token_types) if self.stage.is_first else inputs
-        x = self.run_layers(x, batch.dropout, pairs.is_token)
+        layers = list(self.layers.values())
+        x = run_layers(layers, x, batch.dropout, pairs.is_token, at_once=self.recomputed_layers)
         return self.final_layernorm(x) if self.stage.is_last else x
 
     def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -177,6 +185,6 @@ def _one_part(tokens: torch.Tensor) -> SentencePairs:
     return SentencePairs(none, none == 0, none[:, 0])
 
 
-def layer_norm(config: ModelConfig, mesh: ParallelMesh) -> LayerNorm:
+def layer_norm(config: ModelConfig) -> LayerNorm:
     """A layer norm over the hidden dim."""
-    return LayerNorm(config.hidden_size, mesh, config.bert.layer_norm_epsilon)
+    return LayerNorm(config.hidden_size, config.bert.layer_norm_epsilon)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.config import ModelConfig
-from engine.linear import linear
+from engine.parallel.layers import linear
 
 
 class AdaptiveEmbedding(nn.Module):

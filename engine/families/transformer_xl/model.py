@@ -17,13 +17,11 @@ from engine.config import SERIAL, ModelConfig, ParallelConfig
 from engine.families.transformer_xl.adaptive import AdaptiveEmbedding
 from engine.families.transformer_xl.relative_attention import RelativeAttention, distance_encoding
 from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy
-from engine.linear import linear
 from engine.model.microbatch import PipelineInput, Recurrence
-from engine.model.recompute import recomputed
 from engine.model.stage_model import CausalModel
-from engine.model.transformer import LayerNorm, drop
+from engine.model.transformer import LayerNorm, drop, recomputed
 from engine.parallel.collectives import enter_tensor_parallel
-from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, linear
 from engine.parallel.layout import Stage
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
@@ -57,10 +55,10 @@ class TransformerXLLayer(nn.Module):
         super().__init__()
         self.layer, self.mesh, self.inner_size = layer, mesh, config.inner_size
         self.self_attention = RelativeAttention(config, mesh, layer, recompute_attention)
-        self.attention_layernorm = LayerNorm(config.hidden_size, mesh)
+        self.attention_layernorm = LayerNorm(config.hidden_size)
         self.dense_h_to_inner = ColumnParallelLinear(config.hidden_size, config.inner_size, mesh.tp)
         self.dense_inner_to_h = RowParallelLinear(config.inner_size, config.hidden_size, mesh.tp)
-        self.mlp_layernorm = LayerNorm(config.hidden_size, mesh)
+        self.mlp_layernorm = LayerNorm(config.hidden_size)
 
     def forward(
         self, x: torch.Tensor, memory: torch.Tensor | None, encoding: torch.Tensor, dropout: Dropout | None

@@ -11,7 +11,7 @@ from torch import nn
 
 from engine.config import ModelConfig
 from engine.kernels.registry import kernel
-from engine.model.recompute import recomputed
+from engine.model.transformer import recomputed
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout

@@ -1,0 +1,287 @@
+"""Ranks as threads of this process: any layout runs on one CPU, under a debugger, with an ordinary traceback.
+
+A rank is an ordinary rank program: in its thread `build_mesh` gives it a mesh whose collectives and messages meet in
+memory. One rank computes at a time. It holds its world's lock, and gives it away where it waits for another; so ranks
+need no other lock, and a moment in which all wait for each other is noticed at once. Sums are taken in one binary tree
+over the ranks, as between processes that share memory.
+"""
+
+import sys
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from engine.parallel.layout import Layout
+from engine.parallel.mesh import DONE, MAX, SUM, Axis, ParallelMesh, Waiting, Work
+
+_local = threading.local()
+
+
+class RanksFailed(RuntimeError):
+    """A rank raised, or did not answer in time; the text has the traceback of the rank that failed first."""
+
+    def __init__(self, sentence: str, details: str) -> None:
+        super().__init__(f"{sentence}\n{details}")
+        self.sentence = sentence
+
+
+class ThreadRank(NamedTuple):
+    """The rank that a thread is."""
+
+    world: "World"
+    rank: int
+
+
+def current_rank() -> ThreadRank | None:
+    """The rank that this thread is; None outside `run_threads`."""
+    return getattr(_local, "rank", None)
+
+
+def run_threads(
+    function: Callable[..., Any], ranks: int, *args: Any, timeout_seconds: float | None = 300.0
+) -> list[Any]:
+    """Call `function(*args)` on each of `ranks` threads; returns their results in rank order.
+
+    The first exception of a rank ends the others and is raised here. Raises RanksFailed, with the stack of a rank that
+    is still computing, after `timeout_seconds`.
+    """
+    world, results = World(ranks), [None] * ranks
+
+    def be_rank(rank: int) -> None:
+        _local.rank = ThreadRank(world, rank)
+        torch.set_num_threads(1)
+        with world.lock:
+            try:
+                world.check()
+                results[rank] = function(*args)
+            except _OtherRankFailed:
+                pass
+            except BaseException as error:
+                world.fail(error, rank)
+            finally:
+                world.leave(rank)
+
+    threads = [
+        threading.Thread(target=be_rank, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(ranks)
+    ]
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join(deadline and max(deadline - time.monotonic(), 0.0))
+    except BaseException as stop:  # Ctrl-C and SIGTERM reach the main thread alone
+        with world.lock:
+            world.fail(stop, None)
+        raise
+    if world.failure is not None:
+        raise world.failure
+    if alive := [thread for thread in threads if thread.is_alive()]:
+        frames = sys._current_frames()
+        stack = "".join(traceback.format_stack(frames[alive[0].ident])) if alive[0].ident in frames else ""
+        raise RanksFailed(f"{alive[0].name} did not answer within {timeout_seconds:.0f} s", stack)
+    return results
+
+
+class _OtherRankFailed(BaseException):
+    """Ends a rank after another has failed; no rank program catches it by mistake."""
+
+
+class World:
+    """The ranks of one `run_threads`. Every method is called by a thread that holds the lock."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.lock = size, threading.Lock()
+        self.failure: BaseException | None = None
+        self.meetings: dict[tuple[int, ...], _Meeting] = defaultdict(_Meeting)
+        self.channels: dict[tuple[int, int], _Channel] = defaultdict(_Channel)
+        self._wakeups = [threading.Condition(self.lock) for _ in range(size)]
+        self._awake, self._ended = set(range(size)), set[int]()
+
+    def wait(self, rank: int, is_ready: Callable[[], bool]) -> None:
+        """Let other ranks compute until one has woken this one and it `is_ready`."""
+        while not is_ready():
+            self._fall_asleep(rank)
+            while rank not in self._awake:
+                self._wakeups[rank].wait()
+            self.check()
+
+    def wake(self, rank: int) -> None:
+        """Let a rank that waits look again."""
+        if rank not in self._ended:
+            self._awake.add(rank)
+            self._wakeups[rank].notify()
+
+    def check(self) -> None:
+        """End this rank if another has failed."""
+        if self.failure is not None:
+            raise _OtherRankFailed
+
+    def fail(self, error: BaseException, rank: int | None) -> None:
+        """Record the first failure and end the other ranks."""
+        if self.failure is None:
+            self.failure = error
+            if rank is not None and self.size > 1:
+                error.add_note(f"on rank {rank} of {self.size}")
+        for other in range(self.size):
+            self.wake(other)
+
+    def leave(self, rank: int) -> None:
+        """Note that a rank has ended."""
+        self._ended.add(rank)
+        self._fall_asleep(rank)
+
+    def _fall_asleep(self, rank: int) -> None:
+        self._awake.discard(rank)
+        if not self._awake and len(self._ended) < self.size:
+            waiting = sorted(set(range(self.size)) - self._ended)
+            error = RuntimeError(f"deadlock: {len(waiting)} of {self.size} ranks wait, rank {waiting[0]} among them")
+            self.fail(error, None)
+
+
+class _Meeting:
+    """Ranks of one axis in a collective."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, Any] = {}
+        self.result: Any = None
+        self.count = 0
+
+
+@dataclass
+class _Channel:
+    """Messages from one rank to another, numbered in the order of sending and receiving."""
+
+    sent: int = 0
+    expected: int = 0
+    messages: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class _Receipt:
+    """A message that is to arrive."""
+
+    axis: "ThreadAxis"
+    channel: _Channel
+    number: int
+    tensor: torch.Tensor
+
+    def is_completed(self) -> bool:
+        return self.number in self.channel.messages
+
+    def wait(self) -> None:
+        self.axis.world.wait(self.axis.members[self.axis.rank], self.is_completed)
+        self.tensor.copy_(self.channel.messages.pop(self.number))
+
+
+@dataclass(frozen=True)
+class ThreadAxis(Axis):
+    """An axis whose ranks are threads. Whatever is started is over at once, but for a message to be received."""
+
+    world: World = field(default_factory=lambda: World(1), compare=False)
+    members: tuple[int, ...] = ()
+    """Global ranks along the axis."""
+
+    def _meet(self, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
+        """combine(values of all ranks), which the last to come computes while the others wait."""
+        meeting, me = self.world.meetings[self.members], self.members[self.rank]
+        meeting.values[me] = value
+        with self.waiting:
+            if len(meeting.values) == self.size:
+                with torch.no_grad():
+                    meeting.result = combine([meeting.values[member] for member in self.members])
+                meeting.values, meeting.count = {}, meeting.count + 1
+                for member in self.members:
+                    self.world.wake(member)
+            else:
+                count = meeting.count
+                self.world.wait(me, lambda: meeting.count > count)
+        return meeting.result
+
+    @torch.no_grad()
+    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
+        return tensor.copy_(self._meet(tensor, lambda parts: _reduced(parts, op)))
+
+    def start_all_reduce(self, tensor: torch.Tensor) -> Work:
+        self.all_reduce(tensor)
+        return DONE
+
+    def reduce(self, tensor: torch.Tensor, owner: int = 0) -> None:
+        total = self._meet(tensor, _sum)
+        if self.rank == owner:
+            tensor.copy_(total)
+
+    def start_reduce(self, tensor: torch.Tensor, owner: int) -> Work:
+        self.reduce(tensor, owner)
+        return DONE
+
+    def broadcast(self, tensor: torch.Tensor, owner: int = 0) -> None:
+        tensor.copy_(self._meet(tensor, lambda tensors: tensors[owner].clone()))
+
+    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        return self._meet(tensor, lambda parts: torch.cat(parts, dim=dim)).clone()
+
+    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._meet(tensor, _sum).chunk(self.size)[self.rank].clone()
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return list(self._meet(value, list))
+
+    def barrier(self) -> None:
+        self._meet(None, list)
+
+    def start_send(self, tensor: torch.Tensor, peer: int) -> Work:
+        channel = self.world.channels[self.members[self.rank], self.members[peer]]
+        channel.messages[channel.sent] = tensor.clone()
+        channel.sent += 1
+        self.world.wake(self.members[peer])
+        return DONE
+
+    def start_receive(self, tensor: torch.Tensor, peer: int) -> Work:
+        channel = self.world.channels[self.members[peer], self.members[self.rank]]
+        channel.expected += 1
+        return _Receipt(self, channel, channel.expected - 1, tensor)
+
+
+def thread_mesh(here: ThreadRank, layout: Layout, sequence_parallel: bool) -> ParallelMesh:
+    """The mesh as the rank of this thread sees it."""
+    tp, pp, dp = layout.coordinates(here.rank)
+    waiting = Waiting()
+
+    def axis(members: Sequence[int]) -> Axis:
+        if len(members) == 1:
+            return Axis(waiting=waiting)
+        return ThreadAxis(len(members), members.index(here.rank), waiting, here.world, tuple(members))
+
+    ends = [layout.rank(tp, 0, dp), layout.rank(tp, layout.pp - 1, dp)]
+    return ParallelMesh(
+        layout,
+        tp=axis([layout.rank(other, pp, dp) for other in range(layout.tp)]),
+        pp=axis([layout.rank(tp, other, dp) for other in range(layout.pp)]),
+        dp=axis([layout.rank(tp, pp, other) for other in range(layout.dp)]),
+        embedding=axis(ends) if layout.pp > 1 and here.rank in ends else Axis(),
+        device=torch.device("cpu"),
+        sequence_parallel=sequence_parallel and layout.tp > 1,
+        world=axis(range(layout.world_size)),
+    )
+
+
+def _reduced(parts: Sequence[torch.Tensor], op: dist.ReduceOp.RedOpType) -> torch.Tensor:
+    if op == SUM:
+        return _sum(parts)
+    return torch.stack(list(parts)).amax(dim=0) if op == MAX else torch.stack(list(parts)).amin(dim=0)
+
+
+def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of neighbours, then of neighbouring sums, and so on; with an odd number the last one stays as it is."""
+    while len(parts) > 1:
+        pairs = zip(parts[::2], parts[1::2], strict=False)
+        parts = [left + right for left, right in pairs] + list(parts[len(parts) // 2 * 2 :])
+    return parts[0]
