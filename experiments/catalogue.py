@@ -271,7 +271,7 @@ class Experiment(Config):
     reproduction: str = ""
     """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
     extrapolates: Literal["", "sizes", "tokens"] = ""
-    """Over what some of its claims are predicted from the others (`experiments.scaling_law`)."""
+    """Over what some of its claims are predicted from the others (`experiments.forecast.published`)."""
     ablation: Ablation | None = None
     """What `mlm-experiment ablate` trains for it."""
     measures: str = ""

@@ -59,8 +59,8 @@ def ladder(
     ] = False,
 ) -> None:
     """Figure 6 as a law: models of rising size, the largest one's loss forecast and sealed before it is trained."""
-    from experiments.ladder.climb import climb
-    from experiments.ladder.plan import seconds_of
+    from experiments.forecast.climb import climb
+    from experiments.forecast.ladder_plan import seconds_of
 
     climb(seconds_of(budget), find_file(data, Shipped.RECIPE), runs, dry_run)
 
@@ -250,12 +250,12 @@ def ablate(
 ) -> None:
     """Train the same recipe but for one thing, over seeds that a sealed forecast gives, and say what it changed."""
     from experiments.catalogue import find_experiment
-    from experiments.effects import derive_effects
-    from experiments.measured.ablations import format_ablation, run_ablation
+    from experiments.forecast.ablate import ablation_of, run_ablation
+    from experiments.forecast.ablation import derive_effects, format_ablation
 
     experiment = find_experiment(name)
     run = run_ablation(experiment, dataset, runs)
-    print(f"{format_ablation(experiment, *derive_effects(run.path))}\n{run.path}")
+    print(f"{format_ablation(ablation_of(experiment), *derive_effects(run.path))}\n{run.path}")
 
 
 @app.command()

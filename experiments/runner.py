@@ -6,19 +6,19 @@ from inspect import signature
 from pathlib import Path
 
 from experiments.catalogue import MEASUREMENTS, TAKES_LONG, Experiment, Part
+from experiments.files import FITTED, HELD_OUT
+from experiments.forecast.published import extrapolated
 from experiments.published import Row, position, published_rows, workload_rows
 from experiments.quantities import FORMULAS, simulated_values
 from experiments.reproduce.plan import Plan, make_plan, print_plan
 from experiments.reproduce.reproduction import reproduce
 from experiments.reproduce.steps import format_steps
-from experiments.scaling_law import extrapolated
 from experiments.sealed import Line, format_records, seal_numbers
 from experiments.simulator.cluster import Cluster, load_cluster
 from experiments.simulator.measurements import COLUMNS, fitted_workloads, workload_of
 from experiments.simulator.simulate import Prediction
 from experiments.simulator.simulate import simulate as predict
 from experiments.simulator.workload import Workload
-from experiments.verdicts import FITTED, HELD_OUT
 from lineage.errors import BadInput, DataMissing, HardwareMissing
 from lineage.progress import announce, is_quiet
 from lineage.run import RunDirectory

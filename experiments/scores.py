@@ -8,7 +8,7 @@ from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from evaluation.schema import ClozeResult, PerplexityResult
 from evaluation.uncertainty import difference_standard_error
-from lineage.scores import Comparison, LastWords, TextScore
+from experiments.files import Comparison, LastWords, TextScore
 
 NORMAL = 1.645
 """Standard errors on either side of nine tenths of a normal distribution."""

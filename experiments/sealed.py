@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.catalogue import Experiment
-from experiments.verdicts import NOT_RUN, load_results
+from experiments.files import NOT_RUN
+from experiments.verdicts import load_results
 from lineage.atomic import write_json
 from lineage.digest import check_seal, is_sealed, sha256_json
 from lineage.errors import BadInput

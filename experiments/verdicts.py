@@ -8,25 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from experiments.catalogue import ABLATION, PAPERS, Claim, Experiment, every_claim, unanswered_claims
+from experiments.files import FITTED, HELD_OUT, NOT_RUN, STAND_IN, Refusals
 from lineage.digest import check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import FileSchema, parse_document, read_values
+from lineage.files import parse_document, read_values
 from lineage.records import RECORDS, Kind, Record, read_records
 from lineage.run import MANIFEST, RunDirectory
 
 if TYPE_CHECKING:
-    from experiments.effects import Finding
+    from experiments.forecast.ablation import Finding
 
-NOT_RUN = "not_run.json"
 ORDER: tuple[Kind, ...] = ("measured", "computed", "scaled", "simulated")
 """Of several numbers for one claim the first kind here speaks, and of that kind the newest run."""
 NEVER: dict[str, frozenset[Kind]] = {"simulate": frozenset({"measured", "scaled"}), "scaled": frozenset({"measured"})}
 """Kinds that a run of this mode cannot have made."""
-
-STAND_IN = "a stand-in for the released weights"
-"""What the record of other weights, or of a part of the test, begins its note with."""
-FITTED, HELD_OUT = "the cost model was fitted on this row", "held out of the cost model's fit"
-"""What the record of a simulated number notes."""
 
 Outcome = Literal[
     "REPRODUCED", "DIVERGED", "SUPPORTED", "CONTRADICTED", "INCONCLUSIVE", "CONSISTENT", "INCONSISTENT", "SIMULATED",
@@ -46,21 +41,6 @@ EFFECTS: tuple[Outcome, ...] = ("SUPPORTED", "CONTRADICTED", "INCONCLUSIVE")
 
 Rows = dict[tuple[str, str, Kind], list[Record]]
 """An experiment's records by series, quantity and kind."""
-
-
-class Refused(FileSchema):
-    """A row of an experiment that could not run."""
-
-    experiment: str
-    series: str
-    x: float | None
-    reason: str
-
-
-class Refusals(FileSchema):
-    """not_run.json, which is a list."""
-
-    rows: list[Refused]
 
 
 @dataclass(frozen=True)
@@ -109,7 +89,7 @@ def load_results(folders: Iterable[Path]) -> Results:
     for path in sorted(runs, key=lambda run: runs[run], reverse=True):
         records += _records(path)
         if RunDirectory.open(path).manifest["kind"] == ABLATION:
-            from experiments.effects import derive_effects
+            from experiments.forecast.ablation import derive_effects
 
             found, derived = derive_effects(path)
             if records[-len(derived) :] != derived:

@@ -9,7 +9,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 from experiments.catalogue import Experiment
-from experiments.verdicts import EFFECTS, FITTED
+from experiments.files import FITTED
+from experiments.verdicts import EFFECTS
 from lineage.config import read_toml
 from lineage.records import Kind, Record
 from reports.claims import Claims, Found

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from data_pipeline.files import Ledger
+from experiments.files import order_sentence
 from lineage.records import Kind, Record
-from lineage.scores import order_sentence
 from reports.curves import Curve, Ordering, orderings
 from reports.figures.curves import mean_window
 from reports.load import Reproduction

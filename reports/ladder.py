@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from data_pipeline.files import DATASET, DataCard
+from experiments.files import Forecast, LadderPlan, LadderResult, RungPlan
 from lineage.errors import IntegrityFailure
 from lineage.files import read_document
-from lineage.ladder import Forecast, LadderPlan, LadderResult, RungPlan
 from reports.exhibit import Exhibit, Table
 from reports.figures.marks import DASHES, blank, plain_log_ticks
 from reports.load import Reproduction

@@ -7,6 +7,7 @@ from pathlib import Path
 from data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
 from engine.run.files import SUMMARY
 from evaluation.schema import Result
+from experiments.files import Scores
 from experiments.reproduce.files import EVALUATIONS, EXAMPLES, SCORES, TRAINING, ReproductionSummary
 from lineage.atomic import parse_json
 from lineage.digest import MARKER, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
@@ -14,7 +15,6 @@ from lineage.errors import BadInput
 from lineage.files import Manifest, one_line, read_document
 from lineage.records import RECORDS, Kind, Record
 from lineage.run import MANIFEST, RunDirectory
-from lineage.scores import Scores
 from reports.files import Problem, Problems
 from reports.training_runs import Training, read_training
 

@@ -33,10 +33,11 @@ from engine.run.loggers import open_loggers
 from engine.run.metrics import MetricsLog
 from engine.run.resolved import resolve_begun
 from experiments.catalogue import CLAIMS, find_experiment, load_claims
+from experiments.files import NOT_RUN
 from experiments.launch.job import Job
 from experiments.sealed import seal_numbers
 from experiments.simulator.cluster import load_cluster
-from experiments.verdicts import NOT_RUN, load_results
+from experiments.verdicts import load_results
 from lineage.config import load_config
 from lineage.digest import MARKER, check_seal, seal
 from lineage.errors import DataMissing, IntegrityFailure

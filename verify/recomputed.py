@@ -21,8 +21,10 @@ from engine.run.resolved import read_run_config
 from evaluation.schema import ClozeResult, PerplexityResult
 from evaluation.uncertainty import ratio_standard_error
 from experiments.catalogue import ABLATION
-from experiments.ladder.result import LADDER as LADDER_RESULT
-from experiments.ladder.result import derive
+from experiments.files import NOT_RUN, LadderResult, Scores
+from experiments.forecast.ladder import LADDER as LADDER_RESULT
+from experiments.forecast.ladder import derive
+from experiments.forecast.trainings import keep, read_kept
 from experiments.reproduce.files import EXAMPLES, Answers, AnswersHead, ReproductionSummary
 from experiments.reproduce.kept import keep_training
 from experiments.reproduce.plan import LADDER, twin_rule
@@ -37,17 +39,14 @@ from experiments.reproduce.reproduction import (
 )
 from experiments.reproduce.steps import TASKS, evaluation_file
 from experiments.sealed import digest_of_numbers
-from experiments.trainings.kept import keep, read_kept
-from experiments.verdicts import NOT_RUN, load_results
+from experiments.verdicts import load_results
 from lineage.chain import broken_links
 from lineage.config import parse_config
 from lineage.digest import MARKER, check_seal, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from lineage.errors import UserError
 from lineage.files import Manifest, one_line, read_document, read_values
-from lineage.ladder import LadderResult
 from lineage.records import RECORDS, Record, read_records
 from lineage.run import MANIFEST, RunDirectory
-from lineage.scores import Scores
 from lineage.shipped import model_file
 from lineage.verified import check_seal_once
 

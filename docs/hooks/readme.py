@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
+from experiments.files import Scores, order_sentence
 from experiments.reproduce.files import ReproductionSummary
 from lineage.atomic import write_text
 from lineage.errors import BadInput, Diverged
 from lineage.files import read_document
 from lineage.progress import format_duration
 from lineage.records import read_records
-from lineage.scores import Scores, order_sentence
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / "reproduce-8.3b"

@@ -24,8 +24,8 @@ from evaluation.tasks import TASKS
 from evaluation.wikitext103 import MEGATRON, read_wikitext
 from evaluation.windows import megatron_windows
 from experiments.catalogue import Experiment
+from experiments.files import STAND_IN
 from experiments.sealed import Line
-from experiments.verdicts import STAND_IN
 from lineage.digest import sha256_file
 from lineage.environment import available_cores
 from lineage.errors import DataMissing, Interrupted

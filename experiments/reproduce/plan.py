@@ -10,13 +10,13 @@ from engine.config import RunConfig
 from engine.costs import checkpoint_bytes, flops_per_iteration, fullest_rank, parameter_count, tokens_trained
 from engine.run.resolved import default_ranks, read_run_config, training_seconds
 from engine.twin import describe_scale
+from experiments.files import RateLaw
 from experiments.launch.job import Job, format_days
 from lineage.config import load_config, override_config
 from lineage.digest import is_sealed
 from lineage.environment import available_cores, list_gpus
 from lineage.errors import BadInput, HardwareMissing
 from lineage.installation import HOME
-from lineage.ladder import RateLaw
 from lineage.shipped import model_file
 
 RECIPES = HOME / "data_pipeline" / "recipes"

@@ -18,6 +18,7 @@ from engine.data.dataset import DatasetFacts
 from engine.run.directory import read_steps, read_summary, read_validations
 from engine.run.files import SUMMARY
 from evaluation.schema import ClozeResult, PerplexityResult
+from experiments.files import Scores, TextScore, order_sentence
 from experiments.launch.scripts import write_launch_files
 from experiments.published import published_records
 from experiments.reproduce import processes, steps
@@ -34,7 +35,6 @@ from lineage.lock import locked
 from lineage.progress import format_duration
 from lineage.records import RECORDS, Record, read_records, write_records
 from lineage.run import RunDirectory
-from lineage.scores import Scores, TextScore, order_sentence
 from lineage.torch_range import check_torch
 
 END = "final_validation_perplexity"

@@ -30,6 +30,7 @@ MAY_IMPORT = {
         "evaluation.schema",
         "experiments.benchmark",
         "experiments.catalogue",
+        "experiments.files",
         "experiments.verdicts",
         "experiments.reproduce.files",
     ),

@@ -23,10 +23,9 @@ PURE = [
     *(
         module_name(path)
         for path in modules("experiments")
-        if path.parent.name not in ("contenders", "ladder", "measured", "trainings")
+        if path.parent.name not in ("contenders", "forecast", "measured")
     ),
-    *says_so("experiments/ladder"),
-    *says_so("experiments/trainings"),
+    *says_so("experiments/forecast"),
     *says_so("verify"), "verify.cli",
     *(module_name(path) for path in modules("reports")),
 ]  # fmt: skip

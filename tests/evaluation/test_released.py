@@ -8,8 +8,9 @@ import pytest
 
 from experiments.catalogue import find_experiment
 from experiments.cli import main
+from experiments.files import STAND_IN
 from experiments.measured import released
-from experiments.verdicts import STAND_IN, Verdict, judge, load_results
+from experiments.verdicts import Verdict, judge, load_results
 from lineage.digest import sha256_file
 from lineage.errors import DataMissing
 from lineage.records import read_records

@@ -21,6 +21,7 @@ from engine.config import TwinScale
 from engine.run.files import Step, Timeline, TrainingSummary, Validation
 from engine.twin import describe_scale
 from evaluation.schema import Result
+from experiments.files import Scores
 from experiments.published import published_records
 from experiments.reproduce.files import Answers, AnswersHead, ReproductionSummary
 from experiments.reproduce.plan import SMOKE
@@ -28,7 +29,6 @@ from lineage.digest import check_seal, read_digest, seal
 from lineage.files import FileSchema, Manifest, read_document
 from lineage.records import Record, read_records
 from lineage.run import RunDirectory
-from lineage.scores import Scores
 from tests.chaos.job import leave_figures_blank
 from tests.commands import ROOT, call
 from tests.experiments.machines import with_gpus

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from evaluation.schema import PerplexityResult
 from evaluation.uncertainty import ratio_standard_error
+from experiments.files import Comparison, Scores, TextScore, order_sentence
 from experiments.scores import NORMAL, compared, text_score
 from lineage.errors import IntegrityFailure
 from lineage.files import parse_document, read_document
 from lineage.installation import HOME
 from lineage.records import Record
-from lineage.scores import Comparison, Scores, TextScore, order_sentence
 
 WORDS = np.array([50.0, 80.0, 120.0, 60.0, 90.0, 200.0])
 BITS_OF_A_NAT = 0.25

@@ -9,8 +9,9 @@ from typing import Any, get_args
 import pytest
 
 from experiments.catalogue import PAPERS, every_claim, find_experiment, load_experiments, unanswered_claims
+from experiments.files import FITTED, HELD_OUT
 from experiments.runner import run_experiment
-from experiments.verdicts import FITTED, HELD_OUT, Outcome, Verdict, format_verdicts, judge, load_results, unanswered
+from experiments.verdicts import Outcome, Verdict, format_verdicts, judge, load_results, unanswered
 from lineage.digest import seal
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.records import RECORDS, Record, read_records, write_records

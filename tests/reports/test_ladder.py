@@ -8,14 +8,23 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.files import DataCard
+from experiments.files import (
+    Comparison,
+    Forecast,
+    Foreseen,
+    LadderPlan,
+    LadderResult,
+    LadderRun,
+    Law,
+    RateLaw,
+    RungPlan,
+)
 from lineage.atomic import write_json, write_text
 from lineage.digest import check_seal, seal
 from lineage.errors import IntegrityFailure
 from lineage.files import write_document
-from lineage.ladder import Forecast, Foreseen, LadderPlan, LadderResult, LadderRun, Law, RateLaw, RungPlan
 from lineage.records import Record, write_records
 from lineage.run import RunDirectory
-from lineage.scores import Comparison
 from reports.experiment_runs import sort_runs
 from reports.ladder import Ladder, ladder_exhibit, placed
 from reports.load import load_reproduction
@@ -53,7 +62,7 @@ def write_ladder(runs: Path) -> Path:
     forecast = Forecast(method="least squares", law=LAW, exponent_low=0.2, exponent_high=0.4, misfit=0.004,
                         rung=rungs[3], curve=curve, made_of={})  # fmt: skip
     difference = Comparison(text="wikitext103", smaller=1, larger=3, difference=-0.05, low=-0.06, high=-0.04)
-    result = LadderResult(runs=done, verdict="HIT", found=done[-1].loss, bits_per_byte={}, comparisons=[difference],
+    result = LadderResult(runs=done, verdict="HIT", bits_per_byte={}, comparisons=[difference],
                           rates=RATES, exponents="The law's size exponent is 0.2",
                           sentence="HIT: the largest rung was foreseen")  # fmt: skip
     run = RunDirectory.begin(runs, "ladder", "ladder", {"budget_seconds": 1800.0}, {"dataset": "0" * 64})

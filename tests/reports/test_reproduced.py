@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from evaluation.schema import Result
+from experiments.files import Comparison, Scores
 from lineage.files import write_document
 from lineage.records import Record
-from lineage.scores import Comparison, Scores
 from reports.curves import build_curves
 from reports.evaluations import cells_of
 from reports.figures import figure_6

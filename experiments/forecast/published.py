@@ -1,4 +1,4 @@
-"""Published curves predicted from other published points: a larger model's, or what comes later in training.
+"""Predicts published curves from other published points: a larger model's, or the later part of training.
 
 Imports no torch.
 """
@@ -10,25 +10,24 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq, least_squares  # type: ignore[import-untyped]
+from scipy.optimize import brentq  # type: ignore[import-untyped]
 
 from experiments.catalogue import Claim, find_experiment
-from experiments.verdicts import FITTED, HELD_OUT
+from experiments.files import FITTED, HELD_OUT
+from experiments.forecast.law import Floats, fit_powers
 from lineage.errors import BadInput
 
 READING_ERROR = 0.03
-"""In perplexity, of a number that was read off a figure; the true one lies anywhere within it."""
+"""Largest error in perplexity of a number that was read off a figure."""
 DRAWS, TOKEN_DRAWS = 1000, 200
 FITTED_SHARE = 1 / 3
-"""Of training, to whose points the law over tokens is fitted."""
-EXPONENTS = (-10.0, 10.0)
-"""Between which a law's exponent is looked for."""
+"""Share of training, from its start, that the law over tokens is fitted to."""
 SIZE = re.compile(r"([\d.]+)([mb])")
 UNITS = {"m": 1e6, "b": 1e9}
 
 
 def parameters_of(series: str) -> float:
-    """The number of parameters that a model's name gives: `345m`, `8.3b`. Raises BadInput for another name."""
+    """The number of parameters in a model's name: `345m`, `8.3b`. Raises BadInput for another name."""
     match = SIZE.fullmatch(series)
     if not match:
         raise BadInput(f"{series!r} does not say how many parameters the model has, as 345m or 8.3b do")
@@ -36,18 +35,17 @@ def parameters_of(series: str) -> float:
 
 
 def extrapolated(claims: Sequence[Claim], over: str) -> list[dict[str, Any]]:
-    """Published losses as a law through other published losses gives them, with 90 % intervals.
+    """Records of published losses as predicted by a law through other published losses, with 90 % intervals.
 
-    `over` is "sizes" or "tokens", and a loss the logarithm of perplexity.
+    `over` is "sizes" or "tokens"; a loss is the logarithm of a perplexity.
     """
     return _over_sizes(claims) if over == "sizes" else _over_tokens(claims)
 
 
 def _over_sizes(claims: Sequence[Claim]) -> list[dict[str, Any]]:
-    """The largest model's curve from those of the three others.
+    """The largest model's curve from those of the three others, by loss = E + A · N^−α at each point of training.
 
-    The law is loss = E + A · N^−α, a loss for each place, where N is the number of parameters. The interval is that of
-    the points' reading alone.
+    The interval is that of the reading error alone.
     """
     curves: dict[float, dict[str, float]] = defaultdict(dict)
     for claim in claims:
@@ -68,46 +66,38 @@ def _over_sizes(claims: Sequence[Claim]) -> list[dict[str, Any]]:
 
 
 def _over_tokens(claims: Sequence[Claim]) -> list[dict[str, Any]]:
-    """Every model's curve from the first third of all curves.
+    """Every model's curve from the first third of all curves, by loss = E + A · N^−α + B · D^−β.
 
-    The law is loss = E + A · N^−α + B · D^−β, where D is the number of tokens seen, which iterations stand for: every
-    model of the figure has the same batch. The interval is that of the points' reading and of the fit's residuals.
+    D counts iterations, because every model of the figure has the same batch. The interval is that of the reading error
+    and of the fit's residuals.
     """
     sizes = np.array([parameters_of(claim.series) for claim in claims])
-    places = np.array([_place(claim) for claim in claims])
+    places = np.array([claim.x or 0.0 for claim in claims])
     read = np.array([float(claim.value) for claim in claims])
     sizes, tokens = sizes / sizes.max(), places / places.max()
     fitted = tokens <= FITTED_SHARE
-    exponents, losses, _ = _fit_tokens(sizes, tokens, read, fitted)
+
+    def terms(exponents: Floats) -> Floats:
+        return np.stack([np.ones_like(sizes), sizes ** -exponents[0], tokens ** -exponents[1]], axis=1)
+
+    def fit(read: Floats, start: Sequence[float]) -> tuple[Floats, Floats, Floats]:
+        """Exponents, losses at all points, residuals at the fitted ones."""
+        early = np.log(read[fitted])
+        exponents, factors, residuals = fit_powers(lambda e: terms(e)[fitted], early, [start], ((0.01, 3.0),) * 2)
+        return exponents, terms(exponents) @ factors, residuals
+
+    exponents, losses, _ = fit(read, (0.3, 0.4))
     noise = np.random.default_rng(0)
     drawn = []
     for _ in range(TOKEN_DRAWS):
         reading = read + noise.uniform(-READING_ERROR, READING_ERROR, len(read))
-        _, again, residuals = _fit_tokens(sizes, tokens, reading, fitted, exponents)
-        drawn.append(again + noise.choice(residuals, len(read)))
+        _, again, residuals = fit(reading, exponents.tolist())
+        drawn.append(again + noise.choice(-residuals, len(read)))
     lows, highs = np.quantile(drawn, (0.05, 0.95), axis=0)
     return [
         _number(claim.quantity, claim.series, x, "iterations", loss, low, high, FITTED if is_fitted else HELD_OUT)
         for claim, x, loss, low, high, is_fitted in zip(claims, places, losses, lows, highs, fitted, strict=True)
     ]
-
-
-def _fit_tokens(
-    sizes: np.ndarray, tokens: np.ndarray, read: np.ndarray, fitted: np.ndarray, start: Any = (0.3, 0.4)
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Exponents of size and of tokens that fit the points marked as fitted best, the law's losses at all points, and
-    what the fitted points' losses leave over."""
-
-    def losses(exponents: np.ndarray) -> np.ndarray:
-        terms = np.stack([np.ones_like(sizes), sizes ** -exponents[0], tokens ** -exponents[1]], axis=1)
-        factors = np.linalg.lstsq(terms[fitted], np.log(read[fitted]), rcond=None)[0]
-        return terms @ factors
-
-    def residuals(exponents: np.ndarray) -> np.ndarray:
-        return (np.log(read) - losses(exponents))[fitted]
-
-    found = least_squares(residuals, start, bounds=(0.01, 3.0)).x
-    return found, losses(found), residuals(found)
 
 
 def _number(
@@ -120,23 +110,24 @@ def _number(
 
 
 def published_exponent(claims: Sequence[Claim], series: Sequence[str]) -> tuple[float, float, float]:
-    """α of loss = E + A · N^−α through three models' last published points, with the 90 % interval of their reading."""
-    last = [max((claim for claim in claims if claim.series == name and claim.x), key=_place) for name in series]
+    """α of loss = E + A · N^−α through three models' last published points, with its 90 % interval."""
+    last = [max((claim for claim in claims if claim.series == name and claim.x), key=lambda c: c.x or 0.0)
+            for name in series]  # fmt: skip
     sizes = np.array([parameters_of(name) for name in series])
     read = np.array([float(claim.value) for claim in last])
-    of = partial(_exponent, sizes / sizes[-1])
-    return of(np.log(read)), *_interval(of, read, np.random.default_rng(0))
+    exponent = partial(_exponent, sizes / sizes[-1])
+    return exponent(np.log(read)), *_interval(exponent, read, np.random.default_rng(0))
 
 
-def _interval(of: Callable[[np.ndarray], float], read: np.ndarray, noise: np.random.Generator) -> tuple[float, float]:
-    """Nine tenths of what a number of the losses is, by how exactly perplexities can be read."""
+def _interval(quantity: Callable[[Floats], float], read: Floats, noise: np.random.Generator) -> tuple[float, float]:
+    """The 90 % interval of a function of the losses, due to the reading error of the perplexities."""
     drawn = read + noise.uniform(-READING_ERROR, READING_ERROR, (DRAWS, len(read)))
-    low, high = np.quantile([of(np.log(each)) for each in drawn], (0.05, 0.95))
+    low, high = np.quantile([quantity(np.log(each)) for each in drawn], (0.05, 0.95))
     return float(low), float(high)
 
 
 def beside_published(exponent: float, low: float, high: float) -> str:
-    """What a ladder's exponent by loss = E + A · N^−α, with its interval, says beside that of the published curve."""
+    """A sentence that compares a ladder's exponent and its interval with those of the published curve."""
     names = ("345m", "775m", "2.5b")
     value, least, most = published_exponent(find_experiment("2019/scaling-law").claims, names)
     overlap = "overlap" if low <= most and least <= high else "do not overlap"
@@ -148,26 +139,22 @@ def beside_published(exponent: float, low: float, high: float) -> str:
     )
 
 
-def _place(claim: Claim) -> float:
-    return claim.x or 0.0
-
-
-def _gains(sizes: np.ndarray, exponent: float) -> np.ndarray:
-    """Of each size over size 1, but for a factor; smooth in the exponent, also at 0."""
+def _gains(sizes: Floats, exponent: float) -> Floats:
+    """Gain of each size over size 1, up to a factor; smooth in the exponent, also at 0."""
     return np.log(sizes) if exponent == 0 else -np.expm1(-exponent * np.log(sizes)) / exponent
 
 
-def _exponent(sizes: np.ndarray, losses: np.ndarray) -> float:
-    """That of the law through three sizes' losses, each lower than the one before."""
+def _exponent(sizes: Floats, losses: Floats) -> float:
+    """Exponent of the law through three sizes' falling losses."""
 
     def mismatch(exponent: float) -> float:
         first, second, third = _gains(sizes, exponent)
         return float((losses[0] - losses[1]) * (third - second) - (losses[1] - losses[2]) * (second - first))
 
-    return float(brentq(mismatch, *EXPONENTS))
+    return float(brentq(mismatch, -10.0, 10.0))
 
 
-def _at_one(sizes: np.ndarray, losses: np.ndarray) -> float:
-    """The loss at size 1 of the law through three sizes' losses."""
+def _at_one(sizes: Floats, losses: Floats) -> float:
+    """The loss at size 1 by the law through three sizes' losses."""
     first, second, _ = _gains(sizes, _exponent(sizes, losses))
     return float(losses[0] + (losses[0] - losses[1]) / (second - first) * first)

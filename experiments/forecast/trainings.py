@@ -1,19 +1,21 @@
-"""What is kept of trainings whose result is forecast, and the seeds that a forecast gives. Imports no torch.
+"""What is kept of trainings whose outcome was forecast, and the seeds that a forecast gives. Imports no torch.
 
-A training's seed is a part of the forecast's digest, so that it cannot have been trained before the forecast was
-written, and a forecast that is changed later is no longer that of the training.
+The seeds of the trainings are parts of the forecast's SHA-256. They cannot have been trained before the forecast was
+written, and a forecast that is edited later no longer matches its trainings.
 """
 
 import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engine.config import RunConfig
 from engine.data.batch_schedule import BatchSchedule
 from engine.run.directory import read_validations
 from engine.run.files import METRICS, SUMMARY
+from experiments.files import FORECAST
+from experiments.reproduce.files import TRAINING
 from lineage.atomic import write_text
 from lineage.config import parse_config
 from lineage.digest import MARKER, sha256_file
@@ -21,29 +23,28 @@ from lineage.errors import IntegrityFailure
 from lineage.files import Manifest, read_document, read_values
 from lineage.run import MANIFEST, RunDirectory
 
-FORECAST, TRAINING = "forecast.json", "training"
 SEARCH_SEED = 0
-"""Of trainings that try a learning rate."""
+"""Seed of the trials of learning rates."""
 
 
 class Trained(NamedTuple):
-    """What is kept of a training."""
+    """A kept training."""
 
     folder: Path
     config: RunConfig
     dataset: str
-    """Digest of what it was trained on."""
+    """Digest of its dataset."""
     digest: str
     losses: dict[int, float]
-    """Of the same part of the validation text by tokens trained on, from 0."""
+    """Loss on a fixed part of the validation text by tokens trained on, from 0."""
     final: float
-    """At the end, of all of the validation text."""
+    """Loss on the whole validation text at the end."""
     is_finished: bool
-    """Not if its loss stopped being a number."""
+    """False if its loss became NaN or infinite."""
 
     @property
     def is_trial(self) -> bool:
-        """Whether it tried a learning rate."""
+        """True for a trial of a learning rate."""
         return self.config.train.seed == SEARCH_SEED
 
     @property
@@ -53,12 +54,17 @@ class Trained(NamedTuple):
 
     @property
     def is_diverged(self) -> bool:
-        """Whether its loss stopped being a number or ended above that of the untrained model."""
+        """True if its loss was not finite, or ended above that of the untrained model."""
         return not self.is_finished or self.end > self.losses[0]
+
+    def check_data(self, dataset: str, whose: str) -> None:
+        """Raises IntegrityFailure if it was trained on another dataset."""
+        if self.dataset != dataset:
+            raise IntegrityFailure(f"{self.folder.name} was trained on other data than {whose}")
 
 
 def keep(training: Path, folder: Path) -> None:
-    """Put what is kept of a training into `folder`: manifest, marker, summary and validations."""
+    """Copy a training's manifest, marker, summary and validations below `folder`."""
     place = folder / TRAINING / training.name
     place.mkdir(parents=True, exist_ok=True)
     for name in (MANIFEST, MARKER, SUMMARY):
@@ -68,7 +74,7 @@ def keep(training: Path, folder: Path) -> None:
 
 
 def read_kept(folder: Path) -> list[Trained]:
-    """The trainings kept in a folder. Raises IntegrityFailure where one is damaged or is not what its seal says."""
+    """The trainings kept in a folder. Raises IntegrityFailure for a damaged one, or one that contradicts its seal."""
     return [_read(manifest.parent) for manifest in sorted((folder / TRAINING).glob(f"*/training-{MANIFEST}"))]
 
 
@@ -89,29 +95,27 @@ def _read(folder: Path) -> Trained:
     }
     if marker.is_file() and max(losses, default=0) != schedule.samples_before(config.train.iterations) * length:
         raise IntegrityFailure(f"{folder.name}: {METRICS} does not end where the training did")
-    return Trained(
-        folder,
-        config,
-        manifest.parents["dataset"],
-        digest,
-        losses,
-        lines[-1].loss if lines else math.nan,
-        marker.is_file(),
-    )
+    final = lines[-1].loss if lines else math.nan
+    return Trained(folder, config, manifest.parents["dataset"], digest, losses, final, marker.is_file())
 
 
 def seeds_of(forecast: Path, count: int) -> list[int]:
-    """The seeds of the trainings that a forecast is about: the first `count` words of 32 bits of its SHA-256."""
+    """The seeds that a forecast gives: the first `count` 32-bit words of its SHA-256."""
     digest = sha256_file(forecast)
     return [int(digest[8 * place : 8 * place + 8], 16) for place in range(count)]
 
 
-def seal_forecast(forecast: Path, about: str, made_of: Mapping[str, str]) -> Path:
-    """A sealed run directory of its own for the forecast of a folder, beside that; `about` says what kind that is."""
+def seal_forecast(forecast: Path, kind: str, made_of: Mapping[str, str]) -> Path:
+    """The forecast's own sealed run directory, beside the folder that it lies in."""
     folder = forecast.parent
-    config = {about: folder.name, "sha256": sha256_file(forecast)}
-    sealed = RunDirectory.begin(folder.parent, f"{about}-forecast", "forecast", config, dict(made_of))
+    config = {kind: folder.name, "sha256": sha256_file(forecast)}
+    sealed = RunDirectory.begin(folder.parent, f"{kind}-forecast", "forecast", config, dict(made_of))
     if not sealed.is_complete:
         shutil.copyfile(forecast, sealed.path / FORECAST)
         sealed.complete()
     return sealed.path
+
+
+def origin_of(manifest: Manifest) -> dict[str, Any]:
+    """Fields of a record that name its run."""
+    return {"source": f"{manifest.name}-{manifest.identity[:8]}", "digest": manifest.config_digest}

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.catalogue import Claim, every_claim, find_experiment
-from experiments.scaling_law import beside_published, extrapolated, parameters_of, published_exponent
-from experiments.verdicts import FITTED, HELD_OUT
+from experiments.files import FITTED, HELD_OUT
+from experiments.forecast.published import beside_published, extrapolated, parameters_of, published_exponent
 from lineage.errors import BadInput
 
 SERIES = ("345m", "775m", "2.5b", "8.3b")

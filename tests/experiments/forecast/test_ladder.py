@@ -10,20 +10,22 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from data_pipeline.files import DATASET
 from engine.config import RunConfig, TrainConfig
 from engine.data.dataset import DatasetFacts
 from engine.run.files import METRICS
 from evaluation.documents import RunningText
 from evaluation.protocol import SourceText
-from experiments.ladder import climb, plan, texts
-from experiments.ladder.plan import SHAPES, rung_model
-from experiments.ladder.result import CARD, PLAN, best_rate, derive, format_ladder, rate_law
-from experiments.trainings.kept import FORECAST, SEARCH_SEED, TRAINING, Trained, keep, read_kept, seeds_of
+from experiments.files import FORECAST, PLAN, Forecast, LadderPlan, RungPlan
+from experiments.forecast import climb, ladder_plan
+from experiments.forecast.ladder import best_rate, derive, format_ladder, rate_law
+from experiments.forecast.ladder_plan import SHAPES, rung_model
+from experiments.forecast.trainings import SEARCH_SEED, Trained, keep, read_kept, seeds_of
+from experiments.reproduce.files import TRAINING
 from lineage.atomic import write_json
 from lineage.digest import seal, sha256_file
 from lineage.errors import BadInput, DataMissing, Interrupted
 from lineage.files import read_document, read_object, write_document
-from lineage.ladder import Forecast, LadderPlan, RungPlan
 from lineage.run import MANIFEST, RunDirectory
 from tests.engine.conftest import write_dataset
 from verify.recomputed import Check
@@ -57,7 +59,7 @@ def climbed(tmp_path_factory: pytest.TempPathFactory) -> Climbed:
     run = RunDirectory.begin(runs, "ladder", "ladder", {"budget_seconds": 60.0}, facts.parents)
     write_document(run.path / PLAN, tiny_plan(facts.padded_vocab_size))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "VALIDATION_SAMPLES", 16)
+        patch.setattr(ladder_plan, "VALIDATION_SAMPLES", 16)
         patch.setattr(climb, "make_forecast", stop)
         with pytest.raises(Interrupted):
             climb.make_ladder(run, dataset, runs)
@@ -66,9 +68,9 @@ def climbed(tmp_path_factory: pytest.TempPathFactory) -> Climbed:
     }
     assert len(before) == 3 * (2 + 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "VALIDATION_SAMPLES", 16)
-        patch.setattr(texts, "find_test_set", only_wikitext)
-        patch.setattr(texts, "TEXTS", {"small": ("wikitext103", small_text)})
+        patch.setattr(ladder_plan, "VALIDATION_SAMPLES", 16)
+        patch.setattr(climb, "find_test_set", only_wikitext)
+        patch.setattr(climb, "TEXTS", {"small": ("wikitext103", small_text)})
         climb.make_ladder(run, dataset, runs)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     return Climbed(run.path, next(runs.glob("ladder-forecast-*")))
@@ -76,12 +78,12 @@ def climbed(tmp_path_factory: pytest.TempPathFactory) -> Climbed:
 
 def counted(dataset: Path) -> Path:
     """The dataset with a card that says how much its splits hold."""
-    card = read_object(dataset / CARD)
+    card = read_object(dataset / DATASET)
     card["splits"] = {
         split: {"prefix": f"{split}_text_document", "documents": 50, "bytes": 10_000, "tokens": 4_000}
         for split in ("train", "valid")
     }
-    write_json(dataset / CARD, card)
+    write_json(dataset / DATASET, card)
     seal(dataset)
     return dataset
 

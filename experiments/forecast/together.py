@@ -1,4 +1,4 @@
-"""Trains many configurations on this machine's cores at once, each on one, and keeps what came of them."""
+"""Trains many configurations side by side, one to a core, and keeps what came of them."""
 
 import multiprocessing
 import os
@@ -19,8 +19,9 @@ from engine.run.directory import read_validations
 from engine.run.resolved import resolve
 from engine.step import NotFinite
 from engine.train import train
+from experiments.forecast.trainings import keep
+from experiments.reproduce.files import TRAINING
 from experiments.reproduce.processes import StepFailed
-from experiments.trainings.kept import TRAINING, keep
 from lineage.environment import available_cores
 from lineage.errors import UserError
 from lineage.processes import end_with_parent
@@ -28,10 +29,10 @@ from lineage.progress import QUIET, format_duration
 
 
 def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
-    """Train each below `runs`, as many side by side as there are cores, and keep what came of it in `folder`.
+    """Train each configuration below `runs`, one to a core, and keep the outcome in `folder`.
 
-    What is kept there already is not trained again. Raises Interrupted where a training was stopped, StepFailed where
-    one failed; the others are stopped first.
+    Trainings that are kept there already are skipped. Raises Interrupted if a training was stopped and StepFailed if it
+    failed, after stopping the others.
     """
     waiting = [config for config in configs if not (folder / TRAINING / directory_of(config, runs).name).is_dir()]
     context, total, start = multiprocessing.get_context("fork"), len(waiting), time.monotonic()
@@ -62,7 +63,7 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
 
 
 def train_one(config: RunConfig, runs: Path) -> None:
-    """Train, unless the loss stops being a number."""
+    """Train; a loss that is no longer finite ends the training without an error."""
     try:
         train(resolve(config, 1), runs)
     except NotFinite as error:
@@ -70,12 +71,12 @@ def train_one(config: RunConfig, runs: Path) -> None:
 
 
 def directory_of(config: RunConfig, runs: Path) -> Path:
-    """Where a training takes place."""
+    """The run directory of a training."""
     return resolve(config, 1).begin(runs).path
 
 
 def _alone(config: RunConfig, runs: Path) -> None:
-    """A forked process's work: train on one thread, quietly; spikes stand in the run's own files."""
+    """Train in a forked process, on one thread and without output."""
     end_with_parent(signal.SIGTERM)
     torch.set_num_threads(1)
     os.environ[QUIET] = "1"

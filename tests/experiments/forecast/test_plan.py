@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.costs import parameter_count
-from experiments.ladder.plan import (
+from experiments.forecast.ladder_plan import (
     FEWEST_RUNGS,
     MOST_EPOCHS,
     SHAPES,
@@ -90,5 +90,5 @@ def test_too_little_is_refused(budget: float, corpus: int, words: str) -> None:
 def test_budgets_are_times() -> None:
     assert [seconds_of(text) for text in ("90s", "30m", "1.5h")] == [90, 1800, 5400]
     for text in ("", "30", "m", "-3m", "2d"):
-        with pytest.raises(BadInput, match="is no time"):
+        with pytest.raises(BadInput, match="invalid budget"):
             seconds_of(text)

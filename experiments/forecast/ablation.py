@@ -1,11 +1,8 @@
-"""What an ablation found of the effects that were forecast of it, from the trainings that it keeps. Imports no torch.
-
-The seeds of the trainings are those that the forecast gives (`experiments.trainings.kept`).
-"""
+"""The effects that an ablation found, derived from its forecast and the trainings that it keeps. Imports no torch."""
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,40 +12,24 @@ from scipy.special import stdtrit  # type: ignore[import-untyped]
 from engine.config import RunConfig
 from engine.run.files import LearningRateSweep
 from experiments.catalogue import ABLATION, Ablation, Arm, Effect
-from experiments.trainings.kept import FORECAST, SEARCH_SEED, Trained, read_kept, seeds_of
+from experiments.files import FORECAST, SWEEPS, EffectForecast
+from experiments.forecast.trainings import SEARCH_SEED, Trained, origin_of, read_kept, seeds_of
 from lineage.config import parse_config
 from lineage.errors import IntegrityFailure
-from lineage.files import FileSchema, Finite, Manifest, Positive, read_document
+from lineage.files import Manifest, read_document
 from lineage.records import Record
 from lineage.run import MANIFEST
 
-SWEEPS = "sweeps"
 Supported = Literal["SUPPORTED", "CONTRADICTED", "INCONCLUSIVE"]
 UNITS = {"validation_loss": "nats", "bits_per_byte": "bits/byte"}
 
 
-class EffectForecast(FileSchema):
-    """forecast.json of an ablation: all that decides its verdict, written before the trainings whose seeds it gives."""
-
-    experiment: str
-    ablation: dict[str, Any]
-    """As experiment.toml had it: arms, effects, length, number of seeds, analysis."""
-    datasets: list[str]
-    """Digests."""
-    bits_per_nat: list[Finite]
-    """Of each dataset's validation text: bits a byte for each nat a token; 0 where its card does not say."""
-    rates: dict[str, Positive]
-    """That each arm is trained at."""
-    searched: dict[str, str]
-    """Digests of the trainings that tried the rates, by name; empty for one that diverged."""
-
-
 class Finding(NamedTuple):
-    """What came of an effect."""
+    """The outcome of an effect."""
 
     effect: Effect
     record: Record
-    """The mean difference with its paired interval."""
+    """Mean difference with its paired interval."""
     outcome: Supported
     sentence: str
 
@@ -56,8 +37,9 @@ class Finding(NamedTuple):
 def ablation_config(
     experiment: str, ablation: Ablation, arm: Arm, seed: int, rate: float, dataset: Path = Path()
 ) -> RunConfig:
-    """One arm's training with a seed, at a constant rate unless it ends at another; with `SEARCH_SEED` a trial of the
-    rate, which is as much shorter.
+    """The training of an arm with a seed; with `SEARCH_SEED` a shorter trial of the rate.
+
+    The rate is constant unless the recipe ends at another.
     """
     values = {"min_learning_rate": rate, **ablation.train, **arm.train}
     is_trial = seed == SEARCH_SEED
@@ -74,7 +56,7 @@ def ablation_config(
 
 
 def trials_of(experiment: str, ablation: Ablation, arm: Arm, dataset: Path = Path()) -> list[RunConfig]:
-    """The trainings that try an arm's rates; none where a finder gives it."""
+    """The trials of an arm's rates; empty if a finder gives the rate."""
     rates = () if ablation.finder else arm.rates or ablation.rates
     return [ablation_config(experiment, ablation, arm, SEARCH_SEED, rate, dataset) for rate in rates]
 
@@ -82,32 +64,31 @@ def trials_of(experiment: str, ablation: Ablation, arm: Arm, dataset: Path = Pat
 def searched_rates(
     experiment: str, ablation: Ablation, folder: Path, trained: Mapping[str, Trained]
 ) -> dict[str, float]:
-    """Of each arm the rate that its search gives: that of the trial which ended lowest, the lowest rate where all
-    diverged, or where the finder's smoothed loss was lowest.
+    """The rate of each arm: that of its best trial, the lowest if all diverged, or the finder's.
 
-    Raises IntegrityFailure where an arm was not searched, or the finder's loss never fell.
+    The finder's rate is where its smoothed loss was lowest. Raises IntegrityFailure if an arm was not searched, or the
+    finder's loss never fell.
     """
     rates = {}
     for arm in ablation.arms:
         if ablation.finder:
-            found = read_document(folder / SWEEPS / f"{slug(arm.name)}.json", LearningRateSweep).lowest_rate
-            if found is None:
+            rate = read_document(folder / SWEEPS / f"{slug(arm.name)}.json", LearningRateSweep).lowest_rate
+            if rate is None:
                 raise IntegrityFailure(f"the loss of {arm.name!r} never fell while its rate rose: nothing is suggested")
         else:
-            ends = []
-            for trial in trials_of(experiment, ablation, arm):
-                each = _trained(folder, trained, trial)
-                ends.append((math.inf if each.is_diverged else each.final, trial.train.learning_rate))
-            found = min(ends)[1]
-        rates[arm.name] = float(f"{found * arm.of_rate:.4g}")
+            trials = [(_trained(folder, trained, trial), trial) for trial in trials_of(experiment, ablation, arm)]
+            _, rate = min(
+                (math.inf if each.is_diverged else each.final, trial.train.learning_rate) for each, trial in trials
+            )
+        rates[arm.name] = float(f"{rate * arm.of_rate:.4g}")
     return rates
 
 
 def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
-    """What an ablation's run found and its records, from the forecast and the trainings that it keeps.
+    """The findings and the records of an ablation's run, from its forecast and its trainings.
 
-    Raises IntegrityFailure where the forecast is of other work, a training was not made as the forecast says, or its
-    seed is not one that the forecast gives: then the forecast was changed or made after the trainings.
+    Raises IntegrityFailure if the forecast is of other work, a training was not made as the forecast says, or its seed
+    is not one that the forecast gives: then the forecast was changed or made after the trainings.
     """
     manifest, forecast = read_document(folder / MANIFEST, Manifest), read_document(folder / FORECAST, EffectForecast)
     if (forecast.experiment, forecast.ablation) != (manifest.config["experiment"]["name"], manifest.config[ABLATION]):
@@ -119,50 +100,43 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
     seeds = seeds_of(folder / FORECAST, ablation.seeds)
     arms: dict[str, list[Trained]] = {}
     for arm in ablation.arms:
-        for config in trials_of(forecast.experiment, ablation, arm):
-            _check_data(_trained(folder, trained, config), forecast.datasets[arm.dataset])
         rate = forecast.rates[arm.name]
         configs = [ablation_config(forecast.experiment, ablation, arm, seed, rate) for seed in seeds]
         arms[arm.name] = [_trained(folder, trained, config) for config in configs]
-        for each in arms[arm.name]:
-            _check_data(each, forecast.datasets[arm.dataset])
+        trials = [_trained(folder, trained, config) for config in trials_of(forecast.experiment, ablation, arm)]
+        for each in (*trials, *arms[arm.name]):
+            each.check_data(forecast.datasets[arm.dataset], f"{FORECAST} says")
     if more := sum(not each.is_trial for each in trained.values()) - len(ablation.arms) * len(seeds):
         raise IntegrityFailure(f"{folder.name} keeps {more} trainings that its {FORECAST} does not ask for")
     bits = {arm.name: forecast.bits_per_nat[arm.dataset] for arm in ablation.arms}
-    about = {"experiment": forecast.experiment, "source": f"{manifest.name}-{manifest.identity[:8]}",
-             "digest": manifest.config_digest, "kind": "scaled"}  # fmt: skip
+    about = {"experiment": forecast.experiment, **origin_of(manifest), "kind": "scaled"}
     findings = [find_effect(effect, ablation.level, arms, bits, about) for effect in ablation.effects]
     records = [Record(**about | line) for line in _lines(arms, forecast.rates)]
     return findings, records + [finding.record for finding in findings]
 
 
 def _trained(folder: Path, trained: Mapping[str, Trained], config: RunConfig) -> Trained:
-    """The kept training of a configuration, which may have any vocabulary."""
-    found = trained.get(config.name)
-    if found is None:
+    """The kept training of a configuration, whatever its vocabulary."""
+    training = trained.get(config.name)
+    if training is None:
         raise IntegrityFailure(
             f"{folder.name} does not keep {config.name}, which {FORECAST} asks for: the forecast was changed or made "
             "after its trainings"
         )
-    vocabulary = {name: getattr(found.config.model, name) for name in ("vocab_size", "padded_vocab_size")}
-    if (found.config.model, found.config.train) != (config.model.model_copy(update=vocabulary), config.train):
-        raise IntegrityFailure(f"{found.folder.name} was not trained as {FORECAST} says")
-    return found
-
-
-def _check_data(trained: Trained, dataset: str) -> None:
-    if trained.dataset != dataset:
-        raise IntegrityFailure(f"{trained.folder.name} was trained on other data than {FORECAST} says")
+    vocabulary = {name: getattr(training.config.model, name) for name in ("vocab_size", "padded_vocab_size")}
+    if (training.config.model, training.config.train) != (config.model.model_copy(update=vocabulary), config.train):
+        raise IntegrityFailure(f"{training.folder.name} was not trained as {FORECAST} says")
+    return training
 
 
 def find_effect(
     effect: Effect, level: float, arms: dict[str, list[Trained]], bits: dict[str, float], about: dict[str, Any]
 ) -> Finding:
-    """The paired t interval of the differences over seeds, and on which side of what is claimed it lies."""
+    """The paired t interval of the differences over seeds, and its verdict on the claim."""
     scale = bits if effect.quantity == "bits_per_byte" else dict.fromkeys(bits, 1.0)
     differences = [
-        loss_after(one, effect.share) * scale[effect.of] - loss_after(other, effect.share) * scale[effect.less]
-        for one, other in zip(arms[effect.of], arms[effect.less], strict=True)
+        loss_after(first, effect.share) * scale[effect.of] - loss_after(second, effect.share) * scale[effect.less]
+        for first, second in zip(arms[effect.of], arms[effect.less], strict=True)
     ]
     count, mean = len(differences), float(np.mean(differences))
     reach = float(stdtrit(count - 1, (1 + level) / 2) * np.std(differences, ddof=1) / math.sqrt(count))
@@ -187,8 +161,10 @@ def find_effect(
 
 
 def loss_after(trained: Trained, share: float) -> float:
-    """Validation loss after a share of the training's tokens, in nats a token: at the end of the whole validation text,
-    before between two validations of a part of it. One that diverged counts as the untrained model.
+    """Validation loss in nats per token after a share of the training's tokens.
+
+    The end is measured on the whole validation text; before it the loss is interpolated between validations of a part.
+    A training that diverged counts as the untrained model.
     """
     if trained.is_diverged:
         return trained.losses[0]
@@ -199,18 +175,31 @@ def loss_after(trained: Trained, share: float) -> float:
 
 
 def _lines(arms: dict[str, list[Trained]], rates: dict[str, float]) -> Iterator[dict[str, Any]]:
-    """Of each arm its rate, its curves and their ends."""
+    """Lines of records: the rate of each arm, its curves and their ends."""
     for name, trainings in arms.items():
         yield {"series": name, "quantity": "learning_rate", "value": rates[name]}
         for each in trainings:
-            of = {"series": name, "seed": each.config.train.seed}
+            same = {"series": name, "seed": each.config.train.seed}
             for tokens, loss in each.losses.items():
-                yield of | {"quantity": "validation_loss", "value": loss, "x": tokens, "x_name": "tokens"}
-            yield of | {"quantity": "diverged", "value": float(each.is_diverged)}
+                yield same | {"quantity": "validation_loss", "value": loss, "x": tokens, "x_name": "tokens"}
+            yield same | {"quantity": "diverged", "value": float(each.is_diverged)}
             if not each.is_diverged:
-                yield of | {"quantity": "final_validation_loss", "value": each.final}
+                yield same | {"quantity": "final_validation_loss", "value": each.final}
 
 
 def slug(name: str) -> str:
     """A name as a part of a file's name."""
     return re.sub(r"[^\w.]+", "-", name)
+
+
+def format_ablation(ablation: Ablation, findings: Sequence[Finding], records: Sequence[Record]) -> str:
+    """The final losses of each arm by seed, then each effect, as text."""
+    lines = [ablation.question]
+    for arm in ablation.arms:
+        mine = [record for record in records if record.series == arm.name]
+        (rate,) = (record.value for record in mine if record.quantity == "learning_rate")
+        ends = ", ".join(f"{record.value:.4f}" for record in mine if record.quantity == "final_validation_loss")
+        lost = sum(record.value for record in mine if record.quantity == "diverged")
+        lines.append(f"{arm.name:<32} rate {rate:<9g} {ends}" + (f" {lost:g} diverged" if lost else ""))
+    lines += [f"{each.outcome}: {each.sentence}, claimed {each.effect.claimed}" for each in findings]
+    return "\n".join(lines)

@@ -14,9 +14,18 @@ from hypothesis import strategies as st
 
 from engine.run.resolved import read_run_config
 from experiments.catalogue import Arm, Effect, Experiment, find_experiment, load_experiments
-from experiments.effects import Finding, ablation_config, derive_effects, find_effect, loss_after
-from experiments.measured.ablations import format_ablation, run_ablation
-from experiments.trainings.kept import FORECAST, TRAINING, Trained, read_kept, seeds_of
+from experiments.files import FORECAST
+from experiments.forecast.ablate import ablation_of, run_ablation
+from experiments.forecast.ablation import (
+    Finding,
+    ablation_config,
+    derive_effects,
+    find_effect,
+    format_ablation,
+    loss_after,
+)
+from experiments.forecast.trainings import Trained, read_kept, seeds_of
+from experiments.reproduce.files import TRAINING
 from experiments.verdicts import judge, load_results
 from lineage.atomic import write_json
 from lineage.digest import seal, sha256_file
@@ -117,7 +126,9 @@ def test_a_run_is_judged_by_its_intervals_and_verifies(trained: Path) -> None:
     assert 0 < (right.low or 0) < right.value
     curve = [one for one in results.records if (one.series, one.quantity) == ("no memory", "validation_loss")]
     assert [one.x for one in curve] == 5 * [0.0, 256.0, 512.0]
-    assert "SUPPORTED: no memory less memory of 16: +" in format_ablation(memory(), *derive_effects(trained))
+    assert "SUPPORTED: no memory less memory of 16: +" in format_ablation(
+        ablation_of(memory()), *derive_effects(trained)
+    )
     check = Check(trained)
     assert not check.broken
     assert not check.absent

@@ -1,0 +1,307 @@
+"""Names and schemas of the files that experiments write. Imports no torch."""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from lineage.files import FileSchema, Finite, Positive
+from lineage.records import Record
+
+NOT_RUN, FORECAST, PLAN, LADDER, SWEEPS = "not_run.json", "forecast.json", "plan.json", "ladder.json", "sweeps"
+STAND_IN = "a stand-in for the released weights"
+"""Beginning of the note on a record of other weights, or of a part of the test."""
+FITTED, HELD_OUT = "the cost model was fitted on this row", "held out of the cost model's fit"
+"""Notes on the records of simulated numbers."""
+
+Exponent = Annotated[float, Field(gt=0, le=10)]
+SignedExponent = Annotated[float, Field(ge=-10, le=10)]
+Count = Annotated[int, Field(ge=1, le=10**15)]
+
+
+class Refused(FileSchema):
+    """A row of an experiment that could not run."""
+
+    experiment: str
+    series: str
+    x: float | None
+    reason: str
+
+
+class Refusals(FileSchema):
+    """not_run.json, which is a list."""
+
+    rows: list[Refused]
+
+
+class Comparison(FileSchema):
+    """Difference in bits per byte between two models on the same articles of a text."""
+
+    text: str
+    smaller: int
+    """Index of the smaller model; `larger` is that of the larger one."""
+    larger: int
+    difference: Finite
+    """Bits per byte of the larger model minus those of the smaller."""
+    low: Finite
+    """Lower end of the 90 % interval; `high` is the upper end."""
+    high: Finite
+
+    def sentence(self, names: Sequence[str]) -> str:
+        """The difference in words, without a full stop. Mentions an interval that contains zero."""
+        least, size, most, how = -self.high, -self.difference, -self.low, "fewer"
+        if self.difference > 0:
+            least, size, most, how = self.low, self.difference, self.high, "more"
+        return (
+            f"On {self.text} {names[self.larger]} takes {size:.3f} bits per byte {how} than {names[self.smaller]} "
+            f"(90 %: {least:.3f} to {most:.3f})" + ("; the interval has zero in it" if least <= 0 <= most else "")
+        )
+
+
+class TextScore(FileSchema):
+    """A model's score on a text."""
+
+    bits_per_byte: Finite
+    nll: list[Finite]
+    """Negative log-likelihood of each article in nats, summed over its tokens."""
+    words: list[Finite]
+    """Words of each article; of a partly scored article the same share of its words."""
+
+
+class LastWords(FileSchema):
+    """A model's score on last words."""
+
+    log_likelihood: Finite
+    """Mean over the examples, in nats."""
+    log_likelihood_error: Finite
+    accuracy: Finite
+    accuracy_error: Finite
+
+    def sentence(self, name: str) -> str:
+        """The score in words, without a full stop."""
+        return (
+            f"LAMBADA's last words have a mean log-likelihood of {self.log_likelihood:.2f} ± "
+            f"{self.log_likelihood_error:.2f} nats in {name}, {self.accuracy:.1%} are right"
+        )
+
+
+class Scores(FileSchema):
+    """scores.json of a reproduction: paired differences between its models on the same text."""
+
+    text: str
+    """Protocol of the text."""
+    articles: int
+    seeds: int
+    models: list[str]
+    """Names, smallest first."""
+    comparisons: list[Comparison]
+    """Comparisons of neighbours in size."""
+
+    @model_validator(mode="after")
+    def _is_of_its_models(self) -> Self:
+        if not all(0 <= each.smaller < each.larger < len(self.models) for each in self.comparisons):
+            raise ValueError("a comparison is of no model")
+        return self
+
+    @property
+    def quantity(self) -> str:
+        """Quantity of the records with the bits per byte of each model and seed."""
+        return f"{self.text.removesuffix('-perplexity')}_bits_per_byte"
+
+    def sentences(self, records: Iterable[Record]) -> list[str]:
+        """Each paired difference, then the number of seeds in which larger models take fewer bits."""
+        if not self.comparisons:
+            return []
+        over = f"{self.articles:,} articles" + (f" and {self.seeds} seeds" if self.seeds > 1 else "")
+        differences = [f"{each.sentence(self.models)}." for each in self.comparisons]
+        return [*differences, f"Intervals are over {over}.", order_sentence(self.quantity, records)]
+
+
+def order_sentence(quantity: str, records: Iterable[Record]) -> str:
+    """The number of seeds in which a quantity falls from every model to the next larger; of a curve the end counts."""
+    ends: dict[int, dict[str, float]] = {}
+    for record in records:
+        if record.quantity == quantity and record.seed is not None:
+            ends.setdefault(record.seed, {})[record.series] = record.value
+    broken = [str(seed) for seed, values in ends.items() if any(b >= a for a, b in pairwise(values.values()))]
+    held = "does not hold" if broken else "holds"
+    if len(ends) > 1:
+        held = f"holds in {len(ends) - len(broken)} of {len(ends)} seeds"
+        held += f", not in {', '.join(broken)}" if 0 < len(broken) < len(ends) else ""
+    return f"The models' order by {quantity.replace('_', ' ')} {held}."
+
+
+class EffectForecast(FileSchema):
+    """forecast.json of an ablation, written before the trainings whose seeds it gives; it decides the verdict."""
+
+    experiment: str
+    ablation: dict[str, Any]
+    """The ablation of experiment.toml at that time: arms, effects, length, number of seeds, analysis."""
+    datasets: list[str]
+    """Digests."""
+    bits_per_nat: list[Finite]
+    """Bits per byte for each nat per token, for the validation text of each dataset; 0 if its card does not say."""
+    rates: dict[str, Positive]
+    """Learning rate of each arm."""
+    searched: dict[str, str]
+    """Digests of the trial trainings by name; empty for a trial that diverged."""
+
+
+class RungPlan(FileSchema):
+    """One size of model."""
+
+    layers: Count
+    width: Count
+    heads: Count
+    parameters: Count
+    """All parameters: the N of the law."""
+    inner_parameters: Count
+    """Parameters without the embeddings."""
+    seconds: Finite
+    """Estimated time of one training on one core."""
+
+
+class LadderPlan(FileSchema):
+    """plan.json: the ladder that a budget pays for, decided once."""
+
+    budget_seconds: Finite
+    cores: Count
+    rungs: list[RungPlan] = Field(min_length=4)
+    """Sizes, smallest first."""
+    iterations: Count
+    batch_size: Count
+    seq_length: Count
+    epochs: Finite
+    """Passes over the training text."""
+    seeds: list[int]
+    """Seeds of all rungs but the largest, whose seed the forecast gives."""
+    rates: list[Positive]
+    """Learning rates that every rung is tried at."""
+    search_iterations: Count
+    """Length of each trial."""
+    expected_seconds: Finite
+
+    @property
+    def tokens(self) -> int:
+        """Training tokens of each rung."""
+        return self.iterations * self.batch_size * self.seq_length
+
+
+class Law(FileSchema):
+    """loss(N, D) = irreducible + by_size · n^-size_exponent + by_data · n^interaction · (D / tokens)^-data_exponent.
+
+    n is N / parameters; losses are in nats per token.
+    """
+
+    irreducible: Finite
+    by_size: Positive
+    """Loss due to the size of a model with this many `parameters`."""
+    parameters: Positive
+    size_exponent: Exponent
+    by_data: Positive
+    """Loss due to the length of a training on this many `tokens`, at that size."""
+    interaction: SignedExponent = 0.0
+    """Exponent of size in the gain from a longer training."""
+    tokens: Positive
+    data_exponent: Exponent
+
+    def loss(self, parameters: float, tokens: float) -> float:
+        """Loss of a model of this size after this many tokens."""
+        size = parameters / self.parameters
+        by_data = self.by_data * size**self.interaction * (tokens / self.tokens) ** -self.data_exponent
+        return float(self.irreducible + self.by_size * size**-self.size_exponent + by_data)
+
+
+class RateLaw(FileSchema):
+    """rate(N, D) = rate · (N / parameters)^-size_exponent · (D / tokens)^-length_exponent."""
+
+    rate: Positive
+    """Learning rate of a model with this many `parameters` that is trained on this many `tokens`."""
+    parameters: Positive
+    size_exponent: SignedExponent
+    tokens: Positive
+    length_exponent: Exponent
+
+    def at(self, parameters: float, tokens: float) -> float:
+        """The learning rate for a size and a length, to three digits."""
+        by_size = (parameters / self.parameters) ** -self.size_exponent
+        return float(f"{self.rate * by_size * (tokens / self.tokens) ** -self.length_exponent:.3g}")
+
+    def __str__(self) -> str:
+        return (
+            f"learning rate = {self.rate:.3g} · (N / {self.parameters:,.0f})^-{self.size_exponent:.3f} · "
+            f"(tokens / {self.tokens:,.0f})^-{self.length_exponent:g}"
+        )
+
+
+class Foreseen(FileSchema):
+    """A point of a forecast curve with its 90 % interval."""
+
+    tokens: Count
+    loss: Finite
+    low: Finite
+    high: Finite
+
+
+class Forecast(FileSchema):
+    """forecast.json of a ladder: the largest rung's curve, written before it is trained."""
+
+    method: str
+    law: Law
+    exponent_low: Finite
+    """Lower end of the 90 % interval of the law's size exponent; `exponent_high` is the upper end."""
+    exponent_high: Finite
+    misfit: Finite
+    """Largest relative error of the law at the end of a rung's training."""
+    rung: RungPlan
+    curve: list[Foreseen] = Field(min_length=1)
+    """Points in order; the last is the end of training."""
+    made_of: dict[str, str]
+    """Digests of the trainings that the law was fitted to, by name."""
+    left_out: dict[str, str] = Field(default_factory=dict)
+    """Trainings that the fit leaves out, with the reason."""
+
+
+class LadderRun(FileSchema):
+    """A finished training of a ladder."""
+
+    name: str
+    rung: int
+    """Index of the rung; 0 is the smallest."""
+    seed: int
+    learning_rate: Positive
+    curve: list[tuple[int, Finite]] = Field(min_length=1)
+    """Tokens, and the loss in nats per token on a part of the validation text."""
+    bits_per_byte: Finite
+    """Bits per byte of the whole validation text at the end."""
+
+    @property
+    def loss(self) -> float:
+        """Loss at the end of the curve."""
+        return self.curve[-1][1]
+
+
+class LadderScores(FileSchema):
+    """A file of evaluations/: the scores of one model of a ladder on the published texts."""
+
+    texts: dict[str, TextScore]
+    last_words: LastWords | None = None
+
+
+class LadderResult(FileSchema):
+    """ladder.json: the outcome of a ladder."""
+
+    runs: list[LadderRun]
+    verdict: Literal["HIT", "MISS"]
+    """HIT if the largest rung's final loss lies in the sealed interval."""
+    bits_per_byte: dict[str, list[Finite]]
+    """Bits per byte by text and rung, for the first seed."""
+    comparisons: list[Comparison]
+    last_words: list[LastWords] = Field(default_factory=list)
+    """Scores by rung, for the first seed."""
+    rates: RateLaw
+    """Law of the learning rates."""
+    exponents: str
+    """Comparison of the law's size exponent with that of the published curve."""
+    sentence: str

@@ -1,0 +1,170 @@
+"""Fits the law of a ladder's losses and forecasts its largest rung from the others. Imports no torch.
+
+loss(N, D) = E + A / N^α + B · N^γ / D^β is fitted to the means over seeds of the validation losses in the last half of
+each training, by least squares of relative differences. N counts the embeddings, as the published curve's sizes do.
+With γ = 0 it is Equation 2 of Hoffmann et al. (2022), arXiv 2203.15556; the interaction γ of size and length is from Li
+et al. (2025), arXiv 2506.10972. The interval is a bootstrap over rungs and their seeds, with the spread of one seed and
+the law's errors on rungs that it was not fitted to.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares, nnls  # type: ignore[import-untyped]
+
+from experiments.files import Foreseen, Law, RungPlan
+from lineage.errors import BadInput
+
+Floats = NDArray[np.float64]
+Bounds = Sequence[tuple[float, float]]
+
+METHOD = (
+    "loss = E + A/N^α + B·N^γ/D^β by least squares of relative differences on the means over seeds, from half of the "
+    "training on; interval: 5 % to 95 % of 400 draws of rungs and seeds, with a seed's spread and that of the law's "
+    "errors for rungs left out of it"
+)
+DRAWS = 400
+FROM_SHARE = 0.5
+"""The fit takes the losses after this share of a training."""
+FEWEST = 3
+"""Least number of different rungs in a fit."""
+EXPONENTS, INTERACTION = (0.02, 1.0), (-1.0, 1.0)
+"""Bounds of α and β, for which published values are 0.05 to 0.5, and of γ."""
+LEAST_FACTOR = 1e-9
+"""Factor of a term that a fit leaves out."""
+
+
+class FittedLaw:
+    """The law through curves [rung, seed, place] at the same places of training."""
+
+    def __init__(self, parameters: Sequence[int], tokens: Sequence[int], curves: Sequence[Sequence[Sequence[float]]]):
+        """`curves` has a list of seeds for each rung, each with a loss for each of `tokens`.
+
+        Raises BadInput for fewer than three rungs.
+        """
+        if len(curves) < FEWEST:
+            raise BadInput(f"a law needs {FEWEST} rungs below the largest; {len(curves)} came to an end")
+        late = np.array(tokens, float) >= FROM_SHARE * tokens[-1]
+        self.parameters, self.tokens = np.array(parameters, float), np.array(tokens, float)[late]
+        self.middle = float(np.exp(np.log(self.parameters).mean()))
+        self.curves = [np.array(seeds, float)[:, late] for seeds in curves]
+        means = np.stack([seeds.mean(axis=0) for seeds in self.curves])
+        rungs = range(len(self.curves))
+        self.law = self._fit(rungs, means)
+        self.misfits = np.array([self._error(rung, means, self.law) for rung in rungs])
+        self.left_out_errors = self.misfits
+        if len(rungs) > FEWEST:
+            others = [[rung for rung in rungs if rung != out] for out in rungs]
+            laws = [self._fit(rest, means[rest], self.law) for rest in others]
+            self.left_out_errors = np.array(
+                [self._error(out, means, law) for out, law in zip(rungs, laws, strict=True)]
+            )
+
+    def forecast(self, parameters: int) -> tuple[list[Foreseen], tuple[float, float]]:
+        """The curve of a model of this size with its 90 % intervals, and the size exponent's interval."""
+        noise = np.random.default_rng(0)
+        spreads = [_spread(seeds) for seeds in self.curves]
+        misfit = float(np.sqrt(np.mean(self.left_out_errors**2)))
+        ends: list[Floats] = []
+        exponents: list[float] = []
+        while len(ends) < DRAWS:
+            drawn = noise.integers(len(self.curves), size=len(self.curves)).tolist()
+            if len(set(drawn)) < FEWEST:
+                continue
+            seeds = [self.curves[r][noise.integers(len(self.curves[r]), size=len(self.curves[r]))] for r in drawn]
+            spread = spreads[int(noise.integers(len(spreads)))]
+            share = 1 + spread[int(noise.integers(len(spread)))] + noise.normal(0.0, misfit)
+            law = self._fit(drawn, np.stack([each.mean(axis=0) for each in seeds]), self.law)
+            ends.append(np.array([law.loss(parameters, tokens) for tokens in self.tokens]) * share)
+            exponents.append(law.size_exponent)
+        low, high = np.quantile(np.stack(ends), (0.05, 0.95), axis=0).tolist()
+        curve = [
+            Foreseen(tokens=int(tokens), loss=self.law.loss(parameters, tokens), low=below, high=above)
+            for tokens, below, above in zip(self.tokens, low, high, strict=True)
+        ]
+        below, above = np.quantile(exponents, (0.05, 0.95)).tolist()
+        return curve, (below, above)
+
+    def _error(self, rung: int, means: Floats, law: Law) -> float:
+        """Share by which a law misses a rung's mean loss at the end."""
+        return float(law.loss(self.parameters[rung], self.tokens[-1]) / means[rung, -1] - 1)
+
+    def _fit(self, rungs: Sequence[int], losses: Floats, start: Law | None = None) -> Law:
+        """The law through the losses [rung, place] of some rungs; a rung may occur several times."""
+        sizes = np.log(self.parameters[list(rungs)] / self.middle)[:, None]
+        lengths = np.log(self.tokens / self.tokens[-1])
+
+        def terms(exponents: Floats) -> Floats:
+            alpha, gamma, beta = exponents
+            by = np.broadcast_arrays(1.0, np.exp(-alpha * sizes), np.exp(gamma * sizes - beta * lengths))
+            return np.stack([(each / losses).ravel() for each in by], axis=1)
+
+        starts: Sequence[Sequence[float]] = [(0.1, 0.0, 0.1), (0.4, 0.0, 0.4)]
+        if start:
+            starts = [(start.size_exponent, start.interaction, start.data_exponent)]
+        exponents, factors, _ = fit_powers(terms, np.ones(losses.size), starts, (EXPONENTS, INTERACTION, EXPONENTS))
+        irreducible, by_size, by_data = factors.tolist()
+        size_exponent, interaction, data_exponent = exponents.tolist()
+        return Law(
+            irreducible=irreducible, by_size=max(by_size, LEAST_FACTOR), parameters=self.middle,
+            size_exponent=size_exponent, by_data=max(by_data, LEAST_FACTOR), interaction=interaction,
+            tokens=self.tokens[-1], data_exponent=data_exponent,
+        )  # fmt: skip
+
+
+def fit_powers(
+    terms: Callable[[Floats], Floats], values: Floats, starts: Sequence[Sequence[float]], bounds: Bounds
+) -> tuple[Floats, Floats, Floats]:
+    """Exponents, non-negative factors and residuals of the least-squares fit of terms(exponents) · factors to values.
+
+    The factors are linear, so only the exponents are searched, from each of the starts.
+    """
+
+    def solve(exponents: Floats) -> tuple[Floats, Floats]:
+        columns = terms(exponents)
+        factors = nnls(columns, values)[0]
+        return factors, columns @ factors - values
+
+    low, high = np.transpose(bounds)
+    fits = [
+        least_squares(
+            lambda exponents: solve(exponents)[1], np.clip(start, low + 1e-9, high - 1e-9), bounds=(low, high)
+        )
+        for start in starts
+    ]
+    best = min(fits, key=lambda fit: fit.cost).x
+    return best, *solve(best)
+
+
+def size_exponent(parameters: Sequence[int], ends: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """α of loss = E + A/N^α through each size's mean final loss, with its 90 % interval.
+
+    The interval comes from draws of the seeds' deviations from the mean of their size.
+    """
+    sizes = np.log(np.array(parameters, float) / max(parameters))
+    noise, means = np.random.default_rng(0), np.array([np.mean(seeds) for seeds in ends])
+    spread = np.concatenate([_spread(np.array(seeds)) for seeds in ends if len(seeds) > 1] or [np.zeros(1)])
+
+    def exponent(losses: Floats) -> float:
+        def terms(exponents: Floats) -> Floats:
+            return np.stack([np.ones_like(sizes), np.exp(-exponents[0] * sizes)], axis=1) / losses[:, None]
+
+        return float(fit_powers(terms, np.ones_like(losses), [(0.1,), (0.4,)], (EXPONENTS,))[0][0])
+
+    draws = [[1 + noise.choice(spread, len(seeds)).mean() for seeds in ends] for _ in range(DRAWS)]
+    low, high = np.quantile([exponent(means * draw) for draw in draws], (0.05, 0.95)).tolist()
+    return exponent(means), low, high
+
+
+def _spread(seeds: Floats) -> Floats:
+    """Relative deviations of losses [seed, ...] from the mean over seeds, times √(n / (n - 1)) for small n."""
+    return np.asarray(math.sqrt(len(seeds) / max(len(seeds) - 1, 1)) * (seeds / seeds.mean(axis=0) - 1))
+
+
+def fit_law(rungs: Sequence[RungPlan], curves: Mapping[int, Sequence[Mapping[int, float]]]) -> FittedLaw:
+    """The law through validation losses by tokens; `curves` has one for each seed of a rung."""
+    places = sorted(set.intersection(*(set(curve) for seeds in curves.values() for curve in seeds)))
+    losses = [[[curve[place] for place in places] for curve in seeds] for seeds in curves.values()]
+    return FittedLaw([rungs[rung].parameters for rung in curves], places, losses)

@@ -1,1 +1,0 @@
-"""Trainings whose result is forecast: made side by side, kept small, with seeds that follow from a forecast."""
