@@ -111,7 +111,8 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
     foreseen = f"{end.loss:.4f} nats ({end.low:.4f} to {end.high:.4f})"
     print(f"forecast of the largest rung, sealed in {sealed}: {foreseen}", flush=True)
     config = whole(largest, *seeds_of(run.path / FORECAST, 1))
-    if code := launch(partial(train_one, config, runs), min(plan.cores, 2)):
+    ranks = min(plan.cores, 2)
+    if code := launch(partial(train_one, config, runs, ranks), ranks):
         raise StepFailed(f"training of {config.name}", code)
     keep(directory_of(config, runs), run.path)
     _evaluate(run, plan, runs)

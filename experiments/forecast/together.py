@@ -62,10 +62,10 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
         raise
 
 
-def train_one(config: RunConfig, runs: Path) -> None:
-    """Train; a loss that is no longer finite ends the training without an error."""
+def train_one(config: RunConfig, runs: Path, ranks: int = 1) -> None:
+    """Train on this many ranks; a loss that is no longer finite ends the training without an error."""
     try:
-        train(resolve(config, 1), runs)
+        train(resolve(config, ranks), runs)
     except NotFinite as error:
         print(f"{config.name} diverged: {error}", flush=True)
 
