@@ -36,6 +36,10 @@ def test_the_hub_s_library_reads_the_card(run: Path, tmp_path: Path, command: Co
     assert result["checkpoint_digest"] in card.text
     assert "| words | 1 | 40 | 4,321 | made |" in card.text
     assert 'name = "tiny"' in card.text
+    one.write_text(json.dumps(result | {"checkpoint_digest": "0" * 64}))
+    refused = command(main, "mlm-train", "export", run, tmp_path / "refused", "--results", one)
+    assert refused.code == 2
+    assert "is of checkpoint 0000000000000000, not of" in refused.error
 
 
 def test_a_card_says_what_is_at_hand(run: Path, tmp_path: Path, command: Command) -> None:
@@ -50,13 +54,8 @@ def test_a_card_says_what_is_at_hand(run: Path, tmp_path: Path, command: Command
     assert sha256_file(tmp_path / "without" / "model.safetensors") in again
 
 
-def test_results_of_another_checkpoint_are_refused(run: Path, tmp_path: Path, command: Command) -> None:
-    path = tmp_path / "other.json"
-    path.write_text(json.dumps({"task": "t", "kind": "measured", "protocol": "p", "perplexity": 2.0,
-                                "checkpoint_digest": "0" * 64}))  # fmt: skip
-    refused = command(main, "mlm-train", "export", run, tmp_path / "out", "--results", path)
-    assert refused.code == 2
-    assert "is of checkpoint 0000000000000000, not of" in refused.error
-    path.write_text("[]")
-    assert command(main, "mlm-train", "export", run, tmp_path / "out", "--results", path).code == 6
+def test_what_is_no_result_is_refused(run: Path, tmp_path: Path, command: Command) -> None:
+    (tmp_path / "other.json").write_text("[]")
+    refused = command(main, "mlm-train", "export", run, tmp_path / "out", "--results", tmp_path / "other.json")
+    assert refused.code == 6
     assert not (tmp_path / "out").exists()
