@@ -1,3 +1,3 @@
-"""Which runs reproduce which published table or figure, on what hardware, and the published numbers themselves."""
+"""Published tables and figures: their numbers, the runs that reproduce them, and the machines for that."""
 
 import lineage  # noqa: F401  (refuses a Python that is too old, before anything else fails on it)

@@ -55,18 +55,18 @@ class Claim(Config):
     """Position on the x axis, for a curve."""
     quantity: str
     value: Decimal
-    """With the digits that were printed."""
+    """The number with the digits that were printed."""
     unit: str
     protocol: str = Field(min_length=1)
-    """How it was measured, as far as the source says."""
+    """Measurement, as far as the source describes it."""
     relation: Literal["=", "<=", ">=", "order", "ratio", "sign"]
-    """What a number found here must be to the value: equal, at most, at least, equal to the place named as best, equal
-    up to a factor, of the same sign."""
+    """Required relation of our number to the value: equal, at most, at least, equal to the best place, equal up to a
+    factor, of the same sign."""
     tolerance: str
     """`5%`: of the value; `±0.5`: in the claim's unit; `-1+2`, `-1%+2%`: more above than below; `digits`: half a unit
     of the last printed digit; `exact`: none. Of a ratio `50%` is a factor of 1.5."""
     because: str = Field(min_length=1)
-    """Why the tolerance is what it is."""
+    """Reason for the tolerance."""
     confidence: Literal["seen", "vec", "dig", "derived"]
     """seen: read in the source; vec: exact from its vector graphics; dig: digitised from a bitmap; derived: worked out
     of numbers that were seen."""
@@ -80,7 +80,7 @@ class Claim(Config):
 
     @property
     def paper(self) -> str:
-        """What made the claim, a name of `PAPERS`."""
+        """Key of its paper in `PAPERS`."""
         return self.id.split("/")[0]
 
     @property
@@ -90,7 +90,7 @@ class Claim(Config):
 
     @property
     def published(self) -> str:
-        """The value in its unit, with the relation where that is no equality: of a sign, the side of 0."""
+        """Value with unit, after ≤ or ≥; a sign claim prints "> 0" or "< 0"."""
         if self.relation == "sign":
             return "> 0" if self.value > 0 else "< 0"
         before = {"<=": "≤ ", ">=": "≥ "}.get(self.relation, "")
@@ -113,13 +113,13 @@ class Claim(Config):
         return value - below, value + above
 
     def agrees(self, number: float) -> bool:
-        """Whether a number is to the claim what its relation says, within its tolerance and rounding of floats."""
+        """True if the number has the claimed relation to the value, up to tolerance and rounding."""
         low, high = self.bounds
         slack = 1e-9 * max(abs(end) for end in (low, high, 1e-3) if math.isfinite(end))
         return low - slack <= number <= high + slack if self.relation != "sign" else low <= number <= high
 
     def _tolerances(self) -> tuple[float, float]:
-        """How far below and above the value a number may lie, in the claim's unit."""
+        """Allowed distance below and above the value, in the claim's unit."""
         if self.tolerance in ("digits", "exact"):
             half = float(Decimal(1).scaleb(int(self.value.as_tuple().exponent)) / 2)
             return (half, half) if self.tolerance == "digits" else (0.0, 0.0)
@@ -129,47 +129,47 @@ class Claim(Config):
 
 
 class Part(Config):
-    """Workloads of an experiment and what is made of them."""
+    """Workloads of an experiment and the quantities derived from them."""
 
     workloads: str
     """Name of a set in the `*-runs.csv` files of `experiments/published`."""
     x: str = ""
-    """Column that stands on the x axis."""
+    """Column of the x axis."""
     baseline: str = ""
-    """Set whose first row ratios are held against; this set's own where empty."""
+    """Set whose first row ratios refer to; empty for this set."""
     simulated: tuple[str, ...] = ()
-    """Quantities that an iteration's time decides: first the one that a fit takes, then what follows from it."""
+    """Quantities derived from an iteration's time, the one that fits use first."""
     computed: tuple[str, ...] = ()
     """Quantities in closed form."""
 
 
 class Arm(Config):
-    """One side of an ablation: what it changes."""
+    """One side of an ablation: its changes to the recipe."""
 
     name: str
-    """Its series among the records."""
+    """Series of its records."""
     model: dict[str, Any] = Field(default_factory=dict)
     train: dict[str, Any] = Field(default_factory=dict)
     rates: tuple[float, ...] = ()
-    """Learning rates that are tried, in place of the ablation's."""
+    """Learning rates to try instead of the ablation's."""
     of_rate: float = Field(default=1.0, gt=0)
-    """It is trained at the rate that its search gives times this."""
+    """Multiplier on the learning rate that the search found."""
     dataset: int = Field(default=0, ge=0)
-    """Which of the given datasets it reads, from 0; several are of the same text in other tokens."""
+    """Index of its dataset among the given ones, which hold the same text in different tokens."""
 
 
 class Effect(Config):
-    """What is claimed of two arms: where the difference of a quantity lies."""
+    """A claim about the difference of a quantity between two arms."""
 
     claim: str
     """Id of the published claim that it answers."""
     of: str
-    """The arm whose quantity the other's is taken from."""
+    """Arm whose quantity comes first in the difference; `less` is the arm that is subtracted."""
     less: str
     quantity: Literal["validation_loss", "bits_per_byte"] = "validation_loss"
-    """In nats a token, or in bits a byte of text, at the end of training."""
+    """Quantity at the end of training, in nats per token or bits per byte."""
     share: float = Field(default=1.0, gt=0, le=1)
-    """Of the training's tokens after which it is taken, where that is not the end."""
+    """Fraction of training at which the quantity is read; 1 is the end."""
     above: FiniteFloat | None = None
     """The difference is claimed to be greater than this."""
     below: FiniteFloat | None = None
@@ -183,7 +183,7 @@ class Effect(Config):
 
     @property
     def claimed(self) -> str:
-        """Where the difference is claimed to lie: `above 0`, `above -0.05 and below 0.05`."""
+        """The claimed range in words: `above 0`, `above -0.05 and below 0.05`."""
         ends = (("above", self.above), ("below", self.below))
         return " and ".join(f"{side} {end:g}" for side, end in ends if end is not None)
 
@@ -193,7 +193,7 @@ ABLATION = "ablation"
 
 
 class Ablation(Config):
-    """The same small training but for one thing, over several seeds, and what is claimed of it before."""
+    """Small trainings that differ in one thing, over several seeds, and the effects that are claimed."""
 
     question: str
     model: dict[str, Any]
@@ -203,13 +203,13 @@ class Ablation(Config):
     rates: tuple[float, ...] = ()
     """Learning rates that every arm is tried at with a seed of its own; it is trained at the best."""
     search_share: float = Field(default=0.2, gt=0, le=1)
-    """Of a training's iterations that each rate is tried for."""
+    """Length of a trial over that of a training."""
     finder: tuple[float, float] | None = None
     """Ends of a learning-rate finder's sweep over as many iterations, which gives the rate in place of trials."""
     seeds: int = Field(default=5, ge=5, le=8)
-    """How many every arm is trained with; the forecast's digest says which."""
+    """Number of seeds for every arm; the forecast's digest gives them."""
     level: float = Field(default=0.95, gt=0, lt=1)
-    """Of the paired t intervals over seeds."""
+    """Level of the paired t intervals over seeds."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -236,11 +236,11 @@ class Unanswered(Config):
     claims: tuple[str, ...]
     """Ids; `*` stands for any characters."""
     reason: str
-    """Why, and the command that would answer them where there is one."""
+    """Reason, and the command that would answer them if there is one."""
 
 
 class UnansweredClaims(Config):
-    """unanswered.toml: why claims have no experiment."""
+    """unanswered.toml: the claims without an experiment, with reasons."""
 
     context: tuple[Unanswered, ...]
     """Numbers of others, which nobody would reproduce here."""
@@ -248,7 +248,7 @@ class UnansweredClaims(Config):
     """Numbers that wait for machines, data or weights."""
 
     def reason(self, claim: Claim) -> tuple[bool, str] | None:
-        """Whether the claim is context, and why no experiment answers it; None where nothing says so."""
+        """True if the claim is context, and the reason for having no experiment; None if no row matches."""
         for is_context, rows in ((True, self.context), (False, self.missing)):
             for row in rows:
                 if any(fnmatchcase(claim.id, pattern) for pattern in row.claims):
@@ -262,22 +262,22 @@ class Experiment(Config):
     name: str
     title: str
     shows: str
-    """What one sees in it, in a sentence."""
+    """One sentence about what it shows."""
     chart: Literal["curves", "bars", "table"] = "curves"
-    """How the report shows it."""
+    """Form of the exhibit in the report."""
     parts: tuple[Part, ...] = ()
     proxies: tuple[Part, ...] = ()
     """Small workloads of the same kind, in `proxy-runs.csv`, that are measured on this machine beside the simulator."""
     reproduction: str = ""
     """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
     extrapolates: Literal["", "sizes", "tokens"] = ""
-    """Over what some of its claims are predicted from the others (`experiments.forecast.published`)."""
+    """Axis over which some of its claims are predicted from the others (`experiments.forecast.published`)."""
     ablation: Ablation | None = None
-    """What `mlm-experiment ablate` trains for it."""
+    """Trainings that `mlm-experiment ablate` makes for it."""
     measures: str = ""
     """Measurement that `mlm-experiment run` makes for it on this machine, a name of `MEASUREMENTS`."""
     not_run: str = ""
-    """Why claims of quantities that no part names are not answered."""
+    """Reason for which claims about other quantities are not answered."""
     expected: Expected
 
     @model_validator(mode="after")
@@ -293,7 +293,7 @@ class Experiment(Config):
         return tuple(claim for claim in every_claim() if answered.match(claim.id))
 
     def produces(self, quantity: str) -> bool:
-        """Whether a run of it gives numbers of this quantity."""
+        """True if a run of it gives numbers of this quantity."""
         return bool(self.reproduction or self.extrapolates or self.ablation or self.measures) or any(
             quantity in (*part.simulated, *part.computed) for part in self.parts
         )
@@ -306,7 +306,7 @@ def every_claim() -> tuple[Claim, ...]:
 
 
 def load_claims(folder: Path) -> tuple[Claim, ...]:
-    """Every claim of the folder's CSV files. Raises BadInput naming file and line that hold none, or a repeated id."""
+    """Every claim of the folder's CSV files. Raises BadInput with file and line for an invalid or repeated claim."""
     claims: dict[str, Claim] = {}
     for path in sorted(folder.glob("*.csv")):
         for line, row in enumerate(read_rows(path), 2):
@@ -318,7 +318,7 @@ def load_claims(folder: Path) -> tuple[Claim, ...]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file, each by its columns' names. Raises BadInput where it cannot be read."""
+    """The rows of a CSV file by column name. Raises BadInput if it cannot be read."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file))
@@ -328,7 +328,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 @cache
 def unanswered_claims() -> UnansweredClaims:
-    """Why claims have no experiment, read once."""
+    """The claims that no experiment answers, with reasons; read once."""
     return load_config(HERE / "unanswered.toml", UnansweredClaims)
 
 

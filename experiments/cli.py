@@ -26,7 +26,7 @@ Target = StrEnum("Target", {"SMALL": "355m", "MEDIUM": "2.5b", "LARGE": "8.3b"})
 Mode = StrEnum("Mode", ["AUTO", "FULL", "SCALED", "PLAN"])
 """Published size, twins, whichever the hardware allows, or the published size in words."""
 RunMode = StrEnum("RunMode", ["AUTO", "MEASURE", "HERE", "SCALED", "SIMULATE", "PLAN"])
-"""What is done for an experiment."""
+"""Modes of `mlm-experiment run`."""
 
 
 @app.command()
@@ -35,13 +35,15 @@ def reproduce(
     mode: Annotated[
         Mode, typer.Option(help="full: published size; scaled: twins; auto: what fits; plan: print the full size.")
     ] = Mode.AUTO,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Twins at the smallest size: does everything work?")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Train twins of the smallest size, to see that everything works.")
+    ] = False,
     seeds: Annotated[int, typer.Option(min=1, max=9, help="Trainings of each twin; several give a band.")] = 1,
     data: Annotated[Path | None, typer.Option(help="Another data recipe, such as wikipedia or a TOML file.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print mode and cost, and stop.")] = False,
 ) -> None:
-    """From raw text to report: data, training, evaluation, page. What is finished is reused."""
+    """Go from raw text to report: data, training, evaluation, page. Finished parts are reused."""
     from experiments.reproduce.plan import make_plan
     from experiments.runner import carry_out
 
@@ -58,7 +60,7 @@ def ladder(
         bool, typer.Option("--dry-run", help="Prepare the text, print sizes and cost, and stop.")
     ] = False,
 ) -> None:
-    """Figure 6 as a law: models of rising size, the largest one's loss forecast and sealed before it is trained."""
+    """Fit a law through models of rising size; the largest one is forecast before its training."""
     from experiments.forecast.climb import climb
     from experiments.forecast.ladder_plan import seconds_of
 
@@ -117,10 +119,10 @@ def plan_(
     ],
     gpus: Annotated[int | None, typer.Option(min=1, help="GPUs, or ranks where there are none.")] = None,
     cluster: Annotated[str | None, typer.Option(help="A shipped cluster, such as dgx-2h-v100, or a TOML file.")] = None,
-    software: Annotated[str, typer.Option(help="What trains, such as megatron-2021, if not the cluster's own.")] = "",
+    software: Annotated[str, typer.Option(help="Training software, such as megatron-2021, if not the cluster's.")] = "",
     mine: Annotated[bool, typer.Option("--mine", help="Measure this machine, in a minute, and plan it.")] = False,
     twin: Annotated[bool, typer.Option("--twin", help="Plan the model's laptop size.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Say where the time of the first layout goes.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Print where the time of the first layout goes.")] = False,
 ) -> None:
     """Rank the layouts of a model that fit a cluster: time, days per epoch, GPU-hours, with intervals."""
     from engine.run.resolved import read_run
@@ -169,12 +171,12 @@ def calibrate(
 @app.command()
 def mfu(
     model: Annotated[str, typer.Argument(help="A shipped model, a TOML file, or a Hugging Face config.json.")],
-    cluster: Annotated[str, typer.Option(help="A shipped cluster, such as h100, or a TOML file: whose peak.")],
+    cluster: Annotated[str, typer.Option(help="A shipped cluster, such as h100, or a TOML file.")],
     gpus: Annotated[int, typer.Option(min=1, help="GPUs that the rate or time is of.")] = 1,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences of an iteration; by default the model's.")] = None,
-    tokens_per_second: Annotated[float | None, typer.Option(min=0, help="Of all GPUs.")] = None,
-    milliseconds: Annotated[float | None, typer.Option(min=0, help="Of an iteration.")] = None,
-    tflops: Annotated[float | None, typer.Option(min=0, help="Per GPU, attention whole, no recomputation.")] = None,
+    tokens_per_second: Annotated[float | None, typer.Option(min=0, help="Tokens per second of all GPUs.")] = None,
+    milliseconds: Annotated[float | None, typer.Option(min=0, help="Milliseconds of an iteration.")] = None,
+    tflops: Annotated[float | None, typer.Option(min=0, help="TFLOP/s per GPU, without recomputation.")] = None,
 ) -> None:
     """Turn tokens/s, ms of an iteration or TFLOP/s into the others, with formula, peak and both counts of attention."""
     from engine.run.resolved import read_run
@@ -189,7 +191,7 @@ def mfu(
 
 @app.command("list")
 def list_(results: Annotated[list[Path] | None, typer.Option(help="Folders of run directories.")] = None) -> None:
-    """Every published table and figure with what became of its claims."""
+    """List every published table and figure with the verdicts on its claims."""
     from experiments.catalogue import load_experiments
     from experiments.verdicts import count_outcomes, judge, load_results
 
@@ -204,13 +206,13 @@ def list_(results: Annotated[list[Path] | None, typer.Option(help="Folders of ru
 @app.command("run")
 def run_(
     name: Annotated[str | None, typer.Argument(help="An experiment, such as 2021/figure-11.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="All but those that train models.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Run all experiments except those that train models.")] = False,
     mode: Annotated[
         RunMode, typer.Option(help="auto: what this machine can do; here: what it can measure.")
     ] = RunMode.AUTO,
     runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
-    limit: Annotated[int | None, typer.Option(min=1, help="Of released weights: windows or examples a test.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Of released weights: print plan and cost.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="For released weights: most windows per test.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="For released weights: print the plan and stop.")] = False,
 ) -> None:
     """Produce the numbers of a published table or figure, or print what would run."""
     from experiments.runner import run_named
@@ -234,7 +236,7 @@ def adopt(
     records: Annotated[Path, typer.Argument(help="A run directory with sealed records, made elsewhere.")],
     runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
 ) -> None:
-    """Take over sealed records that were made on another machine; says on which, and from which commit."""
+    """Copy sealed records from another machine; prints its name and the commit."""
     from experiments.sealed import adopt_records
 
     print(adopt_records(records, runs))
@@ -248,7 +250,7 @@ def ablate(
     ],
     runs: Annotated[Path, typer.Option("--runs", help="Folder of run directories.")] = Path("runs"),
 ) -> None:
-    """Train the same recipe but for one thing, over seeds that a sealed forecast gives, and say what it changed."""
+    """Train recipes that differ in one thing, over seeds that a sealed forecast gives, and print the effects."""
     from experiments.catalogue import find_experiment
     from experiments.forecast.ablate import ablation_of, run_ablation
     from experiments.forecast.ablation import derive_effects, format_ablation
@@ -267,10 +269,10 @@ def compare(
     ] = None,
     rows: Annotated[bool, typer.Option("--rows", help="With --all: a row for every claim too.")] = False,
 ) -> None:
-    """A verdict for every published claim, from the records of sealed runs; exit code 3 where one diverged.
+    """Give a verdict on every published claim, from the records of sealed runs; exit code 3 if a number diverged.
 
-    Of one experiment every claim has its row; of all, verdicts are counted by paper, and those that diverged or were
-    contradicted are shown. An effect that is contradicted at reduced scale is no reason for exit code 3.
+    For one experiment there is a row for every claim. With --all, verdicts are counted by paper, and only those that
+    diverged or were contradicted are shown. A contradicted effect at reduced scale does not cause exit code 3.
     """
     from experiments.verdicts import BEYOND, format_summary, format_verdicts, judge, load_results, unanswered
 

@@ -23,9 +23,9 @@ from lineage.errors import HardwareMissing
 from lineage.progress import announce, format_bytes
 
 CLOCKS_APART_SECONDS = 5.0
-"""Of two nodes at most; files written on one are else newer than the time on another."""
+"""Largest difference between two nodes' clocks; beyond it a file can seem newer than now."""
 SLOWEST_SHARE = 0.5
-"""Of the median rank's matrix rate that every rank must reach."""
+"""Least share of the median rank's matrix rate that every rank must reach."""
 MATMUL_WIDTH = {"cuda": 8192, "cpu": 512}
 REDUCED_BYTES = {"cuda": 2**28, "cpu": 2**24}
 WRITTEN_BYTES = 2**26
@@ -33,7 +33,7 @@ REPEATS = 5
 
 
 class Seen(NamedTuple):
-    """What one rank found of its machine."""
+    """One rank's findings about its machine."""
 
     rank: int
     host: str
@@ -44,7 +44,7 @@ class Seen(NamedTuple):
     product_flops_per_second: float
     sum_is_right: bool
     bus_bytes_per_second: float
-    """Of the all-reduce; 0 with one rank."""
+    """Bus bandwidth of the all-reduce; 0 with one rank."""
     free_bytes: int
     written_bytes_per_second: float
     write_failure: str
@@ -55,7 +55,7 @@ class Check(NamedTuple):
     """A line of the table."""
 
     name: str
-    found: str
+    result: str
     failure: str
     """One sentence; empty where the check passed."""
 
@@ -72,14 +72,14 @@ def preflight(runs: Path, ranks: int | None = None, needed_bytes: int = 0) -> No
 
 
 def checks(seen: Sequence[Seen], needed_bytes: int) -> list[Check]:
-    """What the ranks' findings amount to."""
+    """The checks that the ranks' findings pass or fail."""
     return [_versions(seen), _clocks(seen), *_products(seen), _all_reduce(seen), *_disk(seen, needed_bytes)]
 
 
 def format_checks(checks: Sequence[Check]) -> str:
     """The table."""
     width = max(len(check.name) for check in checks)
-    return "\n".join(f"{'failed' if each.failure else 'good':<8}{each.name:<{width}}  {each.found}" for each in checks)
+    return "\n".join(f"{'failed' if each.failure else 'good':<8}{each.name:<{width}}  {each.result}" for each in checks)
 
 
 def _versions(seen: Sequence[Seen]) -> Check:
@@ -173,7 +173,7 @@ def _software(torch: Any) -> dict[str, str]:
 
 
 def _multiply(device: Any) -> tuple[bool, float]:
-    """Whether a product of -1, 0 and 1, exact in every format, is what it must be; and the best rate of a few."""
+    """True if a product of -1, 0 and 1, which is exact in every format, is right; and the best of a few rates."""
     import torch
 
     width, dtype = MATMUL_WIDTH[device.type], torch.float16 if device.type == "cuda" else torch.float32
@@ -186,7 +186,7 @@ def _multiply(device: Any) -> tuple[bool, float]:
 
 
 def _reduce(device: Any) -> tuple[bool, float]:
-    """Whether the sum over ranks is exact, and the best bus bandwidth (2(n − 1)/n · bytes/seconds) of a few."""
+    """True if the sum over ranks is exact, and the best of a few bus bandwidths (2(n − 1)/n · bytes/seconds)."""
     import torch
     import torch.distributed as dist
 

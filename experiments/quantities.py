@@ -78,7 +78,7 @@ def _bubble_share(row: Row, first: Row) -> float:
 
 
 def _state_gigabytes(row: Row, first: Row) -> float:
-    """Of a parameter, its gradient and its optimizer, of which a stage divides the last ones first."""
+    """Gigabytes of parameters, gradients and optimizer on a rank; ZeRO divides the optimizer first."""
     stage, ranks = int(row["stage"]), int(row["gpus"])
     each = MEGATRON_BYTES
     parts = ((each.weight, 3), (each.gradient, 2), (each.moments + each.master, 1))

@@ -27,25 +27,25 @@ from lineage.run import RunDirectory
 def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, int, int]:
     """Simulate and compute everything the experiment names.
 
-    Returns its sealed run, how many numbers it has and how many rows could not run. The same numbers are found again,
-    not written again.
+    Returns its sealed run and the counts of its numbers and of the rows that could not run. An existing run with the
+    same numbers is returned as it is.
     """
-    found: list[Line] = []
+    produced: list[Line] = []
     clusters: dict[str, Cluster] = {}
     for part in experiment.parts:
         rows = published_rows(experiment, part)
-        found += [*_computed(part, rows), *_simulated(part, rows, clusters)]
+        produced += [*_computed(part, rows), *_simulated(part, rows, clusters)]
     if experiment.extrapolates:
-        found += extrapolated(experiment.claims, experiment.extrapolates)
-    found = [{"experiment": experiment.name} | line for line in found]
-    numbers, refused = ([line for line in found if ("reason" in line) == is_refused] for is_refused in (False, True))
+        produced += extrapolated(experiment.claims, experiment.extrapolates)
+    produced = [{"experiment": experiment.name} | line for line in produced]
+    numbers, refused = ([line for line in produced if ("reason" in line) == is_refused] for is_refused in (False, True))
     simulated = {"clusters": {name: cluster.model_dump(mode="json") for name, cluster in clusters.items()}}
     run, _ = seal_numbers(experiment, "", numbers, runs, simulated=simulated, refused=refused)
     return run, len(numbers), len(refused)
 
 
 def format_rows(experiment: Experiment) -> str:
-    """What would run on the published machines: every workload with its cluster and layout."""
+    """Every workload with its cluster and layout on the published machines."""
     columns = ("series", "cluster", *COLUMNS)
     lines: list[tuple[str, ...]] = [columns]
     for part in experiment.parts:
@@ -134,7 +134,7 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: i
 
 
 def _left_out(experiment: Experiment) -> str:
-    """Why it is not run as one of several, with the command that runs it; empty if it is."""
+    """The reason for leaving it out of several experiments, with its own command; empty if it is run."""
     if experiment.reproduction:
         return f"`mlm-experiment reproduce {experiment.reproduction}` trains its models"
     if experiment.ablation:
@@ -162,7 +162,7 @@ def _run_here(experiment: Experiment, runs: Path, limit: int | None, may_lack: b
 
 
 def _measure(experiment: Experiment, limit: int | None) -> list[Line]:
-    """What its measurement gives, which is told what it asks for."""
+    """The lines of its measurement, called with the parameters that it has."""
     module, function = MEASUREMENTS[experiment.measures].split(":")
     measure = getattr(import_module(f"experiments.measured.{module}"), function)
     told = {"experiment": experiment, "limit": limit}

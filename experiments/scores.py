@@ -45,7 +45,7 @@ def compared(text: str, smaller: int, larger: int, scores: Sequence[Sequence[Tex
     bits = pair[0][0].bits_per_byte / (np.array(pair[0][0].nll).sum() / words.sum())
     sums = [np.mean([score.nll for score in seeds], axis=0) for seeds in pair]
     error, times = difference_standard_error((sums[0], words), (sums[1], words)) or 0.0, NORMAL
-    differences = [one.bits_per_byte - other.bits_per_byte for one, other in zip(*pair, strict=True)]
+    differences = [larger.bits_per_byte - smaller.bits_per_byte for larger, smaller in zip(*pair, strict=True)]
     if (more := len(differences) - 1) and (of_seeds := np.std(differences, ddof=1) / math.sqrt(more + 1) / bits):
         error = math.hypot(error, of_seeds)
         times = float(stdtrit(more * (error / of_seeds) ** 4, 0.95))

@@ -84,7 +84,7 @@ def seal_numbers(
 
 
 def digest_of_numbers(records: Iterable[Record]) -> str:
-    """Of all that records say but which run they are of, whose identity the digest is a part of."""
+    """Digest of the records without the name and digest of their run, which depend on it."""
     return sha256_json([record.model_dump(exclude={"source", "digest"}) for record in records])
 
 

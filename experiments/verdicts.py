@@ -1,4 +1,4 @@
-"""What became of every published claim, from the records of sealed runs alone. Imports no torch."""
+"""Verdicts on the published claims, from the records of sealed runs alone. Imports no torch."""
 
 import math
 from collections import Counter, defaultdict
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from experiments.forecast.ablation import Finding
 
 ORDER: tuple[Kind, ...] = ("measured", "computed", "scaled", "simulated")
-"""Of several numbers for one claim the first kind here speaks, and of that kind the newest run."""
+"""Precedence of kinds for a claim with several numbers; within a kind the newest run counts."""
 NEVER: dict[str, frozenset[Kind]] = {"simulate": frozenset({"measured", "scaled"}), "scaled": frozenset({"measured"})}
 """Kinds that a run of this mode cannot have made."""
 
@@ -62,11 +62,11 @@ class Results:
     records: tuple[Record, ...]
     """Newest run first."""
     refused: dict[tuple[str, str, float | None], str]
-    """Why a run has no number for (experiment, series, x)."""
+    """Reason for which a run has no number, by (experiment, series, x)."""
     left_out: tuple[str, ...]
     """A sentence for each directory with records that was never finished."""
     findings: "dict[str, Finding]"
-    """What the newest ablation found of the effect that answers a claim, by the claim's id."""
+    """Finding of the newest ablation on a claim, by the claim's id."""
 
 
 def load_results(folders: Iterable[Path]) -> Results:
@@ -91,10 +91,10 @@ def load_results(folders: Iterable[Path]) -> Results:
         if RunDirectory.open(path).manifest["kind"] == ABLATION:
             from experiments.forecast.ablation import derive_effects
 
-            found, derived = derive_effects(path)
+            effects, derived = derive_effects(path)
             if records[-len(derived) :] != derived:
                 raise IntegrityFailure(f"{path} does not have the numbers of its trainings in {RECORDS}")
-            findings = {finding.effect.claim: finding for finding in found} | findings
+            findings = {finding.effect.claim: finding for finding in effects} | findings
         if (path / NOT_RUN).is_file():
             for row in parse_document({"rows": read_values(path / NOT_RUN)}, Refusals, NOT_RUN).rows:
                 refused.setdefault((row.experiment, row.series, row.x), row.reason)

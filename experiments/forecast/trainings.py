@@ -1,4 +1,4 @@
-"""What is kept of trainings whose outcome was forecast, and the seeds that a forecast gives. Imports no torch.
+"""Kept parts of trainings whose outcome was forecast, and the seeds that a forecast gives. Imports no torch.
 
 The seeds of the trainings are parts of the forecast's SHA-256. They cannot have been trained before the forecast was
 written, and a forecast that is edited later no longer matches its trainings.

@@ -34,7 +34,7 @@ class Job(Config):
     twin: bool = False
     """Shrink the model's recipe to laptop size."""
     overrides: tuple[str, ...] = ()
-    """As `mlm-train --set` takes them, such as the layout: `parallel.tp=8`."""
+    """Overrides for `mlm-train --set`, such as the layout: `parallel.tp=8`."""
     dataset: Path
     """Dataset directory made by `mlm-data run`."""
     runs: Path = Path("runs")
@@ -42,11 +42,11 @@ class Job(Config):
     nodes: PositiveInt
     ranks_per_node: PositiveInt
     gpus: bool = True
-    """Whether each rank has a GPU."""
+    """True if each rank has a GPU."""
     cluster: str = ""
     """A shipped cluster, or a TOML file: the job is then checked to fit it, and its time predicted."""
     time_limit: str = "24:00:00"
-    """Of one attempt, `hours:minutes:seconds` or `days-hours:minutes:seconds`; the job takes as many as it needs."""
+    """Limit of one attempt, `hours:minutes:seconds` or `days-hours:minutes:seconds`; attempts repeat."""
     signal_seconds: PositiveInt = 600
     """How long before the limit the ranks are told to stop: an iteration and a checkpoint must fit in."""
     partition: str = ""
@@ -87,7 +87,7 @@ class Job(Config):
 
     @property
     def ranks(self) -> int:
-        """In all."""
+        """Number of ranks on all nodes."""
         return self.nodes * self.ranks_per_node
 
     @property
@@ -104,7 +104,7 @@ class Job(Config):
         return config
 
     def train_arguments(self) -> list[str]:
-        """What `mlm-train` is called with, with absolute paths."""
+        """Arguments of `mlm-train`, with absolute paths."""
         options = [f"--set={item}" for item in (*self.overrides, f"data.dataset={self.dataset.resolve()}")]
         twin = ["--twin"] if self.twin else []
         model = find_file(self.model, Shipped.MODEL).resolve()

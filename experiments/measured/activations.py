@@ -1,4 +1,4 @@
-"""Bytes that a transformer layer keeps for its backward pass, by what autograd saves; products that are made again.
+"""Bytes that a transformer layer keeps for its backward pass, as autograd saves them, and recomputed products.
 
 The layer is the 2022 paper's (arXiv:2205.05198, Sections 3 to 5) in plain torch: every score is kept, in 16 bits, and a
 byte for each element of a dropout mask. Its divided products are the engine's. Shapes: s sequence, b microbatch, h
@@ -33,13 +33,13 @@ from experiments.sealed import Line, lines
 from lineage.progress import announce
 
 TENSOR_RANKS = 8
-"""As in all of the paper's runs (Section 6)."""
+"""Tensor-parallel ranks of all the paper's runs (Section 6)."""
 SHAPES = {"GPT-3": (2048, 96, 12288, 12), "MT-NLG": (2048, 128, 20480, 3)}
 """s, a, h and layers of a rank as published (Section 5, Table 3)."""
 SMALL = {"GPT-3": (256, 32, 512), "MT-NLG": (256, 32, 640)}
 """s, a and h with the same as/h, which is all that bytes per sbh depend on."""
 FORMS = ("none", "selective", "full")
-"""What is computed again: nothing, the scores, or the layer."""
+"""Recomputed parts: nothing, the scores, or the layer."""
 PROBABILITY = 0.1
 CONFIGURATIONS = {
     "no parallelism": ("none", 1, False),
@@ -49,7 +49,7 @@ CONFIGURATIONS = {
     "tensor and sequence parallel, selective recomputation": ("selective", TENSOR_RANKS, True),
     "full recomputation": ("full", 1, False),
 }
-"""Rows of Table 2: what is computed again, on how many ranks, and whether the sequence is divided."""
+"""Rows of Table 2: recomputed part, number of ranks, and true if the sequence is divided."""
 
 
 class PlainLayer(nn.Module):
@@ -91,52 +91,51 @@ def _dropped(x: torch.Tensor) -> torch.Tensor:
 def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
     """Bytes of the storages that autograd saves in a forward pass, the layer's parameters left out."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
+    storages: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         if (storage := tensor.untyped_storage()).data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage
+            storages[storage.data_ptr()] = storage
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = layer(*inputs)
     del output
-    return sum(storage.nbytes() for storage in kept.values())
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
-    """What this rank keeps for each element of sbh, in bf16: of the layer in each of `FORMS`, then of this engine's."""
+    """Bytes that this rank keeps per element of sbh in bf16: the layer in each of `FORMS`, then the engine's."""
     s, heads, h = SMALL[shape]
     tp = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     mesh = build_mesh(Layout(tp=tp), sequence_parallel)
     rows = s // tp if mesh.sequence_parallel else s
     x = torch.zeros(rows, 1, h, dtype=torch.bfloat16, requires_grad=True)
-    kept = [kept_bytes(PlainLayer(h, heads, mesh, form).bfloat16(), x) for form in FORMS]
+    counts = [kept_bytes(PlainLayer(h, heads, mesh, form).bfloat16(), x) for form in FORMS]
     config = ModelConfig(num_layers=1, hidden_size=h, num_heads=heads, seq_length=s)
     ours = TransformerLayer(config, mesh, 0).bfloat16()
-    kept.append(kept_bytes(ours, x, Dropout(PROBABILITY, 1, 0, (0,))))
-    return [count / (s * h) for count in kept]
+    counts.append(kept_bytes(ours, x, Dropout(PROBABILITY, 1, 0, (0,))))
+    return [count / (s * h) for count in counts]
 
 
 def measure_activations() -> list[Line]:
-    """Table 2 of the 2022 paper and what its text makes of it; FLOPs of recomputation; bytes of a checkpoint."""
+    """Table 2 of the 2022 paper and numbers of its text; FLOPs of recomputation; bytes of a checkpoint."""
     announce(f"a layer on 1 and {TENSOR_RANKS} processes, and models without their values")
-    found = [line for shape in SHAPES for line in (*_kept(shape), *_flops(shape))]
-    return [*found, *_checkpoint()]
+    return [line for shape in SHAPES for line in (*_kept(shape), *_flops(shape))] + _checkpoint()
 
 
 def _kept(shape: str) -> list[Line]:
-    found: dict[tuple[str, int, bool], float] = {}
+    measured: dict[tuple[str, int, bool], float] = {}
     for tp, divided in ((1, False), (TENSOR_RANKS, False), (TENSOR_RANKS, True)):
         values = run_forked(bytes_per_sbh, tp, shape, divided)[0]
-        found |= {(form, tp, divided): value for form, value in zip((*FORMS, "ours"), values, strict=True)}
-    rows = {name: found[key] for name, key in CONFIGURATIONS.items()}
+        measured |= {(form, tp, divided): value for form, value in zip((*FORMS, "ours"), values, strict=True)}
+    rows = {name: measured[key] for name, key in CONFIGURATIONS.items()}
     s, heads, h = SMALL[shape]
     note = f"autograd's saved tensors in bf16; s {s}, {heads} heads, h {h}: as/h as published"
     rows |= {f"this engine's layer, t = {tp}{', sequence parallel' if divided else ''}": value
-             for (form, tp, divided), value in found.items() if form == "ours"}  # fmt: skip
+             for (form, tp, divided), value in measured.items() if form == "ours"}  # fmt: skip
     whole, tensor, both = rows["no parallelism"], rows["tensor parallel"], rows[tuple(CONFIGURATIONS)[4]]
-    scores, full, stage = whole - found["selective", 1, False], rows["full recomputation"], SHAPES[shape][3]
+    scores, full, stage = whole - measured["selective", 1, False], rows["full recomputation"], SHAPES[shape][3]
     told = {
         "score_bytes_per_element": scores,
         "selective_activation_saving_percent": 100 * scores / whole,
@@ -146,12 +145,12 @@ def _kept(shape: str) -> list[Line]:
         "memory_over_full_recomputation": both / full,
         "layers_per_checkpoint": min(range(1, stage + 1), key=lambda n: stage / n * full + n * whole),
     }
-    kept = [
+    curve = [
         line
         for name, value in rows.items()
         for line in lines(f"{shape}, {name}", {"kept_bytes_per_element": value}, note=note)
     ]
-    return kept + lines(shape, told, note=note)
+    return curve + lines(shape, told, note=note)
 
 
 def _flops(shape: str) -> list[Line]:

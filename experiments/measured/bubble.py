@@ -1,7 +1,7 @@
 """Bubble and activations in flight of a schedule, measured in the engine's pipeline with stages that sleep.
 
-A message that a stage gets also says when its sender had slept enough to send it, so that the time which the schedule
-costs is told apart from the time which this machine takes to wake up processes and to carry messages.
+A message carries the time at which its sender had slept enough to send it. So the cost of the schedule is separated
+from the time that this machine takes to wake up processes and to carry messages.
 """
 
 import time
@@ -29,14 +29,14 @@ FORWARD, BACKWARD = 1, 2
 """Units of sleep that a chunk's passes take."""
 UNIT_SECONDS = 0.001
 MOST_RANKS = 32
-"""Pipelines of more are not measured on one machine."""
+"""Largest pipeline that is measured on one machine."""
 CONFIG = ModelConfig(
     num_layers=8, hidden_size=4, num_heads=1, seq_length=2, vocab_size=8, padded_vocab_size=8, dropout=0.0
 )
 
 
 class Clock:
-    """What a rank has slept and waited for, in units, and how many of its activations are in flight."""
+    """A rank's time in units of sleep, waiting included, and its activations in flight."""
 
     def __init__(self) -> None:
         self.units, self.in_flight, self.peak, self.unit_seconds = 0, 0, 0, 0.0
@@ -67,7 +67,7 @@ class Sleep(torch.autograd.Function):
 
 
 class SleepingStage(nn.Module):
-    """What the executor needs of a stage, with next to no arithmetic."""
+    """A pipeline stage for the executor that sleeps instead of computing."""
 
     def __init__(self, is_first: bool, clock: Clock) -> None:
         super().__init__()
@@ -90,9 +90,9 @@ class Slept(NamedTuple):
     """One rank's iteration."""
 
     units: int
-    """Slept and waited for by what messages said."""
+    """Units slept and waited for, by the times in messages."""
     seconds: float
-    """By the wall clock."""
+    """Wall-clock time."""
     peak: int
     """Most activations in flight."""
     left: int
@@ -136,7 +136,7 @@ SCHEDULES: dict[str, tuple[ScheduleName, int, int, int]] = {
 def measure_schedules() -> list[Line]:
     """Bubble, and most activations in flight in microbatches of the whole stage, of each of `SCHEDULES`."""
     announce("pipelines of 4 and 8 processes whose stages sleep")
-    found: list[Line] = []
+    numbers: list[Line] = []
     fractions = {}
     for series, (name, pp, chunks, count) in SCHEDULES.items():
         ranks = [slept for (slept,) in run_forked(run_schedule, pp, name, pp, chunks, [count])]
@@ -145,9 +145,9 @@ def measure_schedules() -> list[Line]:
         values = {"bubble_fraction": fractions[series], "microbatches_in_flight": peak,
                   "layers_in_flight_share": peak / pp}  # fmt: skip
         note = f"{pp} processes whose stages sleep, schedule {name}, {chunks} chunks, {count} microbatches"
-        found += lines(series, values, note=note)
+        numbers += lines(series, values, note=note)
     reduction = {"bubble_reduction": fractions["default"] / fractions["interleaved"]}
-    return found + lines("interleaved", reduction, note="of the bubbles above")
+    return numbers + lines("interleaved", reduction, note="of the bubbles above")
 
 
 def bubbles(name: ScheduleName, cases: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
@@ -156,9 +156,9 @@ def bubbles(name: ScheduleName, cases: Sequence[tuple[int, int]]) -> dict[tuple[
     announce(f"pipelines of {', '.join(map(str, counts))} processes whose stages sleep")
     measured = {}
     with Progress(name, len(counts), "pipelines") as progress:
-        for pp, numbers in counts.items():
-            ranks = run_forked(run_schedule, pp, name, pp, 1, numbers)
-            for place, count in enumerate(numbers):
+        for pp, counted in counts.items():
+            ranks = run_forked(run_schedule, pp, name, pp, 1, counted)
+            for place, count in enumerate(counted):
                 slowest = max(rank[place].units for rank in ranks)
                 measured[pp, count] = slowest / (count * (FORWARD + BACKWARD)) - 1
             progress.advance()
@@ -167,7 +167,7 @@ def bubbles(name: ScheduleName, cases: Sequence[tuple[int, int]]) -> dict[tuple[
 
 def measure_bubbles(experiment: Experiment) -> list[Line]:
     """The bubble of the experiment's pipelines, as its own quantity counts it."""
-    found: list[Line] = []
+    numbers: list[Line] = []
     for part in experiment.parts:
         rows = [row for row in workload_rows(part.workloads) if int(row["pp"]) <= MOST_RANKS]
         name: ScheduleName = "gpipe" if "bubble_share" in part.computed else "1f1b"
@@ -177,5 +177,5 @@ def measure_bubbles(experiment: Experiment) -> list[Line]:
             to_ideal = measured[pp, count]
             value = {part.computed[0]: to_ideal / (1 + to_ideal) if name == "gpipe" else to_ideal}
             note = f"{pp} processes whose stages sleep, schedule {name}"
-            found += lines(values=value, note=note, **position(part, row))
-    return found
+            numbers += lines(values=value, note=note, **position(part, row))
+    return numbers

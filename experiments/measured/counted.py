@@ -1,5 +1,5 @@
-"""What is counted: parameters of the published models, in the models that the engine builds for them, and words and
-sub-words of WikiText-103's test file, which the 2019 paper normalises its perplexity by.
+"""Counts: parameters of the published models as the engine builds them, and words and sub-words of WikiText-103's test
+file, by which the 2019 paper normalises its perplexity.
 """
 
 import math
@@ -27,7 +27,7 @@ def built_parameters(config: ModelConfig, part: str = "") -> int:
 
 def measure_built(experiment: Experiment) -> list[Line]:
     """Billions of parameters of every model that the experiment counts, and those of its layers alone."""
-    found: list[Line] = []
+    numbers: list[Line] = []
     for part in experiment.parts:
         rows, is_bert = workload_rows(part.workloads), "bert_parameters" in part.computed
         announce(f"{len(rows)} models, built without their values")
@@ -38,9 +38,9 @@ def measure_built(experiment: Experiment) -> list[Line]:
                     "bert_parameters" if is_bert else "parameters": built_parameters(config) / 1e9,
                     "layer_parameters": built_parameters(config, "layers.") / 1e9,
                 }
-                found += lines(values=values, note="counted in the built model", **position(part, row))
+                numbers += lines(values=values, note="counted in the built model", **position(part, row))
                 progress.advance()
-    return found
+    return numbers
 
 
 def measure_words() -> list[Line]:

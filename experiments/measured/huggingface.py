@@ -83,7 +83,7 @@ def write_huggingface(directory: Path) -> Path:
 
 
 def answers(checkpoint: Path, tp: int) -> Answers:
-    """What this rank makes of the texts, with the others of the model."""
+    """Answers to the texts, by all ranks of the model."""
     mesh = build_mesh(Layout(tp=tp))
     model = load_for_inference(checkpoint, mesh).model
     assert isinstance(model, GPT2)

@@ -1,4 +1,4 @@
-"""This machine: a cluster's constants measured on it, and small workloads on its ranks beside their predictions."""
+"""Measures this machine's constants as a cluster, and small workloads beside their predictions."""
 
 import os
 import tempfile
@@ -61,7 +61,7 @@ HOST_TIMES = ("host_layer_seconds", "host_microbatch_seconds", "node_latency_sec
 
 
 class Measured(NamedTuple):
-    """What rank 0 saw while all ranks did the same."""
+    """Measurements of rank 0 while all ranks do the same."""
 
     matmul: list[tuple[int, float]]
     """Width and seconds of square products."""
@@ -205,7 +205,7 @@ def _rank(path: Path) -> None:
 
 
 def size_of(w: Workload, precision: Precision, iterations: int = 1, warm_up: int = 0) -> Size:
-    """What the engine trains to time a workload."""
+    """The recipe that times a workload in the engine."""
     model = ModelConfig(num_layers=w.layers, hidden_size=w.hidden, num_heads=w.heads, seq_length=w.seq,
                         vocab_size=w.vocab, padded_vocab_size=w.vocab)  # fmt: skip
     train = TrainConfig(iterations=iterations, warmup_iterations=0, global_batch_size=w.global_batch,

@@ -15,7 +15,7 @@ from lineage.progress import Progress, announce
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 PLACES = {0: ("", "multiple of 8"), 1: ("_shifted", "one more")}
-"""By the distance from a multiple of 8: the end of the claim's quantity, and of the curve's name."""
+"""Suffix of the claim's quantity and of the curve's name, by the distance from a multiple of 8."""
 ROUNDS = 5
 SMALLEST = 64
 LARGEST = {"cpu": 1024, "cuda": 8192}

@@ -34,13 +34,13 @@ from lineage.records import Kind
 
 MODELS_VARIABLE = "MLM_MODELS_DIR"
 OWNER = "openai-community/"
-"""On the hub; Megatron-LM's checkpoint is not there."""
+"""Owner of GPT-2's weights on the hub, which does not have Megatron-LM's checkpoint."""
 GPT2 = {
     "wikitext103_perplexity": ("wikitext103", "perplexity", 1),
     "lambada_perplexity": ("lambada", "perplexity", 1),
     "lambada_accuracy": ("lambada-stopword-filter", "accuracy", 100),
 }
-"""By quantity: protocol, field of its result, and what the claim's unit multiplies it by."""
+"""Protocol, field of its result and factor to the claim's unit, by quantity."""
 HARNESS = {
     "lambada_openai_perplexity": ("lambada-lm-eval", "perplexity", 1),
     "lambada_openai_accuracy": ("lambada-lm-eval", "accuracy", 1),
@@ -58,7 +58,7 @@ MODELS = {
     },
     "megatron/released-345m": {"megatron-345m": {"released 345M": MEGATRON_LM}},
 }
-"""By experiment and directory: the claims' series with their protocols."""
+"""Series of the claims with their protocols, by experiment and directory."""
 
 
 def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:
@@ -85,7 +85,7 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
 
 
 def plan_released(experiment: Experiment, limit: int | None = None) -> str:
-    """What would be scored, with its time on this machine from one window a core; what is not here, and why."""
+    """The weights that would be scored, with the time estimated from one window per core; missing ones with reasons."""
     lines = []
     for name, path, is_released in _found(experiment):
         with native_checkpoint(path) as native:

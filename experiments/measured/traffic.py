@@ -1,6 +1,6 @@
-"""What gloo ranks send in an iteration, logged as they call collectives, and what they hold, beside `engine.costs`.
+"""Bytes that gloo ranks send in an iteration, logged at their collectives, and bytes that they hold.
 
-Ranks are taken for machines of their own: no memory is shared. The counts depend on no clock and on no link.
+Every rank counts as a machine of its own: no memory is shared. The counts depend neither on clocks nor on links.
 """
 
 from collections import Counter
@@ -34,7 +34,7 @@ BSH = MODEL.seq_length * MODEL.hidden_size
 WIDTHS = (2, 4, 8)
 """Tensor-parallel ranks that collectives are counted at."""
 REPORTED = 3
-"""Most numbers that an iteration reduces besides tensors: loss, gradient norm and a flag. They are not counted."""
+"""Largest number of elements that is not counted: loss, gradient norm and a flag."""
 RANKS = 4
 BATCHES = (4, 8, 16)
 """Sequences of an iteration over all ranks; a microbatch is one."""
@@ -48,7 +48,7 @@ LAYOUTS = {
 PASSED_ON = ("reduce", "gather", "alltoall_base", "allgather", "allgather_base", "broadcast")
 """Collectives in which a tensor leaves a rank once, but for the part that is its own."""
 STAGES = {1: "optimizer states", 3: "optimizer states, gradients and parameters"}
-"""As the ZeRO paper names them."""
+"""ZeRO's stages in the words of its paper."""
 
 
 class Traffic(TorchDispatchMode):
@@ -115,13 +115,16 @@ def iteration(model: ModelConfig, parallel: ParallelConfig, batch: int, trains: 
 
 
 def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
-    """On one tensor-parallel rank, what a layer adds in forward passes alone and in a whole iteration."""
+    """Traffic that a layer adds on one tensor-parallel rank, in forward passes alone and in a whole iteration."""
     whole = []
     for trains in (False, True):
         deep, shallow = (iteration(with_layers(layers), parallel, 1, trains) for layers in (4, 2))
         layer = Traffic()
-        for kept, more, fewer in ((layer.calls, deep.calls, shallow.calls), (layer.bytes, deep.bytes, shallow.bytes)):
-            kept.update({key: (more[key] - fewer[key]) // 2 for key in more})
+        for counter, more, fewer in (
+            (layer.calls, deep.calls, shallow.calls),
+            (layer.bytes, deep.bytes, shallow.bytes),
+        ):
+            counter.update({key: (more[key] - fewer[key]) // 2 for key in more})
         whole.append(layer)
     return whole[0], whole[1]
 
@@ -132,7 +135,7 @@ def with_layers(layers: int) -> ModelConfig:
 
 
 def measure_traffic() -> list[Line]:
-    """What tensor, sequence, pipeline and data parallelism send, in counts and in multiples of b·s·h."""
+    """Traffic of tensor, sequence, pipeline and data parallelism, in counts and in multiples of b·s·h."""
     announce(f"small models on 2 to {2 * max(WIDTHS)} processes, an iteration of each layout")
     note = f"{MODEL.num_layers} layers of {MODEL.hidden_size}, sequences of {MODEL.seq_length}, gloo, fp32"
     parts = (_tensor(), _sequence(), _pipeline(), _interleaved(), _batches())
@@ -140,14 +143,14 @@ def measure_traffic() -> list[Line]:
 
 
 def _tensor() -> list[Line]:
-    series, found = "tensor parallel", []
+    series, numbers = "tensor parallel", []
     for tp in WIDTHS:
         forward, whole = run_forked(of_layer, tp, ParallelConfig(tp=tp))[0]
         elements = whole.sent / ELEMENT / BSH / ((tp - 1) / tp)
-        found += lines(series, {"layer_elements": elements}, x=float(tp), x_name="tp")
+        numbers += lines(series, {"layer_elements": elements}, x=float(tp), x_name="tp")
     first, both = forward.calls.total(), whole.calls.total()
     counts = {"all_reduces_forward": first, "all_reduces": both, "all_reduces_backward": both - first}
-    return found + lines(series, counts)
+    return numbers + lines(series, counts)
 
 
 def _sequence() -> list[Line]:
@@ -170,33 +173,33 @@ def _pipeline() -> list[Line]:
         return [rank.bytes["send", 2] / ELEMENT / BSH / batch for rank in ranks]
 
     first, last = sent(ParallelConfig(pp=2))
-    found = lines("pipeline parallel", {"border_elements_forward": first, "border_elements_backward": last})
+    numbers = lines("pipeline parallel", {"border_elements_forward": first, "border_elements_backward": last})
     for tp in (WIDTHS[0], WIDTHS[-1]):
         value = {"border_elements_forward": sent(ParallelConfig(pp=2, tp=tp))[0]}
-        found += lines("pipeline parallel, scatter/gather", value, x=float(tp), x_name="tp")
-    return found
+        numbers += lines("pipeline parallel, scatter/gather", value, x=float(tp), x_name="tp")
+    return numbers
 
 
 def _interleaved() -> list[Line]:
-    """What a stage between others sends, over what it sends with one chunk."""
+    """Traffic of an inner stage over its traffic with one chunk."""
     pp, batch = 4, 4
-    model, found = with_layers(16), []
+    model, numbers = with_layers(16), []
     plain = run_forked(iteration, pp, model, ParallelConfig(pp=pp), batch)[1].bytes["send", pp]
     for chunks in (2, 4):
         parallel = ParallelConfig(pp=pp, chunks=chunks, schedule="interleaved")
         sent = run_forked(iteration, pp, model, parallel, batch)[1].bytes["send", pp]
-        found += lines("interleaved", {"border_traffic_ratio": sent / plain}, x=float(chunks), x_name="chunks")
-    return found
+        numbers += lines("interleaved", {"border_traffic_ratio": sent / plain}, x=float(chunks), x_name="chunks")
+    return numbers
 
 
 def _batches() -> list[Line]:
-    """What four microbatches to a rank send, over what one does."""
-    found = []
+    """Traffic of four microbatches per rank over that of one."""
+    numbers = []
     for series, parallel in (("data parallel", ParallelConfig()), ("tensor parallel", ParallelConfig(tp=2))):
         each = 2 // parallel.tp
-        many, one = (run_forked(iteration, 2, MODEL, parallel, count * each)[0].sent for count in (4, 1))
-        found += lines(series, {"traffic_of_four_microbatches": many / one})
-    return found
+        many, single = (run_forked(iteration, 2, MODEL, parallel, count * each)[0].sent for count in (4, 1))
+        numbers += lines(series, {"traffic_of_four_microbatches": many / single})
+    return numbers
 
 
 def measure_sent_bytes() -> list[Line]:
@@ -204,7 +207,7 @@ def measure_sent_bytes() -> list[Line]:
 
     An iteration has its optimizer step, in which ZeRO stage 1 sends too.
     """
-    found: list[Line] = []
+    numbers: list[Line] = []
     at_least: dict[str, float] = {}
     announce(f"{len(LAYOUTS)} layouts of {RANKS} processes, an iteration at each of {len(BATCHES)} batches")
     with Progress("zero", len(LAYOUTS), "layouts") as progress:
@@ -215,17 +218,17 @@ def measure_sent_bytes() -> list[Line]:
                 at_least.setdefault(name, measured)
                 note = f"{RANKS} ranks, {parameter_count(MODEL):,} parameters in fp32"
                 place = {"x": float(batch), "x_name": "global_batch", "note": note}
-                found += lines(name, {"sent_megabytes": measured / 1e6}, "scaled", **place)
+                numbers += lines(name, {"sent_megabytes": measured / 1e6}, "scaled", **place)
             progress.advance()
     for stage, series in STAGES.items():
         ratio = at_least[f"ZeRO stage {stage}"] / at_least["data parallel"]
-        found += lines(series, {"communication_ratio": ratio}, note="one microbatch to a rank")
-    return found
+        numbers += lines(series, {"communication_ratio": ratio}, note="one microbatch to a rank")
+    return numbers
 
 
 def measure_held_bytes() -> list[Line]:
     """Bytes of parameters, gradients and optimizer state for each parameter of the model, the mean over ranks."""
-    found: list[Line] = []
+    numbers: list[Line] = []
     names = ("data parallel", "ZeRO stage 1", "ZeRO stage 3")
     announce(f"{len(names)} layouts on 2 and 4 processes, an iteration each")
     for name in names:
@@ -236,9 +239,9 @@ def measure_held_bytes() -> list[Line]:
             note = f"{parameter_count(MODEL):,} parameters in bf16"
             place = {"x": float(ranks), "x_name": "dp", "note": note}
             quantity, count = "state_bytes_per_parameter", parameter_count(MODEL)
-            found += lines(name, {quantity: held / count}, "scaled", **place)
-            found += lines(name, {quantity: state / count}, "computed", **place)
-    return found
+            numbers += lines(name, {quantity: held / count}, "scaled", **place)
+            numbers += lines(name, {quantity: state / count}, "computed", **place)
+    return numbers
 
 
 def held_bytes(parallel: ParallelConfig, precision: Precision) -> int:

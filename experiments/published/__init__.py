@@ -1,4 +1,4 @@
-"""What others ran, from the files beside this one, and what they published of it, from `experiments/claims`."""
+"""Published workloads, from the files beside this one, with their published values, from `experiments/claims`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +38,7 @@ def published_rows(experiment: Experiment, part: Part) -> list[Row]:
 
 
 def published_value(row: Row, quantity: str) -> float:
-    """What is published of a workload of `published_rows`. Raises BadInput where no claim says it."""
+    """The published value of a quantity for a row of `published_rows`. Raises BadInput if no claim states it."""
     if quantity not in row:
         raise BadInput(f"no claim has {quantity} for the workload {row['series']} of {row['experiment']}")
     return float(row[quantity])
@@ -57,10 +57,10 @@ def published_records(series: tuple[str, ...]) -> Iterator[Record]:
 
 
 def x_of(part: Part, row: Row) -> float | None:
-    """Where a workload stands on the part's x axis."""
+    """The workload's value on the part's x axis."""
     return float(row[part.x]) if part.x else None
 
 
 def position(part: Part, row: Row) -> dict[str, Any]:
-    """Where a record of a workload stands."""
+    """Series and x of a workload's record."""
     return {"series": row["series"], "x": x_of(part, row), "x_name": part.x}

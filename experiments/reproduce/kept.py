@@ -1,4 +1,4 @@
-"""What a reproduction keeps of its runs beside records: curves, timelines and examples, small enough for a page."""
+"""Keeps curves, timelines and examples of a reproduction's runs, small enough for a page."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from lineage.run import RunDirectory
 CURVE_POINTS = 200
 """Blocks of iterations that a run's metrics are averaged over."""
 CONTEXT_CHARACTERS = 60
-"""Of a passage's end, before its last word."""
+"""Characters of a passage that are kept before its last word."""
 
 
 def keep_training(training: RunDirectory, folder: Path) -> None:
@@ -74,7 +74,7 @@ def _examples(evaluations: Mapping[str, Path]) -> str:
 
 
 def matrix_gflops(ranks: int) -> float | None:
-    """What fp32 matrix products alone reach on so many ranks of this machine, 10⁹ operations a second; None on GPUs."""
+    """Rate of fp32 matrix products on this many ranks of this machine, in GFLOP/s; None on GPUs."""
     if list_gpus():
         return None
     from engine.launch.forked import run_forked

@@ -1,4 +1,4 @@
-"""What a reproduction would run on this machine, and what that costs. Imports no torch."""
+"""Plan of a reproduction on this machine, and its cost. Imports no torch."""
 
 import math
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ FULL_RECIPE = RECIPES / "available-2019.toml"
 LADDER = ("355m", "2.5b", "8.3b")
 """The models of the 2019 paper's Figure 6 and Table 3."""
 SEED_MARK = "-seed-"
-"""In the name of a training whose seed is not its recipe's own."""
+"""Mark in the name of a training with another seed than its recipe's."""
 
 RATES = RateLaw(rate=0.00589, parameters=171_000, size_exponent=0.423, tokens=1.45e6, length_exponent=0.32)
 """The rule of learning rates that `results/ladder` found, rounded: a line through the best rate of each of five sizes
@@ -84,7 +84,7 @@ class Plan:
     mode: str
     """full, scaled, or plan: the full size, printed and not run."""
     possible: bool
-    """Whether the published sizes fit this machine's GPUs."""
+    """True if the published sizes fit this machine's GPUs."""
     reason: str
     recipe: Path
     size: Size | None
@@ -92,7 +92,7 @@ class Plan:
     published: tuple[RunConfig, ...]
     """The published recipe of each of `configs`: those up to the target, smallest first, again for every seed."""
     configs: tuple[RunConfig, ...]
-    """What is run for each of them: the recipe itself or its twin."""
+    """Recipe of each model: the published one or its twin."""
 
     def overrides(self, config: RunConfig) -> list[str]:
         """The overrides under which `mlm-train` runs one of `configs`."""
@@ -154,12 +154,12 @@ def _rate(config: RunConfig, rates: RateLaw) -> float:
 
 
 def initial_deviation(width: int) -> float:
-    """Of the weights of a small model: the 355M model's own at its width."""
+    """Initial standard deviation of a small model's weights; equals the 355M model's at its width."""
     return 0.02 * math.sqrt(1024 / width)
 
 
 def twin_rule(config: RunConfig) -> str:
-    """By which rule a recipe was shrunk, in words; empty if it was not."""
+    """The rule that shrank a recipe, in words; empty if none did."""
     if not config.twin:
         return ""
     rule, deviation = describe_scale(config.twin), initial_deviation(config.model.hidden_size)

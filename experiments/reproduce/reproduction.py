@@ -135,7 +135,7 @@ def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Rec
 
 
 def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
-    """Where there are several seeds, the mean of a model's results with the least and the greatest."""
+    """The mean of a model's results over several seeds, with minimum and maximum."""
     of_seeds: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record.seed is not None and record.quantity.endswith((*UNITS_OF_TWINS, END)):
@@ -194,8 +194,8 @@ def _curve_records(model: ReproducedModel, mode: str, run: RunDirectory) -> list
         "seed": model.seed,
         "x_name": "iteration",
     }
-    kept = run.path / "training" / model.name
-    means = read_steps(kept)
+    folder = run.path / "training" / model.name
+    means = read_steps(folder)
     block = means[0].iteration if means else 1
     records = [
         Record(
@@ -213,7 +213,7 @@ def _curve_records(model: ReproducedModel, mode: str, run: RunDirectory) -> list
         "validation": ("2019/figure-6", "validation_perplexity"),
         "final-validation": ("2019/validation", END),
     }
-    for validation in read_validations(kept):
+    for validation in read_validations(folder):
         if validation.iteration:
             experiment, quantity = experiments[validation.kind]
             value, x = validation.perplexity, validation.iteration
@@ -242,7 +242,7 @@ def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> Repr
 
 
 def reproduced_model(published: RunConfig, training: RunDirectory) -> ReproducedModel:
-    """What the run that was trained in a published model's name says of itself."""
+    """Summary of the run that stands for a published model."""
     done = read_summary(training.path)
     return ReproducedModel(
         name=model_name(training.manifest["name"]),
@@ -268,7 +268,7 @@ def hardware_of(started: Environment) -> str:
 
 
 def _shown_command(plan: Plan) -> str:
-    """What makes this again."""
+    """The command that makes this again."""
     seeds = len(plan.configs) // len({published.name for published in plan.published})
     own_recipe = plan.recipe != (plan.size.recipe if plan.size else FULL_RECIPE)
     options = [

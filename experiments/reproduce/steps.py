@@ -47,32 +47,32 @@ def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
 
 
 def evaluation_file(reproduction: Path, model: str, task: str) -> Path:
-    """Where an evaluation's result stays."""
+    """File of an evaluation's result."""
     return reproduction / "evaluations" / f"{model}-{task}.json"
 
 
 def samples_file(evaluation: Path) -> Path:
-    """Where the answers behind a last-word result lie until what is kept of them is written."""
+    """Temporary file of the answers behind a last-word result."""
     return evaluation.parent.parent / ".samples" / f"{evaluation.stem}.jsonl"
 
 
 def has_samples(evaluation: Path) -> bool:
-    """Whether answers are kept: those to last words of the models with their recipes' own seeds."""
+    """True for last words of a model with its recipe's own seed, whose answers are kept."""
     return evaluation.stem.endswith("-lambada") and SEED_MARK not in evaluation.stem
 
 
 def report_steps(directory: Path, runs: Path) -> list[Step]:
     """Predict what cannot run here, and build the page of everything; it names the commits where there are several."""
     bench = ["--bench", shown(BENCH)] if BENCH.is_dir() else []
-    kept = [shown(path) for path in KEPT if path.is_dir()]
+    studies = [shown(path) for path in KEPT if path.is_dir()]
     return [
         ["mlm-experiment", "run", "--all", "--mode", "simulate", "--runs", str(runs)],
-        ["mlm-report", "build", str(directory), str(runs), *kept, *bench, "--mixed-commits"],
+        ["mlm-report", "build", str(directory), str(runs), *studies, *bench, "--mixed-commits"],
     ]
 
 
 def launch_folder(config: RunConfig, runs: Path) -> Path:
-    """Where the launch files of a published model are written."""
+    """Folder of a published model's launch files."""
     return runs / f"launch-{config.name}"
 
 

@@ -54,7 +54,7 @@ def _read(path: Path) -> list[dict[str, str]]:
 
 
 def _predict(rows: list[dict[str, str]]) -> list[tuple[Prediction, bool]]:
-    """Of each row, and whether the cost model was fitted on it."""
+    """The prediction for each row, and true if the cost model was fitted on it."""
     predictions = [(Prediction(), False)] * len(rows)
     asked: dict[tuple[str, str], list[tuple[int, Workload]]] = defaultdict(list)
     clusters: dict[tuple[str, str], Cluster] = {}

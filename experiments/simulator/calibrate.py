@@ -1,4 +1,4 @@
-"""Calibration in one command: fit, leave out, hold against the papers, and write. Imports no torch."""
+"""Calibration: fits the constants, predicts rows that were left out, and writes the files. Imports no torch."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -38,13 +38,13 @@ class Fit(NamedTuple):
     rows: Sequence[Observation]
     refit: Callable[[Sequence[Observation]], Machine]
     left_out: Mapping[str, Sequence[Hashable]]
-    """By name, ways to leave rows out: what each goes with, None for one that stays. Intervals are of the first."""
+    """Folds by name: the key of each row's fold, None for a row that is never left out. Intervals use the first."""
     apart: Sequence[Observation]
     """Rows that no constant is fitted on; of ratios, behind the row that they refer to."""
     sources: Mapping[str, tuple[str, str]]
     """Kind and source of fitted constants."""
     otherwise: tuple[str, str]
-    """Of those that are not."""
+    """Kind and source of the other constants."""
 
 
 def calibrate(out: Path) -> Benchmark:
@@ -60,14 +60,14 @@ def calibrate(out: Path) -> Benchmark:
         machine = fit.refit(fit.rows)
         held = {way: held_out(f"{fit.cluster}, {way}", fit.rows, keys, fit.refit)
                 for way, keys in fit.left_out.items()}  # fmt: skip
-        found, memory = intervals(fit, held), []
+        ranges, memory = intervals(fit, held), []
         if fit.cluster == H100:
             machine = with_memory(machine, measured)
             memory = _scored("all rows, in closed form", memory_errors(machine, measured), "memory error")
         cases.append(
-            Case(name=f"{fit.cluster} under {fit.software}", series=_errors(fit, machine, held, found) + memory)
+            Case(name=f"{fit.cluster} under {fit.software}", series=_errors(fit, machine, held, ranges) + memory)
         )
-        for folder, text in files(fit, machine, found).items():
+        for folder, text in files(fit, machine, ranges).items():
             name = f"{fit.cluster if folder == 'clusters' else fit.software}.toml"
             write_text(out / folder / name, text)
             path = FITTED[folder] / name
@@ -98,12 +98,12 @@ def a100_fit() -> Fit:
 def v100_fit(a100: Machine) -> Fit:
     """Megatron of 2019 on V100s, from the A100 fit's constants."""
     rows = measurements.v100_rows()
-    kept = {row.workload for row in rows[1:]}
+    workloads = {row.workload for row in rows[1:]}
     figures = ("2019/figure-1", "2019/figure-5")
     apart = [row for row in measurements.megatron_2019() if row.experiment in figures and row.value != 100]
     shared = {name: getattr(a100, name) for name in fits.A100_CONSTANTS}
     start = machine_of(load_cluster(V100)).replaced(**shared, node_rank_latency_seconds=0.0)
-    ways = {"rows": [None, *range(len(kept))], "tables": [None, *(row.experiment for row in rows[1:])]}
+    ways = {"rows": [None, *range(len(workloads))], "tables": [None, *(row.experiment for row in rows[1:])]}
     source = ("fit", "2019 paper, Tables 2, 7 and 8 without the rows of Figures 1 and 5")
     table = (TABLE[0], TABLE[1].format("V100"))
     return Fit(V100, "megatron-2019", rows, lambda kept: fits.fit_v100(start, kept), ways, apart,
@@ -128,32 +128,32 @@ def h100_fit(measured: Sequence[Measured]) -> Fit:
 def with_memory(machine: Machine, measured: Sequence[Measured]) -> Machine:
     """The machine with what its memory holds: a run can fill as much of it as the fullest that ran. Failures, whose
     cause is not recorded, say nothing."""
-    ran = [one for one in measured if one.ran]
-    fullest = max(one.memory_gib for one in ran) * 2**30
+    ran = [row for row in measured if row.ran]
+    fullest = max(row.memory_gib for row in ran) * 2**30
     spread = 1.4826 * float(np.median(np.abs(np.log1p(memory_errors(machine, measured)))))
     return machine.replaced(memory_share=fullest / machine.memory_bytes, memory_error=spread)
 
 
 def memory_errors(machine: Machine, measured: Sequence[Measured]) -> Floats:
-    """Of the fullest rank of those that ran, computed over measured memory, less one."""
-    ran = [one for one in measured if one.ran]
-    ahead = iteration_parts(machine, [one.workload for one in ran]).ahead.tolist()
-    return np.array([memory_bytes(one.workload, lead) / 2**30 / one.memory_gib - 1
-                     for one, lead in zip(ran, ahead, strict=True)])  # fmt: skip
+    """Relative error of the fullest rank's memory, for the runs that did not fail."""
+    ran = [row for row in measured if row.ran]
+    ahead = iteration_parts(machine, [row.workload for row in ran]).ahead.tolist()
+    return np.array([memory_bytes(row.workload, lead) / 2**30 / row.memory_gib - 1
+                     for row, lead in zip(ran, ahead, strict=True)])  # fmt: skip
 
 
 def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, Interval]:
-    """Of runs on one node and on several, where there are such, and of ratios."""
-    way, found = next(iter(held.items()))
+    """Intervals of runs on one node and on several, and of ratios if there are any."""
+    way, fold = next(iter(held.items()))
     rows = _left_out(fit, way)
     node = machine_of(load_cluster(fit.cluster)).gpus_per_node
     several = np.array([row.workload.gpus > node for row in rows])
     ratio = np.array([row.quantity in RATIOS for row in rows])
-    source = f"{way} left out, {len({*found.keys})} fits"
+    source = f"{way} left out, {len({*fold.keys})} fits"
     parts = {"one_node": ~several, "several_nodes": several}
-    named = {name: interval_of(found.of(part) if part.sum() >= fits.FEW else found, source)
+    named = {name: interval_of(fold.of(part) if part.sum() >= fits.FEW else fold, source)
              for name, part in parts.items()}  # fmt: skip
-    return named | ({"ratio": interval_of(found.of(ratio), source)} if ratio.any() else {})
+    return named | ({"ratio": interval_of(fold.of(ratio), source)} if ratio.any() else {})
 
 
 def files(fit: Fit, machine: Machine, found: Mapping[str, Interval]) -> dict[str, str]:
@@ -172,10 +172,10 @@ def _left_out(fit: Fit, way: str) -> list[Observation]:
 
 
 def _errors(fit: Fit, machine: Machine, held: Mapping[str, HeldOut], found: Mapping[str, Interval]) -> list[Series]:
-    """Of each set, table or figure how far off it is, left out or apart; and the share that lies in intervals."""
+    """Errors of each set, table or figure, left out or apart, and the coverage of the intervals."""
     of = defaultdict(list)
-    for way, one in held.items():
-        for row, ratio in zip(_left_out(fit, way), one.ratios.tolist(), strict=True):
+    for way, fold in held.items():
+        for row, ratio in zip(_left_out(fit, way), fold.ratios.tolist(), strict=True):
             of[f"{row.experiment}, {way} left out"].append(1 / ratio - 1)
     for row, ratio in zip(fit.apart, time_ratios(machine, fit.apart).tolist() if fit.apart else [], strict=True):
         of[f"{row.experiment}, apart"].append(1 / ratio - 1)
@@ -186,8 +186,8 @@ def _errors(fit: Fit, machine: Machine, held: Mapping[str, HeldOut], found: Mapp
 
 
 def _scored(name: str, errors: Floats, of: str) -> list[Series]:
-    found = {"mean": np.abs(errors).mean(), "median": np.median(np.abs(errors)), "bias of": errors.mean()}
-    return [_series(name, f"{measure} {of}", float(value)) for measure, value in found.items()]
+    measures = {"mean": np.abs(errors).mean(), "median": np.median(np.abs(errors)), "bias of": errors.mean()}
+    return [_series(name, f"{measure} {of}", float(value)) for measure, value in measures.items()]
 
 
 def _series(name: str, measure: str, share: float) -> Series:

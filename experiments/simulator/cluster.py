@@ -1,4 +1,4 @@
-"""Clusters, what a machine can do, and software, what it makes of one: constants that each say where they come from.
+"""Constants of machines and of the software that trains on them, each with its source.
 
 Imports no torch.
 """
@@ -33,7 +33,7 @@ class Stated(Config, Generic[Number]):
     @model_validator(mode="before")
     @classmethod
     def _of_earlier_versions(cls, values: Any) -> Any:
-        """Their files state the bytes of a parameter, which `engine.costs` knows, and not what was unknown."""
+        """Drop the constants that files of earlier versions state, and add those that they lack."""
         if not isinstance(values, dict):
             return values
         known = {name: value for name, value in values.items() if name not in FORMER}
@@ -44,7 +44,7 @@ class Stated(Config, Generic[Number]):
 
 
 class Hardware(Stated[Number], Generic[Number]):
-    """What the cost model knows of machines and their networks; units stand in names, per GPU unless said otherwise."""
+    """Constants of machines and their networks; units are in the names, per GPU unless stated otherwise."""
 
     gpus_per_node: Number
     memory_bytes: Number
@@ -68,7 +68,7 @@ class Hardware(Stated[Number], Generic[Number]):
     network_efficiency: Number
     """Share of the network's bandwidth that messages reach."""
     network_rank_share: Number
-    """By what share of its time each rank lengthens a reduction of gradients between nodes."""
+    """Relative increase of a gradient reduction's time between nodes for each rank."""
     network_share: Number
     """Share of the adapters beyond one that gradients use where several ranks of a data-parallel group share a node."""
     tensor_network_share: Number
@@ -76,7 +76,7 @@ class Hardware(Stated[Number], Generic[Number]):
 
 
 class SoftwareConstants(Stated[Number], Generic[Number]):
-    """What it knows of the program that trains: what is fused, overlapped, waited for and stored."""
+    """Constants of the training program: fusion, overlap, waiting and storage."""
 
     memory_efficiency: Number
     """Share of the memory bandwidth that element-wise operations reach."""
@@ -104,14 +104,14 @@ class SoftwareConstants(Stated[Number], Generic[Number]):
     """Added to the host's time of a layer's forward pass where the pipeline crosses nodes; of t tensor-parallel ranks
     t^1.1 times this."""
     stall_seconds: Number
-    """What a message between stages takes where it stalls."""
+    """Time of a stalled message between stages."""
     stall_nodes: Number
-    """Of n nodes the chance of stalls is 1 − exp(−rate − (n / this)²), as of any pair of them; 0 where none does."""
+    """Node count in P(stall) = 1 − exp(−rate − (n / stall_nodes)²); 0 turns stalls off."""
     stall_rate: Number
     tensor_stall_seconds: Number
-    """What a layer takes longer where its tensor-parallel group stalls."""
+    """Additional time of a layer if its tensor-parallel group stalls."""
     stall_ranks: Number
-    """Of t ranks on n nodes the chance of that is 1 − exp(−t / this · (1 + (n / stall_nodes)⁴)), without a pipeline."""
+    """Rank count in P(stall) = 1 − exp(−t / stall_ranks · (1 + (n / stall_nodes)⁴)) of t ranks without a pipeline."""
     memory_share: Number
     """Share of the memory that a run of a llama can fill, the rest being the driver's and lost to fragments."""
     memory_error: Number
@@ -132,13 +132,13 @@ UNKNOWN = {"flash_efficiency": 0.3, "network_rank_share": 0.0, "tensor_network_s
 
 
 class Interval(Config):
-    """Where nine in ten measurements are to lie, as factors on the prediction."""
+    """Range of 90 % of measurements, as factors on the prediction."""
 
     low: FiniteFloat
     high: FiniteFloat
     source: str
     coverage: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of the measurements that lay in an interval made without them; None where nobody tried."""
+    """Share of left-out measurements that lay in the interval; None if nobody tried."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -153,7 +153,7 @@ class Intervals(Config):
     one_node: Interval
     several_nodes: Interval
     ratio: Interval | None = None
-    """Of a ratio, in which the errors that both predictions have cancel; None where it is as uncertain as a run."""
+    """Interval of a ratio of two runs, whose common errors cancel; None if it is as uncertain as a run."""
 
 
 class Software(Config):
@@ -161,11 +161,11 @@ class Software(Config):
 
     title: str
     fuses: str
-    """Which operations are one kernel."""
+    """Fused operations."""
     overlaps: str
-    """What is hidden behind computation."""
+    """Work that is hidden behind computation."""
     stores: str
-    """What is kept of a parameter and of activations."""
+    """Stored copies of parameters and activations."""
     constants: SoftwareConstants[Constant]
     intervals: Intervals
 
@@ -174,18 +174,18 @@ class Cluster(Config):
     """A named machine, with the software that trains on it."""
 
     title: str
-    """What it is, in words."""
+    """The machine in words."""
     software: str = ""
-    """Whose constants and intervals it has where its file states none; empty where its file states all."""
+    """Software whose constants and intervals fill the gaps of this file; empty if there are no gaps."""
     precision: Precision
-    """Of parameters and activations."""
+    """Format of parameters and activations."""
     max_gpus: PositiveInt | None = None
     """GPUs of the machine in all; None where nodes can be added."""
     constants: Constants[Constant]
     intervals: Intervals
 
     def interval(self, gpus: int) -> Interval:
-        """That of runs on so many GPUs."""
+        """The interval of runs on this many GPUs."""
         return self.intervals.one_node if gpus <= self.constants.gpus_per_node.value else self.intervals.several_nodes
 
 

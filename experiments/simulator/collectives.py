@@ -28,7 +28,7 @@ def tensor_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats
 
 
 def pipeline_host_seconds(machine: Machine, w: Workloads) -> Floats:
-    """What a pipeline that crosses nodes adds to the host's time of a layer's forward pass.
+    """Host time that a pipeline across nodes adds to a layer's forward pass.
 
     Measured: 4 ms a layer, forward and backward, beside 2 tensor-parallel ranks, 17 ms beside 8 and 67 ms beside 32.
     """
@@ -68,8 +68,9 @@ def gradient_all_reduce_seconds(machine: Machine, w: Workloads, gradient_bytes: 
 
 
 def stalls_seconds(machine: Machine, w: Workloads) -> Floats:
-    """What an iteration on several nodes takes longer where it stalls: messages between stages, one after the other,
-    or without a pipeline the ranks of a tensor-parallel group, in every layer.
+    """Additional time of an iteration on several nodes that stalls.
+
+    Messages between stages stall one after the other; without a pipeline a tensor-parallel group stalls in every layer.
     """
     each = np.where(w.p > 2, 4.0, 2.0) * w.m + 2 * (w.p - 1)
     seconds = np.where(w.p > 1, each * machine.stall_seconds, w.m * w.layers * machine.tensor_stall_seconds)

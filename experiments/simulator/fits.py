@@ -30,14 +30,14 @@ class Fitted(NamedTuple):
     """A constant that is fitted."""
 
     start: float
-    """Where its fit starts, whatever the cluster's file holds."""
+    """Start of its fit, independent of the cluster's file."""
     low: float
     """The least and the most that is possible."""
     high: float
     on_a100: bool = True
-    """Whether the A100 sets, of a software without fused attention, tell it apart."""
+    """True if the A100 sets, measured without fused attention, determine it."""
     on_h100: float | None = None
-    """What the H100 set, which does not tell it apart, is fitted with. Host times are a layer's as a whole there, and
+    """Fixed value in the H100 fit, if that set does not determine it. Host times there are those of a whole layer and
     overlap with the device's."""
 
 
@@ -45,7 +45,7 @@ CONSTANTS, NODE_CONSTANTS = (
     {name: Fitted(**values) for name, values in table.items()}
     for table in read_toml(Path(__file__).with_name("fitted.toml")).values()
 )
-"""Those that are fitted on iterations, and on timed all-reduces inside a node."""
+"""Constants that are fitted on iterations, and on timed all-reduces inside a node."""
 A100_CONSTANTS = {name: constant for name, constant in CONSTANTS.items() if constant.on_a100}
 H100_CONSTANTS = {name: constant for name, constant in CONSTANTS.items() if constant.on_h100 is None}
 SOFTWARE_OF_2019 = ("memory_efficiency", "host_layer_seconds", "collective_slowdown", "network_share")
@@ -57,7 +57,7 @@ TFLOP/s and from another machine of the same kind, less than either."""
 SOFT = 0.02
 """Relative error from which a row's pull stops growing (soft L1): some measured rows are twice what their like take."""
 STALLS = {"stall_rate": 0.1, "stall_nodes": 40.0, "stall_ranks": 100.0}
-"""Where the H100 fit starts: that some runs on 32 nodes stall and nearly all on 64 is seen before any fit."""
+"""Start of the H100 fit, by which some runs on 32 nodes stall and nearly all on 64."""
 FOLDS = 5
 SEED = 1234
 FEW = 20
@@ -70,17 +70,17 @@ class HeldOut:
     """Rows predicted by constants that they were not fitted with, in order."""
 
     keys: Sequence[Hashable]
-    """What each was left out with."""
+    """Fold of each row."""
     ratios: Floats
     """Measured over predicted time."""
     total: Floats
     """Seconds predicted."""
     smooth: Floats
-    """Without stalls."""
+    """Time without stalls."""
     stalls: Floats
     """Seconds that stalls would add."""
     chance: Floats
-    """Of stalls."""
+    """Probability of a stall."""
 
     @property
     def seconds(self) -> Floats:
@@ -191,8 +191,9 @@ def fit_h100(machine: Machine, rows: Sequence[Observation]) -> Machine:
 
 
 def stalled(smooth: Floats, stalls: Floats, seconds: Floats) -> tuple[Mask, Mask]:
-    """Which iterations are nearer to predictions with stalls, and of which that says that they did: it would more than
-    double their time.
+    """Masks of iterations nearer to predictions with stalls, and of those whose time a stall would more than double.
+
+    Only the latter tell whether they stalled.
     """
     return np.abs(np.log(seconds / (smooth + stalls))) < np.abs(np.log(seconds / smooth)), stalls > smooth
 
@@ -213,7 +214,7 @@ def held_out(
     title: str, rows: Sequence[Observation], keys: Sequence[Hashable], refit: Callable[[Sequence[Observation]], Machine]
 ) -> HeldOut:
     """The rows that have a key, each predicted by a machine fitted on those with another and those with none."""
-    found = np.full((5, len(rows)), np.nan)
+    columns = np.full((5, len(rows)), np.nan)
     every = dict.fromkeys(key for key in keys if key is not None)
     with Progress(title, len(every), "fits") as progress:
         for key in every:
@@ -221,9 +222,9 @@ def held_out(
             machine = refit([*compress(rows, ~left)])
             parts = iteration_parts(machine, [row.workload for row in rows])
             its = (measurements.time_ratios(machine, rows), parts.total, parts.smooth, parts.stalls, parts.chance)
-            found[:, left] = np.stack(its)[:, left]
+            columns[:, left] = np.stack(its)[:, left]
             progress.advance()
-    return HeldOut(keys, *found).of(np.array([key is not None for key in keys]))
+    return HeldOut(keys, *columns).of(np.array([key is not None for key in keys]))
 
 
 def random_folds(count: int) -> list[int]:
@@ -232,16 +233,15 @@ def random_folds(count: int) -> list[int]:
 
 
 def interval_of(held: HeldOut, source: str) -> Interval:
-    """Where nine in ten measurements that did not stall are to lie, and the share of all that lie in what
-    `time_interval` makes of those with other keys."""
+    """The range of 90 % of measurements without stalls, and the coverage of the intervals that the other folds give."""
     did, _ = stalled(held.smooth, held.stalls, held.seconds)
     ratios = held.seconds / held.smooth
     inside = []
     for key in dict.fromkeys(held.keys):
         left = np.array([each == key for each in held.keys])
         ends = _ends(ratios[~did & ~left] if (~did & ~left).any() else ratios[~did])
-        one = held.of(left)
-        for seconds, *parts in np.stack([one.seconds, one.smooth, one.stalls, one.chance], 1).tolist():
+        fold = held.of(left)
+        for seconds, *parts in np.stack([fold.seconds, fold.smooth, fold.stalls, fold.chance], 1).tolist():
             low, high = time_interval(*ends, *parts)
             inside.append(low <= seconds <= high)
     low, high = map(rounded, _ends(ratios[~did]))

@@ -49,12 +49,12 @@ def stage_parameters(w: Workload) -> Floats:
 
 
 def memory_bytes(w: Workload, ahead: float) -> float:
-    """What the fullest rank holds at its fullest where the host runs so far ahead, from 0 to 1."""
+    """Peak memory of the fullest rank; `ahead`, from 0 to 1, tells how far the host runs ahead."""
     layers, heads = stage_blocks(w)
     tokens, stages = w.micro_batch * w.seq, np.arange(w.pp)
     waiting = np.minimum(w.pp - stages, w.microbatches)
     state = stage_parameters(w) * (STATE + OWNED / (w.dp if w.zero else 1))
-    kept = (LAYER_HIDDEN * w.hidden + LAYER_INNER * w.inner) / w.tp
+    per_token = (LAYER_HIDDEN * w.hidden + LAYER_INNER * w.inner) / w.tp
     logits = heads * w.vocab / w.tp * (LOGITS + FORMER * (w.microbatches > 1))
-    held = tokens * (waiting * (layers * kept + BOUNDARY * w.hidden * (stages > 0)) + logits)
+    held = tokens * (waiting * (layers * per_token + BOUNDARY * w.hidden * (stages > 0)) + logits)
     return float((state + held).max() + FIXED_BYTES + ahead * tokens * GATHERED * w.hidden * (1 - 1 / w.tp))

@@ -26,8 +26,8 @@ COLUMNS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "
 """Columns of a workload in files."""
 LARGEST_CELL = 1e9
 PEAK_TFLOPS = {"dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0}
-"""What the papers take percentages of."""
-ITERATIONS_PER_EPOCH = next(int(one.value) for one in every_claim() if one.id == "2019/text/iterations-per-epoch")
+"""Peak rates to which the papers' percentages refer."""
+ITERATIONS_PER_EPOCH = next(int(row.value) for row in every_claim() if row.id == "2019/text/iterations-per-epoch")
 """2019 paper, Section 4.2."""
 
 
@@ -46,13 +46,13 @@ class Measured(NamedTuple):
 
     workload: Workload
     seconds: float
-    """Of an iteration; nan where it failed."""
+    """Seconds of an iteration; NaN if it failed."""
     memory_gib: float = math.nan
-    """Of the fullest rank; nan where nobody says."""
+    """Memory of the fullest rank; NaN if unknown."""
 
     @property
     def ran(self) -> bool:
-        """Whether it did not fail."""
+        """True if it did not fail."""
         return not math.isnan(self.seconds)
 
 
@@ -82,14 +82,14 @@ def ultrascale() -> list[dict[str, str]]:
 
 def costed(rows: Sequence[dict[str, str]]) -> list[Measured]:
     """The rows of the H100 set that do not contradict themselves."""
-    kept = []
+    runs = []
     for row in rows:
         workload = workload_of(row)
         with suppress(BadInput):
             checked_config(workload)
             seconds = float(row["iteration_ms"]) / 1e3 if row["status"] == "ran" else math.nan
-            kept.append(Measured(workload, seconds, float(row["memory_gb"] or "nan")))
-    return kept
+            runs.append(Measured(workload, seconds, float(row["memory_gb"] or "nan")))
+    return runs
 
 
 def ptd_p_table_1() -> list[Observation]:
@@ -108,11 +108,11 @@ def megatron_2019() -> list[Observation]:
 
 
 def v100_rows() -> list[Observation]:
-    """What the V100 constants are fitted on: the 2019 paper's Tables 2, 7 and 8, without the rows that repeat Figures 1
-    and 5 (one GPU; 32 heads). The first row is what ratios refer to and has no weight."""
+    """Rows that the V100 constants are fitted on: the 2019 paper's Tables 2, 7 and 8, without those of Figures 1 and 5
+    (one GPU; 32 heads). Ratios refer to the first row, which has no weight."""
     first, *rest = megatron_2019()
-    kept = {"2019/table-2", "2019/table-7", "2019/table-8"}
-    rows = [row for row in rest if row.experiment in kept and row.workload.gpus > 1 and row.workload.heads != 32]
+    tables = {"2019/table-2", "2019/table-7", "2019/table-8"}
+    rows = [row for row in rest if row.experiment in tables and row.workload.gpus > 1 and row.workload.heads != 32]
     return [first, *rows]
 
 
@@ -125,14 +125,14 @@ def fitted_workloads(software: str) -> frozenset[Workload]:
 
 
 def a100_rows() -> list[Observation]:
-    """What the A100 constants are fitted on: all measured rows and the published ones that are not in Table 1."""
+    """Rows that the A100 constants are fitted on: all measured rows and the published ones that are not in Table 1."""
     return [*single_node(), *multi_node(), *ptd_p_others()]
 
 
 def h100_rows(measured: Sequence[Measured]) -> list[Observation]:
-    """What the H100 constants are fitted on: the iterations of those that ran."""
-    return [Observation("ultrascale-h100", one.workload, "iteration_seconds", one.seconds)
-            for one in measured if one.ran]  # fmt: skip
+    """Rows that the H100 constants are fitted on: the iterations that did not fail."""
+    return [Observation("ultrascale-h100", row.workload, "iteration_seconds", row.seconds)
+            for row in measured if row.ran]  # fmt: skip
 
 
 def all_reduces() -> list[AllReduce]:
@@ -178,19 +178,19 @@ def predicted(machine: Machine, observations: Sequence[Observation]) -> Floats:
     """The simulator's values of the same quantities, in order."""
     workloads = [observation.workload for observation in observations]
     seconds = iteration_parts(machine, workloads).total.tolist()
-    return np.array([QUANTITIES[one.quantity](Simulated(one.workload, time, workloads[0], seconds[0]))
-                     for one, time in zip(observations, seconds, strict=True)])  # fmt: skip
+    return np.array([QUANTITIES[row.quantity](Simulated(row.workload, time, workloads[0], seconds[0]))
+                     for row, time in zip(observations, seconds, strict=True)])  # fmt: skip
 
 
 def time_ratios(machine: Machine, observations: Sequence[Observation]) -> Floats:
-    """By what factor each takes longer than predicted; of a ratio, relative to the first row."""
+    """Measured over predicted time; for a ratio, relative to the first row."""
     ratios = published_values(observations) / predicted(machine, observations)
-    falls = [one.quantity not in ("iteration_seconds", "days_per_epoch") for one in observations]
+    falls = [row.quantity not in ("iteration_seconds", "days_per_epoch") for row in observations]
     return np.where(falls, 1 / ratios, ratios)
 
 
 def published_values(observations: Sequence[Observation]) -> Floats:
-    """What was measured or published, in order."""
+    """The measured or published values in order."""
     return np.array([observation.value for observation in observations])
 
 
@@ -204,8 +204,8 @@ class Simulated(NamedTuple):
     cluster: str = ""
 
 
-def _tflops(one: Simulated) -> float:
-    return flops_of(one.workload) / (one.seconds * one.workload.gpus * 1e12)
+def _tflops(row: Simulated) -> float:
+    return flops_of(row.workload) / (row.seconds * row.workload.gpus * 1e12)
 
 
 @lru_cache(maxsize=4096)
@@ -213,26 +213,26 @@ def _parameters(workload: Workload) -> int:
     return parameter_count(checked_config(workload).model)
 
 
-def _scaling_percent(one: Simulated) -> float:
+def _scaling_percent(row: Simulated) -> float:
     """Throughput per GPU relative to the first row's, counting parameters × sequences: the normalisation that fits
     the 2019 paper's Figure 5."""
-    work, first_work = (each.global_batch / each.gpus * _parameters(each) for each in (one.workload, one.first))
-    return 100 * (work / one.seconds) / (first_work / one.first_seconds)
+    work, first_work = (each.global_batch / each.gpus * _parameters(each) for each in (row.workload, row.first))
+    return 100 * (work / row.seconds) / (first_work / row.first_seconds)
 
 
 QUANTITIES: dict[str, Callable[[Simulated], float]] = {
-    "iteration_seconds": lambda one: one.seconds,
+    "iteration_seconds": lambda row: row.seconds,
     "tflops_per_gpu": _tflops,
-    "days_per_epoch": lambda one: one.seconds * ITERATIONS_PER_EPOCH / 86400,
-    "speedup": lambda one: one.first_seconds / one.seconds,
+    "days_per_epoch": lambda row: row.seconds * ITERATIONS_PER_EPOCH / 86400,
+    "speedup": lambda row: row.first_seconds / row.seconds,
     "scaling_percent": _scaling_percent,
-    "sequences_per_second": lambda one: one.workload.global_batch / one.seconds,
-    "aggregate_petaflops": lambda one: _tflops(one) * one.workload.gpus / 1e3,
-    "percent_of_peak": lambda one: 100 * _tflops(one) / PEAK_TFLOPS[one.cluster],
+    "sequences_per_second": lambda row: row.workload.global_batch / row.seconds,
+    "aggregate_petaflops": lambda row: _tflops(row) * row.workload.gpus / 1e3,
+    "percent_of_peak": lambda row: 100 * _tflops(row) / PEAK_TFLOPS[row.cluster],
 }
 """Published quantities that an iteration's time decides."""
 RATIOS = ("speedup", "scaling_percent")
-"""Those that are 1 or 100 % of the first row by definition."""
+"""Quantities that are 1 or 100 % for the first row by definition."""
 
 
 def _times(name: str) -> list[Observation]:

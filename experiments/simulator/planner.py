@@ -36,16 +36,16 @@ class Choice(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What is planned."""
+    """A model to plan."""
 
     name: str
     template: Workload
-    """Its sizes and batch, in any layout."""
+    """Sizes and batch, in any layout."""
     parameters: int
     tokens: int
-    """Of the whole training; 0 where nobody says."""
+    """Tokens of the whole training; 0 if unknown."""
     run: RunConfig | None = None
-    """What memory is counted of, if not a llama."""
+    """Run whose memory is counted, unless it is a llama."""
 
 
 def model_of_run(run: ResolvedRun) -> Model:
@@ -115,7 +115,7 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
 
 
 def explain(cluster: Cluster, choice: Choice) -> str:
-    """Where the iteration's time goes and what limits it; every number is simulated.
+    """Shares of the iteration's time and its limit; every number is simulated.
 
     Communication is what the iteration would save if that were free; the bubble is its closed form.
     """
@@ -125,7 +125,7 @@ def explain(cluster: Cluster, choice: Choice) -> str:
                               tensor_step_seconds=0.0, pipeline_step_seconds=0.0)  # fmt: skip
     near = machine.replaced(link_bytes_per_second=1e30, network_bytes_per_second=1e30)
     pipeline, tensor, messages = (
-        float(one.pipeline[0]) for one in (parts, iteration_parts(silent, [w]), iteration_parts(near, [w]))
+        float(each.pipeline[0]) for each in (parts, iteration_parts(silent, [w]), iteration_parts(near, [w]))
     )
     bubble = ideal_bubble("interleaved" if w.chunks > 1 else "1f1b", w.pp, w.chunks, w.microbatches)
     total, smooth, gradients, optimizer, host = (

@@ -33,53 +33,51 @@ class Parts:
     """Seconds of an iteration's parts, one element per workload."""
 
     pipeline: Floats
-    """From the first forward to the last backward."""
+    """Time from the first forward to the last backward pass."""
     gradients: Floats
-    """Of their reduction, what computation does not hide."""
+    """Time of their reduction that computation does not hide."""
     optimizer: Floats
     host: Floats
-    """Outside microbatches."""
+    """Host time outside microbatches."""
     stalls: Floats
-    """Of messages between nodes, where they stall."""
+    """Additional time of messages between nodes if they stall."""
     chance: Floats
-    """That they do."""
+    """Probability of a stall."""
     foreseen: NDArray[np.bool_]
-    """Whether they are predicted."""
+    """True if stalls are predicted."""
     ahead: Floats
     """How far the host runs ahead of the device, from 0 to 1."""
 
     @property
     def smooth(self) -> Floats:
-        """Without stalls."""
+        """Time without stalls."""
         return self.pipeline + self.gradients + self.optimizer + self.host
 
     @property
     def total(self) -> Floats:
-        """With stalls where they are foreseen."""
+        """Time with stalls if they are predicted."""
         return self.smooth + np.where(self.foreseen, self.stalls, 0.0)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a workload takes, or why it cannot run."""
+    """A workload's time and memory, or the reason for which it cannot run."""
 
     reason: str = ""
-    """Empty where it runs. Where memory alone does not suffice, the numbers are there all the same."""
+    """Empty if it runs. If only memory is short, the numbers are given too."""
     seconds: float = 0.0
     stalled_seconds: float = 0.0
-    """If it stalls."""
+    """Time of an iteration that stalls."""
     low_seconds: float = 0.0
     high_seconds: float = 0.0
     tflops_per_gpu: float = 0.0
-    """By the papers' count (2021 paper, Equation 3), which has the whole of attention, over time and GPUs."""
+    """Rate by the papers' count (2021 paper, Equation 3), which has the whole of attention."""
     memory_bytes: int = 0
-    """Of the fullest rank of this engine (`engine.costs`), of a llama that of nanotron (`experiments.simulator.llama`).
-    """
+    """Memory of this engine's fullest rank (`engine.costs`); for a llama that of nanotron."""
     probability_fits: float = 0.0
-    """That memory suffices."""
+    """Probability that the layout fits."""
     expected_rate: float = 0.0
-    """Iterations per second, times the chance that memory suffices; the mean of those that stall and those that do not.
-    """
+    """Mean iterations per second with and without stalls, times the probability that the layout fits."""
 
 
 def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
@@ -168,7 +166,7 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | N
 
 
 def time_interval(low: float, high: float, seconds: float, stalled: float, chance: float) -> tuple[float, float]:
-    """Where nine in ten measurements lie, of which `chance` take `stalled` longer.
+    """The range of 90 % of measurements, a share `chance` of which takes `stalled` longer.
 
     The factors `low` and `high` are taken as the 5th and 95th percentile of two halves of lognormals about 1.
     """
@@ -205,7 +203,7 @@ def _memory(machine: Machine, workload: Workload, config: RunConfig, ahead: floa
 
 
 def _pipeline_seconds(workloads: Sequence[Workload], layer: Passes, head: Passes, message_seconds: Floats) -> Floats:
-    """From the first forward to the last backward; workloads of one depth and schedule are walked together."""
+    """Time from the first forward to the last backward pass; workloads of equal depth and schedule share a walk."""
     seconds = np.empty(len(workloads))
     alike: dict[tuple[Any, ...], list[int]] = {}
     for place, workload in enumerate(workloads):

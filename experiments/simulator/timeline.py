@@ -14,7 +14,7 @@ from engine.pipeline.schedule import Op, compute_orders
 from experiments.simulator.workload import Floats
 
 Order = NDArray[np.int32]
-"""Of every rank, what it computes one after the other, [p, 3, 2·m·v]: forward or backward (0, 1), microbatch, chunk."""
+"""Computations of every rank in order, [p, 3, 2·m·v]: forward or backward (0, 1), microbatch, chunk."""
 
 
 @lru_cache(maxsize=1024)
@@ -32,7 +32,7 @@ def order_of(pp: int, chunks: int, microbatches: int) -> Order:
 
 @numba.njit(cache=True)
 def end_times(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pragma: no cover
-    """When each rank ends each of its computations, [p, 2·m·v]; durations are per stage."""
+    """End of each computation of each rank, [p, 2·m·v]; durations are per stage."""
     ranks, _, count = codes.shape
     stages = forward.shape[0]
     microbatches = count * ranks // (2 * stages)
@@ -64,7 +64,7 @@ def end_times(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pra
 
 @numba.njit(cache=True)
 def makespan_seconds(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pragma: no cover
-    """From the first forward to the end of the last backward, [n]; durations are per stage, [n, stages]."""
+    """Time from the first forward to the end of the last backward pass, [n]; durations are per stage, [n, stages]."""
     ends = np.empty(len(forward))
     for number in range(len(forward)):
         ends[number] = end_times(codes, forward[number], backward[number]).max()

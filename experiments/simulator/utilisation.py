@@ -10,7 +10,7 @@ from lineage.errors import BadInput
 
 
 class Given(NamedTuple):
-    """What somebody measured: one of the three, of so many GPUs and sequences."""
+    """A measured rate: one of the last three, on this many GPUs and sequences."""
 
     gpus: int
     batch: int
@@ -25,13 +25,13 @@ class Flops(NamedTuple):
     parameters: float
     """6 of each parameter that multiplies."""
     attention: float
-    """Of every position with every other: 12 × layers × hidden × sequence."""
+    """Attention of every position to every other: 12 × layers × hidden × sequence."""
     again: float
-    """Of the layers' forward pass, computed a second time."""
+    """Second forward pass of the layers."""
 
 
 def token_flops(model: Model) -> Flops:
-    """By the engine's closed forms, of a llama by the simulator's. Raises BadInput for a BERT or Transformer-XL."""
+    """FLOPs of a token, for a GPT-2 by the engine's closed forms. Raises BadInput for a BERT or Transformer-XL."""
     w = model.template
     if model.run:
         config = model.run.model
@@ -45,7 +45,7 @@ def token_flops(model: Model) -> Flops:
 
 
 def utilisation(model: Model, cluster: Cluster, given: Given) -> str:
-    """What was given as all others. Raises BadInput unless one of the three was given, above 0."""
+    """The given rate turned into all others. Raises BadInput unless exactly one is given, above 0."""
     stated = [value for value in given[2:] if value is not None]
     if len(stated) != 1 or stated[0] <= 0:
         raise BadInput("give one of --tokens-per-second, --milliseconds and --tflops, above 0")

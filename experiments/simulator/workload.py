@@ -1,4 +1,4 @@
-"""What is simulated: a model, a batch and a layout, checked by the engine's own rules. Imports no torch."""
+"""A workload to simulate: a model, a batch and a layout, checked by the engine's own rules. Imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -37,7 +37,7 @@ class Workload(NamedTuple):
     chunks: int = 1
     recompute: str = "full"
     scatter_gather: bool = True
-    """Whether messages between stages are divided over the tensor-parallel ranks (2021 paper, Section 4.1)."""
+    """True if messages between stages are divided over the tensor-parallel ranks (2021 paper, Section 4.1)."""
     family: str = "gpt2"
     """`gpt2`, or `llama`: gated MLP, RMSNorm, rotary positions, fused attention, sequence parallelism
     (`experiments.simulator.llama`)."""
@@ -46,7 +46,7 @@ class Workload(NamedTuple):
     kv_heads: int = 0
     """Heads of keys and values; 0 for as many as of queries."""
     tied: int = 1
-    """Whether the output head is the embedding, 0 or 1."""
+    """1 if the output head is the embedding, otherwise 0."""
     zero: int = 0
     """Stage of ZeRO, 0 or 1."""
     num_microbatches: int = 0
@@ -146,7 +146,7 @@ def _values(w: Workload, precision: Precision, run: RunConfig | None) -> dict[st
 
 
 def layer_parameters(w: Workload) -> int:
-    """Of one layer of a llama: queries, keys, values, output; gate, up and down; two norms."""
+    """Parameters of a llama's layer: queries, keys, values, output; gate, up and down; two norms."""
     keys = w.hidden * (w.kv_heads or w.heads) // w.heads
     return 2 * w.hidden * (w.hidden + keys) + 3 * w.hidden * w.inner + 2 * w.hidden
 
