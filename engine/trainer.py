@@ -22,10 +22,9 @@ from engine.model.microbatch import to_input
 from engine.optim.precision import LossScaler
 from engine.optim.schedule import learning_rate
 from engine.parallel.mesh import ParallelMesh
-from engine.run.directory import write_summary
 from engine.run.files import Step, Validation
-from engine.run.loggers import Logger
-from engine.run.metrics import MetricsLog
+from engine.run.loggers import Start
+from engine.run.metrics import MetricsLog, write_summary
 from engine.run.resolved import ResolvedRun
 from engine.step import NotFinite, build_step
 from lineage.chain import checkpoint_path, complete_checkpoints
@@ -65,7 +64,7 @@ class Trainer:
         self.validated = math.nan
         self.stop_requested = False
 
-    def run_to_end(self, loggers: dict[str, Logger] | None = None, until: int | None = None) -> None:
+    def run_to_end(self, loggers: dict[str, Start] | None = None, until: int | None = None) -> None:
         """Every iteration that is left, then the final validation, the summary and the run's seal.
 
         Raises Interrupted, with a checkpoint written, when it is stopped, as it is after iteration `until`.
@@ -146,7 +145,7 @@ class Trainer:
 
     @contextmanager
     def _log(
-        self, reached: int, loggers: dict[str, Logger], note: Callable[[str], None]
+        self, reached: int, loggers: dict[str, Start], note: Callable[[str], None]
     ) -> Iterator[Callable[[Step | Validation], None]]:
         """What adds a line to the metrics; on the first rank alone they are written."""
         if not self.mesh.is_first:

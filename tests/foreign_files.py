@@ -27,8 +27,7 @@ from engine.config import RunConfig
 from engine.data.dataset import DatasetFacts
 from engine.formats.huggingface import BUFFER, read_weights
 from engine.formats.torch_files import read_torch_file
-from engine.run.directory import read_summary
-from engine.run.files import Validation
+from engine.run.files import Validation, read_summary
 from engine.run.loggers import open_loggers
 from engine.run.metrics import MetricsLog
 from engine.run.resolved import resolve_begun

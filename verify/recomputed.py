@@ -15,8 +15,7 @@ from pydantic import BaseModel
 
 from data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, dataset_digest, named_datasets
 from engine.config import RunConfig
-from engine.run.directory import read_metrics, read_steps, read_summary, read_validations
-from engine.run.files import METRICS, SUMMARY, TIMELINE
+from engine.run.files import METRICS, SUMMARY, TIMELINE, read_metrics, read_steps, read_summary, read_validations
 from engine.run.resolved import read_run_config
 from evaluation.schema import ClozeResult, PerplexityResult
 from evaluation.uncertainty import ratio_standard_error

@@ -16,7 +16,7 @@ from engine.launch.local import launch
 from engine.launch.mesh import local_device
 from engine.launch.rendezvous import leave_ranks
 from engine.parallel.layout import Layout
-from engine.run.directory import read_metrics
+from engine.run.files import read_metrics
 from engine.run.numerics import numerics_identity
 from engine.run.resolved import resolve, resolve_begun
 from engine.train import train

@@ -19,8 +19,7 @@ from engine.model.microbatch import PipelineInput
 from engine.pipeline.executor import PartitionedModel
 from engine.pipeline.lowering import Interval, lower
 from engine.pipeline.schedule import compute_orders
-from engine.run.directory import read_steps
-from engine.run.files import TIMELINE, Computation, Step, Timeline
+from engine.run.files import TIMELINE, Computation, Step, Timeline, read_steps
 from engine.step import NotFinite, TrainingStep
 from lineage.atomic import write_text
 from lineage.run import RunDirectory

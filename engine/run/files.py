@@ -1,10 +1,12 @@
-"""Schemas of the files that a training run writes. Imports no torch."""
+"""The files that a training run writes: names, schemas and readers. Imports no torch."""
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from lineage.files import Environment, FileSchema, Finite, Positive
+from lineage.atomic import parse_json
+from lineage.files import Environment, FileSchema, Finite, Positive, parse_document, read_document
 
 METRICS, SUMMARY, TIMELINE = "metrics.jsonl", "summary.json", "timeline.json"
 Computation = tuple[Literal["F", "B"], int, int, Finite, Finite]
@@ -135,3 +137,38 @@ class Timeline(FileSchema):
     """Plan of each rank, in forward passes of one chunk."""
     measured: Annotated[list[Computations], Field(min_length=1)]
     """Measurement of each rank, in seconds."""
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics, oldest first, up to a damaged line; a crash may cut the last line short."""
+    path = run / METRICS
+    if not path.is_file():
+        return []
+    lines = []
+    for text in path.read_bytes().splitlines():
+        try:
+            line = parse_json(text)
+        except ValueError:
+            break
+        number = line.get("iteration") if isinstance(line, dict) and "kind" in line else None
+        if type(number) is not int or number < 0:
+            break
+        lines.append(line)
+    return lines
+
+
+def read_steps(run: Path) -> list[Step]:
+    """The iterations in a run's metrics. Raises IntegrityFailure where one is damaged."""
+    lines = [line for line in read_metrics(run) if line["kind"] == "train"]
+    return [parse_document(line, Step, f"iteration {line['iteration']} in {METRICS}") for line in lines]
+
+
+def read_validations(run: Path) -> list[Validation]:
+    """The validations in a run's metrics, the final one included. Raises IntegrityFailure where one is damaged."""
+    lines = [line for line in read_metrics(run) if line["kind"] != "train"]
+    return [parse_document(line, Validation, f"a validation in {METRICS}") for line in lines]
+
+
+def read_summary(run: Path) -> TrainingSummary:
+    """The summary of a complete run."""
+    return read_document(run / SUMMARY, TrainingSummary)

@@ -1,16 +1,16 @@
 """Loggers people use: TensorBoard, Weights & Biases and MLflow. Imports no torch.
 
-Each writes, with its own library, into a folder of the run directory that bears its name, and begins a session with
-that folder empty. With WANDB_MODE=online or a MLFLOW_TRACKING_URI the numbers go to the user's server; there each
-session is a run of its own.
+Each writes with its own library into a folder of the run directory that has its name, and empties that folder when a
+session begins. With WANDB_MODE=online or a MLFLOW_TRACKING_URI the numbers go to the user's server; there each session
+is a run of its own.
 """
 
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from lineage.config import flatten
 from lineage.extras import import_extra
@@ -19,117 +19,110 @@ EVENTS = Path("tensorboard") / "events.out.tfevents.mlm"
 PROJECT = "mlm-repro"
 """W&B's project and MLflow's experiment, unless WANDB_PROJECT or MLFLOW_EXPERIMENT_NAME says otherwise."""
 LARGEST = 3.4e38
-"""An event file's numbers are fp32; others are in metrics.jsonl alone."""
+"""Numbers of an event file are fp32; larger numbers are in metrics.jsonl alone."""
+ENVIRONMENT = {
+    "WANDB_ERROR_REPORTING": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # MLflow 3 refuses a file store otherwise
+}
+"""Variables that are set before the libraries are imported, unless the user has set them."""
 
 
-class Logger(Protocol):
-    """Takes the numbers of one session of a run. Every verb raises what its library raises."""
+class Session(NamedTuple):
+    """A logger in one session of a run. Both functions raise what the library raises."""
 
-    def start(self, run: Path, config: dict[str, Any]) -> None:
-        """Begin a session of the run in directory `run`."""
-
-    def write(self, iteration: int, numbers: dict[str, float]) -> None:
-        """Add numbers by name; `iteration` is never below the one before."""
-
-    def close(self, finished: bool) -> None:
-        """End a session that was started; `finished` if the run came to its end."""
+    write: Callable[[int, dict[str, float]], None]
+    """(iteration, numbers by name); iterations never fall."""
+    close: Callable[[bool], None]
+    """Ends the session; the argument is True if the run has ended."""
 
 
-class TensorBoard:
-    """An event file, written event by event."""
+Start = Callable[[Path, dict[str, Any]], Session]
+"""(run directory, configuration) → the session that begins."""
 
-    def __init__(self) -> None:
-        self._events = import_extra("tensorboard.compat.proto.event_pb2", "tensorboard")
-        self._records = import_extra("tensorboard.summary.writer.record_writer", "tensorboard")
 
-    def start(self, run: Path, config: dict[str, Any]) -> None:
-        _empty_folder(run / EVENTS.parent)
-        self._file = self._records.RecordWriter((run / EVENTS).open("wb"))
-        self._add(file_version="brain.Event:2")
+def start_tensorboard(run: Path, config: dict[str, Any]) -> Session:
+    """Begin an event file, which is written event by event."""
+    events = import_extra("tensorboard.compat.proto.event_pb2", "tensorboard")
+    records = import_extra("tensorboard.summary.writer.record_writer", "tensorboard")
+    _empty_folder(run / EVENTS.parent)
+    file = records.RecordWriter((run / EVENTS).open("wb"))
 
-    def write(self, iteration: int, numbers: dict[str, float]) -> None:
+    def add(**fields: Any) -> None:
+        file.write(events.Event(wall_time=time.time(), **fields).SerializeToString())
+        file.flush()
+
+    def write(iteration: int, numbers: dict[str, float]) -> None:
         values = [{"tag": name, "simple_value": value} for name, value in numbers.items() if abs(value) <= LARGEST]
-        self._add(step=iteration, summary={"value": values})
+        add(step=iteration, summary={"value": values})
 
-    def close(self, finished: bool) -> None:
-        self._file.close()
-
-    def _add(self, **fields: Any) -> None:
-        self._file.write(self._events.Event(wall_time=time.time(), **fields).SerializeToString())
-        self._file.flush()
+    add(file_version="brain.Event:2")
+    return Session(write, lambda has_ended: file.close())
 
 
-class WeightsAndBiases:
-    """A W&B run, offline unless WANDB_MODE says otherwise; `wandb sync` uploads it.
+def start_wandb(run: Path, config: dict[str, Any]) -> Session:
+    """Begin a W&B run, offline unless WANDB_MODE says otherwise; `wandb sync` uploads it.
 
-    A service process of W&B's writes it, which notes a full disk in its `debug-internal.log` and nowhere else.
+    A service process of W&B's writes it, which reports a full disk in its `debug-internal.log` alone.
     """
+    wandb = import_extra("wandb", "wandb")
+    _empty_folder(run / "wandb")
+    session = wandb.init(
+        dir=run,
+        mode=os.environ.get("WANDB_MODE", "offline"),
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        name=run.name,
+        config=config,
+        settings=wandb.Settings(silent=True, console="off"),
+    )
 
-    def __init__(self) -> None:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        self._wandb = import_extra("wandb", "wandb")
-
-    def start(self, run: Path, config: dict[str, Any]) -> None:
-        _empty_folder(run / "wandb")
-        self._run = self._wandb.init(
-            dir=run,
-            mode=os.environ.get("WANDB_MODE", "offline"),
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            name=run.name,
-            config=config,
-            settings=self._wandb.Settings(silent=True, console="off"),
-        )
-
-    def write(self, iteration: int, numbers: dict[str, float]) -> None:
-        self._run.log(numbers, step=iteration)
-
-    def close(self, finished: bool) -> None:
+    def close(has_ended: bool) -> None:
         try:
-            self._run.finish(exit_code=0 if finished else 1)
+            session.finish(exit_code=0 if has_ended else 1)
         finally:
-            self._wandb.teardown()
+            wandb.teardown()
+
+    return Session(lambda iteration, numbers: session.log(numbers, step=iteration), close)
 
 
-class MLflow:
-    """An MLflow run in a file store, or where MLFLOW_TRACKING_URI says."""
+def start_mlflow(run: Path, config: dict[str, Any]) -> Session:
+    """Begin an MLflow run in a file store, or where MLFLOW_TRACKING_URI says."""
+    mlflow = import_extra("mlflow", "mlflow")
+    metric, param = mlflow.entities.Metric, mlflow.entities.Param
+    place = os.environ.get("MLFLOW_TRACKING_URI")
+    if not place:
+        (_empty_folder(run / "mlflow") / ".trash").mkdir()  # MLflow makes its own only once in a process
+        place = (run / "mlflow").resolve().as_uri()
+    client = mlflow.MlflowClient(place)
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+    known = client.get_experiment_by_name(name)
+    experiment = known.experiment_id if known else client.create_experiment(name)
+    session = client.create_run(experiment, run_name=run.name).info.run_id
+    client.log_batch(session, params=[param(key, str(value)) for key, value in flatten(config).items()])
 
-    def __init__(self) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses a file store otherwise
-        self._mlflow = import_extra("mlflow", "mlflow")
+    def write(iteration: int, numbers: dict[str, float]) -> None:
+        now = int(time.time() * 1000)
+        client.log_batch(session, metrics=[metric(*number, now, iteration) for number in numbers.items()])
 
-    def start(self, run: Path, config: dict[str, Any]) -> None:
-        place = os.environ.get("MLFLOW_TRACKING_URI")
-        if not place:
-            (_empty_folder(run / "mlflow") / ".trash").mkdir()  # MLflow makes its own only once in a process
-            place = (run / "mlflow").resolve().as_uri()
-        self._client = self._mlflow.MlflowClient(place)
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        known = self._client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known else self._client.create_experiment(name)
-        self._id = self._client.create_run(experiment, run_name=run.name).info.run_id
-        param = self._mlflow.entities.Param
-        self._client.log_batch(self._id, params=[param(key, str(value)) for key, value in flatten(config).items()])
-
-    def write(self, iteration: int, numbers: dict[str, float]) -> None:
-        now, metric = int(time.time() * 1000), self._mlflow.entities.Metric
-        self._client.log_batch(self._id, metrics=[metric(*number, now, iteration) for number in numbers.items()])
-
-    def close(self, finished: bool) -> None:
-        self._client.set_terminated(self._id, "FINISHED" if finished else "FAILED")
+    return Session(write, lambda has_ended: client.set_terminated(session, "FINISHED" if has_ended else "FAILED"))
 
 
-LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
-"""By their names in the configuration, which are those of their extras."""
+LOGGERS: dict[str, Start] = {"tensorboard": start_tensorboard, "wandb": start_wandb, "mlflow": start_mlflow}
+"""Each logger by its name in the configuration, which is also that of its extra and its library."""
 
 
-def open_loggers(names: Iterable[str]) -> dict[str, Logger]:
-    """The loggers of these names, not yet started. Raises BadInput if a library is missing."""
-    return {name: LOGGERS[name]() for name in names}
+def open_loggers(names: Iterable[str]) -> dict[str, Start]:
+    """The loggers of these names, ready to start. Raises BadInput if a library is missing."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    chosen = {name: LOGGERS[name] for name in names}
+    for name in chosen:
+        import_extra(name, name)
+    return chosen
 
 
 def _empty_folder(folder: Path) -> Path:
-    """The folder, new. Raises OSError if it cannot be."""
+    """The folder, new. Raises OSError if it cannot be made."""
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir()

@@ -1,35 +1,39 @@
-"""The metrics a run writes while it trains. Imports no torch."""
+"""Metrics and summary as a run writes them. Imports no torch."""
 
 import json
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from engine.run.directory import read_metrics
-from engine.run.files import METRICS, Step, Validation
-from engine.run.loggers import Logger
+from engine.run.files import METRICS, SUMMARY, Memory, RankLayout, Step, TrainingSummary, Validation, read_metrics
+from engine.run.loggers import Session, Start
+from engine.run.resolved import ResolvedRun
 from lineage.atomic import write_text
+from lineage.files import write_document
 
 
 class MetricsLog:
-    """metrics.jsonl, and the loggers that are told the same.
+    """Writes metrics.jsonl, and passes the same numbers to the loggers.
 
-    A logger that fails is told no more in this session, and `note` gets a sentence that says so.
+    A logger that fails gets no more numbers in this session, and `note` gets a sentence about it.
     """
 
     def __init__(
-        self, run: Path, reached: int, config: dict[str, Any], loggers: dict[str, Logger], note: Callable[[str], None]
+        self, run: Path, reached: int, config: dict[str, Any], loggers: dict[str, Start], note: Callable[[str], None]
     ) -> None:
-        """Cut back to the iteration a session starts from; each logger is told all lines up to there."""
+        """Cut the file back to iteration `reached`, from which a session starts, and give each logger these lines."""
         lines = read_metrics(run) if reached else []
-        kept = [line for line in lines if line["iteration"] <= reached and line["kind"] != "final-validation"]
-        write_text(run / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
+        earlier = [line for line in lines if line["iteration"] <= reached and line["kind"] != "final-validation"]
+        write_text(run / METRICS, "".join(json.dumps(line) + "\n" for line in earlier))
         self._file = (run / METRICS).open("a", encoding="utf-8")
-        self._loggers, self._note = dict(loggers), note
-        self._tell(lambda logger: logger.start(run, config))
-        for line in kept:
+        self._sessions: dict[str, Session] = {}
+        self._note = note
+        for name, start in loggers.items():
+            with self._leaving_out(name):
+                self._sessions[name] = start(run, config)
+        for line in earlier:
             self._log(line)
 
     def __enter__(self) -> Self:
@@ -39,7 +43,9 @@ class MetricsLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-        self._tell(lambda logger: logger.close(kind is None))
+        for name, session in list(self._sessions.items()):
+            with self._leaving_out(name):
+                session.close(kind is None)
 
     def write(self, line: Step | Validation) -> None:
         """Add a line; it is in the file when this returns."""
@@ -48,22 +54,47 @@ class MetricsLog:
         self._log(line.to_json())
 
     def _log(self, line: dict[str, Any]) -> None:
-        """Tell the line's numbers under `kind/name`."""
+        """Pass the line's numbers on as `kind/name`."""
         numbers = {
             f"{line['kind']}/{name}": value
             for name, value in line.items()
             if name not in ("kind", "iteration") and type(value) in (int, float)
         }
-        self._tell(lambda logger: logger.write(line["iteration"], numbers))
+        for name, session in list(self._sessions.items()):
+            with self._leaving_out(name):
+                session.write(line["iteration"], numbers)
 
-    def _tell(self, verb: Callable[[Logger], None]) -> None:
-        """The same to every logger that has not failed."""
-        for name, logger in list(self._loggers.items()):
-            try:
-                verb(logger)
-            except Exception as error:
-                del self._loggers[name]
-                reason = str(error).partition("\n")[0] or type(error).__name__
-                self._note(f"{name} gets no more numbers in this session, metrics.jsonl has them all: {reason}")
+    @contextmanager
+    def _leaving_out(self, name: str) -> Iterator[None]:
+        """Leave a logger out from here on if the block fails."""
+        try:
+            yield
+        except Exception as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            self._note(f"{name} gets no more numbers in this session, metrics.jsonl has them all: {reason}")
+            if session := self._sessions.pop(name, None):
                 with suppress(Exception):
-                    logger.close(False)
+                    session.close(False)
+
+
+def write_summary(
+    directory: Path, run: ResolvedRun, seconds: float, peaks: list[int], measured_by: str, final: Validation,
+    checkpoint: str,
+) -> None:  # fmt: skip
+    """Write the summary of a run that has ended; `peaks` is memory by rank, `final` the last validation."""
+    layout = run.layout
+    summary = TrainingSummary(
+        parameters=run.parameters,
+        iterations=run.config.train.iterations,
+        tokens=run.tokens,
+        seed=run.config.train.seed,
+        layout=RankLayout(tp=layout.tp, pp=layout.pp, dp=layout.dp),
+        train_seconds=round(seconds, 2),
+        tokens_per_second=round(run.tokens / seconds, 1),
+        memory=Memory(closed_form_bytes=run.memory.total, measured_bytes=peaks, measured_by=measured_by),
+        validation_samples=final.samples,
+        validation_loss=final.loss,
+        validation_perplexity=final.perplexity,
+        checkpoint=checkpoint,
+    )
+    write_document(directory / SUMMARY, summary)

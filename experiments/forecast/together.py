@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from engine.config import RunConfig
-from engine.run.directory import read_validations
+from engine.run.files import read_validations
 from engine.run.resolved import resolve
 from engine.step import NotFinite
 from engine.train import train

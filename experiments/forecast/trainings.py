@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from engine.config import RunConfig
 from engine.data.batch_schedule import BatchSchedule
-from engine.run.directory import read_validations
-from engine.run.files import METRICS, SUMMARY
+from engine.run.files import METRICS, SUMMARY, read_validations
 from experiments.files import FORECAST
 from experiments.reproduce.files import TRAINING
 from lineage.atomic import write_text

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, harmonic_mean
 
-from engine.run.directory import read_steps, read_validations
-from engine.run.files import METRICS, SUMMARY, TIMELINE, Step, Validation
+from engine.run.files import METRICS, SUMMARY, TIMELINE, Step, Validation, read_steps, read_validations
 from evaluation.cloze import split_last_word
 from evaluation.schema import Sample
 from experiments.reproduce.files import EXAMPLES, Answers, AnswersHead

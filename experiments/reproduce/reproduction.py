@@ -15,8 +15,7 @@ from data_pipeline.files import DATASET, LEDGER, DataCard
 from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.data.dataset import DatasetFacts
-from engine.run.directory import read_steps, read_summary, read_validations
-from engine.run.files import SUMMARY
+from engine.run.files import SUMMARY, read_steps, read_summary, read_validations
 from evaluation.schema import ClozeResult, PerplexityResult
 from experiments.files import Scores, TextScore, order_sentence
 from experiments.launch.scripts import write_launch_files

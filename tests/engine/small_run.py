@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from engine.config import RunConfig
 from engine.launch.rendezvous import launched_world_size
-from engine.run.directory import read_metrics
+from engine.run.files import read_metrics
 from engine.run.resolved import ResolvedRun, resolve
 from engine.train import train as train_resolved
 from engine.trainer import Trainer

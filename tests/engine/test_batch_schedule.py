@@ -14,7 +14,7 @@ from engine.data.batches import TrainingBatches
 from engine.data.dataset import DatasetFacts
 from engine.family import family_of
 from engine.parallel.layout import layout_of
-from engine.run.directory import read_metrics, read_summary
+from engine.run.files import read_metrics, read_summary
 from engine.twin import shrink
 from lineage.errors import BadInput
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train

@@ -16,7 +16,7 @@ from engine.data.batch_schedule import BatchSchedule
 from engine.families.bert.batches import PairSource, PairTrainingBatches, PairValidationBatches, read_vocabulary
 from engine.families.bert.model import BERT
 from engine.parallel.mesh import serial_mesh
-from engine.run.directory import read_metrics, read_summary
+from engine.run.files import read_metrics, read_summary
 from engine.run.resolved import read_run_config
 from lineage.errors import BadInput
 from tests.engine.conftest import write_dataset

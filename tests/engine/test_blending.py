@@ -9,7 +9,7 @@ import pytest
 
 from engine.config import DataSection, RunConfig
 from engine.data.dataset import DatasetFacts
-from engine.run.directory import read_metrics
+from engine.run.files import read_metrics
 from lineage.config import override_config, parse_config
 from lineage.digest import MARKER, seal
 from lineage.errors import BadInput

@@ -11,8 +11,7 @@ import torch
 
 from engine.config import RunConfig
 from engine.launch.mesh import build_mesh
-from engine.run.directory import read_summary
-from engine.run.files import RankLayout
+from engine.run.files import RankLayout, read_summary
 from engine.run.resolved import default_ranks, resolve
 from engine.trainer import Trainer
 from lineage.errors import Interrupted

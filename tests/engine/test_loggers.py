@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from engine.config import RecordConfig, RunConfig
-from engine.run.directory import read_metrics
-from engine.run.files import Step
-from engine.run.loggers import EVENTS, LOGGERS, TensorBoard, open_loggers
+from engine.run.files import Step, read_metrics
+from engine.run.loggers import EVENTS, LOGGERS, Session, open_loggers, start_tensorboard
 from engine.run.metrics import MetricsLog
 from engine.run.resolved import resolve_begun
 from engine.trainer import Trainer
@@ -214,13 +213,17 @@ def test_training_outlives_a_disk_that_fills(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    class OnFullDisk(TensorBoard):
-        def write(self, iteration: int, numbers: dict[str, float]) -> None:
-            if iteration == 5:
-                self._file = self._records.RecordWriter(Path("/dev/full").open("wb"))  # noqa: SIM115
-            super().write(iteration, numbers)
+    def start(run: Path, config: dict[str, Any]) -> Session:
+        session = start_tensorboard(run, config)
 
-    monkeypatch.setitem(LOGGERS, "tensorboard", OnFullDisk)
+        def write(iteration: int, numbers: dict[str, float]) -> None:
+            session.write(iteration, numbers)
+            if iteration == 5:
+                Path("/dev/full").write_bytes(b"more")
+
+        return Session(write, session.close)
+
+    monkeypatch.setitem(LOGGERS, "tensorboard", start)
     run = train(with_loggers(small_config(dataset), "tensorboard"), tmp_path)
     assert run.is_complete
     assert curve(run.path) == curve(uninterrupted)

@@ -9,7 +9,7 @@ import torch
 
 from engine.guard import Iteration
 from engine.guard.memory import MemoryGuard, PeakMemory
-from engine.run.directory import read_metrics
+from engine.run.files import read_metrics
 from engine.step import Gradient
 from tests.engine.small_run import mlm_train, write_toml
 

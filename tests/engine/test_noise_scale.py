@@ -17,8 +17,7 @@ from engine.guard.guards import NoiseScaleGuard, gradient_moments, noise_scale
 from engine.launch.mesh import build_mesh
 from engine.model.microbatch import PipelineInput
 from engine.parallel.layout import Layout
-from engine.run.directory import read_steps
-from engine.run.files import Step
+from engine.run.files import Step, read_steps
 from engine.step import Gradient, build_step
 from lineage.config import parse_config
 from lineage.errors import BadInput

@@ -16,7 +16,7 @@ from engine.optim.gradients import GradientReducer
 from engine.optim.precision import DTYPES, LossScaler
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
-from engine.run.directory import read_metrics
+from engine.run.files import read_metrics
 from tests.engine.small_run import in_two_sessions, small_config, train
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.run.directory import read_metrics, read_summary
-from engine.run.files import RankLayout
+from engine.run.files import RankLayout, read_metrics, read_summary
 from tests.commands import Program
 from tests.engine.small_run import (
     assert_same_training,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.data.batches import TrainingBatches
 from engine.guard.guards import DEVIATIONS, LEAST, RecentIterations
 from engine.guard.guards import SPIKE_WINDOW as WINDOW
-from engine.run.directory import read_metrics
+from engine.run.files import read_metrics
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
 
 SPIKE = LEAST + 6

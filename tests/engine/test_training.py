@@ -11,7 +11,7 @@ import torch
 
 from engine.costs import parameter_count
 from engine.parallel.mesh import serial_mesh
-from engine.run.directory import read_metrics, read_summary
+from engine.run.files import read_metrics, read_summary
 from engine.step import NotFinite
 from engine.trainer import Trainer
 from lineage.digest import check_seal, read_digest

@@ -27,7 +27,7 @@ from engine.model.microbatch import PipelineInput, Recurrence
 from engine.model.stream_memory import StreamMemory
 from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import serial_mesh
-from engine.run.directory import read_metrics
+from engine.run.files import read_metrics
 from engine.run.resolved import read_run_config
 from lineage.errors import BadInput, IntegrityFailure
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train

@@ -12,7 +12,7 @@ from engine.optim.adam import build_optimizer
 from engine.optim.precision import DTYPES
 from engine.parallel.layout import Layout, layout_of
 from engine.pipeline.executor import PartitionedModel
-from engine.run.directory import read_metrics
+from engine.run.files import read_metrics
 from lineage.errors import BadInput
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
 from tests.ranks import run_ranks

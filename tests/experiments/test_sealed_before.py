@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.run.directory import read_metrics
+from engine.run.files import read_metrics
 from tests.commands import Program
 from tests.experiments.packed import PACKED
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from engine.run.directory import read_metrics
+from engine.run.files import read_metrics
 from experiments.launch.job import Job
 from lineage.config import parse_config
 from lineage.run import RunDirectory
