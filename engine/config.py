@@ -1,4 +1,4 @@
-"""What a training run is: model, recipe, layout and data, as frozen data. Imports no torch."""
+"""Configuration of a training run: model, recipe, layout and data, as frozen data. Imports no torch."""
 
 import math
 import re
@@ -22,7 +22,7 @@ from lineage.config import Config
 Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp16-pure"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 LARGEST_SIZE = 1 << 28
-"""Of a model; the bytes of a matrix with two such sides are counted in 64 bits."""
+"""Largest size of a model; the bytes of a matrix with two such sides are counted in 64 bits."""
 
 
 def _check_range(config: Config, names: str, least: float, below: float = math.inf) -> None:
@@ -36,23 +36,23 @@ def _check_range(config: Config, names: str, least: float, below: float = math.i
 
 
 class FamilySection(Config):
-    """What a family has besides what every model has, and what it cannot be combined with; as is, GPT-2's."""
+    """Family-specific options, and what a family cannot be combined with. The base class is GPT-2's."""
 
     special_tokens: ClassVar[int] = 0
-    """Entries of the vocabulary after those of the tokenizer."""
+    """Entries of the vocabulary that are added to the tokenizer's."""
     divides_sequence: ClassVar[bool] = True
-    """Whether sequence parallelism can divide its activations."""
+    """True if sequence parallelism can divide the activations."""
     shards_parameters: ClassVar[bool] = True
-    """Whether ZeRO stage 3 can divide its parameters."""
+    """True if ZeRO stage 3 can divide the parameters."""
     blends_datasets: ClassVar[bool] = True
-    """Whether it can be trained on several datasets."""
+    """True if several datasets can be blended in training."""
 
     def check(self, model: "ModelConfig") -> None:
         """Raises ValueError if a model of this family cannot have these sizes."""
 
 
 class BertConfig(FamilySection):
-    """What a BERT has besides (2019 paper, Section 5.3)."""
+    """Options of a BERT (2019 paper, Section 5.3)."""
 
     special_tokens: ClassVar[int] = len(SPECIAL_TOKENS)
     shards_parameters: ClassVar[bool] = False
@@ -60,10 +60,10 @@ class BertConfig(FamilySection):
     layer_norm_order: Literal["rearranged", "original"] = "rearranged"
     """`rearranged`: x + f(LN(x)), the 2019 paper's Figure 7 (b); `original`: LN(x + f(x)), its Figure 7 (a)."""
     layer_norm_epsilon: float = 1e-5
-    """Added to the variance; the published BERT has 1e-12."""
+    """Number that is added to the variance; the published BERT has 1e-12."""
 
     def check(self, model: "ModelConfig") -> None:
-        """Raises ValueError if the epsilon is none, or the context has no room for a pair."""
+        """Raises ValueError if the epsilon is out of range, or the context has no room for a pair."""
         if not 0 < self.layer_norm_epsilon < 1:
             raise ValueError(f"layer_norm_epsilon = {self.layer_norm_epsilon} is not in (0, 1)")
         if model.seq_length < 5:
@@ -73,7 +73,7 @@ class BertConfig(FamilySection):
 
 
 class TransformerXLConfig(FamilySection):
-    """What a Transformer-XL has besides (Dai et al. 2019)."""
+    """Options of a Transformer-XL (Dai et al. 2019)."""
 
     divides_sequence: ClassVar[bool] = False
     shards_parameters: ClassVar[bool] = False
@@ -86,9 +86,9 @@ class TransformerXLConfig(FamilySection):
     inner_size: int | None = None
     """Width between the two products of the MLP; 4 × hidden_size unless given."""
     cutoffs: tuple[int, ...] = ()
-    """Adaptive embedding and softmax: first word of each cluster after the head, in order of falling frequency."""
+    """First word of each cluster after the head, for adaptive embedding and softmax; words are sorted by frequency."""
     div_value: int = 1
-    """Each cluster's embeddings are narrower than the last one's by this factor."""
+    """Factor by which each cluster's embeddings are narrower than those of the cluster before it."""
 
     def check(self, model: "ModelConfig") -> None:
         """Raises ValueError for sizes below their least, cutoffs that do not rise, or widths that do not divide."""
@@ -105,7 +105,7 @@ class TransformerXLConfig(FamilySection):
             raise ValueError(f"hidden_size = {model.hidden_size} must be even, for sines and cosines")
 
     def shrink(self, scale: "TwinScale") -> Self:
-        """Heads and MLP grow narrower with the model, and the memory shorter with its context."""
+        """The twin's options: heads and MLP shrink with the model, the memory with its context."""
         return self.model_copy(
             update={
                 "memory_length": self.memory_length // scale.seq_length,
@@ -138,9 +138,9 @@ class ModelConfig(Config):
     init_std: float = 0.02
     """Standard deviation of weights; divided by √(2·num_layers) before residual additions."""
     bert: BertConfig = BertConfig()
-    """For family `bert` alone."""
+    """Options of family `bert`; other families leave them out."""
     transformer_xl: TransformerXLConfig = TransformerXLConfig()
-    """For family `transformer-xl` alone."""
+    """Options of family `transformer-xl`; other families leave them out."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -166,13 +166,13 @@ class ModelConfig(Config):
 
     @property
     def section(self) -> FamilySection:
-        """What this model's family has besides."""
+        """The options of this model's family."""
         sections: dict[str, FamilySection] = {"bert": self.bert, "transformer-xl": self.transformer_xl}
         return sections.get(self.family, FamilySection())
 
     @property
     def text_vocab_size(self) -> int:
-        """Entries of the tokenizer: a BERT has its special tokens after them."""
+        """Entries of the tokenizer; a BERT adds its special tokens after them."""
         return self.vocab_size - self.section.special_tokens
 
     @property
@@ -195,8 +195,8 @@ class TrainConfig(Config):
     """Sequences per iteration over all data-parallel ranks."""
     rampup_batch_size: tuple[int, int, int] | None = None
     """Start, increment and samples, as Megatron-LM's `--rampup-batch-size`: sequences per iteration grow from start to
-    the global batch by increments, spread evenly over so many samples. The learning rate goes by iterations all the
-    same."""
+    the global batch by increments, spread evenly over the samples. The learning rate follows iterations all the same.
+    """
     microbatch_size: int = 8
     """Sequences per forward pass of one rank."""
     learning_rate: float = 1.5e-4
@@ -207,11 +207,11 @@ class TrainConfig(Config):
     """Iterations of linear warm-up."""
     decay: Literal["clipped-cosine", "cosine", "linear", "exponential"] = "clipped-cosine"
     """`clipped-cosine` falls towards 0 and is clipped at the floor (the 2019 code); `cosine` (Megatron-LM since v2) and
-    `linear` (BERT) fall to the floor exactly at the end; `exponential` rises from the floor to the peak, as the
-    learning-rate finder wants it."""
+    `linear` (BERT) fall to the floor exactly at the end; `exponential` rises from the floor to the peak, for
+    the learning-rate finder."""
     optimizer: Annotated[str, Field(json_schema_extra={"enum": [*OPTIMIZERS]})] = "adam"
-    """`lamb` is You et al. 2020's, with bias correction; `lamb-clamped` that of "Scaling Transformer-XL to 128 GPUs",
-    without it and with weight norms clamped to [0, 10]. Both take Adam's constants below."""
+    """`lamb` is LAMB of You et al. 2020, with bias correction; `lamb-clamped` is LAMB of "Scaling Transformer-XL to 128
+    GPUs", without it and with weight norms clamped to [0, 10]. Every optimizer takes Adam's constants below."""
     weight_decay: float = 0.01
     """Decoupled decay of every weight matrix and embedding; biases and layer norms have none."""
     clip_gradient: float = 1.0
@@ -221,30 +221,30 @@ class TrainConfig(Config):
     adam_beta2: float = 0.999
     """Decay of the second moment."""
     adam_epsilon: float = 1e-8
-    """Added to the root of the second moment."""
+    """Number that is added to the root of the second moment."""
     skip_spikes: bool = False
     """Make no update in an iteration whose loss or gradient norm is a spike (`engine/guard/guards.py`)."""
     precision: Precision = "fp16"
-    """Of parameters and activations; fp16 and bf16 keep fp32 master weights, moments and gradient sums, fp16 scales its
-    loss dynamically. `fp16-pure` has everything in fp16 and no scale, as tried in "Scaling Transformer-XL to 128 GPUs".
-    """
+    """Number format of parameters and activations. fp16 and bf16 keep fp32 master weights, moments and gradient sums;
+    fp16 scales its loss dynamically. `fp16-pure` has everything in fp16 and no scale, as tried in "Scaling
+    Transformer-XL to 128 GPUs"."""
     initial_loss_scale: float = 2.0**32
-    """Of fp16's loss scale, as Megatron-LM's `--initial-loss-scale`."""
+    """First loss scale of fp16, as Megatron-LM's `--initial-loss-scale`."""
     seed: int = 1234
-    """Of initial values, data order and dropout."""
+    """Seed of initial values, data order and dropout."""
     validation_interval: int = 1000
     """Iterations between validations."""
     validation_samples: int = 5120
-    """Validation sequences used each time, the first of the split; the last validation uses the whole split."""
+    """Sequences of a validation, from the start of the split; the last validation uses the whole split."""
     checkpoint_interval: int = 5000
     """Iterations between checkpoints; one is always written at the end."""
     keep_checkpoints: int = 2
-    """Newest checkpoints kept."""
+    """Number of newest checkpoints that are kept."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_invariant(cls, values: Any) -> Any:
-        """Read files of versions that had `train.invariant`; 0 was its default."""
+        """Reads files of versions that had `train.invariant`; 0 was its default."""
         if not isinstance(values, dict) or "invariant" not in values:
             return values
         if values["invariant"] != 0:
@@ -281,7 +281,7 @@ class TrainConfig(Config):
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a setting that earlier runs did not have: what they compute has the identity that it had."""
+        """Leaves out defaults of settings that earlier runs did not have, so that identities do not move."""
         values: dict[str, Any] = handler(self)
         default = type(self).model_fields["initial_loss_scale"].default
         return {name: value for name, value in values.items() if (name, value) != ("initial_loss_scale", default)}
@@ -302,13 +302,13 @@ class TrainConfig(Config):
 
     @property
     def batch_in_microbatches(self) -> int:
-        """Microbatches of an iteration over all data-parallel ranks; of a growing batch their common divisor."""
+        """Microbatches of an iteration over all data-parallel ranks; if the batch grows, their common divisor."""
         start, increment, _ = self.rampup_batch_size or (0, 0, 0)
         return math.gcd(self.global_batch_size, start, increment) // self.microbatch_size
 
 
 class ParallelConfig(Config):
-    """How the model is divided; data parallelism takes the ranks that remain."""
+    """Division of the model; data parallelism takes the remaining ranks."""
 
     tp: int = 1
     """Tensor-parallel ranks."""
@@ -322,15 +322,15 @@ class ParallelConfig(Config):
     """Divide the optimizer's state over the data-parallel ranks (ZeRO stage 1)."""
     shard_parameters: bool = False
     """Divide parameters, gradients and the optimizer's state over the data-parallel ranks and gather each layer when it
-    computes (ZeRO stage 3, by torch's FSDP2). For a GPT-2 that is divided in no other way."""
+    computes (ZeRO stage 3, by torch's FSDP2). Only for a GPT-2 that is divided in no other way."""
     sequence_parallel: bool = False
     """Divide activations along the sequence outside tensor-parallel regions (Korthikanti et al. 2022)."""
     scatter_gather: bool = True
     """Send each activation between stages once, divided over the tensor-parallel ranks (2021 paper, Section 4.1)."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations computed again in the backward pass: none, the attention core (scores, softmax, dropout and product
-    with the values; Korthikanti et al. 2022, Section 5), or whole layers. Dropout is keyed by what it is for
-    (`engine.rng`), so a pass that is computed again drops the same elements."""
+    with the values; Korthikanti et al. 2022, Section 5), or whole layers. Dropout is keyed by
+    its place (`engine.rng`), so a recomputed pass drops the same elements."""
     recompute_layers: int = 1
     """Layers per group that is recomputed as a whole."""
 
@@ -343,12 +343,12 @@ class ParallelConfig(Config):
 
     @property
     def recomputed_layers(self) -> int:
-        """Layers per group that is recomputed as a whole; 0 keeps their activations."""
+        """Layers per group that is recomputed as a whole; 0 if all activations are kept."""
         return self.recompute_layers if self.recompute == "full" else 0
 
 
 SERIAL = ParallelConfig()
-"""Not divided."""
+"""Layout of one rank."""
 
 
 class TwinScale(Config):
@@ -363,11 +363,11 @@ class TwinScale(Config):
     iterations: int = 250
     warmup_iterations: int = 50
     learning_rate: int = 8
-    """Multiplies instead; chosen on the 8.3b twin, as the best rate grows when width and batch shrink."""
+    """Twin value = published value × factor, since the best rate grows as width and batch shrink (8.3b twin)."""
 
 
 class DataSection(Config):
-    """Where the tokens are."""
+    """Place of the tokens."""
 
     dataset: Path | tuple[tuple[Path, float], ...] | None = None
     """Dataset directory made by `mlm-data run`, or several, each with its weight: `[["runs/a", 0.7], ["runs/b", 0.3]]`.
@@ -395,18 +395,18 @@ class DataSection(Config):
 
 
 class RecordConfig(Config):
-    """What a run writes down beside its results; none of it changes them."""
+    """Records that a run writes beside its results; none changes them."""
 
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
-    """Where the metrics go beside metrics.jsonl. Each name is that of the extra which brings the library."""
+    """Loggers that receive the metrics beside metrics.jsonl; the extra of the same name installs the library."""
     noise_scale: bool = False
-    """Also estimate the gradient noise scale, in samples, from the gradients of the data-parallel ranks and of them all
-    (McCandlish et al. 2018); on one data-parallel rank there is nothing to compare."""
+    """Also estimate the gradient noise scale, in samples, from the gradient of each data-parallel rank and the reduced
+    gradient (McCandlish et al. 2018); one data-parallel rank has nothing to compare."""
 
     @model_validator(mode="before")
     @classmethod
     def _read_former_key(cls, values: Any) -> Any:
-        """`tensorboard`, true or false, is how configurations used to ask for the first of the loggers."""
+        """Reads `tensorboard = true`, with which earlier configurations asked for this logger."""
         if not isinstance(values, dict) or "tensorboard" not in values:
             return values
         others = {key: value for key, value in values.items() if key != "tensorboard"}
@@ -422,14 +422,14 @@ class RunConfig(Config):
     """One training run."""
 
     name: str
-    """Names the run's directory."""
+    """First part of the name of the run's directory."""
     model: ModelConfig
     train: TrainConfig = TrainConfig()
     parallel: ParallelConfig = ParallelConfig()
     data: DataSection = DataSection()
     record: RecordConfig = RecordConfig()
     twin: TwinScale | None = None
-    """Set when this is a shrunk twin of a published recipe."""
+    """Factors of a twin; None for a published recipe."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -437,12 +437,12 @@ class RunConfig(Config):
             raise ValueError(f"name = {self.name!r} cannot name a directory: letters, digits, '-', '_' and '.' can")
         if isinstance(self.data.dataset, tuple) and not self.model.section.blends_datasets:
             raise ValueError(
-                f"a model of family = {self.model.family!r} reads one dataset on and on: "
+                f"a model of family = {self.model.family!r} reads one dataset as a stream: "
                 "data.dataset must be one directory"
             )
         if self.record.noise_scale and self.parallel.shard_parameters:
             raise ValueError(
-                "record.noise_scale wants the gradient of each data-parallel rank, which none ever has with "
+                "record.noise_scale needs the whole gradient of each data-parallel rank, which does not exist with "
                 "parallel.shard_parameters: leave one of them out"
             )
         return self

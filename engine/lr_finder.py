@@ -1,7 +1,7 @@
-"""The learning-rate finder (Smith 2017, arXiv 1506.01186; fast.ai): its curve, and the training that makes it.
+"""The learning-rate finder (Smith 2017, arXiv 1506.01186; fast.ai): its training and its curve.
 
-The rate rises exponentially while the model trains. A tenth of the rate at which the smoothed loss is lowest is
-suggested: where it is lowest, the loss is about to rise.
+The rate rises exponentially while the model trains. The finder suggests a tenth of the rate at which the smoothed loss
+is lowest, because the loss is about to rise there.
 """
 
 import math
@@ -21,11 +21,11 @@ from lineage.progress import Progress, announce
 SMOOTHING = 0.9
 """Decay of the moving average of losses."""
 DIVERGED = 1.1
-"""A smoothed loss above the first loss times this has diverged."""
+"""The sweep has diverged if the smoothed loss is above the first loss times this."""
 
 
 class RateCurve:
-    """Loss against learning rate, as far as the sweep got."""
+    """Loss against learning rate, up to the end of the sweep."""
 
     def __init__(self) -> None:
         self.rates: list[float] = []
@@ -35,7 +35,7 @@ class RateCurve:
         self._average = 0.0
 
     def add(self, rate: float, loss: float) -> bool:
-        """Add an iteration's rate and loss; whether the sweep has diverged and should end."""
+        """Add an iteration's rate and loss. Returns True if the sweep has diverged and should end."""
         if not math.isfinite(loss):
             return True
         self._average = SMOOTHING * self._average + (1 - SMOOTHING) * loss
@@ -46,7 +46,7 @@ class RateCurve:
 
     @property
     def lowest_rate(self) -> float | None:
-        """Where the smoothed loss is lowest; None if it never fell below the first."""
+        """Rate of the lowest smoothed loss; None if the loss never fell below the first."""
         if not self.rates:
             return None
         place = min(range(len(self.rates)), key=lambda index: self.smoothed[index])
@@ -54,7 +54,7 @@ class RateCurve:
 
     @property
     def steepest_rate(self) -> float | None:
-        """Where the smoothed loss falls fastest for each factor of the rate; None if it never falls."""
+        """Rate at which the smoothed loss falls fastest per factor of the rate; None if it never falls."""
         falls = [
             ((before[1] - after[1]) / math.log(after[0] / before[0]), after[0])
             for before, after in pairwise(zip(self.rates, self.smoothed, strict=True))
@@ -65,12 +65,12 @@ class RateCurve:
 
     @property
     def suggestion(self) -> float | None:
-        """A tenth of the rate at which the smoothed loss is lowest; None if it never fell."""
+        """Suggested rate; None if the loss never fell."""
         return None if self.lowest_rate is None else self.lowest_rate / 10
 
 
 def describe_curve(curve: RateCurve, high: float) -> str:
-    """What the curve suggests, in words."""
+    """The suggestion in words."""
     if curve.lowest_rate is None or curve.suggestion is None:
         return "the loss never fell below that of the first rate: begin lower (--low), or take more iterations"
     shape = f"the smoothed loss is lowest at {curve.lowest_rate:.3g}, falls fastest at {curve.steepest_rate:.3g}"
@@ -115,10 +115,10 @@ def write_curve(folder: Path, run: ResolvedRun, curve: RateCurve) -> Path:
 
 
 def find_learning_rate(run: ResolvedRun, low: float, high: float, iterations: int) -> RateCurve:
-    """The losses of so many iterations of a training whose rate rises from `low` to `high`, until they diverge.
+    """Train while the rate rises from `low` to `high` over `iterations`, until the loss diverges.
 
-    Model, data, order and optimizer are the configuration's, from iteration 0; nothing of the training is kept. Every
-    rank calls it and has the result. Raises BadInput for ends or a number of iterations that are no sweep.
+    Model, data, order and optimizer are those of the run, from iteration 0; nothing of the training is kept. Every rank
+    calls it and has the result. Raises BadInput for rates that do not rise or fewer than 2 iterations.
     """
     from engine.step import NotFinite
     from engine.train import begun_on_ranks

@@ -1,6 +1,6 @@
-"""The names that differ within the range of torch versions, each under the newest one, and between processors.
+"""Names of torch that differ between versions, under their newest spelling, and what the processor can do.
 
-The rest of the product uses no name that a version of the range lacks or deprecates, and asks for no version.
+The rest of the product uses only names that every supported version has, and asks for no version.
 """
 
 from typing import Any

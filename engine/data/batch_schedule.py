@@ -10,17 +10,17 @@ class _Phase(NamedTuple):
     """Iterations of one batch size, up to the next phase."""
 
     iteration: int
-    """The first, from 0."""
+    """First iteration of the phase, from 0."""
     sample: int
-    """Samples before it."""
+    """Samples before the phase."""
     batch_size: int
 
 
 class BatchSchedule:
-    """How many samples each iteration takes, and how many were taken before it.
+    """Samples of each iteration, and samples before it.
 
     With `train.rampup_batch_size` = (start, increment, samples) the batch grows from start by increment, each time that
-    an equal part of the samples has been taken; after all of them it is `train.global_batch_size`.
+    an equal part of the samples has been taken; after all samples it is `train.global_batch_size`.
     """
 
     def __init__(self, train: TrainConfig) -> None:
@@ -43,7 +43,7 @@ class BatchSchedule:
 
 
 def _ramp(start: int, increment: int, samples: int, steps: int) -> list[_Phase]:
-    """The phases, of which a short ramp leaves some out."""
+    """The phases; a short ramp leaves some out."""
     phases, iteration, taken = [], 0, 0
     for step in range(steps):
         if samples * (step + 1) > taken * steps:  # the next step is not reached yet

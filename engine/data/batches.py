@@ -1,4 +1,4 @@
-"""Which tokens an iteration sees: a pure function of (seed, iteration, data-parallel coordinate). Imports no torch."""
+"""Tokens of an iteration: a pure function of (seed, iteration, data-parallel coordinate). Imports no torch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from lineage.errors import BadInput
 
 @dataclass(frozen=True)
 class PairArrays:
-    """What a BERT's sequences have besides tokens."""
+    """Arrays that a BERT's sequences have besides tokens."""
 
     targets: NDArray[np.int64]
-    """What masked tokens were, -1 elsewhere, [b, s]."""
+    """Original of each masked token, -1 elsewhere, [b, s]."""
     token_types: NDArray[np.int64]
-    """Which part each token belongs to, [b, s]."""
+    """Part of the pair that each token belongs to, [b, s]."""
     lengths: NDArray[np.int64]
     """Tokens before the padding, [b]."""
     is_swapped: NDArray[np.int64]
@@ -29,7 +29,7 @@ class PairArrays:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Token ids [b, s + 1], of a BERT [b, s], and the places of its sequences in the global batch."""
+    """Token ids [b, s + 1], for a BERT [b, s], and the places of the sequences in the global batch."""
 
     tokens: NDArray[np.int64]
     places: tuple[int, ...]
@@ -47,15 +47,15 @@ class ValidationOrder(Protocol):
     """The sequences of the validation split."""
 
     are_streams: ClassVar[bool]
-    """Whether microbatches of the same places follow each other in the text."""
+    """True if microbatches of the same places follow each other in the text."""
     num_samples: int
 
     def microbatches(self, num_samples: int, batch_size: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
-        """This rank's share of about `num_samples` sequences, `batch_size` at once where the order allows it."""
+        """This rank's share of about `num_samples` sequences, `batch_size` together where the order allows it."""
 
 
 class TrainingBatches:
-    """Training sequences in their order, of one token file or of several with their weights."""
+    """Training sequences of one token file, or of several with their weights."""
 
     def __init__(
         self, parts: Sequence[tuple[TokenFile, float]], seq_length: int, schedule: BatchSchedule, microbatch_size: int,
@@ -72,10 +72,10 @@ class TrainingBatches:
 
 
 class TrainingStreams:
-    """Training sequences of a model with memory: each place of the global batch reads on where it stopped.
+    """Training sequences of a model with memory: each place of the global batch continues where it stopped.
 
     The documents, shuffled as for other models, are one line of tokens; place p reads the p-th of equal parts of it. A
-    place that a growing batch comes to later begins as far into its part as the others are.
+    place that a growing batch adds later begins as far into its part as the other places are.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class TrainingStreams:
 
 
 def place_groups(global_batch_size: int, microbatch_size: int, dp_rank: int, dp: int) -> Iterator[tuple[int, ...]]:
-    """Places of a rank's microbatches, which follow each other in its part of the global batch."""
+    """Places of a rank's microbatches, in order, in its part of the global batch."""
     each = global_batch_size // dp
     for first in range(dp_rank * each, (dp_rank + 1) * each, microbatch_size):
         yield tuple(range(first, first + microbatch_size))
@@ -101,7 +101,7 @@ def place_groups(global_batch_size: int, microbatch_size: int, dp_rank: int, dp:
 class ValidationBatches:
     """The validation split cut into consecutive sequences, not shuffled.
 
-    Of several datasets, sequences are taken by weight, each once, until one of them has no more.
+    Several datasets are blended by weight, and each sequence is taken once, until one dataset has no more.
     """
 
     are_streams: ClassVar = False
@@ -144,10 +144,7 @@ class ValidationStreams:
             )
 
     def microbatches(self, num_samples: int, batch_size: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
-        """This rank's share of `num_samples` sequences, as many for each place as there are whole rows.
-
-        Microbatches are those of training, whatever `batch_size` is.
-        """
+        """This rank's share of `num_samples` sequences in whole rows; microbatches are those of training."""
         count = max(min(self._whole_rows(num_samples), self.num_samples) // self._global, 1)
         for places in place_groups(self._global, self._micro, dp_rank, dp):
             for segment in range(count):

@@ -1,4 +1,4 @@
-"""What the engine needs to know of a dataset directory. Imports no torch."""
+"""Dataset directories as the engine sees them. Imports no torch."""
 
 import os
 from collections.abc import Sequence
@@ -22,20 +22,18 @@ class DatasetFacts:
 
     directories: tuple[Path, ...]
     weights: tuple[float, ...]
-    """Share of each in the training samples; they add up to 1."""
+    """Share of each dataset in the training samples; the shares add up to 1."""
     digests: tuple[str, ...]
-    """Digest of the content of each: the same for a dataset built again from the same text."""
+    """Content digest of each dataset: the same for a dataset that is built again from the same text."""
     vocab_size: int
     padded_vocab_size: int
 
     @classmethod
-    def read(cls, dataset: Path | Sequence[tuple[Path, float]] | None) -> "DatasetFacts":
-        """Facts of complete datasets, which share a vocabulary.
+    def read(cls, dataset: Path | Sequence[tuple[Path, float]]) -> "DatasetFacts":
+        """Facts of complete datasets with one vocabulary.
 
-        Raises DataMissing if one is not there, IntegrityFailure if it is not complete, BadInput if they do not fit.
+        Raises DataMissing for a missing dataset, IntegrityFailure for an incomplete one, BadInput for two vocabularies.
         """
-        if dataset is None:
-            raise BadInput("data.dataset is not set: make a dataset with `mlm-data run` and name its directory")
         parts = [(dataset, 1.0)] if isinstance(dataset, Path) else dataset
         directories = tuple(directory for directory, _ in parts)
         vocabularies = [_read_vocabulary(directory) for directory in directories]
@@ -51,12 +49,12 @@ class DatasetFacts:
 
     @property
     def digest(self) -> str:
-        """Of what is trained on: the dataset's own, or one of all datasets and their weights."""
+        """Digest of the dataset, or of all datasets and their weights."""
         return self.digests[0] if len(self.digests) == 1 else sha256_json([self.digests, self.weights])
 
     @property
     def parents(self) -> dict[str, str]:
-        """The digests that a run on this data records."""
+        """The digests that a run on this data records, by name."""
         several = {f"dataset {number}": digest for number, digest in enumerate(self.digests, 1)}
         return {"dataset": self.digest} | (several if len(several) > 1 else {})
 
@@ -79,7 +77,7 @@ class DatasetFacts:
         return self.directories[0] / "tokenizer"
 
     def resize(self, model: ModelConfig) -> ModelConfig:
-        """The model with this dataset's vocabulary. Raises BadInput if its clusters of words do not fit that."""
+        """The model with this dataset's vocabulary. Raises BadInput if its cutoffs do not fit the vocabulary."""
         if (cutoffs := model.transformer_xl.cutoffs) and cutoffs[-1] >= self.vocab_size:
             raise BadInput(f"cutoffs = {list(cutoffs)} go beyond the dataset's vocabulary of {self.vocab_size} words")
         sizes = {"vocab_size": self.vocab_size, "padded_vocab_size": self.padded_vocab_size}
@@ -91,7 +89,7 @@ class DatasetFacts:
 
 def _read_vocabulary(directory: Path) -> tuple[int, int, str]:
     """Sizes of a complete dataset's vocabulary, real and padded, and the digest of its tokenizer."""
-    if not os.path.isdir(directory):  # false too for what cannot be a name
+    if not os.path.isdir(directory):  # also false for an impossible name
         raise DataMissing(f"there is no dataset at {directory}; `mlm-data run` makes one")
     if not is_sealed(directory):
         raise IntegrityFailure(f"the dataset {directory} is not complete: run `mlm-data run` again")

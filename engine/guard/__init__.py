@@ -1,4 +1,4 @@
-"""What watches a training run: each guard sees every iteration before and after its update. Imports no torch.
+"""Guards watch a training run: each sees every iteration before and after its update. Imports no torch.
 
 `engine/guard/guards.py` has the list of guards, which is all that the trainer knows of them.
 """

@@ -1,4 +1,4 @@
-"""What the bits of a computation depend on besides its operands and its layout: the machine's kind and the software."""
+"""Machine and software on which the bits of a computation depend, beside its operands and its layout."""
 
 import os
 from functools import cache
@@ -12,12 +12,12 @@ from lineage.environment import list_gpus, processor_kind
 KERNELS = Path(__file__).parent.parent / "kernels"
 LIBRARIES = ("Math Kernel Library", "MKL-DNN", "OpenBLAS", "BLAS_INFO")
 LIMITS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
-"""Environment variables by which a library chooses other instructions than the processor's best."""
+"""Environment variables that make a library choose other instructions than the processor's best."""
 
 
 @cache
 def numerics_identity(on_gpu: bool) -> dict[str, str]:
-    """The numerics identity of this process: at one layout a run has the same bits wherever it is equal."""
+    """The numerics identity of this process; equal runs on one layout have the same bits wherever it is equal."""
     kind, instructions = processor_kind()
     built = [
         part.rpartition(": ")[2].strip(" -")

@@ -18,6 +18,8 @@ READ = (
     "benchmarks", "data_pipeline",
     "engine/kernels", "engine/compiled.py", "engine/formats", "engine/families", "engine/family.py",
     "engine/compare", "engine/differences.py", "engine/twin.py", "engine/costs.py",
+    "engine/guard", "engine/run", "engine/data", "engine/checkpoint", "engine/config.py", "engine/cli.py",
+    "engine/lr_finder.py", "engine/torch_names.py", "engine/optimizers.py",
 )  # fmt: skip
 """Folders and files that are held to the rule."""
 

@@ -20,22 +20,39 @@ from tests.engine.small_run import mlm_train, small_config, train, write_toml
 MODELS = sorted((Path(experiments.__file__).parent / "models").glob("*.toml"))
 
 
-@pytest.mark.parametrize("twin", [[], ["--twin"]], ids=["published", "twin"])
-@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
-def test_dry_run_of_every_shipped_model(path: Path, twin: list[str], tmp_path: Path) -> None:
-    code, out, err = mlm_train(path, "--dry-run", "--runs", tmp_path / "runs", *twin)
+def test_a_dry_run_says_what_would_be_trained(dataset: Path, tmp_path: Path) -> None:
+    """The configuration with the dataset's vocabulary; every shipped model is looked at in tests/architecture."""
+    toml = write_toml(tmp_path / "small.toml", dataset)
+    code, out, err = mlm_train(toml, "--dry-run", "--runs", tmp_path / "runs", "--ranks", 1)
     assert (code, err) == (0, "")
-    config = read_run_config(path, twin=bool(twin))
+    run = resolve(read_run_config(toml), 1)
+    assert (run.config.model.vocab_size, run.config.model.padded_vocab_size) == (290, 384)
     resolved, _, facts = out.partition("\n}\n")
-    assert json.loads(resolved + "}") == config.model_dump(mode="json")
+    assert json.loads(resolved + "}") == run.config.model_dump(mode="json")
     values = dict(line.split(None, 1) for line in facts.replace("config digest", "digest").splitlines())
     assert len(values["digest"].strip()) == 64
-    assert values["parameters"] == f"{parameter_count(config.model):,}"
-    assert float(values["FLOPs"].split()[0]) > 0
+    assert values["parameters"] == f"{parameter_count(run.config.model):,}"
     assert "attention counted whole" in values["FLOPs"]
-    assert "GiB" in values["checkpoint"]
-    assert "memory per rank" in facts
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("stated", "options", "code"),
+    [("", ["--set=model.vocab_size=500"], 2), ("vocab_size = 500\n", [], 2), ("", ["--set=model.vocab_size=290"], 0),
+     ("vocab_size = 50000\n", ["--twin"], 0), ("", ["--twin", "--set=model.vocab_size=500"], 2)],
+)  # fmt: skip
+def test_a_vocabulary_that_contradicts_the_dataset_is_refused(
+    stated: str, options: list[str], code: int, dataset: Path, tmp_path: Path
+) -> None:
+    toml = write_toml(tmp_path / "small.toml", dataset)
+    if "--twin" in options:
+        shape = {"num_layers": 12, "hidden_size": 512, "num_heads": 16, "seq_length": 256}
+        options = [*options, *(f"--set=model.{key}={value}" for key, value in shape.items())]
+    toml.write_text(toml.read_text(encoding="utf-8").replace("[model]\n", f"[model]\n{stated}"), encoding="utf-8")
+    ended, out, err = mlm_train(toml, "--dry-run", *options)
+    assert ended == code, err
+    sentence = f"model.vocab_size = 500 contradicts the dataset {dataset}, with which it is 290"
+    assert sentence in err if code else '"vocab_size": 290' in out
 
 
 def test_the_digest_is_that_of_the_resolved_configuration() -> None:

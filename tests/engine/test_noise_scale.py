@@ -136,5 +136,5 @@ def test_shards_of_parameters_have_no_gradient_to_compare(dataset: Path) -> None
         "record": {"noise_scale": True},
         "parallel": {"shard_parameters": True},
     }
-    with pytest.raises(BadInput, match="wants the gradient of each data-parallel rank, which none ever has"):
+    with pytest.raises(BadInput, match="needs the whole gradient of each data-parallel rank"):
         parse_config(values, RunConfig, "the test")
