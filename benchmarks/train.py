@@ -25,8 +25,6 @@ from engine.parallel.mesh import serial_mesh
 from engine.run.resolved import read_run_config
 from experiments.benchmark import Benchmark, Case
 from experiments.iterations import (
-    GEMM_REPEATS,
-    GEMM_TRIES,
     Contender,
     Ours,
     Size,
@@ -42,7 +40,7 @@ from lineage.progress import announce
 from lineage.shipped import model_file
 
 OURS, STOCK, TUNED, SEPARATE = "serial", "stock nanoGPT", "tuned nanoGPT", "two separate processes"
-LIMIT, SHAPED = "limit", "limit of its own shapes"
+LIMIT = "limit"
 LAYOUTS, KERNEL_CASES = "two processes, tiny fp32", "kernels"
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
 """The largest allowed difference of losses without dropout."""
@@ -57,8 +55,7 @@ NOTES = [
     "stock nanoGPT: nanoGPT's model as published, glibc's own allocator settings, torch.optim.AdamW as nanoGPT makes "
     "it on CPU. tuned: this engine's allocator setting and the fused AdamW. In bf16 both run under autocast.",
     "The limit is the rate of square matrix products of width 1024 in the same number format, by the operations of a "
-    "token's products (attention halved for causality); that of its own shapes is the rate of the products of its "
-    "weights, forward and backward, one after the other.",
+    "token's products (attention halved for causality).",
     "Two separate processes train a model each at the same time: no layout can gain more on this machine, whose cores "
     "may share a cache and memory.",
     "Kernels run forward and backward at the shapes of GPT-2 124M, beside their references in torch.",
@@ -76,7 +73,6 @@ class Row:
     to_tuned: float | None = None
     to_limit: float | None = None
     memory_to_stock: float | None = None
-    to_shaped: float | None = None
 
     @property
     def name(self) -> str:
@@ -91,7 +87,7 @@ ROWS = (
     Row("small", "fp32", 0.0, to_limit=0.83),
     Row("tiny", "fp32", 0.0, to_limit=0.85),
     Row("tiny", "bf16", 0.0, to_limit=0.75),
-    Row("twin", "fp32", 0.1, to_stock=1.5, to_shaped=0.8),
+    Row("twin", "fp32", 0.1, to_stock=1.5),
 )
 ALONE: tuple[Contender, ...] = (Ours(OURS), Peer(STOCK, is_tuned=False), Peer(TUNED))
 """Contenders on one core, in the order in which every round measures them."""
@@ -171,9 +167,6 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
         measurements[row.name, LIMIT] = partial(
             on_ranks, "matrix products", 1, gemm_gflops, 1, row.precision, time.process_time
         )
-        measurements[row.name, SHAPED] = partial(
-            on_ranks, "products of its shapes", 1, shaped_gflops, sizes[row.name], time.process_time
-        )
         for contender in ALONE:
             measurements[row.name, contender.name] = partial(
                 measure_contender, contender, sizes[row.name], row.dropout, time.process_time
@@ -184,8 +177,7 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
     cases, disagreements = [], []
     for row in rows:
         measured = {contender.name: taken[row.name, contender.name] for contender in ALONE}
-        square, shaped = ([rate for (rate,) in taken[row.name, limit]] for limit in (LIMIT, SHAPED))
-        cases.append(summarize(row, sizes[row.name], measured, square, shaped))
+        cases.append(summarize(row, sizes[row.name], measured, [rate for (rate,) in taken[row.name, LIMIT]]))
         disagreements += differing(row, measured)
     if layouts:
         together = {each.name: taken[LAYOUTS, each.name] for each in layouts}
@@ -204,26 +196,23 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
     )
 
 
-def summarize(row: Row, size: Size, measured: Measured, square: Sequence[float], shaped: Sequence[float]) -> Case:
-    """Make a row's case from the contenders' rounds and the rates of square products and of those of its shapes."""
+def summarize(row: Row, size: Size, measured: Measured, gflops: Sequence[float]) -> Case:
+    """Make a row's case from the contenders' rounds and the rate of matrix products in each round."""
     speed, operations = rates(size, measured), flops_per_token(size.model, causal=True)
-    limits, own = ([rate * 1e9 / operations for rate in gflops] for gflops in (square, shaped))
+    limits = [rate * 1e9 / operations for rate in gflops]
     peaks = {name: [timed.peak_bytes for timed in many] for name, many in measured.items()}
     return Case(
         name=row.name,
         series=[
             *(series(name, "rate", RATE, *many) for name, many in speed.items()),
             series(LIMIT, "rate", RATE, median(limits), kind="computed"),
-            series(SHAPED, "rate", RATE, median(own), kind="computed"),
             *(series(name, "peak memory", "bytes", *many) for name, many in peaks.items()),
-            series("matrix products", "speed", "GFLOP/s", *square),
-            series("products of its shapes", "speed", "GFLOP/s", *shaped),
+            series("matrix products", "speed", "GFLOP/s", *gflops),
         ],
         ratios=[
             ratio("× stock nanoGPT", speed[OURS], speed[STOCK], row.to_stock),
             ratio("× tuned nanoGPT", speed[OURS], speed[TUNED], row.to_tuned),
             ratio("of the limit", speed[OURS], limits, row.to_limit),
-            ratio("of its shapes' limit", speed[OURS], own, row.to_shaped),
             ratio("of stock nanoGPT's memory", peaks[OURS], peaks[STOCK], row.memory_to_stock, less_is_better=True),
         ],
         losses=first_losses(measured),
@@ -260,34 +249,6 @@ def pipeline_ideal(model: ModelConfig, stages: int) -> float:
     head = model.vocab_size * model.hidden_size
     each = [len(part.layers) * layer + head * part.is_last for part in split_layers(model.num_layers, stages, 1)]
     return sum(each) / max(each)
-
-
-def shaped_gflops(size: Size, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return the GFLOP/s of the products of a model's own weights, forward and backward, each the best of several."""
-    h, tokens, layers = (
-        size.model.hidden_size,
-        size.train.microbatch_size * size.model.seq_length,
-        size.model.num_layers,
-    )
-    widths = {(h, 3 * h): layers, (h, h): layers, (h, 4 * h): layers, (4 * h, h): layers,
-              (h, size.model.padded_vocab_size): 1}  # fmt: skip
-    seconds = operations = 0.0
-    for (ins, outs), times in widths.items():
-        x, weight, gradient = (
-            torch.ones(shape, dtype=DTYPES[size.train.precision])
-            for shape in ((tokens, ins), (outs, ins), (tokens, outs))
-        )
-        for product in (partial(linear, x, weight), partial(linear, gradient, weight.t()),
-                        partial(torch.mm, gradient.t(), x)):  # fmt: skip
-            tries = []
-            for _ in range(GEMM_TRIES + 1):
-                start = clock()
-                for _ in range(GEMM_REPEATS):
-                    product()
-                tries.append((clock() - start) / GEMM_REPEATS)
-            seconds += times * min(tries)
-            operations += times * 2 * tokens * ins * outs
-    return operations / seconds / 1e9
 
 
 def measure_kernels(precision: Precision, rounds: int, shape: KernelShape) -> list[Case]:

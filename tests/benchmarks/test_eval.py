@@ -4,13 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from benchmarks import eval as bench
-from benchmarks.eval import OURS, Answer, Rivalry, compare, compare_generation, peak_bytes
+from benchmarks.eval import Answer, Rivalry, compare, compare_generation
 from engine.config import ModelConfig
 
 CONFIG = ModelConfig(
@@ -39,7 +36,6 @@ def test_everyone_gives_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> Non
     memory = result.cases[-1]
     peaks = {each.contender: each.samples[0] for each in memory.series}
     assert peaks["plain loop"] > 8 * 128 * 50257 * 4
-    assert memory.ratios[0].value == pytest.approx(peaks[OURS] / peaks["plain loop"], abs=1e-4)
 
 
 def test_another_answer_is_named() -> None:
@@ -55,32 +51,3 @@ def test_another_answer_is_named() -> None:
     one, two = (lambda prompts, new, token=token: [[token] * new for _ in prompts] for token in (1, 2))
     assert compare_generation(one, one, 2, 1)[1] == []
     assert compare_generation(one, two, 2, 1)[1][0].endswith("2 of 2 continuations differ")
-
-
-def test_the_rival_has_its_fastest_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, asked = 0.0, []
-    ours_take, theirs_take = iter([1.0, 1.0, 2.0, 4.0]), iter([9.0, 3.0, 6.0, 4.0, 40.0])
-
-    def ours(requests: object, size: int | None) -> Answer:
-        nonlocal clock
-        clock += next(ours_take)
-        return answers_of(1.0)
-
-    def theirs(requests: object, size: int | None) -> Answer:
-        nonlocal clock
-        clock += next(theirs_take)
-        asked.append(size)
-        return answers_of(1.0)
-
-    monkeypatch.setattr("time.process_time", lambda: clock)
-    case, _ = compare(Rivalry("r", "tiny", 1.0, bench.sliding_requests(CONFIG, 1), (1, 2)), ours, theirs, rounds=3)
-    assert asked == [1, 2, 2, 2, 2]
-    assert case.ratios[0].value == 6.0  # the median of 6, 2 and 10
-
-
-def test_peak_memory_is_that_of_the_work_alone() -> None:
-    def make() -> object:
-        before = torch.ones(64, 2**18)  # 64 MiB before the work begins
-        return lambda: float(torch.ones(128, 2**18).sum() + before[0, 0])
-
-    assert 127 < peak_bytes(make) / 2**20 < 150  # type: ignore[arg-type]

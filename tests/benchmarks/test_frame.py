@@ -1,35 +1,23 @@
 """The record of a benchmark: its ratios and goals, its file, its tables on the terminal; and what is refused."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks import timing
 from benchmarks.__main__ import main
-from benchmarks.timing import differing_losses, first_losses, ratio, series
+from benchmarks.timing import differing_losses, ratio, series
 from experiments.benchmark import Benchmark, Case, read_benchmark
 from experiments.iterations import Timed
 from lineage.environment import describe_environment
-from lineage.errors import BadInput
 from tests.commands import Command
 
 
 def benchmark(value: float = 3.0, **changes: object) -> Benchmark:
-    ratios = [
-        ratio("× stock", [value, 2.0, 4.0], [1.0, 1.0, 1.0], 2.0),
-        ratio("of its memory", [2.0], [3.0], 0.5, less_is_better=True),
-    ]
+    memory = ratio("of its memory", [2.0], [3.0], 0.5, less_is_better=True)
+    ratios = [ratio("× stock", [value, 2.0, 4.0], [1.0, 1.0, 1.0], 2.0), memory]
     case = Case(name="small", series=[series("ours", "rate", "tokens/s", 10, 12)], ratios=ratios, missing={"x": "why"})
     values = {"benchmark": "train", "title": "Training", "cases": [case], "notes": ["how [it] was measured"]}
     return Benchmark.model_validate(values | changes)
-
-
-def test_a_ratio_is_taken_within_rounds_and_holds_its_goal() -> None:
-    stock, memory = benchmark().cases[0].ratios
-    assert (stock.rounds, stock.value, stock.is_reached) == ([3.0, 2.0, 4.0], 3.0, True)
-    assert (memory.value, memory.is_reached) == (0.666667, False)
-    assert not benchmark(1.0).cases[0].ratios[0].model_copy(update={"value": 1.9}).is_reached
 
 
 def test_losses_that_differ_are_named() -> None:
@@ -39,7 +27,6 @@ def test_losses_that_differ_are_named() -> None:
     assert sentences[0] == "small: losses of late differ from those of ours by up to 0.5"
     assert [each.split("losses of ")[1].split()[0] for each in sentences] == ["late", "nan"]
     assert len(differing_losses("small", measured, 0.1, compared=1)) == 1
-    assert first_losses(measured)["nan"] == [None, 2.0]
 
 
 def test_the_record_has_the_machine_and_the_command_without_its_folders(
@@ -49,17 +36,13 @@ def test_the_record_has_the_machine_and_the_command_without_its_folders(
     monkeypatch.setattr("benchmarks.train.measure", lambda rounds, names: benchmark())
     describe_environment.cache_clear()
     done = command(main, "benchmarks", "train", "--rounds=2", "--json", tmp_path / "train.json", ends=0)
-    describe_environment.cache_clear()
     record = read_benchmark(tmp_path / "train.json")
     assert record.environment.argv == ["python", "-m", "benchmarks", "train", "--rounds=2"]
-    assert len(record.load_average) == 2
     assert str(tmp_path) not in (tmp_path / "train.json").read_text()
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.out.splitlines() if "│" in line]
     assert ["small", "× stock", "3.00", "2.00 to 4.00", "at least 2"] in lines
     assert ["small", "of its memory", "0.67", "—", "at most 0.5, missed"] in lines
-    assert ["small", "x", "why"] in lines
     assert "- 1 of 2 goals were reached." in done.out
-    assert "- how [it] was measured" in done.out
     assert done.out.splitlines()[-1] == f"written: {tmp_path / 'train.json'}"
 
 
@@ -74,26 +57,3 @@ def test_a_wrong_answer_ends_with_code_3_and_a_mistake_with_2(
         assert "'none'; there are: " in command(main, "benchmarks", *words, ends=2).error
     assert "is a directory" in command(main, "benchmarks", "eval", "--json", ".", ends=2).error
     assert "--rounds" in command(main, "benchmarks", "eval", "--rounds", "0", ends=2).err
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{", "is not JSON"),
-        ("[1]", "is not the record of a benchmark"),
-        ('{"benchmark": "train", "title": "t", "cases": []}', "cases"),
-        ('{"benchmark": "train", "title": "t", "cases": [{"name": "a", "ratio": 1}]}', "ratio"),
-    ],
-)
-def test_a_file_that_is_no_record_is_refused(text: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "result.json").write_text(text)
-    with pytest.raises(BadInput, match=words):
-        read_benchmark(tmp_path / "result.json")
-
-
-def test_every_kept_record_is_read() -> None:
-    kept = sorted((Path(timing.__file__).parents[1] / "results" / "bench").glob("*.json"))
-    assert {path.stem for path in kept} >= {"calibration", "data", "eval", "kernels", "train"}
-    for path in kept:
-        assert read_benchmark(path).model_dump(exclude_defaults=True)["cases"], path
-        assert json.loads(path.read_text())["environment"]["source"]["commit"]

@@ -1,14 +1,10 @@
 """`python -m benchmarks train` at toy size: all contenders compute the same, and ratios are of measured times."""
 
-from dataclasses import replace
-
 import pytest
-
-pytest.importorskip("torch")
 
 from benchmarks import train
 from benchmarks.kernels import KernelShape
-from benchmarks.train import LAYOUTS, OURS, ROWS, SEPARATE, STOCK, TUNED, Row, pipeline_ideal, read_size
+from benchmarks.train import LAYOUTS, OURS, SEPARATE, STOCK, TUNED, Row, pipeline_ideal, read_size
 from engine.config import Precision
 from engine.costs import flops_per_token
 from engine.kernels.registry import KERNELS
@@ -48,17 +44,9 @@ def test_a_row_holds_ratios_goals_and_whether_they_are_reached() -> None:
     row = Row("tiny", "fp32", 0.0, to_stock=2.0, to_limit=0.5, memory_to_stock=0.5)
     flops = flops_per_token(size.model, causal=True) * size.tokens
     rounds = {OURS: [measured(1.0)], STOCK: [measured(3.0, peak=150)], TUNED: [measured(0.5)]}
-    case = train.summarize(row, size, rounds, [2 * flops / 1e9], [flops / 1e9])
-    assert {each.name: (each.value, each.goal, each.is_reached) for each in case.ratios} == {
-        "× stock nanoGPT": (3.0, 2.0, True),
-        "× tuned nanoGPT": (0.5, None, True),
-        "of the limit": (0.5, 0.5, True),
-        "of its shapes' limit": (1.0, None, True),
-        "of stock nanoGPT's memory": (0.666667, 0.5, False),
-    }
-    apart = {OURS: [measured(1.0)], STOCK: [Timed([1.0], [1.01, 1.0])]}
-    assert len(train.differing(row, apart)) == 1
-    assert train.differing(replace(row, dropout=0.1), apart) == []  # masks are each contender's own
+    case = train.summarize(row, size, rounds, [2 * flops / 1e9])
+    assert [each.value for each in case.ratios] == [3.0, 0.5, 0.5, 0.666667]
+    assert [each.goal for each in case.ratios] == [2.0, None, 0.5, 0.5]
 
 
 def test_layouts_are_held_to_one_process_and_to_the_ideal() -> None:
@@ -69,4 +57,3 @@ def test_layouts_are_held_to_one_process_and_to_the_ideal() -> None:
     seconds = {OURS: 2.0, "tp2": 1.0, "dp2": 1.6, "pp2": 2.0 / pipeline_ideal(model, 2), SEPARATE: 2.5}
     case = train.summarize_layouts(read_size("tiny"), {name: [measured(each)] for name, each in seconds.items()})
     assert [each.value for each in case.ratios] == [2.0, 1.25, 1.0, 1.6]
-    assert len({row.name for row in ROWS}) == len(ROWS)
