@@ -19,7 +19,6 @@ from engine.kernels.adam import AdamStep
 from engine.kernels.registry import KERNELS
 from engine.launch.mesh import local_device
 from engine.optim.precision import DTYPES
-from engine.parallel.layers import linear
 from engine.parallel.layout import split_layers
 from engine.parallel.mesh import serial_mesh
 from engine.run.resolved import read_run_config

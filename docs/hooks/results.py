@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from commands import cell, table
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
@@ -32,13 +33,19 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown.replace(MARK, "\n\n".join(parts))
 
 
+def markdown(shown: Table) -> str:
+    """Write a table in Markdown, its title above."""
+    rows = [tuple(map(cell, row)) for row in shown.rows]
+    return (f"**{shown.title}**\n\n" if shown.title else "") + table(tuple(map(cell, shown.heads)), rows)
+
+
 def _reproduction(results: Path) -> Iterator[str]:
     found = load_reproduction(results / REPRODUCTION)
     kind = "scaled" if found.summary.mode == "scaled" else "measured"
     yield "## The reproduction"
     yield f"`make reproduce-8.3b`, on {found.summary.hardware}. {found.summary.twin_rule}"
-    for table in (*models_tables(found.summary.models, kind), *comparison_tables(found.records)):
-        yield table.markdown
+    for each in (*models_tables(found.summary.models, kind), *comparison_tables(found.records)):
+        yield markdown(each)
 
 
 def _verdicts(results: Path) -> Iterator[str]:
@@ -47,7 +54,7 @@ def _verdicts(results: Path) -> Iterator[str]:
     yield "## The published tables and figures"
     yield "What `mlm-experiment list` says from the records that are kept. A simulated number reproduces nothing."
     rows = [(one.name, one.title, count_outcomes(judge([one], found))) for one in experiments]
-    yield Table(("experiment", "title", "claims"), rows, 3).markdown
+    yield markdown(Table(("experiment", "title", "claims"), rows, 3))
 
 
 def _benchmarks(results: Path) -> Iterator[str]:
@@ -56,8 +63,7 @@ def _benchmarks(results: Path) -> Iterator[str]:
     for one in load_benchmarks(results / "bench").exhibits:
         yield f"### {one.title}"
         yield " ".join(one.caption)
-        yield from (table.markdown for table in one.tables)
-        yield f"```sh\n{one.command}\n```"
+        yield from map(markdown, one.tables)
 
 
 def _engines(results: Path) -> Iterator[str]:
@@ -83,4 +89,4 @@ def _faults(results: Path) -> Iterator[str]:
         for reader, outcomes in found["readers"].items():
             shown = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(outcomes.items()))
             rows.append((name, reader, shown))
-    yield Table(("record", "reader", "outcomes"), rows, 3).markdown
+    yield markdown(Table(("record", "reader", "outcomes"), rows, 3))
